@@ -1,0 +1,32 @@
+"""Questions, samples, grades and signals: everything that needs the model and nothing that trains.
+
+The public names are imported when they are first used, so that reading a store needs no transformers.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+_PUBLIC = {
+    "InputError": "extract.errors",
+    "Decoding": "extract.policy",
+    "PromptTemplate": "extract.prompts",
+    "Question": "extract.questions",
+    "Store": "extract.store",
+    "StoreRecipe": "extract.recipe",
+    "load_model": "extract.models",
+    "load_questions": "extract.questions",
+    "grade": "extract.commands",
+    "read": "extract.commands",
+    "sample": "extract.commands",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PUBLIC:
+        return getattr(import_module(_PUBLIC[name]), name)
+    raise AttributeError(f"module 'extract' has no attribute {name!r}")
+
+
+__all__ = sorted(_PUBLIC)

@@ -1,0 +1,19 @@
+"""``python -m extract COMMAND``: sample, grade, read, inspect, verify."""
+
+from __future__ import annotations
+
+import sys
+
+from extract import commands
+from extract.cli import run
+
+COMMANDS = {
+    "sample": commands.sample,
+    "grade": commands.grade,
+    "read": commands.read,
+    "inspect": commands.inspect,
+    "verify": commands.verify,
+}
+
+if __name__ == "__main__":
+    sys.exit(run(COMMANDS, "python -m extract"))

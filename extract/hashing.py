@@ -1,0 +1,34 @@
+"""Content hashes: canonical JSON and SHA-256, so that equal things have equal names on every machine."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+
+def canonical_json(value: Any) -> str:
+    """JSON with sorted keys, no spaces and no NaN: the same text for equal values."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def sha256_json(value: Any) -> str:
+    """SHA-256 (hex) of the canonical JSON of `value`."""
+    return sha256_text(canonical_json(value))
+
+
+def sha256_text(text: str) -> str:
+    """SHA-256 (hex) of a text's UTF-8 bytes."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def sha256_file(path: Path) -> str:
+    """SHA-256 (hex) of a file's bytes, read in chunks."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def hash_order(ids: list[str], seed: int) -> list[int]:
+    """Indices of `ids` in a seeded order that depends on each id alone, so it is stable across library versions."""
+    return sorted(range(len(ids)), key=lambda i: hashlib.sha256(f"{seed}\0{ids[i]}".encode()).digest())

@@ -1,0 +1,154 @@
+"""Loading a causal language model by name, Hub id or folder, and telling models apart."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from extract.embedded import EMBEDDED_MODEL, embedded_model_folder
+from extract.errors import InputError
+from extract.hashing import sha256_text
+from extract.policy import ModelIdentity, differences
+from extract.prompts import template_hash
+
+DTYPES = {"auto": "auto", "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def load_model(
+    model: str = EMBEDDED_MODEL,
+    revision: str | None = None,
+    dtype: str = "auto",
+    device: str = "auto",
+    device_map: str | None = None,
+) -> tuple[Any, Any]:
+    """Load a causal language model and its tokenizer, ready for inference.
+
+    Args:
+        model: The embedded model's name, a Hub id, or a folder.
+        revision: Commit, branch or tag of a Hub model.
+        dtype: "auto" (the checkpoint's own), "float32", "bfloat16" or "float16".
+        device: "auto" (CUDA where there is one, else CPU) or a torch device such as "cuda:1". Without `device_map`.
+        device_map: Spread a large model over devices, as transformers does ("auto", "balanced", …).
+
+    Returns:
+        The transformers model in evaluation mode, and its tokenizer.
+
+    Raises:
+        InputError: Unknown dtype or device, or no such model or folder.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    if dtype not in DTYPES:
+        raise InputError(f"Expected `dtype` to be one of {', '.join(DTYPES)}, but got {dtype!r}.")
+    where = _resolve_device(device)
+    source = str(embedded_model_folder()) if model == EMBEDDED_MODEL else model
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, revision=revision)
+        loaded = AutoModelForCausalLM.from_pretrained(source, revision=revision, dtype=DTYPES[dtype], device_map=device_map)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise InputError(f"Expected `model` to be {EMBEDDED_MODEL!r}, a Hub id or a folder with a causal language model, but {model!r} can't be loaded: {reason}") from error
+    if device_map is None:
+        loaded = loaded.to(where)
+    loaded.name_or_path = model
+    return loaded.eval(), tokenizer
+
+
+def _resolve_device(device: str) -> torch.device:
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        resolved = torch.device(device)
+    except RuntimeError:
+        raise InputError(f"Expected `device` to be auto, cpu, cuda or cuda:N, but got {device!r}.") from None
+    if resolved.type == "cuda" and not torch.cuda.is_available():
+        raise InputError(f"Expected `device` to be one this machine has, but got {device!r} and there is no CUDA device. Use --device auto.")
+    return resolved
+
+
+def model_identity(model: Any, tokenizer: Any) -> ModelIdentity:
+    """Identity of a loaded model, from its weights in memory, so that it does not matter where they came from."""
+    name = str(model.name_or_path)
+    path = Path(name)
+    return ModelIdentity(
+        id=path.resolve().name if path.is_dir() else name,
+        revision=getattr(model.config, "_commit_hash", None),
+        fingerprint=weight_fingerprint(model),
+        dtype=str(model.dtype).removeprefix("torch."),
+        tokenizer=tokenizer_hash(tokenizer),
+        chat_template=template_hash(tokenizer),
+    )
+
+
+def check_model(model: Any, tokenizer: Any, wanted: dict[str, Any], who: str) -> None:
+    """Refuse another model or tokenizer than `wanted`, whose answers or states would be another's.
+
+    Args:
+        model: Loaded model.
+        tokenizer: Its tokenizer.
+        wanted: A `ModelIdentity` as a dict. Its `id` and `revision` are names and are not compared.
+        who: Who wants it, for the message.
+
+    Raises:
+        InputError: Weights, dtype, tokenizer or chat template differ.
+    """
+    found = asdict(model_identity(model, tokenizer)) | {"id": wanted["id"], "revision": wanted["revision"]}
+    wrong = list(differences(found, wanted))
+    if wrong:
+        revision = f" at revision {wanted['revision']}" if wanted["revision"] else ""
+        raise InputError(f"Expected the model of {who}, {wanted['id']!r}{revision} in {wanted['dtype']}, but got {model.name_or_path!r}, which differs in {'; '.join(wrong)}. Load that model with `load_model({wanted['id']!r}, dtype={wanted['dtype']!r})`.")
+
+
+def weight_fingerprint(model: torch.nn.Module) -> str:
+    """Checksum of a model's parameters: names, shapes, dtypes, the sum of all bit patterns, and a sample of values.
+
+    The sum is over integers, so neither device nor order changes it; the sample makes it depend on where values stand.
+
+    Raises:
+        InputError: Weights that are not in memory (offloaded to disk).
+    """
+    digest = hashlib.sha256()
+    for name, parameter in sorted(model.named_parameters()):
+        if parameter.is_meta:
+            raise InputError(f"Expected all weights in memory, but {name!r} is offloaded to disk. Load the model with a `device_map` that keeps it in memory.")
+        bits, sample = _bit_sum(parameter.detach())
+        digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype} {bits}".encode())
+        digest.update(sample.contiguous().view(torch.uint8).cpu().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _bit_sum(parameter: Tensor, n_sampled: int = 256) -> tuple[int, Tensor]:
+    flat = parameter.reshape(-1)
+    integers = flat.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()])
+    stride = max(1, flat.numel() // n_sampled)
+    return int(integers.sum(dtype=torch.int64)), flat[::stride]
+
+
+def tokenizer_hash(tokenizer: Any) -> str:
+    """SHA-256 of what a tokenizer does, without the padding and truncation that calls leave behind."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return sha256_text(json.dumps([sorted(tokenizer.get_vocab().items()), str(tokenizer.special_tokens_map)]))
+    return _backend_hash(backend.to_str())
+
+
+@cache
+def _backend_hash(serialised: str) -> str:
+    state = json.loads(serialised)
+    state.pop("padding", None)
+    state.pop("truncation", None)
+    return sha256_text(json.dumps(state, sort_keys=True))
+
+
+def end_tokens(model: Any, tokenizer: Any) -> list[int]:
+    """Ids that end an answer: those of the generation config and of the tokenizer."""
+    configured = model.generation_config.eos_token_id
+    ids = configured if isinstance(configured, list) else [configured]
+    return sorted({token for token in (*ids, tokenizer.eos_token_id) if token is not None})

@@ -1,0 +1,113 @@
+"""`Policy`: everything that answers are conditional on, and the identity it gives a store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from extract.errors import InputError
+from extract.hashing import sha256_json
+from extract.prompts import PromptTemplate
+
+#: Raised whenever the same policy would give other samples than before.
+SAMPLER_VERSION = "local-1"
+#: Raised whenever a store's files change their form.
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How answers are drawn from the model's distribution.
+
+    Attributes:
+        temperature: Divides the logits; 0 takes the most likely token.
+        top_p: Keep the smallest set of tokens whose probability reaches this (1 keeps all).
+        top_k: Keep this many most likely tokens (0 keeps all).
+        max_new_tokens: Longest answer, in tokens.
+        stop: Texts that end an answer; the answer is cut before them.
+        seed: Seed of every draw.
+        prompt: The words around a question.
+    """
+
+    temperature: float = 0.7
+    top_p: float = 1.0
+    top_k: int = 0
+    max_new_tokens: int = 16
+    stop: tuple[str, ...] = ()
+    seed: int = 0
+    prompt: PromptTemplate = field(default_factory=PromptTemplate)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "stop", tuple(self.stop))
+        checks = (
+            ("temperature", self.temperature, self.temperature >= 0, "at least 0"),
+            ("top_p", self.top_p, 0 < self.top_p <= 1, "above 0 and at most 1"),
+            ("top_k", self.top_k, self.top_k >= 0, "at least 0 (0 keeps all tokens)"),
+            ("max_new_tokens", self.max_new_tokens, self.max_new_tokens >= 1, "at least 1"),
+            ("stop", self.stop, all(self.stop), "a list of texts, none empty"),
+        )
+        for name, value, holds, expected in checks:
+            if not holds:
+                raise InputError(f"Expected `policy.{name}` to be {expected}, but got {value!r}. Change the option or leave it out for its default.")
+
+
+@dataclass(frozen=True)
+class ModelIdentity:
+    """Which model and tokenizer: enough to refuse another one.
+
+    Attributes:
+        id: Name of the embedded model, Hub id, or name of a folder (never its path).
+        revision: Commit of a Hub model, None otherwise.
+        fingerprint: Checksum of all weights as loaded (`extract.models.weight_fingerprint`).
+        dtype: Resolved dtype of the weights, for example "float32"; never "auto".
+        tokenizer: SHA-256 of the tokenizer.
+        chat_template: SHA-256 of the chat template.
+    """
+
+    id: str
+    revision: str | None
+    fingerprint: str
+    dtype: str
+    tokenizer: str
+    chat_template: str
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The model and the way answers are drawn from it."""
+
+    model: ModelIdentity
+    decoding: Decoding
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a store's content is a function of. Not in it: k, device, worker count, batch size."""
+
+    policy: Policy
+    questions: str
+    block_size: int = 32
+    sampler: str = SAMPLER_VERSION
+    schema: int = SCHEMA_VERSION
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        record = asdict(self)
+        record["policy"]["decoding"]["stop"] = list(self.policy.decoding.stop)
+        return record
+
+    @property
+    def sha256(self) -> str:
+        """The store's identity: SHA-256 of the canonical JSON."""
+        return sha256_json(self.as_dict())
+
+
+def differences(found: dict[str, Any], wanted: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    """Dotted names of the entries in which two nested dicts differ, with both values: ``a.b: found 1, wanted 2``."""
+    for key in sorted(found.keys() | wanted.keys()):
+        left, right = found.get(key), wanted.get(key)
+        if isinstance(left, dict) and isinstance(right, dict):
+            yield from differences(left, right, f"{prefix}{key}.")
+        elif left != right:
+            yield f"{prefix}{key}: found {left!r}, wanted {right!r}"

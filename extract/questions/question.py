@@ -1,0 +1,75 @@
+"""`Question`: what is asked, and what counts as right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, get_args
+
+from extract.errors import InputError
+from extract.hashing import sha256_json
+
+Kind = Literal["short", "number", "math", "choice", "cloze"]
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question with its gold answers.
+
+    Attributes:
+        id: Unique within its set.
+        dataset: Name of the set it comes from.
+        text: The question, rendered by the policy's prompt. Exactly one of `text` and `messages` is given.
+        messages: A chat of ``{"role", "content"}`` used as it is instead of a rendered text.
+        references: Every form of the answer that counts as right; at least one.
+        kind: What sort of answer is expected; graders and parsers look at it.
+        choices: Options of a `choice` question, in the order shown.
+        group: Stratum for splits and for the base-rate baseline ("capital", "sum", …).
+        meta: Anything else; ``{"case_sensitive": True}`` makes the `short` grader respect case.
+    """
+
+    id: str
+    dataset: str
+    text: str = ""
+    messages: tuple[dict[str, str], ...] = ()
+    references: tuple[str, ...] = ()
+    kind: Kind = "short"
+    choices: tuple[str, ...] = ()
+    group: str = ""
+    meta: dict[str, Any] = field(default_factory=dict)
+
+    def record(self) -> dict[str, Any]:
+        """The question as plain JSON types, the form that is hashed."""
+        return {**asdict(self), "messages": list(self.messages), "references": list(self.references), "choices": list(self.choices)}
+
+
+def check_questions(questions: Iterable[Question], source: str) -> list[Question]:
+    """Return the questions as a list, or say what is wrong with them.
+
+    Raises:
+        InputError: No question, a repeated or empty id, a question without references, without text and messages,
+            or of an unknown kind. The message names `source` and the question's id.
+    """
+    questions = list(questions)
+    if not questions:
+        raise InputError(f"Expected `questions` from {source} to hold at least one question, but it is empty. Give a file or a set with questions.")
+    seen: set[str] = set()
+    for number, question in enumerate(questions, 1):
+        where = f"question {question.id!r} (number {number} of {source})"
+        if not question.id:
+            raise InputError(f"Expected every question to have an `id`, but number {number} of {source} has none. Add one that is unique in the set.")
+        if question.id in seen:
+            raise InputError(f"Expected question ids to be unique, but {where} repeats an earlier one. Rename or remove one of the two.")
+        if not question.references:
+            raise InputError(f"Expected `references` of {where} to hold at least one gold answer, but it has none. Add one or remove the question.")
+        if bool(question.text) == bool(question.messages):
+            raise InputError(f"Expected {where} to have exactly one of `text` and `messages`. Give one of them.")
+        if question.kind not in get_args(Kind):
+            raise InputError(f"Expected `kind` of {where} to be one of {', '.join(get_args(Kind))}, but got {question.kind!r}.")
+        seen.add(question.id)
+    return questions
+
+
+def questions_hash(questions: list[Question]) -> str:
+    """SHA-256 of the question records in their order; part of a store's identity."""
+    return sha256_json([question.record() for question in questions])

@@ -1,0 +1,68 @@
+"""`StoreRecipe`: what a store is made from, the same options for the API, the commands and the YAML files."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from extract.embedded import EMBEDDED_MODEL
+from extract.errors import InputError
+from extract.policy import Decoding
+from extract.questions import load_questions, questions_hash
+from extract.questions.question import Question
+from extract.store import Store
+
+
+@dataclass(frozen=True)
+class StoreRecipe:
+    """Questions, a model, and how it answers them.
+
+    Attributes:
+        questions: Name of a built-in question set, or path of a .jsonl file.
+        n_questions: Size of the seeded subset of the questions; null takes all.
+        question_seed: Seed of the subset and of the order.
+        model: Name of the embedded model, a Hub id, or a folder.
+        revision: Commit, branch or tag of a Hub model.
+        dtype: auto (the checkpoint's own), float32, bfloat16 or float16.
+        device: auto, cpu, cuda or cuda:N; changes no identity.
+        device_map: How transformers spreads a large model over devices.
+        k: Answers to each question, at least 2.
+        policy: How answers are drawn.
+        block_size: Questions in a block, the unit of work and of resuming: 32 for a laptop, 1024 for a large set.
+    """
+
+    questions: str = "facts"
+    n_questions: int | None = None
+    question_seed: int = 0
+    model: str = EMBEDDED_MODEL
+    revision: str | None = None
+    dtype: str = "auto"
+    device: str = "auto"
+    device_map: str | None = None
+    k: int = 10
+    policy: Decoding = field(default_factory=Decoding)
+    block_size: int = 32
+
+    def __post_init__(self) -> None:
+        if self.k < 2:
+            raise InputError(f"Expected `k` to be at least 2, because one answer can't tell how often a model is right, but got {self.k}. Ask for 10 or more.")
+        if self.block_size < 1:
+            raise InputError(f"Expected `block_size` to be at least 1, but got {self.block_size}. 32 suits a laptop.")
+
+    def load_questions(self) -> list[Question]:
+        """The questions of the recipe."""
+        return load_questions(self.questions, self.n_questions, self.question_seed)
+
+    def check_store(self, store: Store) -> None:
+        """Refuse a store that this recipe would not make, as far as that shows without loading the model.
+
+        Raises:
+            InputError: Decoding, questions, model name or block size differ.
+        """
+        of = store.identity
+        decoding = asdict(self.policy) | {"stop": list(self.policy.stop)}
+        policy = {"model": of["policy"]["model"], "decoding": decoding}
+        wanted = {**of, "block_size": self.block_size, "questions": questions_hash(self.load_questions()), "policy": policy}
+        if not Path(self.model).is_dir():  # a folder's identity is its content
+            policy["model"] = {**of["policy"]["model"], "id": self.model}
+        store.check_identity(wanted)

@@ -1,0 +1,118 @@
+"""Drawing tokens: one uniform number keyed by (seed, question, sample, step), and the inverse of the cumulative distribution.
+
+A draw depends on its key and its own row of logits alone, so neither the batch nor the order of work changes it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+_CHUNK = 128  # tokens summed up together by `inverse_cdf`
+_ROWS = 32  # rows drawn together: a few MB of logits, which stay in the processor's cache
+
+
+def question_key(seed: int, question_id: str) -> int:
+    """A 64-bit key of a question under a seed."""
+    return int.from_bytes(hashlib.sha256(f"{seed}\0{question_id}".encode()).digest()[:8], "little")
+
+
+def keyed_uniforms(keys: NDArray[np.uint64], samples: NDArray[np.uint64], n_steps: int) -> NDArray[np.float64]:
+    """Uniform numbers in [0, 1), one for each key, sample and step; a counter-based generator, so no state.
+
+    Args:
+        keys: [row] keys of the rows' questions.
+        samples: [row] index of each row's sample.
+        n_steps: Number of steps.
+
+    Returns:
+        [row, step] float64 with 53 random bits each.
+    """
+    steps = np.arange(n_steps, dtype=np.uint64)
+    with np.errstate(over="ignore"):
+        row_state = _mix(keys + _mix(samples + np.uint64(1)))
+        bits = _mix(row_state[:, None] + _mix((steps + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15))[None, :])
+    return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The finaliser of SplitMix64 (Steele, Lea and Flood 2014), a bijection of 64 bits that passes BigCrush."""
+    x = x + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+class Drawn(NamedTuple):
+    """One token for each row: `tokens` [row] int64 and `logprobs` [row] float32, in nats at temperature 1."""
+
+    tokens: Tensor
+    logprobs: Tensor
+
+
+def draw(logits: Tensor, uniforms: Tensor, temperature: float, top_p: float = 1.0, top_k: int = 0) -> Drawn:
+    """Draw one token from each row of logits.
+
+    Args:
+        logits: [row, vocab] raw logits of any float dtype.
+        uniforms: [row] float64 in [0, 1).
+        temperature: Divides the logits; 0 takes the most likely token.
+        top_p: Keep the smallest set of tokens whose probability reaches this.
+        top_k: Keep this many most likely tokens; 0 keeps all.
+
+    Returns:
+        Tokens, and their log-probabilities under the raw distribution (before temperature, top-p and top-k).
+    """
+    parts = [_draw_rows(rows, u, temperature, top_p, top_k) for rows, u in zip(logits.split(_ROWS), uniforms.split(_ROWS), strict=True)]
+    return Drawn(torch.cat([part.tokens for part in parts]), torch.cat([part.logprobs for part in parts]))
+
+
+def _draw_rows(logits: Tensor, uniforms: Tensor, temperature: float, top_p: float, top_k: int) -> Drawn:
+    logits = logits.float()
+    if temperature == 0:
+        tokens = logits.argmax(-1)
+    else:
+        tokens = inverse_cdf(truncate(logits / temperature, top_p, top_k), uniforms)
+    chosen = logits.gather(-1, tokens[:, None])[:, 0]
+    return Drawn(tokens, chosen - logits.logsumexp(-1))
+
+
+def truncate(logits: Tensor, top_p: float, top_k: int) -> Tensor:
+    """[row, vocab] logits with what top-k, then top-p, leave out set to −inf; ties with the last kept token stay in."""
+    if 0 < top_k < logits.shape[-1]:
+        logits = logits.masked_fill(logits < logits.topk(top_k).values[:, -1:], -torch.inf)
+    if top_p < 1:
+        ordered = logits.sort(-1, descending=True).values
+        probabilities = ordered.softmax(-1)
+        kept = probabilities.cumsum(-1) - probabilities < top_p  # the first token is always kept
+        threshold = ordered.gather(-1, kept.sum(-1, keepdim=True) - 1)
+        logits = logits.masked_fill(logits < threshold, -torch.inf)
+    return logits
+
+
+def inverse_cdf(logits: Tensor, uniforms: Tensor) -> Tensor:
+    """[row] tokens at which the cumulative softmax of `logits` [row, vocab] first exceeds `uniforms` [row].
+
+    In two levels: chunk sums find the chunk, and only that chunk is accumulated token by token. Tokens of probability
+    0 are never drawn.
+    """
+    weights = (logits - logits.amax(-1, keepdim=True)).exp_()
+    weights = torch.nn.functional.pad(weights, (0, -weights.shape[-1] % _CHUNK)).unflatten(-1, (-1, _CHUNK))
+    chunk_ends = weights.sum(-1, dtype=torch.float32).double().cumsum(-1)
+    targets = uniforms[:, None] * chunk_ends[:, -1:]
+    chunk = _first_above(chunk_ends, targets)
+    start = torch.where(chunk > 0, chunk_ends.gather(-1, (chunk - 1).clamp_min(0)), 0.0)
+    inside = weights.gather(1, chunk[..., None].expand(-1, 1, _CHUNK))[:, 0].double()
+    token = _first_above(inside.cumsum(-1), targets - start)
+    return (chunk * _CHUNK + token)[:, 0]
+
+
+def _first_above(ends: Tensor, targets: Tensor) -> Tensor:
+    """[row, 1] first index whose cumulative end exceeds the target; rounding past the last end gives the last step up."""
+    last_step_up = torch.searchsorted(ends, ends[:, -1:].contiguous(), right=False)
+    return torch.minimum(torch.searchsorted(ends, targets, right=True), last_step_up)

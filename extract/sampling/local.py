@@ -1,0 +1,165 @@
+"""The local sampler: reads each prompt once and draws all its answers from there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from extract.models import end_tokens
+from extract.policy import Decoding
+from extract.sampling.cache import answer_cache
+from extract.sampling.draws import draw, keyed_uniforms, question_key
+
+#: Finished rows are taken out of the batch once they are this share of it; each time costs a copy of the cache.
+_COMPACT_SHARE = 0.2
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One answer to one question.
+
+    Attributes:
+        question_id: The question's id.
+        sample: Index j of the answer, from 0.
+        token_ids: Generated tokens; the end token is the last one where there is one.
+        text: The decoded answer without special tokens, cut before a stop text.
+        logprobs: Log-probability of each token in nats under the model's raw distribution (temperature 1).
+        finish_reason: "stop" (end token or stop text) or "length" (max_new_tokens reached).
+    """
+
+    question_id: str
+    sample: int
+    token_ids: list[int]
+    text: str
+    logprobs: list[float]
+    finish_reason: Literal["stop", "length"]
+
+
+def left_padded(prompts: Sequence[Sequence[int]], pad: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Prompt ids and mask, both [question, token] int64, padded on the left to the longest prompt."""
+    longest = max(map(len, prompts))
+    ids = torch.tensor([[pad] * (longest - len(prompt)) + list(prompt) for prompt in prompts], device=device)
+    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=device)
+    return ids, mask
+
+
+class LocalSampler:
+    """Draws answers with a transformers model in this process.
+
+    Args:
+        model: Causal language model in evaluation mode.
+        tokenizer: Its tokenizer.
+        decoding: How answers are drawn.
+        max_rows: Most answers drawn at the same time; bounds the memory, not the result's meaning.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, decoding: Decoding, max_rows: int = 320) -> None:
+        self.model, self.tokenizer, self.decoding, self.max_rows = model, tokenizer, decoding, max_rows
+        self._end = torch.tensor(end_tokens(model, tokenizer), device=model.device)
+
+    @torch.inference_mode()
+    def sample(
+        self,
+        question_ids: Sequence[str],
+        prompts: Sequence[Sequence[int]],
+        samples: range,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> list[Sample]:
+        """Draw the answers `samples` of each question.
+
+        Args:
+            question_ids: Ids, which key the draws.
+            prompts: Prompt token ids of each question.
+            samples: Indices j of the answers, for example ``range(0, 10)``.
+            progress: Called after each step with the answers finished and the tokens drawn in it.
+
+        Returns:
+            Answers ordered by question, then j.
+        """
+        by_length = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+        step = max(1, self.max_rows // len(samples))
+        drawn: dict[int, list[Sample]] = {}
+        for start in range(0, len(by_length), step):
+            batch = by_length[start : start + step]
+            answers = self._sample_batch([question_ids[i] for i in batch], [prompts[i] for i in batch], samples, progress)
+            for position, i in enumerate(batch):
+                drawn[i] = answers[position * len(samples) : (position + 1) * len(samples)]
+        return [answer for i in range(len(prompts)) for answer in drawn[i]]
+
+    def _sample_batch(self, question_ids: Sequence[str], prompts: Sequence[Sequence[int]], samples: range, progress: Callable[[int, int], None] | None) -> list[Sample]:
+        decoding, device = self.decoding, self.model.device
+        n_rows, n_steps = len(prompts) * len(samples), decoding.max_new_tokens
+        uniforms = torch.from_numpy(self._uniforms(question_ids, samples)).to(device)
+        ids, mask = left_padded(prompts, pad=0, device=device)
+        cache = answer_cache(self.model, n_steps)
+        logits = self._forward(ids, mask, (mask.cumsum(-1) - 1).clamp_min(0), cache).repeat_interleave(len(samples), 0)
+        cache.batch_repeat_interleave(len(samples))
+        mask = torch.nn.functional.pad(mask, (0, n_steps), value=1).repeat_interleave(len(samples), 0)
+        n_seen = ids.shape[1]
+
+        tokens = torch.zeros(n_rows, n_steps, dtype=torch.int64, device=device)
+        logprobs = torch.zeros(n_rows, n_steps, device=device)
+        lengths = torch.full((n_rows,), n_steps, device=device)
+        rows = torch.arange(n_rows, device=device)  # original index of each row still in the batch
+        running = torch.ones_like(rows, dtype=torch.bool)
+        for t in range(n_steps):
+            drawn = draw(logits, uniforms[rows, t], decoding.temperature, decoding.top_p, decoding.top_k)
+            now = rows[running]
+            tokens[now, t], logprobs[now, t] = drawn.tokens[running], drawn.logprobs[running]
+            ended = running & (torch.isin(drawn.tokens, self._end) | self._said_stop(tokens[rows, : t + 1], running))
+            lengths[rows[ended]] = t + 1
+            running &= ~ended
+            n_running = int(running.sum())
+            last = n_running == 0 or t + 1 == n_steps
+            if progress is not None:
+                progress(len(now) if last else len(now) - n_running, len(now))
+            if last:
+                break
+            next_tokens = drawn.tokens
+            if n_running <= (1 - _COMPACT_SHARE) * len(rows):
+                kept = running.nonzero()[:, 0]
+                cache.batch_select_indices(kept)
+                rows, mask, next_tokens, running = rows[kept], mask[kept], next_tokens[kept], running[kept]
+            seen = mask[:, : n_seen + t + 1]
+            logits = self._forward(next_tokens[:, None], seen, seen.sum(-1, keepdim=True) - 1, cache)
+        return self._collect(question_ids, samples, tokens.tolist(), logprobs.tolist(), lengths.tolist())
+
+    def _uniforms(self, question_ids: Sequence[str], samples: range) -> np.ndarray[Any, np.dtype[np.float64]]:
+        keys = np.array([question_key(self.decoding.seed, id_) for id_ in question_ids], dtype=np.uint64)
+        return keyed_uniforms(np.repeat(keys, len(samples)), np.tile(np.array(samples, dtype=np.uint64), len(keys)), self.decoding.max_new_tokens)
+
+    def _forward(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> Tensor:
+        """Logits [row, vocab] after the last token."""
+        output = self.model(input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        return output.logits[:, -1]
+
+    def _said_stop(self, tokens: Tensor, running: Tensor) -> Tensor:
+        said = torch.zeros_like(running)
+        if self.decoding.stop:
+            texts = self.tokenizer.batch_decode(tokens[running], skip_special_tokens=True)
+            said[running] = torch.tensor([any(stop in text for stop in self.decoding.stop) for text in texts], device=said.device)
+        return said
+
+    def _collect(self, question_ids: Sequence[str], samples: range, tokens: list[list[int]], logprobs: list[list[float]], lengths: list[int]) -> list[Sample]:
+        collected = []
+        for row, length in enumerate(lengths):
+            ids = tokens[row][:length]
+            text = self.tokenizer.decode(ids, skip_special_tokens=True)
+            cuts = [text.index(stop) for stop in self.decoding.stop if stop in text]
+            ended = bool(cuts) or ids[-1] in self._end
+            collected.append(
+                Sample(
+                    question_id=question_ids[row // len(samples)],
+                    sample=samples[row % len(samples)],
+                    token_ids=ids,
+                    text=text[: min(cuts)] if cuts else text,
+                    logprobs=logprobs[row][:length],
+                    finish_reason="stop" if ended else "length",
+                )
+            )
+        return collected

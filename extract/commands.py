@@ -54,6 +54,22 @@ def sample(store: str, recipe: StoreRecipe) -> Store:
     return kept
 
 
+def make_store(store: str, recipe: StoreRecipe, grader: str, signals: Sequence[str]) -> Store:
+    """Sample, grade and read whatever a store still lacks. A whole store is left alone, and no model is loaded.
+
+    Raises:
+        InputError: As `sample`, `grade` and `read`.
+    """
+    if (Path(store) / "identity.json").is_file():
+        kept = Store.open(store)
+        recipe.check_store(kept)
+        if not (kept.missing_parts(recipe.k) or kept.ungraded_parts(grader) or any(kept.unread_blocks(signal) for signal in signals)):
+            return kept
+    sample(store, recipe)
+    grade(store, grader)
+    return read(store, signals, recipe.model, recipe.device, recipe.device_map)
+
+
 def encode_questions(tokenizer: Any, prompt: PromptTemplate, questions: Sequence[Question]) -> list[list[int]]:
     """Prompt token ids of each question."""
     return [prompt.encode(tokenizer, question.text or question.messages) for question in questions]

@@ -46,6 +46,7 @@ SAMPLES_SCHEMA = pa.schema(
         ("text", pa.string()),
         ("logprobs", pa.list_(pa.float32())),
         ("finish_reason", pa.string()),
+        ("prompt_tokens", pa.int32()),
     ]
 )
 #: `right` is null where the grader could not decide; `answer` is what it took for the answer.

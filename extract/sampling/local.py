@@ -30,6 +30,7 @@ class Sample:
         text: The decoded answer without special tokens, cut before a stop text.
         logprobs: Log-probability of each token in nats under the model's raw distribution (temperature 1).
         finish_reason: "stop" (end token or stop text) or "length" (max_new_tokens reached).
+        prompt_tokens: Length of the prompt in tokens.
     """
 
     question_id: str
@@ -38,6 +39,7 @@ class Sample:
     text: str
     logprobs: list[float]
     finish_reason: Literal["stop", "length"]
+    prompt_tokens: int
 
 
 def left_padded(prompts: Sequence[Sequence[int]], pad: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -91,7 +93,9 @@ class LocalSampler:
                 drawn[i] = answers[position * len(samples) : (position + 1) * len(samples)]
         return [answer for i in range(len(prompts)) for answer in drawn[i]]
 
-    def _sample_batch(self, question_ids: Sequence[str], prompts: Sequence[Sequence[int]], samples: range, progress: Callable[[int, int], None] | None) -> list[Sample]:
+    def _sample_batch(
+        self, question_ids: Sequence[str], prompts: Sequence[Sequence[int]], samples: range, progress: Callable[[int, int], None] | None
+    ) -> list[Sample]:
         decoding, device = self.decoding, self.model.device
         n_rows, n_steps = len(prompts) * len(samples), decoding.max_new_tokens
         uniforms = torch.from_numpy(self._uniforms(question_ids, samples)).to(device)
@@ -127,7 +131,7 @@ class LocalSampler:
                 rows, mask, next_tokens, running = rows[kept], mask[kept], next_tokens[kept], running[kept]
             seen = mask[:, : n_seen + t + 1]
             logits = self._forward(next_tokens[:, None], seen, seen.sum(-1, keepdim=True) - 1, cache)
-        return self._collect(question_ids, samples, tokens.tolist(), logprobs.tolist(), lengths.tolist())
+        return self._collect(question_ids, prompts, samples, tokens.tolist(), logprobs.tolist(), lengths.tolist())
 
     def _uniforms(self, question_ids: Sequence[str], samples: range) -> np.ndarray[Any, np.dtype[np.float64]]:
         keys = np.array([question_key(self.decoding.seed, id_) for id_ in question_ids], dtype=np.uint64)
@@ -145,7 +149,7 @@ class LocalSampler:
             said[running] = torch.tensor([any(stop in text for stop in self.decoding.stop) for text in texts], device=said.device)
         return said
 
-    def _collect(self, question_ids: Sequence[str], samples: range, tokens: list[list[int]], logprobs: list[list[float]], lengths: list[int]) -> list[Sample]:
+    def _collect(self, question_ids: Sequence[str], prompts: Sequence[Sequence[int]], samples: range, tokens: list[list[int]], logprobs: list[list[float]], lengths: list[int]) -> list[Sample]:
         collected = []
         for row, length in enumerate(lengths):
             ids = tokens[row][:length]
@@ -160,6 +164,7 @@ class LocalSampler:
                     text=text[: min(cuts)] if cuts else text,
                     logprobs=logprobs[row][:length],
                     finish_reason="stop" if ended else "length",
+                    prompt_tokens=len(prompts[row // len(samples)]),
                 )
             )
         return collected

@@ -1,0 +1,6 @@
+"""From a store to batches: counts of right answers, splits by question, and the Lightning datamodule."""
+
+from datamodules.features import Batch, FeatureDataModule
+from datamodules.table import QuestionTable, load_table
+
+__all__ = ["Batch", "FeatureDataModule", "QuestionTable", "load_table"]

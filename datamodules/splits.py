@@ -1,0 +1,60 @@
+"""Splits by question: the one place that says which question is for training, validation or test."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Sequence
+
+from extract.errors import InputError
+
+SPLITS = ("train", "val", "test")
+
+
+def split_questions(ids: Sequence[str], groups: Sequence[str], fractions: Sequence[float], seed: int = 0) -> list[int]:
+    """Which part each question belongs to, stratified by group.
+
+    Within a group the questions are ordered by a hash of seed and id, and spread evenly over the unit interval, which
+    `fractions` cut into parts. A question's part depends on the other questions of its group only through its rank.
+
+    Args:
+        ids: Question ids.
+        groups: The questions' groups.
+        fractions: Sizes of the parts; they sum to 1.
+        seed: Seed of the order.
+
+    Returns:
+        Index of each question's part.
+
+    Raises:
+        InputError: Fractions that are negative or do not sum to 1.
+    """
+    if min(fractions) < 0 or abs(sum(fractions) - 1) > 1e-6:
+        raise InputError(f"Expected split fractions of at least 0 that sum to 1, but got {list(fractions)}. Change `val_fraction` or `test_fraction`.")
+    by_group: dict[str, list[int]] = defaultdict(list)
+    for i in sorted(range(len(ids)), key=lambda i: _hash(seed, ids[i])):
+        by_group[groups[i]].append(i)
+    place = {}
+    for group, members in sorted(by_group.items()):
+        offset = int.from_bytes(_hash(seed, group)[:4], "big") / 2**32  # so that small groups don't all begin alike
+        for rank, i in enumerate(members):
+            place[i] = ((rank + offset) / len(members), _hash(seed, ids[i]))
+    ordered = sorted(place, key=lambda i: place[i])
+    sizes = _sizes(len(ids), fractions)
+    parts = [0] * len(ids)
+    start = 0
+    for part, size in enumerate(sizes):
+        for i in ordered[start : start + size]:
+            parts[i] = part
+        start += size
+    return parts
+
+
+def _hash(seed: int, text: str) -> bytes:
+    return hashlib.sha256(f"{seed}\0{text}".encode()).digest()
+
+
+def _sizes(n: int, fractions: Sequence[float]) -> list[int]:
+    """Whole sizes nearest to the fractions that sum to n."""
+    ends = [round(n * sum(fractions[: i + 1])) for i in range(len(fractions))]
+    return [end - start for start, end in zip([0, *ends], ends, strict=False)]

@@ -11,13 +11,26 @@ def normalize(text: str, case_sensitive: bool = False) -> str:
     """Words of `text` separated by single spaces: no accents, no punctuation, lower case unless `case_sensitive`."""
     text = unicodedata.normalize("NFKD", unicodedata.normalize("NFKC", text))
     text = "".join(character for character in text if not unicodedata.combining(character))
-    text = re.sub(r"[’'`´]", "", text)
+    text = re.sub(r"[’'`´](s\b)?", "", text)
     text = re.sub(r"(?<=\b\w)\.(?=\w\b)", "", text)  # D.C. and U.S. are one word
     text = " ".join(re.findall(r"[^\W_]+", text))
     return text if case_sensitive else text.lower()
 
 
-def contains_answer(text: str, references: Iterable[str], case_sensitive: bool = False) -> bool:
-    """Whether any reference stands in `text` as whole words, after `normalize`."""
+def contains_answer(text: str, references: Iterable[str], case_sensitive: bool = False, rivals: Iterable[str] = ()) -> bool:
+    """Whether `text` says any reference as whole words, after `normalize`, and no rival before it.
+
+    Args:
+        text: What is searched.
+        references: What counts.
+        case_sensitive: Whether case must agree.
+        rivals: Other answers to the same question ("Asia" beside "Africa"), and longer phrases that hold a reference
+            and mean something else ("South Africa"). The first that is said decides.
+    """
     padded = f" {normalize(text, case_sensitive)} "
-    return any(f" {normalize(reference, case_sensitive)} " in padded for reference in references)
+
+    def first(phrases: Iterable[str]) -> int:
+        places = [padded.find(f" {normalize(phrase, case_sensitive)} ") for phrase in phrases]
+        return min((place for place in places if place >= 0), default=len(padded))
+
+    return first(references) < first(rivals)

@@ -1,0 +1,25 @@
+"""Probes: training, baselines, honest metrics, and the confidence of a saved probe.
+
+The public names are imported when they are first used: `load_probe` needs torch, safetensors and huggingface_hub only.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+_PUBLIC = {
+    "ConfidenceProbe": "probes.artefact",
+    "Linear": "probes.linear",
+    "ProbeModule": "probes.module",
+    "load_probe": "probes.artefact",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PUBLIC:
+        return getattr(import_module(_PUBLIC[name]), name)
+    raise AttributeError(f"module 'probes' has no attribute {name!r}")
+
+
+__all__ = sorted(_PUBLIC)

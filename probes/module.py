@@ -46,6 +46,8 @@ class ProbeModule(L.LightningModule):
             raise InputError(f"Expected `l2` to be one or more penalties of at least 0, but got {l2!r}. For example --model.l2=0.1")
         self.choice: Choice | None = None
         self.val_loss: Tensor | None = None
+        self._val_logits: Tensor | None = None
+        self._val_batch: Batch | None = None
         self._val: list[tuple[Tensor, Batch]] = []
 
     # For subclasses
@@ -114,24 +116,23 @@ class ProbeModule(L.LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         """Choose and calibrate on what was collected."""
-        logits = torch.cat([logits for logits, _ in self._val], dim=1)
-        batch = Batch(*(torch.cat(tensors) for tensors in zip(*(batch for _, batch in self._val), strict=True)))
+        self._val_logits = torch.cat([logits for logits, _ in self._val], dim=1).detach()
+        self._val_batch = Batch(*(torch.cat(tensors) for tensors in zip(*(batch for _, batch in self._val), strict=True)))
         self._val.clear()
-        self.val_loss = soft_label_loss(logits, batch)
-        self.choice = self._choose(logits, batch)
-        best = self.choice
-        confidence = best.calibrator(logits[self.penalties.index(best.l2), :, best.feature])
+        batch = self._val_batch
+        self.val_loss = soft_label_loss(self._val_logits, batch).nan_to_num(torch.inf)
+        penalty, feature = divmod(int(self.val_loss.argmin()), self.val_loss.shape[1])
+        self.choice = Choice(feature, self.feature_names[feature], self.penalties[penalty], self._calibrator(penalty, feature))
+        confidence = self.choice.calibrator(self._val_logits[penalty, :, feature])
         auroc, brier = CapabilityAUROC(), DebiasedBrier()
         auroc.update(confidence, batch.right, batch.known)
         brier.update(confidence, batch.right, batch.known)
         self.log_dict({"val/loss": self.val_loss.min(), "val/auroc": auroc.compute(), "val/brier": brier.compute()}, batch_size=len(batch.row))
 
-    def _choose(self, logits: Tensor, batch: Batch) -> Choice:
-        assert self.val_loss is not None
-        loss = self.val_loss.nan_to_num(torch.inf)
-        penalty, feature = divmod(int(loss.argmin()), loss.shape[1])
-        calibrator = fit_platt(logits[penalty, :, feature].detach().cpu(), batch.right.cpu(), batch.known.cpu())
-        return Choice(feature, self.feature_names[feature], self.penalties[penalty], calibrator)
+    def _calibrator(self, penalty: int, feature: int) -> Platt:
+        """Calibrator of one candidate, fitted on validation."""
+        assert self._val_logits is not None and self._val_batch is not None
+        return fit_platt(self._val_logits[penalty, :, feature].cpu(), self._val_batch.right.cpu(), self._val_batch.known.cpu())
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:
         """Score the chosen probe."""
@@ -150,10 +151,20 @@ class ProbeModule(L.LightningModule):
         """
         if self.choice is None:
             raise RuntimeError("The probe has chosen nothing yet: fit it first.")
-        head = self.candidate_head(self.penalties.index(self.choice.l2), self.choice.feature)
-        head.slope.fill_(self.choice.calibrator.slope)
-        head.intercept.fill_(self.choice.calibrator.intercept)
+        return self._calibrated(self.penalties.index(self.choice.l2), self.choice.feature, self.choice.calibrator)
+
+    def _calibrated(self, penalty: int, feature: int, calibrator: Platt) -> LinearHead:
+        head = self.candidate_head(penalty, feature)
+        head.slope.fill_(calibrator.slope)
+        head.intercept.fill_(calibrator.intercept)
         return head
+
+    def confidences_by_feature(self, features: Tensor) -> Tensor:
+        """Confidences [question, feature]: of each feature the penalty with the least validation loss, calibrated like the chosen one."""
+        assert self.val_loss is not None
+        best = self.val_loss.argmin(0).tolist()
+        heads = [self._calibrated(penalty, feature, self._calibrator(penalty, feature)) for feature, penalty in enumerate(best)]
+        return torch.stack([head(features[:, feature]) for feature, head in enumerate(heads)], dim=1)
 
     def predict(self, features: Tensor) -> Tensor:
         """Confidences [question] of the chosen head, from features [question, feature, d_model]."""

@@ -6,8 +6,8 @@ from extract.questions.question import Question
 from extract.text import contains_answer, normalize
 
 RULE = (
-    "First line only; Unicode NFKC, accents and case folded away (case kept for case-sensitive questions), punctuation to spaces; "
-    "right when any reference stands in the answer as whole words."
+    "First line only; Unicode NFKC, accents and case folded away (case kept for case-sensitive questions), possessive s dropped, "
+    "punctuation to spaces; right when a reference stands in the answer as whole words and none of the question's rivals before it."
 )
 
 
@@ -20,4 +20,5 @@ def grade_short(question: Question, text: str) -> tuple[bool, str]:
     """Whether the answer says a reference, and the normalised answer (for counting equal answers)."""
     case_sensitive = bool(question.meta.get("case_sensitive"))
     answer = first_line(text)
-    return contains_answer(answer, question.references, case_sensitive), normalize(answer, case_sensitive)
+    right = contains_answer(answer, question.references, case_sensitive, question.meta.get("rivals", ()))
+    return right, normalize(answer, case_sensitive)

@@ -149,9 +149,35 @@ def _country(name: str, data: dict[str, str]) -> Country:
     return Country(f"the {name}" if name in _WITH_ARTICLE else name, capital, continent, demonym + plurals)
 
 
+_ADJECTIVES = {
+    "Africa": "African",
+    "Asia": "Asian",
+    "Europe": "European",
+    "South America": "South American",
+    "North America": "North American",
+    "Central America": "Central American",
+    "Oceania": "Oceanian",
+}
+
+
 def _continent(data: dict[str, str]) -> tuple[str, ...]:
     if data["region"] != "Americas":
         return (data["region"],)
     if data["name"] in ("Canada", "Mexico", "United States"):
         return ("North America",)
     return {"South America": ("South America",), "Central America": ("North America", "Central America")}.get(data["intermediateregion"], ("North America", "Caribbean"))
+
+
+def continent_forms(continents: tuple[str, ...]) -> tuple[str, ...]:
+    """Continents with their other forms, for example "Africa" and "African country"."""
+    nouns = ("continent", "country", "nation", "state")
+    return (*continents, *(f"{_ADJECTIVES[name]} {noun}" for name in continents if name in _ADJECTIVES for noun in nouns))
+
+
+def continent_rivals(continents: tuple[str, ...]) -> tuple[str, ...]:
+    """Forms of the other continents, and phrases that hold a continent's name and mean something else."""
+    others = tuple(name for name in _ADJECTIVES if name not in continents)
+    phrases = ("South Africa", "north of Africa", "Asia Minor")
+    americas = () if any(name.endswith(("America", "Caribbean")) for name in continents) else ("America", "Americas")
+    # what is said of Central America is no denial of North America
+    return (*continent_forms(tuple(name for name in others if "North America" not in continents or name != "Central America")), *phrases, *americas)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from extract.questions.countries import countries
+from extract.questions.countries import continent_forms, continent_rivals, countries
 from extract.questions.elements import AMBIGUOUS_SYMBOLS, ELEMENTS, NAME_ALIASES
 from extract.questions.question import Question
 from extract.text import contains_answer
@@ -30,9 +30,9 @@ def _about_countries() -> Iterator[Question]:
         if country.capitals:
             yield _question("capital", country.name, f"What is the capital of {country.name}?", country.capitals)
         if country.continents:
-            yield _question("continent", country.name, f"On which continent is {country.name}?", country.continents)
+            yield _question("continent", country.name, f"Which continent is {country.name} in?", continent_forms(country.continents), rivals=continent_rivals(country.continents))
         if country.demonyms:
-            yield _question("demonym", country.name, f"What do you call a person from {country.name}?", country.demonyms)
+            yield _question("demonym", country.name, f"What nationality is someone from {country.name}?", country.demonyms)
 
 
 def _about_elements() -> Iterator[Question]:
@@ -55,5 +55,5 @@ def _number_forms(number: int) -> tuple[str, ...]:
     return str(number), words
 
 
-def _question(group: str, item: str, text: str, references: tuple[str, ...], **meta: bool) -> Question:
-    return Question(id=f"{group}/{item}", dataset="facts", text=text, references=tuple(dict.fromkeys(references)), group=group, meta=dict(meta))
+def _question(group: str, item: str, text: str, references: tuple[str, ...], **meta: bool | tuple[str, ...]) -> Question:
+    return Question(id=f"{group}/{item}", dataset="facts", text=text, references=tuple(dict.fromkeys(references)), group=group, meta={key: list(value) if isinstance(value, tuple) else value for key, value in meta.items()})

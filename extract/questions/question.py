@@ -25,7 +25,8 @@ class Question:
         kind: What sort of answer is expected; graders and parsers look at it.
         choices: Options of a `choice` question, in the order shown.
         group: Stratum for splits and for the base-rate baseline ("capital", "sum", …).
-        meta: Anything else; ``{"case_sensitive": True}`` makes the `short` grader respect case.
+        meta: Anything else. For the `short` grader: ``case_sensitive`` (bool), and ``rivals`` (texts), other
+            answers that make the answer wrong when they are said before a reference.
     """
 
     id: str

@@ -1,0 +1,98 @@
+"""Texts for people: the report of a run and the model card of a saved probe."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+_COLUMNS = (("auroc", "AUROC"), ("brier", "Brier"), ("brier_skill", "skill"), ("ece_width", "ECE"), ("ece_mass", "ECE (mass)"), ("spearman", "Spearman"), ("auroc_hard", "AUROC of p̂ ≥ ½"))
+
+
+def cell(interval: dict[str, float] | None) -> str:
+    """``0.69 [0.62, 0.75]``, or a dash."""
+    return "–" if interval is None else f"{interval['value']:.3f} [{interval['low']:.3f}, {interval['high']:.3f}]"
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def methods_table(methods: dict[str, Any]) -> str:
+    """One row a method: every figure with its interval, and the counts."""
+    rows = [[name, *(cell(figures[key]) for key, _ in _COLUMNS), str(figures["n_questions"]), str(figures["n_samples"]), str(figures["n_unknown"])] for name, figures in methods.items()]
+    return table(["method", *(label for _, label in _COLUMNS), "questions", "answers", "unknown"], rows)
+
+
+def markdown_report(record: dict[str, Any], identity: dict[str, Any], pictures: Sequence[str]) -> str:
+    """The report of a run as Markdown."""
+    model, decoding = identity["policy"]["model"], identity["policy"]["decoding"]
+    chosen, counts, methods = record["chosen"], record["n_questions"], record["splits"]["test"]["capability"]
+    probe = next(iter(methods))
+    ceiling = methods[probe]["auroc_ceiling"]
+    ceiling_text = "could not be estimated" if ceiling is None else f"is estimated at {ceiling['value']:.3f} (between {ceiling['low']:.3f} and {ceiling['high']:.3f})"
+    paired = [[f"{row['a']} − {row['b']}", row["metric"], f"{row['value']:+.3f} [{row['low']:+.3f}, {row['high']:+.3f}]"] for row in record["paired"]]
+    return f"""# How well the probe knows how often the model is right
+
+`{model["id"]}` ({model["dtype"]}) answered {sum(counts.values())} questions at temperature {decoding["temperature"]}, graded by `{record["grader"]}`. The probe `{probe}` reads
+layer {chosen["layer"]} at `{chosen["position"]}`, L2 {chosen["l2"]:g}; layer, L2 and the Platt calibrator were chosen on {counts["val"]} validation questions after
+training on {counts["train"]}. Everything below is on {counts["test"]} test questions, read once. Left out for want of two graded answers or of features: {record["n_unusable"]}.
+
+{methods_table(methods)}
+
+- Intervals are 95 %, from resampling questions with all their answers.
+- AUROC: of a right and a wrong answer to two different questions, how often the right one's question has the higher confidence. The best that is possible here
+  {ceiling_text}.
+- Brier is free of the bias of measuring accuracy with few answers; skill is 1 − Brier / Brier of the training mean. ECE is not debiased: with few questions it is too large.
+- `consistency` uses one half of the answers and is scored on the other; its pair below scores the probe on that half too.
+
+## Differences, paired by question
+
+{table(["difference", "metric", "value"], paired)}
+
+## Pictures
+
+{chr(10).join(f"![{name}](plots/{name}.png)" for name in pictures)}
+
+Store identity `{record["identity"]}`, seed {record["seed"]}, {", ".join(f"{name} {number}" for name, number in record["versions"].items())}.
+"""
+
+
+def model_card(config: dict[str, Any]) -> str:
+    """README.md of a saved probe: what it is for, what it reads, how well it does, how to use it."""
+    model, training, test = config["model"], config["training"], config["test"]
+    return f"""---
+library_name: confidence-probes
+base_model: {model["id"]}
+tags: [confidence, calibration, probe]
+---
+
+# Confidence probe for `{model["id"]}`
+
+Gives the probability that the model answers a question rightly, before it writes the first token. It reads the residual stream at layer {config["layer"]}, position
+`{config["position"]}`, and is a {config["head"]} head with a Platt calibrator.
+
+```python
+from extract import load_model
+from probes import load_probe
+
+hf_model, tokenizer = load_model({model["id"]!r})
+probe = load_probe("path/of/this/folder")
+print(probe.score(hf_model, tokenizer, ["What is the capital of Peru?"]))
+```
+
+It holds for this policy only, and refuses another model: weights `{model["fingerprint"][:16]}…`, {model["dtype"]}, temperature {config["decoding"]["temperature"]}, at most
+{config["decoding"]["max_new_tokens"]} tokens, prompt `{config["prompt"]["template"]}`.
+
+Trained on {training["n_questions"]["train"]} questions of {", ".join(training["datasets"])}, graded by `{training["grader"]}`; layer, L2 and calibrator chosen on {training["n_questions"]["val"]} more.
+
+| on {test["n_questions"]} test questions | 95 % interval over questions |
+|---|---|
+| capability AUROC | {cell(test["auroc"])} |
+| Brier score, debiased | {cell(test["brier"])} |
+| Brier skill over the training mean | {cell(test["brier_skill"])} |
+| ECE, 10 bins of equal width | {cell(test["ece_width"])} |
+
+Questions of another kind than those it was trained on get numbers that nobody has checked.
+"""

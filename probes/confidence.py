@@ -1,0 +1,181 @@
+"""A confidence while a model answers: score questions before their first token, or generate with a probe attached."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from extract.errors import InputError
+
+if TYPE_CHECKING:
+    from extract.prompts import Prompt
+    from extract.signals.capture import HiddenCapture
+    from probes.artefact import ConfidenceProbe
+
+    Prompts = Prompt | Sequence[Prompt] | Tensor
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What `ConfidentModel.generate` returns; one entry an answer, ordered by question.
+
+    Attributes:
+        text: The answers, without special tokens.
+        confidence: [answer] float32, probability that the model answers this question rightly.
+        sequences: [answer, token] int64, padded prompts and answers as transformers returns them.
+        question: Index of the question of each answer.
+    """
+
+    text: list[str]
+    confidence: Tensor
+    sequences: Tensor
+    question: list[int]
+
+    def __len__(self) -> int:
+        return len(self.text)
+
+    def __iter__(self) -> Iterator[tuple[str, float]]:
+        """Pairs of text and confidence."""
+        return iter(zip(self.text, self.confidence.tolist(), strict=True))
+
+
+def score(probe: ConfidenceProbe, hf_model: Any, tokenizer: Any, prompts: Prompts) -> Tensor:
+    """See `ConfidenceProbe.score`."""
+    from extract.signals.hidden import read_hidden
+
+    check(probe, hf_model, tokenizer)
+    ids = encode(probe, tokenizer, prompts)
+    hidden = read_hidden(hf_model, ids, layers=[probe.layer], position=probe.position)[:, 0]
+    return probe.confidence(hidden)
+
+
+def check(probe: ConfidenceProbe, hf_model: Any, tokenizer: Any) -> None:
+    """Refuse another model than the probe was trained on.
+
+    Raises:
+        InputError: Weights, dtype, tokenizer or chat template differ.
+    """
+    from extract.models import check_model
+
+    check_model(hf_model, tokenizer, probe.config["model"], "the probe")
+
+
+def encode(probe: ConfidenceProbe, tokenizer: Any, prompts: Prompts) -> list[list[int]]:
+    """Prompt token ids, with the words around the question that the probe was trained with.
+
+    Raises:
+        InputError: No prompts, or an empty one.
+    """
+    from extract.prompts import PromptTemplate
+
+    template = PromptTemplate(**probe.config["prompt"])
+    return [template.encode(tokenizer, prompt) for prompt in _listed(prompts)]
+
+
+def _listed(prompts: Any) -> list[Any]:
+    """One prompt or several, as a list of prompts."""
+    if isinstance(prompts, Tensor):
+        prompts = prompts.tolist()
+    if isinstance(prompts, str):
+        return [prompts]
+    prompts = list(prompts)
+    if not prompts:
+        raise InputError("Expected `prompts` to hold at least one question, but it is empty. Give a text, a chat, or token ids.")
+    return [prompts] if isinstance(prompts[0], (dict, int)) else prompts
+
+
+class ConfidentModel:
+    """A model with a probe attached. Hooks exist only while `generate` runs; the model itself is not changed.
+
+    Args:
+        probe: A trained probe.
+        hf_model: The model it was trained on.
+        tokenizer: Its tokenizer.
+    """
+
+    def __init__(self, probe: ConfidenceProbe, hf_model: Any, tokenizer: Any) -> None:
+        check(probe, hf_model, tokenizer)
+        self.probe, self.tokenizer = probe, tokenizer
+        self._model: Any = hf_model
+
+    def detach(self) -> Any:
+        """Let go of the model and return it, as it was."""
+        model, self._model = self._model, None
+        return model
+
+    @torch.inference_mode()
+    def generate(self, inputs: Prompts, **options: Any) -> Answers:
+        """Answer questions, each with the confidence read at its last prompt token.
+
+        Args:
+            inputs: Texts, chats or token ids, one or several; or a tensor [question, token] of ids, padded on the
+                left, with `attention_mask` among the options.
+            **options: Passed on to transformers' `generate`.
+
+        Returns:
+            Answers; several a question with `num_return_sequences`.
+
+        Raises:
+            InputError: Empty or right-padded inputs, or a probe that was detached.
+        """
+        from extract.sampling.local import left_padded
+
+        if self._model is None:
+            raise InputError("Expected a probe that is attached, but `detach` was called. Attach it again with `probe.attach(model, tokenizer)`.")
+        device = self._model.device
+        if isinstance(inputs, Tensor):
+            ids = torch.atleast_2d(inputs).to(device)
+            mask = torch.atleast_2d(options.pop("attention_mask", torch.ones_like(ids))).to(device)
+            if not bool(mask[:, -1].all()):
+                raise InputError("Expected `inputs` to be padded on the left, but `attention_mask` ends in padding. Set `tokenizer.padding_side = 'left'`.")
+        else:
+            ids, mask = left_padded(encode(self.probe, self.tokenizer, inputs), pad=self._pad, device=device)
+        options = {"pad_token_id": self._pad, **options}
+        with _PromptCapture(self._model, self.probe.layer, ids.shape[1]) as capture:
+            output = self._model.generate(input_ids=ids, attention_mask=mask, **options)
+        sequences = output if isinstance(output, Tensor) else output.sequences
+        read = self.probe.confidence(capture.states[self.probe.layer]).cpu()
+        per_question = len(sequences) // len(ids)
+        return Answers(
+            text=self.tokenizer.batch_decode(sequences[:, ids.shape[1] :], skip_special_tokens=True),
+            confidence=read[:: len(read) // len(ids)].repeat_interleave(per_question),
+            sequences=sequences,
+            question=[row // per_question for row in range(len(sequences))],
+        )
+
+    @property
+    def _pad(self) -> int:
+        configured = self._model.generation_config.pad_token_id
+        return int(next(token for token in (configured, self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, 0) if token is not None))
+
+
+class _PromptCapture:
+    """Captures a layer at the last prompt token, in whichever of the passes of a generation that token comes by."""
+
+    def __init__(self, model: Any, layer: int, n_prompt: int) -> None:
+        from extract.signals.capture import HiddenCapture, decoder_of
+
+        self._capture: HiddenCapture = HiddenCapture(model, [layer])
+        self._decoder, self._n_prompt, self._seen = decoder_of(model), n_prompt, 0
+
+    def __enter__(self) -> HiddenCapture:
+        self._handle = self._decoder.register_forward_pre_hook(self._before, with_kwargs=True)
+        return self._capture.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._handle.remove()
+        self._capture.__exit__(*error)
+
+    def _before(self, decoder: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        given = args[0] if args else kwargs.get("input_ids")
+        given = kwargs["inputs_embeds"] if given is None else given
+        n_rows, n_tokens = given.shape[:2]
+        if self._seen < self._n_prompt <= self._seen + n_tokens:
+            self._capture.positions = torch.full((n_rows,), self._n_prompt - 1 - self._seen, device=given.device)
+        else:
+            self._capture.positions = None
+        self._seen += n_tokens

@@ -1,0 +1,178 @@
+"""From a fitted probe to its report: report.json for machines, report.md for people, pictures, predictions, the saved probe."""
+
+from __future__ import annotations
+
+import json
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from torch import Tensor
+
+from datamodules import FeatureDataModule
+from probes import functional, plots
+from probes.artefact import ConfidenceProbe
+from probes.baselines import BASELINES, HALF_SAMPLE, Scored, mean_accuracy, scored
+from probes.card import markdown_report, model_card
+from probes.evaluate import compare, evaluate, usable
+from probes.intervals import bootstrap
+from probes.module import ProbeModule
+
+FORMAT_VERSION = 1
+_PACKAGES = ("lightning", "torch", "transformers", "torchmetrics", "numpy", "scikit-learn", "safetensors")
+
+
+class Report:
+    """Everything that a run says about its probe. The test split is scored here, once.
+
+    Args:
+        module: Fitted probe.
+        data: The datamodule it was fitted on.
+        seed: Seed of the run and of the resamples.
+        n_resamples: Resamples of the questions behind each interval.
+    """
+
+    def __init__(self, module: ProbeModule, data: FeatureDataModule, seed: int, n_resamples: int = 2000) -> None:
+        assert module.choice is not None
+        self.module, self.data, self.seed, self.n_resamples = module, data, seed, n_resamples
+        self.table, self.rows = data.table, data.split_rows
+        self.reference = mean_accuracy(self.table, self.rows["train"])
+        self.confidences = {module.name: self._probe_confidences(), **{name: fit(self.table, self.rows) for name, fit in BASELINES.items()}}
+        self.methods = {name: self._scored(name, name in HALF_SAMPLE) for name in self.confidences}
+        self.record = self._record()
+
+    def _scored(self, name: str, half: bool) -> Scored:
+        return scored(self.table, self.confidences[name], self.rows["test"], half)
+
+    @torch.no_grad()
+    def _probe_confidences(self) -> Tensor:
+        """[question] over the table; NaN for questions that are in no split."""
+        confidences = torch.full((len(self.table.ids),), torch.nan, dtype=torch.float64)
+        for split in self.rows:
+            batch = self.data.batch(split)
+            confidences[batch.row] = self.module.cpu().predict(batch.features).double()
+        return confidences
+
+    def _record(self) -> dict[str, Any]:
+        choice = self.module.choice
+        assert choice is not None
+        layer, position = choice.name.split("/")
+        unknown = int(torch.from_numpy(self.table.unknown)[self.rows["test"]].sum())
+        options: dict[str, Any] = {"reference": self.reference, "n_resamples": self.n_resamples, "seed": self.seed}
+        return {
+            "format_version": FORMAT_VERSION,
+            "identity": self.data.store.sha256,
+            "grader": self.table.grader,
+            "seed": self.seed,
+            "versions": {"confidence-probes": version("confidence-probes"), **{package: version(package) for package in _PACKAGES}},
+            "chosen": {"layer": int(layer), "position": position, "l2": choice.l2, "calibrator": {"kind": "platt", **choice.calibrator._asdict()}},
+            "n_questions": {split: len(rows) for split, rows in self.rows.items()},
+            "n_unusable": self.data.n_unusable,
+            "splits": {"test": {"capability": {name: evaluate(one, unknown, **options) for name, one in self.methods.items()}}},
+            "paired": [row for name in BASELINES for row in self._paired(name, options)],
+        }
+
+    def _paired(self, baseline: str, options: dict[str, Any]) -> list[dict[str, Any]]:
+        half = baseline in HALF_SAMPLE
+        probe = self.module.name
+        return compare(probe, baseline, self._scored(probe, half), self._scored(baseline, half), split="test", **options)
+
+    @torch.no_grad()
+    def figures(self) -> dict[str, Any]:
+        """The pictures by file name, without ending."""
+        figures = self.record["splits"]["test"]["capability"]
+        shown = {name: Scored(one.confidence[usable(one)], one.right[usable(one)], one.known[usable(one)]) for name, one in self.methods.items()}
+        probe = self.module.name
+        roc_methods = {name: one for name, one in shown.items() if name != "constant"}
+        return {
+            "reliability": plots.reliability(probe, shown[probe], figures[probe]["ece_width"]),
+            "roc": plots.roc(roc_methods, {name: figures[name]["auroc"] for name in roc_methods}),
+            "layers": self._layers(figures),
+            "accuracy": plots.accuracy_distribution(torch.from_numpy(self.table.accuracy)[self._used()], [self.table.groups[i] for i in self._used().tolist()]),
+        }
+
+    def _used(self) -> Tensor:
+        return torch.cat(list(self.rows.values())).sort().values
+
+    def _layers(self, figures: dict[str, Any]) -> Any:
+        batch = self.data.batch("test")
+        right, known = batch.right, batch.known
+        aurocs, briers = [], []
+        for confidence in self.module.confidences_by_feature(batch.features).T:
+            args = confidence.double(), right, known
+            aurocs.append(bootstrap(lambda w, a=args: functional.capability_auroc(*a, weights=w), len(known), self.n_resamples, self.seed))  # type: ignore[misc]
+            briers.append(bootstrap(lambda w, a=args: functional.debiased_brier(*a, weights=w), len(known), self.n_resamples, self.seed))  # type: ignore[misc]
+        references = {name: (figures[name]["auroc"]["value"], figures[name]["brier"]["value"]) for name in ("base_rate", "constant") if figures[name]["auroc"] and figures[name]["brier"]}
+        assert self.module.choice is not None
+        return plots.by_layer(self.data.feature_names, aurocs, briers, self.module.choice.name, references)
+
+    def predictions(self) -> pa.Table:
+        """One row a question: its split, counts, and every method's confidence (null where there is none)."""
+        split_of = {int(row): split for split, rows in self.rows.items() for row in rows}
+        used = self._used().tolist()
+        columns: dict[str, Any] = {
+            "question_id": [self.table.ids[row] for row in used],
+            "split": [split_of[row] for row in used],
+            "group": [self.table.groups[row] for row in used],
+            "question": [self.table.texts[row] for row in used],
+            "right": [int(self.table.right[row]) for row in used],
+            "known": [int(self.table.known[row]) for row in used],
+            "unknown": [int(self.table.unknown[row]) for row in used],
+            "accuracy": [float(self.table.accuracy[row]) for row in used],
+        }
+        for name, confidence in self.confidences.items():
+            columns[name] = [None if value != value else value for value in confidence[used].tolist()]
+        return pa.table(columns)
+
+    def probe(self) -> ConfidenceProbe:
+        """The chosen probe, ready to save."""
+        policy = self.data.store.identity["policy"]
+        head = self.module.head()
+        decoding = {key: value for key, value in policy["decoding"].items() if key != "prompt"}
+        config = {
+            "head": "linear",
+            "d_model": len(head.weight),
+            "name": self.module.name,
+            "signal": self.data.signal,
+            "layer": self.record["chosen"]["layer"],
+            "position": self.record["chosen"]["position"],
+            "target": "capability",
+            "model": policy["model"],
+            "prompt": policy["decoding"]["prompt"],
+            "decoding": decoding,
+            "calibrator": self.record["chosen"]["calibrator"],
+            "training": {
+                "store": self.data.store.sha256,
+                "grader": self.table.grader,
+                "datasets": sorted({question.dataset for question in self.data.store.questions}),
+                "n_questions": self.record["n_questions"],
+                "n_samples": int(self.table.known.sum()),
+                "l2": self.record["chosen"]["l2"],
+            },
+            "test": self.record["splits"]["test"]["capability"][self.module.name],
+            "versions": self.record["versions"],
+        }
+        return ConfidenceProbe(head, config)
+
+    def write(self, folder: Path) -> dict[str, Path]:
+        """Write report.json, report.md, plots/, predictions.parquet and probe/ into a run's folder.
+
+        Returns:
+            The pictures' paths by name.
+        """
+        pictures = {}
+        (folder / "plots").mkdir(parents=True, exist_ok=True)
+        for name, figure in self.figures().items():
+            pictures[name] = folder / "plots" / f"{name}.png"
+            figure.savefig(pictures[name])
+        (folder / "report.json").write_text(json.dumps(self.record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        (folder / "report.md").write_text(markdown_report(self.record, self.data.store.identity, list(pictures)), encoding="utf-8")
+        pq.write_table(self.predictions(), folder / "predictions.parquet")
+        probe = self.probe()
+        probe.save(folder / "probe", model_card(probe.config))
+        return pictures
+
+

@@ -105,7 +105,9 @@ class FeatureDataModule(L.LightningDataModule):
         self.store = Store.open(self.store_path)
         self.table = load_table(self.store, self.grader)
         self.feature_names = self._feature_names()
-        features = torch.stack([self.store.read_signal(self.signal, name) for name in self.feature_names], dim=1).float()
+        features = torch.stack(
+            [self.store.read_signal(self.signal, name) for name in self.feature_names], dim=1
+        ).float()
         self.split_rows = self._split(self.table, features)
         for split, rows in self.split_rows.items():
             self._batches[split] = Batch(
@@ -118,14 +120,22 @@ class FeatureDataModule(L.LightningDataModule):
 
     def _feature_names(self) -> list[str]:
         held = self.store.signal_keys(self.signal)
-        names = [name for name in held if name.split("/")[1] in self.positions and (self.layers is None or int(name.split("/")[0]) in self.layers)]
+        names = [
+            name
+            for name in held
+            if name.split("/")[1] in self.positions and (self.layers is None or int(name.split("/")[0]) in self.layers)
+        ]
         for position in self.positions:
             if not any(name.endswith(f"/{position}") for name in held):
                 there = sorted({name.split("/")[1] for name in held})
-                raise InputError(f"Expected `positions` to be among {', '.join(there)}, which {self.store_path!r} holds, but got {position!r}. Choose one of them.")
+                raise InputError(
+                    f"Expected `positions` to be among {', '.join(there)}, which {self.store_path!r} holds, but got {position!r}. Choose one of them."
+                )
         for layer in self.layers or []:
             if not any(name.startswith(f"{layer}/") for name in held):
-                raise InputError(f"Expected `layers` to be among those {self.store_path!r} holds (0 to {max(int(name.split('/')[0]) for name in held)}), but got {layer}. Choose one of them.")
+                raise InputError(
+                    f"Expected `layers` to be among those {self.store_path!r} holds (0 to {max(int(name.split('/')[0]) for name in held)}), but got {layer}. Choose one of them."
+                )
         return names
 
     def _split(self, table: QuestionTable, features: Tensor) -> dict[str, Tensor]:
@@ -133,7 +143,11 @@ class FeatureDataModule(L.LightningDataModule):
         usable = (torch.from_numpy(table.known) >= 2) & features.isfinite().flatten(1).all(1)
         self.n_unusable = int((~usable).sum())
         rows = usable.nonzero()[:, 0].tolist()
-        parts = torch.tensor(split_questions([table.ids[row] for row in rows], [table.groups[row] for row in rows], self.fractions, self.split_seed))
+        parts = torch.tensor(
+            split_questions(
+                [table.ids[row] for row in rows], [table.groups[row] for row in rows], self.fractions, self.split_seed
+            )
+        )
         return {split: torch.tensor(rows)[parts == part] for part, split in enumerate(SPLITS)}
 
     def batch(self, split: str) -> Batch:
@@ -145,7 +159,10 @@ class FeatureDataModule(L.LightningDataModule):
         every = Batch(*(torch.cat(tensors) for tensors in zip(*self._batches.values(), strict=True)))
         place = {int(row): i for i, row in enumerate(every.row)}
         self.split_rows = {split: torch.tensor(list(chosen)) for split, chosen in rows.items()}
-        self._batches = {split: Batch(*(tensor[[place[int(row)] for row in chosen]] for tensor in every)) for split, chosen in rows.items()}
+        self._batches = {
+            split: Batch(*(tensor[[place[int(row)] for row in chosen]] for tensor in every))
+            for split, chosen in rows.items()
+        }
 
     def train_dataloader(self) -> TensorBatches:
         """Shuffled training batches."""
@@ -164,4 +181,6 @@ def _check_classes(batch: Batch, split: str) -> None:
     right, known = int(batch.right.sum()), int(batch.known.sum())
     if right in (0, known):
         kind = "right" if right else "wrong"
-        raise InputError(f"Expected the {split} split to have right and wrong answers, but all {known} answers of its {len(batch.row)} questions are {kind}. Use more or other questions, or another split_seed.")
+        raise InputError(
+            f"Expected the {split} split to have right and wrong answers, but all {known} answers of its {len(batch.row)} questions are {kind}. Use more or other questions, or another split_seed."
+        )

@@ -30,7 +30,9 @@ def split_questions(ids: Sequence[str], groups: Sequence[str], fractions: Sequen
         InputError: Fractions that are negative or do not sum to 1.
     """
     if min(fractions) < 0 or abs(sum(fractions) - 1) > 1e-6:
-        raise InputError(f"Expected split fractions of at least 0 that sum to 1, but got {list(fractions)}. Change `val_fraction` or `test_fraction`.")
+        raise InputError(
+            f"Expected split fractions of at least 0 that sum to 1, but got {list(fractions)}. Change `val_fraction` or `test_fraction`."
+        )
     by_group: dict[str, list[int]] = defaultdict(list)
     for i in sorted(range(len(ids)), key=lambda i: _hash(seed, ids[i])):
         by_group[groups[i]].append(i)

@@ -61,13 +61,21 @@ def load_table(store: Store, grader: str | None = None) -> QuestionTable:
     """
     name = choose_grader(store, grader)
     if store.ungraded_parts(name):
-        raise InputError(f"Expected every sample of {str(store.path)!r} to be graded by {name!r}, but some are not. Run `python -m extract grade --store {store.path} --grader {name}`.")
+        raise InputError(
+            f"Expected every sample of {str(store.path)!r} to be graded by {name!r}, but some are not. Run `python -m extract grade --store {store.path} --grader {name}`."
+        )
     row_of = {question.id: row for row, question in enumerate(store.questions)}
     counts = np.zeros((5, len(row_of)), dtype=np.int64)  # right, known, unknown, held right, held known
     answers: list[list[str]] = [[] for _ in row_of]
     for grade in store.grades(name).to_pylist():
         row, right, held = row_of[grade["question_id"]], grade["right"], grade["sample"] % 2 == 1
-        counts[:, row] += [right is True, right is not None, right is None, held and right is True, held and right is not None]
+        counts[:, row] += [
+            right is True,
+            right is not None,
+            right is None,
+            held and right is True,
+            held and right is not None,
+        ]
         if not held:
             answers[row].append(grade["answer"])
     prompt_tokens = np.zeros(len(row_of), dtype=np.int64)

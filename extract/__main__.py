@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from typing import Any
 
 from extract import commands
 from extract.cli import run
 
-COMMANDS = {
+COMMANDS: dict[str, Callable[..., Any]] = {
     "sample": commands.sample,
     "grade": commands.grade,
     "read": commands.read,

@@ -31,7 +31,9 @@ def known_options(parser: ArgumentParser) -> list[str]:
 
 def explain(message: str, known: list[str]) -> str:
     """A parser's message as one line that names the nearest of the `known` options where one was unknown."""
-    unknown = re.search(r"[Uu]nrecognized arguments: (--[^\s=]+)", message) or re.search(r"[Oo]ption '?([\w.]+)'? is not accepted|NestedArg\(key='([^']+)'", message)
+    unknown = re.search(r"[Uu]nrecognized arguments: (--[^\s=]+)", message) or re.search(
+        r"[Oo]ption '?([\w.]+)'? is not accepted|NestedArg\(key='([^']+)'", message
+    )
     if unknown:
         name = next(group for group in unknown.groups() if group)
         option = name if name.startswith("--") else f"--{name}"

@@ -48,7 +48,9 @@ def sample(store: str, recipe: StoreRecipe) -> Store:
         for part in missing:
             block = kept.block(part.block)
             prompts = encode_questions(tokenizer, recipe.policy.prompt, block)
-            samples = sampler.sample([question.id for question in block], prompts, range(part.start, part.stop), progress)
+            samples = sampler.sample(
+                [question.id for question in block], prompts, range(part.start, part.stop), progress
+            )
             kept.write_samples(part, [asdict(one) for one in samples])
     kept.write_manifest()
     return kept
@@ -63,7 +65,11 @@ def make_store(store: str, recipe: StoreRecipe, grader: str, signals: Sequence[s
     if (Path(store) / "identity.json").is_file():
         kept = Store.open(store)
         recipe.check_store(kept)
-        if not (kept.missing_parts(recipe.k) or kept.ungraded_parts(grader) or any(kept.unread_blocks(signal) for signal in signals)):
+        if not (
+            kept.missing_parts(recipe.k)
+            or kept.ungraded_parts(grader)
+            or any(kept.unread_blocks(signal) for signal in signals)
+        ):
             return kept
     sample(store, recipe)
     grade(store, grader)
@@ -95,13 +101,21 @@ def grade(store: str, grader: str = "short") -> Store:
         rows = []
         for answer in kept.samples(part).to_pylist():
             right, parsed = rule.grade(questions[answer["question_id"]], answer["text"])
-            rows.append({"question_id": answer["question_id"], "sample": answer["sample"], "right": right, "answer": parsed})
+            rows.append(
+                {"question_id": answer["question_id"], "sample": answer["sample"], "right": right, "answer": parsed}
+            )
         kept.write_grades(grader, part, rows, rule.rule)
     kept.write_manifest()
     return kept
 
 
-def read(store: str, signals: Sequence[str] = ("hidden",), model: str | None = None, device: str = "auto", device_map: str | None = None) -> Store:
+def read(
+    store: str,
+    signals: Sequence[str] = ("hidden",),
+    model: str | None = None,
+    device: str = "auto",
+    device_map: str | None = None,
+) -> Store:
     """Read signals from the model's inside, for the blocks that lack them.
 
     Args:
@@ -171,4 +185,6 @@ def verify(store: str) -> None:
             f"Expected the files of {store!r} to be whole, but {len(problems)} are not: {'; '.join(problems)}. Delete what is named and run the command that made it (sample, grade or read) again."
         )
     manifest = kept.write_manifest()
-    print(f"{store}: {len(manifest['files'])} files whole, identity {kept.sha256[:12]}, {len(kept.questions)} questions in {kept.n_blocks} blocks")
+    print(
+        f"{store}: {len(manifest['files'])} files whole, identity {kept.sha256[:12]}, {len(kept.questions)} questions in {kept.n_blocks} blocks"
+    )

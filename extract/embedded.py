@@ -53,7 +53,9 @@ def _convert(gguf: Path, folder: Path) -> None:
 
     for package in ("gguf", "accelerate"):
         if importlib.util.find_spec(package) is None:
-            raise InputError(f"Expected the package `{package}` to convert the embedded model, but it is not installed. Run `pip install 'confidence-probes[gguf]'`.")
+            raise InputError(
+                f"Expected the package `{package}` to convert the embedded model, but it is not installed. Run `pip install 'confidence-probes[gguf]'`."
+            )
     print(f"Converting {EMBEDDED_MODEL} to safetensors, once (about 15 s) …", file=sys.stderr, flush=True)
     model = AutoModelForCausalLM.from_pretrained(str(gguf.parent), gguf_file=gguf.name, dtype="float32")
     tokenizer = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)

@@ -18,9 +18,13 @@ def choose_grader(store: Store, grader: str | None) -> str:
     if grader is None and len(held) == 1:
         return held[0]
     if not held:
-        raise InputError(f"Expected the store {str(store.path)!r} to hold grades, but it has none. Run `python -m extract grade --store {store.path}`.")
+        raise InputError(
+            f"Expected the store {str(store.path)!r} to hold grades, but it has none. Run `python -m extract grade --store {store.path}`."
+        )
     if grader not in held:
-        raise InputError(f"Expected `grader` to be one of {', '.join(held)}, whose grades {str(store.path)!r} holds, but got {grader!r}. Name one of them, or run `python -m extract grade`.")
+        raise InputError(
+            f"Expected `grader` to be one of {', '.join(held)}, whose grades {str(store.path)!r} holds, but got {grader!r}. Name one of them, or run `python -m extract grade`."
+        )
     return grader
 
 
@@ -37,24 +41,36 @@ def describe(store: Store, grader: str | None = None, n_answers: int = 5) -> str
     ]
     signals = sorted(folder.name for folder in (store.path / "signals").glob("*"))
     for signal in signals:
-        lines.append(f"signal     {signal}: {store.n_blocks - len(store.unread_blocks(signal))} of {store.n_blocks} blocks")
+        lines.append(
+            f"signal     {signal}: {store.n_blocks - len(store.unread_blocks(signal))} of {store.n_blocks} blocks"
+        )
     if not samples:
         return "\n".join([*lines, "samples    none yet: run `python -m extract sample`"])
     tokens = sum(len(row["token_ids"]) for row in samples)
     cut = sum(row["finish_reason"] == "length" for row in samples)
-    lines.append(f"samples    {len(samples)}, {tokens / len(samples):.1f} tokens each, {cut / len(samples):.0%} cut at the token limit")
+    lines.append(
+        f"samples    {len(samples)}, {tokens / len(samples):.1f} tokens each, {cut / len(samples):.0%} cut at the token limit"
+    )
     if not store.graders():
         return "\n".join([*lines, "grades     none yet: run `python -m extract grade`"])
     name = choose_grader(store, grader)
     grades = store.grades(name).to_pylist()
     right = {(row["question_id"], row["sample"]): row["right"] for row in grades}
     unknown = sum(value is None for value in right.values())
-    lines += [f"grades     by {name}: {len(grades)}, {unknown} unknown", "", *_accuracy_table(store, right), "", "answers"]
+    lines += [
+        f"grades     by {name}: {len(grades)}, {unknown} unknown",
+        "",
+        *_accuracy_table(store, right),
+        "",
+        "answers",
+    ]
     questions = {question.id: question for question in store.questions}
     for row in samples[:: max(1, len(samples) // max(1, n_answers))][:n_answers]:
         mark = {True: "right", False: "wrong", None: "unknown"}[right.get((row["question_id"], row["sample"]))]
         question = questions[row["question_id"]]
-        lines.append(f"  {mark:7}  {question.text or question.messages[-1]['content']}  →  {' '.join(row['text'].split())}")
+        lines.append(
+            f"  {mark:7}  {question.text or question.messages[-1]['content']}  →  {' '.join(row['text'].split())}"
+        )
     return "\n".join(lines)
 
 
@@ -72,8 +88,12 @@ def _accuracy_table(store: Store, right: dict[tuple[str, int], bool | None]) -> 
     lines = [f"{'expected accuracy':20} questions   mean   never right   always right"]
     for group, accuracies in [*sorted(groups.items()), ("all", every)]:
         mean = sum(accuracies) / len(accuracies)
-        lines.append(f"{group:20} {len(accuracies):9}   {mean:.2f}   {sum(a == 0 for a in accuracies):11}   {sum(a == 1 for a in accuracies):12}")
+        lines.append(
+            f"{group:20} {len(accuracies):9}   {mean:.2f}   {sum(a == 0 for a in accuracies):11}   {sum(a == 1 for a in accuracies):12}"
+        )
     levels = Counter(round(10 * accuracy) for accuracy in every)
     widest = max(levels.values())
     lines += ["", "spread of the expected accuracy"]
-    return lines + [f"  {level / 10:.1f}  {levels[level]:5}  {'█' * round(40 * levels[level] / widest)}" for level in range(11)]
+    return lines + [
+        f"  {level / 10:.1f}  {levels[level]:5}  {'█' * round(40 * levels[level] / widest)}" for level in range(11)
+    ]

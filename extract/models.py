@@ -51,10 +51,14 @@ def load_model(
     source = str(embedded_model_folder()) if model == EMBEDDED_MODEL else model
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, revision=revision)
-        loaded = AutoModelForCausalLM.from_pretrained(source, revision=revision, dtype=DTYPES[dtype], device_map=device_map)
+        loaded = AutoModelForCausalLM.from_pretrained(
+            source, revision=revision, dtype=DTYPES[dtype], device_map=device_map
+        )
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise InputError(f"Expected `model` to be {EMBEDDED_MODEL!r}, a Hub id or a folder with a causal language model, but {model!r} can't be loaded: {reason}") from error
+        raise InputError(
+            f"Expected `model` to be {EMBEDDED_MODEL!r}, a Hub id or a folder with a causal language model, but {model!r} can't be loaded: {reason}"
+        ) from error
     if device_map is None:
         loaded = loaded.to(where)
     loaded.name_or_path = model
@@ -69,7 +73,9 @@ def _resolve_device(device: str) -> torch.device:
     except RuntimeError:
         raise InputError(f"Expected `device` to be auto, cpu, cuda or cuda:N, but got {device!r}.") from None
     if resolved.type == "cuda" and not torch.cuda.is_available():
-        raise InputError(f"Expected `device` to be one this machine has, but got {device!r} and there is no CUDA device. Use --device auto.")
+        raise InputError(
+            f"Expected `device` to be one this machine has, but got {device!r} and there is no CUDA device. Use --device auto."
+        )
     return resolved
 
 
@@ -103,7 +109,9 @@ def check_model(model: Any, tokenizer: Any, wanted: dict[str, Any], who: str) ->
     wrong = list(differences(found, wanted))
     if wrong:
         revision = f" at revision {wanted['revision']}" if wanted["revision"] else ""
-        raise InputError(f"Expected the model of {who}, {wanted['id']!r}{revision} in {wanted['dtype']}, but got {model.name_or_path!r}, which differs in {'; '.join(wrong)}. Load that model with `load_model({wanted['id']!r}, dtype={wanted['dtype']!r})`.")
+        raise InputError(
+            f"Expected the model of {who}, {wanted['id']!r}{revision} in {wanted['dtype']}, but got {model.name_or_path!r}, which differs in {'; '.join(wrong)}. Load that model with `load_model({wanted['id']!r}, dtype={wanted['dtype']!r})`."
+        )
 
 
 def weight_fingerprint(model: torch.nn.Module) -> str:
@@ -117,7 +125,9 @@ def weight_fingerprint(model: torch.nn.Module) -> str:
     digest = hashlib.sha256()
     for name, parameter in sorted(model.named_parameters()):
         if parameter.is_meta:
-            raise InputError(f"Expected all weights in memory, but {name!r} is offloaded to disk. Load the model with a `device_map` that keeps it in memory.")
+            raise InputError(
+                f"Expected all weights in memory, but {name!r} is offloaded to disk. Load the model with a `device_map` that keeps it in memory."
+            )
         bits, sample = _bit_sum(parameter.detach())
         digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype} {bits}".encode())
         digest.update(sample.contiguous().view(torch.uint8).cpu().numpy().tobytes())

@@ -49,7 +49,9 @@ class Decoding:
         )
         for name, value, holds, expected in checks:
             if not holds:
-                raise InputError(f"Expected `policy.{name}` to be {expected}, but got {value!r}. Change the option or leave it out for its default.")
+                raise InputError(
+                    f"Expected `policy.{name}` to be {expected}, but got {value!r}. Change the option or leave it out for its default."
+                )
 
 
 @dataclass(frozen=True)

@@ -32,9 +32,13 @@ class PromptTemplate:
 
     def __post_init__(self) -> None:
         if self.template.count("{question}") != 1:
-            raise InputError(f"Expected `prompt.template` to hold {{question}} exactly once, but got {self.template!r}. Put {{question}} where the question goes.")
+            raise InputError(
+                f"Expected `prompt.template` to hold {{question}} exactly once, but got {self.template!r}. Put {{question}} where the question goes."
+            )
         if self.system is not None and not self.chat:
-            raise InputError("Expected no `prompt.system` with `prompt.chat` false: plain text has no system message. Put the text into `prompt.template`.")
+            raise InputError(
+                "Expected no `prompt.system` with `prompt.chat` false: plain text has no system message. Put the text into `prompt.template`."
+            )
 
     def messages(self, question: str) -> list[dict[str, str]]:
         """The chat for a question's text."""
@@ -49,19 +53,24 @@ class PromptTemplate:
         """
         if isinstance(prompt, str):
             if not prompt.strip():
-                raise InputError("Expected `prompt` to be a question, but got an empty text. Give the text of the question.")
+                raise InputError(
+                    "Expected `prompt` to be a question, but got an empty text. Give the text of the question."
+                )
             if not self.chat:
                 ids = tokenizer(self.template.replace("{question}", prompt))["input_ids"]
                 return self._checked(ids)
             prompt = self.messages(prompt)
-        if len(prompt) and isinstance(prompt[0], dict):
-            return self._checked(self._encode_chat(tokenizer, prompt))
-        return self._checked([int(token) for token in prompt])  # type: ignore[call-overload]
+        parts: list[Any] = list(prompt)
+        if parts and isinstance(parts[0], dict):
+            return self._checked(self._encode_chat(tokenizer, parts))
+        return self._checked([int(token) for token in parts])
 
-    def _encode_chat(self, tokenizer: PreTrainedTokenizerBase, messages: Any) -> list[int]:
+    def _encode_chat(self, tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]]) -> list[int]:
         if tokenizer.chat_template is None:
-            raise InputError("Expected a tokenizer with a chat template because `prompt.chat` is true, but this one has none. Set `prompt.chat` to false and write the whole prompt in `prompt.template`.")
-        text = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
+            raise InputError(
+                "Expected a tokenizer with a chat template because `prompt.chat` is true, but this one has none. Set `prompt.chat` to false and write the whole prompt in `prompt.template`."
+            )
+        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
         return tokenizer(text, add_special_tokens=False)["input_ids"]
 
     @staticmethod

@@ -45,7 +45,9 @@ class StoreRecipe:
 
     def __post_init__(self) -> None:
         if self.k < 2:
-            raise InputError(f"Expected `k` to be at least 2, because one answer can't tell how often a model is right, but got {self.k}. Ask for 10 or more.")
+            raise InputError(
+                f"Expected `k` to be at least 2, because one answer can't tell how often a model is right, but got {self.k}. Ask for 10 or more."
+            )
         if self.block_size < 1:
             raise InputError(f"Expected `block_size` to be at least 1, but got {self.block_size}. 32 suits a laptop.")
 
@@ -62,7 +64,12 @@ class StoreRecipe:
         of = store.identity
         decoding = asdict(self.policy) | {"stop": list(self.policy.stop)}
         policy = {"model": of["policy"]["model"], "decoding": decoding}
-        wanted = {**of, "block_size": self.block_size, "questions": questions_hash(self.load_questions()), "policy": policy}
+        wanted = {
+            **of,
+            "block_size": self.block_size,
+            "questions": questions_hash(self.load_questions()),
+            "policy": policy,
+        }
         if not Path(self.model).is_dir():  # a folder's identity is its content
             policy["model"] = {**of["policy"]["model"], "id": self.model}
         store.check_identity(wanted)

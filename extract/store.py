@@ -7,50 +7,31 @@ SHA-256; a file without it is unfinished and is written again. Nothing here know
 from __future__ import annotations
 
 import json
-import os
-import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
+import torch
 from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
 from extract.errors import InputError
-from extract.hashing import sha256_file, sha256_json
+from extract.files import is_finished, problem_of, replace_file, write_file
+from extract.hashing import sha256_json
 from extract.policy import SCHEMA_VERSION, Identity, differences
 from extract.questions.question import Question
-
-QUESTIONS_SCHEMA = pa.schema(
-    [
-        ("question_id", pa.string()),
-        ("dataset", pa.string()),
-        ("text", pa.string()),
-        ("messages", pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))),
-        ("references", pa.list_(pa.string())),
-        ("kind", pa.string()),
-        ("choices", pa.list_(pa.string())),
-        ("group", pa.string()),
-        ("meta", pa.string()),
-    ]
+from extract.tables import (
+    GRADES_SCHEMA,
+    QUESTIONS_SCHEMA,
+    SAMPLES_SCHEMA,
+    question_of,
+    question_row,
+    read_table,
+    write_table,
 )
-SAMPLES_SCHEMA = pa.schema(
-    [
-        ("question_id", pa.string()),
-        ("sample", pa.int32()),
-        ("token_ids", pa.list_(pa.int32())),
-        ("text", pa.string()),
-        ("logprobs", pa.list_(pa.float32())),
-        ("finish_reason", pa.string()),
-        ("prompt_tokens", pa.int32()),
-    ]
-)
-#: `right` is null where the grader could not decide; `answer` is what it took for the answer.
-GRADES_SCHEMA = pa.schema([("question_id", pa.string()), ("sample", pa.int32()), ("right", pa.bool_()), ("answer", pa.string())])
 
 
 @dataclass(frozen=True)
@@ -101,13 +82,14 @@ class Store:
             store.check_identity(identity.as_dict())
             return store
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise InputError(f"Expected `store` to be a new folder or a store, but {str(path)!r} is something else and not empty. Give another --store.")
+            raise InputError(
+                f"Expected `store` to be a new folder or a store, but {str(path)!r} is something else and not empty. Give another --store."
+            )
         path.mkdir(parents=True, exist_ok=True)
         record = {"format": "confidence-probes store", "identity": identity.sha256, "of": identity.as_dict()}
         store = cls(path, record)
-        rows = [{**question.record(), "question_id": question.id, "meta": json.dumps(question.meta, sort_keys=True)} for question in questions]
-        _replace(path / "identity.json", json.dumps(record, indent=1, sort_keys=True).encode())
-        store._write_table(path / "questions.parquet", pa.Table.from_pylist(rows, schema=QUESTIONS_SCHEMA))
+        replace_file(path / "identity.json", json.dumps(record, indent=1, sort_keys=True).encode())
+        write_table(path / "questions.parquet", [question_row(question) for question in questions], QUESTIONS_SCHEMA)
         return store
 
     @classmethod
@@ -120,16 +102,24 @@ class Store:
         path = Path(path)
         file = path / "identity.json"
         if not file.is_file():
-            raise InputError(f"Expected `store` to be the folder of a store, but {str(path)!r} has no identity.json. Make one with `python -m extract sample --store {path}`.")
+            raise InputError(
+                f"Expected `store` to be the folder of a store, but {str(path)!r} has no identity.json. Make one with `python -m extract sample --store {path}`."
+            )
         try:
             record = json.loads(file.read_text(encoding="utf-8"))
             schema, stated, actual = record["of"]["schema"], record["identity"], sha256_json(record["of"])
         except (ValueError, KeyError, TypeError):
-            raise InputError(f"Expected {str(file)!r} to hold a store's identity, but it can't be read. Restore the file, or make a new store.") from None
+            raise InputError(
+                f"Expected {str(file)!r} to hold a store's identity, but it can't be read. Restore the file, or make a new store."
+            ) from None
         if schema != SCHEMA_VERSION:
-            raise InputError(f"Expected a store of schema {SCHEMA_VERSION}, but {str(path)!r} has schema {schema}. Use the version of confidence-probes that made it.")
+            raise InputError(
+                f"Expected a store of schema {SCHEMA_VERSION}, but {str(path)!r} has schema {schema}. Use the version of confidence-probes that made it."
+            )
         if stated != actual:
-            raise InputError(f"Expected the identity in {str(file)!r} to be {stated}, but its content gives {actual}: it was altered. Restore the file, or make a new store.")
+            raise InputError(
+                f"Expected the identity in {str(file)!r} to be {stated}, but its content gives {actual}: it was altered. Restore the file, or make a new store."
+            )
         return cls(path, record)
 
     def check_identity(self, wanted: dict[str, Any]) -> None:
@@ -140,7 +130,9 @@ class Store:
         """
         found = list(differences(self.identity, wanted))
         if found:
-            raise InputError(f"Expected the store {str(self.path)!r} to have the identity of this run, but they differ in {'; '.join(found)}. Give another --store, or the settings of that store.")
+            raise InputError(
+                f"Expected the store {str(self.path)!r} to have the identity of this run, but they differ in {'; '.join(found)}. Give another --store, or the settings of that store."
+            )
 
     # Questions and blocks
 
@@ -148,21 +140,8 @@ class Store:
     def questions(self) -> list[Question]:
         """The questions in their order."""
         if self._questions is None:
-            rows = self._read_table(self.path / "questions.parquet", None).to_pylist()
-            self._questions = [
-                Question(
-                    id=row["question_id"],
-                    dataset=row["dataset"],
-                    text=row["text"],
-                    messages=tuple(row["messages"]),
-                    references=tuple(row["references"]),
-                    kind=row["kind"],
-                    choices=tuple(row["choices"]),
-                    group=row["group"],
-                    meta=json.loads(row["meta"]),
-                )
-                for row in rows
-            ]
+            rows = read_table(self.path / "questions.parquet", QUESTIONS_SCHEMA).to_pylist()
+            self._questions = [question_of(row) for row in rows]
         return self._questions
 
     @property
@@ -190,7 +169,7 @@ class Store:
 
     def write_samples(self, part: Part, rows: list[dict[str, Any]]) -> None:
         """Keep the samples of a part, one row each."""
-        self._write_table(self.path / "samples" / f"{part.stem}.parquet", pa.Table.from_pylist(rows, schema=SAMPLES_SCHEMA))
+        write_table(self.path / "samples" / f"{part.stem}.parquet", rows, SAMPLES_SCHEMA)
 
     def samples(self, part: Part | None = None) -> pa.Table:
         """Samples of a part, or all of them, by block, part and question."""
@@ -208,7 +187,7 @@ class Store:
     def write_grades(self, grader: str, part: Part, rows: list[dict[str, Any]], rule: str) -> None:
         """Keep a grader's grades of a part, one row a sample, and its rule in words in the table's metadata."""
         schema = GRADES_SCHEMA.with_metadata({"grader": grader, "rule": rule})
-        self._write_table(self.path / "grades" / grader / f"{part.stem}.parquet", pa.Table.from_pylist(rows, schema=schema))
+        write_table(self.path / "grades" / grader / f"{part.stem}.parquet", rows, schema)
 
     def grades(self, grader: str) -> pa.Table:
         """All grades of a grader."""
@@ -222,12 +201,15 @@ class Store:
 
     def unread_blocks(self, signal: str) -> list[int]:
         """Blocks without this signal."""
-        return [block for block in range(self.n_blocks) if not _finished(self._signal_file(signal, block))]
+        return [block for block in range(self.n_blocks) if not is_finished(self._signal_file(signal, block))]
 
     def write_signal(self, signal: str, block: int, tensors: dict[str, Tensor]) -> None:
         """Keep a signal of a block: tensors [question, …] by ``layer/position`` key."""
         metadata = {"format": "pt", "identity": self.sha256, "signal": signal}
-        self._write(self._signal_file(signal, block), save({key: tensor.contiguous() for key, tensor in tensors.items()}, metadata))
+        write_file(
+            self._signal_file(signal, block),
+            save({key: tensor.contiguous() for key, tensor in tensors.items()}, metadata),
+        )
 
     def signal_keys(self, signal: str) -> list[str]:
         """Keys of a signal's tensors, for example ``["0/last_prompt", …]``.
@@ -246,8 +228,6 @@ class Store:
 
     def read_signal(self, signal: str, key: str) -> Tensor:
         """One tensor [question, …] over all blocks; materialises its bytes and no others."""
-        import torch
-
         parts = []
         for block in range(self.n_blocks):
             with safe_open(self._signal_file(signal, block), framework="pt") as file:
@@ -263,73 +243,37 @@ class Store:
     def problems(self) -> Iterator[str]:
         """What is wrong with the store's files, one line each; nothing when it is whole."""
         for path in self.data_files():
-            name = path.relative_to(self.path)
-            sidecar = path.with_suffix(".json")
-            if not sidecar.is_file():
-                yield f"{name}: unfinished (no {sidecar.name})"
-                continue
-            try:
-                stated = json.loads(sidecar.read_text(encoding="utf-8"))
-                size, digest = stated["size"], stated["sha256"]
-            except (ValueError, KeyError, TypeError):
-                yield f"{name}: {sidecar.name} can't be read"
-                continue
-            if path.stat().st_size != size:
-                yield f"{name}: {path.stat().st_size} bytes, {size} expected"
-            elif sha256_file(path) != digest:
-                yield f"{name}: content changed (checksum differs)"
+            problem = problem_of(path)
+            if problem is not None:
+                yield f"{path.relative_to(self.path)}: {problem}"
 
     def write_manifest(self) -> dict[str, Any]:
         """Write manifest.json, the index derived from the files, and return it."""
-        files = {str(path.relative_to(self.path)): json.loads(path.with_suffix(".json").read_text(encoding="utf-8")) for path in self.data_files() if _finished(path)}
-        manifest = {"identity": self.sha256, "n_questions": len(self.questions), "n_blocks": self.n_blocks, "files": files}
-        _replace(self.path / "manifest.json", json.dumps(manifest, indent=1, sort_keys=True).encode())
+        files = {
+            str(path.relative_to(self.path)): json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+            for path in self.data_files()
+            if is_finished(path)
+        }
+        manifest = {
+            "identity": self.sha256,
+            "n_questions": len(self.questions),
+            "n_blocks": self.n_blocks,
+            "files": files,
+        }
+        replace_file(self.path / "manifest.json", json.dumps(manifest, indent=1, sort_keys=True).encode())
         return manifest
 
     def _signal_file(self, signal: str, block: int) -> Path:
         return self.signal_folder(signal) / f"{block:05d}.safetensors"
 
     def _parts(self, folder: Path) -> list[Part]:
-        return sorted((Part.of(path) for path in folder.glob("*.parquet") if _finished(path)), key=lambda part: (part.block, part.start))
+        return sorted(
+            (Part.of(path) for path in folder.glob("*.parquet") if is_finished(path)),
+            key=lambda part: (part.block, part.start),
+        )
 
     def _tables(self, folder: Path, part: Part | None, schema: pa.Schema) -> pa.Table:
         parts = self._parts(folder) if part is None else [part]
-        return pa.concat_tables([schema.empty_table(), *(self._read_table(folder / f"{p.stem}.parquet", schema) for p in parts)])
-
-    @staticmethod
-    def _read_table(path: Path, schema: pa.Schema | None) -> pa.Table:
-        try:
-            return pq.read_table(path, schema=schema)
-        except (OSError, pa.ArrowException) as error:
-            reason = str(error).splitlines()[0]
-            raise InputError(f"Expected {str(path)!r} to be a table of the store, but it can't be read: {reason} Run `python -m extract verify` on the store.") from error
-
-    def _write_table(self, path: Path, table: pa.Table) -> None:
-        sink = pa.BufferOutputStream()
-        pq.write_table(table, sink, compression="zstd")
-        self._write(path, sink.getvalue().to_pybytes())
-
-    @staticmethod
-    def _write(path: Path, content: bytes) -> None:
-        import hashlib
-
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _replace(path, content)
-        _replace(path.with_suffix(".json"), json.dumps({"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}).encode())
-
-
-def _finished(path: Path) -> bool:
-    return path.is_file() and path.with_suffix(".json").is_file()
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Write beside the final name, flush to the disk, and rename."""
-    unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
-    try:
-        with unfinished.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+        return pa.concat_tables(
+            [schema.empty_table(), *(read_table(folder / f"{p.stem}.parquet", schema) for p in parts)]
+        )

@@ -17,7 +17,9 @@ def normalize(text: str, case_sensitive: bool = False) -> str:
     return text if case_sensitive else text.lower()
 
 
-def contains_answer(text: str, references: Iterable[str], case_sensitive: bool = False, rivals: Iterable[str] = ()) -> bool:
+def contains_answer(
+    text: str, references: Iterable[str], case_sensitive: bool = False, rivals: Iterable[str] = ()
+) -> bool:
     """Whether `text` says any reference as whole words, after `normalize`, and no rival before it.
 
     Args:

@@ -45,7 +45,9 @@ class ConfidenceProbe:
     def confidence(self, hidden: Tensor) -> Tensor:
         """Confidences [...] float32 from hidden states [..., d_model] of `layer` at `position`."""
         if hidden.shape[-1] != self.config["d_model"]:
-            raise InputError(f"Expected hidden states of width {self.config['d_model']}, but got {hidden.shape[-1]}. Read them from {self.config['model']['id']!r}.")
+            raise InputError(
+                f"Expected hidden states of width {self.config['d_model']}, but got {hidden.shape[-1]}. Read them from {self.config['model']['id']!r}."
+            )
         return self.head.to(hidden.device)(hidden)
 
     def score(self, hf_model: Any, tokenizer: Any, prompts: Prompts) -> Tensor:
@@ -82,7 +84,10 @@ class ConfidenceProbe:
         folder.mkdir(parents=True, exist_ok=True)
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.head.state_dict().items()}
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-        (folder / "config.json").write_text(json.dumps({"format_version": FORMAT_VERSION, **self.config}, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        (folder / "config.json").write_text(
+            json.dumps({"format_version": FORMAT_VERSION, **self.config}, indent=1, sort_keys=True) + "\n",
+            encoding="utf-8",
+        )
         (folder / "README.md").write_text(card, encoding="utf-8")
         return folder
 
@@ -107,16 +112,22 @@ def load_probe(probe: str | Path, revision: str | None = None) -> ConfidenceProb
         head.load_state_dict(tensors, strict=True)
     except Exception as error:
         reason = " ".join(str(error).split())
-        raise InputError(f"Expected {str(folder / 'model.safetensors')!r} to hold the tensors of a {config['head']!r} head of width {config['d_model']}, but it does not: {reason}") from error
+        raise InputError(
+            f"Expected {str(folder / 'model.safetensors')!r} to hold the tensors of a {config['head']!r} head of width {config['d_model']}, but it does not: {reason}"
+        ) from error
     bad = [name for name, tensor in tensors.items() if tensor.isnan().any()]
     if bad:
-        raise InputError(f"Expected the tensors of {str(folder)!r} to be numbers, but {', '.join(bad)} hold NaN. Train the probe again.")
+        raise InputError(
+            f"Expected the tensors of {str(folder)!r} to be numbers, but {', '.join(bad)} hold NaN. Train the probe again."
+        )
     return ConfidenceProbe(head, config)
 
 
 def _from_hub(probe: str, revision: str | None) -> Path:
     if probe.count("/") != 1 or probe.startswith((".", "/")):
-        raise InputError(f"Expected `probe` to be the folder of a saved probe or a Hub id, but there is no folder {probe!r}. Runs save theirs as runs/NAME/probe.")
+        raise InputError(
+            f"Expected `probe` to be the folder of a saved probe or a Hub id, but there is no folder {probe!r}. Runs save theirs as runs/NAME/probe."
+        )
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
@@ -124,12 +135,16 @@ def _from_hub(probe: str, revision: str | None) -> Path:
         return Path(snapshot_download(probe, revision=revision, allow_patterns=list(_FILES)))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise InputError(f"Expected `probe` to be the folder of a saved probe or a Hub id, but {probe!r} is no folder and the Hub gave: {reason}") from error
+        raise InputError(
+            f"Expected `probe` to be the folder of a saved probe or a Hub id, but {probe!r} is no folder and the Hub gave: {reason}"
+        ) from error
 
 
 def _read_config(path: Path) -> dict[str, Any]:
     if not path.is_file():
-        raise InputError(f"Expected `probe` to be the folder of a saved probe, but {str(path.parent)!r} has no config.json. Runs save theirs as runs/NAME/probe.")
+        raise InputError(
+            f"Expected `probe` to be the folder of a saved probe, but {str(path.parent)!r} has no config.json. Runs save theirs as runs/NAME/probe."
+        )
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
         missing = [key for key in _NEEDED if key not in config]
@@ -138,9 +153,13 @@ def _read_config(path: Path) -> dict[str, Any]:
     if missing:
         raise InputError(f"Expected {str(path)!r} to describe a probe, but it lacks {', '.join(missing)}.")
     if config["format_version"] != FORMAT_VERSION:
-        raise InputError(f"Expected a probe of format version {FORMAT_VERSION}, but {str(path)!r} has {config['format_version']!r}. Use the version of confidence-probes that wrote it.")
+        raise InputError(
+            f"Expected a probe of format version {FORMAT_VERSION}, but {str(path)!r} has {config['format_version']!r}. Use the version of confidence-probes that wrote it."
+        )
     if config["head"] not in HEADS:
-        raise InputError(f"Expected `head` in {str(path)!r} to be one of {', '.join(HEADS)}, but got {config['head']!r}.")
+        raise InputError(
+            f"Expected `head` in {str(path)!r} to be one of {', '.join(HEADS)}, but got {config['head']!r}."
+        )
     if not isinstance(config["d_model"], int) or not 0 < config["d_model"] < 2**20:
         raise InputError(f"Expected `d_model` in {str(path)!r} to be a positive width, but got {config['d_model']!r}.")
     return config

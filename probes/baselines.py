@@ -43,7 +43,9 @@ def base_rate(table: QuestionTable, rows: dict[str, Tensor]) -> Tensor:
     for row in rows["train"].tolist():
         seen[table.groups[row]].append(float(table.accuracy[row]))
     overall = mean_accuracy(table, rows["train"])
-    return torch.tensor([sum(seen[g]) / len(seen[g]) if seen[g] else overall for g in table.groups], dtype=torch.float64)
+    return torch.tensor(
+        [sum(seen[g]) / len(seen[g]) if seen[g] else overall for g in table.groups], dtype=torch.float64
+    )
 
 
 def length(table: QuestionTable, rows: dict[str, Tensor]) -> Tensor:

@@ -39,7 +39,9 @@ def fit_platt(scores: Tensor, right: Tensor, known: Tensor, ridge: float = 1e-4)
     scores, right, known = scores.double(), right.double(), known.double()
     base = float(right.sum() / known.sum())
     if not 0 < base < 1:
-        raise InputError(f"Expected right and wrong answers to calibrate on, but all {int(known.sum())} are {'right' if base else 'wrong'}. Use more validation questions.")
+        raise InputError(
+            f"Expected right and wrong answers to calibrate on, but all {int(known.sum())} are {'right' if base else 'wrong'}. Use more validation questions."
+        )
     scale = float(scores.std()) if len(scores) > 1 else 0.0
     constant = Platt(0.0, float(torch.logit(torch.tensor(base, dtype=torch.float64))))
     if scale < 1e-9:
@@ -53,7 +55,9 @@ def fit_platt(scores: Tensor, right: Tensor, known: Tensor, ridge: float = 1e-4)
         gradient = design.T @ (known * mean - right) + penalty * theta
         hessian = (design * (known * mean * (1 - mean))[:, None]).T @ design + torch.diag(penalty + 1e-12)
         step = torch.linalg.solve(hessian, gradient)
-        theta = theta - step * min(1.0, 4.0 / float(step.abs().max().clamp_min(1e-12)))  # bounded, so that no step overshoots
+        theta = theta - step * min(
+            1.0, 4.0 / float(step.abs().max().clamp_min(1e-12))
+        )  # bounded, so that no step overshoots
         if float(step.abs().max()) < 1e-10:
             break
     slope = float(theta[0]) / scale

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-_COLUMNS = (("auroc", "AUROC"), ("brier", "Brier"), ("brier_skill", "skill"), ("ece_width", "ECE"), ("ece_mass", "ECE (mass)"), ("spearman", "Spearman"), ("auroc_hard", "AUROC of p̂ ≥ ½"))
+_COLUMNS = (
+    ("auroc", "AUROC"),
+    ("brier", "Brier"),
+    ("brier_skill", "skill"),
+    ("ece_width", "ECE"),
+    ("ece_mass", "ECE (mass)"),
+    ("spearman", "Spearman"),
+    ("auroc_hard", "AUROC of p̂ ≥ ½"),
+)
 
 
 def cell(interval: dict[str, float] | None) -> str:
@@ -21,7 +29,16 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def methods_table(methods: dict[str, Any]) -> str:
     """One row a method: every figure with its interval, and the counts."""
-    rows = [[name, *(cell(figures[key]) for key, _ in _COLUMNS), str(figures["n_questions"]), str(figures["n_samples"]), str(figures["n_unknown"])] for name, figures in methods.items()]
+    rows = [
+        [
+            name,
+            *(cell(figures[key]) for key, _ in _COLUMNS),
+            str(figures["n_questions"]),
+            str(figures["n_samples"]),
+            str(figures["n_unknown"]),
+        ]
+        for name, figures in methods.items()
+    ]
     return table(["method", *(label for _, label in _COLUMNS), "questions", "answers", "unknown"], rows)
 
 
@@ -31,8 +48,15 @@ def markdown_report(record: dict[str, Any], identity: dict[str, Any], pictures: 
     chosen, counts, methods = record["chosen"], record["n_questions"], record["splits"]["test"]["capability"]
     probe = next(iter(methods))
     ceiling = methods[probe]["auroc_ceiling"]
-    ceiling_text = "could not be estimated" if ceiling is None else f"is estimated at {ceiling['value']:.3f} (between {ceiling['low']:.3f} and {ceiling['high']:.3f})"
-    paired = [[f"{row['a']} − {row['b']}", row["metric"], f"{row['value']:+.3f} [{row['low']:+.3f}, {row['high']:+.3f}]"] for row in record["paired"]]
+    ceiling_text = (
+        "could not be estimated"
+        if ceiling is None
+        else f"is estimated at {ceiling['value']:.3f} (between {ceiling['low']:.3f} and {ceiling['high']:.3f})"
+    )
+    paired = [
+        [f"{row['a']} − {row['b']}", row["metric"], f"{row['value']:+.3f} [{row['low']:+.3f}, {row['high']:+.3f}]"]
+        for row in record["paired"]
+    ]
     return f"""# How well the probe knows how often the model is right
 
 `{model["id"]}` ({model["dtype"]}) answered {sum(counts.values())} questions at temperature {decoding["temperature"]}, graded by `{record["grader"]}`. The probe `{probe}` reads

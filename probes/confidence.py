@@ -84,7 +84,9 @@ def _listed(prompts: Any) -> list[Any]:
         return [prompts]
     prompts = list(prompts)
     if not prompts:
-        raise InputError("Expected `prompts` to hold at least one question, but it is empty. Give a text, a chat, or token ids.")
+        raise InputError(
+            "Expected `prompts` to hold at least one question, but it is empty. Give a text, a chat, or token ids."
+        )
     return [prompts] if isinstance(prompts[0], (dict, int)) else prompts
 
 
@@ -125,13 +127,17 @@ class ConfidentModel:
         from extract.sampling.local import left_padded
 
         if self._model is None:
-            raise InputError("Expected a probe that is attached, but `detach` was called. Attach it again with `probe.attach(model, tokenizer)`.")
+            raise InputError(
+                "Expected a probe that is attached, but `detach` was called. Attach it again with `probe.attach(model, tokenizer)`."
+            )
         device = self._model.device
         if isinstance(inputs, Tensor):
             ids = torch.atleast_2d(inputs).to(device)
             mask = torch.atleast_2d(options.pop("attention_mask", torch.ones_like(ids))).to(device)
             if not bool(mask[:, -1].all()):
-                raise InputError("Expected `inputs` to be padded on the left, but `attention_mask` ends in padding. Set `tokenizer.padding_side = 'left'`.")
+                raise InputError(
+                    "Expected `inputs` to be padded on the left, but `attention_mask` ends in padding. Set `tokenizer.padding_side = 'left'`."
+                )
         else:
             ids, mask = left_padded(encode(self.probe, self.tokenizer, inputs), pad=self._pad, device=device)
         options = {"pad_token_id": self._pad, **options}
@@ -150,7 +156,13 @@ class ConfidentModel:
     @property
     def _pad(self) -> int:
         configured = self._model.generation_config.pad_token_id
-        return int(next(token for token in (configured, self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, 0) if token is not None))
+        return int(
+            next(
+                token
+                for token in (configured, self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, 0)
+                if token is not None
+            )
+        )
 
 
 class _PromptCapture:

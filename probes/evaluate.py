@@ -36,7 +36,9 @@ def metric_of(scored: Scored, name: str, reference: float) -> Callable[[Tensor],
     return lambda weights: METRICS[name](scored.confidence, scored.right, scored.known, weights=weights, **extra)
 
 
-def evaluate(scored: Scored, n_unknown: int, reference: float, n_resamples: int = 2000, seed: int = 0) -> dict[str, Any]:
+def evaluate(
+    scored: Scored, n_unknown: int, reference: float, n_resamples: int = 2000, seed: int = 0
+) -> dict[str, Any]:
     """All figures of one method.
 
     Args:
@@ -53,14 +55,30 @@ def evaluate(scored: Scored, n_unknown: int, reference: float, n_resamples: int 
     kept = usable(scored)
     method = Scored(scored.confidence[kept], scored.right[kept], scored.known[kept])
     n = len(method.confidence)
-    figures: dict[str, Any] = {name: bootstrap(metric_of(method, name, reference), n, n_resamples, seed) if n else None for name in METRICS}
+    figures: dict[str, Any] = {
+        name: bootstrap(metric_of(method, name, reference), n, n_resamples, seed) if n else None for name in METRICS
+    }
     value, low, high = functional.auroc_ceiling(method.right, method.known)
     ceiling: Interval | None = {"value": value, "low": low, "high": high} if value == value else None
-    counts = {"n_questions": n, "n_samples": int(method.known.sum()), "n_unknown": n_unknown, "n_masked": int((~kept).sum())}
+    counts = {
+        "n_questions": n,
+        "n_samples": int(method.known.sum()),
+        "n_unknown": n_unknown,
+        "n_masked": int((~kept).sum()),
+    }
     return {"auroc": figures.pop("auroc"), "auroc_ceiling": ceiling, **figures, **counts}
 
 
-def compare(a: str, b: str, scored_a: Scored, scored_b: Scored, split: str, reference: float, n_resamples: int = 2000, seed: int = 0) -> list[dict[str, Any]]:
+def compare(
+    a: str,
+    b: str,
+    scored_a: Scored,
+    scored_b: Scored,
+    split: str,
+    reference: float,
+    n_resamples: int = 2000,
+    seed: int = 0,
+) -> list[dict[str, Any]]:
     """Paired differences a − b in AUROC and Brier on the questions that both methods score.
 
     Both must be scored on the same answers: where one spends half of them, give the other its held-out half too.
@@ -69,12 +87,20 @@ def compare(a: str, b: str, scored_a: Scored, scored_b: Scored, split: str, refe
         ValueError: The two are scored on different answers.
     """
     if not (torch.equal(scored_a.right, scored_b.right) and torch.equal(scored_a.known, scored_b.known)):
-        raise ValueError(f"Expected {a!r} and {b!r} to be scored on the same answers, but they are not. Score both on the held-out half.")
+        raise ValueError(
+            f"Expected {a!r} and {b!r} to be scored on the same answers, but they are not. Score both on the held-out half."
+        )
     both = usable(scored_a) & usable(scored_b)
     first, second = (Scored(one.confidence[both], one.right[both], one.known[both]) for one in (scored_a, scored_b))
     rows = []
     for name in ("auroc", "brier"):
-        difference = paired_bootstrap(metric_of(first, name, reference), metric_of(second, name, reference), int(both.sum()), n_resamples=n_resamples, seed=seed)
+        difference = paired_bootstrap(
+            metric_of(first, name, reference),
+            metric_of(second, name, reference),
+            int(both.sum()),
+            n_resamples=n_resamples,
+            seed=seed,
+        )
         if difference is not None:
             rows.append({"a": a, "b": b, "split": split, "target": "capability", "metric": name, **difference})
     return rows

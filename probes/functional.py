@@ -14,15 +14,23 @@ import torch
 from torch import Tensor
 
 
-def _prepare(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None, least_known: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _prepare(
+    preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None, least_known: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Check shapes and values, and return float64 preds, right, known and weights."""
     if not preds.shape == right.shape == known.shape or preds.dim() != 1:
-        raise ValueError(f"Expected `preds`, `right` and `known` to have one shape [question], but got {tuple(preds.shape)}, {tuple(right.shape)} and {tuple(known.shape)}.")
+        raise ValueError(
+            f"Expected `preds`, `right` and `known` to have one shape [question], but got {tuple(preds.shape)}, {tuple(right.shape)} and {tuple(known.shape)}."
+        )
     preds, right, known = preds.double(), right.double(), known.double()
     if not preds.isfinite().all():
-        raise ValueError(f"Expected finite `preds`, but {int((~preds.isfinite()).sum())} are NaN or infinite. Leave those questions out and count them.")
+        raise ValueError(
+            f"Expected finite `preds`, but {int((~preds.isfinite()).sum())} are NaN or infinite. Leave those questions out and count them."
+        )
     if (known < least_known).any():
-        raise ValueError(f"Expected `known` of at least {least_known} for every question, but the least is {int(known.min())}. Leave those questions out and count them.")
+        raise ValueError(
+            f"Expected `known` of at least {least_known} for every question, but the least is {int(known.min())}. Leave those questions out and count them."
+        )
     if ((right < 0) | (right > known)).any():
         raise ValueError("Expected `right` between 0 and `known` for every question.")
     return preds, right, known, torch.ones_like(preds) if weights is None else weights.double()
@@ -30,7 +38,9 @@ def _prepare(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None
 
 def _check_probability(preds: Tensor) -> None:
     if ((preds < 0) | (preds > 1)).any():
-        raise ValueError(f"Expected `preds` to be confidences in [0, 1], but they reach from {float(preds.min()):.3g} to {float(preds.max()):.3g}. Calibrate the score first.")
+        raise ValueError(
+            f"Expected `preds` to be confidences in [0, 1], but they reach from {float(preds.min()):.3g} to {float(preds.max()):.3g}. Calibrate the score first."
+        )
 
 
 def _mean(values: Tensor, weights: Tensor) -> Tensor:
@@ -176,7 +186,9 @@ def midranks(values: Tensor, weights: Tensor) -> Tensor:
     return (mass.cumsum(-1) - mass / 2)[..., group]
 
 
-def expected_calibration_error(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None = None, n_bins: int = 10, by: str = "width") -> Tensor:
+def expected_calibration_error(
+    preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None = None, n_bins: int = 10, by: str = "width"
+) -> Tensor:
     """Expected calibration error: bins' |mean confidence − mean accuracy|, weighted by their questions.
 
     Noise in p̂ makes it too large, the more so the fewer questions a bin holds; read it beside the Brier score.

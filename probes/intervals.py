@@ -24,10 +24,14 @@ def resample_weights(n_questions: int, n_resamples: int, seed: int) -> Tensor:
     """How often each question is drawn in each resample of N out of N: [resample, question] float64."""
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randint(n_questions, (n_resamples, n_questions), generator=generator)
-    return torch.zeros(n_resamples, n_questions, dtype=torch.float64).scatter_add_(1, drawn, torch.ones_like(drawn, dtype=torch.float64))
+    return torch.zeros(n_resamples, n_questions, dtype=torch.float64).scatter_add_(
+        1, drawn, torch.ones_like(drawn, dtype=torch.float64)
+    )
 
 
-def bootstrap(metric: WeightedMetric, n_questions: int, n_resamples: int = 2000, seed: int = 0, level: float = 0.95) -> Interval | None:
+def bootstrap(
+    metric: WeightedMetric, n_questions: int, n_resamples: int = 2000, seed: int = 0, level: float = 0.95
+) -> Interval | None:
     """A metric with its percentile interval over resampled questions (the cluster bootstrap).
 
     Args:
@@ -44,7 +48,7 @@ def bootstrap(metric: WeightedMetric, n_questions: int, n_resamples: int = 2000,
     step = max(1, 2**24 // n_questions)  # bounds the memory of a chunk of resamples
     resampled = torch.cat([metric(weights) for weights in resample_weights(n_questions, n_resamples, seed).split(step)])
     usable = resampled[resampled.isfinite()]
-    if not value == value or len(usable) < 0.9 * n_resamples:
+    if value != value or len(usable) < 0.9 * n_resamples:
         return None
     tails = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
     low, high = usable.quantile(tails).tolist()

@@ -117,5 +117,7 @@ class HardAUROC(QuestionMetric):
         label = right / known >= 0.5
         if label.all() or not label.any():
             return torch.tensor(torch.nan)
-        ranks = functional.midranks(preds, torch.ones_like(preds)) / len(preds)  # torchmetrics takes numbers outside [0, 1] for logits
+        ranks = functional.midranks(preds, torch.ones_like(preds)) / len(
+            preds
+        )  # torchmetrics takes numbers outside [0, 1] for logits
         return binary_auroc(ranks, label.long())

@@ -8,6 +8,7 @@ from typing import Any
 import lightning as L
 import torch
 from torch import Tensor, nn
+from torchmetrics import Metric
 
 from datamodules import Batch, FeatureDataModule
 from extract.errors import InputError
@@ -38,12 +39,16 @@ class ProbeModule(L.LightningModule):
 
     #: Name of the method in reports.
     name = "probe"
+    mean: Tensor
+    scale: Tensor
 
     def __init__(self, l2: list[float] | float) -> None:
         super().__init__()
         self.penalties = [l2] if isinstance(l2, (int, float)) else list(l2)
         if not self.penalties or min(self.penalties) < 0:
-            raise InputError(f"Expected `l2` to be one or more penalties of at least 0, but got {l2!r}. For example --model.l2=0.1")
+            raise InputError(
+                f"Expected `l2` to be one or more penalties of at least 0, but got {l2!r}. For example --model.l2=0.1"
+            )
         self.choice: Choice | None = None
         self.val_loss: Tensor | None = None
         self._val_logits: Tensor | None = None
@@ -82,7 +87,9 @@ class ProbeModule(L.LightningModule):
             self.train_accuracy = float((train.right / train.known).mean())
         self.feature_names = data.feature_names
         reference = self.train_accuracy
-        self.test_metrics = nn.ModuleDict({"auroc": CapabilityAUROC(), "brier": DebiasedBrier(), "brier_skill": BrierSkill(reference)})
+        self.test_metrics = nn.ModuleDict(
+            {"auroc": CapabilityAUROC(), "brier": DebiasedBrier(), "brier_skill": BrierSkill(reference)}
+        )
 
     def _make(self, n_features: int, d_model: int) -> None:
         self.register_buffer("mean", torch.zeros(n_features, d_model))
@@ -117,29 +124,40 @@ class ProbeModule(L.LightningModule):
     def on_validation_epoch_end(self) -> None:
         """Choose and calibrate on what was collected."""
         self._val_logits = torch.cat([logits for logits, _ in self._val], dim=1).detach()
-        self._val_batch = Batch(*(torch.cat(tensors) for tensors in zip(*(batch for _, batch in self._val), strict=True)))
+        self._val_batch = Batch(
+            *(torch.cat(tensors) for tensors in zip(*(batch for _, batch in self._val), strict=True))
+        )
         self._val.clear()
         batch = self._val_batch
         self.val_loss = soft_label_loss(self._val_logits, batch).nan_to_num(torch.inf)
         penalty, feature = divmod(int(self.val_loss.argmin()), self.val_loss.shape[1])
-        self.choice = Choice(feature, self.feature_names[feature], self.penalties[penalty], self._calibrator(penalty, feature))
+        self.choice = Choice(
+            feature, self.feature_names[feature], self.penalties[penalty], self._calibrator(penalty, feature)
+        )
         confidence = self.choice.calibrator(self._val_logits[penalty, :, feature])
         auroc, brier = CapabilityAUROC(), DebiasedBrier()
         auroc.update(confidence, batch.right, batch.known)
         brier.update(confidence, batch.right, batch.known)
-        self.log_dict({"val/loss": self.val_loss.min(), "val/auroc": auroc.compute(), "val/brier": brier.compute()}, batch_size=len(batch.row))
+        self.log_dict(
+            {"val/loss": self.val_loss.min(), "val/auroc": auroc.compute(), "val/brier": brier.compute()},
+            batch_size=len(batch.row),
+        )
 
     def _calibrator(self, penalty: int, feature: int) -> Platt:
         """Calibrator of one candidate, fitted on validation."""
-        assert self._val_logits is not None and self._val_batch is not None
-        return fit_platt(self._val_logits[penalty, :, feature].cpu(), self._val_batch.right.cpu(), self._val_batch.known.cpu())
+        assert self._val_logits is not None
+        assert self._val_batch is not None
+        return fit_platt(
+            self._val_logits[penalty, :, feature].cpu(), self._val_batch.right.cpu(), self._val_batch.known.cpu()
+        )
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:
         """Score the chosen probe."""
         confidence = self.predict(batch.features)
-        for metric in self.test_metrics.values():
+        for name, metric in self.test_metrics.items():
+            assert isinstance(metric, Metric)
             metric.update(confidence, batch.right, batch.known)
-        self.log_dict({f"test/{name}": metric for name, metric in self.test_metrics.items()}, on_step=False, on_epoch=True, batch_size=len(batch.row))
+            self.log(f"test/{name}", metric, on_step=False, on_epoch=True, batch_size=len(batch.row))
 
     # What comes out
 
@@ -163,7 +181,10 @@ class ProbeModule(L.LightningModule):
         """Confidences [question, feature]: of each feature the penalty with the least validation loss, calibrated like the chosen one."""
         assert self.val_loss is not None
         best = self.val_loss.argmin(0).tolist()
-        heads = [self._calibrated(penalty, feature, self._calibrator(penalty, feature)) for feature, penalty in enumerate(best)]
+        heads = [
+            self._calibrated(penalty, feature, self._calibrator(penalty, feature))
+            for feature, penalty in enumerate(best)
+        ]
         return torch.stack([head(features[:, feature]) for feature, head in enumerate(heads)], dim=1)
 
     def predict(self, features: Tensor) -> Tensor:

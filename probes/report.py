@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from datamodules import FeatureDataModule
-from probes import functional, plots
+from probes import plots
 from probes.artefact import ConfidenceProbe
 from probes.baselines import BASELINES, HALF_SAMPLE, Scored, mean_accuracy, scored
 from probes.card import markdown_report, model_card
-from probes.evaluate import compare, evaluate, usable
-from probes.intervals import bootstrap
+from probes.evaluate import compare, evaluate, metric_of, usable
+from probes.intervals import Interval, bootstrap
 from probes.module import ProbeModule
 
 FORMAT_VERSION = 1
@@ -40,7 +40,10 @@ class Report:
         self.module, self.data, self.seed, self.n_resamples = module, data, seed, n_resamples
         self.table, self.rows = data.table, data.split_rows
         self.reference = mean_accuracy(self.table, self.rows["train"])
-        self.confidences = {module.name: self._probe_confidences(), **{name: fit(self.table, self.rows) for name, fit in BASELINES.items()}}
+        self.confidences = {
+            module.name: self._probe_confidences(),
+            **{name: fit(self.table, self.rows) for name, fit in BASELINES.items()},
+        }
         self.methods = {name: self._scored(name, name in HALF_SAMPLE) for name in self.confidences}
         self.record = self._record()
 
@@ -67,31 +70,49 @@ class Report:
             "identity": self.data.store.sha256,
             "grader": self.table.grader,
             "seed": self.seed,
-            "versions": {"confidence-probes": version("confidence-probes"), **{package: version(package) for package in _PACKAGES}},
-            "chosen": {"layer": int(layer), "position": position, "l2": choice.l2, "calibrator": {"kind": "platt", **choice.calibrator._asdict()}},
+            "versions": {
+                "confidence-probes": version("confidence-probes"),
+                **{package: version(package) for package in _PACKAGES},
+            },
+            "chosen": {
+                "layer": int(layer),
+                "position": position,
+                "l2": choice.l2,
+                "calibrator": {"kind": "platt", **choice.calibrator._asdict()},
+            },
             "n_questions": {split: len(rows) for split, rows in self.rows.items()},
             "n_unusable": self.data.n_unusable,
-            "splits": {"test": {"capability": {name: evaluate(one, unknown, **options) for name, one in self.methods.items()}}},
+            "splits": {
+                "test": {"capability": {name: evaluate(one, unknown, **options) for name, one in self.methods.items()}}
+            },
             "paired": [row for name in BASELINES for row in self._paired(name, options)],
         }
 
     def _paired(self, baseline: str, options: dict[str, Any]) -> list[dict[str, Any]]:
         half = baseline in HALF_SAMPLE
         probe = self.module.name
-        return compare(probe, baseline, self._scored(probe, half), self._scored(baseline, half), split="test", **options)
+        return compare(
+            probe, baseline, self._scored(probe, half), self._scored(baseline, half), split="test", **options
+        )
 
     @torch.no_grad()
     def figures(self) -> dict[str, Any]:
         """The pictures by file name, without ending."""
         figures = self.record["splits"]["test"]["capability"]
-        shown = {name: Scored(one.confidence[usable(one)], one.right[usable(one)], one.known[usable(one)]) for name, one in self.methods.items()}
+        shown = {
+            name: Scored(one.confidence[usable(one)], one.right[usable(one)], one.known[usable(one)])
+            for name, one in self.methods.items()
+        }
         probe = self.module.name
         roc_methods = {name: one for name, one in shown.items() if name != "constant"}
         return {
             "reliability": plots.reliability(probe, shown[probe], figures[probe]["ece_width"]),
             "roc": plots.roc(roc_methods, {name: figures[name]["auroc"] for name in roc_methods}),
             "layers": self._layers(figures),
-            "accuracy": plots.accuracy_distribution(torch.from_numpy(self.table.accuracy)[self._used()], [self.table.groups[i] for i in self._used().tolist()]),
+            "accuracy": plots.accuracy_distribution(
+                torch.from_numpy(self.table.accuracy)[self._used()],
+                [self.table.groups[i] for i in self._used().tolist()],
+            ),
         }
 
     def _used(self) -> Tensor:
@@ -99,15 +120,26 @@ class Report:
 
     def _layers(self, figures: dict[str, Any]) -> Any:
         batch = self.data.batch("test")
-        right, known = batch.right, batch.known
-        aurocs, briers = [], []
+        every: dict[str, list[Interval | None]] = {"auroc": [], "brier": []}
         for confidence in self.module.confidences_by_feature(batch.features).T:
-            args = confidence.double(), right, known
-            aurocs.append(bootstrap(lambda w, a=args: functional.capability_auroc(*a, weights=w), len(known), self.n_resamples, self.seed))  # type: ignore[misc]
-            briers.append(bootstrap(lambda w, a=args: functional.debiased_brier(*a, weights=w), len(known), self.n_resamples, self.seed))  # type: ignore[misc]
-        references = {name: (figures[name]["auroc"]["value"], figures[name]["brier"]["value"]) for name in ("base_rate", "constant") if figures[name]["auroc"] and figures[name]["brier"]}
+            one = Scored(confidence.double(), batch.right, batch.known)
+            for name, intervals in every.items():
+                metric = metric_of(one, name, self.reference)
+                intervals.append(bootstrap(metric, len(batch.row), self.n_resamples, self.seed))
+        references = {
+            name: (figures[name]["auroc"]["value"], figures[name]["brier"]["value"])
+            for name in ("base_rate", "constant")
+            if figures[name]["auroc"] and figures[name]["brier"]
+        }
         assert self.module.choice is not None
-        return plots.by_layer(self.data.feature_names, aurocs, briers, self.module.choice.name, references)
+        return plots.by_layer(
+            self.module.name,
+            self.data.feature_names,
+            every["auroc"],
+            every["brier"],
+            self.module.choice.name,
+            references,
+        )
 
     def predictions(self) -> pa.Table:
         """One row a question: its split, counts, and every method's confidence (null where there is none)."""
@@ -169,10 +201,10 @@ class Report:
             pictures[name] = folder / "plots" / f"{name}.png"
             figure.savefig(pictures[name])
         (folder / "report.json").write_text(json.dumps(self.record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-        (folder / "report.md").write_text(markdown_report(self.record, self.data.store.identity, list(pictures)), encoding="utf-8")
+        (folder / "report.md").write_text(
+            markdown_report(self.record, self.data.store.identity, list(pictures)), encoding="utf-8"
+        )
         pq.write_table(self.predictions(), folder / "predictions.parquet")
         probe = self.probe()
         probe.save(folder / "probe", model_card(probe.config))
         return pictures
-
-

@@ -33,5 +33,7 @@ def load_grader(name: str) -> Grader:
         InputError: Unknown name.
     """
     if name not in GRADERS:
-        raise InputError(f"Expected `grader` to be among {', '.join(GRADERS)}, but got {name!r}.{nearest(name, GRADERS)}")
+        raise InputError(
+            f"Expected `grader` to be among {', '.join(GRADERS)}, but got {name!r}.{nearest(name, GRADERS)}"
+        )
     return GRADERS[name]

@@ -33,9 +33,13 @@ def load_questions(questions: str, n_questions: int | None = None, seed: int = 0
     elif "/" in questions or "." in questions:
         loaded = read_jsonl(Path(questions))
     else:
-        raise InputError(f"Expected `questions` to be one of {', '.join(SETS)} or a .jsonl file, but got {questions!r}.{nearest(questions, SETS)}")
+        raise InputError(
+            f"Expected `questions` to be one of {', '.join(SETS)} or a .jsonl file, but got {questions!r}.{nearest(questions, SETS)}"
+        )
     if n_questions is not None and not 1 <= n_questions <= len(loaded):
-        raise InputError(f"Expected `n_questions` to be between 1 and {len(loaded)}, the size of {questions!r}, but got {n_questions}. Ask for fewer, or leave it out for all.")
+        raise InputError(
+            f"Expected `n_questions` to be between 1 and {len(loaded)}, the size of {questions!r}, but got {n_questions}. Ask for fewer, or leave it out for all."
+        )
     order = hash_order([question.id for question in loaded], seed)
     return [loaded[i] for i in order[:n_questions]]
 

@@ -12,26 +12,31 @@ from extract.errors import InputError
 
 MIN_POPULATION = 300_000
 
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split(", "))
+
+
 #: Territories, former states, disputed states, and entries whose name is out of date.
-NOT_ASKED = frozenset(
-    "Guadeloupe Martinique Réunion Macau Palestine Taiwan Swaziland Burma Scotland Wales".split()
-    + ["Hong Kong", "Puerto Rico", "Western Sahara", "Serbia and Montenegro", "Republic of Macedonia", "Democratic Republic of the Congo", "Republic of the Congo"]
+NOT_ASKED = _names(
+    "Guadeloupe, Martinique, Réunion, Macau, Hong Kong, Puerto Rico, Western Sahara, Palestine, Taiwan, Swaziland, Burma, Scotland, "
+    "Wales, Serbia and Montenegro, Republic of Macedonia, Democratic Republic of the Congo, Republic of the Congo"
 )
 
 #: Seat of government disputed, moved, moving, or other than the capital by law.
-CAPITAL_NOT_ASKED = frozenset(
-    "Bolivia Burundi Israel Indonesia Yemen Benin Malaysia Netherlands Tanzania".split()
-    + ["South Africa", "Sri Lanka", "Ivory Coast", "Equatorial Guinea", "Kazakhstan"]
+CAPITAL_NOT_ASKED = _names(
+    "Bolivia, Burundi, Israel, Indonesia, Yemen, Benin, Malaysia, Netherlands, Tanzania, South Africa, Sri Lanka, Ivory Coast, "
+    "Equatorial Guinea, Kazakhstan"
 )
 
 #: On two continents, or counted to different ones by different sources.
-CONTINENT_NOT_ASKED = frozenset(
-    "Armenia Azerbaijan Cyprus Egypt Georgia Indonesia Kazakhstan Russia Turkey Australia Panama Maldives Mauritius Iceland Comoros".split()
-    + ["East Timor", "Papua New Guinea", "Trinidad and Tobago", "New Zealand", "Fiji", "Solomon Islands"]
+CONTINENT_NOT_ASKED = _names(
+    "Armenia, Azerbaijan, Cyprus, Egypt, Georgia, Indonesia, Kazakhstan, Russia, Turkey, Australia, Panama, Maldives, Mauritius, "
+    "Iceland, Comoros, East Timor, Papua New Guinea, Trinidad and Tobago, New Zealand, Fiji, Solomon Islands"
 )
 
-#: Adjectives of several countries (the Congos, Guinea's neighbours) or forms that countryinfo has only in part.
-DEMONYM_NOT_ASKED = frozenset("Guinea Lesotho Botswana Comoros".split() + ["Bosnia and Herzegovina", "Solomon Islands", "Guinea-Bissau"])
+#: Adjectives of several countries, or forms that countryinfo has only in part.
+DEMONYM_NOT_ASKED = _names("Guinea, Lesotho, Botswana, Comoros, Bosnia and Herzegovina, Solomon Islands, Guinea-Bissau")
 
 CAPITAL_ALIASES: dict[str, tuple[str, ...]] = {
     "Brazil": ("Brasilia",),
@@ -106,9 +111,9 @@ DEMONYM_ALIASES: dict[str, tuple[str, ...]] = {
 
 _NO_PLURAL = ("s", "sh", "ch", "se", "z", "o", "ic", "asy", "man")
 
-_WITH_ARTICLE = frozenset(
-    "Netherlands Philippines Maldives Comoros Bahamas Gambia".split()
-    + ["United States", "United Kingdom", "United Arab Emirates", "Czech Republic", "Dominican Republic", "Central African Republic", "Solomon Islands"]
+_WITH_ARTICLE = _names(
+    "Netherlands, Philippines, Maldives, Comoros, Bahamas, Gambia, United States, United Kingdom, United Arab Emirates, "
+    "Czech Republic, Dominican Republic, Central African Republic, Solomon Islands"
 )
 
 
@@ -129,7 +134,9 @@ def countries() -> list[Country]:
         InputError: The `countryinfo` package is not installed.
     """
     if importlib.util.find_spec("countryinfo") is None:
-        raise InputError("Expected the package `countryinfo` for the question set 'facts', but it is not installed. Run `pip install --no-deps -r requirements-embedded.txt`.")
+        raise InputError(
+            "Expected the package `countryinfo` for the question set 'facts', but it is not installed. Run `pip install --no-deps -r requirements-embedded.txt`."
+        )
     from countryinfo import all_countries
 
     found = {}
@@ -165,13 +172,18 @@ def _continent(data: dict[str, str]) -> tuple[str, ...]:
         return (data["region"],)
     if data["name"] in ("Canada", "Mexico", "United States"):
         return ("North America",)
-    return {"South America": ("South America",), "Central America": ("North America", "Central America")}.get(data["intermediateregion"], ("North America", "Caribbean"))
+    return {"South America": ("South America",), "Central America": ("North America", "Central America")}.get(
+        data["intermediateregion"], ("North America", "Caribbean")
+    )
 
 
 def continent_forms(continents: tuple[str, ...]) -> tuple[str, ...]:
     """Continents with their other forms, for example "Africa" and "African country"."""
     nouns = ("continent", "country", "nation", "state")
-    return (*continents, *(f"{_ADJECTIVES[name]} {noun}" for name in continents if name in _ADJECTIVES for noun in nouns))
+    return (
+        *continents,
+        *(f"{_ADJECTIVES[name]} {noun}" for name in continents if name in _ADJECTIVES for noun in nouns),
+    )
 
 
 def continent_rivals(continents: tuple[str, ...]) -> tuple[str, ...]:
@@ -180,4 +192,10 @@ def continent_rivals(continents: tuple[str, ...]) -> tuple[str, ...]:
     phrases = ("South Africa", "north of Africa", "Asia Minor")
     americas = () if any(name.endswith(("America", "Caribbean")) for name in continents) else ("America", "Americas")
     # what is said of Central America is no denial of North America
-    return (*continent_forms(tuple(name for name in others if "North America" not in continents or name != "Central America")), *phrases, *americas)
+    return (
+        *continent_forms(
+            tuple(name for name in others if "North America" not in continents or name != "Central America")
+        ),
+        *phrases,
+        *americas,
+    )

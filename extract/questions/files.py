@@ -20,7 +20,9 @@ def read_jsonl(path: Path) -> list[Question]:
             questions break a rule of `check_questions`.
     """
     if not path.is_file():
-        raise InputError(f"Expected `questions` to be a built-in set or a .jsonl file, but {str(path)!r} is no file. Check the path.")
+        raise InputError(
+            f"Expected `questions` to be a built-in set or a .jsonl file, but {str(path)!r} is no file. Check the path."
+        )
     questions = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         if line.strip():
@@ -33,12 +35,18 @@ def _question(line: str, number: int, path: Path) -> Question:
     try:
         record = json.loads(line)
     except json.JSONDecodeError as error:
-        raise InputError(f"Expected {where} to be a JSON object, but it does not parse ({error.msg}). Write one object per line.") from None
+        raise InputError(
+            f"Expected {where} to be a JSON object, but it does not parse ({error.msg}). Write one object per line."
+        ) from None
     if not isinstance(record, dict):
-        raise InputError(f"Expected {where} to be a JSON object, but got a {type(record).__name__}. Write one object per line.")
+        raise InputError(
+            f"Expected {where} to be a JSON object, but got a {type(record).__name__}. Write one object per line."
+        )
     for key in record:
         if key not in FIELDS:
-            raise InputError(f"Expected the fields of {where} to be among {', '.join(FIELDS)}, but got {key!r}.{nearest(key, FIELDS)}")
+            raise InputError(
+                f"Expected the fields of {where} to be among {', '.join(FIELDS)}, but got {key!r}.{nearest(key, FIELDS)}"
+            )
     return Question(
         id=str(record.get("id", "")),
         dataset=path.stem,
@@ -63,5 +71,7 @@ def _strings(record: dict[str, Any], key: str, where: str) -> tuple[str, ...]:
     value = record.get(key, [])
     values = [value] if isinstance(value, str) else value
     if not isinstance(values, list) or not all(isinstance(item, str) and item.strip() for item in values):
-        raise InputError(f"Expected `{key}` in {where} to be a text or a list of texts, none empty, but got {value!r}. Correct the field.")
+        raise InputError(
+            f"Expected `{key}` in {where} to be a text or a list of texts, none empty, but got {value!r}. Correct the field."
+        )
     return tuple(values)

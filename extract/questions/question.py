@@ -41,7 +41,12 @@ class Question:
 
     def record(self) -> dict[str, Any]:
         """The question as plain JSON types, the form that is hashed."""
-        return {**asdict(self), "messages": list(self.messages), "references": list(self.references), "choices": list(self.choices)}
+        return {
+            **asdict(self),
+            "messages": list(self.messages),
+            "references": list(self.references),
+            "choices": list(self.choices),
+        }
 
 
 def check_questions(questions: Iterable[Question], source: str) -> list[Question]:
@@ -53,20 +58,30 @@ def check_questions(questions: Iterable[Question], source: str) -> list[Question
     """
     questions = list(questions)
     if not questions:
-        raise InputError(f"Expected `questions` from {source} to hold at least one question, but it is empty. Give a file or a set with questions.")
+        raise InputError(
+            f"Expected `questions` from {source} to hold at least one question, but it is empty. Give a file or a set with questions."
+        )
     seen: set[str] = set()
     for number, question in enumerate(questions, 1):
         where = f"question {question.id!r} (number {number} of {source})"
         if not question.id:
-            raise InputError(f"Expected every question to have an `id`, but number {number} of {source} has none. Add one that is unique in the set.")
+            raise InputError(
+                f"Expected every question to have an `id`, but number {number} of {source} has none. Add one that is unique in the set."
+            )
         if question.id in seen:
-            raise InputError(f"Expected question ids to be unique, but {where} repeats an earlier one. Rename or remove one of the two.")
+            raise InputError(
+                f"Expected question ids to be unique, but {where} repeats an earlier one. Rename or remove one of the two."
+            )
         if not question.references:
-            raise InputError(f"Expected `references` of {where} to hold at least one gold answer, but it has none. Add one or remove the question.")
+            raise InputError(
+                f"Expected `references` of {where} to hold at least one gold answer, but it has none. Add one or remove the question."
+            )
         if bool(question.text) == bool(question.messages):
             raise InputError(f"Expected {where} to have exactly one of `text` and `messages`. Give one of them.")
         if question.kind not in get_args(Kind):
-            raise InputError(f"Expected `kind` of {where} to be one of {', '.join(get_args(Kind))}, but got {question.kind!r}.")
+            raise InputError(
+                f"Expected `kind` of {where} to be one of {', '.join(get_args(Kind))}, but got {question.kind!r}."
+            )
         seen.add(question.id)
     return questions
 

@@ -68,7 +68,10 @@ def draw(logits: Tensor, uniforms: Tensor, temperature: float, top_p: float = 1.
     Returns:
         Tokens, and their log-probabilities under the raw distribution (before temperature, top-p and top-k).
     """
-    parts = [_draw_rows(rows, u, temperature, top_p, top_k) for rows, u in zip(logits.split(_ROWS), uniforms.split(_ROWS), strict=True)]
+    parts = [
+        _draw_rows(rows, u, temperature, top_p, top_k)
+        for rows, u in zip(logits.split(_ROWS), uniforms.split(_ROWS), strict=True)
+    ]
     return Drawn(torch.cat([part.tokens for part in parts]), torch.cat([part.logprobs for part in parts]))
 
 

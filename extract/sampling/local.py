@@ -88,13 +88,19 @@ class LocalSampler:
         drawn: dict[int, list[Sample]] = {}
         for start in range(0, len(by_length), step):
             batch = by_length[start : start + step]
-            answers = self._sample_batch([question_ids[i] for i in batch], [prompts[i] for i in batch], samples, progress)
+            answers = self._sample_batch(
+                [question_ids[i] for i in batch], [prompts[i] for i in batch], samples, progress
+            )
             for position, i in enumerate(batch):
                 drawn[i] = answers[position * len(samples) : (position + 1) * len(samples)]
         return [answer for i in range(len(prompts)) for answer in drawn[i]]
 
     def _sample_batch(
-        self, question_ids: Sequence[str], prompts: Sequence[Sequence[int]], samples: range, progress: Callable[[int, int], None] | None
+        self,
+        question_ids: Sequence[str],
+        prompts: Sequence[Sequence[int]],
+        samples: range,
+        progress: Callable[[int, int], None] | None,
     ) -> list[Sample]:
         decoding, device = self.decoding, self.model.device
         n_rows, n_steps = len(prompts) * len(samples), decoding.max_new_tokens
@@ -135,21 +141,42 @@ class LocalSampler:
 
     def _uniforms(self, question_ids: Sequence[str], samples: range) -> np.ndarray[Any, np.dtype[np.float64]]:
         keys = np.array([question_key(self.decoding.seed, id_) for id_ in question_ids], dtype=np.uint64)
-        return keyed_uniforms(np.repeat(keys, len(samples)), np.tile(np.array(samples, dtype=np.uint64), len(keys)), self.decoding.max_new_tokens)
+        return keyed_uniforms(
+            np.repeat(keys, len(samples)),
+            np.tile(np.array(samples, dtype=np.uint64), len(keys)),
+            self.decoding.max_new_tokens,
+        )
 
     def _forward(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> Tensor:
         """Logits [row, vocab] after the last token."""
-        output = self.model(input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        output = self.model(
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
         return output.logits[:, -1]
 
     def _said_stop(self, tokens: Tensor, running: Tensor) -> Tensor:
         said = torch.zeros_like(running)
         if self.decoding.stop:
             texts = self.tokenizer.batch_decode(tokens[running], skip_special_tokens=True)
-            said[running] = torch.tensor([any(stop in text for stop in self.decoding.stop) for text in texts], device=said.device)
+            said[running] = torch.tensor(
+                [any(stop in text for stop in self.decoding.stop) for text in texts], device=said.device
+            )
         return said
 
-    def _collect(self, question_ids: Sequence[str], prompts: Sequence[Sequence[int]], samples: range, tokens: list[list[int]], logprobs: list[list[float]], lengths: list[int]) -> list[Sample]:
+    def _collect(
+        self,
+        question_ids: Sequence[str],
+        prompts: Sequence[Sequence[int]],
+        samples: range,
+        tokens: list[list[int]],
+        logprobs: list[list[float]],
+        lengths: list[int],
+    ) -> list[Sample]:
         collected = []
         for row, length in enumerate(lengths):
             ids = tokens[row][:length]

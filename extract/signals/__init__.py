@@ -22,6 +22,8 @@ def load_signal(name: str) -> Callable[..., dict[str, Any]]:
         InputError: Unknown name.
     """
     if name not in SIGNALS:
-        raise InputError(f"Expected `signals` to be among {', '.join(SIGNALS)}, but got {name!r}.{nearest(name, SIGNALS)}")
+        raise InputError(
+            f"Expected `signals` to be among {', '.join(SIGNALS)}, but got {name!r}.{nearest(name, SIGNALS)}"
+        )
     module, function = SIGNALS[name].split(":")
     return getattr(import_module(module), function)

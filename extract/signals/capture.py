@@ -32,7 +32,9 @@ def decoder_blocks(model: Any) -> nn.ModuleList:
     for module in decoder_of(model).children():
         if isinstance(module, nn.ModuleList) and len(module) == n_layers(model):
             return module
-    raise InputError(f"Expected a decoder with a list of {n_layers(model)} blocks, but {type(model).__name__} has none. This architecture can't be read; use another model.")
+    raise InputError(
+        f"Expected a decoder with a list of {n_layers(model)} blocks, but {type(model).__name__} has none. This architecture can't be read; use another model."
+    )
 
 
 class HiddenCapture:
@@ -55,7 +57,9 @@ class HiddenCapture:
         last = n_layers(model)
         outside = [layer for layer in self.layers if not 0 <= layer <= last]
         if outside:
-            raise InputError(f"Expected `layers` between 0 (embeddings) and {last}, but got {outside}. This model has {last} blocks.")
+            raise InputError(
+                f"Expected `layers` between 0 (embeddings) and {last}, but got {outside}. This model has {last} blocks."
+            )
         self.positions: Tensor | None = None
         self.states: dict[int, Tensor] = {}
         self._model = model
@@ -73,7 +77,9 @@ class HiddenCapture:
             self._handles.append(handle)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()

@@ -45,7 +45,9 @@ def read_hidden(
         for batch in _batches(by_length, [len(prompt) for prompt in prompts], batch_tokens):
             longest = len(prompts[batch[-1]])
             ids = torch.tensor([[*prompts[i], *[0] * (longest - len(prompts[i]))] for i in batch], device=model.device)
-            capture.positions = torch.tensor([question_position(position, len(prompts[i])) for i in batch], device=model.device)
+            capture.positions = torch.tensor(
+                [question_position(position, len(prompts[i])) for i in batch], device=model.device
+            )
             decoder_of(model)(input_ids=ids, use_cache=False)
             parts.append(capture.stacked())
             order += batch
@@ -66,7 +68,9 @@ def _batches(by_length: list[int], lengths: list[int], batch_tokens: int) -> lis
     return batches
 
 
-def hidden_signal(model: Any, prompts: Sequence[Sequence[int]], progress: Callable[[int, int], None] | None = None) -> dict[str, Tensor]:
+def hidden_signal(
+    model: Any, prompts: Sequence[Sequence[int]], progress: Callable[[int, int], None] | None = None
+) -> dict[str, Tensor]:
     """Every layer at `last_prompt`: tensors [question, d_model] by key ``layer/last_prompt``."""
     states = read_hidden(model, prompts, progress=progress)
     return {f"{layer}/last_prompt": states[:, layer] for layer in range(states.shape[1])}

@@ -17,8 +17,12 @@ def question_position(name: str, n_prompt: int) -> int:
         InputError: Unknown name, or the index lies outside the prompt.
     """
     if name not in QUESTION_POSITIONS:
-        raise InputError(f"Expected `positions` to be among {', '.join(QUESTION_POSITIONS)}, but got {name!r}.{nearest(name, QUESTION_POSITIONS)}")
+        raise InputError(
+            f"Expected `positions` to be among {', '.join(QUESTION_POSITIONS)}, but got {name!r}.{nearest(name, QUESTION_POSITIONS)}"
+        )
     index = QUESTION_POSITIONS[name](n_prompt)
     if not 0 <= index < n_prompt:
-        raise InputError(f"Expected position {name!r} to lie in a prompt of {n_prompt} tokens, but its index is {index}. Give a longer prompt.")
+        raise InputError(
+            f"Expected position {name!r} to lie in a prompt of {n_prompt} tokens, but its index is {index}. Give a longer prompt."
+        )
     return index

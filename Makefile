@@ -1,0 +1,34 @@
+# Everything from a fresh clone: `make train`, `make test`. Needs Python 3.11 or later with pip.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+READY := $(VENV)/.ready
+
+.PHONY: train test lint bench clean
+
+train: $(READY)
+	$(BIN)/python train.py
+
+test: $(READY)
+	$(BIN)/python -m pytest
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(READY)
+	$(BIN)/python -m benchmarks
+
+# uv would not find the CPU build of torch where one is provided, so this is pip. torch comes first and alone, so that
+# no other package can ask for another build of it.
+$(READY): pyproject.toml constraints.txt requirements-embedded.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) --constraint constraints.txt torch
+	$(PIP) --constraint constraints.txt --editable ".[gguf,dev]"
+	$(PIP) --no-deps --require-hashes --requirement requirements-embedded.txt
+	touch $(READY)
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,209 @@
+"""One experiment: fit a probe, test it once, and write its report and the saved probe.
+
+`python train.py` alone runs configs/default.yaml and makes the store it needs. Options are flat: `--model=Linear
+--model.l2=0.1 --data.positions=[last_prompt] --trainer.max_epochs=50`, or `--config configs/NAME.yaml` before them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.loggers import WandbLogger
+
+from datamodules import FeatureDataModule
+from extract.cli import explain, known_options
+from extract.errors import InputError
+from probes.card import methods_table
+from probes.linear import Linear
+from probes.module import ProbeModule
+from probes.report import Report
+
+PROBES = (Linear,)
+HERE = Path(__file__).parent
+
+
+class TrainParser(LightningArgumentParser):
+    """Lightning's parser, with one line for a mistake."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Print one line on standard error and exit with 2."""
+        print(f"error: {explain(message, known_options(self))}", file=sys.stderr)
+        raise SystemExit(2)
+
+
+class KeepConfig(SaveConfigCallback):
+    """Writes the resolved config into the run's folder and sends it to W&B, whole."""
+
+    def save_config(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Called once, on the first process."""
+        text = self.parser.dump(self.config, skip_none=False)
+        Path(trainer.default_root_dir, "config.yaml").write_text(text, encoding="utf-8")
+        for logger in trainer.loggers:
+            if isinstance(logger, WandbLogger):
+                logger.experiment.config.update(self.config.as_dict(), allow_val_change=True)
+
+
+class TrainCLI(LightningCLI):
+    """Adds the run's name, and puts everything a run writes into runs/NAME."""
+
+    def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
+        """The parser with one-line errors."""
+        parser = TrainParser(**kwargs)
+        parser.add_argument(
+            "-c", "--config", action="config", help="YAML file with options; give it before the options that change it"
+        )
+        return parser
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Options of the run itself."""
+        parser.add_argument("--runs", type=str, default="runs", help="Folder that holds the runs.")
+        parser.add_argument(
+            "--name",
+            type=str | None,
+            default=None,
+            help="Name of this run's folder; null makes one of the probe, the date and the time.",
+        )
+        parser.add_argument(
+            "--n_resamples", type=int, default=2000, help="Resamples of the questions behind each interval."
+        )
+
+    def before_instantiate_classes(self) -> None:
+        """Make the run's folder and point the loggers to it."""
+        self.run_folder = new_run_folder(
+            Path(self.config.runs), self.config.name, self.config.model.class_path.rsplit(".", 1)[-1].lower()
+        )
+        self.config.trainer.default_root_dir = str(self.run_folder)
+        loggers = self.config.trainer.logger
+        for logger in loggers if isinstance(loggers, list) else []:
+            logger.init_args.save_dir = str(self.run_folder)
+            if "WandbLogger" in logger.class_path:
+                logger.init_args.name = self.run_folder.name
+            if "CSVLogger" in logger.class_path:
+                logger.init_args.name, logger.init_args.version = "", ""
+
+
+def new_run_folder(runs: Path, name: str | None, method: str) -> Path:
+    """Make ``runs/name``; without a name, one of the method and the time that no other run has.
+
+    Raises:
+        InputError: The named folder is there already, or can't be made.
+    """
+    stem = name or os.environ.get("WANDB_RUN_ID") or f"{method}-{datetime.now():%Y%m%d-%H%M%S}"
+    for number in range(1, 1000):
+        folder = runs / (stem if number == 1 else f"{stem}-{number}")
+        try:
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError:
+            if name is not None:
+                raise InputError(
+                    f"Expected `name` to be that of a new run, but {str(folder)!r} exists. Give another --name, or none."
+                ) from None
+        except OSError as error:
+            raise InputError(
+                f"Expected `runs` to be a folder that can be written, but {str(folder)!r} can't be made: {error.strerror}. Give another --runs."
+            ) from error
+    raise InputError(f"Expected a free name for the run in {str(runs)!r}, but found none. Give a --name.")
+
+
+def wandb_offline_without_key() -> None:
+    """Without a W&B key, log offline and say so once."""
+    if "WANDB_MODE" in os.environ or os.environ.get("WANDB_API_KEY"):
+        return
+    netrc = Path(os.environ.get("NETRC", Path.home() / ".netrc"))
+    if not (netrc.is_file() and "wandb" in netrc.read_text(encoding="utf-8", errors="ignore")):
+        os.environ["WANDB_MODE"] = "offline"
+        print("No W&B key found: logging offline; `wandb sync` uploads a run later.", file=sys.stderr)
+
+
+def quiet() -> None:
+    """Silence what Lightning says about itself; our own lines say what matters."""
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    os.environ.setdefault("WANDB_SILENT", "true")
+    warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+    warnings.filterwarnings("ignore", message=".*isinstance.treespec, LeafSpec.*")
+    warnings.filterwarnings("ignore", message=".*instantiate_classes.*")
+    warnings.filterwarnings("ignore", message=".*The number of training batches.*")
+
+
+def log_report(report: Report, pictures: dict[str, Path], loggers: Sequence[Any]) -> None:
+    """Give W&B the figures, predictions and pictures of a report."""
+    import wandb
+
+    for logger in loggers:
+        if not isinstance(logger, WandbLogger):
+            continue
+        table = report.predictions()
+        rows = list(zip(*(table[column].to_pylist() for column in table.column_names), strict=True))
+        logger.experiment.log(
+            {
+                "predictions": wandb.Table(columns=table.column_names, data=rows),
+                **{f"plots/{name}": wandb.Image(str(path)) for name, path in pictures.items()},
+            }
+        )
+        for method, figures in report.record["splits"]["test"]["capability"].items():
+            for metric, figure in figures.items():
+                if isinstance(figure, dict):
+                    logger.experiment.summary[f"test/{method}/{metric}"] = figure["value"]
+        for metric, value in report.module.trainer.callback_metrics.items():
+            if metric.startswith("val/"):
+                logger.experiment.summary[f"best/{metric.replace('/', '_')}"] = float(value)
+        logger.experiment.finish()
+
+
+def run(arguments: Sequence[str] | None = None) -> Path:
+    """Run one experiment and return its folder.
+
+    Raises:
+        InputError: Bad options or data; the message says what to do.
+    """
+    quiet()
+    wandb_offline_without_key()
+    cli = TrainCLI(
+        ProbeModule,
+        FeatureDataModule,
+        subclass_mode_model=True,
+        run=False,
+        seed_everything_default=0,
+        save_config_callback=KeepConfig,
+        save_config_kwargs={"save_to_log_dir": False},
+        parser_kwargs={"default_config_files": [str(HERE / "configs" / "default.yaml")]},
+        args=list(sys.argv[1:] if arguments is None else arguments),
+    )
+    cli.trainer.fit(cli.model, cli.datamodule)
+    validation = dict(cli.trainer.callback_metrics)
+    cli.trainer.test(cli.model, cli.datamodule, verbose=False)
+    cli.trainer.callback_metrics.update(validation)
+    report = Report(cli.model, cli.datamodule, seed=int(cli.config.seed_everything), n_resamples=cli.config.n_resamples)
+    pictures = report.write(cli.run_folder)
+    log_report(report, pictures, cli.trainer.loggers)
+    print(methods_table(report.record["splits"]["test"]["capability"]))
+    print(f"\nReport: {cli.run_folder / 'report.md'}   Probe: {cli.run_folder / 'probe'}")
+    return cli.run_folder
+
+
+def main() -> int:
+    """Command line: exit status 2 and one line for what a user can put right."""
+    try:
+        run()
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except ValueError as error:  # an InputError inside the parser comes wrapped
+        if isinstance(error.__cause__, InputError):
+            print(f"error: {error.__cause__}", file=sys.stderr)
+            return 2
+        raise
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

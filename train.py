@@ -13,13 +13,13 @@ import warnings
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import WandbLogger
 
 from datamodules import FeatureDataModule
-from extract.cli import explain, known_options
+from extract.cli import OneLineErrors
 from extract.errors import InputError
 from probes.card import methods_table
 from probes.linear import Linear
@@ -30,13 +30,8 @@ PROBES = (Linear,)
 HERE = Path(__file__).parent
 
 
-class TrainParser(LightningArgumentParser):
+class TrainParser(OneLineErrors, LightningArgumentParser):
     """Lightning's parser, with one line for a mistake."""
-
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Print one line on standard error and exit with 2."""
-        print(f"error: {explain(message, known_options(self))}", file=sys.stderr)
-        raise SystemExit(2)
 
 
 class KeepConfig(SaveConfigCallback):
@@ -87,7 +82,7 @@ class TrainCLI(LightningCLI):
             if "WandbLogger" in logger.class_path:
                 logger.init_args.name = self.run_folder.name
             if "CSVLogger" in logger.class_path:
-                logger.init_args.name, logger.init_args.version = "", ""
+                logger.init_args.name, logger.init_args.version = "logs", ""
 
 
 def new_run_folder(runs: Path, name: str | None, method: str) -> Path:
@@ -128,9 +123,10 @@ def quiet() -> None:
     """Silence what Lightning says about itself; our own lines say what matters."""
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     os.environ.setdefault("WANDB_SILENT", "true")
+    os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")  # Lightning 2.6 calls what 4.49 deprecated
+    warnings.filterwarnings("ignore", message=".*intended to run from within Python.*")
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
     warnings.filterwarnings("ignore", message=".*isinstance.treespec, LeafSpec.*")
-    warnings.filterwarnings("ignore", message=".*instantiate_classes.*")
     warnings.filterwarnings("ignore", message=".*The number of training batches.*")
 
 

@@ -28,9 +28,11 @@ class Batch(NamedTuple):
 class TensorBatches:
     """Slices of tensors that are in memory already; shuffled anew in every pass where asked for.
 
+    The batches of a pass are of equal size, give or take one: a short last batch would give its questions more weight.
+
     Args:
         batch: All questions.
-        batch_size: Questions in a batch.
+        batch_size: Most questions in a batch.
         shuffle: Whether to shuffle, with torch's global generator.
     """
 
@@ -43,7 +45,7 @@ class TensorBatches:
     def __iter__(self) -> Iterator[Batch]:
         n = len(self.batch.row)
         order = torch.randperm(n) if self.shuffle else torch.arange(n)
-        for rows in order.split(self.batch_size):
+        for rows in order.tensor_split(len(self)):
             yield Batch(*(tensor[rows] for tensor in self.batch))
 
 
@@ -103,7 +105,15 @@ class FeatureDataModule(L.LightningDataModule):
         if self._batches:
             return
         self.store = Store.open(self.store_path)
-        self.table = load_table(self.store, self.grader)
+        self.use_table(load_table(self.store, self.grader))
+
+    def use_table(self, table: QuestionTable) -> None:
+        """Read the features and split the questions of a table, which may be another than the store's own.
+
+        Raises:
+            InputError: As `setup`.
+        """
+        self.table = table
         self.feature_names = self._feature_names()
         features = torch.stack(
             [self.store.read_signal(self.signal, name) for name in self.feature_names], dim=1

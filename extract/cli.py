@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import fields
+from importlib import import_module
 from inspect import signature
 from typing import Any, NoReturn
 
@@ -15,30 +16,63 @@ from extract.errors import InputError, nearest
 from extract.recipe import StoreRecipe
 
 
-class OneLineParser(ArgumentParser):
-    """An argument parser whose errors are one line, with the nearest known option for an unknown one."""
+class OneLineErrors:
+    """For a parser: errors of one line with the nearest known option, and no guessing of options from their beginning."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.allow_abbrev = False
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Print one line on standard error and exit with 2."""
+        """Print one line on standard error and exit with 2; a parser inside another one leaves that to the outer."""
+        if not self.exit_on_error:  # type: ignore[attr-defined]
+            super().error(message, ex)  # type: ignore[misc]
         print(f"error: {explain(message, known_options(self))}", file=sys.stderr)
         raise SystemExit(2)
 
 
-def known_options(parser: ArgumentParser) -> list[str]:
+class OneLineParser(OneLineErrors, ArgumentParser):
+    """The parser of our commands."""
+
+
+def known_options(parser: Any) -> list[str]:
     """Every option string of a parser, for example ``--policy.temperature``."""
     return [option for action in parser._actions for option in action.option_strings if option.startswith("--")]
 
 
 def explain(message: str, known: list[str]) -> str:
     """A parser's message as one line that names the nearest of the `known` options where one was unknown."""
-    unknown = re.search(r"[Uu]nrecognized arguments: (--[^\s=]+)", message) or re.search(
-        r"[Oo]ption '?([\w.]+)'? is not accepted|NestedArg\(key='([^']+)'", message
+    nested = re.search(
+        r"Parser key \"([\w.]+)\".*given class_path '([\w.]+)'.*NestedArg\(key='([\w.]+)'", message, re.DOTALL
     )
-    if unknown:
-        name = next(group for group in unknown.groups() if group)
-        option = name if name.startswith("--") else f"--{name}"
-        return f"Expected an option of this command, but got `{option}`.{nearest(option, known)} Run with --help for the list."
-    return " ".join(message.split())
+    plain = re.search(r"[Uu]nrecognized arguments: (--[^\s=]+)", message)
+    if nested:
+        key, class_path, name = nested.groups()
+        option, known = f"--{key}.{name}", options_of(class_path, key)
+        if option in known:  # the name is right, so its value is not
+            return f"Expected `{option}` to have the type that --help gives, but got {message.rsplit('val=', 1)[-1].rstrip(')')}."
+    elif plain:
+        option = plain[1]
+    else:
+        wrong = re.fullmatch(
+            r"Parser key \"([\w.]+)\": Expected a <class '(\w+)'>\.\s+Got value: (.*)", message.strip(), re.DOTALL
+        )
+        return (
+            f"Expected `--{wrong[1]}` to be of type {wrong[2]}, but got {wrong[3]!r}."
+            if wrong
+            else " ".join(message.split())
+        )
+    return (
+        f"Expected an option of this command, but got `{option}`.{nearest(option, known)} Run with --help for the list."
+    )
+
+
+def options_of(class_path: str, key: str) -> list[str]:
+    """Options of a class that is given under a key, for example ``--model.lr`` of a probe."""
+    module, name = class_path.rsplit(".", 1)
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(getattr(import_module(module), name), key)
+    return known_options(parser)
 
 
 def run(commands: dict[str, Callable[..., Any]], program: str, arguments: list[str] | None = None) -> int:

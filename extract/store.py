@@ -20,7 +20,7 @@ from torch import Tensor
 
 from extract.errors import InputError
 from extract.files import is_finished, problem_of, replace_file, write_file
-from extract.hashing import sha256_json
+from extract.hashing import canonical_json, sha256_json
 from extract.policy import SCHEMA_VERSION, Identity, differences
 from extract.questions.question import Question
 from extract.tables import (
@@ -80,8 +80,9 @@ class Store:
         if (path / "identity.json").is_file():
             store = cls.open(path)
             store.check_identity(identity.as_dict())
+            store._write_questions(questions)
             return store
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        if path.exists() and (not path.is_dir() or any(not child.name.startswith(".") for child in path.iterdir())):
             raise InputError(
                 f"Expected `store` to be a new folder or a store, but {str(path)!r} is something else and not empty. Give another --store."
             )
@@ -89,8 +90,14 @@ class Store:
         record = {"format": "confidence-probes store", "identity": identity.sha256, "of": identity.as_dict()}
         store = cls(path, record)
         replace_file(path / "identity.json", json.dumps(record, indent=1, sort_keys=True).encode())
-        write_table(path / "questions.parquet", [question_row(question) for question in questions], QUESTIONS_SCHEMA)
+        store._write_questions(questions)
         return store
+
+    def _write_questions(self, questions: list[Question]) -> None:
+        """Write the questions, unless an earlier run has: it may have stopped between the identity and them."""
+        path = self.path / "questions.parquet"
+        if not is_finished(path):
+            write_table(path, [question_row(question) for question in questions], QUESTIONS_SCHEMA)
 
     @classmethod
     def open(cls, path: str | Path) -> Store:
@@ -205,7 +212,8 @@ class Store:
 
     def write_signal(self, signal: str, block: int, tensors: dict[str, Tensor]) -> None:
         """Keep a signal of a block: tensors [question, …] by ``layer/position`` key."""
-        metadata = {"format": "pt", "identity": self.sha256, "signal": signal}
+        # one key: safetensors writes several in an order that changes from run to run
+        metadata = {"store": canonical_json({"identity": self.sha256, "signal": signal, "block": block})}
         write_file(
             self._signal_file(signal, block),
             save({key: tensor.contiguous() for key, tensor in tensors.items()}, metadata),

@@ -50,9 +50,8 @@ def question_row(question: Question) -> dict[str, Any]:
 
 def question_of(row: dict[str, Any]) -> Question:
     """The question of a row."""
-    lists = {name: tuple(row[name]) for name in ("messages", "references", "choices")}
-    texts = {name: row[name] for name in ("dataset", "text", "kind", "group")}
-    return Question(id=row["question_id"], meta=json.loads(row["meta"]), **lists, **texts)
+    fields = {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
+    return Question(id=fields.pop("question_id"), meta=json.loads(fields.pop("meta")), **fields)
 
 
 def write_table(path: Path, rows: list[dict[str, Any]], schema: pa.Schema) -> None:

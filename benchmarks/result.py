@@ -1,0 +1,72 @@
+"""What every benchmark prints as its last line, and how two things are timed against each other."""
+
+from __future__ import annotations
+
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from datetime import date
+from typing import Any
+
+import torch
+
+
+def report(name: str, value: Any, bar: str, holds: bool, **details: Any) -> None:
+    """Print the figure as one line of JSON.
+
+    Args:
+        name: The benchmark's name.
+        value: The ratio, or named values.
+        bar: What it should be, in words.
+        holds: Whether it is.
+        **details: Medians of both sides, counts, and whatever explains the figure.
+    """
+    import transformers
+
+    device = (
+        torch.cuda.get_device_name()
+        if torch.cuda.is_available()
+        else f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
+    )
+    versions = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+    print(
+        json.dumps(
+            {
+                "name": name,
+                "value": value,
+                "bar": bar,
+                "holds": bool(holds),
+                **details,
+                "device": device,
+                "versions": versions,
+                "date": str(date.today()),
+            }
+        )
+    )
+
+
+def alternating(
+    a: Callable[[], object], b: Callable[[], object], pairs: int, warm: int = 2
+) -> tuple[float, float, float]:
+    """Time two things in turn in one process.
+
+    Returns:
+        Median over the pairs of a's time by b's, and the medians of both in seconds.
+    """
+    times: tuple[list[float], list[float]] = ([], [])
+    for pair in range(warm + pairs):
+        for which, action in enumerate((a, b)):
+            start = time.perf_counter()
+            action()
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            if pair >= warm:
+                times[which].append(time.perf_counter() - start)
+    ratio = statistics.median(x / y for x, y in zip(*times, strict=True))
+    return ratio, statistics.median(times[0]), statistics.median(times[1])

@@ -1,0 +1,255 @@
+"""The saved probe: round trip, damage, another model, and the same confidence by every way."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import tiny_model
+from safetensors.torch import load_file, save_file
+
+from extract import InputError, load_model
+from extract.models import model_identity
+from extract.prompts import PromptTemplate
+from extract.signals.hidden import read_hidden
+from probes import load_probe
+from probes.artefact import ConfidenceProbe
+from probes.head import LinearHead
+
+QUESTIONS = ["Why?", "What is this long question about?", "Who", "Where is it, then?", "How much wood?"]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory, model: Any, tokenizer: Any) -> Path:
+    """A probe of layer 2 of the tiny model with random weights."""
+    torch.manual_seed(3)
+    head = LinearHead(32)
+    head.weight.normal_()
+    head.mean.normal_()
+    head.scale.uniform_(0.5, 2)
+    head.bias.fill_(0.3)
+    head.slope.fill_(0.7)
+    head.intercept.fill_(-0.2)
+    identity = model_identity(model, tokenizer)
+    config = {
+        "head": "linear",
+        "d_model": 32,
+        "signal": "hidden",
+        "layer": 2,
+        "position": "last_prompt",
+        "target": "capability",
+        "model": {**identity.__dict__},
+        "prompt": {"template": "Q: {question} A:", "system": None, "chat": True},
+    }
+    return ConfidenceProbe(head, config).save(tmp_path_factory.mktemp("probe"), "card")
+
+
+@pytest.fixture
+def copied(saved: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(saved, tmp_path / "probe"))
+
+
+@pytest.fixture(scope="module")
+def expected(saved: Path, model: Any, tokenizer: Any) -> torch.Tensor:
+    """Confidences by plain arithmetic on transformers' own hidden states."""
+    tensors, values = load_file(saved / "model.safetensors"), []
+    for question in QUESTIONS:
+        ids = PromptTemplate("Q: {question} A:").encode(tokenizer, question)
+        h = model(torch.tensor([ids]), output_hidden_states=True).hidden_states[2][0, -1]
+        logit = ((h - tensors["mean"]) / tensors["scale"] * tensors["weight"]).sum() + 0.3
+        values.append(torch.sigmoid(0.7 * logit - 0.2))
+    return torch.stack(values)
+
+
+def test_score_equals_plain_arithmetic_whatever_the_order(
+    saved: Path, model: Any, tokenizer: Any, expected: torch.Tensor
+) -> None:
+    probe = load_probe(saved)
+    torch.testing.assert_close(probe.score(model, tokenizer, QUESTIONS), expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(probe.score(model, tokenizer, QUESTIONS[::-1]), expected.flip(0), atol=1e-5, rtol=0)
+    for i, question in enumerate(QUESTIONS):
+        assert float(probe.score(model, tokenizer, question)) == pytest.approx(float(expected[i]), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"do_sample": False},
+        {"do_sample": True, "num_return_sequences": 3},
+        {"do_sample": False, "num_beams": 3, "num_return_sequences": 2},
+        {"do_sample": False, "prefill_chunk_size": 7},
+        {"do_sample": False, "use_cache": False},
+        {"do_sample": False, "return_dict_in_generate": True, "output_logits": True},
+    ],
+)
+def test_an_attached_probe_gives_the_confidence_of_score(
+    saved: Path, model: Any, tokenizer: Any, expected: torch.Tensor, options: dict[str, Any]
+) -> None:
+    answers = load_probe(saved).attach(model, tokenizer).generate(QUESTIONS, max_new_tokens=5, **options)
+    copies = options.get("num_return_sequences", 1)
+    assert len(answers) == 5 * copies
+    assert answers.question == [i for i in range(5) for _ in range(copies)]
+    torch.testing.assert_close(answers.confidence, expected.repeat_interleave(copies), atol=1e-5, rtol=0)
+
+
+def test_strings_chats_and_token_ids_are_the_same_question(
+    saved: Path, model: Any, tokenizer: Any, expected: torch.Tensor
+) -> None:
+    probe = load_probe(saved)
+    attached = probe.attach(model, tokenizer)
+    ids = PromptTemplate("Q: {question} A:").encode(tokenizer, QUESTIONS[1])
+    chat = [{"role": "user", "content": f"Q: {QUESTIONS[1]} A:"}]
+    padded = torch.tensor([[1, 1, 1, *ids]])
+    mask = torch.tensor([[0, 0, 0, *[1] * len(ids)]])
+    given: list[Any] = [QUESTIONS[1], [QUESTIONS[1]], chat, [chat], ids, [ids], torch.tensor([ids])]
+    for prompt in given:
+        assert float(probe.score(model, tokenizer, prompt)) == pytest.approx(float(expected[1]), abs=1e-5)
+        assert float(attached.generate(prompt, max_new_tokens=2).confidence) == pytest.approx(
+            float(expected[1]), abs=1e-5
+        )
+    assert float(attached.generate(padded, attention_mask=mask, max_new_tokens=2).confidence) == pytest.approx(
+        float(expected[1]), abs=1e-5
+    )
+    with pytest.raises(InputError, match="padded on the left"):
+        attached.generate(padded.flip(1), attention_mask=mask.flip(1))
+
+
+def test_attaching_changes_neither_tokens_nor_model(saved: Path, model: Any, tokenizer: Any) -> None:
+    ids = torch.tensor([PromptTemplate("Q: {question} A:").encode(tokenizer, QUESTIONS[0])])
+    before = model.generate(ids, max_new_tokens=8, do_sample=False, return_dict_in_generate=True, output_logits=True)
+    attached = load_probe(saved).attach(model, tokenizer)
+    assert torch.equal(attached.generate(ids, max_new_tokens=8, do_sample=False).sequences, before.sequences)
+    assert attached.detach() is model
+    after = model.generate(ids, max_new_tokens=8, do_sample=False, return_dict_in_generate=True, output_logits=True)
+    assert all(torch.equal(a, b) for a, b in zip(before.logits, after.logits, strict=True))
+    with pytest.raises(InputError, match="Attach it again"):
+        attached.generate("Why?")
+
+
+def test_another_model_dtype_or_template_is_refused(saved: Path, model: Any, tokenizer: Any) -> None:
+    probe = load_probe(saved)
+    with pytest.raises(
+        InputError, match="the probe, 'tiny-llama' in float32, but got 'tiny-llama', which differs in fingerprint"
+    ):
+        probe.attach(tiny_model(seed=1), tokenizer)
+    with pytest.raises(InputError, match="differs in dtype: found 'bfloat16', wanted 'float32'"):
+        probe.score(tiny_model().to(torch.bfloat16), tokenizer, "Why?")
+    template = tokenizer.chat_template
+    try:
+        tokenizer.chat_template = template + " "
+        with pytest.raises(InputError, match="differs in chat_template"):
+            probe.attach(model, tokenizer)
+    finally:
+        tokenizer.chat_template = template
+
+
+def test_empty_prompts_are_refused(saved: Path, model: Any, tokenizer: Any) -> None:
+    probe = load_probe(saved)
+    for prompts in ([], "", "  "):
+        with pytest.raises(InputError, match="Expected `prompts?` to"):
+            probe.score(model, tokenizer, prompts)
+
+
+def damage(folder: Path, how: str) -> None:
+    """Alter a saved probe in one way."""
+    config = json.loads((folder / "config.json").read_text())
+    tensors = load_file(folder / "model.safetensors")
+    if how == "truncated":
+        (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-20])
+        return
+    if how == "no config":
+        (folder / "config.json").unlink()
+        return
+    if how == "missing tensor":
+        del tensors["weight"]
+    elif how == "extra tensor":
+        tensors["more"] = torch.zeros(2)
+    elif how == "other shape":
+        tensors["weight"] = torch.zeros(31)
+    elif how == "NaN":
+        tensors["weight"][3] = torch.nan
+    elif how == "unknown head":
+        config["head"] = "os.system"
+    elif how == "newer":
+        config["format_version"] = 99
+    elif how == "missing key":
+        del config["layer"]
+    elif how == "huge":
+        config["d_model"] = 10**12
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("truncated", "to hold the tensors of a 'linear' head"),
+        ("no config", "has no config.json"),
+        ("missing tensor", "weight"),
+        ("extra tensor", "more"),
+        ("other shape", "size mismatch for weight"),
+        ("NaN", "weight hold NaN"),
+        ("unknown head", "one of linear, but got 'os.system'"),
+        ("newer", "format version 1, but .* has 99"),
+        ("missing key", "lacks layer"),
+        ("huge", "`d_model` .* positive width"),
+    ],
+)
+def test_a_damaged_probe_is_refused(copied: Path, how: str, message: str) -> None:
+    damage(copied, how)
+    with pytest.raises(InputError, match=message):
+        load_probe(copied)
+
+
+def test_a_missing_folder_is_refused() -> None:
+    with pytest.raises(InputError, match="there is no folder './nowhere'"):
+        load_probe("./nowhere")
+
+
+def test_a_probe_loads_from_a_hub_cache(
+    copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saved: Path
+) -> None:
+    snapshot = tmp_path / "models--someone--probe" / "snapshots" / ("a" * 40)
+    shutil.copytree(saved, snapshot)
+    refs = tmp_path / "models--someone--probe" / "refs"
+    refs.mkdir()
+    (refs / "main").write_text("a" * 40)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    assert load_probe("someone/probe").layer == 2
+    with pytest.raises(InputError, match="no folder and the Hub gave"):
+        load_probe("someone/else")
+
+
+def test_load_probe_needs_torch_safetensors_and_the_hub_only(saved: Path) -> None:
+    program = f"""
+import sys
+for name in ("lightning", "transformers", "torchmetrics", "datasets", "sklearn", "matplotlib", "pyarrow", "wandb", "jsonargparse"):
+    sys.modules[name] = None
+from probes import load_probe
+import torch
+print(float(load_probe({str(saved)!r}).confidence(torch.zeros(32))))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert 0 <= float(done.stdout) <= 1
+
+
+def test_a_model_from_a_folder_is_the_same_model(saved: Path, tiny_folder: Path) -> None:
+    loaded, tokenizer = load_model(str(tiny_folder))
+    assert 0 <= float(load_probe(saved).score(loaded, tokenizer, "Why?")) <= 1
+    assert read_hidden(loaded, [[3, 4]]).shape == (1, 4, 32)
+
+
+def test_a_model_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="can't be loaded"):
+        load_model(str(tmp_path))
+    with pytest.raises(InputError, match="`dtype` to be one of auto"):
+        load_model(dtype="int3")
+    with pytest.raises(InputError, match="`device` to be"):
+        load_model(device="abacus")

@@ -1,0 +1,100 @@
+"""Question sets and files."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from extract.errors import InputError
+from extract.questions import load_questions, questions_hash
+from extract.text import contains_answer
+
+
+def test_facts_has_about_770_questions_of_seven_groups() -> None:
+    groups = Counter(question.group for question in load_questions("facts"))
+    assert 740 <= sum(groups.values()) <= 800
+    assert set(groups) == {"capital", "continent", "demonym", "element", "symbol", "sum", "product"}
+
+
+def test_no_fact_says_its_own_answer() -> None:
+    for question in load_questions("facts"):
+        case = bool(question.meta.get("case_sensitive"))
+        assert not contains_answer(question.text, question.references, case), question.id
+
+
+def test_sums_and_products_are_right() -> None:
+    for question in load_questions("facts"):
+        if question.group in ("sum", "product"):
+            a, b = (int(x) for x in question.id.split("/")[1].replace("x", "+").split("+"))
+            assert question.references[0] == str(a + b if question.group == "sum" else a * b)
+
+
+def test_disputed_facts_are_left_out() -> None:
+    ids = {question.id for question in load_questions("facts")}
+    assert not ids & {
+        "capital/Israel",
+        "capital/Bolivia",
+        "capital/South Africa",
+        "continent/Russia",
+        "continent/Turkey",
+        "symbol/iodine",
+    }
+
+
+def test_a_subset_depends_on_seed_and_ids_alone() -> None:
+    first, again = load_questions("facts", 50, seed=3), load_questions("facts", 50, seed=3)
+    assert questions_hash(first) == questions_hash(again)
+    assert [q.id for q in load_questions("facts", 60, seed=3)][:50] == [q.id for q in first]
+    assert {q.id for q in load_questions("facts", 50, seed=4)} != {q.id for q in first}
+
+
+def test_a_changed_reference_changes_the_hash(tmp_path: Path) -> None:
+    def hashed(reference: str) -> str:
+        path = tmp_path / "q.jsonl"
+        path.write_text(json.dumps({"id": "a", "text": "b?", "references": [reference]}))
+        return questions_hash(load_questions(str(path)))
+
+    assert hashed("yes") != hashed("no")
+
+
+GOOD = {"id": "a", "text": "Why?", "references": ["because"]}
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ([], "holds? at least one question|at least one question, but it is empty"),
+        ([GOOD, GOOD], r"ids to be unique, but question 'a' \(number 2"),
+        ([{**GOOD, "references": []}], "`references` of question 'a'.*Add one"),
+        ([{"id": "a", "text": "Why?"}], "`references` of question 'a'"),
+        ([{**GOOD, "id": ""}], "an `id`, but number 1"),
+        ([{"id": "a", "references": ["b"]}], "exactly one of `text` and `messages`"),
+        ([{**GOOD, "refrences": ["b"]}], "Did you mean `references`"),
+        ([{**GOOD, "kind": "essay"}], "`kind` of question 'a'.*got 'essay'"),
+        ([{**GOOD, "text": 3}], "`text` in line 1.*to be a str, but got 3"),
+        ([{**GOOD, "references": [""]}], "`references` in line 1"),
+        (["{"], "line 1.*does not parse"),
+        (["[1]"], "line 1.*JSON object, but got a list"),
+    ],
+)
+def test_a_bad_question_file_is_refused_with_the_place(tmp_path: Path, lines: list[object], message: str) -> None:
+    path = tmp_path / "questions.jsonl"
+    path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines))
+    with pytest.raises(InputError, match=message):
+        load_questions(str(path))
+
+
+def test_a_missing_file_and_an_unknown_set_are_refused() -> None:
+    with pytest.raises(InputError, match="'nowhere.jsonl' is no file"):
+        load_questions("nowhere.jsonl")
+    with pytest.raises(InputError, match="Did you mean `facts`"):
+        load_questions("fact")
+
+
+@pytest.mark.parametrize("n", [0, -1, 10_000])
+def test_a_subset_of_impossible_size_is_refused(n: int) -> None:
+    with pytest.raises(InputError, match=f"`n_questions` to be between 1 and .* got {n}"):
+        load_questions("facts", n)

@@ -1,0 +1,271 @@
+"""`python train.py` and `python -m extract` as their users call them."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from conftest import write_questions
+
+import train
+from extract.__main__ import COMMANDS
+from extract.cli import run
+from extract.errors import InputError
+from probes import load_probe
+
+ROOT = Path(__file__).parents[1]
+QUICK = ["--data.recipe=null", "--data.grader=planted", "--trainer.max_epochs=10", "--n_resamples=100"]
+
+
+def experiment(store: Path, tmp_path: Path, *more: str) -> Path:
+    return train.run([f"--data.store={store}", f"--runs={tmp_path / 'runs'}", *QUICK, *more])
+
+
+def test_twice_in_a_row_gives_two_runs_with_everything_in_them(small_store: Path, tmp_path: Path) -> None:
+    folders = [experiment(small_store, tmp_path) for _ in range(2)]
+    assert folders[0] != folders[1]
+    for folder in folders:
+        names = {str(path.relative_to(folder)) for path in folder.rglob("*")}
+        assert {
+            "config.yaml",
+            "report.json",
+            "report.md",
+            "predictions.parquet",
+            "plots/roc.png",
+            "logs/metrics.csv",
+        } < names
+        assert {"probe/config.json", "probe/model.safetensors", "probe/README.md"} < names
+        assert any(name.endswith(".wandb") for name in names)
+    reports = [json.loads((folder / "report.json").read_text()) for folder in folders]
+    assert reports[0] == reports[1]
+    assert load_probe(folders[0] / "probe").config["training"]["n_questions"] == {"train": 72, "val": 24, "test": 24}
+    assert set(pq.read_table(folders[0] / "predictions.parquet")["split"].to_pylist()) == {"train", "val", "test"}
+
+
+def test_options_come_as_a_sweep_agent_writes_them(small_store: Path, tmp_path: Path) -> None:
+    folder = experiment(
+        small_store,
+        tmp_path,
+        "--model=Linear",
+        "--model.lr=0.003",
+        "--model.l2=0.1",
+        "--data.positions=['last_prompt']",
+        "--name=mine",
+    )
+    assert folder.name == "mine"
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    assert config["model"]["init_args"] == {"lr": 0.003, "l2": 0.1}
+    assert json.loads((folder / "report.json").read_text())["chosen"]["l2"] == 0.1
+    with pytest.raises(InputError, match="`name` to be that of a new run"):
+        experiment(small_store, tmp_path, "--name=mine")
+
+
+def test_a_config_file_is_read_before_the_options_after_it(small_store: Path, tmp_path: Path) -> None:
+    config = tmp_path / "mine.yaml"
+    config.write_text("model:\n  class_path: probes.linear.Linear\n  init_args:\n    lr: 0.5\n    l2: 0.3\n")
+    folder = experiment(small_store, tmp_path, f"--config={config}", "--model.lr=0.02")
+    assert yaml.safe_load((folder / "config.yaml").read_text())["model"]["init_args"] == {"lr": 0.02, "l2": 0.3}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.name)
+def test_every_config_parses(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stopped:
+        train.run([f"--config={path}", "--print_config"])
+    assert stopped.value.code == 0
+
+
+def shell(*arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
+    import os
+
+    return subprocess.run(
+        [sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env={**os.environ, **environment},
+        timeout=300,
+        check=False,
+    )
+
+
+def one_line(done: subprocess.CompletedProcess[str]) -> str:
+    """The message of a refused command: one line, no traceback, a status that is not 0."""
+    assert done.returncode == 2, done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith("error:")]
+    assert len(lines) == 1
+    assert "Traceback" not in done.stderr
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--model.lrr=0.1"], "Did you mean `--model.lr`"),
+        (["--trainer.max_epoch=3"], "Did you mean `--trainer.max_epochs`"),
+        (["--data.recipe=null", "--data.store=nowhere"], "'nowhere' has no identity.json"),
+        (["--model.l2=-1"], "`l2` to be one or more penalties"),
+        (["--data.recipe.k=1"], "`k` to be at least 2"),
+        (["--config=nowhere.yaml"], "nowhere.yaml"),
+    ],
+)
+def test_train_refuses_in_one_line(options: list[str], message: str, tmp_path: Path) -> None:
+    assert message in one_line(shell("train.py", f"--runs={tmp_path}", *options))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["sample", "--store=s", "--policy.temprature=1"], "Did you mean `--policy.temperature`"),
+        (["sample", "--stor=s"], "--store"),
+        (["sample", "--store=s", "--k=1"], "`k` to be at least 2"),
+        (["sample", "--store=s", "--questions=nowhere.jsonl"], "'nowhere.jsonl' is no file"),
+        (["sample", "--store=s", "--policy.prompt.template=hello"], "{question} exactly once"),
+        (["sample", "--store=s", "--k=many"], "--k"),
+        (["grade", "--store=s"], "'s' has no identity.json"),
+        (["grade", "--store=s", "--grader=shrt"], "Did you mean `short`"),
+        (["read", "--store=s", "--signals=[hiden]"], "Did you mean `hidden`"),
+        (["smaple"], "sample"),
+    ],
+)
+def test_extract_refuses_in_one_line(
+    options: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    try:
+        status = run(COMMANDS, "extract", options)
+    except SystemExit as stopped:
+        status = int(str(stopped.code))
+    error = capsys.readouterr().err
+    assert status == 2
+    assert message in error
+    assert error.count("error:") == 1
+    assert len(error.strip().splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_commands_work_one_after_the_other(
+    tmp_path: Path, tiny_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    questions, store = write_questions(tmp_path / "q.jsonl", 10), f"--store={tmp_path / 's'}"
+    assert (
+        run(
+            COMMANDS,
+            "extract",
+            [
+                "sample",
+                store,
+                f"--questions={questions}",
+                f"--model={tiny_folder}",
+                "--k=3",
+                "--policy.max_new_tokens=4",
+            ],
+        )
+        == 0
+    )
+    assert run(COMMANDS, "extract", ["inspect", store]) == 0
+    assert "run `python -m extract grade`" in capsys.readouterr().out
+    assert run(COMMANDS, "extract", ["grade", store]) == 0
+    assert run(COMMANDS, "extract", ["read", store, f"--model={tiny_folder}"]) == 0
+    assert run(COMMANDS, "extract", ["inspect", store]) == 0
+    shown = capsys.readouterr().out
+    assert "30, 4.0 tokens each" in shown or "samples    30" in shown
+    assert "hidden: 1 of 1 blocks" in shown
+    assert run(COMMANDS, "extract", ["verify", store]) == 0
+    assert "4 files whole" in capsys.readouterr().out
+    (tmp_path / "s/samples/00000.000-003.parquet").write_bytes(b"")
+    assert run(COMMANDS, "extract", ["verify", store]) == 2
+    assert "samples/00000.000-003.parquet: 0 bytes" in capsys.readouterr().err
+
+
+def test_no_module_that_reads_a_store_imports_the_model_code() -> None:
+    forbidden = (
+        "transformers",
+        "extract.models",
+        "extract.embedded",
+        "extract.sampling",
+        "extract.signals",
+        "extract.commands",
+        "extract.prompts",
+    )
+    files = [*(ROOT / "datamodules").rglob("*.py"), *(ROOT / "probes").rglob("*.py")]
+    assert len(files) > 10
+    for path in files:
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            names: list[str] = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]
+            for name in names:
+                assert not name.startswith(forbidden), f"{path.name} imports {name}"
+
+
+def test_no_secret_of_the_environment_reaches_a_run(
+    small_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = "0123456789abcdef" * 2 + "01234567"
+    monkeypatch.setenv("WANDB_API_KEY", secret)
+    monkeypatch.setenv("HF_TOKEN", "hf_" + secret)
+    folder = experiment(small_store, tmp_path)
+    for path in folder.rglob("*"):
+        if path.is_file():
+            assert secret.encode() not in path.read_bytes(), path
+
+
+@pytest.mark.real_model
+def test_the_whole_way_on_the_embedded_model(tmp_path: Path) -> None:
+    """Questions to a served confidence on SmolLM2: sampling, grading, reading, a probe, and the same confidence by every way."""
+    from extract import Store, load_model
+
+    options: list[str] = [
+        f"--data.store={tmp_path / 'store'}",
+        f"--runs={tmp_path / 'runs'}",
+        "--data.recipe.n_questions=24",
+        "--data.recipe.k=4",
+        "--data.val_fraction=0.25",
+        "--data.test_fraction=0.25",
+        "--trainer.max_epochs=20",
+        "--n_resamples=100",
+    ]
+    folder = train.run(options)
+    store = Store.open(tmp_path / "store")
+    samples = store.samples().to_pylist()
+    assert len(samples) == 96
+    hf_model, tokenizer = load_model()
+    check_logprobs(hf_model, store, samples[::17])
+    rows = pq.read_table(folder / "predictions.parquet").to_pylist()
+    texts = {question.id: question.text for question in store.questions}
+    probe = load_probe(folder / "probe")
+    questions = [texts[row["question_id"]] for row in rows]
+    expected = [row["linear"] for row in rows]
+    assert probe.score(hf_model, tokenizer, questions).tolist() == pytest.approx(expected, abs=1e-4)
+    answers = probe.attach(hf_model, tokenizer).generate(questions[:6], max_new_tokens=4, do_sample=False)
+    assert answers.confidence.tolist() == pytest.approx(expected[:6], abs=1e-4)
+
+
+def check_logprobs(hf_model: Any, store: Any, samples: list[dict[str, Any]]) -> None:
+    import torch
+
+    from extract import PromptTemplate, load_model
+
+    _, tokenizer = load_model()
+    template = PromptTemplate(**store.identity["policy"]["decoding"]["prompt"])
+    texts = {question.id: question.text for question in store.questions}
+    for row in samples:
+        prompt = template.encode(tokenizer, texts[row["question_id"]])
+        with torch.inference_mode():
+            logits = hf_model(torch.tensor([prompt + row["token_ids"]])).logits[0].log_softmax(-1)
+        expected = [float(logits[len(prompt) + t - 1, token]) for t, token in enumerate(row["token_ids"])]
+        assert row["logprobs"] == pytest.approx(expected, abs=1e-3)

@@ -21,7 +21,7 @@ from lightning.pytorch.loggers import WandbLogger
 from datamodules import FeatureDataModule
 from extract.cli import OneLineErrors
 from extract.errors import InputError
-from probes.card import methods_table
+from probes.card import summary_table
 from probes.linear import Linear
 from probes.module import ProbeModule
 from probes.report import Report
@@ -121,7 +121,8 @@ def wandb_offline_without_key() -> None:
 
 def quiet() -> None:
     """Silence what Lightning says about itself; our own lines say what matters."""
-    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
     os.environ.setdefault("WANDB_SILENT", "true")
     os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")  # Lightning 2.6 calls what 4.49 deprecated
     warnings.filterwarnings("ignore", message=".*intended to run from within Python.*")
@@ -181,7 +182,7 @@ def run(arguments: Sequence[str] | None = None) -> Path:
     report = Report(cli.model, cli.datamodule, seed=int(cli.config.seed_everything), n_resamples=cli.config.n_resamples)
     pictures = report.write(cli.run_folder)
     log_report(report, pictures, cli.trainer.loggers)
-    print(methods_table(report.record["splits"]["test"]["capability"]))
+    print(summary_table(report.record["splits"]["test"]["capability"]))
     print(f"\nReport: {cli.run_folder / 'report.md'}   Probe: {cli.run_folder / 'probe'}")
     return cli.run_folder
 

@@ -50,7 +50,7 @@ def question_row(question: Question) -> dict[str, Any]:
 
 def question_of(row: dict[str, Any]) -> Question:
     """The question of a row."""
-    fields = {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
+    fields: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
     return Question(id=fields.pop("question_id"), meta=json.loads(fields.pop("meta")), **fields)
 
 

@@ -42,6 +42,17 @@ def methods_table(methods: dict[str, Any]) -> str:
     return table(["method", *(label for _, label in _COLUMNS), "questions", "answers", "unknown"], rows)
 
 
+def summary_table(methods: dict[str, Any]) -> str:
+    """The main figures of every method in aligned columns, for a terminal."""
+    columns = ("auroc", "brier", "brier_skill", "ece_width")
+    rows = [("test split, 95 % intervals", *(label for key, label in _COLUMNS if key in columns))]
+    rows += [(name, *(cell(figures[key]) for key in columns)) for name, figures in methods.items()]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+
+
 def markdown_report(record: dict[str, Any], identity: dict[str, Any], pictures: Sequence[str]) -> str:
     """The report of a run as Markdown."""
     model, decoding = identity["policy"]["model"], identity["policy"]["decoding"]

@@ -1,0 +1,44 @@
+"""Greedy tokens of the local sampler against transformers' `generate`, one question at a time, on 50 questions."""
+
+from __future__ import annotations
+
+import torch
+
+from benchmarks.result import report
+from extract.models import load_model
+from extract.policy import Decoding
+from extract.prompts import PromptTemplate
+from extract.questions import load_questions
+from extract.sampling.local import LocalSampler
+
+
+def main() -> None:
+    """Print the share of questions with identical tokens."""
+    model, tokenizer = load_model(dtype="float32")
+    questions = load_questions("facts", 50, seed=1)
+    template = PromptTemplate("{question} Answer briefly.")
+    # mixed lengths: some questions get a long introduction
+    prompts = [
+        template.encode(tokenizer, "Think of a map, a book and a table. " * (i % 5) + q.text)
+        for i, q in enumerate(questions)
+    ]
+    decoding = Decoding(temperature=0, max_new_tokens=24)
+    answers = LocalSampler(model, tokenizer, decoding).sample([q.id for q in questions], prompts, range(1))
+    same = 0
+    for prompt, answer in zip(prompts, answers, strict=True):
+        ids = torch.tensor([prompt])
+        expected = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False)
+        same += answer.token_ids == expected[0, len(prompt) :].tolist()
+    lengths = [len(prompt) for prompt in prompts]
+    report(
+        "greedy",
+        same / 50,
+        "1 (identical for all 50)",
+        same == 50,
+        prompt_tokens=[min(lengths), max(lengths)],
+        tokens=sum(len(a.token_ids) for a in answers),
+    )
+
+
+if __name__ == "__main__":
+    main()

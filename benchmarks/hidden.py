@@ -1,0 +1,102 @@
+"""Cost of reading hidden states: time over the same passes with nothing read, and memory against sequence length.
+
+Imports model code only. `--random` takes random weights of Qwen3-0.6B's shape instead of the embedded model.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from benchmarks.result import alternating, report
+from extract.signals.capture import HiddenCapture, decoder_of, n_layers
+
+
+def load(random: bool) -> Any:
+    """The embedded model, or random weights."""
+    if not random:
+        from extract.models import load_model
+
+        return load_model(dtype="float32")[0]
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    sizes = {
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+    }
+    cuda = torch.cuda.is_available()
+    torch.manual_seed(0)
+    return (
+        Qwen3ForCausalLM(Qwen3Config(**sizes))
+        .to("cuda" if cuda else "cpu", torch.bfloat16 if cuda else torch.float32)
+        .eval()
+    )
+
+
+@torch.inference_mode()
+def plain(model: Any, ids: torch.Tensor) -> None:
+    """The passes with nothing read."""
+    decoder_of(model)(input_ids=ids, use_cache=False)
+
+
+@torch.inference_mode()
+def hooked(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    """The same passes with every layer kept at the last position, and brought to the CPU."""
+    with HiddenCapture(model, range(n_layers(model) + 1)) as capture:
+        capture.positions = torch.full((len(ids),), ids.shape[1] - 1, device=ids.device)
+        decoder_of(model)(input_ids=ids, use_cache=False)
+        return capture.stacked()
+
+
+def live_bytes(model: Any, ids: torch.Tensor) -> int:
+    """Bytes that reading keeps alive at the end of a pass, beyond what the pass itself leaves."""
+    with torch.inference_mode(), HiddenCapture(model, range(n_layers(model) + 1)) as capture:
+        capture.positions = torch.full((len(ids),), ids.shape[1] - 1, device=ids.device)
+        decoder_of(model)(input_ids=ids, use_cache=False)
+        storages = {
+            state.untyped_storage().data_ptr(): state.untyped_storage().nbytes() for state in capture.states.values()
+        }
+        return sum(storages.values())
+
+
+def main() -> None:
+    """Print the ratio of times and the bytes kept at two sequence lengths."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--random", action="store_true")
+    parser.add_argument("--pairs", type=int, default=15)
+    parser.add_argument("--rows", type=int, default=32)
+    parser.add_argument("--tokens", type=int, default=48)
+    options = parser.parse_args()
+    model = load(options.random)
+    bar = 1.05 if torch.cuda.is_available() else 1.10
+
+    def batch(tokens: int) -> torch.Tensor:
+        return torch.randint(5, 1000, (options.rows, tokens), device=model.device)
+
+    ids = batch(options.tokens)
+    actions: tuple[Callable[[], object], Callable[[], object]] = (lambda: hooked(model, ids), lambda: plain(model, ids))
+    ratio, with_hooks, without = alternating(*actions, pairs=options.pairs)
+    kept = {tokens: live_bytes(model, batch(tokens)) for tokens in (32, 256)}
+    report(
+        "hidden",
+        ratio,
+        f"≤ {bar} of the time, extra memory that does not grow with sequence length",
+        ratio <= bar and kept[32] == kept[256],
+        seconds_hooked=with_hooks,
+        seconds_plain=without,
+        extra_bytes_by_tokens=kept,
+        rows=options.rows,
+        tokens=options.tokens,
+        model="random Qwen3-0.6B shape" if options.random else "smollm2-135m-instruct",
+    )
+
+
+if __name__ == "__main__":
+    main()

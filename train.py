@@ -98,6 +98,8 @@ def new_run_folder(runs: Path, name: str | None, method: str) -> Path:
             folder.mkdir(parents=True)
             return folder
         except FileExistsError:
+            if name is not None and not (folder / "report.json").exists():
+                return folder  # of a run that failed before its end
             if name is not None:
                 raise InputError(
                     f"Expected `name` to be that of a new run, but {str(folder)!r} exists. Give another --name, or none."

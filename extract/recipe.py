@@ -70,6 +70,10 @@ class StoreRecipe:
             "questions": questions_hash(self.load_questions()),
             "policy": policy,
         }
+        asked = {"dtype": self.dtype, "revision": self.revision}
         if not Path(self.model).is_dir():  # a folder's identity is its content
-            policy["model"] = {**of["policy"]["model"], "id": self.model}
+            asked["id"] = self.model
+        # "auto", and a branch's name, stand for what is known only once the model is loaded
+        known = {key: value for key, value in asked.items() if value not in ("auto", None) and (key != "revision" or len(value) == 40)}
+        policy["model"] = {**of["policy"]["model"], **known}
         store.check_identity(wanted)

@@ -171,3 +171,10 @@ def test_a_missing_signal_is_refused_with_the_command_that_makes_it(small_store:
 
 def test_differences_name_both_values() -> None:
     assert list(differences({"a": {"b": 1}, "c": 2}, {"a": {"b": 3}, "c": 2})) == ["a.b: found 1, wanted 3"]
+
+
+def test_another_dtype_is_refused_before_the_model_is_loaded(small_store: Path, tmp_path: Path) -> None:
+    questions = str(write_questions(tmp_path / "questions.jsonl", 120))
+    asked = StoreRecipe(questions=questions, model=str(tmp_path), dtype="bfloat16")
+    with pytest.raises(InputError, match="policy.model.dtype: found 'float32', wanted 'bfloat16'"):
+        asked.check_store(Store.open(small_store))

@@ -54,14 +54,9 @@ def explain(message: str, known: list[str]) -> str:
     elif plain:
         option = plain[1]
     else:
-        wrong = re.fullmatch(
-            r"Parser key \"([\w.]+)\": Expected a <class '(\w+)'>\.\s+Got value: (.*)", message.strip(), re.DOTALL
-        )
-        return (
-            f"Expected `--{wrong[1]}` to be of type {wrong[2]}, but got {wrong[3]!r}."
-            if wrong
-            else " ".join(message.split())
-        )
+        line = " ".join(message.split())
+        wrong = re.fullmatch(r"Parser key \"([\w.]+)\": Expected a <class '(\w+)'>\. Got value: (.*)", line)
+        return f"Expected `--{wrong[1]}` to be of type {wrong[2]}, but got {wrong[3]!r}." if wrong else line
     return (
         f"Expected an option of this command, but got `{option}`.{nearest(option, known)} Run with --help for the list."
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import sys
 import warnings
 from collections.abc import Sequence
@@ -152,9 +153,8 @@ def log_report(report: Report, pictures: dict[str, Path], loggers: Sequence[Any]
             for metric, figure in figures.items():
                 if isinstance(figure, dict):
                     logger.experiment.summary[f"test/{method}/{metric}"] = figure["value"]
-        for metric, value in report.module.trainer.callback_metrics.items():
-            if metric.startswith("val/"):
-                logger.experiment.summary[f"best/{metric.replace('/', '_')}"] = float(value)
+        for metric, value in report.module.val_figures.items():
+            logger.experiment.summary[f"best/{metric.replace('/', '_')}"] = value
         logger.experiment.finish()
 
 
@@ -177,10 +177,20 @@ def run(arguments: Sequence[str] | None = None) -> Path:
         parser_kwargs={"default_config_files": [str(HERE / "configs" / "default.yaml")]},
         args=list(sys.argv[1:] if arguments is None else arguments),
     )
-    cli.trainer.fit(cli.model, cli.datamodule)
-    validation = dict(cli.trainer.callback_metrics)
+    if cli.config.n_resamples < 1:
+        raise InputError(
+            f"Expected `n_resamples` to be at least 1, but got {cli.config.n_resamples}. 2000 is the default."
+        )
+    try:
+        cli.trainer.fit(cli.model, cli.datamodule)
+        if cli.model.choice is None:
+            raise InputError(
+                "Expected `trainer.max_epochs` to be at least 1, but nothing was fitted. Give more epochs."
+            )
+    except InputError:
+        shutil.rmtree(cli.run_folder)  # a run that never began leaves nothing behind
+        raise
     cli.trainer.test(cli.model, cli.datamodule, verbose=False)
-    cli.trainer.callback_metrics.update(validation)
     report = Report(cli.model, cli.datamodule, seed=int(cli.config.seed_everything), n_resamples=cli.config.n_resamples)
     pictures = report.write(cli.run_folder)
     log_report(report, pictures, cli.trainer.loggers)

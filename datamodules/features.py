@@ -80,6 +80,12 @@ class FeatureDataModule(L.LightningDataModule):
         batch_size: int = 64,
     ) -> None:
         super().__init__()
+        if batch_size < 1:
+            raise InputError(f"Expected `batch_size` to be at least 1, but got {batch_size}. 64 is the default.")
+        if layers is not None and not layers:
+            raise InputError(
+                "Expected `layers` to name at least one layer, but it is empty. Leave it out, or give null, for all."
+            )
         self.store_path, self.recipe, self.grader, self.signal = store, recipe, grader, signal
         self.positions = positions or ["last_prompt"]
         self.layers, self.batch_size = layers, batch_size
@@ -153,6 +159,10 @@ class FeatureDataModule(L.LightningDataModule):
         usable = (torch.from_numpy(table.known) >= 2) & features.isfinite().flatten(1).all(1)
         self.n_unusable = int((~usable).sum())
         rows = usable.nonzero()[:, 0].tolist()
+        if not rows:
+            raise InputError(
+                f"Expected questions with at least two known grades and finite features, but none of the {len(usable)} of {self.store_path!r} has them. Look at the store with `python -m extract inspect`."
+            )
         parts = torch.tensor(
             split_questions(
                 [table.ids[row] for row in rows], [table.groups[row] for row in rows], self.fractions, self.split_seed

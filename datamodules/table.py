@@ -30,6 +30,7 @@ class QuestionTable:
         unknown: [question] answers that the grader could not decide.
         held_right: [question] right answers among the held-out half.
         held_known: [question] known answers among the held-out half.
+        held_unknown: [question] unknown answers among the held-out half.
         consistency: [question] share of the most frequent answer in the consistency half; NaN without an answer.
         grader: Whose grades these are.
     """
@@ -43,6 +44,7 @@ class QuestionTable:
     unknown: NDArray[np.int64]
     held_right: NDArray[np.int64]
     held_known: NDArray[np.int64]
+    held_unknown: NDArray[np.int64]
     consistency: NDArray[np.float64]
     grader: str
 
@@ -64,18 +66,17 @@ def load_table(store: Store, grader: str | None = None) -> QuestionTable:
         raise InputError(
             f"Expected every sample of {str(store.path)!r} to be graded by {name!r}, but some are not. Run `python -m extract grade --store {store.path} --grader {name}`."
         )
+    if set(store.graded_parts(name)) - set(store.parts()):
+        raise InputError(
+            f"Expected every grade of {str(store.path)!r} to have its sample, but some samples are gone. Run `python -m extract sample` with the settings of the store again."
+        )
     row_of = {question.id: row for row, question in enumerate(store.questions)}
-    counts = np.zeros((5, len(row_of)), dtype=np.int64)  # right, known, unknown, held right, held known
+    counts = np.zeros((6, len(row_of)), dtype=np.int64)  # right, known, unknown, and the same of the held-out half
     answers: list[list[str]] = [[] for _ in row_of]
     for grade in store.grades(name).to_pylist():
         row, right, held = row_of[grade["question_id"]], grade["right"], grade["sample"] % 2 == 1
-        counts[:, row] += [
-            right is True,
-            right is not None,
-            right is None,
-            held and right is True,
-            held and right is not None,
-        ]
+        kinds = [right is True, right is not None, right is None]
+        counts[:, row] += [*kinds, *(held and kind for kind in kinds)]
         if not held:
             answers[row].append(grade["answer"])
     prompt_tokens = np.zeros(len(row_of), dtype=np.int64)
@@ -91,6 +92,7 @@ def load_table(store: Store, grader: str | None = None) -> QuestionTable:
         unknown=counts[2],
         held_right=counts[3],
         held_known=counts[4],
+        held_unknown=counts[5],
         consistency=np.array([modal_share(given) for given in answers]),
         grader=name,
     )

@@ -62,6 +62,9 @@ def make_store(store: str, recipe: StoreRecipe, grader: str, signals: Sequence[s
     Raises:
         InputError: As `sample`, `grade` and `read`.
     """
+    load_grader(grader)
+    for signal in signals:
+        load_signal(signal)
     if (Path(store) / "identity.json").is_file():
         kept = Store.open(store)
         recipe.check_store(kept)
@@ -182,7 +185,7 @@ def verify(store: str) -> None:
     problems = list(kept.problems())
     if problems:
         raise InputError(
-            f"Expected the files of {store!r} to be whole, but {len(problems)} are not: {'; '.join(problems)}. Delete what is named and run the command that made it (sample, grade or read) again."
+            f"Expected the files of {store!r} to be whole, but {len(problems)} are not: {'; '.join(problems)}. Delete what is named, with the .json beside it, and run the command that made it (sample, grade or read) again."
         )
     manifest = kept.write_manifest()
     print(

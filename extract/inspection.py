@@ -84,6 +84,8 @@ def _accuracy_table(store: Store, right: dict[tuple[str, int], bool | None]) -> 
         if counts[question.id]:
             accuracy = sum(counts[question.id]) / len(counts[question.id])
             groups[question.group or "(no group)"].append(accuracy)
+    if not groups:
+        return ["expected accuracy    every grade is unknown"]
     every = [accuracy for accuracies in groups.values() for accuracy in accuracies]
     lines = [f"{'expected accuracy':20} questions   mean   never right   always right"]
     for group, accuracies in [*sorted(groups.items()), ("all", every)]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from extract.embedded import EMBEDDED_MODEL, embedded_model_folder
 from extract.errors import InputError
-from extract.hashing import sha256_text
+from extract.hashing import canonical_json, sha256_text
 from extract.policy import ModelIdentity, differences
 from extract.prompts import template_hash
 
@@ -114,15 +115,18 @@ def check_model(model: Any, tokenizer: Any, wanted: dict[str, Any], who: str) ->
         )
 
 
-def weight_fingerprint(model: torch.nn.Module) -> str:
-    """Checksum of a model's parameters: names, shapes, dtypes, the sum of all bit patterns, and a sample of values.
+def weight_fingerprint(model: Any) -> str:
+    """Checksum of what a model computes: its weights, and the config entries that change the computation.
+
+    Of each parameter: name, shape, dtype, the sum of all bit patterns, and a sample of values. Of the config: positions,
+    activation, scales, windows and the like.
 
     The sum is over integers, so neither device nor order changes it; the sample makes it depend on where values stand.
 
     Raises:
         InputError: Weights that are not in memory (offloaded to disk).
     """
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(canonical_json(_computing_config(model.config)).encode())
     for name, parameter in sorted(model.named_parameters()):
         if parameter.is_meta:
             raise InputError(
@@ -132,6 +136,16 @@ def weight_fingerprint(model: torch.nn.Module) -> str:
         digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype} {bits}".encode())
         digest.update(sample.contiguous().view(torch.uint8).cpu().numpy().tobytes())
     return digest.hexdigest()
+
+
+_COMPUTING = re.compile(
+    "rope|rotary|theta|eps|act|heads|head_dim|window|layer_types|softcap|scal|multiplier|experts|alibi"
+)
+
+
+def _computing_config(config: Any) -> dict[str, Any]:
+    entries = config.get_text_config().to_dict()
+    return {key: json.loads(json.dumps(value, default=str)) for key, value in entries.items() if _COMPUTING.search(key)}
 
 
 def _bit_sum(parameter: Tensor, n_sampled: int = 256) -> tuple[int, Tensor]:

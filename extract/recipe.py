@@ -58,6 +58,8 @@ class StoreRecipe:
     def check_store(self, store: Store) -> None:
         """Refuse a store that this recipe would not make, as far as that shows without loading the model.
 
+        The model is compared by name here, and by its weights before anything is sampled or read.
+
         Raises:
             InputError: Decoding, questions, model name or block size differ.
         """
@@ -70,10 +72,14 @@ class StoreRecipe:
             "questions": questions_hash(self.load_questions()),
             "policy": policy,
         }
-        asked = {"dtype": self.dtype, "revision": self.revision}
-        if not Path(self.model).is_dir():  # a folder's identity is its content
-            asked["id"] = self.model
+        folder = Path(self.model)
+        name = folder.resolve().name if folder.is_dir() else self.model
+        asked = {"id": name, "dtype": self.dtype, "revision": self.revision}
         # "auto", and a branch's name, stand for what is known only once the model is loaded
-        known = {key: value for key, value in asked.items() if value not in ("auto", None) and (key != "revision" or len(value) == 40)}
+        known = {
+            key: value
+            for key, value in asked.items()
+            if value not in ("auto", None) and (key != "revision" or len(value) == 40)
+        }
         policy["model"] = {**of["policy"]["model"], **known}
         store.check_identity(wanted)

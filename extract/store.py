@@ -169,10 +169,10 @@ class Store:
 
     def missing_parts(self, k: int) -> list[Part]:
         """Parts that are missing for k samples of every question."""
-        have = {block: 0 for block in range(self.n_blocks)}
+        have: dict[int, set[int]] = {block: set() for block in range(self.n_blocks)}
         for part in self.parts():
-            have[part.block] = max(have[part.block], part.stop)
-        return [Part(block, start, k) for block, start in have.items() if start < k]
+            have.setdefault(part.block, set()).update(range(part.start, part.stop))
+        return [Part(block, *gap) for block, samples in have.items() for gap in _gaps(samples, k)]
 
     def write_samples(self, part: Part, rows: list[dict[str, Any]]) -> None:
         """Keep the samples of a part, one row each."""
@@ -188,8 +188,12 @@ class Store:
 
     def ungraded_parts(self, grader: str) -> list[Part]:
         """Parts with samples and without this grader's grades."""
-        graded = set(self._parts(self.path / "grades" / grader))
+        graded = set(self.graded_parts(grader))
         return [part for part in self.parts() if part not in graded]
+
+    def graded_parts(self, grader: str) -> list[Part]:
+        """Parts with this grader's grades."""
+        return self._parts(self.path / "grades" / grader)
 
     def write_grades(self, grader: str, part: Part, rows: list[dict[str, Any]], rule: str) -> None:
         """Keep a grader's grades of a part, one row a sample, and its rule in words in the table's metadata."""
@@ -250,10 +254,19 @@ class Store:
 
     def problems(self) -> Iterator[str]:
         """What is wrong with the store's files, one line each; nothing when it is whole."""
-        for path in self.data_files():
+        files = self.data_files()
+        for path in files:
             problem = problem_of(path)
             if problem is not None:
                 yield f"{path.relative_to(self.path)}: {problem}"
+        manifest = self.path / "manifest.json"
+        try:
+            listed = json.loads(manifest.read_text(encoding="utf-8"))["files"] if manifest.is_file() else {}
+        except (ValueError, KeyError, TypeError):
+            yield "manifest.json: can't be read"
+            return
+        for name in sorted(set(listed) - {str(path.relative_to(self.path)) for path in files}):
+            yield f"{name}: missing (the manifest lists it)"
 
     def write_manifest(self) -> dict[str, Any]:
         """Write manifest.json, the index derived from the files, and return it."""
@@ -285,3 +298,15 @@ class Store:
         return pa.concat_tables(
             [schema.empty_table(), *(read_table(folder / f"{p.stem}.parquet", schema) for p in parts)]
         )
+
+
+def _gaps(have: set[int], k: int) -> Iterator[tuple[int, int]]:
+    """Runs (start, stop) of the numbers below k that are not in `have`."""
+    start = None
+    for j in range(k + 1):
+        missing = j < k and j not in have
+        if missing and start is None:
+            start = j
+        elif not missing and start is not None:
+            yield start, j
+            start = None

@@ -72,5 +72,5 @@ def read_table(path: Path, schema: pa.Schema) -> pa.Table:
     except (OSError, pa.ArrowException) as error:
         reason = str(error).splitlines()[0]
         raise InputError(
-            f"Expected {str(path)!r} to be a table of the store, but it can't be read: {reason} Run `python -m extract verify` on the store."
+            f"Expected {str(path)!r} to be a table of the store, but it can't be read: {reason} If it is missing, run `python -m extract sample` with the settings of the store again; if it is damaged, delete it first."
         ) from error

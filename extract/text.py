@@ -6,14 +6,17 @@ import re
 import unicodedata
 from collections.abc import Iterable
 
+#: A number with a decimal point or a sign, else a run of letters and digits.
+_WORD = re.compile(r"(?<![\w.])-?\d+\.\d+(?!\w)|(?<!\w)-\d+(?!\w)|[^\W_]+")
+
 
 def normalize(text: str, case_sensitive: bool = False) -> str:
     """Words of `text` separated by single spaces: no accents, no punctuation, lower case unless `case_sensitive`."""
     text = unicodedata.normalize("NFKD", unicodedata.normalize("NFKC", text))
     text = "".join(character for character in text if not unicodedata.combining(character))
     text = re.sub(r"[’'`´](s\b)?", "", text)
-    text = re.sub(r"(?<=\b\w)\.(?=\w\b)", "", text)  # D.C. and U.S. are one word
-    text = " ".join(re.findall(r"[^\W_]+", text))
+    text = re.sub(r"(?<=\b[^\W\d_])\.(?=[^\W\d_]\b)", "", text)  # D.C. and U.S. are one word
+    text = " ".join(_WORD.findall(text))
     return text if case_sensitive else text.lower()
 
 

@@ -50,13 +50,14 @@ class ConfidenceProbe:
             )
         return self.head.to(hidden.device)(hidden)
 
-    def score(self, hf_model: Any, tokenizer: Any, prompts: Prompts) -> Tensor:
+    def score(self, hf_model: Any, tokenizer: Any, prompts: Prompts, attention_mask: Tensor | None = None) -> Tensor:
         """Confidence of each question before any answer, by one pass over the prompts.
 
         Args:
             hf_model: The model that the probe was trained on.
             tokenizer: Its tokenizer.
             prompts: Texts, chats or token ids; one or several.
+            attention_mask: [question, token], 0 at padding, for a tensor of padded ids.
 
         Returns:
             [question] float32 in [0, 1], on the CPU.
@@ -66,7 +67,7 @@ class ConfidenceProbe:
         """
         from probes.confidence import score
 
-        return score(self, hf_model, tokenizer, prompts)
+        return score(self, hf_model, tokenizer, prompts, attention_mask)
 
     def attach(self, hf_model: Any, tokenizer: Any) -> ConfidentModel:
         """A wrapper whose `generate` gives every answer with a confidence.
@@ -156,10 +157,23 @@ def _read_config(path: Path) -> dict[str, Any]:
         raise InputError(
             f"Expected a probe of format version {FORMAT_VERSION}, but {str(path)!r} has {config['format_version']!r}. Use the version of confidence-probes that wrote it."
         )
-    if config["head"] not in HEADS:
+    if not isinstance(config["head"], str) or config["head"] not in HEADS:
         raise InputError(
             f"Expected `head` in {str(path)!r} to be one of {', '.join(HEADS)}, but got {config['head']!r}."
         )
+    from extract.signals import SIGNALS
+    from extract.signals.positions import QUESTION_POSITIONS
+
+    for key, known in (("signal", SIGNALS), ("position", QUESTION_POSITIONS)):
+        if not isinstance(config[key], str) or config[key] not in known:
+            raise InputError(
+                f"Expected `{key}` in {str(path)!r} to be one of {', '.join(known)}, but got {config[key]!r}."
+            )
+    for key in ("model", "prompt"):
+        if not isinstance(config[key], dict):
+            raise InputError(f"Expected `{key}` in {str(path)!r} to be an object, but got {config[key]!r}.")
+    if not isinstance(config["layer"], int) or config["layer"] < 0:
+        raise InputError(f"Expected `layer` in {str(path)!r} to be a layer's number, but got {config['layer']!r}.")
     if not isinstance(config["d_model"], int) or not 0 < config["d_model"] < 2**20:
         raise InputError(f"Expected `d_model` in {str(path)!r} to be a positive width, but got {config['d_model']!r}.")
     return config

@@ -58,13 +58,16 @@ def length(table: QuestionTable, rows: dict[str, Tensor]) -> Tensor:
 
 
 def consistency(table: QuestionTable, rows: dict[str, Tensor]) -> Tensor:
-    """Share of the most frequent answer in one half of the samples, calibrated on validation; NaN without answers.
+    """Share of the most frequent answer in one half of the samples, calibrated on validation.
 
-    To be scored on the other half only: `held_right` and `held_known` of the table.
+    To be scored on the other half only: `held_right` and `held_known` of the table. NaN without answers, and for every
+    question where the other half of the validation answers is all right or all wrong.
     """
     share = torch.from_numpy(table.consistency)
     val = rows["val"][(torch.from_numpy(table.held_known)[rows["val"]] > 0) & share[rows["val"]].isfinite()]
     held_right, held_known = torch.from_numpy(table.held_right), torch.from_numpy(table.held_known)
+    if not 0 < int(held_right[val].sum()) < int(held_known[val].sum()):
+        return torch.full_like(share, torch.nan)
     return fit_platt(share[val], held_right[val], held_known[val])(share)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -43,11 +43,15 @@ class Answers:
         return iter(zip(self.text, self.confidence.tolist(), strict=True))
 
 
-def score(probe: ConfidenceProbe, hf_model: Any, tokenizer: Any, prompts: Prompts) -> Tensor:
+def score(
+    probe: ConfidenceProbe, hf_model: Any, tokenizer: Any, prompts: Prompts, attention_mask: Tensor | None = None
+) -> Tensor:
     """See `ConfidenceProbe.score`."""
     from extract.signals.hidden import read_hidden
 
     check(probe, hf_model, tokenizer)
+    if isinstance(prompts, Tensor) and prompts.dim() == 2:
+        prompts = _unpadded(prompts, attention_mask, _pad_token(hf_model, tokenizer))
     ids = encode(probe, tokenizer, prompts)
     hidden = read_hidden(hf_model, ids, layers=[probe.layer], position=probe.position)[:, 0]
     return probe.confidence(hidden)
@@ -77,17 +81,50 @@ def encode(probe: ConfidenceProbe, tokenizer: Any, prompts: Prompts) -> list[lis
 
 
 def _listed(prompts: Any) -> list[Any]:
-    """One prompt or several, as a list of prompts."""
+    """One prompt or several, as a list of prompts.
+
+    Raises:
+        InputError: Nothing, or something that is neither text, chat nor token ids.
+    """
     if isinstance(prompts, Tensor):
+        if prompts.dim() not in (1, 2) or prompts.is_floating_point():
+            raise InputError(
+                f"Expected `prompts` as a tensor to be [token] or [question, token] ids, but got {prompts.dtype} of shape {tuple(prompts.shape)}. Give whole numbers."
+            )
         prompts = prompts.tolist()
     if isinstance(prompts, str):
         return [prompts]
+    if isinstance(prompts, Mapping) or not isinstance(prompts, Iterable):
+        raise InputError(
+            f"Expected `prompts` to be a text, a chat (a list of messages), token ids, or a list of them, but got a {type(prompts).__name__}. Of a tokenizer's output, give the `input_ids`; put a message into a list."
+        )
     prompts = list(prompts)
     if not prompts:
         raise InputError(
             "Expected `prompts` to hold at least one question, but it is empty. Give a text, a chat, or token ids."
         )
     return [prompts] if isinstance(prompts[0], (dict, int)) else prompts
+
+
+def _unpadded(ids: Tensor, mask: Tensor | None, pad: int) -> list[list[int]]:
+    """Prompt ids of each row without padding.
+
+    Raises:
+        InputError: Rows that begin or end in what may be padding, and no mask.
+    """
+    ids = torch.atleast_2d(ids)
+    if mask is not None:
+        return [row[keep.bool()].tolist() for row, keep in zip(ids, torch.atleast_2d(mask), strict=True)]
+    if len(ids) > 1 and bool(((ids[:, 0] == pad) | (ids[:, -1] == pad)).any()):
+        raise InputError(
+            "Expected `attention_mask` with a tensor of several prompts, because some begin or end in the padding token. Give the tokenizer's."
+        )
+    return ids.tolist()
+
+
+def _pad_token(hf_model: Any, tokenizer: Any) -> int:
+    candidates = (hf_model.generation_config.pad_token_id, tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
+    return int(next(token for token in candidates if token is not None))
 
 
 class ConfidentModel:
@@ -131,16 +168,16 @@ class ConfidentModel:
                 "Expected a probe that is attached, but `detach` was called. Attach it again with `probe.attach(model, tokenizer)`."
             )
         device = self._model.device
+        pad = _pad_token(self._model, self.tokenizer)
+        mask = options.pop("attention_mask", None)
         if isinstance(inputs, Tensor):
-            ids = torch.atleast_2d(inputs).to(device)
-            mask = torch.atleast_2d(options.pop("attention_mask", torch.ones_like(ids))).to(device)
-            if not bool(mask[:, -1].all()):
+            if mask is not None and not bool(torch.atleast_2d(mask)[:, -1].all()):
                 raise InputError(
                     "Expected `inputs` to be padded on the left, but `attention_mask` ends in padding. Set `tokenizer.padding_side = 'left'`."
                 )
-        else:
-            ids, mask = left_padded(encode(self.probe, self.tokenizer, inputs), pad=self._pad, device=device)
-        options = {"pad_token_id": self._pad, **options}
+            inputs = _unpadded(inputs, mask, pad)
+        ids, mask = left_padded(encode(self.probe, self.tokenizer, inputs), pad=pad, device=device)
+        options = {"pad_token_id": pad, **options}
         with _PromptCapture(self._model, self.probe.layer, ids.shape[1]) as capture:
             output = self._model.generate(input_ids=ids, attention_mask=mask, **options)
         sequences = output if isinstance(output, Tensor) else output.sequences
@@ -151,17 +188,6 @@ class ConfidentModel:
             confidence=read[:: len(read) // len(ids)].repeat_interleave(per_question),
             sequences=sequences,
             question=[row // per_question for row in range(len(sequences))],
-        )
-
-    @property
-    def _pad(self) -> int:
-        configured = self._model.generation_config.pad_token_id
-        return int(
-            next(
-                token
-                for token in (configured, self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, 0)
-                if token is not None
-            )
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -59,7 +60,7 @@ def evaluate(
         name: bootstrap(metric_of(method, name, reference), n, n_resamples, seed) if n else None for name in METRICS
     }
     value, low, high = functional.auroc_ceiling(method.right, method.known)
-    ceiling: Interval | None = {"value": value, "low": low, "high": high} if value == value else None
+    ceiling: Interval | None = None if math.isnan(value + low + high) else {"value": value, "low": low, "high": high}
     counts = {
         "n_questions": n,
         "n_samples": int(method.known.sum()),
@@ -91,6 +92,8 @@ def compare(
             f"Expected {a!r} and {b!r} to be scored on the same answers, but they are not. Score both on the held-out half."
         )
     both = usable(scored_a) & usable(scored_b)
+    if not both.any():
+        return []
     first, second = (Scored(one.confidence[both], one.right[both], one.known[both]) for one in (scored_a, scored_b))
     rows = []
     for name in ("auroc", "brier"):

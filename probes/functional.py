@@ -125,7 +125,7 @@ def _half_ceiling(right: Tensor, known: Tensor) -> float:
         chosen = noise.argsort(-1).argsort(-1) < first[:, None]
         in_first = (chosen & (index < right[:, None])).sum(-1).double()
         values.append(capability_auroc(in_first / first, right - in_first, known - first))
-    return float(torch.stack(values).mean())
+    return float(torch.stack(values).nanmean())  # a halving can leave one half without a right answer
 
 
 def debiased_brier(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None = None) -> Tensor:

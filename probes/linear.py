@@ -6,6 +6,7 @@ import torch
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
 
+from extract.errors import InputError
 from probes.head import LinearHead
 from probes.module import ProbeModule
 
@@ -22,6 +23,8 @@ class Linear(ProbeModule):
 
     def __init__(self, lr: float = 0.01, l2: list[float] | float | None = None) -> None:
         super().__init__([0.01, 0.03, 0.1, 0.3, 1.0] if l2 is None else l2)
+        if lr <= 0:
+            raise InputError(f"Expected `lr` to be above 0, but got {lr}. 0.01 is the default.")
         self.save_hyperparameters()
         self.lr = lr
 

@@ -13,6 +13,7 @@ from torchmetrics import Metric
 from datamodules import Batch, FeatureDataModule
 from extract.errors import InputError
 from probes.calibration import Platt, fit_platt
+from probes.functional import capability_auroc, debiased_brier
 from probes.head import LinearHead
 from probes.metrics import BrierSkill, CapabilityAUROC, DebiasedBrier
 
@@ -53,6 +54,7 @@ class ProbeModule(L.LightningModule):
         self.val_loss: Tensor | None = None
         self._val_logits: Tensor | None = None
         self._val_batch: Batch | None = None
+        self.val_figures: dict[str, float] = {}
         self._val: list[tuple[Tensor, Batch]] = []
 
     # For subclasses
@@ -122,26 +124,35 @@ class ProbeModule(L.LightningModule):
         self._val.append((self.candidate_logits(self.standardised(batch.features)), batch))
 
     def on_validation_epoch_end(self) -> None:
-        """Choose and calibrate on what was collected."""
-        self._val_logits = torch.cat([logits for logits, _ in self._val], dim=1).detach()
-        self._val_batch = Batch(
-            *(torch.cat(tensors) for tensors in zip(*(batch for _, batch in self._val), strict=True))
-        )
+        """Log what would be chosen now."""
+        collected = list(zip(*self._val, strict=True))
         self._val.clear()
-        batch = self._val_batch
+        if self.trainer.sanity_checking:
+            return
+        logits, batches = torch.cat(collected[0], dim=1), collected[1]
+        self._choose(logits, Batch(*(torch.cat(tensors) for tensors in zip(*batches, strict=True))))
+        self.log_dict(self.val_figures)
+
+    @torch.no_grad()
+    def on_train_end(self) -> None:
+        """Choose and calibrate with the weights that are kept, whenever validation ran last."""
+        data: FeatureDataModule = self.trainer.datamodule  # type: ignore[attr-defined]
+        batch = Batch(*(tensor.to(self.device) for tensor in data.batch("val")))
+        self._choose(self.candidate_logits(self.standardised(batch.features)), batch)
+
+    def _choose(self, logits: Tensor, batch: Batch) -> None:
+        """Choose the candidate of least validation loss, and calibrate it."""
+        self._val_logits, self._val_batch = logits.detach(), batch
         self.val_loss = soft_label_loss(self._val_logits, batch).nan_to_num(torch.inf)
         penalty, feature = divmod(int(self.val_loss.argmin()), self.val_loss.shape[1])
-        self.choice = Choice(
-            feature, self.feature_names[feature], self.penalties[penalty], self._calibrator(penalty, feature)
-        )
-        confidence = self.choice.calibrator(self._val_logits[penalty, :, feature])
-        auroc, brier = CapabilityAUROC(), DebiasedBrier()
-        auroc.update(confidence, batch.right, batch.known)
-        brier.update(confidence, batch.right, batch.known)
-        self.log_dict(
-            {"val/loss": self.val_loss.min(), "val/auroc": auroc.compute(), "val/brier": brier.compute()},
-            batch_size=len(batch.row),
-        )
+        calibrator = self._calibrator(penalty, feature)
+        self.choice = Choice(feature, self.feature_names[feature], self.penalties[penalty], calibrator)
+        scored = calibrator(self._val_logits[penalty, :, feature]), batch.right, batch.known
+        self.val_figures = {
+            "val/loss": float(self.val_loss.min()),
+            "val/auroc": float(capability_auroc(*scored)),
+            "val/brier": float(debiased_brier(*scored)),
+        }
 
     def _calibrator(self, penalty: int, feature: int) -> Platt:
         """Calibrator of one candidate, fitted on validation."""

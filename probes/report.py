@@ -47,6 +47,11 @@ class Report:
         self.methods = {name: self._scored(name, name in HALF_SAMPLE) for name in self.confidences}
         self.record = self._record()
 
+    def _unknown(self, name: str) -> int:
+        """Test answers whose grade is unknown, among those that a method is scored on."""
+        unknown = self.table.held_unknown if name in HALF_SAMPLE else self.table.unknown
+        return int(torch.from_numpy(unknown)[self.rows["test"]].sum())
+
     def _scored(self, name: str, half: bool) -> Scored:
         return scored(self.table, self.confidences[name], self.rows["test"], half)
 
@@ -63,7 +68,6 @@ class Report:
         choice = self.module.choice
         assert choice is not None
         layer, position = choice.name.split("/")
-        unknown = int(torch.from_numpy(self.table.unknown)[self.rows["test"]].sum())
         options: dict[str, Any] = {"reference": self.reference, "n_resamples": self.n_resamples, "seed": self.seed}
         return {
             "format_version": FORMAT_VERSION,
@@ -83,7 +87,11 @@ class Report:
             "n_questions": {split: len(rows) for split, rows in self.rows.items()},
             "n_unusable": self.data.n_unusable,
             "splits": {
-                "test": {"capability": {name: evaluate(one, unknown, **options) for name, one in self.methods.items()}}
+                "test": {
+                    "capability": {
+                        name: evaluate(one, self._unknown(name), **options) for name, one in self.methods.items()
+                    }
+                }
             },
             "paired": [row for name in BASELINES for row in self._paired(name, options)],
         }
@@ -181,7 +189,7 @@ class Report:
                 "grader": self.table.grader,
                 "datasets": sorted({question.dataset for question in self.data.store.questions}),
                 "n_questions": self.record["n_questions"],
-                "n_samples": int(self.table.known.sum()),
+                "n_samples": int(torch.from_numpy(self.table.known)[self.rows["train"]].sum()),
                 "l2": self.record["chosen"]["l2"],
             },
             "test": self.record["splits"]["test"]["capability"][self.module.name],

@@ -24,7 +24,13 @@ def read_jsonl(path: Path) -> list[Question]:
             f"Expected `questions` to be a built-in set or a .jsonl file, but {str(path)!r} is no file. Check the path."
         )
     questions = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"Expected {path.name!r} to be UTF-8, but byte {error.start} is not. Save the file as UTF-8."
+        ) from None
+    for number, line in enumerate(lines, 1):
         if line.strip():
             questions.append(_question(line, number, path))
     return check_questions(questions, f"{path.name!r}")

@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
 
 from extract.errors import InputError
-from extract.hashing import sha256_json
+from extract.hashing import canonical_json, sha256_json
+from extract.text import normalize
 
 Kind = Literal["short", "number", "math", "choice", "cloze"]
 
@@ -76,8 +77,28 @@ def check_questions(questions: Iterable[Question], source: str) -> list[Question
             raise InputError(
                 f"Expected `references` of {where} to hold at least one gold answer, but it has none. Add one or remove the question."
             )
-        if bool(question.text) == bool(question.messages):
+        empty = [reference for reference in question.references if not normalize(reference)]
+        if empty:
+            raise InputError(
+                f"Expected `references` of {where} to hold words or numbers, but got {empty[0]!r}. Correct the reference."
+            )
+        if bool(question.text.strip()) == bool(question.messages):
             raise InputError(f"Expected {where} to have exactly one of `text` and `messages`. Give one of them.")
+        for message in question.messages:
+            if (
+                not isinstance(message, dict)
+                or message.keys() != {"role", "content"}
+                or not all(isinstance(x, str) for x in message.values())
+            ):
+                raise InputError(
+                    f"Expected `messages` of {where} to hold objects of a `role` and a `content`, both texts, but got {message!r}. Correct the field."
+                )
+        try:
+            canonical_json(question.record()).encode()
+        except ValueError as error:
+            raise InputError(
+                f"Expected {where} to hold text and finite numbers only, but it does not: {error}. Correct the question."
+            ) from None
         if question.kind not in get_args(Kind):
             raise InputError(
                 f"Expected `kind` of {where} to be one of {', '.join(get_args(Kind))}, but got {question.kind!r}."

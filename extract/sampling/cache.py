@@ -8,6 +8,8 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
+from extract.errors import InputError
+
 
 class AnswerLayer(DynamicLayer):
     """One layer's keys and values [row, head, token, d_head]: the filled part of buffers with room for the answer.
@@ -57,7 +59,14 @@ def answer_cache(model: Any, n_answer_tokens: int) -> DynamicCache:
 
     Layers that attend to everything become `AnswerLayer`; others (sliding windows, recurrent states) stay as
     transformers makes them.
+
+    Raises:
+        InputError: A cache that can't be repeated for several answers.
     """
     cache = DynamicCache(config=model.config)
+    if not all(hasattr(layer, "batch_repeat_interleave") for layer in cache.layers):
+        raise InputError(
+            f"Expected a model with a key-value cache, but {type(model).__name__} keeps recurrent states, which can't be shared yet. Use another model."
+        )
     cache.layers = [AnswerLayer(n_answer_tokens) if type(layer) is DynamicLayer else layer for layer in cache.layers]
     return cache

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from extract.errors import InputError
 from extract.models import end_tokens
 from extract.policy import Decoding
 from extract.sampling.cache import answer_cache
@@ -119,6 +120,10 @@ class LocalSampler:
         running = torch.ones_like(rows, dtype=torch.bool)
         for t in range(n_steps):
             drawn = draw(logits, uniforms[rows, t], decoding.temperature, decoding.top_p, decoding.top_k)
+            if bool(drawn.logprobs.isnan().any()):
+                raise InputError(
+                    f"Expected finite logits, but the model gave NaN in {str(self.model.dtype).removeprefix('torch.')}. Load it with --dtype float32 or bfloat16."
+                )
             now = rows[running]
             tokens[now, t], logprobs[now, t] = drawn.tokens[running], drawn.logprobs[running]
             ended = running & (torch.isin(drawn.tokens, self._end) | self._said_stop(tokens[rows, : t + 1], running))

@@ -20,7 +20,7 @@ def n_layers(model: Any) -> int:
 def decoder_of(model: Any) -> nn.Module:
     """The decoder without its language-model head."""
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else None
-    return decoder if isinstance(decoder, nn.Module) else model.base_model
+    return decoder if isinstance(decoder, nn.Module) and decoder is not model else model.base_model
 
 
 def decoder_blocks(model: Any) -> nn.ModuleList:

@@ -36,37 +36,54 @@ class OneLineParser(OneLineErrors, ArgumentParser):
 
 
 def known_options(parser: Any) -> list[str]:
-    """Every option string of a parser, for example ``--policy.temperature``."""
-    return [option for action in parser._actions for option in action.option_strings if option.startswith("--")]
+    """Every option of a parser and its subcommands, for example ``--policy.temperature``."""
+    own = [option for action in parser._actions for option in action.option_strings if option.startswith("--")]
+    choices = [action.choices for action in parser._actions if isinstance(action.choices, dict)]
+    return own + [option for one in choices for subparser in one.values() for option in known_options(subparser)]
 
 
 def explain(message: str, known: list[str]) -> str:
     """A parser's message as one line that names the nearest of the `known` options where one was unknown."""
-    nested = re.search(
-        r"Parser key \"([\w.]+)\".*given class_path '([\w.]+)'.*NestedArg\(key='([\w.]+)'", message, re.DOTALL
-    )
-    plain = re.search(r"[Uu]nrecognized arguments: (--[^\s=]+)", message)
-    if nested:
-        key, class_path, name = nested.groups()
-        option, known = f"--{key}.{name}", options_of(class_path, key)
-        if option in known:  # the name is right, so its value is not
-            return f"Expected `{option}` to have the type that --help gives, but got {message.rsplit('val=', 1)[-1].rstrip(')')}."
-    elif plain:
-        option = plain[1]
-    else:
-        line = " ".join(message.split())
-        wrong = re.fullmatch(r"Parser key \"([\w.]+)\": Expected a <class '(\w+)'>\. Got value: (.*)", line)
-        return f"Expected `--{wrong[1]}` to be of type {wrong[2]}, but got {wrong[3]!r}." if wrong else line
-    return (
-        f"Expected an option of this command, but got `{option}`.{nearest(option, known)} Run with --help for the list."
-    )
+    line = " ".join(message.split())
+    of_class = re.search(r"Parser key \"([\w.]+)\".*given class_path '([\w.]+)'", line)
+    given = re.search(r"NestedArg\(key='([\w.]+)', val=(.*)\)", line)
+    name = given or re.search(r"Option '([\w.]+)' is not accepted", line)
+    if of_class and name:
+        option, known = f"--{of_class[1]}.{name[1]}", options_of(of_class[2], of_class[1])
+        if given and option in known:  # the name is right, so its value is not
+            return f"Expected `{option}` to have the type that --help gives, but got {given[2]}."
+        return _unknown(option, known)
+    for pattern in (
+        r"[Uu]nrecognized arguments: --([^\s=]+)",
+        r"Subcommand '\w+' does not accept option '([\w.]+)'",
+        r"^Option '([\w.]+)' is not accepted",
+    ):
+        if found := re.search(pattern, line):
+            return _unknown(f"--{found[1]}", known)
+    if found := re.search(r"Group '([\w.]+)' does not accept option '([\w.]+)'", line):
+        return _unknown(f"--{found[1]}.{found[2]}", known)
+    if found := re.search(r"Parser key \"([\w.]+)\".*<class '([\w.]+)'>.*dot import path string: (\S+)", line):
+        classes = [one.__name__ for one in _import(found[2]).__subclasses__()]
+        return f"Expected `--{found[1]}` to be one of {', '.join(classes)}, but got {found[3]!r}.{nearest(found[3], classes)}"
+    if found := re.fullmatch(r"Parser key \"([\w.]+)\": Expected a <class '(\w+)'>\. Got value: (.*)", line):
+        return f"Expected `--{found[1]}` to be of type {found[2]}, but got {found[3]!r}."
+    return line
+
+
+def _unknown(option: str, known: list[str]) -> str:
+    hint = nearest(option, known)
+    return f"Expected an option of this command, but got `{option}`.{hint} Run with --help for the list."
+
+
+def _import(path: str) -> Any:
+    module, name = path.rsplit(".", 1)
+    return getattr(import_module(module), name)
 
 
 def options_of(class_path: str, key: str) -> list[str]:
     """Options of a class that is given under a key, for example ``--model.lr`` of a probe."""
-    module, name = class_path.rsplit(".", 1)
     parser = ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(getattr(import_module(module), name), key)
+    parser.add_class_arguments(_import(class_path), key)
     return known_options(parser)
 
 

@@ -87,11 +87,7 @@ def _listed(prompts: Any) -> list[Any]:
         InputError: Nothing, or something that is neither text, chat nor token ids.
     """
     if isinstance(prompts, Tensor):
-        if prompts.dim() not in (1, 2) or prompts.is_floating_point():
-            raise InputError(
-                f"Expected `prompts` as a tensor to be [token] or [question, token] ids, but got {prompts.dtype} of shape {tuple(prompts.shape)}. Give whole numbers."
-            )
-        prompts = prompts.tolist()
+        prompts = _token_ids(prompts).tolist()
     if isinstance(prompts, str):
         return [prompts]
     if isinstance(prompts, Mapping) or not isinstance(prompts, Iterable):
@@ -106,13 +102,21 @@ def _listed(prompts: Any) -> list[Any]:
     return [prompts] if isinstance(prompts[0], (dict, int)) else prompts
 
 
+def _token_ids(prompts: Tensor) -> Tensor:
+    if prompts.dim() not in (1, 2) or prompts.is_floating_point():
+        raise InputError(
+            f"Expected `prompts` as a tensor to be [token] or [question, token] ids, but got {prompts.dtype} of shape {tuple(prompts.shape)}. Give whole numbers."
+        )
+    return prompts
+
+
 def _unpadded(ids: Tensor, mask: Tensor | None, pad: int) -> list[list[int]]:
     """Prompt ids of each row without padding.
 
     Raises:
         InputError: Rows that begin or end in what may be padding, and no mask.
     """
-    ids = torch.atleast_2d(ids)
+    ids = torch.atleast_2d(_token_ids(ids))
     if mask is not None:
         return [row[keep.bool()].tolist() for row, keep in zip(ids, torch.atleast_2d(mask), strict=True)]
     if len(ids) > 1 and bool(((ids[:, 0] == pad) | (ids[:, -1] == pad)).any()):

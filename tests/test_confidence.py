@@ -32,7 +32,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory, model: Any, tokenizer: Any) 
     head = LinearHead(32)
     head.weight.normal_()
     head.mean.normal_()
-    head.scale.uniform_(0.5, 2)
+    head.scale.uniform_(20, 60)  # so that the confidences differ and none is near 0 or 1
     head.bias.fill_(0.3)
     head.slope.fill_(0.7)
     head.intercept.fill_(-0.2)
@@ -64,6 +64,9 @@ def expected(saved: Path, model: Any, tokenizer: Any) -> torch.Tensor:
         h = model(torch.tensor([ids]), output_hidden_states=True).hidden_states[2][0, -1]
         logit = ((h - tensors["mean"]) / tensors["scale"] * tensors["weight"]).sum() + 0.3
         values.append(torch.sigmoid(0.7 * logit - 0.2))
+    assert max(values) - min(values) > 0.1
+    assert min(values) > 0.01
+    assert max(values) < 0.99
     return torch.stack(values)
 
 
@@ -253,3 +256,44 @@ def test_a_model_that_is_not_there_is_refused(tmp_path: Path) -> None:
         load_model(dtype="int3")
     with pytest.raises(InputError, match="`device` to be"):
         load_model(device="abacus")
+
+
+def test_what_is_no_prompt_is_refused_and_a_mask_is_heeded(
+    saved: Path, model: Any, tokenizer: Any, expected: torch.Tensor
+) -> None:
+    probe = load_probe(saved)
+    attached = probe.attach(model, tokenizer)
+    wrong: list[Any] = [
+        tokenizer(["hi"], return_tensors="pt"),
+        {"role": "user", "content": "hi"},
+        None,
+        3,
+        torch.tensor([[0.5]]),
+    ]
+    for prompts in wrong:
+        for ask in (lambda p: probe.score(model, tokenizer, p), attached.generate):
+            with pytest.raises(InputError, match="Expected `prompts`"):
+                ask(prompts)
+    ids = PromptTemplate("Q: {question} A:").encode(tokenizer, QUESTIONS[1])
+    padded = torch.tensor([[1, 1, *ids], [*ids, 7, 8]])
+    mask = torch.tensor([[0, 0, *[1] * len(ids)], [1] * (len(ids) + 2)])
+    assert float(probe.score(model, tokenizer, padded, mask)[0]) == pytest.approx(float(expected[1]), abs=1e-5)
+    for ask in (lambda p: probe.score(model, tokenizer, p), attached.generate):
+        with pytest.raises(InputError, match="`attention_mask` with a tensor of several prompts"):
+            ask(padded)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("position", "foo"), ("signal", "zz"), ("layer", "abc"), ("model", "x"), ("head", ["linear"])]
+)
+def test_a_config_that_names_what_is_not_there_is_refused(copied: Path, key: str, value: object) -> None:
+    config = json.loads((copied / "config.json").read_text())
+    (copied / "config.json").write_text(json.dumps(config | {key: value}))
+    with pytest.raises(InputError, match=f"`{key}` in"):
+        load_probe(copied)
+
+
+def test_the_same_weights_with_other_positions_are_another_model(saved: Path, tokenizer: Any) -> None:
+    changed = tiny_model(rope_parameters={"rope_type": "default", "rope_theta": 123.0})
+    with pytest.raises(InputError, match="differs in fingerprint"):
+        load_probe(saved).attach(changed, tokenizer)

@@ -216,3 +216,8 @@ def test_a_paired_difference_with_itself_is_zero_and_nan_has_no_interval() -> No
     )
     assert same == {"value": 0, "low": 0, "high": 0}
     assert bootstrap(lambda w: torch.full((len(w),), torch.nan), 60) is None
+
+
+def test_the_ceiling_survives_right_answers_to_a_single_question() -> None:
+    value, low, high = F.auroc_ceiling(torch.tensor([2, 0, 0, 0]), torch.tensor([4] * 4))
+    assert low <= value <= high

@@ -75,3 +75,18 @@ def test_the_first_of_references_and_rivals_decides() -> None:
 def test_an_unknown_grader_is_refused() -> None:
     with pytest.raises(InputError, match="Did you mean `short`"):
         load_grader("shrt")
+
+
+@pytest.mark.parametrize(
+    ("text", "reference", "right"),
+    [
+        ("31", "3.1", False),
+        ("3.1", "3.1", True),
+        ("-5", "5", False),
+        ("7 - 5", "5", True),
+        ("about -5.", "-5", True),
+        ("1939-1945", "1945", True),
+    ],
+)
+def test_numbers_keep_their_point_and_their_sign(text: str, reference: str, right: bool) -> None:
+    assert contains_answer(text, [reference]) is right

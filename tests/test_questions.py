@@ -76,6 +76,12 @@ GOOD = {"id": "a", "text": "Why?", "references": ["because"]}
         ([{**GOOD, "kind": "essay"}], "`kind` of question 'a'.*got 'essay'"),
         ([{**GOOD, "text": 3}], "`text` in line 1.*to be a str, but got 3"),
         ([{**GOOD, "references": [""]}], "`references` in line 1"),
+        ([{**GOOD, "references": ["—"]}], "to hold words or numbers, but got '—'"),
+        ([{**GOOD, "text": "  "}], "exactly one of `text` and `messages`"),
+        ([{"id": "a", "references": ["b"], "messages": [1]}], "`messages` of question 'a'"),
+        ([{"id": "a", "references": ["b"], "messages": [{"role": "user"}]}], "`messages` of question 'a'"),
+        (['{"id": "a", "text": "b", "references": ["c"], "meta": {"x": NaN}}'], "finite numbers only"),
+        (['{"id": "a", "text": "\\ud800", "references": ["c"]}'], "finite numbers only"),
         (["{"], "line 1.*does not parse"),
         (["[1]"], "line 1.*JSON object, but got a list"),
     ],
@@ -98,3 +104,12 @@ def test_a_missing_file_and_an_unknown_set_are_refused() -> None:
 def test_a_subset_of_impossible_size_is_refused(n: int) -> None:
     with pytest.raises(InputError, match=f"`n_questions` to be between 1 and .* got {n}"):
         load_questions("facts", n)
+
+
+def test_a_file_that_is_not_utf8_is_refused_and_odd_line_separators_are_text(tmp_path: Path) -> None:
+    path = tmp_path / "q.jsonl"
+    path.write_bytes(b'{"id": "\xff"}')
+    with pytest.raises(InputError, match="to be UTF-8, but byte 8"):
+        load_questions(str(path))
+    path.write_text(json.dumps({**GOOD, "text": "a\u2028b"}, ensure_ascii=False), encoding="utf-8")
+    assert load_questions(str(path))[0].text == "a\u2028b"

@@ -14,7 +14,9 @@ import torch
 from conftest import write_questions
 from safetensors import safe_open
 
+from datamodules import load_table
 from extract import Decoding, InputError, PromptTemplate, Store, StoreRecipe, grade, read, sample
+from extract.commands import make_store
 from extract.policy import differences
 
 
@@ -178,3 +180,35 @@ def test_another_dtype_is_refused_before_the_model_is_loaded(small_store: Path, 
     asked = StoreRecipe(questions=questions, model=str(tmp_path), dtype="bfloat16")
     with pytest.raises(InputError, match="policy.model.dtype: found 'float32', wanted 'bfloat16'"):
         asked.check_store(Store.open(small_store))
+
+
+def test_a_lost_part_of_an_extended_store_is_drawn_again(tmp_path: Path, questions: str, tiny_folder: Path) -> None:
+    path = tmp_path / "store"
+    for k in (3, 6):
+        sample(str(path), recipe(questions, tiny_folder, k=k))
+    grade(str(path))
+    before = contents(path)
+    for ending in ("parquet", "json"):
+        (path / f"samples/00000.000-003.{ending}").unlink()
+    assert any("00000.000-003.parquet: missing" in problem for problem in Store.open(path).problems())
+    with pytest.raises(InputError, match="some samples are gone"):
+        load_table(Store.open(path))
+    sample(str(path), recipe(questions, tiny_folder, k=6))
+    assert contents(path) == before
+
+
+def test_another_model_folder_is_refused_for_a_whole_store(tmp_path: Path, questions: str, tiny_folder: Path) -> None:
+    path = tmp_path / "store"
+    make_store(str(path), recipe(questions, tiny_folder), "short", ["hidden"])
+    other = Path(shutil.copytree(tiny_folder, tmp_path / "other"))
+    with pytest.raises(InputError, match="policy.model.id: found 'tiny', wanted 'other'"):
+        make_store(str(path), recipe(questions, other), "short", ["hidden"])
+
+
+def test_a_grader_or_signal_that_is_not_there_is_refused_before_anything_is_sampled(
+    tmp_path: Path, questions: str, tiny_folder: Path
+) -> None:
+    for grader, signal in (("shrt", "hidden"), ("short", "hiden")):
+        with pytest.raises(InputError, match="Did you mean"):
+            make_store(str(tmp_path / "store"), recipe(questions, tiny_folder), grader, [signal])
+    assert not (tmp_path / "store").exists()

@@ -155,6 +155,65 @@ def test_extract_refuses_in_one_line(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("data:\n  stor: x\n", "got `--data.stor`. Did you mean `--data.store`"),
+        ("trainr:\n  max_epochs: 1\n", "got `--trainr.max_epochs`. Did you mean `--trainer.max_epochs`"),
+        ("model:\n  class_path: Linear\n  init_args:\n    lrr: 1\n", "got `--model.lrr`. Did you mean `--model.lr`"),
+        ("model: Linea\n", "one of Linear, but got 'Linea'. Did you mean `Linear`"),
+    ],
+)
+def test_a_mistake_in_a_config_file_is_named(
+    content: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.yaml").write_text(content)
+    with pytest.raises(SystemExit):
+        train.run([f"--config={tmp_path / 'mine.yaml'}"])
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("kk: 1\n", "got `--kk`."), ("policy:\n  temprature: 1\n", "Did you mean `--policy.temperature`")],
+)
+def test_a_mistake_in_an_extraction_config_is_named(
+    content: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.yaml").write_text(content)
+    with pytest.raises(SystemExit):
+        run(COMMANDS, "extract", ["sample", f"--config={tmp_path / 'mine.yaml'}", f"--store={tmp_path / 's'}"])
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("epochs", [5, 15])
+def test_the_choice_is_made_on_the_weights_that_are_saved(small_store: Path, tmp_path: Path, epochs: int) -> None:
+    """Validation runs every 10 epochs: neither its sanity check nor an earlier epoch may choose."""
+    folder = experiment(small_store, tmp_path, f"--trainer.max_epochs={epochs}")
+    rows = pq.read_table(folder / "predictions.parquet").to_pylist()
+    assert max(row["linear"] for row in rows) - min(row["linear"] for row in rows) > 0.2
+
+
+def test_two_answers_a_question_are_enough_for_the_probe_and_too_few_for_consistency(
+    make_small_store: Any, tmp_path: Path
+) -> None:
+    store = make_small_store(n=60, k=2)
+    report = json.loads((experiment(store, tmp_path) / "report.json").read_text())
+    methods = report["splits"]["test"]["capability"]
+    assert methods["linear"]["auroc"] is not None
+    assert methods["consistency"]["auroc"] is None
+    assert methods["consistency"]["n_masked"] == 12
+    assert not [row for row in report["paired"] if row["b"] == "consistency"]
+
+
+def test_nothing_fitted_leaves_one_line_and_no_run(small_store: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="max_epochs"):
+        experiment(small_store, tmp_path, "--trainer.max_epochs=0")
+    with pytest.raises(InputError, match="`n_resamples` to be at least 1"):
+        experiment(small_store, tmp_path, "--n_resamples=0")
+    assert not any((tmp_path / "runs").iterdir())
+
+
 def test_the_commands_work_one_after_the_other(
     tmp_path: Path, tiny_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

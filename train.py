@@ -16,6 +16,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import wandb
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import WandbLogger
 
@@ -136,8 +137,6 @@ def quiet() -> None:
 
 def log_report(report: Report, pictures: dict[str, Path], loggers: Sequence[Any]) -> None:
     """Give W&B the figures, predictions and pictures of a report."""
-    import wandb
-
     for logger in loggers:
         if not isinstance(logger, WandbLogger):
             continue
@@ -155,7 +154,23 @@ def log_report(report: Report, pictures: dict[str, Path], loggers: Sequence[Any]
                     logger.experiment.summary[f"test/{method}/{metric}"] = figure["value"]
         for metric, value in report.module.val_figures.items():
             logger.experiment.summary[f"best/{metric.replace('/', '_')}"] = value
-        logger.experiment.finish()
+
+
+def fit_and_test(cli: TrainCLI) -> Report:
+    """Fit the probe, test it once, and make its report.
+
+    Raises:
+        InputError: Bad options or data.
+    """
+    if cli.config.n_resamples < 1:
+        raise InputError(
+            f"Expected `n_resamples` to be at least 1, but got {cli.config.n_resamples}. 2000 is the default."
+        )
+    cli.trainer.fit(cli.model, cli.datamodule)
+    if cli.model.choice is None:
+        raise InputError("Expected `trainer.max_epochs` to be at least 1, but nothing was fitted. Give more epochs.")
+    cli.trainer.test(cli.model, cli.datamodule, verbose=False)
+    return Report(cli.model, cli.datamodule, seed=int(cli.config.seed_everything), n_resamples=cli.config.n_resamples)
 
 
 def run(arguments: Sequence[str] | None = None) -> Path:
@@ -177,23 +192,15 @@ def run(arguments: Sequence[str] | None = None) -> Path:
         parser_kwargs={"default_config_files": [str(HERE / "configs" / "default.yaml")]},
         args=list(sys.argv[1:] if arguments is None else arguments),
     )
-    if cli.config.n_resamples < 1:
-        raise InputError(
-            f"Expected `n_resamples` to be at least 1, but got {cli.config.n_resamples}. 2000 is the default."
-        )
     try:
-        cli.trainer.fit(cli.model, cli.datamodule)
-        if cli.model.choice is None:
-            raise InputError(
-                "Expected `trainer.max_epochs` to be at least 1, but nothing was fitted. Give more epochs."
-            )
+        report = fit_and_test(cli)
+        pictures = report.write(cli.run_folder)
+        log_report(report, pictures, cli.trainer.loggers)
     except InputError:
         shutil.rmtree(cli.run_folder)  # a run that never began leaves nothing behind
         raise
-    cli.trainer.test(cli.model, cli.datamodule, verbose=False)
-    report = Report(cli.model, cli.datamodule, seed=int(cli.config.seed_everything), n_resamples=cli.config.n_resamples)
-    pictures = report.write(cli.run_folder)
-    log_report(report, pictures, cli.trainer.loggers)
+    finally:
+        wandb.finish()
     print(summary_table(report.record["splits"]["test"]["capability"]))
     print(f"\nReport: {cli.run_folder / 'report.md'}   Probe: {cli.run_folder / 'probe'}")
     return cli.run_folder

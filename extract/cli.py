@@ -62,7 +62,7 @@ def explain(message: str, known: list[str]) -> str:
             return _unknown(f"--{found[1]}", known)
     if found := re.search(r"Group '([\w.]+)' does not accept option '([\w.]+)'", line):
         return _unknown(f"--{found[1]}.{found[2]}", known)
-    if found := re.search(r"Parser key \"([\w.]+)\".*<class '([\w.]+)'>.*dot import path string: (\S+)", line):
+    if found := re.search(r"Parser key \"([\w.]+)\".*?<class '(\w+[.][\w.]+)'>.*dot import path string: (\S+)", line):
         classes = [one.__name__ for one in _import(found[2]).__subclasses__()]
         return f"Expected `--{found[1]}` to be one of {', '.join(classes)}, but got {found[3]!r}.{nearest(found[3], classes)}"
     if found := re.fullmatch(r"Parser key \"([\w.]+)\": Expected a <class '(\w+)'>\. Got value: (.*)", line):

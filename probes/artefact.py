@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -111,7 +112,7 @@ def load_probe(probe: str | Path, revision: str | None = None) -> ConfidenceProb
     try:
         tensors = load_file(folder / "model.safetensors")
         head.load_state_dict(tensors, strict=True)
-    except Exception as error:
+    except (OSError, RuntimeError, SafetensorError) as error:
         reason = " ".join(str(error).split())
         raise InputError(
             f"Expected {str(folder / 'model.safetensors')!r} to hold the tensors of a {config['head']!r} head of width {config['d_model']}, but it does not: {reason}"

@@ -174,7 +174,7 @@ def by_layer(
         for (name, values), style in zip(references.items(), (":", "--", "-."), strict=False):
             axis.axhline(values[column], color=_GREY, lw=1, ls=style, label=name)
         axis.set(xlabel="layer (0: embeddings)", ylabel=label)
-    axes[0].legend(loc="lower right", fontsize=8)
+    axes[0].legend(loc="lower right", bbox_to_anchor=(1, 0.1), fontsize=8)
     figure.suptitle("Test split, 95 % intervals over questions", fontsize=10)
     return figure
 

@@ -11,7 +11,7 @@ from extract.hashing import sha256_json
 from extract.prompts import PromptTemplate
 
 #: Raised whenever the same policy would give other samples than before.
-SAMPLER_VERSION = "local-1"
+SAMPLER_VERSION = "local-2"
 #: Raised whenever a store's files change their form.
 SCHEMA_VERSION = 1
 

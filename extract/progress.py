@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -36,3 +37,19 @@ class Progress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._bar.close()
+
+
+class Counted:
+    """Passes counts on to `progress` and remembers them, so that work that has to be done again can be taken back."""
+
+    def __init__(self, progress: Callable[[int, int], None]) -> None:
+        self._progress, self._items, self._tokens = progress, 0, 0
+
+    def __call__(self, items: int, tokens: int) -> None:
+        """Count work that is done."""
+        self._items, self._tokens = self._items + items, self._tokens + tokens
+        self._progress(items, tokens)
+
+    def take_back(self) -> None:
+        """Uncount all of it."""
+        self._progress(-self._items, -self._tokens)

@@ -9,29 +9,110 @@ import torch
 from conftest import byte_tokenizer, tiny_model
 
 from extract.policy import Decoding
-from extract.sampling.local import LocalSampler
+from extract.sampling.attention import attend_to, merge
+from extract.sampling.cache import AnswerCache
+from extract.sampling.local import LocalSampler, common_prefix
 
 PROMPTS = ["Say", "Say a longer thing", "What?", "A", "Something of another length altogether", "Say a longer thinG"]
 
 
-def encoded(tokenizer: Any) -> list[list[int]]:
-    return [tokenizer(text)["input_ids"] for text in PROMPTS]
+EXAMPLES = "Examples that every prompt begins with, as a set of few-shot prompts has. "
+FAMILIES = ["llama", "gpt2", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "phi3"]
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3", "mistral", "gemma2", "phi3"])
-def test_greedy_answers_equal_those_of_generate(family: str, tokenizer: Any) -> None:
-    model = tiny_model(family)
-    sampler = LocalSampler(model, tokenizer, Decoding(temperature=0, max_new_tokens=12))
-    answers = sampler.sample([str(i) for i in range(len(PROMPTS))], encoded(tokenizer), range(2))
-    for i, ids in enumerate(encoded(tokenizer)):
+def encoded(tokenizer: Any, before: str = "") -> list[list[int]]:
+    return [tokenizer(before + text)["input_ids"] for text in PROMPTS]
+
+
+@pytest.mark.parametrize("before", ["", EXAMPLES], ids=["alone", "after a shared prefix"])
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [*((family, {}) for family in FAMILIES), ("mistral", {"sliding_window": 20}), ("gemma3", {"sliding_window": 20})],
+)
+def test_greedy_answers_equal_those_of_generate(
+    family: str, changes: dict[str, Any], before: str, tokenizer: Any
+) -> None:
+    model = tiny_model(family, **changes)
+    sampler = LocalSampler(model, tokenizer, Decoding(temperature=0, max_new_tokens=50))
+    prompts = encoded(tokenizer, before)
+    answers = sampler.sample([str(i) for i in range(len(PROMPTS))], prompts, range(2))
+    for i, ids in enumerate(prompts):
         expected = model.generate(
             torch.tensor([ids]),
             attention_mask=torch.ones(1, len(ids), dtype=torch.long),
-            max_new_tokens=12,
+            max_new_tokens=50,
             do_sample=False,
         )
         for answer in answers[2 * i : 2 * i + 2]:
             assert answer.token_ids == expected[0, len(ids) :].tolist()
+    assert model.config._attn_implementation != "shared_prompt"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_prompts_are_shared_where_attention_has_the_plain_form(
+    family: str, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = []
+    start = AnswerCache.start_answers
+
+    def spy(self: AnswerCache, n_samples: int) -> None:
+        start(self, n_samples)
+        shared.append(self.shares_prompts)
+
+    monkeypatch.setattr(AnswerCache, "start_answers", spy)
+    LocalSampler(tiny_model(family), tokenizer, Decoding()).sample(["a"], encoded(tokenizer)[:1], range(2))
+    assert shared == [family not in ("mistral", "gemma2", "gemma3")]  # sliding windows, soft-capping
+
+
+def test_attention_to_parts_merges_to_attention_to_all() -> None:
+    generator = torch.Generator().manual_seed(0)
+    queries, keys, values = (torch.randn(2, 3, n, 8, generator=generator) for n in (4, 30, 30))
+    bias = torch.zeros(2, 1, 1, 30)
+    bias[:, :, :, 3:7] = -torch.inf
+    parts = [
+        attend_to(queries, keys[:, :, a:b], values[:, :, a:b], 0.7, bias[..., a:b])
+        for a, b in ((0, 3), (3, 12), (12, 13), (13, 30))
+    ]
+    scores = (queries.double() @ keys.double().mT) * 0.7 + bias.double()
+    torch.testing.assert_close(merge(parts).double(), scores.softmax(-1) @ values.double(), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "shared"),
+    [
+        ([[1] * 20 + [2], [1] * 20 + [3, 4]], 16),
+        ([[1] * 16, [1] * 16], 0),  # a token of each is left, so fewer than 16
+        ([[1] * 40, [1] * 35 + [2]], 32),
+        ([[1] * 100], 96),
+        ([[1] * 15 + [2], [1] * 15 + [3]], 0),
+    ],
+)
+def test_a_common_prefix_has_a_multiple_of_16_tokens_and_leaves_one(prompts: list[list[int]], shared: int) -> None:
+    assert common_prefix(prompts) == prompts[0][:shared]
+
+
+def test_a_prefix_is_read_once_for_all_blocks(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model()
+    seen: list[tuple[int, ...]] = []
+    monkeypatch.setattr(
+        model, "forward", lambda *a, f=model.forward, **k: (seen.append(k["input_ids"].shape), f(*a, **k))[1]
+    )
+    sampler = LocalSampler(model, tokenizer, Decoding(max_new_tokens=1))
+    prompts = encoded(tokenizer, EXAMPLES)
+    for i in range(3):
+        sampler.sample(["a", "b"], prompts[2 * i : 2 * i + 2], range(2))
+    assert [shape for shape in seen if shape[0] == 1] == [(1, 64)]
+    assert max(shape[1] for shape in seen if shape[0] > 1) < 64
+
+
+def test_a_shared_prefix_changes_no_logprob(model: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts, ids = encoded(tokenizer, EXAMPLES), [str(i) for i in range(len(PROMPTS))]
+    sampler = LocalSampler(model, tokenizer, Decoding(temperature=1.0, max_new_tokens=30))
+    shared = sampler.sample(ids, prompts, range(4))
+    monkeypatch.setattr("extract.sampling.local.common_prefix", lambda prompts: [])
+    for a, b in zip(shared, sampler.sample(ids, prompts, range(4)), strict=True):
+        assert a.token_ids == b.token_ids
+        assert a.logprobs == pytest.approx(b.logprobs, abs=1e-4)
 
 
 def test_logprobs_equal_a_teacher_forced_pass(model: Any, tokenizer: Any) -> None:

@@ -1,51 +1,93 @@
-"""A key–value cache for sampling: room for the answers is made once, and each step writes in place."""
+"""Keys and values while answers are drawn: of a prefix once, of each prompt once, of each answer in place."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from copy import deepcopy
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from extract.errors import InputError
 
+#: Arguments by which a family asks for more than softmax(q·k)·v; their prompts are not shared.
+_SPECIAL = ("softcap", "s_aux", "position_bias", "sliding_window")
+#: Room for answers is made for this many tokens at first, and doubled whenever it is full.
+_FIRST_TOKENS = 32
+
 
 class AnswerLayer(DynamicLayer):
-    """One layer's keys and values [row, head, token, d_head]: the filled part of buffers with room for the answer.
+    """One layer's keys and values.
 
-    The plain layer concatenates at every step, which copies the whole cache for each token; this one writes one column.
+    Attributes:
+        prefix: Keys and values [1, head, token, d_head] of what all prompts begin with, or None.
+        prompts: Keys and values [question, head, token, d_head] of the rest, once answers share them; None before.
+        keys: [row, head, token, d_head] of the answers, after their prompts where these are not shared.
+        values: As `keys`.
     """
 
-    def __init__(self, n_answer_tokens: int) -> None:
+    keys: Tensor
+    values: Tensor
+
+    def __init__(self, prefix: tuple[Tensor, Tensor] | None = None) -> None:
         super().__init__()
-        self.n_answer_tokens = n_answer_tokens
+        self.prefix = prefix
+        self.prompts: tuple[Tensor, Tensor] | None = None
         self._buffers: tuple[Tensor, Tensor] | None = None
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append keys and values [row, head, new token, d_head] and return all of them."""
-        length = self.get_seq_length()
-        if self._buffers is None or length + key_states.shape[2] > self._buffers[0].shape[2]:
-            return super().update(key_states, value_states)  # the prompt, as it comes
+        """Append keys and values [row, head, new token, d_head]; returns what the new tokens attend to."""
+        if self._buffers is None:  # a prompt
+            super().update(key_states, value_states)
+            return self._after_prefix()
+        length = self.keys.shape[2]
+        if length + key_states.shape[2] > self._buffers[0].shape[2]:
+            self._make_room(self.keys, self.values, 2 * (length + key_states.shape[2]))
         filled = []
         for buffer, new in zip(self._buffers, (key_states, value_states), strict=True):
-            buffer[:, :, length : length + new.shape[2]] = new
+            buffer[:, :, length : length + new.shape[2]] = new  # in place: concatenating would copy everything
             filled.append(buffer[:, :, : length + new.shape[2]])
         self.keys, self.values = filled
         return self.keys, self.values
 
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        """Repeat every row for its samples and make room for their tokens."""
-        self._reserve(self.keys.repeat_interleave(repeats, 0), self.values.repeat_interleave(repeats, 0))
+    def get_seq_length(self) -> int:
+        """Tokens before the next one, padding included."""
+        parts = (self.prefix, self.prompts, (self.keys, self.values) if self.is_initialized else None)
+        return sum(part[0].shape[2] for part in parts if part is not None and part[0].numel())
+
+    def start_answers(self, n_samples: int, shared: bool) -> None:
+        """From here on every row is one of `n_samples` answers of its question."""
+        if shared:
+            self.prompts = (self.keys, self.values)
+            n_rows = len(self.keys) * n_samples
+            keys, values = (one.new_empty(n_rows, one.shape[1], 0, one.shape[3]) for one in (self.keys, self.values))
+        else:
+            keys, values = (one.repeat_interleave(n_samples, 0) for one in self._after_prefix())
+            self.prefix = None
+        self._make_room(keys, values, keys.shape[2] + _FIRST_TOKENS)
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep only the rows `indices` [row]."""
-        self._reserve(self.keys[indices], self.values[indices])
+        assert self._buffers is not None
+        self._make_room(self.keys[indices], self.values[indices], self._buffers[0].shape[2])
 
-    def _reserve(self, keys: Tensor, values: Tensor) -> None:
-        length = keys.shape[2]
-        capacity = length + self.n_answer_tokens if self._buffers is None else self._buffers[0].shape[2]
-        buffers = []
+    def select_questions(self, indices: Tensor) -> None:
+        """Keep only the prompts `indices` [question]."""
+        assert self.prompts is not None
+        self.prompts = (self.prompts[0][indices], self.prompts[1][indices])
+
+    def _after_prefix(self) -> tuple[Tensor, Tensor]:
+        if self.prefix is None:
+            return self.keys, self.values
+        keys, values = (one.expand(len(self.keys), -1, -1, -1) for one in self.prefix)
+        return torch.cat([keys, self.keys], 2), torch.cat([values, self.values], 2)
+
+    def _make_room(self, keys: Tensor, values: Tensor, capacity: int) -> None:
+        length, buffers = keys.shape[2], []
         for tensor in (keys, values):
             buffer = tensor.new_empty(*tensor.shape[:2], capacity, tensor.shape[3])
             buffer[:, :, :length] = tensor
@@ -54,19 +96,119 @@ class AnswerLayer(DynamicLayer):
         self.keys, self.values = (buffer[:, :, :length] for buffer in self._buffers)
 
 
-def answer_cache(model: Any, n_answer_tokens: int) -> DynamicCache:
-    """An empty cache for `model` with room for answers of `n_answer_tokens`.
+class AnswerCache(DynamicCache):
+    """A cache for reading a batch of prompts and then drawing several answers to each.
 
-    Layers that attend to everything become `AnswerLayer`; others (sliding windows, recurrent states) stay as
-    transformers makes them.
+    Layers that attend to everything become `AnswerLayer`; others (sliding windows) stay as transformers makes them,
+    and then prompts are not shared.
+
+    Args:
+        model: The causal language model.
+        mask: [question, token] int64, 0 at the padding of prompts, prefix included.
+        prefix: What `read_prefix` returned, or None.
+
+    Attributes:
+        shares_prompts: Whether answers attend to one copy of their prompt.
+        slots: [question, slot] rows of each question's answers, padded with any row.
+        places: [row] place of each row in `slots`, flattened.
+        prompt_bias: [question, 1, 1, token] float32, −inf at the padding of prompts; None where there is none.
 
     Raises:
-        InputError: A cache that can't be repeated for several answers.
+        InputError: A model with recurrent states, which can't be repeated for several answers.
     """
+
+    layers: list[Any]
+
+    def __init__(self, model: Any, mask: Tensor, prefix: DynamicCache | None) -> None:
+        super().__init__(config=model.config)
+        if not all(hasattr(layer, "batch_repeat_interleave") for layer in self.layers):
+            raise InputError(
+                f"Expected a model with a key-value cache, but {type(model).__name__} keeps recurrent states, which can't be shared yet. Use another model."
+            )
+        kinds = {type(layer) for layer in self.layers}
+        self.layers = [
+            self._layer(layer, None if prefix is None else prefix.layers[i], len(mask))
+            for i, layer in enumerate(self.layers)
+        ]
+        self.shares_prompts = False
+        self._only_full = kinds == {DynamicLayer}
+        self._n_calls, self._special = 0, False
+        self._mask = mask
+        self._n_prefix = 0 if prefix is None else prefix.get_seq_length()
+        self._questions = torch.arange(len(mask), device=mask.device)
+
+    @staticmethod
+    def _layer(layer: Any, prefix: Any, n_questions: int) -> Any:
+        if type(layer) is DynamicLayer:
+            return AnswerLayer(None if prefix is None else (prefix.keys, prefix.values))
+        if prefix is not None:
+            layer = deepcopy(prefix)
+            layer.batch_repeat_interleave(n_questions)
+        return layer
+
+    def note_call(self, kwargs: dict[str, Any]) -> None:
+        """Count a call of attention while prompts are read, and what it asked for beyond the plain form."""
+        self._n_calls += 1
+        self._special |= any(kwargs.get(name) is not None for name in _SPECIAL)
+
+    def start_answers(self, n_samples: int) -> None:
+        """From here on there are `n_samples` rows for each question.
+
+        Prompts are shared where every layer was seen to attend in the plain form.
+        """
+        shared = self._only_full and self._n_calls == len(self.layers) and not self._special
+        for layer in self.layers:
+            if isinstance(layer, AnswerLayer):
+                layer.start_answers(n_samples, shared)
+            else:
+                layer.batch_repeat_interleave(n_samples)
+        self._questions = self._questions.repeat_interleave(n_samples)
+        self.shares_prompts = shared
+        if shared:
+            self._arrange()
+        else:
+            self._mask = self._mask.repeat_interleave(n_samples, 0)
+
+    def seen(self, n_answer_tokens: int) -> Tensor | None:
+        """Attention mask [row, token] up to so many tokens of the answers; None where prompts are shared, which hide their own padding."""
+        return None if self.shares_prompts else torch.nn.functional.pad(self._mask, (0, n_answer_tokens), value=1)
+
+    def keep(self, rows: Tensor) -> None:
+        """Keep only the rows `rows` [row], and the prompts that they need."""
+        self.batch_select_indices(rows)
+        self._questions = self._questions[rows]
+        if not self.shares_prompts:
+            self._mask = self._mask[rows]
+            return
+        needed, self._questions = self._questions.unique(return_inverse=True)
+        if len(needed) < len(self._mask):
+            for layer in self.layers:
+                layer.select_questions(needed)
+            self._mask = self._mask[needed]
+        self._arrange()
+
+    def _arrange(self) -> None:
+        """Slots of the rows, which stand in the order of their questions."""
+        counts = self._questions.bincount(minlength=len(self._mask))
+        starts = counts.cumsum(0) - counts
+        n_rows, n_slots = len(self._questions), int(counts.max())
+        rows = torch.arange(n_rows, device=counts.device)
+        steps = torch.arange(n_slots, device=counts.device)
+        self.slots = (starts[:, None] + steps).clamp_max(n_rows - 1)
+        self.places = self._questions * n_slots + rows - starts[self._questions]
+        hidden = self._mask[:, None, None, self._n_prefix :] == 0
+        self.prompt_bias = torch.zeros(hidden.shape, device=hidden.device).masked_fill_(hidden, -torch.inf)
+
+
+@torch.inference_mode()
+def read_prefix(model: Any, ids: Sequence[int]) -> DynamicCache:
+    """A cache of one row with the keys and values of tokens that several prompts begin with."""
     cache = DynamicCache(config=model.config)
-    if not all(hasattr(layer, "batch_repeat_interleave") for layer in cache.layers):
-        raise InputError(
-            f"Expected a model with a key-value cache, but {type(model).__name__} keeps recurrent states, which can't be shared yet. Use another model."
-        )
-    cache.layers = [AnswerLayer(n_answer_tokens) if type(layer) is DynamicLayer else layer for layer in cache.layers]
+    tokens = torch.tensor([list(ids)], device=model.device)
+    model(input_ids=tokens, past_key_values=cache, use_cache=True, logits_to_keep=1)
     return cache
+
+
+def smallest_window(model: Any) -> float:
+    """Tokens that every layer of a model attends to; infinite without sliding windows."""
+    return min(getattr(layer, "sliding_window", math.inf) for layer in DynamicCache(config=model.config).layers)

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import DynamicCache
 
 from extract.errors import InputError
 from extract.models import end_tokens
 from extract.policy import Decoding
-from extract.sampling.cache import answer_cache
+from extract.sampling.attention import shared_attention
+from extract.sampling.cache import AnswerCache, read_prefix, smallest_window
 from extract.sampling.draws import draw, keyed_uniforms, question_key
 
 #: Finished rows are taken out of the batch once they are this share of it; each time costs a copy of the cache.
 _COMPACT_SHARE = 0.2
+#: A common prefix is cut to a multiple of this.
+_PREFIX_STEP = 16
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,26 @@ def left_padded(prompts: Sequence[Sequence[int]], pad: int, device: torch.device
     return ids, mask
 
 
+def common_prefix(prompts: Sequence[Sequence[int]]) -> list[int]:
+    """Tokens that all prompts begin with, as many as leave one token of each.
+
+    A multiple of 16, so that the words that some questions begin with by chance seldom change it.
+    """
+    first, last = min(map(list, prompts)), max(map(list, prompts))  # what these two share, all share
+    shared = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
+    length = min(shared, min(map(len, prompts)) - 1)
+    return list(first[: length - length % _PREFIX_STEP])
+
+
+def batches(lengths: Sequence[int], samples: range, max_rows: int) -> Iterator[tuple[list[int], range]]:
+    """Questions, shortest prompts first, and samples that are drawn together: at most `max_rows` answers."""
+    by_length = sorted(range(len(lengths)), key=lambda i: lengths[i])
+    n_questions = max(1, max_rows // len(samples))
+    for start in range(0, len(by_length), n_questions):
+        for first in range(0, len(samples), max_rows):
+            yield by_length[start : start + n_questions], samples[first : first + max_rows]
+
+
 class LocalSampler:
     """Draws answers with a transformers model in this process.
 
@@ -64,6 +88,7 @@ class LocalSampler:
     def __init__(self, model: Any, tokenizer: Any, decoding: Decoding, max_rows: int = 320) -> None:
         self.model, self.tokenizer, self.decoding, self.max_rows = model, tokenizer, decoding, max_rows
         self._end = torch.tensor(end_tokens(model, tokenizer), device=model.device)
+        self._prefix: tuple[tuple[int, ...], DynamicCache | None] = ((), None)
 
     @torch.inference_mode()
     def sample(
@@ -83,36 +108,62 @@ class LocalSampler:
 
         Returns:
             Answers ordered by question, then j.
+
+        Raises:
+            InputError: The model gave NaN.
         """
-        by_length = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-        step = max(1, self.max_rows // len(samples))
-        drawn: dict[int, list[Sample]] = {}
-        for start in range(0, len(by_length), step):
-            batch = by_length[start : start + step]
+        prefix = common_prefix(prompts)
+        drawn: dict[tuple[str, int], Sample] = {}
+        for batch, part in batches([len(prompt) for prompt in prompts], samples, self.max_rows):
             answers = self._sample_batch(
-                [question_ids[i] for i in batch], [prompts[i] for i in batch], samples, progress
+                [question_ids[i] for i in batch], [prompts[i] for i in batch], prefix, part, progress
             )
-            for position, i in enumerate(batch):
-                drawn[i] = answers[position * len(samples) : (position + 1) * len(samples)]
-        return [answer for i in range(len(prompts)) for answer in drawn[i]]
+            drawn |= {(answer.question_id, answer.sample): answer for answer in answers}
+        return [drawn[id_, j] for id_ in question_ids for j in samples]
 
     def _sample_batch(
         self,
         question_ids: Sequence[str],
         prompts: Sequence[Sequence[int]],
+        prefix: Sequence[int],
         samples: range,
         progress: Callable[[int, int], None] | None,
     ) -> list[Sample]:
-        decoding, device = self.decoding, self.model.device
-        n_rows, n_steps = len(prompts) * len(samples), decoding.max_new_tokens
-        uniforms = torch.from_numpy(self._uniforms(question_ids, samples)).to(device)
-        ids, mask = left_padded(prompts, pad=0, device=device)
-        cache = answer_cache(self.model, n_steps)
-        logits = self._forward(ids, mask, (mask.cumsum(-1) - 1).clamp_min(0), cache).repeat_interleave(len(samples), 0)
-        cache.batch_repeat_interleave(len(samples))
-        mask = torch.nn.functional.pad(mask, (0, n_steps), value=1).repeat_interleave(len(samples), 0)
-        n_seen = ids.shape[1]
+        cache, ids, positions = self._prepare(prompts, prefix)
+        with shared_attention(self.model, cache):
+            logits = self._forward(ids, cache.seen(0), positions, cache)
+            cache.start_answers(len(samples))
+            tokens, logprobs, lengths = self._draw(
+                cache,
+                logits.repeat_interleave(len(samples), 0),
+                torch.tensor([len(p) for p in prompts], device=ids.device).repeat_interleave(len(samples)),
+                torch.from_numpy(self._uniforms(question_ids, samples)).to(ids.device),
+                progress,
+            )
+        return self._collect(question_ids, prompts, samples, tokens.tolist(), logprobs.tolist(), lengths.tolist())
 
+    def _prepare(self, prompts: Sequence[Sequence[int]], prefix: Sequence[int]) -> tuple[AnswerCache, Tensor, Tensor]:
+        """A cache that holds the prefix; ids and positions [question, token] of what follows it."""
+        n_further = max(map(len, prompts)) - len(prefix) + self.decoding.max_new_tokens
+        if len(prefix) + n_further > smallest_window(self.model):
+            prefix = ()  # a window would count the padding between prefix and prompt
+        if prefix and self._prefix[0] != tuple(prefix):
+            self._prefix = tuple(prefix), read_prefix(self.model, prefix)
+        ids, mask = left_padded([prompt[len(prefix) :] for prompt in prompts], pad=0, device=self.model.device)
+        mask = torch.nn.functional.pad(mask, (len(prefix), 0), value=1)
+        positions = (mask.cumsum(-1) - 1).clamp_min(0)[:, len(prefix) :]
+        return AnswerCache(self.model, mask, self._prefix[1] if prefix else None), ids, positions
+
+    def _draw(
+        self,
+        cache: AnswerCache,
+        logits: Tensor,
+        starts: Tensor,
+        uniforms: Tensor,
+        progress: Callable[[int, int], None] | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Draw until every answer has ended: tokens and logprobs [row, step], and lengths [row]."""
+        decoding, device, (n_rows, n_steps) = self.decoding, logits.device, uniforms.shape
         tokens = torch.zeros(n_rows, n_steps, dtype=torch.int64, device=device)
         logprobs = torch.zeros(n_rows, n_steps, device=device)
         lengths = torch.full((n_rows,), n_steps, device=device)
@@ -120,16 +171,16 @@ class LocalSampler:
         running = torch.ones_like(rows, dtype=torch.bool)
         for t in range(n_steps):
             drawn = draw(logits, uniforms[rows, t], decoding.temperature, decoding.top_p, decoding.top_k)
-            if bool(drawn.logprobs.isnan().any()):
-                raise InputError(
-                    f"Expected finite logits, but the model gave NaN in {str(self.model.dtype).removeprefix('torch.')}. Load it with --dtype float32 or bfloat16."
-                )
             now = rows[running]
             tokens[now, t], logprobs[now, t] = drawn.tokens[running], drawn.logprobs[running]
             ended = running & (torch.isin(drawn.tokens, self._end) | self._said_stop(tokens[rows, : t + 1], running))
             lengths[rows[ended]] = t + 1
             running &= ~ended
-            n_running = int(running.sum())
+            n_running, n_nan = torch.stack([running.sum(), drawn.logprobs.isnan().sum()]).tolist()  # one wait a step
+            if n_nan:
+                raise InputError(
+                    f"Expected finite logits, but the model gave NaN in {str(self.model.dtype).removeprefix('torch.')}. Load it with --dtype float32 or bfloat16."
+                )
             last = n_running == 0 or t + 1 == n_steps
             if progress is not None:
                 progress(len(now) if last else len(now) - n_running, len(now))
@@ -138,11 +189,10 @@ class LocalSampler:
             next_tokens = drawn.tokens
             if n_running <= (1 - _COMPACT_SHARE) * len(rows):
                 kept = running.nonzero()[:, 0]
-                cache.batch_select_indices(kept)
-                rows, mask, next_tokens, running = rows[kept], mask[kept], next_tokens[kept], running[kept]
-            seen = mask[:, : n_seen + t + 1]
-            logits = self._forward(next_tokens[:, None], seen, seen.sum(-1, keepdim=True) - 1, cache)
-        return self._collect(question_ids, prompts, samples, tokens.tolist(), logprobs.tolist(), lengths.tolist())
+                cache.keep(kept)
+                rows, next_tokens, running = rows[kept], next_tokens[kept], running[kept]
+            logits = self._forward(next_tokens[:, None], cache.seen(t + 1), (starts[rows] + t)[:, None], cache)
+        return tokens, logprobs, lengths
 
     def _uniforms(self, question_ids: Sequence[str], samples: range) -> np.ndarray[Any, np.dtype[np.float64]]:
         keys = np.array([question_key(self.decoding.seed, id_) for id_ in question_ids], dtype=np.uint64)
@@ -152,7 +202,7 @@ class LocalSampler:
             self.decoding.max_new_tokens,
         )
 
-    def _forward(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> Tensor:
+    def _forward(self, ids: Tensor, mask: Tensor | None, positions: Tensor, cache: Any) -> Tensor:
         """Logits [row, vocab] after the last token."""
         output = self.model(
             input_ids=ids,

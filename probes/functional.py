@@ -73,7 +73,7 @@ def capability_auroc(preds: Tensor, right: Tensor, known: Tensor, weights: Tenso
     below = group_negative.cumsum(-1) - group_negative
     same_question = (weights**2 * accuracy * (1 - accuracy)).sum(-1)
     won = (group_positive * (below + group_negative / 2)).sum(-1) - same_question / 2
-    pairs = positive.sum(-1) * negative.sum(-1) - same_question
+    pairs = group_positive.sum(-1) * group_negative.sum(-1) - same_question  # a single group gives ½ exactly
     return torch.where(pairs > 1e-12, won / pairs, torch.nan)
 
 
@@ -154,7 +154,7 @@ def brier_skill(preds: Tensor, right: Tensor, known: Tensor, reference: float, w
     Returns:
         [...] skill, 1 at best, 0 for the reference; NaN where the reference's debiased Brier is not positive.
     """
-    constant = torch.full_like(preds, reference)
+    constant = torch.full_like(preds, reference, dtype=torch.float64)
     worst = debiased_brier(constant, right, known, weights)
     return torch.where(worst > 0, 1 - debiased_brier(preds, right, known, weights) / worst, torch.nan)
 

@@ -1,4 +1,11 @@
-"""Intervals by resampling questions, each with all its samples."""
+"""Intervals by resampling questions, each with all its samples.
+
+The interval is Efron's bias-corrected and accelerated one (BCa; Better Bootstrap Confidence Intervals, JASA 82, 1987),
+reaching as far as Student's t instead of the normal (Hesterberg, What Teachers Should Know about the Bootstrap, The
+American Statistician 69, 2015), as in `CI.bca` of the R package `resample`. A plain percentile interval is too short on
+a few hundred questions and lies too far to the good side: squared errors have a long right tail. docs/statistics.md has
+the measured coverage.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +13,10 @@ from collections.abc import Callable
 from typing import Any, TypedDict
 
 import torch
+from scipy.special import stdtrit  # type: ignore[import-untyped]
 from torch import Tensor
 
-#: A metric as a function of resampling weights [resample, question], giving [resample].
+#: A metric as a differentiable function of resampling weights [resample, question], giving [resample].
 WeightedMetric = Callable[[Tensor], Tensor]
 
 
@@ -32,7 +40,7 @@ def resample_weights(n_questions: int, n_resamples: int, seed: int) -> Tensor:
 def bootstrap(
     metric: WeightedMetric, n_questions: int, n_resamples: int = 2000, seed: int = 0, level: float = 0.95
 ) -> Interval | None:
-    """A metric with its percentile interval over resampled questions (the cluster bootstrap).
+    """A metric with its BCa interval over resampled questions (the cluster bootstrap).
 
     Args:
         metric: From weights [resample, question] to values [resample].
@@ -42,17 +50,45 @@ def bootstrap(
         level: Coverage of the interval.
 
     Returns:
-        The interval, or None where the metric itself, or over a tenth of the resamples, is not a number.
+        The interval, or None where there are fewer than two questions, or where the metric itself or over a tenth of
+        the resamples is not a number.
     """
-    value = float(metric(torch.ones(1, n_questions, dtype=torch.float64))[0])
+    value, influence = _value_and_influence(metric, n_questions)
     step = max(1, 2**24 // n_questions)  # bounds the memory of a chunk of resamples
     resampled = torch.cat([metric(weights) for weights in resample_weights(n_questions, n_resamples, seed).split(step)])
     usable = resampled[resampled.isfinite()]
-    if value != value or len(usable) < 0.9 * n_resamples:
+    if n_questions < 2 or value != value or len(usable) < 0.9 * n_resamples:
         return None
-    tails = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
-    low, high = usable.quantile(tails).tolist()
+    low, high = usable.quantile(_bca_levels(value, influence, usable, level)).tolist()
     return {"value": value, "low": low, "high": high}
+
+
+def _value_and_influence(metric: WeightedMetric, n_questions: int) -> tuple[float, Tensor]:
+    """The metric, and its derivative by the weight of each question, [question] float64."""
+    weights = torch.ones(1, n_questions, dtype=torch.float64, requires_grad=True)
+    with torch.enable_grad():
+        value = metric(weights).sum()
+    (influence,) = torch.autograd.grad(value, weights)
+    return float(value.detach()), influence[0]
+
+
+def _bca_levels(value: float, influence: Tensor, resampled: Tensor, level: float) -> Tensor:
+    r"""The quantiles of the resampled values at which the interval ends, [2] float64.
+
+    .. math:: \Phi\Big(z_0 + \frac{z_0 \pm t}{1 - a (z_0 \pm t)}\Big), \quad a = \tfrac16 \sum U_i^3 \Big/ \Big(\sum U_i^2\Big)^{3/2}
+
+    z₀ is where the value lies among the resampled ones, a the skewness of the influences U, and t the quantile of
+    Student's distribution with N − 1 degrees of freedom, times √(N/(N−1)): resampled values vary that much too little.
+    """
+    n = len(influence)
+    below = (resampled < value).double().mean() + (resampled == value).double().mean() / 2
+    least = 1 / (len(resampled) + 1)
+    bias = torch.special.ndtri(below.clamp(least, 1 - least))
+    squares = influence.square().sum()
+    acceleration = influence.pow(3).sum() / (6 * squares**1.5) if squares > 0 else 0.0
+    reach = float(stdtrit(n - 1, (1 + level) / 2)) * (n / (n - 1)) ** 0.5
+    shifted = bias + torch.tensor([-reach, reach], dtype=torch.float64)
+    return torch.special.ndtr(bias + shifted / (1 - acceleration * shifted))
 
 
 def paired_bootstrap(a: WeightedMetric, b: WeightedMetric, n_questions: int, **options: Any) -> Interval | None:

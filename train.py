@@ -6,12 +6,16 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import re
 import shutil
+import subprocess
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -37,15 +41,22 @@ class TrainParser(OneLineErrors, LightningArgumentParser):
 
 
 class KeepConfig(SaveConfigCallback):
-    """Writes the resolved config into the run's folder and sends it to W&B, whole."""
+    """Writes the resolved config into the run's folder, and sends it to W&B with what the run's data and code are."""
 
     def save_config(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Called once, on the first process."""
+        """Called once, on the first process, when the store is there."""
         text = self.parser.dump(self.config, skip_none=False)
         Path(trainer.default_root_dir, "config.yaml").write_text(text, encoding="utf-8")
+        store = trainer.datamodule.store
+        config = {
+            **without_places(json.loads(self.parser.dump(self.config, format="json", skip_none=False))),
+            "policy": store.identity["policy"],
+            "store_identity": store.sha256,
+            "git_commit": git_commit(),
+        }
         for logger in trainer.loggers:
             if isinstance(logger, WandbLogger):
-                logger.experiment.config.update(self.config.as_dict(), allow_val_change=True)
+                logger.experiment.config.update(config, allow_val_change=True)
 
 
 class TrainCLI(LightningCLI):
@@ -113,6 +124,28 @@ def new_run_folder(runs: Path, name: str | None, method: str) -> Path:
     raise InputError(f"Expected a free name for the run in {str(runs)!r}, but found none. Give a --name.")
 
 
+def without_places(value: Any) -> Any:
+    """A config as it may leave this machine: of a path from the root only the last part, as in a store's identity."""
+    if isinstance(value, dict):
+        return {key: without_places(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [without_places(one) for one in value]
+    path = Path(value) if isinstance(value, str) else Path()
+    of_this_machine = path.is_absolute() and len(path.parts) > 1 and os.path.exists(Path(*path.parts[:2]))
+    return path.name if of_this_machine else value  # a prompt may begin with a slash too
+
+
+def git_commit() -> str | None:
+    """Commit of this code, None where it is no clone."""
+    try:
+        done = subprocess.run(
+            ["git", f"--git-dir={HERE / '.git'}", "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+        )
+    except OSError:  # no git
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
 def wandb_offline_without_key() -> None:
     """Without a W&B key, log offline and say so once."""
     if "WANDB_MODE" in os.environ or os.environ.get("WANDB_API_KEY"):
@@ -135,8 +168,9 @@ def quiet() -> None:
     warnings.filterwarnings("ignore", message=".*The number of training batches.*")
 
 
-def log_report(report: Report, pictures: dict[str, Path], loggers: Sequence[Any]) -> None:
-    """Give W&B the figures, predictions and pictures of a report."""
+def log_report(report: Report, folder: Path, pictures: dict[str, Path], loggers: Sequence[Any]) -> None:
+    """Give W&B the figures, predictions, pictures and saved probe of a report that was written into a run's folder."""
+    val_figures = {metric.replace("/", "_"): value for metric, value in report.module.val_figures.items()}
     for logger in loggers:
         if not isinstance(logger, WandbLogger):
             continue
@@ -152,8 +186,38 @@ def log_report(report: Report, pictures: dict[str, Path], loggers: Sequence[Any]
             for metric, figure in figures.items():
                 if isinstance(figure, dict):
                     logger.experiment.summary[f"test/{method}/{metric}"] = figure["value"]
-        for metric, value in report.module.val_figures.items():
-            logger.experiment.summary[f"best/{metric.replace('/', '_')}"] = value
+        for metric, value in val_figures.items():
+            logger.experiment.summary[f"best/{metric}"] = value
+        logger.experiment.log_artifact(probe_artifact(report.probe().config, val_figures, folder / "probe"))
+
+
+def probe_artifact(config: dict[str, Any], val_figures: dict[str, float], folder: Path) -> wandb.Artifact:
+    """The saved probe as a W&B model: a name for each method and base model, a version for each run."""
+    artifact = wandb.Artifact(
+        re.sub(r"[^A-Za-z0-9_.-]", "-", f"{config['name']}-{config['model']['id']}")[:128],
+        type="model",
+        description=f"{config['name']} probe of {config['model']['id']}, layer {config['layer']} at {config['position']}",
+        metadata={
+            "base_model": config["model"]["id"],
+            "base_model_revision": config["model"]["revision"],
+            **{key: config[key] for key in ("layer", "position", "target")},
+            "store_identity": config["training"]["store"],
+            **val_figures,
+        },
+    )
+    artifact.add_dir(str(folder.resolve()), policy="immutable")  # no copy: the run's folder keeps the files
+    return artifact
+
+
+@contextmanager
+def closing_wandb() -> Iterator[None]:
+    """Close W&B's run at the end, as a failed one after an error, so that a sweep does not take it for finished."""
+    exit_code = 1
+    try:
+        yield
+        exit_code = 0
+    finally:
+        wandb.finish(exit_code)
 
 
 def fit_and_test(cli: TrainCLI) -> Report:
@@ -193,14 +257,13 @@ def run(arguments: Sequence[str] | None = None) -> Path:
         args=list(sys.argv[1:] if arguments is None else arguments),
     )
     try:
-        report = fit_and_test(cli)
-        pictures = report.write(cli.run_folder)
-        log_report(report, pictures, cli.trainer.loggers)
+        with closing_wandb():
+            report = fit_and_test(cli)
+            pictures = report.write(cli.run_folder)
+            log_report(report, cli.run_folder, pictures, cli.trainer.loggers)
     except InputError:
         shutil.rmtree(cli.run_folder)  # a run that never began leaves nothing behind
         raise
-    finally:
-        wandb.finish()
     print(summary_table(report.record["splits"]["test"]["capability"]))
     print(f"\nReport: {cli.run_folder / 'report.md'}   Probe: {cli.run_folder / 'probe'}")
     return cli.run_folder

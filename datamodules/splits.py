@@ -28,6 +28,9 @@ def split_questions(ids: Sequence[str], groups: Sequence[str], fractions: Sequen
 
     Raises:
         InputError: Fractions that are negative or do not sum to 1.
+
+    >>> split_questions(["a", "b", "c", "d", "e"], groups=["x"] * 5, fractions=(0.6, 0.2, 0.2))
+    [1, 2, 0, 0, 0]
     """
     if min(fractions) < 0 or abs(sum(fractions) - 1) > 1e-6:
         raise InputError(
@@ -57,6 +60,10 @@ def _hash(seed: int, text: str) -> bytes:
 
 
 def _sizes(n: int, fractions: Sequence[float]) -> list[int]:
-    """Whole sizes nearest to the fractions that sum to n."""
+    """Whole sizes nearest to the fractions that sum to n.
+
+    >>> _sizes(8, (0.6, 0.2, 0.2))
+    [5, 1, 2]
+    """
     ends = [round(n * sum(fractions[: i + 1])) for i in range(len(fractions))]
     return [end - start for start, end in zip([0, *ends], ends, strict=False)]

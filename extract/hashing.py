@@ -9,7 +9,11 @@ from typing import Any
 
 
 def canonical_json(value: Any) -> str:
-    """JSON with sorted keys, no spaces and no NaN: the same text for equal values."""
+    """JSON with sorted keys, no spaces and no NaN: the same text for equal values.
+
+    >>> canonical_json({"k": 10, "a": ["é", None]})
+    '{"a":["é",null],"k":10}'
+    """
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
@@ -30,5 +34,11 @@ def sha256_file(path: Path) -> str:
 
 
 def hash_order(ids: list[str], seed: int) -> list[int]:
-    """Indices of `ids` in a seeded order that depends on each id alone, so it is stable across library versions."""
+    """Indices of `ids` in a seeded order that depends on each id alone, so it is stable across library versions.
+
+    >>> hash_order(["lima", "oslo", "rome"], seed=0)
+    [1, 0, 2]
+    >>> hash_order(["rome", "lima"], seed=0)  # lima comes before rome here too
+    [1, 0]
+    """
     return sorted(range(len(ids)), key=lambda i: hashlib.sha256(f"{seed}\0{ids[i]}".encode()).digest())

@@ -11,7 +11,11 @@ _WORD = re.compile(r"(?<![\w.])-?\d+\.\d+(?!\w)|(?<!\w)-\d+(?!\w)|[^\W_]+")
 
 
 def normalize(text: str, case_sensitive: bool = False) -> str:
-    """Words of `text` separated by single spaces: no accents, no punctuation, lower case unless `case_sensitive`."""
+    """Words of `text` separated by single spaces: no accents, no punctuation, lower case unless `case_sensitive`.
+
+    >>> normalize("It's São Paulo, in the U.S. of -3.5!")
+    'it sao paulo in the us of -3.5'
+    """
     text = unicodedata.normalize("NFKD", unicodedata.normalize("NFKC", text))
     text = "".join(character for character in text if not unicodedata.combining(character))
     text = re.sub(r"[’'`´](s\b)?", "", text)
@@ -31,6 +35,13 @@ def contains_answer(
         case_sensitive: Whether case must agree.
         rivals: Other answers to the same question ("Asia" beside "Africa"), and longer phrases that hold a reference
             and mean something else ("South Africa"). The first that is said decides.
+
+    >>> contains_answer("That would be Lima.", ["lima"])
+    True
+    >>> contains_answer("Limassol", ["Lima"])
+    False
+    >>> contains_answer("Asia, not Africa", ["Africa"], rivals=["Asia"])
+    False
     """
     padded = f" {normalize(text, case_sensitive)} "
 

@@ -17,7 +17,11 @@ class Platt(NamedTuple):
     intercept: float
 
     def __call__(self, scores: Tensor) -> Tensor:
-        """Confidences in [0, 1], of the shape and dtype of `scores`."""
+        """Confidences in [0, 1], of the shape and dtype of `scores`.
+
+        >>> Platt(slope=2.0, intercept=0.0)(torch.tensor([-1.0, 0.0, 1.0]))
+        tensor([0.1192, 0.5000, 0.8808])
+        """
         return torch.sigmoid(self.slope * scores + self.intercept)
 
 
@@ -35,6 +39,12 @@ def fit_platt(scores: Tensor, right: Tensor, known: Tensor, ridge: float = 1e-4)
 
     Raises:
         InputError: Answers all right or all wrong.
+
+    >>> scores, right, known = torch.tensor([0.0, 1.0]), torch.tensor([1, 3]), torch.tensor([4, 4])
+    >>> fit_platt(scores, right, known, ridge=0.0)(scores)  # as often right as measured
+    tensor([0.2500, 0.7500])
+    >>> fit_platt(-scores, right, known).slope
+    0.0
     """
     scores, right, known = scores.double(), right.double(), known.double()
     base = float(right.sum() / known.sum())

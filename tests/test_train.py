@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 from conftest import write_questions
+from offline_run import OfflineRun
 
 import train
 from extract.__main__ import COMMANDS
@@ -278,6 +279,7 @@ def test_no_secret_of_the_environment_reaches_a_run(
     monkeypatch.setenv("WANDB_API_KEY", secret)
     monkeypatch.setenv("HF_TOKEN", "hf_" + secret)
     folder = experiment(small_store, tmp_path)
+    assert OfflineRun(folder).config  # once all of it is written
     for path in folder.rglob("*"):
         if path.is_file():
             assert secret.encode() not in path.read_bytes(), path

@@ -27,6 +27,10 @@ def load_questions(questions: str, n_questions: int | None = None, seed: int = 0
 
     Raises:
         InputError: Unknown set, unreadable file, or fewer questions than asked for.
+
+    >>> few, more = (load_questions("facts", n_questions=n) for n in (2, 3))
+    >>> more[:2] == few
+    True
     """
     if questions in SETS:
         loaded = check_questions(SETS[questions](), f"the set {questions!r}")

@@ -108,5 +108,10 @@ def check_questions(questions: Iterable[Question], source: str) -> list[Question
 
 
 def questions_hash(questions: list[Question]) -> str:
-    """SHA-256 of the question records in their order; part of a store's identity."""
+    """SHA-256 of the question records in their order; part of a store's identity.
+
+    >>> first, second = Question("1", "mine", "1 + 1?"), Question("2", "mine", "1 + 2?")
+    >>> questions_hash([first, second]) == questions_hash([second, first])
+    False
+    """
     return sha256_json([question.record() for question in questions])

@@ -1,0 +1,168 @@
+"""Every sweep of configs/sweeps/ as W&B's agent would run it. Sweeps need the server, so it is played here."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from offline_run import OfflineRun
+from test_train import ROOT
+
+import train
+
+try:
+    from wandb.sdk.launch.sweeps.utils import create_sweep_command_args
+except ImportError:  # it is private
+
+    def create_sweep_command_args(command: dict[str, Any]) -> dict[str, Any]:
+        return {"args": [f"--{key}={one['value']}" for key, one in command["args"].items()]}
+
+
+SWEEPS = sorted((ROOT / "configs/sweeps").glob("*.yaml"))
+TOP_LEVEL = {"program", "project", "method", "run_cap", "metric", "command", "parameters", "early_terminate"}
+every_sweep = pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.name)
+
+
+def extremes(parameter: dict[str, Any]) -> list[Any]:
+    return parameter.get("values") or [parameter["min"], parameter["max"]]
+
+
+def draw(parameter: dict[str, Any], rng: random.Random) -> Any:
+    """A value as the server would draw it."""
+    values = extremes(parameter)
+    if "values" in parameter:
+        return rng.choice(values)
+    if parameter.get("distribution", "").startswith("log_uniform"):
+        return math.exp(rng.uniform(*map(math.log, values)))
+    return rng.randint(*values) if isinstance(values[0], int) else rng.uniform(*values)
+
+
+def agent_command(sweep: dict[str, Any], values: dict[str, Any], before_args: Sequence[str] = ()) -> list[str]:
+    """The command that `wandb agent` makes of a sweep's `command` and the drawn values."""
+    macros = {
+        "${env}": ["/usr/bin/env"],
+        "${interpreter}": ["python"],
+        "${program}": [sweep["program"]],
+        "${args}": [*before_args, *create_sweep_command_args({"args": as_sent(values)})["args"]],
+    }
+    return [word for part in sweep["command"] for word in macros.get(part, [part])]
+
+
+def as_sent(values: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {key: {"value": value} for key, value in values.items()}
+
+
+def parsed(command: list[str], sweep: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    """The config that the real parser makes of a command."""
+    options = command[command.index(sweep["program"]) + 1 :]
+    with pytest.raises(SystemExit) as stopped:
+        train.run([*options, "--print_config"])
+    out, error = capsys.readouterr()
+    assert stopped.value.code == 0, error
+    return yaml.safe_load(out)
+
+
+def option(config: dict[str, Any], key: str) -> Any:
+    """The value of ``model.lr`` in a config, where the options of a class stand in `init_args`."""
+    for part in key.split("."):
+        config = config.get("init_args", config)[part]
+    return config
+
+
+def test_there_are_sweeps() -> None:
+    assert SWEEPS
+
+
+@every_sweep
+def test_a_sweep_is_written_as_the_server_and_our_parser_want_it(path: Path) -> None:
+    sweep = yaml.safe_load(path.read_text())
+    assert set(sweep) <= TOP_LEVEL
+    assert (ROOT / sweep["program"]).is_file()
+    assert sweep["method"] in {"grid", "random", "bayes"}
+    assert sweep["metric"]["goal"] in {"minimize", "maximize"}
+    assert sweep["command"][-1] == "${args}"
+    bases = [word.removeprefix("--config=") for word in sweep["command"] if word.startswith("--config=")]
+    assert all((ROOT / base).is_file() for base in bases)
+    for key, parameter in sweep["parameters"].items():
+        assert set(parameter) in ({"values"}, {"min", "max"}, {"min", "max", "distribution"}), f"{key} is not flat"
+        values = extremes(parameter)
+        assert not any(value is None or isinstance(value, dict) for value in values), key
+        if "min" in parameter:
+            assert all(isinstance(value, (int, float)) for value in values), f"{key}: YAML reads 1e-3 as a text"
+            assert values[0] < values[1]
+
+
+@every_sweep
+def test_the_real_parser_takes_whatever_a_sweep_may_draw(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep, rng = yaml.safe_load(path.read_text()), random.Random(0)
+    parameters = sweep["parameters"]
+    for pick in (lambda one: extremes(one)[0], lambda one: extremes(one)[-1], lambda one: draw(one, rng)):
+        values = {key: pick(parameter) for key, parameter in parameters.items()}
+        for order in (sorted(values), sorted(values, reverse=True)):  # that of the options is the server's
+            config = parsed(agent_command(sweep, {key: values[key] for key in order}), sweep, capsys)
+            assert {key: option(config, key) for key in values} == values
+
+
+def test_a_sweep_of_an_option_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    sweep = yaml.safe_load(SWEEPS[0].read_text())
+    with pytest.raises(AssertionError, match="Did you mean `--model.lr`"):
+        parsed(agent_command(sweep, {"model.lrr": 0.1}), sweep, capsys)
+
+
+@every_sweep
+def test_the_agents_command_gives_the_server_what_it_asks_for(path: Path, small_store: Path, tmp_path: Path) -> None:
+    sweep = yaml.safe_load(path.read_text())
+    rng = random.Random(1)
+    values = {key: draw(parameter, rng) for key, parameter in sweep["parameters"].items()}
+    (tmp_path / "drawn.yaml").write_text(yaml.safe_dump({"wandb_version": 1, **as_sent(values)}))
+    small = tmp_path / "small.yaml"
+    small.write_text(
+        yaml.safe_dump(
+            {
+                "data": {"store": str(small_store), "recipe": None, "grader": "planted"},
+                "runs": str(tmp_path / "runs"),
+                "n_resamples": 100,
+            }
+        )
+    )
+    done = subprocess.run(
+        agent_command(sweep, values, before_args=[f"--config={small}"]),
+        cwd=ROOT,
+        env={
+            **os.environ,
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "WANDB_MODE": "offline",
+            "WANDB_RUN_ID": "drawn1",
+            "WANDB_SWEEP_ID": "sweep1",
+            "WANDB_SWEEP_PARAM_PATH": str(tmp_path / "drawn.yaml"),
+            "WANDB_DIR": str(tmp_path / "elsewhere"),
+        },
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "runs/drawn1"
+    logged = OfflineRun(folder)
+    assert math.isfinite(logged.summary[sweep["metric"]["name"]])
+    assert (logged.run.run_id, logged.run.sweep_id) == ("drawn1", "sweep1")
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    assert {key: option(config, key) for key in values} == values
+    assert {key: option(logged.config, key) for key in values} == values
+    assert {key: logged.config[key] for key in values} == values
+    assert [entry.path for entry in logged.artifacts["model"].manifest.contents] == [
+        "README.md",
+        "config.json",
+        "model.safetensors",
+    ]
+    for key in ("predictions", "plots/reliability", "plots/layers"):
+        assert logged.media(key).stat().st_size > 0

@@ -26,6 +26,7 @@ from lightning.pytorch.loggers import WandbLogger
 
 from datamodules import FeatureDataModule
 from extract.cli import OneLineErrors
+from extract.ending import exit_status
 from extract.errors import InputError
 from probes.card import summary_table
 from probes.linear import Linear
@@ -270,18 +271,8 @@ def run(arguments: Sequence[str] | None = None) -> Path:
 
 
 def main() -> int:
-    """Command line: exit status 2 and one line for what a user can put right."""
-    try:
-        run()
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except ValueError as error:  # an InputError inside the parser comes wrapped
-        if isinstance(error.__cause__, InputError):
-            print(f"error: {error.__cause__}", file=sys.stderr)
-            return 2
-        raise
-    return 0
+    """Command line: the exit status, and one line for what a user can put right."""
+    return exit_status(run)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,19 @@ import sys
 from pathlib import Path
 from typing import Any
 
-NAMES = ("quality", "hidden", "greedy", "draws", "logprobs", "confidence")
+NAMES = (
+    "quality",
+    "coverage",
+    "greedy",
+    "draws",
+    "logprobs",
+    "confidence",
+    "sampling",
+    "hidden",
+    "attach",
+    "memory",
+    "faults",
+)
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 
 

@@ -6,7 +6,7 @@ import torch
 
 from benchmarks.quality import default_data
 from benchmarks.result import report
-from extract.commands import encode_questions
+from extract.fill import encode_questions
 from extract.models import load_model
 from extract.prompts import PromptTemplate
 

@@ -106,7 +106,8 @@ class FeatureDataModule(L.LightningDataModule):
         """Read the chosen features and split the questions.
 
         Raises:
-            InputError: Missing features or grades, or a split whose answers are all right or all wrong.
+            InputError: Missing features or grades, a damaged file, a feature that is infinite or NaN in part, or a
+                split whose answers are all right or all wrong.
         """
         if self._batches:
             return
@@ -152,7 +153,23 @@ class FeatureDataModule(L.LightningDataModule):
                 raise InputError(
                     f"Expected `layers` to be among those {self.store_path!r} holds (0 to {max(int(name.split('/')[0]) for name in held)}), but got {layer}. Choose one of them."
                 )
+        if not names:
+            raise InputError(
+                f"Expected `layers` to be among those that {self.store_path!r} holds of {', '.join(self.positions)}, but got {self.layers}. Leave it out, or give null, for all."
+            )
+        self._check_shapes(names)
         return names
+
+    def _check_shapes(self, names: list[str]) -> None:
+        """Refuse features that are no vectors of one width, which can't stand in one tensor."""
+        layout = self.store.layout(self.signal)
+        first = list(layout[names[0]].shape)
+        for name in names:
+            shape = list(layout[name].shape)
+            if len(shape) != 1 or shape != first:
+                raise InputError(
+                    f"Expected the signal {self.signal!r} of {self.store_path!r} to be one vector a question, of the width of {names[0]!r}, which has the shape {first}, but {name!r} has {shape}. Choose other `layers` or `positions`."
+                )
 
     def _split(self, table: QuestionTable, features: Tensor) -> dict[str, Tensor]:
         """Rows of each split. A question with fewer than two known grades or with a missing feature is in none."""

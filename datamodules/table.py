@@ -59,7 +59,7 @@ def load_table(store: Store, grader: str | None = None) -> QuestionTable:
     """Count a store's grades.
 
     Raises:
-        InputError: No grades, or several graders and none named, or samples without a grade.
+        InputError: No grades, or several graders and none named, samples without a grade, or a file that is damaged.
     """
     name = choose_grader(store, grader)
     if store.ungraded_parts(name):

@@ -12,7 +12,8 @@ from typing import Any, NoReturn
 
 from jsonargparse import ArgumentParser
 
-from extract.errors import InputError, nearest
+from extract.ending import exit_status
+from extract.errors import nearest
 from extract.recipe import StoreRecipe
 
 
@@ -96,7 +97,7 @@ def run(commands: dict[str, Callable[..., Any]], program: str, arguments: list[s
         arguments: Command line without the program; None takes the process's own.
 
     Returns:
-        Exit status: 0, or 2 after a message on standard error.
+        Exit status, see `exit_status`.
     """
     parser = OneLineParser(prog=program, description="See `%(prog)s COMMAND --help` for the options of a command.")
     subcommands = parser.add_subcommands(required=True)
@@ -104,19 +105,17 @@ def run(commands: dict[str, Callable[..., Any]], program: str, arguments: list[s
         summary = (function.__doc__ or "").strip().split("\n", 1)[0]
         subparser = OneLineParser(prog=f"{program} {name}", description=summary)
         subparser.add_argument("--config", action="config", help="YAML file with options")
-        subparser.add_function_arguments(function, as_group=False, skip={"recipe"})
+        subparser.add_function_arguments(function, as_group=False, skip={"recipe", "worker"})
         if "recipe" in signature(function).parameters:
             subparser.add_class_arguments(StoreRecipe, as_group=False)
         subcommands.add_subcommand(name, subparser, help=summary)
-    try:
+
+    def parse_and_run() -> None:
         parsed = parser.parse_args(arguments)
-        name = parsed.subcommand
-        options = vars(parser.instantiate(parsed)[name])
-        commands[name](**_arguments(commands[name], options))
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+        options = vars(parser.instantiate(parsed)[parsed.subcommand])
+        commands[parsed.subcommand](**_arguments(commands[parsed.subcommand], options))
+
+    return exit_status(parse_and_run)
 
 
 def _arguments(function: Callable[..., Any], options: dict[str, Any]) -> dict[str, Any]:

@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from extract.errors import InputError
+from extract.fill import fill_grades, fill_samples, fill_signals
 from extract.grading import load_grader
 from extract.policy import Identity, Policy
-from extract.progress import Progress
-from extract.prompts import PromptTemplate
 from extract.questions import questions_hash
-from extract.questions.question import Question
 from extract.recipe import StoreRecipe
 from extract.signals import load_signal
 from extract.store import Store
+from extract.tables import Questions
+from extract.workers import Worker, alone
 
 
-def sample(store: str, recipe: StoreRecipe) -> Store:
+def sample(store: str, recipe: StoreRecipe, worker: Worker | None = None) -> Store:
     """Ask a model each question k times and keep the answers; goes on where an earlier run stopped.
 
     Args:
         store: Folder of the store, new or made with the same settings.
         recipe: Questions, model and policy.
+        worker: This process among several that share the work; None takes what `torchrun` says.
 
     Returns:
         The store.
@@ -35,25 +35,25 @@ def sample(store: str, recipe: StoreRecipe) -> Store:
     from extract.models import load_model, model_identity
     from extract.sampling.local import LocalSampler
 
-    questions = recipe.load_questions()
+    worker, questions = worker or Worker.from_environment(), Questions.of(recipe.load_questions())
     if (Path(store) / "identity.json").is_file():
-        recipe.check_store(Store.open(store))  # before the model is loaded
+        recipe.check_store(Store.open(store), questions)  # before the model is loaded
     model, tokenizer = load_model(recipe.model, recipe.revision, recipe.dtype, recipe.device, recipe.device_map)
-    policy = Policy(model_identity(model, tokenizer), recipe.policy)
-    kept = Store.create(store, Identity(policy, questions_hash(questions), recipe.block_size), questions)
-    missing = kept.missing_parts(recipe.k)
-    sampler = LocalSampler(model, tokenizer, recipe.policy)
-    total = sum((part.stop - part.start) * len(kept.block(part.block)) for part in missing)
-    with Progress("sample", total, "answers") as progress:
-        for part in missing:
-            block = kept.block(part.block)
-            prompts = encode_questions(tokenizer, recipe.policy.prompt, block)
-            samples = sampler.sample(
-                [question.id for question in block], prompts, range(part.start, part.stop), progress
-            )
-            kept.write_samples(part, [asdict(one) for one in samples])
-    kept.write_manifest()
+    identity = Identity(
+        Policy(model_identity(model, tokenizer), recipe.policy), questions_hash(questions), recipe.block_size
+    )
+    sampler = LocalSampler(model, tokenizer, recipe.policy, recipe.max_rows)
+    with worker.writing(Path(store)):
+        with alone(Path(store)):
+            kept = Store.create(store, identity, questions)
+        fill_samples(kept, recipe.k, sampler, worker)
+        _write_manifest(kept)
     return kept
+
+
+def _write_manifest(store: Store) -> None:
+    with alone(store.path):
+        store.write_manifest()
 
 
 def make_store(store: str, recipe: StoreRecipe, grader: str, signals: Sequence[str]) -> Store:
@@ -74,22 +74,19 @@ def make_store(store: str, recipe: StoreRecipe, grader: str, signals: Sequence[s
             or any(kept.unread_blocks(signal) for signal in signals)
         ):
             return kept
-    sample(store, recipe)
-    grade(store, grader)
-    return read(store, signals, recipe.model, recipe.device, recipe.device_map)
+    only = Worker()  # trainers start workers of their own, and one of them makes the store
+    sample(store, recipe, only)
+    grade(store, grader, only)
+    return read(store, signals, recipe.model, recipe.device, recipe.device_map, only)
 
 
-def encode_questions(tokenizer: Any, prompt: PromptTemplate, questions: Sequence[Question]) -> list[list[int]]:
-    """Prompt token ids of each question."""
-    return [prompt.encode(tokenizer, question.text or question.messages) for question in questions]
-
-
-def grade(store: str, grader: str = "short") -> Store:
+def grade(store: str, grader: str = "short", worker: Worker | None = None) -> Store:
     """Grade the answers that this grader has not graded yet. Never samples.
 
     Args:
         store: Folder of the store.
         grader: Name of the grader.
+        worker: As for `sample`.
 
     Returns:
         The store.
@@ -97,18 +94,11 @@ def grade(store: str, grader: str = "short") -> Store:
     Raises:
         InputError: Unknown grader, or no store.
     """
-    rule = load_grader(grader)
+    worker, rule = worker or Worker.from_environment(), load_grader(grader)
     kept = Store.open(store)
-    questions = {question.id: question for question in kept.questions}
-    for part in kept.ungraded_parts(grader):
-        rows = []
-        for answer in kept.samples(part).to_pylist():
-            right, parsed = rule.grade(questions[answer["question_id"]], answer["text"])
-            rows.append(
-                {"question_id": answer["question_id"], "sample": answer["sample"], "right": right, "answer": parsed}
-            )
-        kept.write_grades(grader, part, rows, rule.rule)
-    kept.write_manifest()
+    with worker.writing(kept.path):
+        fill_grades(kept, grader, rule, worker)
+        _write_manifest(kept)
     return kept
 
 
@@ -118,6 +108,7 @@ def read(
     model: str | None = None,
     device: str = "auto",
     device_map: str | None = None,
+    worker: Worker | None = None,
 ) -> Store:
     """Read signals from the model's inside, for the blocks that lack them.
 
@@ -127,6 +118,7 @@ def read(
         model: Where the store's model is, if it was a folder; null takes the name that the store holds.
         device: auto, cpu, cuda or cuda:N.
         device_map: How transformers spreads a large model over devices.
+        worker: As for `sample`.
 
     Returns:
         The store.
@@ -134,19 +126,11 @@ def read(
     Raises:
         InputError: Unknown signal, no store, or another model than the store's.
     """
-    functions = {name: load_signal(name) for name in signals}
+    worker, functions = worker or Worker.from_environment(), {name: load_signal(name) for name in signals}
     kept = Store.open(store)
-    missing = {name: kept.unread_blocks(name) for name in functions}
-    if any(missing.values()):
-        loaded, tokenizer = _model_of(kept, model, device, device_map)
-        prompt = PromptTemplate(**kept.identity["policy"]["decoding"]["prompt"])
-        total = sum(len(kept.block(block)) for blocks in missing.values() for block in blocks)
-        with Progress("read", total, "questions") as progress:
-            for name, blocks in missing.items():
-                for block in blocks:
-                    prompts = encode_questions(tokenizer, prompt, kept.block(block))
-                    kept.write_signal(name, block, functions[name](loaded, prompts, progress=progress))
-    kept.write_manifest()
+    with worker.writing(kept.path):
+        fill_signals(kept, functions, lambda: _model_of(kept, model, device, device_map), worker)
+        _write_manifest(kept)
     return kept
 
 

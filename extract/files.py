@@ -1,26 +1,59 @@
-"""Files that are whole or absent: written beside their name, renamed, then vouched for by a small JSON of size and SHA-256."""
+"""Files that are whole or absent: written beside their name, renamed, vouched for by a small JSON, and checked when read."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+import reprlib
 import uuid
 from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
 
+from extract.errors import InputError
 from extract.hashing import sha256_file
+
+_LARGEST_VOUCHER = 2**12  # bytes
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 100
+
+
+class Damaged(InputError):
+    """A data file that is not as it was written.
+
+    Args:
+        path: The file.
+        problem: What is wrong with it, in a few words on one line.
+    """
+
+    def __init__(self, path: Path, problem: str) -> None:
+        super().__init__(
+            f"Expected {str(path)!r} to be as it was written, but {problem}. Delete it, with the .json beside it, and run the command that made it (sample, grade or read) again."
+        )
+        self.path, self.problem = path, problem
+
+
+class Voucher(NamedTuple):
+    """What the JSON beside a data file says of it: `size` in bytes and `sha256` in hex."""
+
+    size: int
+    sha256: str
 
 
 def write_file(path: Path, content: bytes) -> None:
     """Write a data file, then the JSON beside it that vouches for it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, content)
-    voucher = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    replace_file(path.with_suffix(".json"), json.dumps(voucher).encode())
+    voucher = Voucher(len(content), hashlib.sha256(content).hexdigest())
+    replace_file(path.with_suffix(".json"), json.dumps(voucher._asdict()).encode())
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write beside the final name, flush to the disk, and rename: a reader sees the old file or the new one."""
+    """Write beside the final name, flush to the disk, and rename: a reader sees the old file or the new one.
+
+    Raises:
+        InputError: No room on the disk, or no permission.
+    """
     unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
         with unfinished.open("wb") as file:
@@ -28,6 +61,10 @@ def replace_file(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         unfinished.replace(path)
+    except OSError as error:
+        raise InputError(
+            f"Expected to be able to write {str(path)!r}, but: {error.strerror}. What is finished is kept; make room, or give another folder, and run the same command again."
+        ) from None
     finally:
         unfinished.unlink(missing_ok=True)
 
@@ -37,16 +74,120 @@ def is_finished(path: Path) -> bool:
     return path.is_file() and path.with_suffix(".json").is_file()
 
 
-def problem_of(path: Path) -> str | None:
-    """What is wrong with a data file, in a few words; None when it is as it was written."""
-    voucher = path.with_suffix(".json")
-    if not voucher.is_file():
-        return f"unfinished (no {voucher.name})"
+def is_inside(path: Path, folder: Path) -> bool:
+    """Whether a path, with every link followed, stays in a folder."""
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
+
+
+def read_json(path: Path, largest: int) -> Any:
+    """Parse a JSON file that may hold anything.
+
+    Args:
+        path: The file.
+        largest: Most bytes that are read.
+
+    Raises:
+        ValueError: It can't be read, is larger, or is no JSON; the text says so in a few words. NaN is no JSON.
+    """
     try:
-        stated = json.loads(voucher.read_text(encoding="utf-8"))
-        size, digest = stated["size"], stated["sha256"]
-    except (ValueError, KeyError, TypeError):
-        return f"{voucher.name} can't be read"
-    if path.stat().st_size != size:
-        return f"{path.stat().st_size} bytes, {size} expected"
-    return None if sha256_file(path) == digest else "content changed (checksum differs)"
+        with path.open("rb") as file:
+            content = file.read(largest + 1)
+        if len(content) > largest:
+            raise ValueError(f"it is larger than {largest} bytes")
+        return json.loads(content, parse_constant=_no_number)
+    except OSError as error:
+        raise ValueError(f"it can't be read ({one_line(error)})") from None
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"it is no JSON ({one_line(error)})") from None
+
+
+def _no_number(constant: str) -> NoReturn:
+    raise ValueError(f"it holds {constant}")
+
+
+def one_line(error: Exception) -> str:
+    """What a library says of a file, whose bytes it may repeat, without what would break or hide a line."""
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in str(error)).split())
+
+
+def shown(value: object) -> str:
+    """A value from a file as it may stand in a message: on one line, and short however large it is."""
+    return _SHORT.repr(value)
+
+
+def read_voucher(path: Path) -> Voucher:
+    """What vouches for a data file.
+
+    Raises:
+        Damaged: There is no voucher, or it is not one.
+    """
+    file = path.with_suffix(".json")
+    if not file.is_file():
+        raise Damaged(path, f"it is unfinished (no {file.name})")
+    try:
+        stated = read_json(file, _LARGEST_VOUCHER)
+    except ValueError as error:
+        raise Damaged(path, f"{file.name}, which vouches for it, can't be used: {error}") from None
+    kinds = {key: type(value) for key, value in stated.items()} if isinstance(stated, dict) else {}
+    if kinds != {"size": int, "sha256": str}:
+        raise Damaged(path, f"{file.name}, which vouches for it, holds {shown(stated)} and not a size and a sha256")
+    return Voucher(**stated)
+
+
+def check_size(path: Path, folder: Path) -> Voucher:
+    """Refuse a data file that lies elsewhere or has another size than was written; reads nothing of it.
+
+    Args:
+        path: The file.
+        folder: Folder that it has to lie in with every link followed, so that a store reads nothing but itself.
+
+    Returns:
+        Its voucher.
+
+    Raises:
+        Damaged: It is missing, a link out of the folder, unfinished, or of another size.
+    """
+    if not path.is_file():
+        raise Damaged(path, "it is missing")
+    for file in (path, path.with_suffix(".json")):
+        if not is_inside(file, folder):
+            raise Damaged(path, f"{file.name} is a link to a file outside {str(folder)!r}")
+    voucher, size = read_voucher(path), path.stat().st_size
+    if size != voucher.size:
+        raise Damaged(path, f"{size} bytes are there where {shown(voucher.size)} were written")
+    return voucher
+
+
+def check_file(path: Path, folder: Path) -> None:
+    """Refuse a data file whose bytes are not those that were written; reads it once.
+
+    Raises:
+        Damaged: As `check_size`, or it can't be read, or the checksum differs.
+    """
+    voucher = check_size(path, folder)
+    try:
+        found = sha256_file(path)
+    except OSError as error:
+        raise Damaged(path, f"it can't be read ({one_line(error)})") from None
+    if found != voucher.sha256:
+        raise Damaged(path, "its content changed (checksum differs)")
+
+
+def read_file(path: Path, folder: Path, largest: int) -> bytes:
+    """The bytes of a data file, which are those that were written.
+
+    Raises:
+        Damaged: As `check_file`, or it has more than `largest` bytes.
+    """
+    voucher = check_size(path, folder)
+    if voucher.size > largest:
+        raise Damaged(path, f"it has {voucher.size} bytes where at most {largest} are read")
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise Damaged(path, f"it can't be read ({one_line(error)})") from None
+    if hashlib.sha256(content).hexdigest() != voucher.sha256:
+        raise Damaged(path, "its content changed (checksum differs)")
+    return content

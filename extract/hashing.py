@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,19 @@ def canonical_json(value: Any) -> str:
 def sha256_json(value: Any) -> str:
     """SHA-256 (hex) of the canonical JSON of `value`."""
     return sha256_text(canonical_json(value))
+
+
+def sha256_json_list(values: Iterable[Any]) -> str:
+    """SHA-256 (hex) of the canonical JSON of the list of `values`, of which one at a time is kept.
+
+    >>> sha256_json_list(iter([1, "b"])) == sha256_json([1, "b"])
+    True
+    """
+    digest = hashlib.sha256(b"[")
+    for i, value in enumerate(values):
+        digest.update(("," * (i > 0) + canonical_json(value)).encode())
+    digest.update(b"]")
+    return digest.hexdigest()
 
 
 def sha256_text(text: str) -> str:

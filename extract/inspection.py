@@ -39,8 +39,7 @@ def describe(store: Store, grader: str | None = None, n_answers: int = 5) -> str
         f"prompt     {decoding['prompt']['template']!r}{' in the chat template' if decoding['prompt']['chat'] else ''}",
         f"questions  {len(store.questions)} in {store.n_blocks} blocks",
     ]
-    signals = sorted(folder.name for folder in (store.path / "signals").glob("*"))
-    for signal in signals:
+    for signal in store.signals():
         lines.append(
             f"signal     {signal}: {store.n_blocks - len(store.unread_blocks(signal))} of {store.n_blocks} blocks"
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from dataclasses import asdict
 from functools import cache
@@ -35,7 +36,7 @@ def load_model(
         model: The embedded model's name, a Hub id, or a folder.
         revision: Commit, branch or tag of a Hub model.
         dtype: "auto" (the checkpoint's own), "float32", "bfloat16" or "float16".
-        device: "auto" (CUDA where there is one, else CPU) or a torch device such as "cuda:1". Without `device_map`.
+        device: "auto" (CUDA where there is one, by LOCAL_RANK among several, else CPU) or a torch device such as "cuda:1". Without `device_map`.
         device_map: Spread a large model over devices, as transformers does ("auto", "balanced", …).
 
     Returns:
@@ -68,7 +69,9 @@ def load_model(
 
 def _resolve_device(device: str) -> torch.device:
     if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        # several workers on one machine take one device each
+        index = int(os.environ.get("LOCAL_RANK", "0")) % max(1, torch.cuda.device_count())
+        return torch.device("cuda", index) if torch.cuda.is_available() else torch.device("cpu")
     try:
         resolved = torch.device(device)
     except RuntimeError:

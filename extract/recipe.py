@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -28,6 +29,7 @@ class StoreRecipe:
         device_map: How transformers spreads a large model over devices.
         k: Answers to each question, at least 2.
         policy: How answers are drawn.
+        max_rows: Most answers drawn at the same time; halved when a GPU's memory is full. Changes no identity.
         block_size: Questions in a block, the unit of work and of resuming: 32 for a laptop, 1024 for a large set.
     """
 
@@ -41,6 +43,7 @@ class StoreRecipe:
     device_map: str | None = None
     k: int = 10
     policy: Decoding = field(default_factory=Decoding)
+    max_rows: int = 320
     block_size: int = 32
 
     def __post_init__(self) -> None:
@@ -48,6 +51,8 @@ class StoreRecipe:
             raise InputError(
                 f"Expected `k` to be at least 2, because one answer can't tell how often a model is right, but got {self.k}. Ask for 10 or more."
             )
+        if self.max_rows < 1:
+            raise InputError(f"Expected `max_rows` to be at least 1, but got {self.max_rows}. 320 suits most models.")
         if self.block_size < 1:
             raise InputError(f"Expected `block_size` to be at least 1, but got {self.block_size}. 32 suits a laptop.")
 
@@ -55,10 +60,14 @@ class StoreRecipe:
         """The questions of the recipe."""
         return load_questions(self.questions, self.n_questions, self.question_seed)
 
-    def check_store(self, store: Store) -> None:
+    def check_store(self, store: Store, questions: Iterable[Question] | None = None) -> None:
         """Refuse a store that this recipe would not make, as far as that shows without loading the model.
 
         The model is compared by name here, and by its weights before anything is sampled or read.
+
+        Args:
+            store: The store.
+            questions: The recipe's questions, where they were loaded already.
 
         Raises:
             InputError: Decoding, questions, model name or block size differ.
@@ -69,7 +78,7 @@ class StoreRecipe:
         wanted = {
             **of,
             "block_size": self.block_size,
-            "questions": questions_hash(self.load_questions()),
+            "questions": questions_hash(questions or self.load_questions()),
             "policy": policy,
         }
         folder = Path(self.model)

@@ -6,53 +6,32 @@ SHA-256; a file without it is unfinished and is written again. Nothing here know
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import torch
-from safetensors import safe_open
-from safetensors.torch import save
 from torch import Tensor
 
 from extract.errors import InputError
-from extract.files import is_finished, problem_of, replace_file, write_file
-from extract.hashing import canonical_json, sha256_json
-from extract.policy import SCHEMA_VERSION, Identity, differences
+from extract.files import is_finished, shown
+from extract.hashing import sha256_json
+from extract.identity import read_identity, write_identity
+from extract.parts import Part, block_stem, check_name, finished_parts, folder_names
+from extract.policy import Identity, differences
 from extract.questions.question import Question
+from extract.rows import check_grades, check_prompts, check_samples
 from extract.tables import (
     GRADES_SCHEMA,
-    QUESTIONS_SCHEMA,
     SAMPLES_SCHEMA,
-    question_of,
-    question_row,
+    Questions,
+    read_questions,
     read_table,
     write_table,
 )
-
-
-@dataclass(frozen=True)
-class Part:
-    """Samples `start` to `stop` − 1 of the questions of block `block`; the unit in which samples and grades are kept."""
-
-    block: int
-    start: int
-    stop: int
-
-    @property
-    def stem(self) -> str:
-        """File name without its ending, for example ``00000.000-010``."""
-        return f"{self.block:05d}.{self.start:03d}-{self.stop:03d}"
-
-    @staticmethod
-    def of(path: Path) -> Part:
-        """The part that a file's name stands for."""
-        block, span = path.name.split(".")[:2]
-        start, stop = span.split("-")
-        return Part(int(block), int(start), int(stop))
+from extract.tensors import Layout, check_block, common_layout, read_block, write_block
+from extract.verification import find_problems, write_manifest
 
 
 class Store:
@@ -63,14 +42,14 @@ class Store:
         identity: Content of the identity, plain JSON types.
     """
 
-    def __init__(self, path: Path, record: dict[str, Any]) -> None:
-        self.path = path
-        self.identity: dict[str, Any] = record["of"]
-        self.sha256: str = record["identity"]
-        self._questions: list[Question] | None = None
+    def __init__(self, path: Path, identity: dict[str, Any]) -> None:
+        self.path, self.identity, self.sha256 = path, identity, sha256_json(identity)
+        self._questions: Questions | None = None
+        self._layouts: dict[Path, Layout] = {}  # of the blocks that were checked
+        self._keys: dict[str, list[str]] = {}  # of the signals that were found whole
 
     @classmethod
-    def create(cls, path: str | Path, identity: Identity, questions: list[Question]) -> Store:
+    def create(cls, path: str | Path, identity: Identity, questions: Iterable[Question]) -> Store:
         """Make a store, or open the one at `path` if it has the same identity.
 
         Raises:
@@ -87,17 +66,17 @@ class Store:
                 f"Expected `store` to be a new folder or a store, but {str(path)!r} is something else and not empty. Give another --store."
             )
         path.mkdir(parents=True, exist_ok=True)
-        record = {"format": "confidence-probes store", "identity": identity.sha256, "of": identity.as_dict()}
-        store = cls(path, record)
-        replace_file(path / "identity.json", json.dumps(record, indent=1, sort_keys=True).encode())
+        store = cls(path, identity.as_dict())
+        write_identity(path, store.identity)
         store._write_questions(questions)
         return store
 
-    def _write_questions(self, questions: list[Question]) -> None:
+    def _write_questions(self, questions: Iterable[Question]) -> None:
         """Write the questions, unless an earlier run has: it may have stopped between the identity and them."""
         path = self.path / "questions.parquet"
         if not is_finished(path):
-            write_table(path, [question_row(question) for question in questions], QUESTIONS_SCHEMA)
+            self._questions = questions if isinstance(questions, Questions) else Questions.of(questions)
+            self._questions.write(path)
 
     @classmethod
     def open(cls, path: str | Path) -> Store:
@@ -106,28 +85,7 @@ class Store:
         Raises:
             InputError: No store at `path`, or one that this version can't read.
         """
-        path = Path(path)
-        file = path / "identity.json"
-        if not file.is_file():
-            raise InputError(
-                f"Expected `store` to be the folder of a store, but {str(path)!r} has no identity.json. Make one with `python -m extract sample --store {path}`."
-            )
-        try:
-            record = json.loads(file.read_text(encoding="utf-8"))
-            schema, stated, actual = record["of"]["schema"], record["identity"], sha256_json(record["of"])
-        except (ValueError, KeyError, TypeError):
-            raise InputError(
-                f"Expected {str(file)!r} to hold a store's identity, but it can't be read. Restore the file, or make a new store."
-            ) from None
-        if schema != SCHEMA_VERSION:
-            raise InputError(
-                f"Expected a store of schema {SCHEMA_VERSION}, but {str(path)!r} has schema {schema}. Use the version of confidence-probes that made it."
-            )
-        if stated != actual:
-            raise InputError(
-                f"Expected the identity in {str(file)!r} to be {stated}, but its content gives {actual}: it was altered. Restore the file, or make a new store."
-            )
-        return cls(path, record)
+        return cls(Path(path), read_identity(Path(path)))
 
     def check_identity(self, wanted: dict[str, Any]) -> None:
         """Refuse another identity, saying both values of whatever differs.
@@ -144,11 +102,15 @@ class Store:
     # Questions and blocks
 
     @property
-    def questions(self) -> list[Question]:
-        """The questions in their order."""
+    def questions(self) -> Questions:
+        """The questions in their order.
+
+        Raises:
+            Damaged: They are not those of the identity.
+        """
         if self._questions is None:
-            rows = read_table(self.path / "questions.parquet", QUESTIONS_SCHEMA).to_pylist()
-            self._questions = [question_of(row) for row in rows]
+            path = self.path / "questions.parquet"
+            self._questions = read_questions(path, self.path, self.identity["questions"])
         return self._questions
 
     @property
@@ -161,30 +123,56 @@ class Store:
         size = self.identity["block_size"]
         return self.questions[index * size : (index + 1) * size]
 
+    def _ids(self, block: int) -> list[str]:
+        return [question.id for question in self.block(block)]
+
     # Samples and grades
 
     def parts(self) -> list[Part]:
-        """Finished parts of the samples, by block and sample."""
-        return self._parts(self.path / "samples")
+        """Finished parts of the samples, by block and sample.
+
+        Raises:
+            Damaged: A Parquet file that is no part, or parts that hold the same samples.
+        """
+        return finished_parts(self.path / "samples", self.n_blocks)
 
     def missing_parts(self, k: int) -> list[Part]:
         """Parts that are missing for k samples of every question."""
-        have: dict[int, set[int]] = {block: set() for block in range(self.n_blocks)}
-        for part in self.parts():
-            have.setdefault(part.block, set()).update(range(part.start, part.stop))
-        return [Part(block, *gap) for block, samples in have.items() for gap in _gaps(samples, k)]
+        ends = [Part(block, k, k) for block in range(self.n_blocks)]
+        missing, have = [], Part(0, 0, 0)
+        for part in sorted([*self.parts(), *ends]):
+            start = have.stop if have.block == part.block else 0
+            if start < min(part.start, k):
+                missing.append(Part(part.block, start, min(part.start, k)))
+            have = part
+        return missing
 
-    def write_samples(self, part: Part, rows: list[dict[str, Any]]) -> None:
-        """Keep the samples of a part, one row each."""
-        write_table(self.path / "samples" / f"{part.stem}.parquet", rows, SAMPLES_SCHEMA)
+    def write_samples(self, part: Part, rows: list[dict[str, Any]], max_rows: int | None = None) -> None:
+        """Keep the samples of a part, one row each, and how many were drawn at a time, which their last bits depend on."""
+        schema = SAMPLES_SCHEMA.with_metadata({"max_rows": str(max_rows)})
+        write_table(self.samples_file(part), rows, schema)
 
     def samples(self, part: Part | None = None) -> pa.Table:
-        """Samples of a part, or all of them, by block, part and question."""
-        return self._tables(self.path / "samples", part, SAMPLES_SCHEMA)
+        """Samples of a part, or all of them, by block, part and question.
+
+        Raises:
+            Damaged: A file that is not as it was written, or that holds what no sampler gives.
+        """
+        tables = {}
+        for one in self.parts() if part is None else [part]:
+            path, ids = self.samples_file(one), self._ids(one.block)
+            tables[path] = read_table(path, self.path, SAMPLES_SCHEMA, len(ids) * (one.stop - one.start))
+            check_samples(tables[path], one, ids, self.identity["policy"]["decoding"]["max_new_tokens"], path)
+        check_prompts(tables)
+        return pa.concat_tables([SAMPLES_SCHEMA.empty_table(), *tables.values()])
+
+    def samples_file(self, part: Part) -> Path:
+        """Where the samples of a part are, or will be."""
+        return self.path / "samples" / f"{part.stem}.parquet"
 
     def graders(self) -> list[str]:
         """Names of the graders whose grades the store holds."""
-        return sorted(folder.name for folder in (self.path / "grades").glob("*") if self._parts(folder))
+        return [name for name in folder_names(self.path / "grades", "grader") if self.graded_parts(name)]
 
     def ungraded_parts(self, grader: str) -> list[Part]:
         """Parts with samples and without this grader's grades."""
@@ -192,121 +180,137 @@ class Store:
         return [part for part in self.parts() if part not in graded]
 
     def graded_parts(self, grader: str) -> list[Part]:
-        """Parts with this grader's grades."""
-        return self._parts(self.path / "grades" / grader)
+        """Parts with this grader's grades.
+
+        Raises:
+            InputError: As `parts`, or the grader's name is none.
+        """
+        return finished_parts(self._grades_folder(grader), self.n_blocks)
 
     def write_grades(self, grader: str, part: Part, rows: list[dict[str, Any]], rule: str) -> None:
         """Keep a grader's grades of a part, one row a sample, and its rule in words in the table's metadata."""
         schema = GRADES_SCHEMA.with_metadata({"grader": grader, "rule": rule})
-        write_table(self.path / "grades" / grader / f"{part.stem}.parquet", rows, schema)
+        write_table(self.grades_file(grader, part), rows, schema)
 
-    def grades(self, grader: str) -> pa.Table:
-        """All grades of a grader."""
-        return self._tables(self.path / "grades" / grader, None, GRADES_SCHEMA)
+    def grades(self, grader: str, part: Part | None = None) -> pa.Table:
+        """A grader's grades of a part, or all of them.
+
+        Raises:
+            InputError: As `samples`, or the grader's name is none.
+        """
+        tables = []
+        for one in self.graded_parts(grader) if part is None else [part]:
+            path, ids = self.grades_file(grader, one), self._ids(one.block)
+            tables.append(read_table(path, self.path, GRADES_SCHEMA, len(ids) * (one.stop - one.start)))
+            check_grades(tables[-1], one, ids, grader, path)
+        return pa.concat_tables([GRADES_SCHEMA.empty_table(), *tables])
+
+    def grades_file(self, grader: str, part: Part) -> Path:
+        """Where a grader's grades of a part are, or will be."""
+        return self._grades_folder(grader) / f"{part.stem}.parquet"
+
+    def _grades_folder(self, grader: str) -> Path:
+        return self.path / "grades" / check_name(grader, "grader")
 
     # Signals
 
-    def signal_folder(self, signal: str) -> Path:
-        """Where a signal's question-scope blocks are."""
-        return self.path / "signals" / signal / "question"
+    def signals(self) -> list[str]:
+        """Names of the signals of which the store holds at least a folder."""
+        return folder_names(self.path / "signals", "signal")
 
     def unread_blocks(self, signal: str) -> list[int]:
         """Blocks without this signal."""
-        return [block for block in range(self.n_blocks) if not is_finished(self._signal_file(signal, block))]
+        return [block for block in range(self.n_blocks) if not is_finished(self.signal_file(signal, block))]
 
-    def write_signal(self, signal: str, block: int, tensors: dict[str, Tensor]) -> None:
-        """Keep a signal of a block: tensors [question, …] by ``layer/position`` key."""
-        # one key: safetensors writes several in an order that changes from run to run
-        metadata = {"store": canonical_json({"identity": self.sha256, "signal": signal, "block": block})}
-        write_file(
-            self._signal_file(signal, block),
-            save({key: tensor.contiguous() for key, tensor in tensors.items()}, metadata),
-        )
+    def write_signal(
+        self, signal: str, block: int, tensors: dict[str, Tensor], batch_tokens: int | None = None
+    ) -> None:
+        """Keep a signal of a block, and how many tokens were read at a time, which its last bits depend on.
+
+        Args:
+            signal: Name of the signal.
+            block: Number of the block.
+            tensors: [question, …] by ``layer/position`` key.
+            batch_tokens: Prompt tokens that were read at a time.
+        """
+        path, stamp = self.signal_file(signal, block), self._stamp(signal, block)
+        write_block(path, tensors, stamp, batch_tokens)
+        self._layouts.pop(path, None)
+        self._keys.pop(signal, None)
+
+    def _stamp(self, signal: str, block: int) -> dict[str, Any]:
+        return {"identity": self.sha256, "signal": signal, "block": block}
 
     def signal_keys(self, signal: str) -> list[str]:
-        """Keys of a signal's tensors, for example ``["0/last_prompt", …]``.
+        """Keys of a signal's tensors, for example ``["0/last_prompt", …]``, by position and layer.
 
         Raises:
-            InputError: The store does not hold the signal for every block.
+            InputError: The store does not hold the signal for every block, or a block is damaged or unlike the others.
         """
+        if signal in self._keys:
+            return self._keys[signal]
         missing = self.unread_blocks(signal)
         if missing:
-            held = sorted(folder.name for folder in (self.path / "signals").glob("*"))
             raise InputError(
-                f"Expected the store {str(self.path)!r} to hold the signal {signal!r}, but {len(missing)} of {self.n_blocks} blocks lack it (signals there: {', '.join(held) or 'none'}). Run `python -m extract read --store {self.path} --signals [{signal}]`."
+                f"Expected the store {str(self.path)!r} to hold the signal {signal!r}, but {len(missing)} of {self.n_blocks} blocks lack it (signals there: {', '.join(self.signals()) or 'none'}). Run `python -m extract read --store {self.path} --signals [{signal}]`."
             )
-        with safe_open(self._signal_file(signal, 0), framework="pt") as file:
-            return sorted(file.keys(), key=lambda key: (key.split("/")[1:], int(key.split("/")[0])))
+        by_layer = sorted(self.layout(signal), key=lambda key: (key.split("/")[1:], int(key.split("/")[0])))
+        self._keys[signal] = by_layer
+        return by_layer
 
     def read_signal(self, signal: str, key: str) -> Tensor:
-        """One tensor [question, …] over all blocks; materialises its bytes and no others."""
-        parts = []
-        for block in range(self.n_blocks):
-            with safe_open(self._signal_file(signal, block), framework="pt") as file:
-                parts.append(file.get_tensor(key))
-        return torch.cat(parts)
+        """One tensor [question, …] over all blocks; a row that is missing is NaN as a whole.
+
+        The files are checked when the first key is read; after that, a key's own bytes are read and no others.
+
+        Raises:
+            InputError: As `signal_keys`, no such key, or a row that is infinite or NaN in part.
+        """
+        held = self.signal_keys(signal)
+        if key not in held:
+            raise InputError(
+                f"Expected `key` to be one that the signal {signal!r} of {str(self.path)!r} has ({held[0]} to {held[-1]}), but got {shown(key)}. Choose one of them."
+            )
+        return torch.cat([self.read_block(signal, block, key) for block in range(self.n_blocks)])
+
+    def read_block(self, signal: str, block: int, key: str) -> Tensor:
+        """One tensor [question, …] of a block whose layout was read.
+
+        Raises:
+            Damaged: A row is infinite or NaN in part.
+        """
+        return read_block(self.signal_file(signal, block), key, self._ids(block))
+
+    def block_layout(self, signal: str, block: int) -> Layout:
+        """What a block's tensors are, by key; its file is read and checked once.
+
+        Raises:
+            Damaged: The file is not as it was written, or is none of this block.
+        """
+        path, stamp = self.signal_file(signal, block), self._stamp(signal, block)
+        if path not in self._layouts:
+            self._layouts[path] = check_block(path, self.path, len(self.block(block)), stamp)
+        return self._layouts[path]
+
+    def layout(self, signal: str) -> Layout:
+        """What the tensors of all finished blocks of a signal are, by key; nothing when there is no such block.
+
+        Raises:
+            Damaged: As `block_layout`, or a block is unlike the others.
+        """
+        finished = sorted(set(range(self.n_blocks)) - set(self.unread_blocks(signal)))
+        return common_layout({self.signal_file(signal, block): self.block_layout(signal, block) for block in finished})
+
+    def signal_file(self, signal: str, block: int) -> Path:
+        """Where a signal of a block is, or will be."""
+        return self.path / "signals" / check_name(signal, "signal") / "question" / f"{block_stem(block)}.safetensors"
 
     # Files
 
-    def data_files(self) -> list[Path]:
-        """Every Parquet and safetensors file, finished or not."""
-        return sorted(path for path in self.path.rglob("*") if path.suffix in (".parquet", ".safetensors"))
-
     def problems(self) -> Iterator[str]:
         """What is wrong with the store's files, one line each; nothing when it is whole."""
-        files = self.data_files()
-        for path in files:
-            problem = problem_of(path)
-            if problem is not None:
-                yield f"{path.relative_to(self.path)}: {problem}"
-        manifest = self.path / "manifest.json"
-        try:
-            listed = json.loads(manifest.read_text(encoding="utf-8"))["files"] if manifest.is_file() else {}
-        except (ValueError, KeyError, TypeError):
-            yield "manifest.json: can't be read"
-            return
-        for name in sorted(set(listed) - {str(path.relative_to(self.path)) for path in files}):
-            yield f"{name}: missing (the manifest lists it)"
+        return find_problems(self)
 
     def write_manifest(self) -> dict[str, Any]:
         """Write manifest.json, the index derived from the files, and return it."""
-        files = {
-            str(path.relative_to(self.path)): json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
-            for path in self.data_files()
-            if is_finished(path)
-        }
-        manifest = {
-            "identity": self.sha256,
-            "n_questions": len(self.questions),
-            "n_blocks": self.n_blocks,
-            "files": files,
-        }
-        replace_file(self.path / "manifest.json", json.dumps(manifest, indent=1, sort_keys=True).encode())
-        return manifest
-
-    def _signal_file(self, signal: str, block: int) -> Path:
-        return self.signal_folder(signal) / f"{block:05d}.safetensors"
-
-    def _parts(self, folder: Path) -> list[Part]:
-        return sorted(
-            (Part.of(path) for path in folder.glob("*.parquet") if is_finished(path)),
-            key=lambda part: (part.block, part.start),
-        )
-
-    def _tables(self, folder: Path, part: Part | None, schema: pa.Schema) -> pa.Table:
-        parts = self._parts(folder) if part is None else [part]
-        return pa.concat_tables(
-            [schema.empty_table(), *(read_table(folder / f"{p.stem}.parquet", schema) for p in parts)]
-        )
-
-
-def _gaps(have: set[int], k: int) -> Iterator[tuple[int, int]]:
-    """Runs (start, stop) of the numbers below k that are not in `have`."""
-    start = None
-    for j in range(k + 1):
-        missing = j < k and j not in have
-        if missing and start is None:
-            start = j
-        elif not missing and start is not None:
-            yield start, j
-            start = None
+        return write_manifest(self)

@@ -6,19 +6,15 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from extract.errors import InputError
-from probes.head import HEADS, LinearHead
+from probes.head import LinearHead
+from probes.loading import FORMAT_VERSION, find_probe, read_config, read_head
 
 if TYPE_CHECKING:
     from probes.confidence import ConfidentModel, Prompts
-
-FORMAT_VERSION = 1
-_FILES = ("config.json", "model.safetensors", "README.md")
-_NEEDED = ("format_version", "head", "d_model", "layer", "position", "signal", "target", "model", "prompt")
 
 
 class ConfidenceProbe:
@@ -95,7 +91,7 @@ class ConfidenceProbe:
 
 
 def load_probe(probe: str | Path, revision: str | None = None) -> ConfidenceProbe:
-    """Load a saved probe.
+    """Load a saved probe, of which any file may hold anything.
 
     Args:
         probe: Folder of the probe, or a Hub id.
@@ -104,77 +100,6 @@ def load_probe(probe: str | Path, revision: str | None = None) -> ConfidenceProb
     Raises:
         InputError: No probe there, or one that is damaged, of an unknown kind, or of a newer format.
     """
-    folder = Path(probe)
-    if not folder.is_dir():
-        folder = _from_hub(str(probe), revision)
-    config = _read_config(folder / "config.json")
-    head = HEADS[config["head"]](config["d_model"])
-    try:
-        tensors = load_file(folder / "model.safetensors")
-        head.load_state_dict(tensors, strict=True)
-    except (OSError, RuntimeError, SafetensorError) as error:
-        reason = " ".join(str(error).split())
-        raise InputError(
-            f"Expected {str(folder / 'model.safetensors')!r} to hold the tensors of a {config['head']!r} head of width {config['d_model']}, but it does not: {reason}"
-        ) from error
-    bad = [name for name, tensor in tensors.items() if tensor.isnan().any()]
-    if bad:
-        raise InputError(
-            f"Expected the tensors of {str(folder)!r} to be numbers, but {', '.join(bad)} hold NaN. Train the probe again."
-        )
-    return ConfidenceProbe(head, config)
-
-
-def _from_hub(probe: str, revision: str | None) -> Path:
-    if probe.count("/") != 1 or probe.startswith((".", "/")):
-        raise InputError(
-            f"Expected `probe` to be the folder of a saved probe or a Hub id, but there is no folder {probe!r}. Runs save theirs as runs/NAME/probe."
-        )
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(probe, revision=revision, allow_patterns=list(_FILES)))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise InputError(
-            f"Expected `probe` to be the folder of a saved probe or a Hub id, but {probe!r} is no folder and the Hub gave: {reason}"
-        ) from error
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise InputError(
-            f"Expected `probe` to be the folder of a saved probe, but {str(path.parent)!r} has no config.json. Runs save theirs as runs/NAME/probe."
-        )
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-        missing = [key for key in _NEEDED if key not in config]
-    except (ValueError, TypeError) as error:
-        raise InputError(f"Expected {str(path)!r} to be JSON, but it does not parse: {error}") from error
-    if missing:
-        raise InputError(f"Expected {str(path)!r} to describe a probe, but it lacks {', '.join(missing)}.")
-    if config["format_version"] != FORMAT_VERSION:
-        raise InputError(
-            f"Expected a probe of format version {FORMAT_VERSION}, but {str(path)!r} has {config['format_version']!r}. Use the version of confidence-probes that wrote it."
-        )
-    if not isinstance(config["head"], str) or config["head"] not in HEADS:
-        raise InputError(
-            f"Expected `head` in {str(path)!r} to be one of {', '.join(HEADS)}, but got {config['head']!r}."
-        )
-    from extract.signals import SIGNALS
-    from extract.signals.positions import QUESTION_POSITIONS
-
-    for key, known in (("signal", SIGNALS), ("position", QUESTION_POSITIONS)):
-        if not isinstance(config[key], str) or config[key] not in known:
-            raise InputError(
-                f"Expected `{key}` in {str(path)!r} to be one of {', '.join(known)}, but got {config[key]!r}."
-            )
-    for key in ("model", "prompt"):
-        if not isinstance(config[key], dict):
-            raise InputError(f"Expected `{key}` in {str(path)!r} to be an object, but got {config[key]!r}.")
-    if not isinstance(config["layer"], int) or config["layer"] < 0:
-        raise InputError(f"Expected `layer` in {str(path)!r} to be a layer's number, but got {config['layer']!r}.")
-    if not isinstance(config["d_model"], int) or not 0 < config["d_model"] < 2**20:
-        raise InputError(f"Expected `d_model` in {str(path)!r} to be a positive width, but got {config['d_model']!r}.")
-    return config
+    files = find_probe(probe, revision)
+    config = read_config(files.config)
+    return ConfidenceProbe(read_head(files.tensors, config), config)

@@ -32,6 +32,17 @@ class LinearHead(nn.Module):
         logit = ((hidden.float() - self.mean) / self.scale) @ self.weight + self.bias
         return torch.sigmoid(self.slope * logit + self.intercept)
 
+    def problem(self) -> str | None:
+        """What no training gives, in a few words; None for a head that can be used.
+
+        All values are finite but those of `scale`, which are above 0, and infinite for what is left out.
+        """
+        for name, tensor in self.state_dict().items():
+            wrong = ~(tensor > 0) if name == "scale" else ~tensor.isfinite()
+            if wrong.any():
+                return f"`{name}` holds {float(tensor[wrong].flatten()[0])}"
+        return f"`slope` is {float(self.slope)}, below 0" if self.slope < 0 else None
+
 
 #: Closed list of heads that a saved probe may name; nothing else is ever loaded.
 HEADS: dict[str, type[LinearHead]] = {"linear": LinearHead}

@@ -132,9 +132,9 @@ def test_verify_names_what_is_damaged(tmp_path: Path, small_store: Path) -> None
     (store / "signals/hidden/question/00001.json").unlink()
     (store / "grades/planted/00000.000-006.parquet").write_bytes(b"")
     problems = "\n".join(Store.open(store).problems())
-    assert "samples/00000.000-006.parquet: content changed" in problems
-    assert "signals/hidden/question/00001.safetensors: unfinished" in problems
-    assert "grades/planted/00000.000-006.parquet: 0 bytes" in problems
+    assert "samples/00000.000-006.parquet: its content changed" in problems
+    assert "signals/hidden/question/00001.safetensors: it is unfinished" in problems
+    assert "grades/planted/00000.000-006.parquet: 0 bytes are there" in problems
 
 
 def test_an_altered_identity_and_a_folder_that_is_no_store_are_refused(tmp_path: Path, small_store: Path) -> None:
@@ -162,7 +162,8 @@ def test_one_layer_is_one_contiguous_tensor_with_rows_in_the_questions_order(sma
     assert store.read_signal("hidden", "2/last_prompt").shape == (120, 32)
     with safe_open(small_store / "signals/hidden/question/00001.safetensors", framework="pt") as file:
         block = file.get_tensor("3/last_prompt")
-        assert json.loads(file.metadata()["store"]) == {"identity": store.sha256, "signal": "hidden", "block": 1}
+        stamp = {"identity": store.sha256, "signal": "hidden", "block": 1, "batch_tokens": 2048}
+        assert json.loads(file.metadata()["store"]) == stamp
     assert torch.equal(store.read_signal("hidden", "3/last_prompt")[32:64], block)
 
 

@@ -33,7 +33,7 @@ def load_questions(questions: str, n_questions: int | None = None, seed: int = 0
     True
     """
     if questions in SETS:
-        loaded = check_questions(SETS[questions](), f"the set {questions!r}")
+        loaded = list(check_questions(SETS[questions](), f"the set {questions!r}"))
     elif "/" in questions or "." in questions:
         loaded = read_jsonl(Path(questions))
     else:

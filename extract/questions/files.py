@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +24,19 @@ def read_jsonl(path: Path) -> list[Question]:
         raise InputError(
             f"Expected `questions` to be a built-in set or a .jsonl file, but {str(path)!r} is no file. Check the path."
         )
-    questions = []
+    with path.open("rb") as file:
+        lines = ((number, line) for number, line in enumerate(file, 1) if line.strip())
+        read = (_question(_text(line, number, path), number, path) for number, line in lines)
+        return list(check_questions(read, f"{path.name!r}"))
+
+
+def _text(line: bytes, number: int, path: Path) -> str:
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        return line.decode("utf-8")
     except UnicodeDecodeError as error:
         raise InputError(
-            f"Expected {path.name!r} to be UTF-8, but byte {error.start} is not. Save the file as UTF-8."
+            f"Expected line {number} of {path.name!r} to be UTF-8, but byte {error.start} of it is not. Save the file as UTF-8."
         ) from None
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            questions.append(_question(line, number, path))
-    return check_questions(questions, f"{path.name!r}")
 
 
 def _question(line: str, number: int, path: Path) -> Question:
@@ -55,7 +58,7 @@ def _question(line: str, number: int, path: Path) -> Question:
             )
     return Question(
         id=str(record.get("id", "")),
-        dataset=path.stem,
+        dataset=sys.intern(path.stem),
         text=_typed(record, "text", str, "", where),
         messages=tuple(_typed(record, "messages", list, [], where)),
         references=_strings(record, "references", where),

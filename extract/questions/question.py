@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
 
 from extract.errors import InputError
-from extract.hashing import canonical_json, sha256_json
+from extract.hashing import canonical_json, sha256_json_list
 from extract.text import normalize
 
 Kind = Literal["short", "number", "math", "choice", "cloze"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Question:
     """One question with its gold answers.
 
@@ -50,18 +50,13 @@ class Question:
         }
 
 
-def check_questions(questions: Iterable[Question], source: str) -> list[Question]:
-    """Return the questions as a list, or say what is wrong with them.
+def check_questions(questions: Iterable[Question], source: str) -> Iterator[Question]:
+    """Pass the questions on one by one, or say what is wrong with them.
 
     Raises:
         InputError: No question, a repeated or empty id, a question without references, without text and messages,
             or of an unknown kind. The message names `source` and the question's id.
     """
-    questions = list(questions)
-    if not questions:
-        raise InputError(
-            f"Expected `questions` from {source} to hold at least one question, but it is empty. Give a file or a set with questions."
-        )
     seen: set[str] = set()
     for number, question in enumerate(questions, 1):
         where = f"question {question.id!r} (number {number} of {source})"
@@ -104,14 +99,18 @@ def check_questions(questions: Iterable[Question], source: str) -> list[Question
                 f"Expected `kind` of {where} to be one of {', '.join(get_args(Kind))}, but got {question.kind!r}."
             )
         seen.add(question.id)
-    return questions
+        yield question
+    if not seen:
+        raise InputError(
+            f"Expected `questions` from {source} to hold at least one question, but it is empty. Give a file or a set with questions."
+        )
 
 
-def questions_hash(questions: list[Question]) -> str:
+def questions_hash(questions: Iterable[Question]) -> str:
     """SHA-256 of the question records in their order; part of a store's identity.
 
     >>> first, second = Question("1", "mine", "1 + 1?"), Question("2", "mine", "1 + 2?")
     >>> questions_hash([first, second]) == questions_hash([second, first])
     False
     """
-    return sha256_json([question.record() for question in questions])
+    return sha256_json_list(question.record() for question in questions)

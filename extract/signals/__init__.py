@@ -1,7 +1,7 @@
 """Signals: what is read from a model's inside. A new one is one function and one entry in `SIGNALS`.
 
-A signal takes a model, the prompts of a block and a progress callback, and returns tensors [question, …] by
-``layer/position`` key. The model code is imported when a signal is asked for.
+A signal takes a model, the prompts of a block, how many tokens to read at a time and a progress callback, and returns
+tensors [question, …] by ``layer/position`` key. The model code is imported when a signal is asked for.
 """
 
 from __future__ import annotations

@@ -69,8 +69,11 @@ def _batches(by_length: list[int], lengths: list[int], batch_tokens: int) -> lis
 
 
 def hidden_signal(
-    model: Any, prompts: Sequence[Sequence[int]], progress: Callable[[int, int], None] | None = None
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    batch_tokens: int = 2048,
+    progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Tensor]:
     """Every layer at `last_prompt`: tensors [question, d_model] by key ``layer/last_prompt``."""
-    states = read_hidden(model, prompts, progress=progress)
+    states = read_hidden(model, prompts, batch_tokens=batch_tokens, progress=progress)
     return {f"{layer}/last_prompt": states[:, layer] for layer in range(states.shape[1])}

@@ -1,0 +1,68 @@
+"""How a command ends: its exit status, and one line on standard error when it did not come to its end."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import NoReturn
+
+from extract.errors import InputError
+
+_GO_ON = "What is finished is kept; run the same command again to go on."
+
+
+class Terminated(KeyboardInterrupt):
+    """The process was asked to end by SIGTERM."""
+
+
+def exit_status(command: Callable[[], object]) -> int:
+    """Run a command to its end, or say in one line why it stopped.
+
+    Returns:
+        0; 2 after what a user can put right; 130 after Ctrl-C and 143 after SIGTERM, as shells count them.
+    """
+    try:
+        with _terminated():
+            command()
+    except InputError as error:
+        return _say(str(error), 2)
+    except Terminated:
+        return _say(f"terminated. {_GO_ON}", 128 + signal.SIGTERM)
+    except KeyboardInterrupt:
+        return _say(f"interrupted. {_GO_ON}", 128 + signal.SIGINT)
+    except OSError as error:  # a full disk, a folder that may not be written, …
+        if error.strerror is None:
+            raise
+        where = f"{str(error.filename)!r}: " if error.filename else ""
+        return _say(f"{where}{error.strerror}. {_GO_ON}", 2)
+    except ValueError as error:  # an InputError inside the parser comes wrapped
+        if not isinstance(error.__cause__, InputError):
+            raise
+        return _say(str(error.__cause__), 2)
+    return 0
+
+
+def _say(line: str, status: int) -> int:
+    print(f"error: {line}", file=sys.stderr)
+    return status
+
+
+@contextmanager
+def _terminated() -> Iterator[None]:
+    """SIGTERM ends the block as Ctrl-C does, so that files in the making are taken away."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may say what signals do
+        return
+
+    def end(number: int, frame: FrameType | None) -> NoReturn:
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,98 @@
+"""Names inside a store: parts of the samples, blocks of a signal, and what a grader or a signal may be called."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from extract.errors import InputError
+from extract.files import Damaged, is_finished, shown
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+
+
+@dataclass(frozen=True, order=True)
+class Part:
+    """Samples `start` to `stop` − 1 of the questions of block `block`; the unit in which samples and grades are kept."""
+
+    block: int
+    start: int
+    stop: int
+
+    @property
+    def stem(self) -> str:
+        """File name without its ending, for example ``00000.000-010``."""
+        return f"{block_stem(self.block)}.{self.start:03d}-{self.stop:03d}"
+
+    @staticmethod
+    def of(path: Path, n_blocks: int) -> Part:
+        """The part that a file's name stands for.
+
+        Raises:
+            Damaged: It is not the name that a part of a store of `n_blocks` blocks has.
+        """
+        found = re.fullmatch(r"([0-9]{5,9})\.([0-9]{3,9})-([0-9]{3,9})\.parquet", path.name)
+        part = Part(*map(int, found.groups())) if found else None
+        if part is None or path.stem != part.stem or part.block >= n_blocks or part.start >= part.stop:
+            raise Damaged(
+                path,
+                f"its name is none of a part (BLOCK.START-STOP.parquet, such as 00000.000-010.parquet, of {n_blocks} blocks)",
+            )
+        return part
+
+
+def block_of(path: Path, n_blocks: int) -> int:
+    """The block that the name of a signal's file stands for.
+
+    Raises:
+        Damaged: It is not the name that a block of a store of `n_blocks` blocks has.
+    """
+    if not re.fullmatch(r"[0-9]{5,9}\.safetensors", path.name) or path.stem != block_stem(int(path.stem)):
+        raise Damaged(path, "its name is none of a block (BLOCK.safetensors, such as 00000.safetensors)")
+    if int(path.stem) >= n_blocks:
+        raise Damaged(path, f"the store has {n_blocks} blocks only")
+    return int(path.stem)
+
+
+def block_stem(block: int) -> str:
+    """File name of a block without its ending, for example ``00000``."""
+    return f"{block:05d}"
+
+
+def finished_parts(folder: Path, n_blocks: int) -> list[Part]:
+    """Parts with a finished file in a folder, by block and sample.
+
+    Raises:
+        Damaged: A Parquet file of another name, or two parts that hold the same samples.
+    """
+    named = {Part.of(path, n_blocks): path for path in folder.glob("*.parquet")}
+    parts = sorted(part for part, path in named.items() if is_finished(path))
+    for before, part in pairwise(parts):
+        if before.block == part.block and part.start < before.stop:
+            raise Damaged(named[part], f"it holds samples that {named[before].name} holds too")
+    return parts
+
+
+def check_name(name: str, what: str) -> str:
+    """A grader's or signal's name, which is a folder's too, as it came.
+
+    Raises:
+        InputError: It is no plain name: it holds a slash, a space, or begins with a dot.
+    """
+    if not _NAME.fullmatch(name):
+        raise InputError(
+            f"Expected `{what}` to be a name of letters, digits, `_`, `-` and `.`, but got {shown(name)}. Use another name."
+        )
+    return name
+
+
+def folder_names(folder: Path, what: str) -> list[str]:
+    """Names of the folders of a folder, sorted; what begins with a dot is passed over.
+
+    Raises:
+        InputError: One is no plain name.
+    """
+    held = (child.name for child in folder.glob("*") if child.is_dir() and not child.name.startswith("."))
+    return sorted(check_name(name, what) for name in held)

@@ -1,0 +1,129 @@
+"""What the rows of a part have to be: one a question and sample, and figures that a model and a grader can give."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from extract.files import Damaged, shown
+from extract.parts import Part
+
+#: A log-probability may lie above 0 by what float32 loses of logits in the hundreds.
+_ROUNDING = 1e-3
+
+
+def check_samples(table: pa.Table, part: Part, ids: Sequence[str], max_new_tokens: int, path: Path) -> None:
+    """Refuse samples that no sampler gives.
+
+    Args:
+        table: Rows of the columns of `SAMPLES_SCHEMA`, without nulls.
+        part: The part that they are of.
+        ids: Question ids of its block.
+        max_new_tokens: Most tokens of an answer.
+        path: The file, for the message.
+
+    Raises:
+        Damaged: Naming the column, and the first row where it is wrong.
+    """
+    question = _check_keys(table, part, ids, path)
+    n_tokens, n_logprobs = (_numpy(pc.list_value_length(table[name])) for name in ("token_ids", "logprobs"))
+    _refuse(n_tokens != n_logprobs, table, path, "has another number of `token_ids` than of `logprobs`")
+    _refuse(
+        (n_tokens < 1) | (n_tokens > max_new_tokens),
+        table,
+        path,
+        f"has a number of `token_ids` that is not from 1 to {max_new_tokens}",
+    )
+    row_of_token = np.repeat(np.arange(table.num_rows), n_tokens)
+    tokens, logprobs = (_numpy(pc.list_flatten(table[name])) for name in ("token_ids", "logprobs"))
+    wrong = {
+        "has a negative number in `token_ids`": tokens < 0,
+        "has `logprobs` that are not finite": ~np.isfinite(logprobs),
+        "has `logprobs` above 0": logprobs > _ROUNDING,
+    }
+    for problem, tokens_wrong in wrong.items():
+        _refuse(np.bincount(row_of_token, tokens_wrong, table.num_rows) > 0, table, path, problem)
+    finished = _numpy(pc.is_in(table["finish_reason"], pa.array(["stop", "length"])))
+    _refuse(~finished, table, path, "has a `finish_reason` that is neither stop nor length")
+    prompt_tokens = _numpy(table["prompt_tokens"])
+    _refuse(prompt_tokens < 1, table, path, "has `prompt_tokens` below 1")
+    of_question = np.zeros(len(ids), dtype=prompt_tokens.dtype)
+    of_question[question] = prompt_tokens
+    _refuse(
+        of_question[question] != prompt_tokens, table, path, "has other `prompt_tokens` than a sample of its question"
+    )
+
+
+def check_prompts(tables: dict[Path, pa.Table]) -> None:
+    """Refuse parts of which one holds another prompt length of a question than an earlier one.
+
+    Args:
+        tables: Checked samples of every part by its file.
+
+    Raises:
+        Damaged: There is one.
+    """
+    seen: dict[str, tuple[int, str]] = {}
+    for path, table in tables.items():
+        for question, length in zip(table["question_id"].to_pylist(), table["prompt_tokens"].to_pylist(), strict=True):
+            other, earlier = seen.setdefault(question, (length, path.name))
+            if length != other:
+                raise Damaged(
+                    path, f"question {shown(question)} has {length} `prompt_tokens` there and {other} in {earlier}"
+                )
+
+
+def check_grades(table: pa.Table, part: Part, ids: Sequence[str], grader: str, path: Path) -> None:
+    """Refuse grades that are not a grader's for the samples of a part.
+
+    Args:
+        table: Rows of the columns of `GRADES_SCHEMA`, with the file's metadata.
+        part: The part that they are of.
+        ids: Question ids of its block.
+        grader: Whose they are.
+        path: The file, for the message.
+
+    Raises:
+        Damaged: The metadata names another grader, or the rows are not those of the part.
+    """
+    stated = (table.schema.metadata or {}).get(b"grader", b"nobody").decode(errors="replace")
+    if stated != grader:
+        raise Damaged(path, f"its metadata says that the grades are by {shown(stated)}, not by {grader!r}")
+    _check_keys(table, part, ids, path)
+
+
+def _check_keys(table: pa.Table, part: Part, ids: Sequence[str], path: Path) -> NDArray[np.int64]:
+    """Place in `ids` of each row's question, after a check that each question and sample of the part comes once."""
+    place = pc.index_in(table["question_id"], pa.array(ids, pa.string()))
+    _refuse(_numpy(pc.is_null(place)), table, path, f"is of a question that is not in block {part.block}")
+    sample = _numpy(table["sample"]).astype(np.int64)
+    _refuse(
+        (sample < part.start) | (sample >= part.stop),
+        table,
+        path,
+        f"is of a sample that is not from {part.start} to {part.stop - 1}",
+    )
+    question = _numpy(place).astype(np.int64)
+    _, first = np.unique(question * (part.stop - part.start) + sample - part.start, return_index=True)
+    repeated = np.ones(table.num_rows, dtype=bool)
+    repeated[first] = False
+    _refuse(repeated, table, path, "is of a question and sample that an earlier row has")
+    return question
+
+
+def _numpy(column: pa.ChunkedArray) -> NDArray[Any]:
+    return column.to_numpy()
+
+
+def _refuse(wrong: NDArray[np.bool_], table: pa.Table, path: Path, problem: str) -> None:
+    """Name the first of the wrong [row] rows."""
+    if wrong.any():
+        row = int(wrong.argmax())
+        question, sample = table["question_id"][row].as_py(), table["sample"][row].as_py()
+        raise Damaged(path, f"row {row} (question {shown(question)}, sample {sample}) {problem}")

@@ -1,0 +1,209 @@
+"""Alterations of a saved probe, by name: each takes its folder and a seeded generator, and says what a refusal names."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from altering import Alteration, bad_json, bomb, lie, set_field
+from safetensors.torch import load_file, save_file
+
+from probes.artefact import ConfidenceProbe
+from probes.head import LinearHead
+
+_CONFIG = {
+    "head": "linear",
+    "d_model": 8,
+    "name": "linear",
+    "signal": "hidden",
+    "layer": 2,
+    "position": "last_prompt",
+    "target": "capability",
+    "model": {
+        "id": "tiny",
+        "revision": None,
+        "fingerprint": "a" * 64,
+        "dtype": "float32",
+        "tokenizer": "b" * 64,
+        "chat_template": "c" * 64,
+    },
+    "prompt": {"template": "{question}", "system": None, "chat": True},
+    "decoding": {"temperature": 0.7, "top_p": 1.0, "top_k": 0, "max_new_tokens": 3, "stop": [], "seed": 0},
+    "calibrator": {"kind": "platt", "slope": 0.7, "intercept": -0.2},
+    "training": {"store": "d" * 64},
+    "test": {"n_questions": 4},
+    "versions": {"torch": "2"},
+}
+
+
+def make_probe(folder: Path) -> Path:
+    """A probe of width 8, one of whose coordinates is left out."""
+    generator = torch.Generator().manual_seed(0)
+    head = LinearHead(8)
+    for tensor in (head.mean, head.weight):
+        tensor.normal_(generator=generator)
+    head.scale[3] = torch.inf
+    head.slope.fill_(0.7)
+    head.intercept.fill_(-0.2)
+    return ConfidenceProbe(head, _CONFIG).save(folder, "card")
+
+
+def some_file(rng: random.Random) -> str:
+    return rng.choice(["config.json", "model.safetensors"])
+
+
+def with_content(make: Callable[[bytes, random.Random, Path], bytes]) -> Alteration:
+    def alter(probe: Path, rng: random.Random) -> str:
+        path = probe / some_file(rng)
+        path.write_bytes(make(path.read_bytes(), rng, probe))
+        return path.name
+
+    return alter
+
+
+def missing_file(probe: Path, rng: random.Random) -> str:
+    name = some_file(rng)
+    (probe / name).unlink()
+    if rng.random() < 0.5:
+        (probe / name).mkdir()
+    return name
+
+
+def only_a_pickle(probe: Path, rng: random.Random) -> str:
+    """Weights under the names that other tools unpickle."""
+    (probe / "model.safetensors").unlink()
+    for name in ("pytorch_model.bin", "model.pt", "model.pkl", "probe.joblib"):
+        (probe / name).write_bytes(bomb(probe))
+    return "model.safetensors"
+
+
+def link_outside(probe: Path, rng: random.Random) -> str:
+    """The same content, but elsewhere."""
+    name = some_file(rng)
+    shutil.move(probe / name, probe.parent / "elsewhere")
+    (probe / name).symlink_to(rng.choice([probe.parent / "elsewhere", Path("../elsewhere")]))
+    return name
+
+
+def huge_file(probe: Path, rng: random.Random) -> str:
+    name = some_file(rng)
+    with (probe / name).open("r+b") as file:
+        file.truncate(2 ** rng.randrange(24, 38))  # sparse
+    return name
+
+
+def header_lies(probe: Path, rng: random.Random) -> str:
+    lie(probe / "model.safetensors", rng)
+    return "model.safetensors"
+
+
+def edit_config(change: Callable[[dict[str, Any], random.Random], object], named: str = "config.json") -> Alteration:
+    def alter(probe: Path, rng: random.Random) -> str:
+        config = json.loads((probe / "config.json").read_text())
+        change(config, rng)
+        (probe / "config.json").write_text(json.dumps(config))
+        return named
+
+    return alter
+
+
+def field(name: str, *values: Any) -> Alteration:
+    """Put one of the values under a dotted name, which the refusal names."""
+    return edit_config(set_field(name, *values), f"`{name}`")
+
+
+def less(config: dict[str, Any], rng: random.Random) -> None:
+    needed = [key for key in config if key not in ("name", "decoding", "calibrator", "training", "test", "versions")]
+    places = [(config, needed), *((config[key], list(config[key])) for key in ("model", "prompt", "calibrator"))]
+    place, keys = rng.choice(places)
+    del place[rng.choice(keys)]
+
+
+def more(config: dict[str, Any], rng: random.Random) -> None:
+    place = rng.choice([config, config["model"], config["prompt"], config["decoding"]])
+    place[rng.choice(["more", "../more", "auto_map", "__reduce__", "", "a\nb"])] = {"x": "os.system"}
+
+
+def edit_tensors(change: Callable[[dict[str, torch.Tensor], random.Random], object]) -> Alteration:
+    def alter(probe: Path, rng: random.Random) -> str:
+        path = probe / "model.safetensors"
+        tensors = load_file(path)
+        change(tensors, rng)
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+        return "model.safetensors"
+
+    return alter
+
+
+def put(*values: float, names: tuple[str, ...] = ("mean", "weight", "bias", "slope", "intercept")) -> Alteration:
+    """Put one of the values into one place of one of the tensors."""
+
+    def change(tensors: dict[str, torch.Tensor], rng: random.Random) -> None:
+        tensor = tensors[rng.choice(names)].view(-1)
+        tensor[rng.randrange(len(tensor))] = rng.choice(values)
+
+    return edit_tensors(change)
+
+
+def reshape(tensors: dict[str, torch.Tensor], rng: random.Random) -> None:
+    name = rng.choice(sorted(tensors))
+    tensor = tensors[name]
+    shapes = [tensor[None], tensor.reshape(-1)[:0], torch.ones(9), torch.ones(4096)]
+    tensors[name] = rng.choice(shapes)
+
+
+def retype(tensors: dict[str, torch.Tensor], rng: random.Random) -> None:
+    name = rng.choice(sorted(tensors))
+    dtypes = [torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.bool, torch.complex64]
+    tensors[name] = tensors[name].to(rng.choice([*dtypes, torch.float8_e4m3fn]))
+
+
+def add(tensors: dict[str, torch.Tensor], rng: random.Random) -> None:
+    tensors[rng.choice(["more", "../weight", "/weight", "", "a\nb", "__class__"])] = torch.zeros(rng.randrange(9))
+
+
+ALTERATIONS: dict[str, Alteration] = {
+    "truncated": with_content(lambda content, rng, _: content[: rng.randrange(len(content) - 2)]),
+    "lengthened": with_content(lambda content, rng, _: content + rng.randbytes(rng.randrange(1, 99)) + b"\0"),
+    "garbage": with_content(lambda content, rng, _: rng.randbytes(rng.randrange(2000))),
+    "a pickle": with_content(lambda content, rng, probe: bomb(probe)),
+    "only a pickle": only_a_pickle,
+    "missing file": missing_file,
+    "link outside": link_outside,
+    "huge file": huge_file,
+    "header lies": header_lies,
+    "missing tensor": edit_tensors(lambda tensors, rng: tensors.pop(rng.choice(sorted(tensors)))),
+    "no tensors": edit_tensors(lambda tensors, rng: tensors.clear()),
+    "extra tensor": edit_tensors(add),
+    "other shape": edit_tensors(reshape),
+    "other dtype": edit_tensors(retype),
+    "NaN weights": put(torch.nan, torch.inf, -torch.inf),
+    "impossible scale": put(torch.nan, 0.0, -1.0, -torch.inf, names=("scale",)),
+    "falling calibrator": put(-0.7, -1e-9, names=("slope",)),
+    "another calibrator": put(0.1, 3.0, 1e9, names=("slope", "intercept")),
+    "config that is none": lambda probe, rng: bad_json(probe, "config.json", rng),
+    "missing key": edit_config(less),
+    "extra key": edit_config(more),
+    "unknown class": field("head", "os.system", "../linear", "LinearHead", "", ["linear"], {"x": 1}, None, 1),
+    "unknown position": field("position", "foo", "../last_prompt", "", None, 3, ["last_prompt"]),
+    "unknown signal": field("signal", "zz", "../hidden", None, {}),
+    "unknown target": field("target", "truth", "../capability", None, 0),
+    "newer version": edit_config(set_field("format_version", 2, 99, 2**70, -1, "1", None, True, 1.0, [1])),
+    "impossible width": field("d_model", 0, -8, 10**12, "8", 8.0, True, None, 2**63),
+    "another width": edit_config(set_field("d_model", 1, 7, 9, 576, 2**19), "model.safetensors"),
+    "impossible layer": field("layer", -1, "2", 2.0, None, False, 10**9),
+    "model that is none": field("model", "tiny", None, [], 3),
+    "bad name of the model": field("model.id", "../tiny", "/etc/passwd", "a/b/c", "~/x", "", 3, None, "a\nb", ".."),
+    "bad fingerprint": field("model.fingerprint", "", "a" * 63, "A" * 64, 0, None, "../" + "a" * 61),
+    "bad dtype": field("model.dtype", "auto", "int8", None, "os.system"),
+    "bad prompt": field("prompt.template", "", "no place", "{question}{question}", 3, None, "{question}\ud800"),
+    "bad chat": field("prompt.chat", "yes", 1, None, {}),
+    "bad decoding": field("decoding.temperature", -1, "0.7", None, True, 10**400),
+    "bad calibrator": field("calibrator.slope", -0.1, "0.7", None, [0.7]),
+    "bad figures": field("test", [], "good", None, 1),
+}

@@ -1,0 +1,79 @@
+"""Ways to alter a file of a store or a probe, and a pickle that tells when somebody runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+#: Alters a folder, and says what a refusal has to name.
+Alteration = Callable[[Path, random.Random], str]
+
+
+class Bomb:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.marker),)
+
+
+def bomb(folder: Path) -> bytes:
+    """A pickle that makes the folder ``executed`` beside `folder`."""
+    return pickle.dumps(Bomb(folder.parent / "executed"))
+
+
+def lie(path: Path, rng: random.Random) -> None:
+    """Let a safetensors header say what is not so."""
+    content = path.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header, body = json.loads(content[8 : 8 + length]), content[8 + length :]
+    entry = header[rng.choice(sorted(key for key in header if key != "__metadata__"))]
+    lies: list[Callable[[], object]] = [
+        lambda: entry.update(shape=[10**9, 10**9]),
+        lambda: entry.update(shape=[2**63, 2**63]),
+        lambda: entry.update(shape=[-1, 4]),
+        lambda: entry.update(data_offsets=[0, 10**12]),
+        lambda: entry.update(data_offsets=[16, 0]),
+        lambda: entry.update(dtype="F1024"),
+        lambda: header.update({"9/more": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}),
+    ]
+    how = rng.randrange(len(lies) + 2)
+    if how < len(lies):
+        lies[how]()
+        text = json.dumps(header).encode()
+    else:
+        text = [b"[" * 100_000, json.dumps(header).encode()][how - len(lies)]
+    size = len(text) if how <= len(lies) else 2 ** rng.randrange(40, 64)
+    path.write_bytes(size.to_bytes(8, "little") + text + body)
+
+
+def set_field(name: str, *values: Any) -> Callable[[dict[str, Any], random.Random], None]:
+    """Put one of the values under a dotted name."""
+
+    def change(record: dict[str, Any], rng: random.Random) -> None:
+        *path, last = name.split(".")
+        for key in path:
+            record = record[key]
+        record[last] = rng.choice(values)
+
+    return change
+
+
+def bad_json(folder: Path, name: str, rng: random.Random) -> str:
+    """A JSON file that is none, or is more than one is."""
+    path = folder / name
+    bad = [b"", b"{", b"[1]", b"null", b"\xff\xfe\x00", b'{"a": NaN}', b"[" * 10**5, b"1" * 5000, bomb(folder)]
+    content = rng.choice([*bad, None])
+    if content is None:
+        with path.open("r+b") as file:
+            file.truncate(2**30)  # sparse
+    else:
+        path.write_bytes(content)
+    return name

@@ -258,12 +258,17 @@ def run(arguments: Sequence[str] | None = None) -> Path:
         args=list(sys.argv[1:] if arguments is None else arguments),
     )
     try:
+        cli.datamodule.prepare_data()  # makes a missing store, outside the trainer, which takes Ctrl-C for a wish to save
+    except BaseException:
+        shutil.rmtree(cli.run_folder)  # a run that never began leaves nothing behind
+        raise
+    try:
         with closing_wandb():
             report = fit_and_test(cli)
             pictures = report.write(cli.run_folder)
             log_report(report, cli.run_folder, pictures, cli.trainer.loggers)
     except InputError:
-        shutil.rmtree(cli.run_folder)  # a run that never began leaves nothing behind
+        shutil.rmtree(cli.run_folder)
         raise
     print(summary_table(report.record["splits"]["test"]["capability"]))
     print(f"\nReport: {cli.run_folder / 'report.md'}   Probe: {cli.run_folder / 'probe'}")

@@ -15,6 +15,9 @@ from extract.errors import InputError
 from extract.recipe import StoreRecipe
 from extract.store import Store
 
+#: Fewer questions say too little to choose a layer by.
+LEAST_VALIDATION = 10
+
 
 class Batch(NamedTuple):
     """Some questions: `features` [question, feature, d_model] float32, `right` and `known` [question] float32, `row` [question] int64."""
@@ -106,8 +109,8 @@ class FeatureDataModule(L.LightningDataModule):
         """Read the chosen features and split the questions.
 
         Raises:
-            InputError: Missing features or grades, a damaged file, a feature that is infinite or NaN in part, or a
-                split whose answers are all right or all wrong.
+            InputError: Missing features or grades, a damaged file, a feature that is infinite or NaN in part, a
+                validation split of fewer than 10 questions, or a split whose answers are all right or all wrong.
         """
         if self._batches:
             return
@@ -185,7 +188,12 @@ class FeatureDataModule(L.LightningDataModule):
                 [table.ids[row] for row in rows], [table.groups[row] for row in rows], self.fractions, self.split_seed
             )
         )
-        return {split: torch.tensor(rows)[parts == part] for part, split in enumerate(SPLITS)}
+        split_rows = {split: torch.tensor(rows)[parts == part] for part, split in enumerate(SPLITS)}
+        if len(split_rows["val"]) < LEAST_VALIDATION:
+            raise InputError(
+                f"Expected a validation split of at least {LEAST_VALIDATION} questions, which choose the layer and fit the calibrator, but got {len(split_rows['val'])} of {len(rows)} with known grades. Use a store of more questions, or a larger `val_fraction` than {self.fractions[1]:g}."
+            )
+        return split_rows
 
     def batch(self, split: str) -> Batch:
         """All questions of a split."""

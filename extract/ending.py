@@ -30,10 +30,12 @@ def exit_status(command: Callable[[], object]) -> int:
             command()
     except InputError as error:
         return _say(str(error), 2)
-    except Terminated:
-        return _say(f"terminated. {_GO_ON}", 128 + signal.SIGTERM)
-    except KeyboardInterrupt:
-        return _say(f"interrupted. {_GO_ON}", 128 + signal.SIGINT)
+    except KeyboardInterrupt as stop:
+        return _stopped(stop)
+    except SystemExit as end:
+        if not isinstance(end.__context__, KeyboardInterrupt):
+            raise
+        return _stopped(end.__context__)  # Lightning makes this of it
     except OSError as error:  # a full disk, a folder that may not be written, …
         if error.strerror is None:
             raise
@@ -44,6 +46,11 @@ def exit_status(command: Callable[[], object]) -> int:
             raise
         return _say(str(error.__cause__), 2)
     return 0
+
+
+def _stopped(stop: KeyboardInterrupt) -> int:
+    word, number = ("terminated", signal.SIGTERM) if isinstance(stop, Terminated) else ("interrupted", signal.SIGINT)
+    return _say(f"{word}. {_GO_ON}", 128 + number)
 
 
 def _say(line: str, status: int) -> int:

@@ -49,7 +49,7 @@ def probe(whole_probe: Path, tmp_path: Path) -> Path:
 
 def train(store: Path) -> None:
     """Read what training reads."""
-    FeatureDataModule(str(store)).setup()
+    FeatureDataModule(str(store), val_fraction=0.6).setup()
 
 
 def refusal(read: Callable[[Any], Any], folder: Path, named: str, case: str) -> str:
@@ -165,7 +165,7 @@ def test_a_row_that_is_nan_as_a_whole_is_missing_and_one_that_is_so_in_part_is_n
     tensors = {key: opened.read_signal("hidden", key)[8:16].clone() for key in opened.signal_keys("hidden")}
     tensors["1/last_prompt"][2] = torch.nan
     opened.write_signal("hidden", 1, tensors)
-    data = FeatureDataModule(str(store))
+    data = FeatureDataModule(str(store), val_fraction=0.6)
     data.setup()
     assert data.n_unusable == 1
     tensors["1/last_prompt"][4, 3] = torch.inf
@@ -175,7 +175,12 @@ def test_a_row_that_is_nan_as_a_whole_is_missing_and_one_that_is_so_in_part_is_n
 
 
 def test_a_store_without_grades_or_with_those_of_two_graders_or_without_the_position_is_refused(store: Path) -> None:
-    refusal(lambda path: FeatureDataModule(str(path), positions=["mean"]).setup(), store, "`positions`", "position")
+    refusal(
+        lambda path: FeatureDataModule(str(path), positions=["mean"], val_fraction=0.6).setup(),
+        store,
+        "`positions`",
+        "position",
+    )
     shutil.copytree(store / "grades/coin", store / "grades/judge")
     refusal(train, store, "`grader` to be one of coin, judge", "two graders")
     shutil.rmtree(store / "grades")

@@ -147,3 +147,11 @@ def test_a_question_with_a_missing_feature_is_left_out_and_counted(tmp_path: Pat
     data.setup()
     assert data.n_unusable == 1
     assert 5 not in torch.cat(list(data.split_rows.values())).tolist()
+
+
+def test_a_validation_split_of_fewer_than_ten_questions_is_refused(small_store: Path) -> None:
+    data = FeatureDataModule(store=str(small_store), val_fraction=0.05)
+    with pytest.raises(
+        InputError, match=r"at least 10 questions.* but got 6 of 120 .* a larger `val_fraction` than 0.05"
+    ):
+        data.setup()

@@ -156,7 +156,7 @@ def workplace(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> It
     folder = tmp_path_factory.mktemp("readme")
     (block,) = [block for block in blocks(README, "bash") if "-m extract" in block]
     (line,) = blocks(README, "json")
-    questions = [json.loads(line) | {"id": f"q{i}", "text": f"Say {i}", "references": list("aeiou")} for i in range(40)]
+    questions = [json.loads(line) | {"id": f"q{i}", "text": f"Say {i}", "references": list("aeiou")} for i in range(60)]
     load_model = extract.models.load_model
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)

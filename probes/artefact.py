@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from extract.errors import InputError
+from extract.hashing import sha256_file
 from probes.head import LinearHead
 from probes.loading import FORMAT_VERSION, find_probe, read_config, read_head
 
@@ -82,9 +83,9 @@ class ConfidenceProbe:
         folder.mkdir(parents=True, exist_ok=True)
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.head.state_dict().items()}
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        stated = {"format_version": FORMAT_VERSION, "weights": sha256_file(folder / "model.safetensors")}
         (folder / "config.json").write_text(
-            json.dumps({"format_version": FORMAT_VERSION, **self.config}, indent=1, sort_keys=True) + "\n",
-            encoding="utf-8",
+            json.dumps({**self.config, **stated}, indent=1, sort_keys=True) + "\n", encoding="utf-8"
         )
         (folder / "README.md").write_text(card, encoding="utf-8")
         return folder

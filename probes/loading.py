@@ -15,6 +15,7 @@ from extract.checks import (
     MODEL,
     OBJECT,
     PROMPT,
+    SHA256,
     TEXT,
     Schema,
     check_prompt,
@@ -25,6 +26,7 @@ from extract.checks import (
 )
 from extract.errors import InputError
 from extract.files import is_inside, one_line, read_json, shown
+from extract.hashing import sha256_file
 from probes.head import HEADS, LinearHead
 
 FORMAT_VERSION = 1
@@ -38,6 +40,7 @@ _CONFIG: Schema = {
     "d_model": whole(1, 2**20, "a positive width below a million"),
     "layer": whole(0, 2**16, "a layer's number"),
     "target": one_of(["capability"]),
+    "weights": SHA256,  # of model.safetensors
     "model": MODEL,
     "prompt": PROMPT,
 }
@@ -146,7 +149,7 @@ def read_head(path: Path, config: dict[str, Any]) -> LinearHead:
     """
     head = HEADS[config["head"]](config["d_model"])
     try:
-        head.load_state_dict(_read_tensors(path, head.state_dict()))
+        head.load_state_dict(_read_tensors(path, head.state_dict(), config["weights"]))
         problem = head.problem()
         if problem is None and "calibrator" in config:
             problem = _calibrator_problem(head, config["calibrator"])
@@ -159,16 +162,18 @@ def read_head(path: Path, config: dict[str, Any]) -> LinearHead:
     return head
 
 
-def _read_tensors(path: Path, declared: dict[str, Tensor]) -> dict[str, Tensor]:
+def _read_tensors(path: Path, declared: dict[str, Tensor], sha256: str) -> dict[str, Tensor]:
     """Read exactly the declared tensors, after the size of the file has bounded what they can take.
 
     Raises:
-        ValueError: A tensor is missing, not declared, or of another dtype or shape.
+        ValueError: The file has another checksum than config.json states, or a tensor is missing, not declared, or of another dtype or shape.
         SafetensorError: The file is damaged.
     """
     size, largest = path.stat().st_size, sum(tensor.nbytes for tensor in declared.values()) + _LARGEST_HEADER
     if size > largest:
         raise ValueError(f"it has {size} bytes where at most {largest} belong")
+    if sha256_file(path) != sha256:
+        raise ValueError("its checksum is not the one in config.json")
     with safe_open(path, framework="pt") as file:
         found = set(file.keys())
         for name in sorted(declared.keys() | found):

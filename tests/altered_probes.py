@@ -13,6 +13,7 @@ import torch
 from altering import Alteration, bad_json, bomb, lie, set_field
 from safetensors.torch import load_file, save_file
 
+from extract.hashing import sha256_file
 from probes.artefact import ConfidenceProbe
 from probes.head import LinearHead
 
@@ -57,10 +58,20 @@ def some_file(rng: random.Random) -> str:
     return rng.choice(["config.json", "model.safetensors"])
 
 
+def maybe_vouched(probe: Path, rng: random.Random) -> None:
+    """In half of the cases let config.json state the checksum of the tensors that are there now."""
+    if rng.random() < 0.5:
+        config = json.loads((probe / "config.json").read_text())
+        config["weights"] = sha256_file(probe / "model.safetensors")
+        (probe / "config.json").write_text(json.dumps(config))
+
+
 def with_content(make: Callable[[bytes, random.Random, Path], bytes]) -> Alteration:
     def alter(probe: Path, rng: random.Random) -> str:
         path = probe / some_file(rng)
         path.write_bytes(make(path.read_bytes(), rng, probe))
+        if path.name != "config.json":
+            maybe_vouched(probe, rng)
         return path.name
 
     return alter
@@ -99,6 +110,7 @@ def huge_file(probe: Path, rng: random.Random) -> str:
 
 def header_lies(probe: Path, rng: random.Random) -> str:
     lie(probe / "model.safetensors", rng)
+    maybe_vouched(probe, rng)
     return "model.safetensors"
 
 
@@ -135,9 +147,19 @@ def edit_tensors(change: Callable[[dict[str, torch.Tensor], random.Random], obje
         tensors = load_file(path)
         change(tensors, rng)
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+        maybe_vouched(probe, rng)
         return "model.safetensors"
 
     return alter
+
+
+def flip_bit(probe: Path, rng: random.Random) -> str:
+    """One bit of the file, wherever, and nothing that vouches for it."""
+    path = probe / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+    path.write_bytes(content)
+    return path.name
 
 
 def put(*values: float, names: tuple[str, ...] = ("mean", "weight", "bias", "slope", "intercept")) -> Alteration:
@@ -170,6 +192,8 @@ def add(tensors: dict[str, torch.Tensor], rng: random.Random) -> None:
 ALTERATIONS: dict[str, Alteration] = {
     "truncated": with_content(lambda content, rng, _: content[: rng.randrange(len(content) - 2)]),
     "lengthened": with_content(lambda content, rng, _: content + rng.randbytes(rng.randrange(1, 99)) + b"\0"),
+    "flipped bit": flip_bit,
+    "bad checksum": field("weights", "", "0" * 63, None, 0, ["a" * 64]),
     "garbage": with_content(lambda content, rng, _: rng.randbytes(rng.randrange(2000))),
     "a pickle": with_content(lambda content, rng, probe: bomb(probe)),
     "only a pickle": only_a_pickle,

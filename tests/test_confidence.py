@@ -186,6 +186,7 @@ def damage(folder: Path, how: str) -> None:
     elif how == "huge":
         config["d_model"] = 10**12
     save_file(tensors, folder / "model.safetensors")
+    config["weights"] = sha256_file(folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config))
 
 

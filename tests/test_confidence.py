@@ -15,6 +15,7 @@ from conftest import tiny_model
 from safetensors.torch import load_file, save_file
 
 from extract import InputError, load_model
+from extract.hashing import sha256_file
 from extract.models import model_identity
 from extract.prompts import PromptTemplate
 from extract.signals.hidden import read_hidden

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import wandb
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import WandbLogger
 
@@ -28,6 +29,7 @@ from datamodules import FeatureDataModule
 from extract.cli import OneLineErrors
 from extract.ending import exit_status
 from extract.errors import InputError
+from extract.files import one_line
 from probes.card import summary_table
 from probes.linear import Linear
 from probes.module import ProbeModule
@@ -246,17 +248,24 @@ def run(arguments: Sequence[str] | None = None) -> Path:
     """
     quiet()
     wandb_offline_without_key()
-    cli = TrainCLI(
-        ProbeModule,
-        FeatureDataModule,
-        subclass_mode_model=True,
-        run=False,
-        seed_everything_default=0,
-        save_config_callback=KeepConfig,
-        save_config_kwargs={"save_to_log_dir": False},
-        parser_kwargs={"default_config_files": [str(HERE / "configs" / "default.yaml")]},
-        args=list(sys.argv[1:] if arguments is None else arguments),
-    )
+    try:
+        cli = TrainCLI(
+            ProbeModule,
+            FeatureDataModule,
+            subclass_mode_model=True,
+            run=False,
+            seed_everything_default=0,
+            save_config_callback=KeepConfig,
+            save_config_kwargs={"save_to_log_dir": False},
+            parser_kwargs={"default_config_files": [str(HERE / "configs" / "default.yaml")]},
+            args=list(sys.argv[1:] if arguments is None else arguments),
+        )
+    except InputError:
+        raise
+    except (ValueError, MisconfigurationException) as error:
+        if isinstance(error.__cause__, InputError):
+            raise error.__cause__ from None
+        raise InputError(f"Expected options that Lightning takes, but it says: {one_line(error)}") from None
     try:
         cli.datamodule.prepare_data()  # makes a missing store, outside the trainer, which takes Ctrl-C for a wish to save
     except BaseException:

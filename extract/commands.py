@@ -9,6 +9,7 @@ from typing import Any
 from extract.errors import InputError
 from extract.fill import fill_grades, fill_samples, fill_signals
 from extract.grading import load_grader
+from extract.identity import check_place
 from extract.policy import Identity, Policy
 from extract.questions import questions_hash
 from extract.recipe import StoreRecipe
@@ -36,6 +37,7 @@ def sample(store: str, recipe: StoreRecipe, worker: Worker | None = None) -> Sto
     from extract.sampling.local import LocalSampler
 
     worker, questions = worker or Worker.from_environment(), Questions.of(recipe.load_questions())
+    check_place(Path(store))
     if (Path(store) / "identity.json").is_file():
         recipe.check_store(Store.open(store), questions)  # before the model is loaded
     model, tokenizer = load_model(recipe.model, recipe.revision, recipe.dtype, recipe.device, recipe.device_map)

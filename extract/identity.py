@@ -17,6 +17,20 @@ _FORMAT = "confidence-probes store"
 _LARGEST = 2**20  # bytes
 
 
+def check_place(folder: Path) -> None:
+    """Refuse a place where a store can't be made or gone on with.
+
+    Raises:
+        InputError: It is a file, or a folder with anything in it and no identity.
+    """
+    if (folder / "identity.json").is_file() or not folder.exists():
+        return
+    if not folder.is_dir() or any(not child.name.startswith(".") for child in folder.iterdir()):
+        raise InputError(
+            f"Expected `store` to be a new folder or a store, but {str(folder)!r} is something else and not empty. Give another --store."
+        )
+
+
 def write_identity(folder: Path, of: dict[str, Any]) -> None:
     """Write the identity of a new store, given as plain JSON types."""
     record = {"format": _FORMAT, "identity": sha256_json(of), "of": of}

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -179,3 +181,29 @@ def end_tokens(model: Any, tokenizer: Any) -> list[int]:
     configured = model.generation_config.eos_token_id
     ids = configured if isinstance(configured, list) else [configured]
     return sorted({token for token in (*ids, tokenizer.eos_token_id) if token is not None})
+
+
+def check_prompts(model: Any, prompts: Sequence[Sequence[int]], n_further: int = 0) -> None:
+    """Refuse prompts that a model can't read.
+
+    Args:
+        model: Causal language model.
+        prompts: Prompt token ids of each question.
+        n_further: Most tokens that follow a prompt.
+
+    Raises:
+        InputError: No tokens, one that the model does not have, or more than its positions.
+    """
+    n_vocab = model.get_input_embeddings().num_embeddings
+    longest = getattr(model.config.get_text_config(), "max_position_embeddings", None) or math.inf
+    for i, prompt in enumerate(prompts):
+        if not prompt:
+            raise InputError(f"Expected prompts of at least one token, but prompt {i} has none. Give a question.")
+        if not 0 <= min(prompt) <= max(prompt) < n_vocab:
+            raise InputError(
+                f"Expected token ids from 0 to {n_vocab - 1}, but prompt {i} has {max(prompt, key=lambda id_: abs(id_ - n_vocab / 2))}. Encode it with the model's own tokenizer."
+            )
+        if len(prompt) + n_further > longest:
+            raise InputError(
+                f"Expected prompts and answers of at most {longest} tokens, which {model.name_or_path!r} has positions for, but prompt {i} has {len(prompt)} and its answer may have {n_further}. Shorten the prompt or the answers."
+            )

@@ -75,6 +75,17 @@ def finished_parts(folder: Path, n_blocks: int) -> list[Part]:
     return parts
 
 
+def gaps(parts: list[Part], n_blocks: int, k: int) -> list[Part]:
+    """Parts that are missing beside `parts`, which do not overlap, for k samples of every block's questions."""
+    missing, before = [], Part(0, 0, 0)
+    for part in sorted([*parts, *(Part(block, k, k) for block in range(n_blocks))]):
+        start = before.stop if before.block == part.block else 0
+        if start < min(part.start, k):
+            missing.append(Part(part.block, start, min(part.start, k)))
+        before = part
+    return missing
+
+
 def check_name(name: str, what: str) -> str:
     """A grader's or signal's name, which is a folder's too, as it came.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -41,7 +42,12 @@ class Decoding:
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", tuple(self.stop))
         checks = (
-            ("temperature", self.temperature, self.temperature >= 0, "at least 0"),
+            (
+                "temperature",
+                self.temperature,
+                self.temperature == 0 or 1e-6 <= self.temperature < math.inf,
+                "0, or a finite number of at least 1e-6",
+            ),
             ("top_p", self.top_p, 0 < self.top_p <= 1, "above 0 and at most 1"),
             ("top_k", self.top_k, self.top_k >= 0, "at least 0 (0 keeps all tokens)"),
             ("max_new_tokens", self.max_new_tokens, self.max_new_tokens >= 1, "at least 1"),

@@ -17,8 +17,8 @@ from torch import Tensor
 from extract.errors import InputError
 from extract.files import is_finished, shown
 from extract.hashing import sha256_json
-from extract.identity import read_identity, write_identity
-from extract.parts import Part, block_stem, check_name, finished_parts, folder_names
+from extract.identity import check_place, read_identity, write_identity
+from extract.parts import Part, block_stem, check_name, finished_parts, folder_names, gaps
 from extract.policy import Identity, differences
 from extract.questions.question import Question
 from extract.rows import check_grades, check_prompts, check_samples
@@ -56,27 +56,18 @@ class Store:
             InputError: There is a store of another identity, or a folder that is no store and not empty.
         """
         path = Path(path)
+        check_place(path)
         if (path / "identity.json").is_file():
             store = cls.open(path)
             store.check_identity(identity.as_dict())
-            store._write_questions(questions)
-            return store
-        if path.exists() and (not path.is_dir() or any(not child.name.startswith(".") for child in path.iterdir())):
-            raise InputError(
-                f"Expected `store` to be a new folder or a store, but {str(path)!r} is something else and not empty. Give another --store."
-            )
-        path.mkdir(parents=True, exist_ok=True)
-        store = cls(path, identity.as_dict())
-        write_identity(path, store.identity)
-        store._write_questions(questions)
+        else:
+            path.mkdir(parents=True, exist_ok=True)
+            store = cls(path, identity.as_dict())
+            write_identity(path, store.identity)
+        if not is_finished(path / "questions.parquet"):  # an earlier run may have stopped between the identity and them
+            store._questions = questions if isinstance(questions, Questions) else Questions.of(questions)
+            store._questions.write(path / "questions.parquet")
         return store
-
-    def _write_questions(self, questions: Iterable[Question]) -> None:
-        """Write the questions, unless an earlier run has: it may have stopped between the identity and them."""
-        path = self.path / "questions.parquet"
-        if not is_finished(path):
-            self._questions = questions if isinstance(questions, Questions) else Questions.of(questions)
-            self._questions.write(path)
 
     @classmethod
     def open(cls, path: str | Path) -> Store:
@@ -138,14 +129,7 @@ class Store:
 
     def missing_parts(self, k: int) -> list[Part]:
         """Parts that are missing for k samples of every question."""
-        ends = [Part(block, k, k) for block in range(self.n_blocks)]
-        missing, have = [], Part(0, 0, 0)
-        for part in sorted([*self.parts(), *ends]):
-            start = have.stop if have.block == part.block else 0
-            if start < min(part.start, k):
-                missing.append(Part(part.block, start, min(part.start, k)))
-            have = part
-        return missing
+        return gaps(self.parts(), self.n_blocks, k)
 
     def write_samples(self, part: Part, rows: list[dict[str, Any]], max_rows: int | None = None) -> None:
         """Keep the samples of a part, one row each, and how many were drawn at a time, which their last bits depend on."""

@@ -8,6 +8,7 @@ import pytest
 import torch
 from conftest import byte_tokenizer, tiny_model
 
+from extract.errors import InputError
 from extract.policy import Decoding
 from extract.sampling.attention import attend_to, merge
 from extract.sampling.cache import AnswerCache
@@ -177,7 +178,10 @@ def test_progress_counts_every_answer_and_token(model: Any, tokenizer: Any) -> N
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"temperature": -1}, "`policy.temperature` to be at least 0"),
+        ({"temperature": -1}, "`policy.temperature` to be 0, or a finite number of at least 1e-6"),
+        ({"temperature": 1e-38}, "`policy.temperature`"),
+        ({"temperature": float("inf")}, "`policy.temperature`"),
+        ({"temperature": float("nan")}, "`policy.temperature`"),
         ({"top_p": 0}, "`policy.top_p` to be above 0"),
         ({"top_k": -1}, "`policy.top_k`"),
         ({"max_new_tokens": 0}, "`policy.max_new_tokens` to be at least 1"),
@@ -187,3 +191,69 @@ def test_progress_counts_every_answer_and_token(model: Any, tokenizer: Any) -> N
 def test_impossible_policies_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Decoding(**changes)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ([5, 300, 7], "token ids from 0 to 257, but prompt 1 has 300"),
+        ([5, -1, 7], "token ids from 0 to 257, but prompt 1 has -1"),
+        ([5] * 500, "at most 512 tokens, which 'tiny-llama' has positions for, but prompt 1 has 500"),
+    ],
+)
+def test_prompts_that_the_model_cannot_read_are_refused(
+    prompt: list[int], message: str, model: Any, tokenizer: Any
+) -> None:
+    sampler = LocalSampler(model, tokenizer, Decoding(max_new_tokens=20))
+    with pytest.raises(InputError, match=message):
+        sampler.sample(["a", "b"], [[1, 2], prompt], range(2))
+
+
+@pytest.mark.parametrize(
+    ("family", "sizes"),
+    [
+        ("GPTNeo", {"num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]], "window_size": 8}),
+        ("Mpt", {"d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 512}),
+        ("DeepseekV3", {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 8,
+                        "num_key_value_heads": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
+                        "first_k_dense_replace": 1, "moe_intermediate_size": 16}),
+    ],
+)  # fmt: skip
+def test_families_with_attention_of_their_own_are_answered_as_by_generate(
+    family: str, sizes: dict[str, Any], tokenizer: Any
+) -> None:
+    import transformers
+
+    torch.manual_seed(0)
+    plain = {
+        "vocab_size": 258,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
+    config = getattr(transformers, f"{family}Config")(**plain, **sizes, eos_token_id=0, pad_token_id=1, bos_token_id=0)
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.25)
+    prompts = encoded(tokenizer, EXAMPLES)
+    answers = LocalSampler(model, tokenizer, Decoding(temperature=0, max_new_tokens=12)).sample(
+        [str(i) for i in range(len(prompts))], prompts, range(2)
+    )
+    for answer in answers:
+        ids = prompts[int(answer.question_id)]
+        out = model.generate(
+            torch.tensor([ids]), attention_mask=torch.ones(1, len(ids)), max_new_tokens=12, do_sample=False
+        )
+        assert answer.token_ids == out[0, len(ids) :].tolist()
+
+
+@pytest.mark.parametrize("family", ["FalconH1", "Mamba"])
+def test_a_family_with_other_states_than_keys_and_values_is_refused(family: str, tokenizer: Any) -> None:
+    import transformers
+
+    config = getattr(transformers, f"{family}Config")(vocab_size=258, hidden_size=32, num_hidden_layers=2)
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    with pytest.raises(InputError, match=f"plain key-value cache, but {family}ForCausalLM"):
+        LocalSampler(model, tokenizer, Decoding()).sample(["a"], [[1, 2]], range(2))

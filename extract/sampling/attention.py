@@ -91,7 +91,7 @@ def attend(
     cache = _active.get()
     if cache is None or not cache.shares_prompts:
         if cache is not None:
-            cache.note_call(kwargs)
+            cache.note_call(module.layer_idx, key, value, kwargs)
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
     output = _attend_to_parts(cache, module.layer_idx, query, key, value, scaling or query.shape[-1] ** -0.5)
     return output.to(query.dtype)[:, None], None

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from extract.errors import InputError
 
@@ -26,6 +25,7 @@ class AnswerLayer(DynamicLayer):
     Attributes:
         prefix: Keys and values [1, head, token, d_head] of what all prompts begin with, or None.
         prompts: Keys and values [question, head, token, d_head] of the rest, once answers share them; None before.
+        handed_out: Keys and values that `update` returned last.
         keys: [row, head, token, d_head] of the answers, after their prompts where these are not shared.
         values: As `keys`.
     """
@@ -37,13 +37,15 @@ class AnswerLayer(DynamicLayer):
         super().__init__()
         self.prefix = prefix
         self.prompts: tuple[Tensor, Tensor] | None = None
+        self.handed_out: tuple[Tensor, Tensor] | None = None
         self._buffers: tuple[Tensor, Tensor] | None = None
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Append keys and values [row, head, new token, d_head]; returns what the new tokens attend to."""
         if self._buffers is None:  # a prompt
             super().update(key_states, value_states)
-            return self._after_prefix()
+            self.handed_out = self._after_prefix()
+            return self.handed_out
         length = self.keys.shape[2]
         if length + key_states.shape[2] > self._buffers[0].shape[2]:
             self._make_room(self.keys, self.values, 2 * (length + key_states.shape[2]))
@@ -61,6 +63,7 @@ class AnswerLayer(DynamicLayer):
 
     def start_answers(self, n_samples: int, shared: bool) -> None:
         """From here on every row is one of `n_samples` answers of its question."""
+        self.handed_out = None
         if shared:
             self.prompts = (self.keys, self.values)
             n_rows = len(self.keys) * n_samples
@@ -105,7 +108,7 @@ class AnswerCache(DynamicCache):
     Args:
         model: The causal language model.
         mask: [question, token] int64, 0 at the padding of prompts, prefix included.
-        prefix: What `read_prefix` returned, or None.
+        prefix: A cache of one row with what all prompts begin with, or None.
 
     Attributes:
         shares_prompts: Whether answers attend to one copy of their prompt.
@@ -114,25 +117,24 @@ class AnswerCache(DynamicCache):
         prompt_bias: [question, 1, 1, token] float32, −inf at the padding of prompts; None where there is none.
 
     Raises:
-        InputError: A model with recurrent states, which can't be repeated for several answers.
+        InputError: A model with other states than keys and values.
     """
 
     layers: list[Any]
 
-    def __init__(self, model: Any, mask: Tensor, prefix: DynamicCache | None) -> None:
+    def __init__(self, model: Any, mask: Tensor, prefix: AnswerCache | None = None) -> None:
         super().__init__(config=model.config)
-        if not all(hasattr(layer, "batch_repeat_interleave") for layer in self.layers):
+        if not {type(layer) for layer in self.layers} <= {DynamicLayer, DynamicSlidingWindowLayer}:
             raise InputError(
-                f"Expected a model with a key-value cache, but {type(model).__name__} keeps recurrent states, which can't be shared yet. Use another model."
+                f"Expected a model with a plain key-value cache, but {type(model).__name__} keeps other states, which can't be shared yet. Use another model."
             )
-        kinds = {type(layer) for layer in self.layers}
         self.layers = [
             self._layer(layer, None if prefix is None else prefix.layers[i], len(mask))
             for i, layer in enumerate(self.layers)
         ]
         self.shares_prompts = False
-        self._only_full = kinds == {DynamicLayer}
-        self._n_calls, self._special = 0, False
+        self._called: set[int] = set()
+        self._plain: set[int] = set()
         self._mask = mask
         self._n_prefix = 0 if prefix is None else prefix.get_seq_length()
         self._questions = torch.arange(len(mask), device=mask.device)
@@ -146,17 +148,32 @@ class AnswerCache(DynamicCache):
             layer.batch_repeat_interleave(n_questions)
         return layer
 
-    def note_call(self, kwargs: dict[str, Any]) -> None:
-        """Count a call of attention while prompts are read, and what it asked for beyond the plain form."""
-        self._n_calls += 1
-        self._special |= any(kwargs.get(name) is not None for name in _SPECIAL)
+    def note_call(self, layer: int, key: Tensor, value: Tensor, kwargs: dict[str, Any]) -> None:
+        """Note a call of attention while tokens are read: whether it is the plain form over what its layer handed out.
+
+        Some families attend to something made of the cache's content, to another layer's, or with a bias of their own.
+        """
+        handed = getattr(self.layers[layer], "handed_out", None) if layer < len(self.layers) else None
+        if kwargs.get("position_bias") is None:
+            self._called.add(layer)
+        same = handed is not None and key is handed[0] and value is handed[1]
+        if same and all(kwargs.get(name) is None for name in _SPECIAL):
+            self._plain.add(layer)
+
+    @property
+    def may_be_prefix(self) -> bool:
+        """Whether padding may stand behind what was read: every layer tells tokens apart by mask and position ids alone.
+
+        Families outside transformers' attention registry may count places in the cache instead.
+        """
+        return self._called == set(range(len(self.layers)))
 
     def start_answers(self, n_samples: int) -> None:
         """From here on there are `n_samples` rows for each question.
 
         Prompts are shared where every layer was seen to attend in the plain form.
         """
-        shared = self._only_full and self._n_calls == len(self.layers) and not self._special
+        shared = self._plain == set(range(len(self.layers)))
         for layer in self.layers:
             if isinstance(layer, AnswerLayer):
                 layer.start_answers(n_samples, shared)
@@ -198,15 +215,6 @@ class AnswerCache(DynamicCache):
         self.places = self._questions * n_slots + rows - starts[self._questions]
         hidden = self._mask[:, None, None, self._n_prefix :] == 0
         self.prompt_bias = torch.zeros(hidden.shape, device=hidden.device).masked_fill_(hidden, -torch.inf)
-
-
-@torch.inference_mode()
-def read_prefix(model: Any, ids: Sequence[int]) -> DynamicCache:
-    """A cache of one row with the keys and values of tokens that several prompts begin with."""
-    cache = DynamicCache(config=model.config)
-    tokens = torch.tensor([list(ids)], device=model.device)
-    model(input_ids=tokens, past_key_values=cache, use_cache=True, logits_to_keep=1)
-    return cache
 
 
 def smallest_window(model: Any) -> float:

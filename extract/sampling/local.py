@@ -9,13 +9,12 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import DynamicCache
 
 from extract.errors import InputError
-from extract.models import end_tokens
+from extract.models import check_prompts, end_tokens
 from extract.policy import Decoding
 from extract.sampling.attention import shared_attention
-from extract.sampling.cache import AnswerCache, read_prefix, smallest_window
+from extract.sampling.cache import AnswerCache, smallest_window
 from extract.sampling.draws import draw, keyed_uniforms, question_key
 
 #: Finished rows are taken out of the batch once they are this share of it; each time costs a copy of the cache.
@@ -88,7 +87,7 @@ class LocalSampler:
     def __init__(self, model: Any, tokenizer: Any, decoding: Decoding, max_rows: int = 320) -> None:
         self.model, self.tokenizer, self.decoding, self.max_rows = model, tokenizer, decoding, max_rows
         self._end = torch.tensor(end_tokens(model, tokenizer), device=model.device)
-        self._prefix: tuple[tuple[int, ...], DynamicCache | None] = ((), None)
+        self._prefix: tuple[tuple[int, ...], AnswerCache | None] = ((), None)
 
     @torch.inference_mode()
     def sample(
@@ -110,8 +109,9 @@ class LocalSampler:
             Answers ordered by question, then j.
 
         Raises:
-            InputError: The model gave NaN.
+            InputError: A prompt that the model can't read, or logits that are NaN.
         """
+        check_prompts(self.model, prompts, self.decoding.max_new_tokens)
         prefix = common_prefix(prompts)
         drawn: dict[tuple[str, int], Sample] = {}
         for batch, part in batches([len(prompt) for prompt in prompts], samples, self.max_rows):
@@ -147,12 +147,23 @@ class LocalSampler:
         n_further = max(map(len, prompts)) - len(prefix) + self.decoding.max_new_tokens
         if len(prefix) + n_further > smallest_window(self.model):
             prefix = ()  # a window would count the padding between prefix and prompt
-        if prefix and self._prefix[0] != tuple(prefix):
-            self._prefix = tuple(prefix), read_prefix(self.model, prefix)
+        read = self._read_prefix(prefix) if prefix else None
+        if read is None:
+            prefix = ()
         ids, mask = left_padded([prompt[len(prefix) :] for prompt in prompts], pad=0, device=self.model.device)
         mask = torch.nn.functional.pad(mask, (len(prefix), 0), value=1)
         positions = (mask.cumsum(-1) - 1).clamp_min(0)[:, len(prefix) :]
-        return AnswerCache(self.model, mask, self._prefix[1] if prefix else None), ids, positions
+        return AnswerCache(self.model, mask, read), ids, positions
+
+    def _read_prefix(self, prefix: Sequence[int]) -> AnswerCache | None:
+        """A cache of one row with the prefix, the last one if it is the same; None for a model that takes none."""
+        if self._prefix[0] != tuple(prefix):
+            ids = torch.tensor([prefix], device=self.model.device)
+            cache, positions = AnswerCache(self.model, torch.ones_like(ids)), torch.arange(len(prefix))[None]
+            with shared_attention(self.model, cache):
+                self._forward(ids, cache.seen(0), positions.to(ids.device), cache)
+            self._prefix = tuple(prefix), cache if cache.may_be_prefix else None
+        return self._prefix[1]
 
     def _draw(
         self,

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from extract.models import check_prompts
 from extract.signals.capture import HiddenCapture, decoder_of, n_layers
 from extract.signals.positions import question_position
 
@@ -36,7 +37,11 @@ def read_hidden(
 
     Returns:
         [question, layer, d_model] on the CPU, in the model's dtype, rows in the order of `prompts`.
+
+    Raises:
+        InputError: A prompt that the model can't read.
     """
+    check_prompts(model, prompts)
     wanted = range(n_layers(model) + 1) if layers is None else layers
     by_length = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     order: list[int] = []

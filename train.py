@@ -15,7 +15,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from extract.cli import OneLineErrors
 from extract.ending import exit_status
 from extract.errors import InputError
 from extract.files import one_line
+from extract.parts import check_name
 from probes.card import summary_table
 from probes.linear import Linear
 from probes.module import ProbeModule
@@ -105,8 +106,10 @@ def new_run_folder(runs: Path, name: str | None, method: str) -> Path:
     """Make ``runs/name``; without a name, one of the method and the time that no other run has.
 
     Raises:
-        InputError: The named folder is there already, or can't be made.
+        InputError: The name is no plain one, or its folder is there already or can't be made.
     """
+    if name is not None:
+        check_name(name, "name")
     stem = name or os.environ.get("WANDB_RUN_ID") or f"{method}-{datetime.now():%Y%m%d-%H%M%S}"
     for number in range(1, 1000):
         folder = runs / (stem if number == 1 else f"{stem}-{number}")
@@ -114,17 +117,24 @@ def new_run_folder(runs: Path, name: str | None, method: str) -> Path:
             folder.mkdir(parents=True)
             return folder
         except FileExistsError:
-            if name is not None and not (folder / "report.json").exists():
-                return folder  # of a run that failed before its end
             if name is not None:
                 raise InputError(
-                    f"Expected `name` to be that of a new run, but {str(folder)!r} exists. Give another --name, or none."
+                    f"Expected `name` to be that of a new run, but {str(folder)!r} exists. Give another --name, or none, or delete the folder."
                 ) from None
         except OSError as error:
             raise InputError(
                 f"Expected `runs` to be a folder that can be written, but {str(folder)!r} can't be made: {error.strerror}. Give another --runs."
             ) from error
     raise InputError(f"Expected a free name for the run in {str(runs)!r}, but found none. Give a --name.")
+
+
+def discard(folder: Path) -> None:
+    """Take away what a run that never began has put into its folder, and the folder if nothing else is in it."""
+    for name in ("logs", "wandb"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+    (folder / "config.yaml").unlink(missing_ok=True)
+    with suppress(OSError):  # not empty: a user's store, for example
+        folder.rmdir()
 
 
 def without_places(value: Any) -> Any:
@@ -269,7 +279,7 @@ def run(arguments: Sequence[str] | None = None) -> Path:
     try:
         cli.datamodule.prepare_data()  # makes a missing store, outside the trainer, which takes Ctrl-C for a wish to save
     except BaseException:
-        shutil.rmtree(cli.run_folder)  # a run that never began leaves nothing behind
+        discard(cli.run_folder)
         raise
     try:
         with closing_wandb():
@@ -277,7 +287,7 @@ def run(arguments: Sequence[str] | None = None) -> Path:
             pictures = report.write(cli.run_folder)
             log_report(report, cli.run_folder, pictures, cli.trainer.loggers)
     except InputError:
-        shutil.rmtree(cli.run_folder)
+        discard(cli.run_folder)
         raise
     print(summary_table(report.record["splits"]["test"]["capability"]))
     print(f"\nReport: {cli.run_folder / 'report.md'}   Probe: {cli.run_folder / 'probe'}")

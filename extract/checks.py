@@ -79,10 +79,10 @@ MODEL: Schema = {
 }
 PROMPT: Schema = {"template": TEMPLATE, "system": TEXT_OR_NULL, "chat": FLAG}
 DECODING: Schema = {
-    "temperature": number("a number of at least 0", lambda value: value >= 0),
-    "top_p": number("a number above 0 and at most 1", lambda value: 0 < value <= 1),
-    "top_k": whole(0, 2**31),
-    "max_new_tokens": whole(1, 2**31),
+    "temperature": number("0, or a finite number of at least 1e-6", lambda value: value == 0 or value >= 1e-6),
+    "top_p": number("above 0 and at most 1", lambda value: 0 < value <= 1),
+    "top_k": whole(0, 2**31, "at least 0 (0 keeps all tokens), and below 2 billion"),
+    "max_new_tokens": whole(1, 2**31, "at least 1, and below 2 billion"),
     "stop": TEXTS,
     "seed": whole(-(2**63), 2**64),
 }

@@ -171,7 +171,7 @@ def verify(store: str) -> None:
     problems = list(kept.problems())
     if problems:
         raise InputError(
-            f"Expected the files of {store!r} to be whole, but {len(problems)} are not: {'; '.join(problems)}. Delete what is named, with the .json beside it, and run the command that made it (sample, grade or read) again."
+            f"Expected the files of {store!r} to be whole, but {len(problems)} are not: {'; '.join(problems)}. Run the command that made them (sample, grade or read) again, which makes them anew, and delete what no command made."
         )
     manifest = kept.write_manifest()
     print(

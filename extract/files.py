@@ -28,7 +28,7 @@ class Damaged(InputError):
 
     def __init__(self, path: Path, problem: str) -> None:
         super().__init__(
-            f"Expected {str(path)!r} to be as it was written, but {problem}. Delete it, with the .json beside it, and run the command that made it (sample, grade or read) again."
+            f"Expected {str(path)!r} to be as it was written, but {problem}. Run the command that made it (sample, grade or read) again, which makes it anew; delete it if no command did."
         )
         self.path, self.problem = path, problem
 
@@ -173,6 +173,15 @@ def check_file(path: Path, folder: Path) -> None:
         raise Damaged(path, f"it can't be read ({one_line(error)})") from None
     if found != voucher.sha256:
         raise Damaged(path, "its content changed (checksum differs)")
+
+
+def is_whole(path: Path, folder: Path) -> bool:
+    """Whether a data file is finished and as it was written."""
+    try:
+        check_file(path, folder)
+    except Damaged:
+        return False
+    return True
 
 
 def read_file(path: Path, folder: Path, largest: int) -> bytes:

@@ -6,7 +6,7 @@ A finished file is left alone, unless it is damaged: then that is said, and it i
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -36,8 +36,10 @@ def encode_questions(tokenizer: Any, prompt: PromptTemplate, questions: Sequence
 
 def fill_samples(store: Store, k: int, sampler: LocalSampler, worker: Worker) -> None:
     """Draw what is missing for k samples of every question."""
-    _take_away_damaged(store, (store.samples_file(part) for part in store.parts() if worker.has(part.block)))
-    missing = [part for part in store.missing_parts(k) if worker.has(part.block)]
+    damaged = [
+        part for part in store.parts() if worker.has(part.block) and _is_damaged(store, store.samples_file(part))
+    ]
+    missing = damaged + [part for part in store.missing_parts(k) if worker.has(part.block)]
     total = sum((part.stop - part.start) * len(store.block(part.block)) for part in missing)
     with Progress(f"sample{worker.label}", total, "answers") as progress:
         for part in missing:
@@ -58,9 +60,9 @@ def _sample_part(store: Store, part: Part, sampler: LocalSampler, progress: Prog
 
 def fill_grades(store: Store, grader: str, rule: Grader, worker: Worker) -> None:
     """Grade what this grader has not graded."""
-    graded = (part for part in store.graded_parts(grader) if worker.has(part.block))
-    _take_away_damaged(store, (store.grades_file(grader, part) for part in graded))
-    for part in store.ungraded_parts(grader):
+    graded = [part for part in store.graded_parts(grader) if worker.has(part.block)]
+    damaged = [part for part in graded if _is_damaged(store, store.grades_file(grader, part))]
+    for part in damaged + store.ungraded_parts(grader):
         if worker.has(part.block):
             _grade_part(store, part, grader, rule)
 
@@ -90,10 +92,9 @@ def fill_signals(
         load: Gives model and tokenizer; called only if something is missing.
         worker: Whose blocks.
     """
-    blocks = list(filter(worker.has, range(store.n_blocks)))
-    files = (store.signal_file(name, block) for name in functions for block in blocks)
-    _take_away_damaged(store, filter(is_finished, files))
-    missing = [(name, block) for name in functions for block in store.unread_blocks(name) if worker.has(block)]
+    blocks = [(name, block) for name in functions for block in range(store.n_blocks) if worker.has(block)]
+    files = {block: store.signal_file(*block) for block in blocks}
+    missing = [block for block, file in files.items() if not is_finished(file) or _is_damaged(store, file)]
     if not missing:
         return
     model, tokenizer = load()
@@ -112,11 +113,11 @@ def _read_block(store: Store, name: str, block: int, signal: Callable[..., dict[
     store.write_signal(name, block, tensors, batch_tokens)
 
 
-def _take_away_damaged(store: Store, files: Iterable[Path]) -> None:
-    for path in files:
-        try:
-            check_file(path, store.path)
-        except Damaged as error:
-            print(f"{path.relative_to(store.path)}: {error.problem}; making it again", file=sys.stderr)
-            for damaged in (path.with_suffix(".json"), path):
-                damaged.unlink(missing_ok=True)
+def _is_damaged(store: Store, path: Path) -> bool:
+    """Whether a finished file is not as it was written; says what is wrong with it. It stays until another is there."""
+    try:
+        check_file(path, store.path)
+    except Damaged as error:
+        print(f"{path.relative_to(store.path)}: {error.problem}; making it again", file=sys.stderr)
+        return True
+    return False

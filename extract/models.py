@@ -78,10 +78,12 @@ def _resolve_device(device: str) -> torch.device:
         resolved = torch.device(device)
     except RuntimeError:
         raise InputError(f"Expected `device` to be auto, cpu, cuda or cuda:N, but got {device!r}.") from None
-    if resolved.type == "cuda" and not torch.cuda.is_available():
+    try:
+        torch.empty(0, device=resolved)
+    except (RuntimeError, AssertionError, NotImplementedError):  # torch says it in as many ways as it has devices
         raise InputError(
-            f"Expected `device` to be one this machine has, but got {device!r} and there is no CUDA device. Use --device auto."
-        )
+            f"Expected `device` to be one that this machine has, but got {device!r}, which torch can't use here. Use --device auto."
+        ) from None
     return resolved
 
 
@@ -123,8 +125,8 @@ def check_model(model: Any, tokenizer: Any, wanted: dict[str, Any], who: str) ->
 def weight_fingerprint(model: Any) -> str:
     """Checksum of what a model computes: its weights, and the config entries that change the computation.
 
-    Of each parameter: name, shape, dtype, the sum of all bit patterns, and a sample of values. Of the config: positions,
-    activation, scales, windows and the like.
+    Of each parameter and buffer that is saved: name, shape, dtype, the sum of all bit patterns, and a sample of values.
+    Of the config: whatever differs from its family's defaults, but for names, token ids and what only training uses.
 
     The sum is over integers, so neither device nor order changes it; the sample makes it depend on where values stand.
 
@@ -132,29 +134,34 @@ def weight_fingerprint(model: Any) -> str:
         InputError: Weights that are not in memory (offloaded to disk).
     """
     digest = hashlib.sha256(canonical_json(_computing_config(model.config)).encode())
-    for name, parameter in sorted(model.named_parameters()):
-        if parameter.is_meta:
+    for name, tensor in sorted(model.state_dict().items()):
+        if tensor.is_meta:
             raise InputError(
                 f"Expected all weights in memory, but {name!r} is offloaded to disk. Load the model with a `device_map` that keeps it in memory."
             )
-        bits, sample = _bit_sum(parameter.detach())
-        digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype} {bits}".encode())
+        bits, sample = _bit_sum(tensor.detach())
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype} {bits}".encode())
         digest.update(sample.contiguous().view(torch.uint8).cpu().numpy().tobytes())
     return digest.hexdigest()
 
 
-_COMPUTING = re.compile(
-    "rope|rotary|theta|eps|act|heads|head_dim|window|layer_types|softcap|scal|multiplier|experts|alibi"
+_NOT_COMPUTING = re.compile(
+    "_.*|.*_token_id|.*(name_or_path|version|dtype|dropout|pdrop|initializer_range)|architectures|auto_map|use_cache|output_.*|return_dict"
+    "|.*2.*label|.*label2.*|problem_type|task_specific_params|gradient_checkpointing|pretraining_tp|max_length"
 )
 
 
 def _computing_config(config: Any) -> dict[str, Any]:
-    entries = config.get_text_config().to_dict()
-    return {key: json.loads(json.dumps(value, default=str)) for key, value in entries.items() if _COMPUTING.search(key)}
+    # only what differs from the defaults: a later version of transformers adds entries of its own
+    entries = config.get_text_config().to_diff_dict()
+    computing = {key: value for key, value in entries.items() if not _NOT_COMPUTING.fullmatch(key)}
+    return dict(json.loads(json.dumps(computing, default=str)))
 
 
 def _bit_sum(parameter: Tensor, n_sampled: int = 256) -> tuple[int, Tensor]:
     flat = parameter.reshape(-1)
+    if flat.dtype == torch.bool:
+        flat = flat.to(torch.int8)
     integers = flat.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()])
     stride = max(1, flat.numel() // n_sampled)
     return int(integers.sum(dtype=torch.int64)), flat[::stride]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from extract.checks import DECODING, Field
 from extract.errors import InputError
 from extract.hashing import sha256_json
 from extract.prompts import PromptTemplate
@@ -41,22 +41,11 @@ class Decoding:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", tuple(self.stop))
-        checks = (
-            (
-                "temperature",
-                self.temperature,
-                self.temperature == 0 or 1e-6 <= self.temperature < math.inf,
-                "0, or a finite number of at least 1e-6",
-            ),
-            ("top_p", self.top_p, 0 < self.top_p <= 1, "above 0 and at most 1"),
-            ("top_k", self.top_k, self.top_k >= 0, "at least 0 (0 keeps all tokens)"),
-            ("max_new_tokens", self.max_new_tokens, self.max_new_tokens >= 1, "at least 1"),
-            ("stop", self.stop, all(self.stop), "a list of texts, none empty"),
-        )
-        for name, value, holds, expected in checks:
-            if not holds:
+        for name, field_ in DECODING.items():
+            value = list(self.stop) if name == "stop" else getattr(self, name)
+            if isinstance(field_, Field) and not field_.holds(value):
                 raise InputError(
-                    f"Expected `policy.{name}` to be {expected}, but got {value!r}. Change the option or leave it out for its default."
+                    f"Expected `policy.{name}` to be {field_.expected}, but got {value!r}. Change the option or leave it out for its default."
                 )
 
 

@@ -13,6 +13,9 @@ from extract.questions import load_questions, questions_hash
 from extract.questions.question import Question
 from extract.store import Store
 
+MOST_SAMPLES = 1_000_000
+LARGEST_BLOCK = 1_000_000
+
 
 @dataclass(frozen=True)
 class StoreRecipe:
@@ -51,10 +54,14 @@ class StoreRecipe:
             raise InputError(
                 f"Expected `k` to be at least 2, because one answer can't tell how often a model is right, but got {self.k}. Ask for 10 or more."
             )
+        if self.k > MOST_SAMPLES:
+            raise InputError(f"Expected `k` to be at most {MOST_SAMPLES}, but got {self.k}. 100 is many.")
         if self.max_rows < 1:
             raise InputError(f"Expected `max_rows` to be at least 1, but got {self.max_rows}. 320 suits most models.")
-        if self.block_size < 1:
-            raise InputError(f"Expected `block_size` to be at least 1, but got {self.block_size}. 32 suits a laptop.")
+        if not 1 <= self.block_size <= LARGEST_BLOCK:
+            raise InputError(
+                f"Expected `block_size` to be from 1 to {LARGEST_BLOCK}, but got {self.block_size}. 32 suits a laptop."
+            )
 
     def load_questions(self) -> list[Question]:
         """The questions of the recipe."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from extract.errors import InputError
-from extract.files import is_finished, shown
+from extract.files import is_finished, is_whole, shown
 from extract.hashing import sha256_json
 from extract.identity import check_place, read_identity, write_identity
 from extract.parts import Part, block_stem, check_name, finished_parts, folder_names, gaps
@@ -64,7 +64,9 @@ class Store:
             path.mkdir(parents=True, exist_ok=True)
             store = cls(path, identity.as_dict())
             write_identity(path, store.identity)
-        if not is_finished(path / "questions.parquet"):  # an earlier run may have stopped between the identity and them
+        if not is_whole(
+            path / "questions.parquet", path
+        ):  # an earlier run may have stopped between the identity and them
             store._questions = questions if isinstance(questions, Questions) else Questions.of(questions)
             store._questions.write(path / "questions.parquet")
         return store

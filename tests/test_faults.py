@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,25 @@ def test_a_damaged_file_is_named_and_made_again(
     assert lines[0].startswith(str(Path(name).with_suffix("")))
     assert content(store) == undisturbed
     assert {path: stamp for path, stamp in finished(store).items() if path in others} == others
+
+
+def test_damaged_parts_that_stand_side_by_side_are_made_again_as_they_were(recipe: StoreRecipe, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    make(store, replace(recipe, k=2))
+    make(store, recipe)
+    before = content(store)
+    for name in ("00001.000-002", "00001.002-003"):
+        (store / "samples" / f"{name}.parquet").write_bytes(b"")
+    make(store, recipe)
+    assert content(store) == before
+
+
+def test_damaged_questions_are_written_again(
+    recipe: StoreRecipe, undisturbed: dict[str, bytes], tmp_path: Path
+) -> None:
+    store = make(tmp_path / "store", recipe)
+    (store / "questions.parquet").write_bytes(b"nothing")
+    assert content(make(store, recipe)) == undisturbed
 
 
 def test_what_a_killed_run_left_is_taken_away_by_the_worker_whose_it_was(recipe: StoreRecipe, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -106,6 +107,29 @@ def one_line(done: subprocess.CompletedProcess[str]) -> str:
     return lines[0]
 
 
+def test_a_store_in_the_folder_of_a_run_that_fails_is_kept(small_store: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "mine"
+    with pytest.raises(InputError, match="max_epochs"):
+        experiment(small_store, tmp_path, "--name=mine", "--trainer.max_epochs=0")
+    assert not folder.exists()
+    train.new_run_folder(tmp_path / "runs", "mine", "linear")
+    store = shutil.copytree(small_store, folder / "store")
+    train.discard(folder)
+    assert sorted(path.name for path in folder.iterdir()) == ["store"]
+    assert (store / "identity.json").is_file()
+
+
+@pytest.mark.parametrize("name", [".", "..", "../other", "/tmp", "", "a/b", "there"])
+def test_a_run_takes_no_folder_that_is_there_and_deletes_none(name: str, small_store: Path, tmp_path: Path) -> None:
+    (tmp_path / "runs" / "there").mkdir(parents=True)
+    kept = [tmp_path / "mine", tmp_path / "runs" / "mine", tmp_path / "runs" / "there" / "mine"]
+    for path in kept:
+        path.touch()
+    with pytest.raises(InputError, match="`name` to be"):
+        experiment(small_store, tmp_path, f"--name={name}", "--trainer.max_epochs=0")
+    assert all(path.exists() for path in kept)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -115,6 +139,8 @@ def one_line(done: subprocess.CompletedProcess[str]) -> str:
         (["--model.l2=-1"], "`l2` to be one or more penalties"),
         (["--data.recipe.k=1"], "`k` to be at least 2"),
         (["--config=nowhere.yaml"], "nowhere.yaml"),
+        (["--seed_everything=-1"], "-1 is not in bounds"),
+        (["--trainer.accelerator=foo"], "invalid accelerator name"),
     ],
 )
 def test_train_refuses_in_one_line(options: list[str], message: str, tmp_path: Path) -> None:

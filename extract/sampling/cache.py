@@ -117,7 +117,7 @@ class AnswerCache(DynamicCache):
         prompt_bias: [question, 1, 1, token] float32, −inf at the padding of prompts; None where there is none.
 
     Raises:
-        InputError: A model with other states than keys and values.
+        InputError: A model with other states than keys and values, or with chunks that count padding.
     """
 
     layers: list[Any]
@@ -127,6 +127,11 @@ class AnswerCache(DynamicCache):
         if not {type(layer) for layer in self.layers} <= {DynamicLayer, DynamicSlidingWindowLayer}:
             raise InputError(
                 f"Expected a model with a plain key-value cache, but {type(model).__name__} keeps other states, which can't be shared yet. Use another model."
+            )
+        chunks = "chunked_attention" in (getattr(model.config.get_text_config(), "layer_types", None) or ())
+        if chunks and not bool(mask.all()):
+            raise InputError(
+                f"Expected prompts of one length for {type(model).__name__}, whose chunks of attention count the padding of shorter ones. Sample one question at a time with --block_size 1, or use another model."
             )
         self.layers = [
             self._layer(layer, None if prefix is None else prefix.layers[i], len(mask))
@@ -173,6 +178,10 @@ class AnswerCache(DynamicCache):
 
         Prompts are shared where every layer was seen to attend in the plain form.
         """
+        if not all(layer.is_initialized for layer in self.layers):
+            raise InputError(
+                "Expected a model that keeps the keys and values of its prompts, but this one kept none. Use another model."
+            )
         shared = self._plain == set(range(len(self.layers)))
         for layer in self.layers:
             if isinstance(layer, AnswerLayer):

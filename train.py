@@ -257,7 +257,6 @@ def run(arguments: Sequence[str] | None = None) -> Path:
         InputError: Bad options or data; the message says what to do.
     """
     quiet()
-    wandb_offline_without_key()
     try:
         cli = TrainCLI(
             ProbeModule,
@@ -276,6 +275,8 @@ def run(arguments: Sequence[str] | None = None) -> Path:
         if isinstance(error.__cause__, InputError):
             raise error.__cause__ from None
         raise InputError(f"Expected options that Lightning takes, but it says: {one_line(error)}") from None
+    if any(isinstance(logger, WandbLogger) for logger in cli.trainer.loggers):
+        wandb_offline_without_key()
     try:
         cli.datamodule.prepare_data()  # makes a missing store, outside the trainer, which takes Ctrl-C for a wish to save
     except BaseException:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import BaseFileLock, FileLock, Timeout
 
 from extract.errors import InputError
 
@@ -50,22 +50,43 @@ class Worker:
 
     @contextmanager
     def writing(self, store: Path) -> Iterator[None]:
-        """Keep other runs from writing the store meanwhile, and take away what a killed one left unfinished.
+        """Keep runs that may write the same blocks from it meanwhile, and take away what a killed one left unfinished.
 
         A second run waits for the first and says so. The lock ends with the process, however that ends.
         """
         store.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(store / f".writer-{self.rank}.lock")
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            print(f"waiting: another run is writing {str(store)!r}", file=sys.stderr)
-            lock.acquire()
+        lock = self._wait_for_lock(store)
         try:
             self._tidy(store)
             yield
         finally:
             lock.release()
+
+    def _wait_for_lock(self, store: Path) -> BaseFileLock:
+        said = False
+        while True:
+            with alone(store):  # so that nobody else begins between the look and the lock
+                rival = next((path for path in sorted(store.glob(".writer-*.lock")) if self._waits_for(path)), None)
+                if rival is None:
+                    lock = FileLock(store / f".writer-{self.rank}-of-{self.count}.lock")
+                    lock.acquire()
+                    return lock
+            if not said:
+                print(f"waiting: another run is writing {str(store)!r}", file=sys.stderr)
+                said = True
+            with FileLock(rival):
+                pass
+
+    def _waits_for(self, path: Path) -> bool:
+        """Whether a lock is held by a worker that has blocks of this one: the same of as many, or any of another number."""
+        names = re.fullmatch(r"\.writer-([0-9]+)-of-([0-9]+)\.lock", path.name)
+        if names is None or (int(names[2]) == self.count and int(names[1]) != self.rank):
+            return False
+        try:
+            with FileLock(path, timeout=0):
+                return False
+        except Timeout:
+            return True
 
     def _tidy(self, store: Path) -> None:
         with alone(store):

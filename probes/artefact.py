@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from extract.errors import InputError
-from extract.hashing import sha256_file
+from extract.files import replace_file
 from probes.head import LinearHead
 from probes.loading import FORMAT_VERSION, find_probe, read_config, read_head
 
@@ -82,11 +83,11 @@ class ConfidenceProbe:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.head.state_dict().items()}
-        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-        stated = {"format_version": FORMAT_VERSION, "weights": sha256_file(folder / "model.safetensors")}
-        (folder / "config.json").write_text(
-            json.dumps({**self.config, **stated}, indent=1, sort_keys=True) + "\n", encoding="utf-8"
-        )
+        weights = save(tensors, metadata={"format": "pt"})
+        stated = {"format_version": FORMAT_VERSION, "weights": hashlib.sha256(weights).hexdigest()}
+        config = json.dumps({**self.config, **stated}, indent=1, sort_keys=True) + "\n"
+        replace_file(folder / "model.safetensors", weights)
+        replace_file(folder / "config.json", config.encode())
         (folder / "README.md").write_text(card, encoding="utf-8")
         return folder
 

@@ -92,6 +92,12 @@ def test_workers_write_the_bytes_of_one(recipe: StoreRecipe, undisturbed: dict[s
     assert content(tmp_path / "store") == undisturbed
 
 
+def test_workers_of_one_job_do_not_wait_for_each_other(recipe: StoreRecipe, tmp_path: Path) -> None:
+    store = make(tmp_path / "store", recipe)
+    with Worker(0, 2).writing(store), Worker(1, 2).writing(store):
+        pass
+
+
 def test_a_worker_has_every_block_of_its_own() -> None:
     owners = [[rank for rank in range(3) if Worker(rank, 3).has(block)] for block in range(7)]
     assert owners == [[0], [1], [2], [0], [1], [2], [0]]
@@ -105,19 +111,29 @@ def test_an_impossible_rank_is_refused(rank: str, count: str, monkeypatch: pytes
         Worker.from_environment()
 
 
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (Worker(), Worker()),
+        (Worker(1, 2), Worker()),
+        (Worker(), Worker(1, 2)),
+        (Worker(1, 3), Worker(0, 2)),
+        (Worker(1, 2), Worker(1, 2)),
+    ],
+)
 def test_a_second_run_waits_says_so_and_finds_nothing_left_to_do(
-    recipe: StoreRecipe, undisturbed: dict[str, bytes], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    first: Worker, second: Worker, recipe: StoreRecipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = make(tmp_path / "store", recipe)
-    before, lock = finished(store), FileLock(store / ".writer-0.lock")
+    before, lock = finished(store), FileLock(store / f".writer-{first.rank}-of-{first.count}.lock")
     lock.acquire()
-    second = threading.Thread(target=grade, args=(str(store),))
-    second.start()
-    second.join(0.3)
-    assert second.is_alive()
+    thread = threading.Thread(target=grade, args=(str(store),), kwargs={"worker": second})
+    thread.start()
+    thread.join(0.3)
+    assert thread.is_alive()
     lock.release()
-    second.join(30)
-    assert not second.is_alive()
+    thread.join(30)
+    assert not thread.is_alive()
     assert f"waiting: another run is writing {str(store)!r}" in capsys.readouterr().err
     assert finished(store) == before
 

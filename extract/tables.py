@@ -178,11 +178,11 @@ def _header_problem(file: pq.ParquetFile, schema: pa.Schema, n_rows: int | None)
 def _batches(path: Path, file: pq.ParquetFile) -> Iterator[pa.RecordBatch]:
     """The rows, few enough at a time that a text which the file holds once and repeats in every row can't fill the memory.
 
-    Of a column's own metadata nothing is asked: where they are damaged, pyarrow ends the whole process.
+    What the file says of its sizes is not believed, and of a column's own metadata nothing is asked: where they are
+    damaged, pyarrow ends the whole process.
     """
-    sizes = [file.metadata.row_group(i).total_byte_size for i in range(file.metadata.num_row_groups)]
-    n_rows, n_bytes = max(1, min(2**16, _LARGEST // max([1, *sizes]))), 0
-    for batch in file.iter_batches(batch_size=n_rows):
+    n_bytes = 0
+    for batch in file.iter_batches(batch_size=256):
         n_bytes += batch.nbytes
         if n_bytes > _LARGEST:
             raise Damaged(path, f"its columns take more than the {_LARGEST} bytes that are read")

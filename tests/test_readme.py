@@ -26,7 +26,7 @@ from extract.cli import run
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-PROGRAMS = ("python", "make", "pip", "wandb")
+PROGRAMS = ("python", "make", "pip", "torchrun", "wandb")
 
 
 def blocks(text: str, language: str) -> list[str]:
@@ -58,6 +58,9 @@ def accept(command: str) -> None:
         case ("python", "train.py", *options):
             assert status(train.run, [*options, "--print_config"]) == 0
         case ("python", "-m", "extract", *options):
+            assert status(partial(run, PARSED_ONLY, "extract"), options) == 0
+        case ("torchrun", "--nproc-per-node", n, "-m", "extract", *options):
+            assert n.isdecimal()
             assert status(partial(run, PARSED_ONLY, "extract"), options) == 0
         case ("python", "-m", module):
             assert find_spec(module), f"no module {module}"

@@ -88,7 +88,16 @@ class TrainCLI(LightningCLI):
         )
 
     def before_instantiate_classes(self) -> None:
-        """Make the run's folder and point the loggers to it."""
+        """Make the run's folder and point the loggers to it.
+
+        Raises:
+            InputError: More than one device.
+        """
+        devices = self.config.trainer.devices
+        if str(devices) != "1" and not (isinstance(devices, list) and len(devices) == 1):
+            raise InputError(
+                f"Expected `trainer.devices` to be 1, because all layers' probes are fitted together on one device, but got {devices!r}. Leave it out; `torchrun` spreads `python -m extract` over several."
+            )
         self.run_folder = new_run_folder(
             Path(self.config.runs), self.config.name, self.config.model.class_path.rsplit(".", 1)[-1].lower()
         )
@@ -100,6 +109,14 @@ class TrainCLI(LightningCLI):
                 logger.init_args.name = self.run_folder.name
             if "CSVLogger" in logger.class_path:
                 logger.init_args.name, logger.init_args.version = "logs", ""
+
+    def instantiate_classes(self) -> None:
+        """Make model, data and trainer; a run whose options they refuse leaves no folder."""
+        try:
+            super().instantiate_classes()
+        except BaseException:
+            discard(self.run_folder)
+            raise
 
 
 def new_run_folder(runs: Path, name: str | None, method: str) -> Path:

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 from jsonargparse import ArgumentParser
 
+from extract.configs import check_config, config_files
 from extract.ending import exit_status
 from extract.errors import nearest
 from extract.recipe import StoreRecipe
@@ -23,6 +24,12 @@ class OneLineErrors:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.allow_abbrev = False
+
+    def parse_args(self, args: Any = None, *others: Any, **options: Any) -> Any:
+        """Parse a command line, after a look at the config files that it names."""
+        for path in config_files(sys.argv[1:] if args is None else [str(one) for one in args]):
+            check_config(path)
+        return super().parse_args(args, *others, **options)  # type: ignore[misc]
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Print one line on standard error and exit with 2; a parser inside another one leaves that to the outer."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from extract.embedded import EMBEDDED_MODEL
 from extract.errors import InputError
 from extract.fill import fill_grades, fill_samples, fill_signals
 from extract.grading import load_grader
@@ -140,6 +141,15 @@ def _model_of(store: Store, model: str | None, device: str, device_map: str | No
     from extract.models import check_model, load_model
 
     wanted = store.identity["policy"]["model"]
+    if (
+        model is None
+        and wanted["revision"] is None
+        and wanted["id"] != EMBEDDED_MODEL
+        and not Path(wanted["id"]).is_dir()
+    ):
+        raise InputError(
+            f"Expected `model` to say where the store's model is, a folder called {wanted['id']!r}: a store keeps no paths. Give --model PATH."
+        )
     loaded, tokenizer = load_model(model or wanted["id"], wanted["revision"], wanted["dtype"], device, device_map)
     check_model(loaded, tokenizer, wanted, f"the store {str(store.path)!r}")
     return loaded, tokenizer

@@ -6,6 +6,7 @@ A finished file is left alone, unless it is damaged: then that is said, and it i
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -40,6 +41,9 @@ def fill_samples(store: Store, k: int, sampler: LocalSampler, worker: Worker) ->
         part for part in store.parts() if worker.has(part.block) and _is_damaged(store, store.samples_file(part))
     ]
     missing = damaged + [part for part in store.missing_parts(k) if worker.has(part.block)]
+    if not missing:
+        _say(f"sample: all {k} answers to each question are there")
+        return
     total = sum((part.stop - part.start) * len(store.block(part.block)) for part in missing)
     with Progress(f"sample{worker.label}", total, "answers") as progress:
         for part in missing:
@@ -62,12 +66,12 @@ def fill_grades(store: Store, grader: str, rule: Grader, worker: Worker) -> None
     """Grade what this grader has not graded."""
     graded = [part for part in store.graded_parts(grader) if worker.has(part.block)]
     damaged = [part for part in graded if _is_damaged(store, store.grades_file(grader, part))]
-    for part in damaged + store.ungraded_parts(grader):
-        if worker.has(part.block):
-            _grade_part(store, part, grader, rule)
+    missing = damaged + [part for part in store.ungraded_parts(grader) if worker.has(part.block)]
+    counts = Counter(right for part in missing for right in _grade_part(store, part, grader, rule))
+    _say(f"grade: {counts.total()} answers graded by {grader}, {counts[True]} right, {counts[None]} unknown")
 
 
-def _grade_part(store: Store, part: Part, grader: str, rule: Grader) -> None:
+def _grade_part(store: Store, part: Part, grader: str, rule: Grader) -> list[bool | None]:
     questions = {question.id: question for question in store.block(part.block)}
     rows = []
     for answer in store.samples(part).to_pylist():
@@ -76,6 +80,7 @@ def _grade_part(store: Store, part: Part, grader: str, rule: Grader) -> None:
             {"question_id": answer["question_id"], "sample": answer["sample"], "right": right, "answer": parsed}
         )
     store.write_grades(grader, part, rows, rule.rule)
+    return [row["right"] for row in rows]
 
 
 def fill_signals(
@@ -96,6 +101,7 @@ def fill_signals(
     files = {block: store.signal_file(*block) for block in blocks}
     missing = [block for block, file in files.items() if not is_finished(file) or _is_damaged(store, file)]
     if not missing:
+        _say(f"read: {', '.join(functions)} is there for every question")
         return
     model, tokenizer = load()
     prompt = PromptTemplate(**store.identity["policy"]["decoding"]["prompt"])
@@ -118,6 +124,10 @@ def _is_damaged(store: Store, path: Path) -> bool:
     try:
         check_file(path, store.path)
     except Damaged as error:
-        print(f"{path.relative_to(store.path)}: {error.problem}; making it again", file=sys.stderr)
+        _say(f"{path.relative_to(store.path)}: {error.problem}; making it again")
         return True
     return False
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr)

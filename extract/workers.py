@@ -32,7 +32,10 @@ class Worker:
         Raises:
             InputError: They are no whole numbers, or the rank is not below the number of workers.
         """
-        rank, count = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
+        stated = [os.environ.get(name) for name in ("RANK", "WORLD_SIZE")]
+        if stated == [None, None]:
+            return cls()
+        rank, count = (value or "" for value in stated)
         if not (rank.isdecimal() and count.isdecimal() and int(rank) < int(count)):
             raise InputError(
                 f"Expected the environment to hold RANK below WORLD_SIZE, but got RANK={rank!r} and WORLD_SIZE={count!r}. Start several workers with `torchrun --nproc-per-node N -m extract …`, or unset both."

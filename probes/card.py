@@ -15,6 +15,9 @@ _COLUMNS = (
     ("auroc_hard", "AUROC of p̂ ≥ ½"),
 )
 
+#: Fewer test questions say little.
+_FEW_QUESTIONS = 30
+
 
 def cell(interval: dict[str, float] | None) -> str:
     """``0.69 [0.62, 0.75]``, or a dash."""
@@ -62,31 +65,45 @@ def markdown_report(record: dict[str, Any], identity: dict[str, Any], pictures: 
     ceiling_text = (
         "could not be estimated"
         if ceiling is None
-        else f"is estimated at {ceiling['value']:.3f} (between {ceiling['low']:.3f} and {ceiling['high']:.3f})"
+        else f"is estimated at {ceiling['value']:.3f} ({ceiling['low']:.3f} by the pessimistic way, {ceiling['high']:.3f} by the optimistic one; no interval)"
     )
+    tried = chosen["l2_tried"]
+    edge = " (the end of the range that was tried)" if len(tried) > 1 and chosen["l2"] in (tried[0], tried[-1]) else ""
     paired = [
         [f"{row['a']} − {row['b']}", row["metric"], f"{row['value']:+.3f} [{row['low']:+.3f}, {row['high']:+.3f}]"]
         for row in record["paired"]
     ]
+    n_answers = round(methods[probe]["n_samples"] / methods[probe]["n_questions"], 1)
+    few = (
+        f"\n**Only {counts['test']} test questions: read the intervals, not the values.**\n"
+        if counts["test"] < _FEW_QUESTIONS
+        else ""
+    )
     return f"""# How well the probe knows how often the model is right
 
-`{model["id"]}` ({model["dtype"]}) answered {sum(counts.values())} questions at temperature {decoding["temperature"]}, graded by `{record["grader"]}`. The probe `{probe}` reads
-layer {chosen["layer"]} at `{chosen["position"]}`, L2 {chosen["l2"]:g}; layer, L2 and the Platt calibrator were chosen on {counts["val"]} validation questions after
-training on {counts["train"]}. Everything below is on {counts["test"]} test questions, read once. Left out for want of two graded answers or of features: {record["n_unusable"]}.
-
+`{model["id"]}` ({model["dtype"]}) answered {sum(counts.values())} questions of {", ".join(record["datasets"])}, {n_answers:g} times each, at temperature {decoding["temperature"]}, top-p {decoding["top_p"]}, at most
+{decoding["max_new_tokens"]} tokens, prompt `{decoding["prompt"]["template"]}`; graded by `{record["grader"]}`. The share of right answers to a question is its accuracy p̂. The probe `{probe}` reads
+layer {chosen["layer"]} at `{chosen["position"]}`, L2 {chosen["l2"]:g}{edge}; layer, L2 and the Platt calibrator were chosen on {counts["val"]} validation questions after
+training on {counts["train"]}. The table is on {counts["test"]} test questions, on which nothing was fitted or chosen. Left out for want of two graded answers or of features: {record["n_unusable"]}.
+{few}
 {methods_table(methods)}
 
 - Intervals are 95 %, from resampling questions with all their answers.
-- AUROC: of a right and a wrong answer to two different questions, how often the right one's question has the higher confidence. The best that is possible here
-  {ceiling_text}.
-- Brier is free of the bias of measuring accuracy with few answers; skill is 1 − Brier / Brier of the training mean. ECE is not debiased: with few questions it is too large.
-- `consistency` uses one half of the answers and is scored on the other; its pair below scores the probe on that half too.
+- **AUROC**: of a right and a wrong answer to two different questions, how often the right one's question has the higher confidence. The best that is possible here
+  {ceiling_text}. **AUROC of p̂ ≥ ½** tells questions that are mostly right from the others; **Spearman** is the rank correlation of confidence and p̂.
+- **Brier**: mean squared distance from the true accuracy, free of the bias of measuring it with few answers; **skill** is 1 − Brier / Brier of the training mean.
+- **ECE**: mean distance of confidence and accuracy in ten bins of equal width, or of equal **mass**. Not debiased: with few questions it is too large, and its interval too.
+- `constant` is the training mean, `base_rate` the training mean of the question's group, `length` a regression on the prompt's length, `consistency` the share of the most frequent answer.
+  `consistency` uses one half of the answers and is scored on the other; its pair below scores the probe on that half too.
+- Questions without two graded answers are in no row; **unknown** counts answers that the grader could not decide.
 
 ## Differences, paired by question
 
 {table(["difference", "metric", "value"], paired)}
 
 ## Pictures
+
+The first three are on the test questions; `layers` shows every layer's probe there, after the choice was made on validation; `accuracy` shows all questions.
 
 {chr(10).join(f"![{name}](plots/{name}.png)" for name in pictures)}
 

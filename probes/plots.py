@@ -95,7 +95,7 @@ def roc(methods: dict[str, Scored], aurocs: dict[str, Interval | None]) -> Figur
         aspect="equal",
         xlabel="share of wrong answers above the threshold",
         ylabel="share of right answers above the threshold",
-        title="ROC",
+        title="ROC, test split",
     )
     axes.legend(loc="lower right", fontsize=8, title="capability AUROC", title_fontsize=8)
     return figure
@@ -209,8 +209,7 @@ def accuracy_distribution(accuracy: Tensor, groups: Sequence[str]) -> Figure:
         marker="D",
         ms=4,
         color=_BLUE,
-        label="mean",
     )
-    right.set(xlabel="expected accuracy", xlim=(-0.03, 1.03), title="by group (questions)")
-    right.legend(loc="lower right", fontsize=8)
+    # no legend: its marker would stand among the outliers
+    right.set(xlabel="expected accuracy (◆ mean, red line median)", xlim=(-0.03, 1.03), title="by group (questions)")
     return figure

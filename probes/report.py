@@ -72,6 +72,7 @@ class Report:
         return {
             "format_version": FORMAT_VERSION,
             "identity": self.data.store.sha256,
+            "datasets": sorted({question.dataset for question in self.data.store.questions}),
             "grader": self.table.grader,
             "seed": self.seed,
             "versions": {
@@ -82,6 +83,7 @@ class Report:
                 "layer": int(layer),
                 "position": position,
                 "l2": choice.l2,
+                "l2_tried": sorted(self.module.penalties),
                 "calibrator": {"kind": "platt", **choice.calibrator._asdict()},
             },
             "n_questions": {split: len(rows) for split, rows in self.rows.items()},
@@ -187,7 +189,7 @@ class Report:
             "training": {
                 "store": self.data.store.sha256,
                 "grader": self.table.grader,
-                "datasets": sorted({question.dataset for question in self.data.store.questions}),
+                "datasets": self.record["datasets"],
                 "n_questions": self.record["n_questions"],
                 "n_samples": int(torch.from_numpy(self.table.known)[self.rows["train"]].sum()),
                 "l2": self.record["chosen"]["l2"],

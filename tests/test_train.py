@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from conftest import write_questions
 from offline_run import OfflineRun
 
 import train
+from extract import cli as extract_cli
 from extract.__main__ import COMMANDS
 from extract.cli import run
 from extract.errors import InputError
@@ -105,6 +107,36 @@ def one_line(done: subprocess.CompletedProcess[str]) -> str:
     assert len(lines) == 1
     assert "Traceback" not in done.stderr
     return lines[0]
+
+
+BOMB = "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 10))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(BOMB, r"without aliases, but it has \*a0 in line 2"), ("# " + "x" * 2**21, "more than 1048576 bytes")],
+    ids=["aliases of aliases", "huge"],
+)
+@pytest.mark.parametrize("program", ["train", "extract"])
+def test_a_config_file_that_stands_for_billions_of_lines_is_refused(
+    program: str, content: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.yaml").write_text(content)
+    if program == "train":
+        with pytest.raises(InputError, match=message):
+            train.run([f"--config={tmp_path / 'config.yaml'}", f"--runs={tmp_path}"])
+    else:
+        assert (
+            extract_cli.run(COMMANDS, "extract", ["sample", "--config", str(tmp_path / "config.yaml"), "--store=s"])
+            == 2
+        )
+        assert re.search(message, capsys.readouterr().err)
+
+
+def test_more_than_one_device_is_refused(small_store: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="`trainer.devices` to be 1, .* but got 7"):
+        experiment(small_store, tmp_path, "--trainer.devices=7")
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_store_in_the_folder_of_a_run_that_fails_is_kept(small_store: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from extract.policy import Decoding
 from extract.sampling.attention import attend_to, merge
 from extract.sampling.cache import AnswerCache
 from extract.sampling.local import LocalSampler, common_prefix
+from extract.signals.hidden import read_hidden
 
 PROMPTS = ["Say", "Say a longer thing", "What?", "A", "Something of another length altogether", "Say a longer thinG"]
 
@@ -247,6 +249,41 @@ def test_families_with_attention_of_their_own_are_answered_as_by_generate(
             torch.tensor([ids]), attention_mask=torch.ones(1, len(ids)), max_new_tokens=12, do_sample=False
         )
         assert answer.token_ids == out[0, len(ids) :].tolist()
+
+
+def test_a_model_may_be_used_while_it_answers(tokenizer: Any) -> None:
+    model, prompts = tiny_model(), encoded(tokenizer, EXAMPLES)
+    decoding, ids = Decoding(temperature=1.0, max_new_tokens=20), [str(i) for i in range(len(PROMPTS))]
+    alone = LocalSampler(model, tokenizer, decoding).sample(ids, prompts, range(3))
+    states = read_hidden(model, prompts)
+    seen: list[Any] = []
+
+    def use(answers: int, tokens: int) -> None:
+        if len(seen) < 3:
+            seen.append(read_hidden(model, prompts))
+            seen.append(LocalSampler(model, tokenizer, decoding).sample(ids, prompts, range(3)))
+
+    assert LocalSampler(model, tokenizer, decoding).sample(ids, prompts, range(3), use) == alone
+    assert torch.equal(seen[0], states)
+    assert seen[1] == alone
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_two_threads_may_sample_from_one_model(tokenizer: Any) -> None:
+    model, prompts = tiny_model(), encoded(tokenizer, EXAMPLES)
+    alone = {
+        n: LocalSampler(model, tokenizer, Decoding(max_new_tokens=n)).sample(list("abcdef"), prompts, range(2))
+        for n in (3, 30)
+    }
+    with ThreadPoolExecutor(2) as pool:
+        work = {
+            n: pool.submit(
+                LocalSampler(model, tokenizer, Decoding(max_new_tokens=n)).sample, list("abcdef"), prompts, range(2)
+            )
+            for n in (30, 3)
+        }
+    assert {n: future.result() for n, future in work.items()} == {30: alone[30], 3: alone[3]}
+    assert model.config._attn_implementation == "sdpa"
 
 
 @pytest.mark.parametrize("family", ["FalconH1", "Mamba"])

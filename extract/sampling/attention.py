@@ -7,6 +7,8 @@ normalisers, which is exact (Juravsky et al. 2024, "Hydragen", section 3).
 
 from __future__ import annotations
 
+import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -21,6 +23,8 @@ from extract.sampling.cache import AnswerCache
 NAME = "shared_prompt"
 
 _active: ContextVar[AnswerCache | None] = ContextVar("answer_cache", default=None)
+_lock = threading.Lock()
+_users: Counter[int] = Counter()  # how many samplers use a model, by its id
 
 
 class Part(NamedTuple):
@@ -125,20 +129,42 @@ def _attend_to_prompts(cache: AnswerCache, layer: int, queries: Tensor, scaling:
 
 
 @contextmanager
-def shared_attention(model: Any, cache: AnswerCache) -> Iterator[None]:
-    """Let `model` attend through `attend` with `cache`; only where it would use SDPA, otherwise nothing changes."""
-    if model.config._attn_implementation != "sdpa":
+def shared_attention(model: Any) -> Iterator[None]:
+    """Let `model` attend through `attend`; only where it would use SDPA, otherwise nothing changes.
+
+    Passes without a cache in use (`using`), in this thread or in another, are SDPA's as before.
+    """
+    with _lock:
+        if not _users[id(model)] and model.config._attn_implementation != "sdpa":
+            shared = False
+        else:
+            shared = True
+            _users[id(model)] += 1
+            if _users[id(model)] == 1:
+                _register()
+                model.set_attn_implementation(NAME)
+    try:
         yield
-        return
+    finally:
+        with _lock:
+            _users[id(model)] -= shared
+            if shared and not _users[id(model)]:
+                model.set_attn_implementation("sdpa")
+
+
+@contextmanager
+def using(cache: AnswerCache) -> Iterator[None]:
+    """Let the passes of this block, and no others, attend with a cache."""
+    token = _active.set(cache)
+    try:
+        yield
+    finally:
+        _active.reset(token)
+
+
+def _register() -> None:
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
     AttentionInterface.register(NAME, attend)
     AttentionMaskInterface.register(NAME, sdpa_mask)
-    token = _active.set(cache)
-    model.set_attn_implementation(NAME)
-    try:
-        yield
-    finally:
-        model.set_attn_implementation("sdpa")
-        _active.reset(token)

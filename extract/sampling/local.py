@@ -13,7 +13,7 @@ from torch import Tensor
 from extract.errors import InputError
 from extract.models import check_prompts, end_tokens
 from extract.policy import Decoding
-from extract.sampling.attention import shared_attention
+from extract.sampling.attention import shared_attention, using
 from extract.sampling.cache import AnswerCache, smallest_window
 from extract.sampling.draws import draw, keyed_uniforms, question_key
 
@@ -130,7 +130,7 @@ class LocalSampler:
         progress: Callable[[int, int], None] | None,
     ) -> list[Sample]:
         cache, ids, positions = self._prepare(prompts, prefix)
-        with shared_attention(self.model, cache):
+        with shared_attention(self.model):
             logits = self._forward(ids, cache.seen(0), positions, cache)
             cache.start_answers(len(samples))
             tokens, logprobs, lengths = self._draw(
@@ -160,7 +160,7 @@ class LocalSampler:
         if self._prefix[0] != tuple(prefix):
             ids = torch.tensor([prefix], device=self.model.device)
             cache, positions = AnswerCache(self.model, torch.ones_like(ids)), torch.arange(len(prefix))[None]
-            with shared_attention(self.model, cache):
+            with shared_attention(self.model):
                 self._forward(ids, cache.seen(0), positions.to(ids.device), cache)
             self._prefix = tuple(prefix), cache if cache.may_be_prefix else None
         return self._prefix[1]
@@ -215,14 +215,15 @@ class LocalSampler:
 
     def _forward(self, ids: Tensor, mask: Tensor | None, positions: Tensor, cache: Any) -> Tensor:
         """Logits [row, vocab] after the last token."""
-        output = self.model(
-            input_ids=ids,
-            attention_mask=mask,
-            position_ids=positions,
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
+        with using(cache):
+            output = self.model(
+                input_ids=ids,
+                attention_mask=mask,
+                position_ids=positions,
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=1,
+            )
         return output.logits[:, -1]
 
     def _said_stop(self, tokens: Tensor, running: Tensor) -> Tensor:

@@ -67,7 +67,7 @@ def markdown_report(record: dict[str, Any], identity: dict[str, Any], pictures: 
         if ceiling is None
         else f"is estimated at {ceiling['value']:.3f} ({ceiling['low']:.3f} by the pessimistic way, {ceiling['high']:.3f} by the optimistic one; no interval)"
     )
-    tried = chosen["l2_tried"]
+    tried = record["l2_tried"]
     edge = " (the end of the range that was tried)" if len(tried) > 1 and chosen["l2"] in (tried[0], tried[-1]) else ""
     paired = [
         [f"{row['a']} − {row['b']}", row["metric"], f"{row['value']:+.3f} [{row['low']:+.3f}, {row['high']:+.3f}]"]

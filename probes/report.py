@@ -83,9 +83,9 @@ class Report:
                 "layer": int(layer),
                 "position": position,
                 "l2": choice.l2,
-                "l2_tried": sorted(self.module.penalties),
                 "calibrator": {"kind": "platt", **choice.calibrator._asdict()},
             },
+            "l2_tried": sorted(self.module.penalties),
             "n_questions": {split: len(rows) for split, rows in self.rows.items()},
             "n_unusable": self.data.n_unusable,
             "splits": {

@@ -161,6 +161,7 @@ def workplace(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> It
     (line,) = blocks(README, "json")
     questions = [json.loads(line) | {"id": f"q{i}", "text": f"Say {i}", "references": list("aeiou")} for i in range(60)]
     load_model = extract.models.load_model
+    (folder / tiny_folder.name).symlink_to(tiny_folder)  # the store's model has a folder's name, not the Hub's
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setattr(extract.models, "load_model", lambda *_, **__: load_model(str(tiny_folder)))

@@ -213,3 +213,13 @@ def test_a_grader_or_signal_that_is_not_there_is_refused_before_anything_is_samp
         with pytest.raises(InputError, match="Did you mean"):
             make_store(str(tmp_path / "store"), recipe(questions, tiny_folder), grader, [signal])
     assert not (tmp_path / "store").exists()
+
+
+def test_a_store_whose_model_was_a_folder_asks_for_its_place(
+    small_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = shutil.copytree(small_store, tmp_path / "store")
+    shutil.rmtree(store / "signals")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="a folder called 'tiny': a store keeps no paths. Give --model PATH"):
+        read(str(store))

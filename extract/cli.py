@@ -19,7 +19,10 @@ from extract.recipe import StoreRecipe
 
 
 class OneLineErrors:
-    """For a parser: errors of one line with the nearest known option, and no guessing of options from their beginning."""
+    """For a parser: errors of one line with the nearest known option, and no guessing of options from their beginning.
+
+    What it calls of `super` is the parser's that stands beside it among the bases, which mypy can't see: hence the ignores.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

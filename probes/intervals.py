@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, TypedDict
 
 import torch
-from scipy.special import stdtrit  # type: ignore[import-untyped]
+from scipy.special import stdtrit
 from torch import Tensor
 
 #: A metric as a differentiable function of resampling weights [resample, question], giving [resample].

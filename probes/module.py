@@ -79,7 +79,7 @@ class ProbeModule(L.LightningModule):
 
     def setup(self, stage: str) -> None:
         """Make standardiser and candidates to fit the data."""
-        data: FeatureDataModule = self.trainer.datamodule  # type: ignore[attr-defined]
+        data: FeatureDataModule = self.trainer.datamodule  # type: ignore[attr-defined]  # Lightning's trainer sets it without declaring it
         if not hasattr(self, "mean"):
             train = data.batch("train")
             self._make(train.features.shape[1], train.features.shape[2])
@@ -136,7 +136,7 @@ class ProbeModule(L.LightningModule):
     @torch.no_grad()
     def on_train_end(self) -> None:
         """Choose and calibrate with the weights that are kept, whenever validation ran last."""
-        data: FeatureDataModule = self.trainer.datamodule  # type: ignore[attr-defined]
+        data: FeatureDataModule = self.trainer.datamodule  # type: ignore[attr-defined]  # Lightning's trainer sets it without declaring it
         batch = Batch(*(tensor.to(self.device) for tensor in data.batch("val")))
         self._choose(self.candidate_logits(self.standardised(batch.features)), batch)
 

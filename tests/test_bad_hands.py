@@ -58,7 +58,7 @@ def refusal(read: Callable[[Any], Any], folder: Path, named: str, case: str) -> 
         read(folder)
     except InputError as error:
         message = str(error)
-    except Exception as error:
+    except Exception as error:  # a traceback is what must not be; say of which case
         error.add_note(case)
         raise
     else:

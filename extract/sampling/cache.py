@@ -114,7 +114,7 @@ class AnswerCache(DynamicCache):
         shares_prompts: Whether answers attend to one copy of their prompt.
         slots: [question, slot] rows of each question's answers, padded with any row.
         places: [row] place of each row in `slots`, flattened.
-        prompt_bias: [question, 1, 1, token] float32, −inf at the padding of prompts; None where there is none.
+        prompt_bias: [question, 1, 1, token] float32, −inf at the padding of prompts and 0 elsewhere.
 
     Raises:
         InputError: A model with other states than keys and values, or with chunks that count padding.

@@ -31,12 +31,18 @@ from extract.ending import exit_status
 from extract.errors import InputError
 from extract.files import one_line
 from extract.parts import check_name
+from extract.signals import load_signal
 from probes.card import summary_table
+from probes.difference_of_means import DifferenceOfMeans
 from probes.linear import Linear
+from probes.logistic import Logistic
+from probes.mlp import MLP
 from probes.module import ProbeModule
 from probes.report import Report
+from probes.ridge import Ridge
 
-PROBES = (Linear,)
+#: What `--model` takes by name.
+PROBES = (Linear, Logistic, Ridge, DifferenceOfMeans, MLP)
 HERE = Path(__file__).parent
 
 
@@ -212,7 +218,7 @@ def log_report(report: Report, folder: Path, pictures: dict[str, Path], loggers:
                 **{f"plots/{name}": wandb.Image(str(path)) for name, path in pictures.items()},
             }
         )
-        for method, figures in report.record["splits"]["test"]["capability"].items():
+        for method, figures in report.figures_of.items():
             for metric, figure in figures.items():
                 if isinstance(figure, dict):
                     logger.experiment.summary[f"test/{method}/{metric}"] = figure["value"]
@@ -260,6 +266,7 @@ def fit_and_test(cli: TrainCLI) -> Report:
         raise InputError(
             f"Expected `n_resamples` to be at least 1, but got {cli.config.n_resamples}. 2000 is the default."
         )
+    load_signal(cli.datamodule.signal, cli.datamodule.scope)  # what is saved has to be readable from a model
     cli.trainer.fit(cli.model, cli.datamodule)
     if cli.model.choice is None:
         raise InputError("Expected `trainer.max_epochs` to be at least 1, but nothing was fitted. Give more epochs.")
@@ -307,7 +314,7 @@ def run(arguments: Sequence[str] | None = None) -> Path:
     except InputError:
         discard(cli.run_folder)
         raise
-    print(summary_table(report.record["splits"]["test"]["capability"]))
+    print(summary_table(report.figures_of))
     print(f"\nReport: {cli.run_folder / 'report.md'}   Probe: {cli.run_folder / 'probe'}")
     return cli.run_folder
 

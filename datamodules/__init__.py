@@ -1,6 +1,7 @@
 """From a store to batches: counts of right answers, splits by question, and the Lightning datamodule."""
 
-from datamodules.features import Batch, FeatureDataModule
+from datamodules.batches import Batch
+from datamodules.features import FeatureDataModule
 from datamodules.table import QuestionTable, load_table
 
 __all__ = ["Batch", "FeatureDataModule", "QuestionTable", "load_table"]

@@ -1,72 +1,52 @@
-"""`FeatureDataModule`: from a store to batches of hidden states and counts of right answers."""
+"""`FeatureDataModule`: from a store to batches of features and what they are to predict."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import lightning as L
 import torch
 from torch import Tensor
 
+from datamodules.batches import Batch, TensorBatches
+from datamodules.semantic import answer_entropies, entropy_threshold, seu
 from datamodules.splits import SPLITS, split_questions
-from datamodules.table import QuestionTable, load_table
-from extract.errors import InputError
+from datamodules.table import Asked, QuestionTable, asked_of_answers, load_table
+from extract.errors import InputError, nearest
+from extract.parts import Scope
 from extract.recipe import StoreRecipe
 from extract.store import Store
 
 #: Fewer questions say too little to choose a layer by.
 LEAST_VALIDATION = 10
 
-
-class Batch(NamedTuple):
-    """Some questions: `features` [question, feature, d_model] float32, `right` and `known` [question] float32, `row` [question] int64."""
-
-    features: Tensor
-    right: Tensor
-    known: Tensor
-    row: Tensor
-
-
-class TensorBatches:
-    """Slices of tensors that are in memory already; shuffled anew in every pass where asked for.
-
-    The batches of a pass are of equal size, give or take one: a short last batch would give its questions more weight.
-
-    Args:
-        batch: All questions.
-        batch_size: Most questions in a batch.
-        shuffle: Whether to shuffle, with torch's global generator.
-    """
-
-    def __init__(self, batch: Batch, batch_size: int, shuffle: bool = False) -> None:
-        self.batch, self.batch_size, self.shuffle = batch, batch_size, shuffle
-
-    def __len__(self) -> int:
-        return -(-len(self.batch.row) // self.batch_size)
-
-    def __iter__(self) -> Iterator[Batch]:
-        n = len(self.batch.row)
-        order = torch.randperm(n) if self.shuffle else torch.arange(n)
-        for rows in order.tensor_split(len(self)):
-            yield Batch(*(tensor[rows] for tensor in self.batch))
+#: What can be predicted, and whether it is a question's or an answer's.
+TARGETS: dict[str, Scope] = {
+    "capability": "question",
+    "semantic_entropy": "question",
+    "seu": "question",
+    "response": "sample",
+}
 
 
 class FeatureDataModule(L.LightningDataModule):
-    """Hidden states of a store with the expected accuracy of each question, split by question.
+    """Features of a store's questions or answers with what they are to predict, split by question.
 
     Args:
         store: Folder of the store.
         recipe: What the store is made from if it is missing, and checked against if it is there; null takes the store
             as it is.
         grader: Whose grades are the target; null takes the only ones there are ("short" for a store to be made).
+        target: What a probe learns: `capability`, how often the question is answered rightly; `semantic_entropy`,
+            whether the answers to it agree more than those to most training questions; `seu`, the mean cosine of the
+            embeddings of two answers to it; `response`, whether one answer is right.
         signal: Signal that gives the features.
-        positions: Named token positions of the signal.
+        positions: Named token positions of the signal; null takes `last_prompt`, and for `response` `last_answer`.
         layers: Layers to use; null takes all.
         val_fraction: Share of the questions for validation.
         test_fraction: Share of the questions for the test.
         split_seed: Seed of the split.
-        batch_size: Questions in a batch.
+        batch_size: Questions in a batch, or answers for the target `response`.
     """
 
     def __init__(
@@ -74,6 +54,7 @@ class FeatureDataModule(L.LightningDataModule):
         store: str = "stores/facts",
         recipe: StoreRecipe | None = None,
         grader: str | None = None,
+        target: str = "capability",
         signal: str = "hidden",
         positions: list[str] | None = None,
         layers: list[int] | None = None,
@@ -89,8 +70,13 @@ class FeatureDataModule(L.LightningDataModule):
             raise InputError(
                 "Expected `layers` to name at least one layer, but it is empty. Leave it out, or give null, for all."
             )
+        if target not in TARGETS:
+            raise InputError(
+                f"Expected `target` to be one of {', '.join(TARGETS)}, but got {target!r}.{nearest(target, TARGETS)}"
+            )
         self.store_path, self.recipe, self.grader, self.signal = store, recipe, grader, signal
-        self.positions = positions or ["last_prompt"]
+        self.target, self.scope = target, TARGETS[target]
+        self.positions = positions or ["last_answer" if self.scope == "sample" else "last_prompt"]
         self.layers, self.batch_size = layers, batch_size
         self.fractions = (1 - val_fraction - test_fraction, val_fraction, test_fraction)
         self.split_seed = split_seed
@@ -103,7 +89,7 @@ class FeatureDataModule(L.LightningDataModule):
             return
         from extract.commands import make_store
 
-        make_store(self.store_path, self.recipe, self.grader or "short", [self.signal])
+        make_store(self.store_path, self.recipe, self.grader or "short", [self.signal], self.scope)
 
     def setup(self, stage: str | None = None) -> None:
         """Read the chosen features and split the questions.
@@ -125,21 +111,54 @@ class FeatureDataModule(L.LightningDataModule):
         """
         self.table = table
         self.feature_names = self._feature_names()
-        features = torch.stack(
-            [self.store.read_signal(self.signal, name) for name in self.feature_names], dim=1
-        ).float()
-        self.split_rows = self._split(self.table, features)
+        features = self._read_features()
+        self.question_rows, self.split_rows = self._split(features)
+        label = self._label()
         for split, rows in self.split_rows.items():
-            self._batches[split] = Batch(
-                features[rows],
-                torch.from_numpy(self.table.right).float()[rows],
-                torch.from_numpy(self.table.known).float()[rows],
-                rows,
-            )
+            target, right, known = (column[rows] for column in label)
+            self._batches[split] = Batch(features[rows], target, right, known, rows, self.question_of(rows))
             _check_classes(self._batches[split], split)
 
+    def _read_features(self) -> Tensor:
+        """[row, feature, d_model] float32, one copy of what the store holds."""
+        width = self.store.layout(self.signal, self.scope)[self.feature_names[0]].shape[0]
+        features = torch.empty(self.n_rows, len(self.feature_names), width)
+        for place, name in enumerate(self.feature_names):
+            features[:, place] = self.store.read_signal(self.signal, name, self.scope)
+        return features
+
+    @property
+    def n_rows(self) -> int:
+        """Questions or answers of the table."""
+        return len(self.table.ids if self.scope == "question" else self.table.answers.question)
+
+    def of_rows(self, of_questions: Tensor) -> Tensor:
+        """Values [row] of each row's question, from values [question]."""
+        return of_questions[self.question_of(torch.arange(self.n_rows))]
+
+    def question_of(self, rows: Tensor) -> Tensor:
+        """Row of the question table for rows of this scope."""
+        return torch.from_numpy(self.table.answers.question)[rows] if self.scope == "sample" else rows
+
+    def counts(self) -> tuple[Tensor, Tensor]:
+        """Right and known answers of every row."""
+        counted = self.table.answers if self.scope == "sample" else self.table
+        return torch.from_numpy(counted.right), torch.from_numpy(counted.known)
+
+    def _label(self) -> tuple[Tensor, Tensor, Tensor]:
+        """What every row is to predict, and its right and known answers, float32 each."""
+        right, known = (count.float() for count in self.counts())
+        if self.target == "semantic_entropy":
+            entropy = torch.from_numpy(answer_entropies(self.table))
+            self.entropy_threshold = entropy_threshold(entropy[self.question_rows["train"]].numpy())
+            return (entropy < self.entropy_threshold).float(), right, known
+        if self.target == "seu":
+            cosine = torch.tensor([1 - seu(one) for one in self.answer_embeddings().numpy()])
+            return cosine.float().clamp(0, 1), right, known  # of opposite answers it is below 0
+        return right / known, right, known
+
     def _feature_names(self) -> list[str]:
-        held = self.store.signal_keys(self.signal)
+        held = self.store.signal_keys(self.signal, self.scope)
         names = [
             name
             for name in held
@@ -165,61 +184,97 @@ class FeatureDataModule(L.LightningDataModule):
 
     def _check_shapes(self, names: list[str]) -> None:
         """Refuse features that are no vectors of one width, which can't stand in one tensor."""
-        layout = self.store.layout(self.signal)
+        layout = self.store.layout(self.signal, self.scope)
         first = list(layout[names[0]].shape)
         for name in names:
             shape = list(layout[name].shape)
             if len(shape) != 1 or shape != first:
                 raise InputError(
-                    f"Expected the signal {self.signal!r} of {self.store_path!r} to be one vector a question, of the width of {names[0]!r}, which has the shape {first}, but {name!r} has {shape}. Choose other `layers` or `positions`."
+                    f"Expected the signal {self.signal!r} of {self.store_path!r} to be one vector a row, of the width of {names[0]!r}, which has the shape {first}, but {name!r} has {shape}. Choose other `layers` or `positions`."
                 )
 
-    def _split(self, table: QuestionTable, features: Tensor) -> dict[str, Tensor]:
-        """Rows of each split. A question with fewer than two known grades or with a missing feature is in none."""
-        usable = (torch.from_numpy(table.known) >= 2) & features.isfinite().flatten(1).all(1)
-        self.n_unusable = int((~usable).sum())
-        rows = usable.nonzero()[:, 0].tolist()
-        if not rows:
+    def _split(self, features: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Questions and rows of each split.
+
+        A question with fewer than two known grades is in none, nor is a row without a grade or with a missing feature.
+        """
+        known = self.counts()[1]
+        whole = (known >= (2 if self.scope == "question" else 1)) & features.isfinite().flatten(1).all(1)
+        enough = torch.from_numpy(self.table.known) >= 2
+        rows = (whole & enough[self.question_of(torch.arange(len(whole)))]).nonzero()[:, 0]
+        self.n_unusable = len(whole) - len(rows)
+        questions = self.question_of(rows).unique().tolist()
+        if not questions:
             raise InputError(
-                f"Expected questions with at least two known grades and finite features, but none of the {len(usable)} of {self.store_path!r} has them. Look at the store with `python -m extract inspect`."
+                f"Expected questions with at least two known grades and finite features, but none of the {len(enough)} of {self.store_path!r} has them. Look at the store with `python -m extract inspect`."
             )
-        parts = torch.tensor(
+        parts = torch.full((len(enough),), -1)
+        parts[questions] = torch.tensor(
             split_questions(
-                [table.ids[row] for row in rows], [table.groups[row] for row in rows], self.fractions, self.split_seed
+                [self.table.ids[row] for row in questions],
+                [self.table.groups[row] for row in questions],
+                self.fractions,
+                self.split_seed,
             )
         )
-        split_rows = {split: torch.tensor(rows)[parts == part] for part, split in enumerate(SPLITS)}
-        if len(split_rows["val"]) < LEAST_VALIDATION:
+        question_rows = {split: (parts == part).nonzero()[:, 0] for part, split in enumerate(SPLITS)}
+        split_rows = {split: rows[parts[self.question_of(rows)] == part] for part, split in enumerate(SPLITS)}
+        if len(question_rows["val"]) < LEAST_VALIDATION:
             raise InputError(
-                f"Expected a validation split of at least {LEAST_VALIDATION} questions, which choose the layer and fit the calibrator, but got {len(split_rows['val'])} of {len(rows)} with known grades. Use a store of more questions, or a larger `val_fraction` than {self.fractions[1]:g}."
+                f"Expected a validation split of at least {LEAST_VALIDATION} questions, which choose the layer and fit the calibrator, but got {len(question_rows['val'])} of {len(questions)} with known grades. Use a store of more questions, or a larger `val_fraction` than {self.fractions[1]:g}."
             )
-        return split_rows
+        return question_rows, split_rows
 
     def batch(self, split: str) -> Batch:
-        """All questions of a split."""
+        """All rows of a split."""
         return self._batches[split]
 
-    def use_split(self, rows: dict[str, Sequence[int]]) -> None:
-        """Replace the split by rows of the table per part, for example the folds of a cross-validation."""
+    def every(self) -> Batch:
+        """The rows of all splits, in their order."""
         every = Batch(*(torch.cat(tensors) for tensors in zip(*self._batches.values(), strict=True)))
-        place = {int(row): i for i, row in enumerate(every.row)}
-        self.split_rows = {split: torch.tensor(list(chosen)) for split, chosen in rows.items()}
-        self._batches = {
-            split: Batch(*(tensor[[place[int(row)] for row in chosen]] for tensor in every))
-            for split, chosen in rows.items()
-        }
+        return every.take(every.row.argsort())
+
+    def use_split(self, questions: dict[str, Sequence[int]]) -> None:
+        """Replace the split by rows of the question table per part, for example the folds of a cross-validation."""
+        every = self.every()
+        self.question_rows = {split: torch.tensor(list(chosen)) for split, chosen in questions.items()}
+        every = every._replace(target=self._label()[0][every.row])  # a threshold is that of the new training split
+        for split, chosen in self.question_rows.items():
+            self._batches[split] = every.take(torch.isin(every.question, chosen).nonzero()[:, 0])
+        self.split_rows = {split: batch.row for split, batch in self._batches.items()}
+
+    def answer_embeddings(self) -> Tensor:
+        """Text embeddings of every answer, [question, sample, d] float32 by rows of the question table; NaN where there is none.
+
+        Raises:
+            InputError: The store does not hold them.
+        """
+        read = self.store.read_signal("text_embedding", "0/answer", "sample").float()
+        answers = self.table.answers
+        held = torch.full((len(self.table.ids), int(answers.sample.max()) + 1, read.shape[1]), torch.nan)
+        held[torch.from_numpy(answers.question), torch.from_numpy(answers.sample)] = read
+        return held
+
+    def asked_of_answers(self, baseline: str) -> Asked:
+        """What the model was asked about each answer, [answer]."""
+        return asked_of_answers(self.table, self.store.asked(baseline, "sample"))
+
+    def _resident(self, split: str) -> Batch:
+        """A split where it is used: moved once, not batch by batch."""
+        device = self.trainer.strategy.root_device if self.trainer is not None else torch.device("cpu")
+        return self._batches[split].to(device)
 
     def train_dataloader(self) -> TensorBatches:
         """Shuffled training batches."""
-        return TensorBatches(self._batches["train"], self.batch_size, shuffle=True)
+        return TensorBatches(self._resident("train"), self.batch_size, shuffle=True)
 
     def val_dataloader(self) -> TensorBatches:
         """Validation batches."""
-        return TensorBatches(self._batches["val"], self.batch_size)
+        return TensorBatches(self._resident("val"), self.batch_size)
 
     def test_dataloader(self) -> TensorBatches:
         """Test batches."""
-        return TensorBatches(self._batches["test"], self.batch_size)
+        return TensorBatches(self._resident("test"), self.batch_size)
 
 
 def _check_classes(batch: Batch, split: str) -> None:
@@ -227,5 +282,5 @@ def _check_classes(batch: Batch, split: str) -> None:
     if right in (0, known):
         kind = "right" if right else "wrong"
         raise InputError(
-            f"Expected the {split} split to have right and wrong answers, but all {known} answers of its {len(batch.row)} questions are {kind}. Use more or other questions, or another split_seed."
+            f"Expected the {split} split to have right and wrong answers, but all {known} answers to its {len(batch.question.unique())} questions are {kind}. Use more or other questions, or another split_seed."
         )

@@ -6,11 +6,59 @@ from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from extract.errors import InputError
 from extract.inspection import choose_grader
 from extract.store import Store
+
+
+@dataclass(frozen=True)
+class AnswerTable:
+    """One entry an answer, in the order of the store's samples, which is that of a signal of sample scope.
+
+    The token that ended an answer (the end token, or the one that completed a stop text) is not counted.
+
+    Attributes:
+        question: [row] row of its question in the question table.
+        sample: [row] index j of the sample.
+        right: [row] 1 where the answer is right.
+        known: [row] 1 where it is graded right or wrong.
+        answer: What the grader took for the answer.
+        n_tokens: [row] tokens that were drawn, the ending one included.
+        mean_nll: [row] mean negative log-probability of its tokens, in nats; NaN for an answer without tokens.
+        max_nll: [row] the largest one.
+    """
+
+    question: NDArray[np.int64]
+    sample: NDArray[np.int64]
+    right: NDArray[np.int64]
+    known: NDArray[np.int64]
+    answer: list[str]
+    n_tokens: NDArray[np.int64]
+    mean_nll: NDArray[np.float64]
+    max_nll: NDArray[np.float64]
+
+    @property
+    def held(self) -> NDArray[np.bool_]:
+        """[row] whether an answer belongs to the held-out half, on which what the other half says is scored."""
+        return self.sample % 2 == 1
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a model said of itself when it was asked about each question, or about each answer.
+
+    Attributes:
+        value: [row] a number in [0, 1]; NaN where what it said has none.
+        read: [row] tokens that were read for it.
+        written: [row] tokens that were written for it.
+    """
+
+    value: NDArray[np.float64]
+    read: NDArray[np.int64]
+    written: NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -33,6 +81,8 @@ class QuestionTable:
         held_unknown: [question] unknown answers among the held-out half.
         consistency: [question] share of the most frequent answer in the consistency half; NaN without an answer.
         grader: Whose grades these are.
+        answers: Every answer of these questions.
+        asked: What the model was asked about each question, by the baseline's name.
     """
 
     ids: list[str]
@@ -47,6 +97,8 @@ class QuestionTable:
     held_unknown: NDArray[np.int64]
     consistency: NDArray[np.float64]
     grader: str
+    answers: AnswerTable
+    asked: dict[str, Asked]
 
     @property
     def accuracy(self) -> NDArray[np.float64]:
@@ -71,31 +123,88 @@ def load_table(store: Store, grader: str | None = None) -> QuestionTable:
             f"Expected every grade of {str(store.path)!r} to have its sample, but some samples are gone. Run `python -m extract sample` with the settings of the store again."
         )
     row_of = {question.id: row for row, question in enumerate(store.questions)}
-    counts = np.zeros((6, len(row_of)), dtype=np.int64)  # right, known, unknown, and the same of the held-out half
-    answers: list[list[str]] = [[] for _ in row_of]
-    for grade in store.grades(name).to_pylist():
-        row, right, held = row_of[grade["question_id"]], grade["right"], grade["sample"] % 2 == 1
-        kinds = [right is True, right is not None, right is None]
-        counts[:, row] += [*kinds, *(held and kind for kind in kinds)]
-        if not held:
-            answers[row].append(grade["answer"])
+    samples, grades = store.samples(), store.grades(name)
+    answers = _answers(samples, grades, row_of)
+    half = _count(answers, len(row_of), answers.held)
+    every = _count(answers, len(row_of), np.ones(len(answers.question), dtype=bool))
     prompt_tokens = np.zeros(len(row_of), dtype=np.int64)
-    for sample in store.samples().select(["question_id", "prompt_tokens"]).to_pylist():
-        prompt_tokens[row_of[sample["question_id"]]] = sample["prompt_tokens"]
+    prompt_tokens[answers.question] = samples["prompt_tokens"].to_numpy()
+    given: list[list[str]] = [[] for _ in row_of]
+    for row in np.flatnonzero(~answers.held):
+        given[answers.question[row]].append(answers.answer[row])
     return QuestionTable(
         ids=list(row_of),
         groups=[question.group for question in store.questions],
         texts=[question.text or str(question.messages[-1]["content"]) for question in store.questions],
         prompt_tokens=prompt_tokens,
-        right=counts[0],
-        known=counts[1],
-        unknown=counts[2],
-        held_right=counts[3],
-        held_known=counts[4],
-        held_unknown=counts[5],
-        consistency=np.array([modal_share(given) for given in answers]),
+        right=every[0],
+        known=every[1],
+        unknown=every[2],
+        held_right=half[0],
+        held_known=half[1],
+        held_unknown=half[2],
+        consistency=np.array([modal_share(one) for one in given]),
         grader=name,
+        answers=answers,
+        asked={baseline: _asked(store.asked(baseline), row_of) for baseline in store.asked_names("question")},
     )
+
+
+def _answers(samples: pa.Table, grades: pa.Table, row_of: dict[str, int]) -> AnswerTable:
+    """Samples and grades joined, in the order of the samples."""
+    question, sample = _keys(samples, row_of)
+    order, order_of_grades = np.lexsort((sample, question)), np.lexsort(_keys(grades, row_of)[::-1])
+    grade_of = np.empty(len(order), dtype=np.int64)
+    grade_of[order] = order_of_grades
+    right = grades["right"].take(grade_of).to_pylist()
+    drawn = [
+        np.array(logprobs[: len(logprobs) - (reason == "stop")])
+        for logprobs, reason in zip(samples["logprobs"].to_pylist(), samples["finish_reason"].to_pylist(), strict=True)
+    ]
+    return AnswerTable(
+        question=question,
+        sample=sample,
+        right=np.array([one is True for one in right], dtype=np.int64),
+        known=np.array([one is not None for one in right], dtype=np.int64),
+        answer=grades["answer"].take(grade_of).to_pylist(),
+        n_tokens=np.array([len(ids) for ids in samples["token_ids"].to_pylist()], dtype=np.int64),
+        mean_nll=np.array([-one.mean() if len(one) else np.nan for one in drawn]),
+        max_nll=np.array([-one.min() if len(one) else np.nan for one in drawn]),
+    )
+
+
+def _keys(table: pa.Table, row_of: dict[str, int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Question row and index of each sample, [row] each."""
+    question = np.array([row_of[one] for one in table["question_id"].to_pylist()], dtype=np.int64)
+    return question, table["sample"].to_numpy().astype(np.int64)
+
+
+def _count(answers: AnswerTable, n_questions: int, counted: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Right, known and unknown answers of each question among those that are counted, [3, question]."""
+    kinds = np.stack([answers.right, answers.known, 1 - answers.known]) * counted
+    return np.stack([np.bincount(answers.question, kind, n_questions) for kind in kinds]).astype(np.int64)
+
+
+def _asked(table: pa.Table, row_of: dict[str, int]) -> Asked:
+    rows = np.array([row_of[one] for one in table["question_id"].to_pylist()], dtype=np.int64)
+    return _scattered(table, rows, len(row_of))
+
+
+def asked_of_answers(table: QuestionTable, asked: pa.Table) -> Asked:
+    """What a model was asked about each answer, [answer] in the order of `table.answers`."""
+    row_of = {question: row for row, question in enumerate(table.ids)}
+    n_samples = int(table.answers.sample.max()) + 1
+    place = np.full((len(table.ids), n_samples), -1)
+    place[table.answers.question, table.answers.sample] = np.arange(len(table.answers.question))
+    return _scattered(asked, place[_keys(asked, row_of)], len(table.answers.question))
+
+
+def _scattered(table: pa.Table, rows: NDArray[np.int64], n_rows: int) -> Asked:
+    """The columns of an asked table as arrays; NaN and no tokens for rows that it lacks."""
+    asked = Asked(np.full(n_rows, np.nan), *np.zeros((2, n_rows), dtype=np.int64))
+    asked.value[rows] = np.array(table["value"].to_pylist(), dtype=np.float64)  # null is NaN
+    asked.read[rows], asked.written[rows] = table["prompt_tokens"].to_numpy(), table["completion_tokens"].to_numpy()
+    return asked
 
 
 def modal_share(answers: list[str]) -> float:

@@ -8,11 +8,13 @@ from typing import Any
 
 from extract.embedded import EMBEDDED_MODEL
 from extract.errors import InputError
-from extract.fill import fill_grades, fill_samples, fill_signals
+from extract.fill import fill_grades, fill_samples
 from extract.grading import load_grader
 from extract.identity import check_place
+from extract.parts import Scope
 from extract.policy import Identity, Policy
 from extract.questions import questions_hash
+from extract.reading import fill_signals
 from extract.recipe import StoreRecipe
 from extract.signals import load_signal
 from extract.store import Store
@@ -50,37 +52,47 @@ def sample(store: str, recipe: StoreRecipe, worker: Worker | None = None) -> Sto
         with alone(Path(store)):
             kept = Store.create(store, identity, questions)
         fill_samples(kept, recipe.k, sampler, worker)
-        _write_manifest(kept)
+        write_manifest(kept)
     return kept
 
 
-def _write_manifest(store: Store) -> None:
+def write_manifest(store: Store) -> None:
+    """Index what a command added, one worker at a time."""
     with alone(store.path):
         store.write_manifest()
 
 
-def make_store(store: str, recipe: StoreRecipe, grader: str, signals: Sequence[str]) -> Store:
+def make_store(
+    store: str, recipe: StoreRecipe, grader: str, signals: Sequence[str], scope: Scope = "question"
+) -> Store:
     """Sample, grade and read whatever a store still lacks. A whole store is left alone, and no model is loaded.
+
+    Args:
+        store: Folder of the store.
+        recipe: What it is made from.
+        grader: Name of the grader.
+        signals: Names of the signals.
+        scope: Whether they are read of the questions or of their answers.
 
     Raises:
         InputError: As `sample`, `grade` and `read`.
     """
     load_grader(grader)
     for signal in signals:
-        load_signal(signal)
+        load_signal(signal, scope)
     if (Path(store) / "identity.json").is_file():
         kept = Store.open(store)
         recipe.check_store(kept)
         if not (
             kept.missing_parts(recipe.k)
             or kept.ungraded_parts(grader)
-            or any(kept.unread_blocks(signal) for signal in signals)
+            or any(kept.unread(signal, scope) for signal in signals)
         ):
             return kept
     only = Worker()  # trainers start workers of their own, and one of them makes the store
     sample(store, recipe, only)
     grade(store, grader, only)
-    return read(store, signals, recipe.model, recipe.device, recipe.device_map, only)
+    return read(store, signals, scope, None, recipe.model, recipe.device, recipe.device_map, only)
 
 
 def grade(store: str, grader: str = "short", worker: Worker | None = None) -> Store:
@@ -101,23 +113,27 @@ def grade(store: str, grader: str = "short", worker: Worker | None = None) -> St
     kept = Store.open(store)
     with worker.writing(kept.path):
         fill_grades(kept, grader, rule, worker)
-        _write_manifest(kept)
+        write_manifest(kept)
     return kept
 
 
 def read(
     store: str,
     signals: Sequence[str] = ("hidden",),
+    scope: Scope = "question",
+    layers: Sequence[int] | None = None,
     model: str | None = None,
     device: str = "auto",
     device_map: str | None = None,
     worker: Worker | None = None,
 ) -> Store:
-    """Read signals from the model's inside, for the blocks that lack them.
+    """Read signals from the model's inside, for the blocks or parts that lack them.
 
     Args:
         store: Folder of the store.
         signals: Names of the signals.
+        scope: question reads the questions; sample reads their answers.
+        layers: Layers to keep, from 0 (embeddings) to the number of blocks; null goes on with those that there are, or keeps all.
         model: Where the store's model is, if it was a folder; null takes the name that the store holds.
         device: auto, cpu, cuda or cuda:N.
         device_map: How transformers spreads a large model over devices.
@@ -127,17 +143,24 @@ def read(
         The store.
 
     Raises:
-        InputError: Unknown signal, no store, or another model than the store's.
+        InputError: Unknown signal, no store, other layers than those that there are, or another model than the store's.
     """
-    worker, functions = worker or Worker.from_environment(), {name: load_signal(name) for name in signals}
+    worker = worker or Worker.from_environment()
+    for signal in signals:
+        load_signal(signal, scope)
     kept = Store.open(store)
     with worker.writing(kept.path):
-        fill_signals(kept, functions, lambda: _model_of(kept, model, device, device_map), worker)
-        _write_manifest(kept)
+        fill_signals(kept, signals, lambda: model_of(kept, model, device, device_map), worker, scope, layers)
+        write_manifest(kept)
     return kept
 
 
-def _model_of(store: Store, model: str | None, device: str, device_map: str | None) -> tuple[Any, Any]:
+def model_of(store: Store, model: str | None, device: str, device_map: str | None) -> tuple[Any, Any]:
+    """The model and tokenizer that a store's answers are by.
+
+    Raises:
+        InputError: It can't be loaded, or is another one.
+    """
     from extract.models import check_model, load_model
 
     wanted = store.identity["policy"]["model"]
@@ -181,7 +204,7 @@ def verify(store: str) -> None:
     problems = list(kept.problems())
     if problems:
         raise InputError(
-            f"Expected the files of {store!r} to be whole, but {len(problems)} are not: {'; '.join(problems)}. Run the command that made them (sample, grade or read) again, which makes them anew, and delete what no command made."
+            f"Expected the files of {store!r} to be whole, but {len(problems)} are not: {'; '.join(problems)}. Run the command that made them (sample, grade, read or ask) again, which makes them anew, and delete what no command made."
         )
     manifest = kept.write_manifest()
     print(

@@ -28,7 +28,7 @@ class Damaged(InputError):
 
     def __init__(self, path: Path, problem: str) -> None:
         super().__init__(
-            f"Expected {str(path)!r} to be as it was written, but {problem}. Run the command that made it (sample, grade or read) again, which makes it anew; delete it if no command did."
+            f"Expected {str(path)!r} to be as it was written, but {problem}. Run the command that made it (sample, grade, read or ask) again, which makes it anew; delete it if no command did."
         )
         self.path, self.problem = path, problem
 

@@ -39,10 +39,7 @@ def describe(store: Store, grader: str | None = None, n_answers: int = 5) -> str
         f"prompt     {decoding['prompt']['template']!r}{' in the chat template' if decoding['prompt']['chat'] else ''}",
         f"questions  {len(store.questions)} in {store.n_blocks} blocks",
     ]
-    for signal in store.signals():
-        lines.append(
-            f"signal     {signal}: {store.n_blocks - len(store.unread_blocks(signal))} of {store.n_blocks} blocks"
-        )
+    lines += _held(store)
     if not samples:
         return "\n".join([*lines, "samples    none yet: run `python -m extract sample`"])
     tokens = sum(len(row["token_ids"]) for row in samples)
@@ -71,6 +68,27 @@ def describe(store: Store, grader: str | None = None, n_answers: int = 5) -> str
             f"  {mark:7}  {question.text or question.messages[-1]['content']}  →  {' '.join(row['text'].split())}"
         )
     return "\n".join(lines)
+
+
+def _held(store: Store) -> list[str]:
+    """A line for each signal and each asked baseline, with how much of it there is."""
+    n_blocks, n_parts = store.n_blocks, len(store.parts())
+    lines = []
+    for signal in store.signals():
+        counts = n_blocks - len(store.unread_blocks(signal)), n_parts - len(store.unread_parts(signal))
+        lines.append(f"signal     {signal}: {_of(counts, n_blocks, n_parts)}")
+    for name in sorted({*store.asked_names("question"), *store.asked_names("sample")}):
+        counts = n_blocks - len(store.unasked(name)), n_parts - len(store.unasked(name, "sample"))
+        lines.append(f"asked      {name}: {_of(counts, n_blocks, n_parts)}")
+    return lines
+
+
+def _of(counts: tuple[int, int], n_blocks: int, n_parts: int) -> str:
+    of_questions = f"{counts[0]} of {n_blocks} blocks of questions"
+    of_answers = f"{counts[1]} of {n_parts} parts of answers"
+    return (
+        " and ".join(text for count, text in zip(counts, (of_questions, of_answers), strict=True) if count) or "nothing"
+    )
 
 
 def _accuracy_table(store: Store, right: dict[tuple[str, int], bool | None]) -> list[str]:

@@ -51,7 +51,7 @@ def load_model(
 
     if dtype not in DTYPES:
         raise InputError(f"Expected `dtype` to be one of {', '.join(DTYPES)}, but got {dtype!r}.")
-    where = _resolve_device(device)
+    where = resolve_device(device)
     source = str(embedded_model_folder()) if model == EMBEDDED_MODEL else model
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, revision=revision)
@@ -69,7 +69,12 @@ def load_model(
     return loaded.eval(), tokenizer
 
 
-def _resolve_device(device: str) -> torch.device:
+def resolve_device(device: str) -> torch.device:
+    """The torch device of a `device` option.
+
+    Raises:
+        InputError: It is none, or this machine has no such one.
+    """
     if device == "auto":
         # several workers on one machine take one device each
         index = int(os.environ.get("LOCAL_RANK", "0")) % max(1, torch.cuda.device_count())

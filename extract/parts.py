@@ -1,4 +1,4 @@
-"""Names inside a store: parts of the samples, blocks of a signal, and what a grader or a signal may be called."""
+"""Names inside a store: blocks, parts of the samples, and what a grader, a signal or a baseline may be called."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import re
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Literal
 
 from extract.errors import InputError
 from extract.files import Damaged, is_finished, shown
 
+#: What the rows of a signal or of an asked table are: questions, in files of a block, or answers, in files of a part.
+Scope = Literal["question", "sample"]
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 
@@ -33,24 +36,47 @@ class Part:
         Raises:
             Damaged: It is not the name that a part of a store of `n_blocks` blocks has.
         """
-        found = re.fullmatch(r"([0-9]{5,9})\.([0-9]{3,9})-([0-9]{3,9})\.parquet", path.name)
+        found = re.fullmatch(r"([0-9]{5,9})\.([0-9]{3,9})-([0-9]{3,9})", path.stem)
         part = Part(*map(int, found.groups())) if found else None
         if part is None or path.stem != part.stem or part.block >= n_blocks or part.start >= part.stop:
             raise Damaged(
                 path,
-                f"its name is none of a part (BLOCK.START-STOP.parquet, such as 00000.000-010.parquet, of {n_blocks} blocks)",
+                f"its name is none of a part (BLOCK.START-STOP{path.suffix}, such as 00000.000-010{path.suffix}, of {n_blocks} blocks)",
             )
         return part
 
 
+#: What one file holds: a block, or a part.
+Place = int | Part
+
+
+def place_of(path: Path, n_blocks: int) -> Place:
+    """The block or part that a file's name stands for.
+
+    Raises:
+        Damaged: It is the name of neither in a store of `n_blocks` blocks.
+    """
+    return Part.of(path, n_blocks) if "." in path.stem else block_of(path, n_blocks)
+
+
+def scope_of(place: Place) -> Scope:
+    """What the rows of a place's files are."""
+    return "sample" if isinstance(place, Part) else "question"
+
+
+def stem_of(place: Place) -> str:
+    """File name of a place without its ending."""
+    return place.stem if isinstance(place, Part) else block_stem(place)
+
+
 def block_of(path: Path, n_blocks: int) -> int:
-    """The block that the name of a signal's file stands for.
+    """The block that a file's name stands for.
 
     Raises:
         Damaged: It is not the name that a block of a store of `n_blocks` blocks has.
     """
-    if not re.fullmatch(r"[0-9]{5,9}\.safetensors", path.name) or path.stem != block_stem(int(path.stem)):
-        raise Damaged(path, "its name is none of a block (BLOCK.safetensors, such as 00000.safetensors)")
+    if not re.fullmatch(r"[0-9]{5,9}", path.stem) or path.stem != block_stem(int(path.stem)):
+        raise Damaged(path, f"its name is none of a block (BLOCK{path.suffix}, such as 00000{path.suffix})")
     if int(path.stem) >= n_blocks:
         raise Damaged(path, f"the store has {n_blocks} blocks only")
     return int(path.stem)
@@ -87,7 +113,7 @@ def gaps(parts: list[Part], n_blocks: int, k: int) -> list[Part]:
 
 
 def check_name(name: str, what: str) -> str:
-    """A grader's or signal's name, which is a folder's too, as it came.
+    """A grader's, signal's or baseline's name, which is a folder's too, as it came.
 
     Raises:
         InputError: It is no plain name: it holds a slash, a space, or begins with a dot.

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from extract.files import Damaged, shown
-from extract.parts import Part
+from extract.parts import Part, Place
 
 #: A log-probability may lie above 0 by what float32 loses of logits in the hundreds.
 _ROUNDING = 1e-3
@@ -98,6 +98,31 @@ def check_grades(table: pa.Table, part: Part, ids: Sequence[str], grader: str, p
     _check_keys(table, part, ids, path)
 
 
+def check_asked(table: pa.Table, place: Place, ids: Sequence[str], path: Path) -> None:
+    """Refuse what no model was asked about the questions of a block, or the answers of a part.
+
+    Args:
+        table: Rows of the columns of `ASKED_QUESTIONS_SCHEMA` or `ASKED_SAMPLES_SCHEMA`, nulls in `value` and `mass` only.
+        place: The block or part that they are of.
+        ids: Question ids of the block.
+        path: The file, for the message.
+
+    Raises:
+        Damaged: Naming the column, and the first row where it is wrong.
+    """
+    if isinstance(place, Part):
+        _check_keys(table, place, ids, path)
+    elif table["question_id"].to_pylist() != list(ids):
+        raise Damaged(path, f"its rows are not the questions of block {place} in their order")
+    for name in ("value", "mass"):
+        if name in table.column_names:
+            stated = _numpy(table[name].fill_null(0.0))
+            _refuse(~np.isfinite(stated), table, path, f"has a `{name}` that is not finite")
+    for name in ("prompt_tokens", "completion_tokens", "attempts"):
+        if name in table.column_names:
+            _refuse(_numpy(table[name]) < 0, table, path, f"has `{name}` below 0")
+
+
 def _check_keys(table: pa.Table, part: Part, ids: Sequence[str], path: Path) -> NDArray[np.int64]:
     """Place in `ids` of each row's question, after a check that each question and sample of the part comes once."""
     place = pc.index_in(table["question_id"], pa.array(ids, pa.string()))
@@ -125,5 +150,7 @@ def _refuse(wrong: NDArray[np.bool_], table: pa.Table, path: Path, problem: str)
     """Name the first of the wrong [row] rows."""
     if wrong.any():
         row = int(wrong.argmax())
-        question, sample = table["question_id"][row].as_py(), table["sample"][row].as_py()
-        raise Damaged(path, f"row {row} (question {shown(question)}, sample {sample}) {problem}")
+        name = f"question {shown(table['question_id'][row].as_py())}"
+        if "sample" in table.column_names:
+            name += f", sample {table['sample'][row].as_py()}"
+        raise Damaged(path, f"row {row} ({name}) {problem}")

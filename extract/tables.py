@@ -42,8 +42,31 @@ SAMPLES_SCHEMA = pa.schema(
 GRADES_SCHEMA = pa.schema(
     [("question_id", pa.string()), ("sample", pa.int32()), ("right", pa.bool_()), ("answer", pa.string())]
 )
-#: The one column that may hold nulls.
-_NULLABLE = "right"
+#: What a model was asked about each question. `value` is null where what it said has none; `text` is what it said; `mass`
+#: is the probability of all the surface forms that were looked at, null where none were.
+ASKED_QUESTIONS_SCHEMA = pa.schema(
+    [
+        ("question_id", pa.string()),
+        ("value", pa.float64()),
+        ("text", pa.string()),
+        ("mass", pa.float64()),
+        ("prompt_tokens", pa.int64()),
+        ("completion_tokens", pa.int64()),
+        ("attempts", pa.int32()),
+    ]
+)
+#: What a model was asked about each answer: a probability, or the number of the answer's cluster.
+ASKED_SAMPLES_SCHEMA = pa.schema(
+    [
+        ("question_id", pa.string()),
+        ("sample", pa.int32()),
+        ("value", pa.float64()),
+        ("prompt_tokens", pa.int64()),
+        ("completion_tokens", pa.int64()),
+    ]
+)
+#: The columns that may hold nulls.
+_NULLABLE = ("right", "value", "mass")
 _LARGEST = 2**31  # bytes of a table, in the file and in memory
 _BATCH = 1024  # questions that are made at a time
 
@@ -133,7 +156,7 @@ def read_table(path: Path, folder: Path, schema: pa.Schema, n_rows: int | None =
         n_rows: Exactly how many rows it has; None takes any number.
 
     Returns:
-        A table of `schema` with the file's metadata, and without nulls but in `right`.
+        A table of `schema` with the file's metadata, and without nulls but in `right`, `value` and `mass`.
 
     Raises:
         Damaged: The file is no such table.
@@ -152,7 +175,7 @@ def read_table(path: Path, folder: Path, schema: pa.Schema, n_rows: int | None =
     if n_rows is not None and table.num_rows != n_rows:
         raise Damaged(path, f"it has {table.num_rows} rows where {n_rows} belong")
     for column in table.column_names:
-        if column != _NULLABLE and any(array.null_count for array in _nested(table[column].combine_chunks())):
+        if column not in _NULLABLE and any(array.null_count for array in _nested(table[column].combine_chunks())):
             raise Damaged(path, f"`{column}` holds nulls")
     return table
 

@@ -1,12 +1,14 @@
-"""A signal's block as a safetensors file: what its header has to say before a tensor is read, and what is in a tensor."""
+"""A signal's file, which is a safetensors file: what its header has to say before a tensor is read, and what is in a tensor."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
@@ -16,41 +18,51 @@ from extract.hashing import canonical_json
 
 #: A layer, then the names of a position or of whatever else tells the tensors of a layer apart.
 _KEY = re.compile(r"(0|[1-9][0-9]{0,4})(/[A-Za-z0-9_]+)+")
-_FLOATS = ("F16", "BF16", "F32", "F64")
+#: Types that a tensor may have, as safetensors names them.
+FLOATS = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64}
+#: What else the metadata may say: prompt tokens that were read at a time, and what made the tensors.
+_FURTHER = {"batch_tokens": int | None, "how": dict | None}
 
 
 class Entry(NamedTuple):
-    """What a tensor holds for one question: values of a `dtype`, as safetensors names it, in a `shape`."""
+    """What a tensor holds for one row: values of a `dtype`, as safetensors names it, in a `shape`."""
 
     dtype: str
     shape: tuple[int, ...]
 
 
-#: What a block holds by key.
+#: What a file holds by key.
 Layout = dict[str, Entry]
 
 
-def write_block(path: Path, tensors: dict[str, Tensor], stamp: dict[str, Any], batch_tokens: int | None) -> None:
-    """Write tensors [question, …] by ``layer/position`` key, with what they are a block of and how they were read."""
+class Header(NamedTuple):
+    """What a file holds by key, and `how` it was made where that is not the store's own model."""
+
+    layout: Layout
+    how: dict[str, Any] | None
+
+
+def write_block(path: Path, tensors: dict[str, Tensor], stamp: dict[str, Any], **how: Any) -> None:
+    """Write tensors [row, …] by ``layer/position`` key, with what they are rows of and how they were made."""
     # one key: safetensors writes several in an order that changes from run to run
-    metadata = {"store": canonical_json({**stamp, "batch_tokens": batch_tokens})}
+    metadata = {"store": canonical_json({**stamp, **how})}
     write_file(path, save({key: tensor.contiguous() for key, tensor in tensors.items()}, metadata))
 
 
-def check_block(path: Path, folder: Path, n_questions: int, stamp: dict[str, Any]) -> Layout:
-    """Read a block's header, then refuse its file if a byte of it changed.
+def check_block(path: Path, folder: Path, n_rows: int, stamp: dict[str, Any]) -> Header:
+    """Read a file's header, then refuse it if a byte of it changed; of its content a little is held at a time.
 
     Args:
         path: The file.
         folder: The store, which it has to lie in.
-        n_questions: Questions of the block.
-        stamp: What it has to be a block of: identity of the store, signal, block.
+        n_rows: Questions of its block, or answers of its part.
+        stamp: What it has to be rows of: identity of the store, signal, block, and part where there is one.
 
     Returns:
-        What it holds for each of its questions, by key.
+        What it holds for each of its rows, by key, and how it was made.
 
     Raises:
-        Damaged: It is no such block, or not as it was written.
+        Damaged: It is no such file, or not as it was written.
     """
     check_size(path, folder)
     try:
@@ -60,52 +72,52 @@ def check_block(path: Path, folder: Path, n_questions: int, stamp: dict[str, Any
             found = {key: (one.get_dtype(), tuple(one.get_shape())) for key, one in slices.items()}
     except (OSError, ValueError, RecursionError, SafetensorError) as error:
         raise Damaged(path, f"it is no safetensors file that can be read ({one_line(error)})") from None
-    how = stated.pop("batch_tokens", None) if isinstance(stated, dict) else None
-    if stated != stamp or not isinstance(how, int | None):
+    further = {key: stated.pop(key, None) for key in _FURTHER} if isinstance(stated, dict) else {}
+    if stated != stamp or not all(isinstance(value, _FURTHER[key]) for key, value in further.items()):
         raise Damaged(path, f"its metadata says {shown(stated)} where {canonical_json(stamp)} belongs")
     if not found:
         raise Damaged(path, "it holds no tensor")
     for key, (dtype, shape) in found.items():
         if not _KEY.fullmatch(key):
             raise Damaged(path, f"it holds a tensor {shown(key)}, which is no LAYER/POSITION")
-        if dtype not in _FLOATS:
-            raise Damaged(path, f"{key!r} is of {dtype} and not of one of {', '.join(_FLOATS)}")
-        if not shape or shape[0] != n_questions or 0 in shape:
-            raise Damaged(path, f"{key!r} has the shape {list(shape)} where {n_questions} questions belong")
+        if dtype not in FLOATS:
+            raise Damaged(path, f"{key!r} is of {dtype} and not of one of {', '.join(FLOATS)}")
+        if not shape or shape[0] != n_rows or 0 in shape:
+            raise Damaged(path, f"{key!r} has the shape {list(shape)} where {n_rows} rows belong")
     check_file(path, folder)
-    return {key: Entry(dtype, shape[1:]) for key, (dtype, shape) in found.items()}
+    return Header({key: Entry(dtype, shape[1:]) for key, (dtype, shape) in found.items()}, further["how"])
 
 
-def read_block(path: Path, key: str, ids: list[str]) -> Tensor:
-    """One tensor [question, …] of a checked block. A row that is missing is NaN as a whole.
+def read_block(path: Path, key: str, name: Callable[[int], str]) -> Tensor:
+    """One tensor [row, …] of a checked file. A row that is missing is NaN as a whole.
 
     Args:
         path: The file.
         key: Key of the tensor.
-        ids: Question ids of the block, for the message.
+        name: What a row is, for the message.
 
     Raises:
         Damaged: A row is infinite, or NaN in part.
     """
     with safe_open(path, framework="pt") as file:
         tensor: Tensor = file.get_tensor(key)
-    flat = tensor.reshape(len(ids), -1)
+    flat = tensor.reshape(len(tensor), -1)
     wrong = ~flat.isfinite().all(1)
     if wrong.any():
         broken = (wrong & ~flat.isnan().all(1)).nonzero()[:, 0].tolist()
         if broken:
             raise Damaged(
                 path,
-                f"{key!r} is not finite in row {broken[0]} (question {shown(ids[broken[0]])}), nor NaN as a whole, which a missing row is",
+                f"{key!r} is not finite in row {broken[0]} ({name(broken[0])}), nor NaN as a whole, which a missing row is",
             )
     return tensor
 
 
 def common_layout(layouts: dict[Path, Layout]) -> Layout:
-    """The layout that all blocks of a signal have; nothing of none.
+    """The layout that all files of a signal have; nothing of none.
 
     Raises:
-        Damaged: A block lacks a key, or has another dtype or shape under it than the first one.
+        Damaged: A file lacks a key, or has another dtype or shape under it than the first one.
     """
     first = next(iter(layouts), None)
     if first is None:
@@ -120,4 +132,4 @@ def common_layout(layouts: dict[Path, Layout]) -> Layout:
 
 
 def _described(entry: Entry | None) -> str:
-    return "missing" if entry is None else f"{entry.dtype} of shape {list(entry.shape)} a question"
+    return "missing" if entry is None else f"{entry.dtype} of shape {list(entry.shape)} a row"

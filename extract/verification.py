@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from extract.errors import InputError
 from extract.files import Damaged, is_finished, is_inside, read_json, read_voucher, replace_file, shown
-from extract.parts import Part, block_of
+from extract.parts import Part, block_of, place_of
 
 if TYPE_CHECKING:
     from extract.store import Store
@@ -57,12 +57,14 @@ def _check(store: Store, path: Path) -> None:
             store.graded_parts(grader)
         case ("grades", grader, name) if name.endswith(".parquet"):
             store.grades(grader, Part.of(path, store.n_blocks))
-        case ("signals", signal, "question"):
-            store.layout(signal)
-        case ("signals", signal, "question", name) if name.endswith(".safetensors"):
-            block = block_of(path, store.n_blocks)
-            for key in store.block_layout(signal, block):
-                store.read_block(signal, block, key)
+        case ("signals", signal, "question" | "sample" as scope):
+            store.layout(signal, scope)
+        case ("signals", signal, "question" | "sample" as scope, name) if name.endswith(".safetensors"):
+            place = (block_of if scope == "question" else Part.of)(path, store.n_blocks)
+            for key in store.block_layout(signal, place):
+                store.read_block(signal, place, key)
+        case ("asked", baseline, name) if name.endswith(".parquet"):
+            store.asked_table(baseline, place_of(path, store.n_blocks))
         case _ if path.suffix in _DATA:
             raise Damaged(path, "it is no file of a store")
 

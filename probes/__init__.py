@@ -10,8 +10,12 @@ from typing import Any
 
 _PUBLIC = {
     "ConfidenceProbe": "probes.artefact",
+    "DifferenceOfMeans": "probes.difference_of_means",
     "Linear": "probes.linear",
+    "Logistic": "probes.logistic",
+    "MLP": "probes.mlp",
     "ProbeModule": "probes.module",
+    "Ridge": "probes.ridge",
     "load_probe": "probes.artefact",
 }
 

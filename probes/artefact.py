@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +13,9 @@ from torch import Tensor
 
 from extract.errors import InputError
 from extract.files import replace_file
-from probes.head import LinearHead
-from probes.loading import FORMAT_VERSION, find_probe, read_config, read_head
+from probes.calibrators import Calibrator
+from probes.head import Head
+from probes.loading import FORMAT_VERSION, find_probe, probe_tensors, read_config, read_weights
 
 if TYPE_CHECKING:
     from probes.confidence import ConfidentModel, Prompts
@@ -23,12 +25,13 @@ class ConfidenceProbe:
     """A trained probe with everything that is needed to use it rightly.
 
     Args:
-        head: From hidden states to confidences.
+        head: From hidden states to scores.
+        calibrator: From scores to confidences.
         config: What config.json holds: model identity, layer, named position, prompt, target, training set, figures.
     """
 
-    def __init__(self, head: LinearHead, config: dict[str, Any]) -> None:
-        self.head = head.eval().requires_grad_(False)
+    def __init__(self, head: Head, calibrator: Calibrator, config: dict[str, Any]) -> None:
+        self.head, self.calibrator = head.eval(), calibrator.eval()
         self.config = config
 
     @property
@@ -47,26 +50,39 @@ class ConfidenceProbe:
             raise InputError(
                 f"Expected hidden states of width {self.config['d_model']}, but got {hidden.shape[-1]}. Read them from {self.config['model']['id']!r}."
             )
-        return self.head.to(hidden.device)(hidden)
+        return self.calibrator.to(hidden.device)(self.head.to(hidden.device)(hidden))
 
-    def score(self, hf_model: Any, tokenizer: Any, prompts: Prompts, attention_mask: Tensor | None = None) -> Tensor:
-        """Confidence of each question before any answer, by one pass over the prompts.
+    def score(
+        self,
+        hf_model: Any,
+        tokenizer: Any,
+        prompts: Prompts,
+        answers: str | Sequence[str] | None = None,
+        attention_mask: Tensor | None = None,
+    ) -> Tensor:
+        """Confidence of each question before any answer, by one pass over the prompts; or of given answers.
 
         Args:
             hf_model: The model that the probe was trained on.
             tokenizer: Its tokenizer.
             prompts: Texts, chats or token ids; one or several.
+            answers: The answer to each question, for a probe of the target `response`, which reads them with their prompts.
             attention_mask: [question, token], 0 at padding, for a tensor of padded ids.
 
         Returns:
-            [question] float32 in [0, 1], on the CPU.
+            [question] float32 in [0, 1], on the CPU; NaN for an answer without words.
 
         Raises:
-            InputError: Another model, or an empty prompt.
+            InputError: Another model, an empty prompt, or answers where the probe reads none or the other way round.
         """
         from probes.confidence import score
 
-        return score(self, hf_model, tokenizer, prompts, attention_mask)
+        return score(self, hf_model, tokenizer, prompts, answers, attention_mask)
+
+    @property
+    def reads_answers(self) -> bool:
+        """Whether the probe reads an answer with its prompt, and not the prompt alone."""
+        return bool(self.config["target"] == "response")
 
     def attach(self, hf_model: Any, tokenizer: Any) -> ConfidentModel:
         """A wrapper whose `generate` gives every answer with a confidence.
@@ -82,8 +98,7 @@ class ConfidenceProbe:
         """Write the probe with the text of its model card; returns the folder."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.head.state_dict().items()}
-        weights = save(tensors, metadata={"format": "pt"})
+        weights = save(probe_tensors(self.head, self.calibrator), metadata={"format": "pt"})
         stated = {"format_version": FORMAT_VERSION, "weights": hashlib.sha256(weights).hexdigest()}
         config = json.dumps({**self.config, **stated}, indent=1, sort_keys=True) + "\n"
         replace_file(folder / "model.safetensors", weights)
@@ -104,4 +119,4 @@ def load_probe(probe: str | Path, revision: str | None = None) -> ConfidenceProb
     """
     files = find_probe(probe, revision)
     config = read_config(files.config)
-    return ConfidenceProbe(read_head(files.tensors, config), config)
+    return ConfidenceProbe(*read_weights(files.tensors, config), config)

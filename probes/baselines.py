@@ -1,35 +1,96 @@
-"""Baselines: confidences that read no hidden states. Fitted on train, calibrated on validation, like a probe."""
+"""Baselines: scores that read no hidden states. Fitted on train, calibrated on validation, like a probe.
+
+A new one is a function and one entry in `BASELINES`.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from datamodules import QuestionTable
-from probes.calibration import fit_platt
+from datamodules import FeatureDataModule, QuestionTable
+from datamodules.semantic import discrete_entropy, likelihood_entropy, seu
+from extract.errors import InputError
+from probes.calibration import fit_calibrator, fit_platt
+
+#: Rows of the question table by split.
+Rows = dict[str, Tensor]
 
 
-@dataclass(frozen=True)
-class Scored:
-    """A method's confidences for some questions, and the answers that they are scored on.
+class Cost(NamedTuple):
+    """Tokens of the model that answers, a question: [question] each."""
+
+    read: NDArray[np.int64]
+    written: NDArray[np.int64]
+
+
+class Baseline(NamedTuple):
+    """How a baseline comes to its number.
 
     Attributes:
-        confidence: [question] float64 in [0, 1].
-        right: [question] right answers.
-        known: [question] graded answers.
+        score: From the data and the rows of each split to scores of the whole table, [question] or, of an answer's
+            baseline, [answer]; higher = more likely right, NaN where there is none. Looks at grades of the training split only.
+        cost: Tokens that the score costs beside those of the one answer that a user wants anyway.
+        calibrator: How the score becomes a confidence on validation; None where it is one.
+        half: Whether it spends one half of the answers, and is therefore scored on the other.
+        needs: What `python -m extract ask` or `read` has to have put into the store, as a person would type it.
     """
 
-    confidence: Tensor
-    right: Tensor
-    known: Tensor
+    score: Callable[[FeatureDataModule, Rows], Tensor]
+    cost: Callable[[FeatureDataModule], Cost]
+    calibrator: str | None = "platt"
+    half: bool = False
+    needs: str | None = None
 
 
-def constant(table: QuestionTable, rows: dict[str, Tensor]) -> Tensor:
-    """The training split's mean accuracy, for every question of the table."""
-    return torch.full((len(table.ids),), mean_accuracy(table, rows["train"]), dtype=torch.float64)
+class AnswerBaseline(NamedTuple):
+    """A baseline of single answers.
+
+    Attributes:
+        score: From the data to scores [answer] float64, higher = more likely right; NaN where there is none.
+        needs: As of a `Baseline`.
+    """
+
+    score: Callable[[FeatureDataModule], NDArray[np.float64]]
+    needs: str | None = None
+
+
+# Costs
+
+
+def free(data: FeatureDataModule) -> Cost:
+    """Nothing that the model reads or writes."""
+    nothing = np.zeros(len(data.table.ids), dtype=np.int64)
+    return Cost(nothing, nothing)
+
+
+def half_of_answers(data: FeatureDataModule) -> Cost:
+    """The prompt once, and every second answer."""
+    answers = data.table.answers
+    spent = ~answers.held
+    return Cost(
+        data.table.prompt_tokens,
+        np.bincount(answers.question[spent], answers.n_tokens[spent], len(data.table.ids)).astype(np.int64),
+    )
+
+
+def asking(name: str) -> Callable[[FeatureDataModule], Cost]:
+    """What was read and written when the model was asked, all attempts together."""
+    return lambda data: Cost(data.table.asked[name].read, data.table.asked[name].written)
+
+
+# Scores
+
+
+def constant(data: FeatureDataModule, rows: Rows) -> Tensor:
+    """The training split's mean accuracy, for every question."""
+    return torch.full((len(data.table.ids),), mean_accuracy(data.table, rows["train"]), dtype=torch.float64)
 
 
 def mean_accuracy(table: QuestionTable, rows: Tensor) -> float:
@@ -37,9 +98,9 @@ def mean_accuracy(table: QuestionTable, rows: Tensor) -> float:
     return float(torch.from_numpy(table.accuracy)[rows].mean())
 
 
-def base_rate(table: QuestionTable, rows: dict[str, Tensor]) -> Tensor:
+def base_rate(data: FeatureDataModule, rows: Rows) -> Tensor:
     """The training split's mean accuracy of the question's group; of all questions for a group not seen there."""
-    seen: dict[str, list[float]] = defaultdict(list)
+    table, seen = data.table, defaultdict(list)
     for row in rows["train"].tolist():
         seen[table.groups[row]].append(float(table.accuracy[row]))
     overall = mean_accuracy(table, rows["train"])
@@ -48,36 +109,170 @@ def base_rate(table: QuestionTable, rows: dict[str, Tensor]) -> Tensor:
     )
 
 
-def length(table: QuestionTable, rows: dict[str, Tensor]) -> Tensor:
+def length(data: FeatureDataModule, rows: Rows) -> Tensor:
     """Prompt length in tokens, through a logistic curve fitted on train; shorter or longer may be the better."""
-    tokens = torch.from_numpy(table.prompt_tokens).double()
+    tokens = torch.from_numpy(data.table.prompt_tokens).double()
     train = rows["train"]
-    right, known = torch.from_numpy(table.right)[train], torch.from_numpy(table.known)[train]
+    right, known = torch.from_numpy(data.table.right)[train], torch.from_numpy(data.table.known)[train]
     falling, rising = fit_platt(-tokens[train], right, known), fit_platt(tokens[train], right, known)
     return rising(tokens) if rising.slope > 0 else falling(-tokens)
 
 
-def consistency(table: QuestionTable, rows: dict[str, Tensor]) -> Tensor:
-    """Share of the most frequent answer in one half of the samples, calibrated on validation.
+def asked(name: str) -> Callable[[FeatureDataModule, Rows], Tensor]:
+    """What the model said of itself when it was asked about each question."""
+    return lambda data, rows: torch.from_numpy(data.table.asked[name].value)
 
-    To be scored on the other half only: `held_right` and `held_known` of the table. NaN without answers, and for every
-    question where the other half of the validation answers is all right or all wrong.
+
+def consistency(data: FeatureDataModule, rows: Rows) -> Tensor:
+    """Share of the most frequent answer among every second one."""
+    return torch.from_numpy(data.table.consistency)
+
+
+def mean_of_half(values: Callable[[FeatureDataModule], NDArray[np.float64]]) -> Callable[..., Tensor]:
+    """Minus the mean over every second answer of an uncertainty [answer]; answers without one are passed over."""
+
+    def score(data: FeatureDataModule, rows: Rows) -> Tensor:
+        answers, value = data.table.answers, values(data)
+        counted = ~answers.held & np.isfinite(value)
+        total, n = (
+            np.bincount(answers.question[counted], weight, len(data.table.ids))
+            for weight in (value[counted], np.ones(counted.sum()))
+        )
+        with np.errstate(invalid="ignore"):
+            return torch.from_numpy(-total / n)
+
+    return score
+
+
+def token_entropy(key: str) -> Callable[[FeatureDataModule], NDArray[np.float64]]:
+    """The signal `token_entropy` of every answer: `mean` or `max` over its tokens, in nats."""
+
+    def values(data: FeatureDataModule) -> NDArray[np.float64]:
+        name = next(one for one in data.store.signal_keys("token_entropy", "sample") if one.endswith(f"/{key}"))
+        return data.store.read_signal("token_entropy", name, "sample").double().numpy()
+
+    return values
+
+
+def of_half(value: Callable[[FeatureDataModule], Callable[[NDArray[np.int64]], float]]) -> Callable[..., Tensor]:
+    """Minus an uncertainty that every second answer to a question has together, given by rows of the answer table."""
+
+    def score(data: FeatureDataModule, rows: Rows) -> Tensor:
+        spent: list[list[int]] = [[] for _ in data.table.ids]
+        for row in np.flatnonzero(~data.table.answers.held):
+            spent[data.table.answers.question[row]].append(int(row))
+        uncertainty = value(data)
+        return torch.tensor([-uncertainty(np.array(one, dtype=np.int64)) for one in spent], dtype=torch.float64)
+
+    return score
+
+
+def semantic_entropy(data: FeatureDataModule) -> Callable[[NDArray[np.int64]], float]:
+    """Discrete semantic entropy, where answers are equal that the grader took for equal."""
+    answer = data.table.answers.answer
+    return lambda spent: discrete_entropy([answer[row] for row in spent])
+
+
+def likelihood_semantic_entropy(data: FeatureDataModule) -> Callable[[NDArray[np.int64]], float]:
+    """Semantic entropy where answers weigh what they are likely."""
+    answers = data.table.answers
+    return lambda spent: likelihood_entropy(-answers.mean_nll[spent], [answers.answer[row] for row in spent])
+
+
+def entailment_semantic_entropy(data: FeatureDataModule) -> Callable[[NDArray[np.int64]], float]:
+    """Discrete semantic entropy, where answers are equal that entail each other by an NLI model."""
+    cluster = data.asked_of_answers("entailment").value
+    return lambda spent: discrete_entropy(cluster[spent].tolist())
+
+
+def embedding_uncertainty(data: FeatureDataModule) -> Callable[[NDArray[np.int64]], float]:
+    """Mean cosine distance of the answers' embeddings (SEU)."""
+    read = data.store.read_signal("text_embedding", "0/answer", "sample").numpy()
+    return lambda spent: seu(read[spent])
+
+
+_ASK = "python -m extract ask --store STORE --baselines"
+_READ_ENTROPY = "python -m extract read --store STORE --signals [token_entropy] --scope sample"
+BASELINES: dict[str, Baseline] = {
+    "constant": Baseline(constant, free, None),
+    "base_rate": Baseline(base_rate, free, None),
+    "length": Baseline(length, free, None),
+    "verbalized": Baseline(asked("verbalized"), asking("verbalized"), None, needs=f"{_ASK} [verbalized]"),
+    "verbalized_isotonic": Baseline(
+        asked("verbalized"), asking("verbalized"), "isotonic", needs=f"{_ASK} [verbalized]"
+    ),
+    "p_true": Baseline(asked("p_true"), asking("p_true"), None, needs=f"{_ASK} [p_true]"),
+    "p_true_isotonic": Baseline(asked("p_true"), asking("p_true"), "isotonic", needs=f"{_ASK} [p_true]"),
+    "consistency": Baseline(consistency, half_of_answers, half=True),
+    "mean_nll": Baseline(mean_of_half(lambda data: data.table.answers.mean_nll), half_of_answers, half=True),
+    "max_nll": Baseline(mean_of_half(lambda data: data.table.answers.max_nll), half_of_answers, half=True),
+    "mean_entropy": Baseline(mean_of_half(token_entropy("mean")), half_of_answers, half=True, needs=_READ_ENTROPY),
+    "max_entropy": Baseline(mean_of_half(token_entropy("max")), half_of_answers, half=True, needs=_READ_ENTROPY),
+    "semantic_entropy": Baseline(of_half(semantic_entropy), half_of_answers, half=True),
+    "semantic_entropy_likelihood": Baseline(of_half(likelihood_semantic_entropy), half_of_answers, half=True),
+    "semantic_entropy_nli": Baseline(
+        of_half(entailment_semantic_entropy), half_of_answers, half=True, needs=f"{_ASK} [entailment] --nli_model NAME"
+    ),
+    "seu": Baseline(of_half(embedding_uncertainty), half_of_answers, half=True, needs=f"{_ASK} [text_embedding]"),
+}
+
+
+#: Baselines of a single answer, from its own tokens or from asking about it: uncertainties or scores [answer].
+ANSWER_BASELINES: dict[str, AnswerBaseline] = {
+    "mean_nll": AnswerBaseline(lambda data: -data.table.answers.mean_nll),
+    "max_nll": AnswerBaseline(lambda data: -data.table.answers.max_nll),
+    "mean_entropy": AnswerBaseline(lambda data: -token_entropy("mean")(data), _READ_ENTROPY),
+    "max_entropy": AnswerBaseline(lambda data: -token_entropy("max")(data), _READ_ENTROPY),
+    "p_true_answer": AnswerBaseline(
+        lambda data: data.asked_of_answers("p_true_answer").value, f"{_ASK} [p_true_answer]"
+    ),
+}
+
+
+def available(
+    name: str, data: FeatureDataModule, baselines: Mapping[str, Baseline | AnswerBaseline] = BASELINES
+) -> bool:
+    """Whether the store holds what a baseline needs."""
+    needs, store = baselines[name].needs, data.store
+    held = {*store.asked_names("question"), *store.asked_names("sample")}
+    held |= {signal for signal in store.signals() if not store.unread(signal, "sample")}
+    return needs is None or any(f"[{one}]" in needs for one in held)
+
+
+def confidence(name: str, data: FeatureDataModule, rows: Rows) -> Tensor:
+    """Confidences [question] of a baseline, calibrated on the validation split where they need it.
+
+    NaN for a question without a score, and for all where validation does not allow a calibrator.
     """
-    share = torch.from_numpy(table.consistency)
-    val = rows["val"][(torch.from_numpy(table.held_known)[rows["val"]] > 0) & share[rows["val"]].isfinite()]
-    held_right, held_known = torch.from_numpy(table.held_right), torch.from_numpy(table.held_known)
-    if not 0 < int(held_right[val].sum()) < int(held_known[val].sum()):
-        return torch.full_like(share, torch.nan)
-    return fit_platt(share[val], held_right[val], held_known[val])(share)
+    method = BASELINES[name]
+    score = method.score(data, rows).double()
+    if method.calibrator is None:
+        return score
+    return _calibrated(method.calibrator, score, *counts(data.table, method.half), rows["val"])
 
 
-#: A baseline gives [question] confidences for the whole table from the table and the rows of each split.
-BASELINES = {"constant": constant, "base_rate": base_rate, "length": length, "consistency": consistency}
-#: Baselines whose confidence uses one half of the samples, and which are scored on the other.
-HALF_SAMPLE = frozenset({"consistency"})
+def answer_confidence(name: str, data: FeatureDataModule, rows: Rows) -> Tensor:
+    """Confidences [answer] of a baseline of single answers, Platt-calibrated on the validation split's answers.
+
+    Args:
+        name: One of `ANSWER_BASELINES`.
+        data: The data.
+        rows: Rows of the answer table by split.
+    """
+    score = torch.from_numpy(ANSWER_BASELINES[name].score(data)).double()
+    right, known = torch.from_numpy(data.table.answers.right), torch.from_numpy(data.table.answers.known)
+    return _calibrated("platt", score, right, known, rows["val"])
 
 
-def scored(table: QuestionTable, confidence: Tensor, rows: Tensor, half: bool) -> Scored:
-    """Confidences of some rows with all their answers, or the held-out half of them."""
+def _calibrated(kind: str, score: Tensor, right: Tensor, known: Tensor, val: Tensor) -> Tensor:
+    val = val[(known[val] > 0) & score[val].isfinite()]
+    try:
+        return fit_calibrator(kind, score[val], right[val], known[val])(score)
+    except InputError:
+        return torch.full_like(score, torch.nan)
+
+
+def counts(table: QuestionTable, half: bool) -> tuple[Tensor, Tensor]:
+    """Right and known answers [question], all of them or those of the held-out half."""
     right, known = (table.held_right, table.held_known) if half else (table.right, table.known)
-    return Scored(confidence[rows].double(), torch.from_numpy(right)[rows], torch.from_numpy(known)[rows])
+    return torch.from_numpy(right), torch.from_numpy(known)

@@ -11,7 +11,9 @@ _COLUMNS = (
     ("brier_skill", "skill"),
     ("ece_width", "ECE"),
     ("ece_mass", "ECE (mass)"),
+    ("rmsce", "RMSCE"),
     ("spearman", "Spearman"),
+    ("aurc", "AURC"),
     ("auroc_hard", "AUROC of p̂ ≥ ½"),
 )
 
@@ -32,22 +34,24 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def methods_table(methods: dict[str, Any]) -> str:
     """One row a method: every figure with its interval, and the counts."""
+    columns = [(key, label) for key, label in _COLUMNS if key in next(iter(methods.values()))]
     rows = [
         [
             name,
-            *(cell(figures[key]) for key, _ in _COLUMNS),
+            *(cell(figures[key]) for key, _ in columns),
             str(figures["n_questions"]),
             str(figures["n_samples"]),
             str(figures["n_unknown"]),
         ]
         for name, figures in methods.items()
     ]
-    return table(["method", *(label for _, label in _COLUMNS), "questions", "answers", "unknown"], rows)
+    return table(["method", *(label for _, label in columns), "questions", "answers", "unknown"], rows)
 
 
 def summary_table(methods: dict[str, Any]) -> str:
     """The main figures of every method in aligned columns, for a terminal."""
-    columns = ("auroc", "brier", "brier_skill", "ece_width")
+    shown = next(iter(methods.values()))
+    columns = [key for key in ("auroc", "brier", "brier_skill", "ece_width") if key in shown]
     rows = [("test split, 95 % intervals", *(label for key, label in _COLUMNS if key in columns))]
     rows += [(name, *(cell(figures[key]) for key in columns)) for name, figures in methods.items()]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
@@ -56,17 +60,30 @@ def summary_table(methods: dict[str, Any]) -> str:
     )
 
 
+_TARGETS = {
+    "capability": "The share of right answers to a question is its accuracy p̂, which the probe was taught and is tested on.",
+    "semantic_entropy": "The probe was taught whether a question's answers agree more than those to most training questions (no grade); its calibrator and the figures go by the accuracy p̂, the share of right answers.",
+    "seu": "The probe was taught how near the embeddings of a question's answers are to each other (no grade); its calibrator and the figures go by the accuracy p̂, the share of right answers.",
+    "response": "The probe reads a question with one of its answers, and was taught, and is tested on, whether that answer is right.",
+}
+_LEGENDS = {
+    "capability": """- **AUROC**: of a right and a wrong answer to two different questions, how often the right one's question has the higher confidence. The best that is possible here
+  {ceiling}. **AUROC of p̂ ≥ ½** tells questions that are mostly right from the others; **Spearman** is the rank correlation of confidence and p̂.
+- **Brier**: mean squared distance from the true accuracy, free of the bias of measuring it with few answers; **skill** is 1 − Brier / Brier of the training mean.
+- **AURC**: mean share of wrong answers among the most confident questions, over all shares of questions answered; lower is better.
+- `consistency`, the entropies, likelihoods and `seu` use one half of the answers and are scored on the other; their pairs below score the probe on that half too.""",
+    "response": """- **AUROC**: of a right and a wrong answer, how often the right one has the higher confidence. **Brier**: mean squared distance of the confidence from right (1) or wrong (0).
+- **AURC**: mean share of wrong answers among the most confident ones, over all shares of answers given; lower is better.
+- Baselines give every answer to a question the same confidence.""",
+}
+
+
 def markdown_report(record: dict[str, Any], identity: dict[str, Any], pictures: Sequence[str]) -> str:
     """The report of a run as Markdown."""
     model, decoding = identity["policy"]["model"], identity["policy"]["decoding"]
-    chosen, counts, methods = record["chosen"], record["n_questions"], record["splits"]["test"]["capability"]
+    chosen, counts = record["chosen"], record["n_questions"]
+    ((target, methods),) = record["splits"]["test"].items()
     probe = next(iter(methods))
-    ceiling = methods[probe]["auroc_ceiling"]
-    ceiling_text = (
-        "could not be estimated"
-        if ceiling is None
-        else f"is estimated at {ceiling['value']:.3f} ({ceiling['low']:.3f} by the pessimistic way, {ceiling['high']:.3f} by the optimistic one; no interval)"
-    )
     tried = record["l2_tried"]
     edge = " (the end of the range that was tried)" if len(tried) > 1 and chosen["l2"] in (tried[0], tried[-1]) else ""
     paired = [
@@ -82,19 +99,17 @@ def markdown_report(record: dict[str, Any], identity: dict[str, Any], pictures: 
     return f"""# How well the probe knows how often the model is right
 
 `{model["id"]}` ({model["dtype"]}) answered {sum(counts.values())} questions of {", ".join(record["datasets"])}, {n_answers:g} times each, at temperature {decoding["temperature"]}, top-p {decoding["top_p"]}, at most
-{decoding["max_new_tokens"]} tokens, prompt `{decoding["prompt"]["template"]}`; graded by `{record["grader"]}`. The share of right answers to a question is its accuracy p̂. The probe `{probe}` reads
-layer {chosen["layer"]} at `{chosen["position"]}`, L2 {chosen["l2"]:g}{edge}; layer, L2 and the Platt calibrator were chosen on {counts["val"]} validation questions after
-training on {counts["train"]}. The table is on {counts["test"]} test questions, on which nothing was fitted or chosen. Left out for want of two graded answers or of features: {record["n_unusable"]}.
+{decoding["max_new_tokens"]} tokens, prompt `{inline(decoding["prompt"]["template"])}`; graded by `{record["grader"]}`. {_TARGETS[record["target"]]} The probe `{probe}` reads
+layer {chosen["layer"]} at `{chosen["position"]}`, L2 {chosen["l2"]:g}{edge}; layer, L2 and the {chosen["calibrator"]["kind"]} calibrator were chosen on {counts["val"]} validation questions after
+training on {counts["train"]}. The table is on {counts["test"]} test questions, on which nothing was fitted or chosen. Rows left out for want of two graded answers or of features: {record["n_unusable"]}.
 {few}
 {methods_table(methods)}
 
 - Intervals are 95 %, from resampling questions with all their answers.
-- **AUROC**: of a right and a wrong answer to two different questions, how often the right one's question has the higher confidence. The best that is possible here
-  {ceiling_text}. **AUROC of p̂ ≥ ½** tells questions that are mostly right from the others; **Spearman** is the rank correlation of confidence and p̂.
-- **Brier**: mean squared distance from the true accuracy, free of the bias of measuring it with few answers; **skill** is 1 − Brier / Brier of the training mean.
-- **ECE**: mean distance of confidence and accuracy in ten bins of equal width, or of equal **mass**. Not debiased: with few questions it is too large, and its interval too.
+{_LEGENDS[target].replace("{ceiling}", _ceiling(methods[probe]))}
+- **ECE**: mean distance of confidence and accuracy in ten bins of equal width, or of equal **mass**. Not debiased: with few questions it is too large, and its interval too. **RMSCE** is the root of
+  the squared distance with the noise subtracted, and 0 where nothing is left.
 - `constant` is the training mean, `base_rate` the training mean of the question's group, `length` a regression on the prompt's length, `consistency` the share of the most frequent answer.
-  `consistency` uses one half of the answers and is scored on the other; its pair below scores the probe on that half too.
 - Questions without two graded answers are in no row; **unknown** counts answers that the grader could not decide.
 
 ## Differences, paired by question
@@ -111,6 +126,34 @@ Store identity `{record["identity"]}`, seed {record["seed"]}, {", ".join(f"{name
 """
 
 
+def inline(text: str) -> str:
+    """A text on one line, as it may stand between backquotes."""
+    return text.replace("`", "'").replace("\n", "⏎")
+
+
+def _ceiling(figures: dict[str, Any]) -> str:
+    one = figures.get("auroc_ceiling")
+    if one is None:
+        return "could not be estimated"
+    return f"is estimated at {one['value']:.3f} ({one['low']:.3f} by the pessimistic way, {one['high']:.3f} by the optimistic one; no interval)"
+
+
+_GIVES = (
+    "the model answers a question rightly, before it writes the first token",
+    "an answer that the model gave is right",
+)
+_TAUGHT = {
+    "semantic_entropy": " It was taught whether a question's answers agree, without grades; only the calibrator has seen grades.",
+    "seu": " It was taught how near the embeddings of a question's answers are to each other; only the calibrator has seen grades.",
+}
+_CARD = (
+    ("auroc", "AUROC"),
+    ("brier", "Brier score (of questions: debiased)"),
+    ("brier_skill", "Brier skill over the training mean"),
+    ("ece_width", "ECE, 10 bins of equal width"),
+)
+
+
 def model_card(config: dict[str, Any]) -> str:
     """README.md of a saved probe: what it is for, what it reads, how well it does, how to use it."""
     model, training, test = config["model"], config["training"], config["test"]
@@ -122,8 +165,8 @@ tags: [confidence, calibration, probe]
 
 # Confidence probe for `{model["id"]}`
 
-Gives the probability that the model answers a question rightly, before it writes the first token. It reads the residual stream at layer {config["layer"]}, position
-`{config["position"]}`, and is a {config["head"]} head with a Platt calibrator.
+Gives the probability that {_GIVES[config["target"] == "response"]}. It reads the signal `{config["signal"]}` at layer {config["layer"]}, position
+`{config["position"]}`, and is a {config["head"]} head with a {config["calibrator"]} calibrator.{_TAUGHT.get(config["target"], "")}
 
 ```python
 from extract import load_model
@@ -131,20 +174,17 @@ from probes import load_probe
 
 hf_model, tokenizer = load_model({model["id"]!r})
 probe = load_probe("path/of/this/folder")
-print(probe.score(hf_model, tokenizer, ["What is the capital of Peru?"]))
+print(probe.score(hf_model, tokenizer, ["What is the capital of Peru?"]{', ["Lima."]' if config["target"] == "response" else ""}))
 ```
 
 It holds for this policy only, and refuses another model: weights `{model["fingerprint"][:16]}…`, {model["dtype"]}, temperature {config["decoding"]["temperature"]}, at most
-{config["decoding"]["max_new_tokens"]} tokens, prompt `{config["prompt"]["template"]}`.
+{config["decoding"]["max_new_tokens"]} tokens, prompt `{inline(config["prompt"]["template"])}`.
 
 Trained on {training["n_questions"]["train"]} questions of {", ".join(training["datasets"])}, graded by `{training["grader"]}`; layer, L2 and calibrator chosen on {training["n_questions"]["val"]} more.
 
 | on {test["n_questions"]} test questions | 95 % interval over questions |
 |---|---|
-| capability AUROC | {cell(test["auroc"])} |
-| Brier score, debiased | {cell(test["brier"])} |
-| Brier skill over the training mean | {cell(test["brier_skill"])} |
-| ECE, 10 bins of equal width | {cell(test["ece_width"])} |
+{chr(10).join(f"| {label} | {cell(test[key])} |" for key, label in _CARD if key in test)}
 
 Questions of another kind than those it was trained on get numbers that nobody has checked.
 """

@@ -25,7 +25,8 @@ class Answers:
 
     Attributes:
         text: The answers, without special tokens.
-        confidence: [answer] float32, probability that the model answers this question rightly.
+        confidence: [answer] float32, probability that the model answers this question rightly; from a probe that reads
+            answers, that this answer is right (NaN for an empty one).
         sequences: [answer, token] int64, padded prompts and answers as transformers returns them.
         question: Index of the question of each answer.
     """
@@ -44,17 +45,54 @@ class Answers:
 
 
 def score(
-    probe: ConfidenceProbe, hf_model: Any, tokenizer: Any, prompts: Prompts, attention_mask: Tensor | None = None
+    probe: ConfidenceProbe,
+    hf_model: Any,
+    tokenizer: Any,
+    prompts: Prompts,
+    answers: str | Sequence[str] | None = None,
+    attention_mask: Tensor | None = None,
 ) -> Tensor:
     """See `ConfidenceProbe.score`."""
-    from extract.signals.hidden import read_hidden
-
     check(probe, hf_model, tokenizer)
     if isinstance(prompts, Tensor) and prompts.dim() == 2:
         prompts = _unpadded(prompts, attention_mask, _pad_token(hf_model, tokenizer))
     ids = encode(probe, tokenizer, prompts)
+    if probe.reads_answers:
+        return _score_answers(probe, hf_model, ids, _encoded_answers(tokenizer, answers, len(ids)))
+    if answers is not None:
+        raise InputError(
+            "Expected no `answers`, because this probe reads questions alone. Leave them out, or train a probe with --data.target=response."
+        )
+    from extract.signals.hidden import read_hidden
+
     hidden = read_hidden(hf_model, ids, layers=[probe.layer], position=probe.position)[:, 0]
     return probe.confidence(hidden)
+
+
+def _encoded_answers(tokenizer: Any, answers: str | Sequence[str] | None, n_questions: int) -> list[list[int]]:
+    """Token ids of one answer a question.
+
+    Raises:
+        InputError: None, or another number of them.
+    """
+    given = [answers] if isinstance(answers, str) else list(answers or ())
+    if len(given) != n_questions:
+        raise InputError(
+            f"Expected `answers` to hold one answer a question, because this probe reads answers, but got {len(given)} for {n_questions}. Give the answers that the model wrote."
+        )
+    return [tokenizer(answer, add_special_tokens=False)["input_ids"] for answer in given]
+
+
+def _score_answers(
+    probe: ConfidenceProbe, hf_model: Any, prompts: Sequence[Sequence[int]], contents: Sequence[Sequence[int]]
+) -> Tensor:
+    """Confidences [answer], by one pass over every prompt with its answer; NaN for an answer without tokens."""
+    from extract.signals.answers import Answer, read_answers
+    from extract.signals.hidden import answer_signal
+
+    answers = [Answer(tuple(prompt), tuple(content)) for prompt, content in zip(prompts, contents, strict=True)]
+    read = read_answers(hf_model, answers, {"hidden": answer_signal}, layers=[probe.layer])["hidden"]
+    return probe.confidence(read[f"{probe.layer}/{probe.position}"])
 
 
 def check(probe: ConfidenceProbe, hf_model: Any, tokenizer: Any) -> None:
@@ -154,6 +192,8 @@ class ConfidentModel:
     def generate(self, inputs: Prompts, **options: Any) -> Answers:
         """Answer questions, each with the confidence read at its last prompt token.
 
+        A probe that reads answers takes one more pass, over each question with its answer.
+
         Args:
             inputs: Texts, chats or token ids, one or several; or a tensor [question, token] of ids, padded on the
                 left, with `attention_mask` among the options.
@@ -180,19 +220,39 @@ class ConfidentModel:
                     "Expected `inputs` to be padded on the left, but `attention_mask` ends in padding. Set `tokenizer.padding_side = 'left'`."
                 )
             inputs = _unpadded(inputs, mask, pad)
-        ids, mask = left_padded(encode(self.probe, self.tokenizer, inputs), pad=pad, device=device)
         options = {"pad_token_id": pad, **options}
-        with _PromptCapture(self._model, self.probe.layer, ids.shape[1]) as capture:
-            output = self._model.generate(input_ids=ids, attention_mask=mask, **options)
-        sequences = output if isinstance(output, Tensor) else output.sequences
-        read = self.probe.confidence(capture.states[self.probe.layer]).cpu()
-        per_question = len(sequences) // len(ids)
+        prompts = encode(self.probe, self.tokenizer, inputs)
+        ids, mask = left_padded(prompts, pad=pad, device=device)
+        n_prompt = ids.shape[1]
+        if self.probe.reads_answers:
+            sequences = _sequences(self._model.generate(input_ids=ids, attention_mask=mask, **options))
+            per_question = len(sequences) // len(ids)
+            contents = [self._content(row) for row in sequences[:, n_prompt:].tolist()]
+            repeated = [prompts[row // per_question] for row in range(len(sequences))]
+            confidence = _score_answers(self.probe, self._model, repeated, contents)
+        else:
+            with _PromptCapture(self._model, self.probe.layer, n_prompt) as capture:
+                sequences = _sequences(self._model.generate(input_ids=ids, attention_mask=mask, **options))
+            per_question = len(sequences) // len(ids)
+            read = self.probe.confidence(capture.states[self.probe.layer]).cpu()
+            confidence = read[:: len(read) // len(ids)].repeat_interleave(per_question)
         return Answers(
-            text=self.tokenizer.batch_decode(sequences[:, ids.shape[1] :], skip_special_tokens=True),
-            confidence=read[:: len(read) // len(ids)].repeat_interleave(per_question),
+            text=self.tokenizer.batch_decode(sequences[:, n_prompt:], skip_special_tokens=True),
+            confidence=confidence,
             sequences=sequences,
             question=[row // per_question for row in range(len(sequences))],
         )
+
+    def _content(self, drawn: list[int]) -> list[int]:
+        """Tokens of an answer up to its end token."""
+        from extract.models import end_tokens
+
+        ends = set(end_tokens(self._model, self.tokenizer))
+        return drawn[: next((place for place, token in enumerate(drawn) if token in ends), len(drawn))]
+
+
+def _sequences(output: Any) -> Tensor:
+    return output if isinstance(output, Tensor) else output.sequences
 
 
 class _PromptCapture:

@@ -1,36 +1,48 @@
-"""Heads: from the hidden state of one layer and position to a confidence. This is all that a saved probe is."""
+"""Heads: from the hidden state of one layer and position to a score. With its calibrator this is all that a saved probe is."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
 
-class LinearHead(nn.Module):
-    """σ(slope · (w · (h − mean) / scale + b) + intercept): standardiser, linear map and Platt calibrator.
+class Head(nn.Module):
+    """Base: a standardiser, and a subclass's way from standardised hidden states to a score.
+
+    A subclass keeps everything in buffers and can be made from `d_model` and the whole numbers named in `sizes`.
 
     Args:
         d_model: Width of the hidden state.
     """
 
+    #: Name of the kind in a saved probe.
+    kind: ClassVar[str]
+    #: Further sizes that `__init__` takes, with the largest that a saved probe may have.
+    sizes: ClassVar[Mapping[str, int]] = {}
     mean: Tensor
     scale: Tensor
-    weight: Tensor
-    bias: Tensor
-    slope: Tensor
-    intercept: Tensor
 
     def __init__(self, d_model: int) -> None:
         super().__init__()
-        for name, value in (("mean", 0.0), ("scale", 1.0), ("weight", 0.0)):
-            self.register_buffer(name, torch.full((d_model,), value))
-        for name, value in (("bias", 0.0), ("slope", 1.0), ("intercept", 0.0)):
-            self.register_buffer(name, torch.tensor(value, dtype=torch.float32))
+        self.register_buffer("mean", torch.zeros(d_model))
+        self.register_buffer("scale", torch.ones(d_model))
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Confidences [...] float32 in [0, 1] from hidden states [..., d_model] of any float dtype."""
-        logit = ((hidden.float() - self.mean) / self.scale) @ self.weight + self.bias
-        return torch.sigmoid(self.slope * logit + self.intercept)
+        """Scores [...] float32, higher = more likely right, from hidden states [..., d_model] of any float dtype."""
+        return self.score((hidden.float() - self.mean) / self.scale)
+
+    def score(self, standardised: Tensor) -> Tensor:
+        """Scores [...] from standardised hidden states [..., d_model]."""
+        raise NotImplementedError
+
+    def filled(self, **values: Tensor) -> Self:
+        """This head with the given buffers."""
+        for name, value in values.items():
+            getattr(self, name).copy_(value.detach())
+        return self
 
     def problem(self) -> str | None:
         """What no training gives, in a few words; None for a head that can be used.
@@ -41,8 +53,52 @@ class LinearHead(nn.Module):
             wrong = ~(tensor > 0) if name == "scale" else ~tensor.isfinite()
             if wrong.any():
                 return f"`{name}` holds {float(tensor[wrong].flatten()[0])}"
-        return f"`slope` is {float(self.slope)}, below 0" if self.slope < 0 else None
+        return None
+
+
+class LinearHead(Head):
+    """w · (h − mean) / scale + b."""
+
+    kind = "linear"
+    weight: Tensor
+    bias: Tensor
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__(d_model)
+        self.register_buffer("weight", torch.zeros(d_model))
+        self.register_buffer("bias", torch.tensor(0.0))
+
+    def score(self, standardised: Tensor) -> Tensor:
+        """Scores [...] from standardised hidden states [..., d_model]."""
+        return standardised @ self.weight + self.bias
+
+
+class MLPHead(Head):
+    """w₂ · relu(W₁ (h − mean) / scale + b₁) + b₂.
+
+    Args:
+        d_model: Width of the hidden state.
+        hidden: Width of the hidden layer.
+    """
+
+    kind = "mlp"
+    sizes: ClassVar[Mapping[str, int]] = {"hidden": 2**14}
+    weight_in: Tensor
+    bias_in: Tensor
+    weight: Tensor
+    bias: Tensor
+
+    def __init__(self, d_model: int, hidden: int) -> None:
+        super().__init__(d_model)
+        self.register_buffer("weight_in", torch.zeros(d_model, hidden))
+        self.register_buffer("bias_in", torch.zeros(hidden))
+        self.register_buffer("weight", torch.zeros(hidden))
+        self.register_buffer("bias", torch.tensor(0.0))
+
+    def score(self, standardised: Tensor) -> Tensor:
+        """Scores [...] from standardised hidden states [..., d_model]."""
+        return torch.relu(standardised @ self.weight_in + self.bias_in) @ self.weight + self.bias
 
 
 #: Closed list of heads that a saved probe may name; nothing else is ever loaded.
-HEADS: dict[str, type[LinearHead]] = {"linear": LinearHead}
+HEADS: dict[str, type[Head]] = {head.kind: head for head in (LinearHead, MLPHead)}

@@ -18,6 +18,8 @@ from torch import Tensor
 
 #: A metric as a differentiable function of resampling weights [resample, question], giving [resample].
 WeightedMetric = Callable[[Tensor], Tensor]
+#: Weights held at once, which bounds the memory that resamples take.
+_CHUNK = 2**24
 
 
 class Interval(TypedDict):
@@ -37,6 +39,31 @@ def resample_weights(n_questions: int, n_resamples: int, seed: int) -> Tensor:
     )
 
 
+def by_question(metric: WeightedMetric, question: Tensor) -> WeightedMetric:
+    """A metric over rows as a metric over questions: every answer counts as often as its question is drawn.
+
+    Args:
+        metric: From weights [resample, row] to values [resample].
+        question: [row] int64, the question of each row, counted from 0.
+
+    Returns:
+        From weights [resample, question] to values [resample], for `bootstrap` and `paired_bootstrap`.
+    """
+    step = max(1, _CHUNK // len(question))
+    return lambda weights: torch.cat([metric(part[:, question]) for part in weights.split(step)])
+
+
+def resampled(metric: WeightedMetric, n_questions: int, n_resamples: int, seed: int) -> Tensor | None:
+    """The metric's values over resampled questions that are numbers, at most [resample].
+
+    None where there are fewer than two questions, or over a tenth of the resamples have no value.
+    """
+    step = max(1, _CHUNK // n_questions)
+    values = torch.cat([metric(weights) for weights in resample_weights(n_questions, n_resamples, seed).split(step)])
+    usable = values[values.isfinite()]
+    return None if n_questions < 2 or len(usable) < 0.9 * n_resamples else usable
+
+
 def bootstrap(
     metric: WeightedMetric, n_questions: int, n_resamples: int = 2000, seed: int = 0, level: float = 0.95
 ) -> Interval | None:
@@ -54,10 +81,8 @@ def bootstrap(
         the resamples is not a number.
     """
     value, influence = _value_and_influence(metric, n_questions)
-    step = max(1, 2**24 // n_questions)  # bounds the memory of a chunk of resamples
-    resampled = torch.cat([metric(weights) for weights in resample_weights(n_questions, n_resamples, seed).split(step)])
-    usable = resampled[resampled.isfinite()]
-    if n_questions < 2 or value != value or len(usable) < 0.9 * n_resamples:
+    usable = resampled(metric, n_questions, n_resamples, seed)
+    if value != value or usable is None:
         return None
     low, high = usable.quantile(_bca_levels(value, influence, usable, level)).tolist()
     return {"value": value, "low": low, "high": high}

@@ -1,4 +1,4 @@
-"""From a folder or a Hub id to a probe's config and head, without trusting a byte of either."""
+"""From a folder or a Hub id to a probe's config, head and calibrator, without trusting a byte of either."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -20,18 +19,20 @@ from extract.checks import (
     Schema,
     check_prompt,
     check_record,
-    number,
     one_of,
     whole,
 )
 from extract.errors import InputError
 from extract.files import is_inside, one_line, read_json, shown
 from extract.hashing import sha256_file
-from probes.head import HEADS, LinearHead
+from probes.calibrators import CALIBRATORS, MOST_KNOTS, Calibrator
+from probes.head import HEADS, Head
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 _FILES = ("config.json", "model.safetensors", "README.md")
 _LARGEST_CONFIG, _LARGEST_HEADER = 2**20, 2**16  # bytes
+_LARGEST_CALIBRATOR = 2 * 8 * MOST_KNOTS
+_CALIBRATOR = "calibrator."  # what the calibrator's tensors begin with
 
 #: Fields of config.json, with `signal` and `position`, which are those that can be read.
 _CONFIG: Schema = {
@@ -39,7 +40,9 @@ _CONFIG: Schema = {
     "head": one_of(HEADS),
     "d_model": whole(1, 2**20, "a positive width below a million"),
     "layer": whole(0, 2**16, "a layer's number"),
-    "target": one_of(["capability"]),
+    "sizes": OBJECT,  # those of the head
+    "calibrator": one_of(CALIBRATORS),
+    "target": one_of(["capability", "response", "semantic_entropy", "seu"]),
     "weights": SHA256,  # of model.safetensors
     "model": MODEL,
     "prompt": PROMPT,
@@ -48,11 +51,6 @@ _CONFIG: Schema = {
 _FURTHER: Schema = {
     "name": TEXT,
     "decoding": DECODING,
-    "calibrator": {
-        "kind": one_of(["platt"]),
-        "slope": number("a number of at least 0", lambda value: value >= 0),
-        "intercept": number("a number"),
-    },
     "training": OBJECT,
     "test": OBJECT,
     "versions": OBJECT,
@@ -133,53 +131,81 @@ def read_config(path: Path) -> dict[str, Any]:
             f"Expected a probe of format version {FORMAT_VERSION}, but {str(path)!r} has {shown(stated)}. Use the version of confidence-probes that wrote it."
         )
     from extract.signals import SIGNALS
-    from extract.signals.positions import QUESTION_POSITIONS
+    from extract.signals.positions import ANSWER_POSITIONS, QUESTION_POSITIONS
 
-    names: Schema = {"signal": one_of(SIGNALS), "position": one_of(QUESTION_POSITIONS)}
+    names: Schema = {"signal": one_of(SIGNALS), "position": one_of([*QUESTION_POSITIONS, *ANSWER_POSITIONS])}
     check_record(config, {**_CONFIG, **names}, path, optional=_FURTHER)
     check_prompt(config["prompt"], path, "prompt.")
+    sizes = {name: whole(1, largest) for name, largest in HEADS[config["head"]].sizes.items()}
+    check_record(config["sizes"], sizes, path, prefix="sizes.")
+    positions = ANSWER_POSITIONS if config["target"] == "response" else QUESTION_POSITIONS
+    if config["position"] not in positions:
+        raise InputError(
+            f"Expected `position` in {str(path)!r} to be one of {', '.join(positions)}, where a probe of {config['target']} reads, but got {config['position']!r}. Restore the file."
+        )
     return config
 
 
-def read_head(path: Path, config: dict[str, Any]) -> LinearHead:
-    """The head that a config names, from a file that holds its tensors and nothing else.
+def read_weights(path: Path, config: dict[str, Any]) -> tuple[Head, Calibrator]:
+    """The head and calibrator that a config names, from a file that holds their tensors and nothing else.
 
     Raises:
         InputError: The file holds anything else, or values that no training gives.
     """
-    head = HEADS[config["head"]](config["d_model"])
+    head = HEADS[config["head"]](config["d_model"], **config["sizes"])
+    kind = CALIBRATORS[config["calibrator"]]
     try:
-        head.load_state_dict(_read_tensors(path, head.state_dict(), config["weights"]))
-        problem = head.problem()
-        if problem is None and "calibrator" in config:
-            problem = _calibrator_problem(head, config["calibrator"])
+        check_size(path, sum(tensor.nbytes for tensor in head.state_dict().values()) + _LARGEST_CALIBRATOR)
+        if sha256_file(path) != config["weights"]:
+            raise ValueError("its checksum is not the one in config.json")
+        with safe_open(path, framework="pt") as file:
+            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 (it is no dict)
+            own = {
+                name.removeprefix(_CALIBRATOR): shape for name, shape in shapes.items() if name.startswith(_CALIBRATOR)
+            }
+            calibrator = kind.of_shapes(own)
+            read = _read_tensors(file, probe_tensors(head, calibrator))
+        head.load_state_dict({name: tensor for name, tensor in read.items() if not name.startswith(_CALIBRATOR)})
+        calibrator.load_state_dict({name: read[_CALIBRATOR + name] for name in calibrator.values})
+        problem = head.problem() or calibrator.problem()
         if problem is not None:
             raise ValueError(problem)
     except (OSError, ValueError, SafetensorError) as error:
         raise InputError(
-            f"Expected {str(path)!r} to hold the tensors of a {config['head']!r} head of width {config['d_model']}, but {one_line(error)}. Train the probe again, or get another copy of it."
+            f"Expected {str(path)!r} to hold the tensors of a {config['head']!r} head of width {config['d_model']} and a {config['calibrator']!r} calibrator, but {one_line(error)}. Train the probe again, or get another copy of it."
         ) from None
-    return head
+    return head, calibrator
 
 
-def _read_tensors(path: Path, declared: dict[str, Tensor], sha256: str) -> dict[str, Tensor]:
-    """Read exactly the declared tensors, after the size of the file has bounded what they can take.
+def probe_tensors(head: Head, calibrator: Calibrator) -> dict[str, Tensor]:
+    """What a saved probe's tensors are, by the names that they have in its file."""
+    of_calibrator = {_CALIBRATOR + name: tensor for name, tensor in calibrator.state_dict().items()}
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in {**head.state_dict(), **of_calibrator}.items()}
+
+
+def check_size(path: Path, n_bytes: int) -> None:
+    """Refuse a file that is larger than its tensors and a header can make it.
 
     Raises:
-        ValueError: The file has another checksum than config.json states, or a tensor is missing, not declared, or of another dtype or shape.
-        SafetensorError: The file is damaged.
+        ValueError: It is.
     """
-    size, largest = path.stat().st_size, sum(tensor.nbytes for tensor in declared.values()) + _LARGEST_HEADER
+    size, largest = path.stat().st_size, n_bytes + _LARGEST_HEADER
     if size > largest:
         raise ValueError(f"it has {size} bytes where at most {largest} belong")
-    if sha256_file(path) != sha256:
-        raise ValueError("its checksum is not the one in config.json")
-    with safe_open(path, framework="pt") as file:
-        found = set(file.keys())
-        for name in sorted(declared.keys() | found):
-            if name not in found or name not in declared:
-                raise ValueError(f"{shown(name)} is {'missing' if name in declared else 'there too'}")
-        tensors = {name: file.get_tensor(name) for name in declared}
+
+
+def _read_tensors(file: Any, declared: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Read exactly the declared tensors.
+
+    Raises:
+        ValueError: A tensor is missing, not declared, or of another dtype or shape.
+        SafetensorError: The file is damaged.
+    """
+    found = set(file.keys())
+    for name in sorted(declared.keys() | found):
+        if name not in found or name not in declared:
+            raise ValueError(f"{shown(name)} is {'missing' if name in declared else 'there too'}")
+    tensors = {name: file.get_tensor(name) for name in declared}
     for name, tensor in tensors.items():
         expected = declared[name].dtype, list(declared[name].shape)
         if (tensor.dtype, list(tensor.shape)) != expected:
@@ -187,13 +213,3 @@ def _read_tensors(path: Path, declared: dict[str, Tensor], sha256: str) -> dict[
                 f"`{name}` is {tensor.dtype} of shape {list(tensor.shape)} and not {expected[0]} of shape {expected[1]}"
             )
     return tensors
-
-
-def _calibrator_problem(head: LinearHead, calibrator: dict[str, float]) -> str | None:
-    """Where the tensors disagree with the calibrator that config.json tells people of."""
-    for name in ("slope", "intercept") if calibrator else ():
-        if not torch.equal(getattr(head, name), torch.tensor(calibrator[name], dtype=torch.float32)):
-            return (
-                f"`{name}` is {float(getattr(head, name))} and `calibrator.{name}` in config.json is {calibrator[name]}"
-            )
-    return None

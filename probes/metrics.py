@@ -57,6 +57,16 @@ class DebiasedBrier(QuestionMetric):
         return functional.debiased_brier(*self.gathered())
 
 
+class ResponseBrier(QuestionMetric):
+    """`functional.response_brier` over everything seen."""
+
+    higher_is_better = False
+
+    def compute(self) -> Tensor:
+        """The Brier score against single answers, a scalar."""
+        return functional.response_brier(*self.gathered())
+
+
 class BrierSkill(QuestionMetric):
     """`functional.brier_skill` over everything seen.
 
@@ -92,6 +102,34 @@ class ExpectedCalibrationError(QuestionMetric):
     def compute(self) -> Tensor:
         """The error, a scalar."""
         return functional.expected_calibration_error(*self.gathered(), n_bins=self.n_bins, by=self.by)
+
+
+class RMSCalibrationError(QuestionMetric):
+    """`functional.rmsce` over everything seen.
+
+    Args:
+        n_bins: Number of bins of equal mass.
+    """
+
+    higher_is_better = False
+
+    def __init__(self, n_bins: int = 10, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.n_bins = n_bins
+
+    def compute(self) -> Tensor:
+        """The error, a scalar."""
+        return functional.rmsce(*self.gathered(), n_bins=self.n_bins)
+
+
+class AURC(QuestionMetric):
+    """`functional.aurc` over everything seen."""
+
+    higher_is_better = False
+
+    def compute(self) -> Tensor:
+        """The area, a scalar."""
+        return functional.aurc(*self.gathered())
 
 
 class Spearman(QuestionMetric):

@@ -11,29 +11,32 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from probes.baselines import Scored
+from probes.evaluate import Scored
 from probes.functional import bin_index
 from probes.intervals import Interval
 
 _Args = ParamSpec("_Args")
-_INK, _BLUE, _GREY, _RED = "#222222", "#2463a8", "#8a8a8a", "#b8442c"
-_METHOD_COLOURS = ("#2463a8", "#b8442c", "#4d8a4b", "#8a63a8", "#8a8a8a", "#c28a1e")
+INK, BLUE, GREY, RED = "#222222", "#2463a8", "#8a8a8a", "#b8442c"
+METHOD_COLOURS = ("#2463a8", "#b8442c", "#4d8a4b", "#8a63a8", "#8a8a8a", "#c28a1e")
 _STYLE: Any = {
     "font.size": 10,
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "axes.edgecolor": _INK,
-    "axes.labelcolor": _INK,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
     "legend.frameon": False,
 }
 
 
-def _figure(width: float, height: float, **grid: Any) -> tuple[Figure, Any]:
+def new_figure(width: float, height: float, **grid: Any) -> tuple[Figure, Any]:
+    """A figure of a size in inches, and its axes."""
     figure = Figure(figsize=(width, height), dpi=160, layout="constrained")
     return figure, figure.subplots(**grid)
 
 
-def _styled(draw: Callable[_Args, Figure]) -> Callable[_Args, Figure]:
+def styled(draw: Callable[_Args, Figure]) -> Callable[_Args, Figure]:
+    """Draw a function's figure in the style of our pictures."""
+
     @wraps(draw)
     def styled(*args: _Args.args, **kwargs: _Args.kwargs) -> Figure:
         with matplotlib.rc_context(_STYLE):
@@ -42,20 +45,20 @@ def _styled(draw: Callable[_Args, Figure]) -> Callable[_Args, Figure]:
     return styled
 
 
-@_styled
+@styled
 def reliability(method: str, scored: Scored, ece: Interval | None, n_bins: int = 10) -> Figure:
     """Mean measured accuracy in bins of the confidence, with standard errors over questions, above the bins' counts."""
     confidence, accuracy = scored.confidence, scored.right.double() / scored.known.double()
     bins = bin_index(confidence, n_bins, "width")
-    figure, (top, bottom) = _figure(4.2, 4.8, nrows=2, sharex=True, height_ratios=[3.2, 1])
+    figure, (top, bottom) = new_figure(4.2, 4.8, nrows=2, sharex=True, height_ratios=[3.2, 1])
     counts = torch.bincount(bins, minlength=n_bins)
-    top.plot([0, 1], [0, 1], color=_GREY, lw=1, ls="--", label="perfectly calibrated")
+    top.plot([0, 1], [0, 1], color=GREY, lw=1, ls="--", label="perfectly calibrated")
     filled = [i for i in range(n_bins) if counts[i] > 0]
     x = [float(confidence[bins == i].mean()) for i in filled]
     y = [float(accuracy[bins == i].mean()) for i in filled]
     error = [float(accuracy[bins == i].std() / counts[i].sqrt()) if counts[i] > 1 else 0.0 for i in filled]
     top.errorbar(
-        x, y, yerr=error, color=_BLUE, marker="o", ms=5, lw=1.2, capsize=2, label=f"{method} (bars: ± 1 standard error)"
+        x, y, yerr=error, color=BLUE, marker="o", ms=5, lw=1.2, capsize=2, label=f"{method} (bars: ± 1 standard error)"
     )
     top.set(xlim=(0, 1), ylim=(0, 1), ylabel="measured accuracy", title=f"Reliability of {method}")
     if ece is not None:
@@ -65,24 +68,24 @@ def reliability(method: str, scored: Scored, ece: Interval | None, n_bins: int =
             f"ECE {ece['value']:.3f} [{ece['low']:.3f}, {ece['high']:.3f}]",
             ha="right",
             transform=top.transAxes,
-            color=_INK,
+            color=INK,
         )
     top.legend(loc="upper left", fontsize=8)
-    bottom.bar([(i + 0.5) / n_bins for i in range(n_bins)], counts.tolist(), width=0.9 / n_bins, color=_BLUE, alpha=0.6)
+    bottom.bar([(i + 0.5) / n_bins for i in range(n_bins)], counts.tolist(), width=0.9 / n_bins, color=BLUE, alpha=0.6)
     for i in filled:
         bottom.text(
-            (i + 0.5) / n_bins, int(counts[i]), str(int(counts[i])), ha="center", va="bottom", fontsize=8, color=_INK
+            (i + 0.5) / n_bins, int(counts[i]), str(int(counts[i])), ha="center", va="bottom", fontsize=8, color=INK
         )
     bottom.set(xlabel="confidence", ylabel="questions", ylim=(0, float(counts.max()) * 1.25))
     return figure
 
 
-@_styled
+@styled
 def roc(methods: dict[str, Scored], aurocs: dict[str, Interval | None]) -> Figure:
     """ROC curves over answers: every question brings its share of right and of wrong answers."""
-    figure, axes = _figure(4.6, 4.6)
-    axes.plot([0, 1], [0, 1], color=_GREY, lw=1, ls="--")
-    for (name, scored), colour in zip(methods.items(), _METHOD_COLOURS, strict=False):
+    figure, axes = new_figure(4.6, 4.6)
+    axes.plot([0, 1], [0, 1], color=GREY, lw=1, ls="--")
+    for (name, scored), colour in zip(methods.items(), METHOD_COLOURS, strict=False):
         x, y = roc_points(scored)
         figures = aurocs.get(name)
         label = (
@@ -112,7 +115,7 @@ def roc_points(scored: Scored) -> tuple[list[float], list[float]]:
     return shares[0], shares[1]
 
 
-@_styled
+@styled
 def by_layer(
     method: str,
     names: Sequence[str],
@@ -131,12 +134,12 @@ def by_layer(
         chosen: Name of the feature that validation chose.
         references: AUROC and Brier of baselines by name.
     """
-    figure, axes = _figure(8.4, 3.4, ncols=2)
+    figure, axes = new_figure(8.4, 3.4, ncols=2)
     positions = sorted({name.split("/")[1] for name in names})
     for column, (axis, intervals, label) in enumerate(
         zip(axes, (aurocs, briers), ("capability AUROC", "Brier score (debiased)"), strict=True)
     ):
-        for position, colour in zip(positions, _METHOD_COLOURS, strict=False):
+        for position, colour in zip(positions, METHOD_COLOURS, strict=False):
             rows = [
                 (int(name.split("/")[0]), one)
                 for name, one in zip(names, intervals, strict=True)
@@ -167,23 +170,23 @@ def by_layer(
                         marker="o",
                         ms=8,
                         mfc="none",
-                        mec=_INK,
+                        mec=INK,
                         ls="",
                         label=f"chosen on validation: layer {layer}",
                     )
         for (name, values), style in zip(references.items(), (":", "--", "-."), strict=False):
-            axis.axhline(values[column], color=_GREY, lw=1, ls=style, label=name)
+            axis.axhline(values[column], color=GREY, lw=1, ls=style, label=name)
         axis.set(xlabel="layer (0: embeddings)", ylabel=label)
     axes[0].legend(loc="lower right", bbox_to_anchor=(1, 0.1), fontsize=8)
     figure.suptitle("Test split, 95 % intervals over questions", fontsize=10)
     return figure
 
 
-@_styled
+@styled
 def accuracy_distribution(accuracy: Tensor, groups: Sequence[str]) -> Figure:
     """How many questions the model gets right how often, and the mean of each group."""
-    figure, (left, right) = _figure(8.4, 3.2, ncols=2)
-    left.hist(accuracy.tolist(), bins=[(i - 0.5) / 10 for i in range(12)], color=_BLUE, alpha=0.75, rwidth=0.9)
+    figure, (left, right) = new_figure(8.4, 3.2, ncols=2)
+    left.hist(accuracy.tolist(), bins=[(i - 0.5) / 10 for i in range(12)], color=BLUE, alpha=0.75, rwidth=0.9)
     left.set(
         xlabel="expected accuracy (share of right answers)",
         ylabel="questions",
@@ -199,8 +202,8 @@ def accuracy_distribution(accuracy: Tensor, groups: Sequence[str]) -> Figure:
         orientation="horizontal",
         tick_labels=labels,
         widths=0.55,
-        medianprops={"color": _RED},
-        flierprops={"ms": 3, "mec": _GREY},
+        medianprops={"color": RED},
+        flierprops={"ms": 3, "mec": GREY},
     )
     right.plot(
         [float(of_group[i].mean()) for i in order],
@@ -208,7 +211,7 @@ def accuracy_distribution(accuracy: Tensor, groups: Sequence[str]) -> Figure:
         ls="",
         marker="D",
         ms=4,
-        color=_BLUE,
+        color=BLUE,
     )
     # no legend: its marker would stand among the outliers
     right.set(xlabel="expected accuracy (◆ mean, red line median)", xlim=(-0.03, 1.03), title="by group (questions)")

@@ -15,13 +15,16 @@ from torch import Tensor
 from datamodules import FeatureDataModule
 from probes import plots
 from probes.artefact import ConfidenceProbe
-from probes.baselines import BASELINES, HALF_SAMPLE, Scored, mean_accuracy, scored
+from probes.baselines import BASELINES, available, confidence, counts, mean_accuracy
+from probes.calibration import Calibrator
 from probes.card import markdown_report, model_card
-from probes.evaluate import compare, evaluate, metric_of, usable
+from probes.evaluate import Scored, compare, evaluate, metric_of, usable
 from probes.intervals import Interval, bootstrap
 from probes.module import ProbeModule
 
 FORMAT_VERSION = 1
+#: Baselines beside the probe in the ROC curves; the report's table has them all.
+_DRAWN = ("base_rate", "length", "consistency", "verbalized", "p_true")
 _PACKAGES = ("lightning", "torch", "transformers", "torchmetrics", "numpy", "scikit-learn", "safetensors")
 
 
@@ -38,27 +41,42 @@ class Report:
     def __init__(self, module: ProbeModule, data: FeatureDataModule, seed: int, n_resamples: int = 2000) -> None:
         assert module.choice is not None
         self.module, self.data, self.seed, self.n_resamples = module, data, seed, n_resamples
-        self.table, self.rows = data.table, data.split_rows
+        self.table, self.rows = data.table, data.question_rows
+        #: What the figures are about: questions, whatever the probe was taught, or single answers.
+        self.target = "response" if data.scope == "sample" else "capability"
         self.reference = mean_accuracy(self.table, self.rows["train"])
+        self.baselines = [
+            name
+            for name, baseline in BASELINES.items()
+            if available(name, data) and not (baseline.half and self.target == "response")
+        ]
         self.confidences = {
             module.name: self._probe_confidences(),
-            **{name: fit(self.table, self.rows) for name, fit in BASELINES.items()},
+            **{name: data.of_rows(confidence(name, data, self.rows)) for name in self.baselines},
         }
-        self.methods = {name: self._scored(name, name in HALF_SAMPLE) for name in self.confidences}
+        self.methods = {name: self._scored(name, self._half(name)) for name in self.confidences}
         self.record = self._record()
+
+    def _half(self, name: str) -> bool:
+        return name in BASELINES and BASELINES[name].half
 
     def _unknown(self, name: str) -> int:
         """Test answers whose grade is unknown, among those that a method is scored on."""
-        unknown = self.table.held_unknown if name in HALF_SAMPLE else self.table.unknown
+        unknown = self.table.held_unknown if self._half(name) else self.table.unknown
         return int(torch.from_numpy(unknown)[self.rows["test"]].sum())
 
     def _scored(self, name: str, half: bool) -> Scored:
-        return scored(self.table, self.confidences[name], self.rows["test"], half)
+        test = self.data.split_rows["test"]
+        if self.target == "response":
+            batch = self.data.batch("test")
+            return Scored(self.confidences[name][test], batch.right, batch.known, batch.question)
+        right, known = counts(self.table, half)
+        return Scored(self.confidences[name][test], right[test], known[test])
 
     @torch.no_grad()
     def _probe_confidences(self) -> Tensor:
-        """[question] over the table; NaN for questions that are in no split."""
-        confidences = torch.full((len(self.table.ids),), torch.nan, dtype=torch.float64)
+        """[row] over the table; NaN for rows that are in no split."""
+        confidences = torch.full((self.data.n_rows,), torch.nan, dtype=torch.float64)
         for split in self.rows:
             batch = self.data.batch(split)
             confidences[batch.row] = self.module.cpu().predict(batch.features).double()
@@ -79,42 +97,44 @@ class Report:
                 "confidence-probes": version("confidence-probes"),
                 **{package: version(package) for package in _PACKAGES},
             },
+            "target": self.data.target,
             "chosen": {
                 "layer": int(layer),
                 "position": position,
                 "l2": choice.l2,
-                "calibrator": {"kind": "platt", **choice.calibrator._asdict()},
+                "calibrator": {"kind": choice.calibrator.kind, **_numbers(choice.calibrator)},
             },
             "l2_tried": sorted(self.module.penalties),
             "n_questions": {split: len(rows) for split, rows in self.rows.items()},
             "n_unusable": self.data.n_unusable,
             "splits": {
                 "test": {
-                    "capability": {
-                        name: evaluate(one, self._unknown(name), **options) for name, one in self.methods.items()
+                    self.target: {
+                        name: evaluate(one, self._unknown(name), target=self.target, **options)
+                        for name, one in self.methods.items()
                     }
                 }
             },
-            "paired": [row for name in BASELINES for row in self._paired(name, options)],
+            "paired": [row for name in self.baselines for row in self._paired(name, options)],
         }
 
     def _paired(self, baseline: str, options: dict[str, Any]) -> list[dict[str, Any]]:
-        half = baseline in HALF_SAMPLE
-        probe = self.module.name
-        return compare(
-            probe, baseline, self._scored(probe, half), self._scored(baseline, half), split="test", **options
-        )
+        half, probe = self._half(baseline), self.module.name
+        first, second = self._scored(probe, half), self._scored(baseline, half)
+        return compare(probe, baseline, first, second, split="test", target=self.target, **options)
+
+    @property
+    def figures_of(self) -> dict[str, Any]:
+        """The figures on the test split, by method."""
+        return dict(self.record["splits"]["test"][self.target])
 
     @torch.no_grad()
     def figures(self) -> dict[str, Any]:
         """The pictures by file name, without ending."""
-        figures = self.record["splits"]["test"]["capability"]
-        shown = {
-            name: Scored(one.confidence[usable(one)], one.right[usable(one)], one.known[usable(one)])
-            for name, one in self.methods.items()
-        }
+        figures = self.figures_of
+        shown = {name: one.take(usable(one, self.target)) for name, one in self.methods.items()}
         probe = self.module.name
-        roc_methods = {name: one for name, one in shown.items() if name != "constant"}
+        roc_methods = {name: one for name, one in shown.items() if name in (probe, *_DRAWN) and figures[name]["auroc"]}
         return {
             "reliability": plots.reliability(probe, shown[probe], figures[probe]["ece_width"]),
             "roc": plots.roc(roc_methods, {name: figures[name]["auroc"] for name in roc_methods}),
@@ -126,16 +146,18 @@ class Report:
         }
 
     def _used(self) -> Tensor:
+        """Rows of the question table that are in a split."""
         return torch.cat(list(self.rows.values())).sort().values
 
     def _layers(self, figures: dict[str, Any]) -> Any:
         batch = self.data.batch("test")
         every: dict[str, list[Interval | None]] = {"auroc": [], "brier": []}
-        for confidence in self.module.confidences_by_feature(batch.features).T:
-            one = Scored(confidence.double(), batch.right, batch.known)
+        for of_feature in self.module.confidences_by_feature(batch.features).T:
+            question = batch.question if self.target == "response" else None
+            one = Scored(of_feature.double(), batch.right, batch.known, question)
             for name, intervals in every.items():
-                metric = metric_of(one, name, self.reference)
-                intervals.append(bootstrap(metric, len(batch.row), self.n_resamples, self.seed))
+                metric = metric_of(one, name, self.reference, self.target)
+                intervals.append(bootstrap(metric, one.n_questions, self.n_resamples, self.seed))
         references = {
             name: (figures[name]["auroc"]["value"], figures[name]["brier"]["value"])
             for name in ("base_rate", "constant")
@@ -152,21 +174,28 @@ class Report:
         )
 
     def predictions(self) -> pa.Table:
-        """One row a question: its split, counts, and every method's confidence (null where there is none)."""
-        split_of = {int(row): split for split, rows in self.rows.items() for row in rows}
-        used = self._used().tolist()
+        """One row a question, or an answer: its split, counts, and every method's confidence (null where there is none)."""
+        split_of = {int(row): split for split, rows in self.data.split_rows.items() for row in rows}
+        used = torch.cat(list(self.data.split_rows.values())).sort().values
+        questions = self.data.question_of(used).tolist()
+        right, known = (count[used].tolist() for count in self.data.counts())
         columns: dict[str, Any] = {
-            "question_id": [self.table.ids[row] for row in used],
-            "split": [split_of[row] for row in used],
-            "group": [self.table.groups[row] for row in used],
-            "question": [self.table.texts[row] for row in used],
-            "right": [int(self.table.right[row]) for row in used],
-            "known": [int(self.table.known[row]) for row in used],
-            "unknown": [int(self.table.unknown[row]) for row in used],
-            "accuracy": [float(self.table.accuracy[row]) for row in used],
+            "question_id": [self.table.ids[row] for row in questions],
+            "split": [split_of[row] for row in used.tolist()],
+            "group": [self.table.groups[row] for row in questions],
+            "question": [self.table.texts[row] for row in questions],
         }
-        for name, confidence in self.confidences.items():
-            columns[name] = [None if value != value else value for value in confidence[used].tolist()]
+        if self.target == "response":
+            columns |= {"sample": self.table.answers.sample[used].tolist(), "right": right}
+        else:
+            columns |= {
+                "right": right,
+                "known": known,
+                "unknown": self.table.unknown[used].tolist(),
+                "accuracy": self.table.accuracy[used].tolist(),
+            }
+        for name, given in self.confidences.items():
+            columns[name] = [None if value != value else value for value in given[used].tolist()]
         return pa.table(columns)
 
     def probe(self) -> ConfidenceProbe:
@@ -175,17 +204,18 @@ class Report:
         head = self.module.head()
         decoding = {key: value for key, value in policy["decoding"].items() if key != "prompt"}
         config = {
-            "head": "linear",
-            "d_model": len(head.weight),
+            "head": head.kind,
+            "d_model": len(head.mean),
+            "sizes": {size: getattr(self.module, size) for size in head.sizes},
             "name": self.module.name,
             "signal": self.data.signal,
             "layer": self.record["chosen"]["layer"],
             "position": self.record["chosen"]["position"],
-            "target": "capability",
+            "target": self.data.target,
             "model": policy["model"],
             "prompt": policy["decoding"]["prompt"],
             "decoding": decoding,
-            "calibrator": self.record["chosen"]["calibrator"],
+            "calibrator": self.record["chosen"]["calibrator"]["kind"],
             "training": {
                 "store": self.data.store.sha256,
                 "grader": self.table.grader,
@@ -194,10 +224,11 @@ class Report:
                 "n_samples": int(torch.from_numpy(self.table.known)[self.rows["train"]].sum()),
                 "l2": self.record["chosen"]["l2"],
             },
-            "test": self.record["splits"]["test"]["capability"][self.module.name],
+            "test": self.figures_of[self.module.name],
             "versions": self.record["versions"],
         }
-        return ConfidenceProbe(head, config)
+        assert self.module.choice is not None
+        return ConfidenceProbe(head, self.module.choice.calibrator, config)
 
     def write(self, folder: Path) -> dict[str, Path]:
         """Write report.json, report.md, plots/, predictions.parquet and probe/ into a run's folder.
@@ -218,3 +249,8 @@ class Report:
         probe = self.probe()
         probe.save(folder / "probe", model_card(probe.config))
         return pictures
+
+
+def _numbers(calibrator: Calibrator) -> dict[str, Any]:
+    """A calibrator's values as JSON."""
+    return {name: getattr(calibrator, name).tolist() for name in calibrator.values}

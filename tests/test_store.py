@@ -7,8 +7,12 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import altered_stores
 import datasets
+import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from conftest import write_questions
@@ -16,7 +20,10 @@ from safetensors import safe_open
 
 from datamodules import load_table
 from extract import Decoding, InputError, PromptTemplate, Store, StoreRecipe, grade, read, sample
+from extract.asked_files import asked_schema
 from extract.commands import make_store
+from extract.files import write_file
+from extract.parts import Place, Scope
 from extract.policy import differences
 
 
@@ -223,3 +230,171 @@ def test_a_store_whose_model_was_a_folder_asks_for_its_place(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match="a folder called 'tiny': a store keeps no paths. Give --model PATH"):
         read(str(store))
+
+
+# What a model was asked, and signals of the answers: a store of 20 questions in 3 blocks of two parts, without a model
+
+HOW = {"model": "tiny", "prompts": ["Are you sure?"], "options": {"attempts": 3}}
+
+
+def asked_rows(store: Store, place: Place) -> list[dict[str, Any]]:
+    costs = {"prompt_tokens": 9, "completion_tokens": 2}
+    if isinstance(place, int):
+        one = {"text": "0.5", "mass": None, "attempts": 1, **costs}
+        return [{"question_id": id_, "value": None if i % 2 else 0.5, **one} for i, id_ in enumerate(store.ids(place))]
+    samples = range(place.start, place.stop)
+    return [{"question_id": id_, "sample": j, "value": 0.25, **costs} for id_ in store.ids(place) for j in samples]
+
+
+def ask(store: Store, scope: Scope, how: dict[str, Any] = HOW) -> None:
+    for place in store.places(scope):
+        store.write_asked("sure", place, asked_rows(store, place), asked_schema(scope, how))
+
+
+def embed(store: Store, scope: Scope, how: dict[str, Any] = HOW) -> None:
+    for i, place in enumerate(store.places(scope)):
+        vectors = torch.arange(store.n_rows(place) * 2).reshape(-1, 2).float() + 100 * i
+        store.write_signal("text_embedding", place, {"0/text": vectors}, how=how)
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Store:
+    return Store.open(altered_stores.make_store(tmp_path / "store"))
+
+
+@pytest.mark.parametrize(("scope", "n_rows"), [("question", 20), ("sample", 80)])
+def test_asked_tables_are_added_and_read_in_order(made: Store, scope: Scope, n_rows: int) -> None:
+    before = contents(made.path)
+    assert made.asked_names(scope) == []
+    assert made.unasked("sure", scope) == made.places(scope)
+    ask(made, scope)
+    table = Store.open(made.path).asked("sure", scope)
+    ids = [question.id for question in made.questions] if scope == "question" else made.samples()["question_id"]
+    assert table["question_id"].to_pylist() == list(map(str, ids))
+    assert table.num_rows == n_rows
+    assert table["value"].null_count == (10 if scope == "question" else 0)
+    assert json.loads(table.schema.metadata[b"how"]) == HOW
+    assert made.asked_names(scope) == ["sure"]
+    assert made.asked_names("sample" if scope == "question" else "question") == []
+    assert {name: content for name, content in contents(made.path).items() if name in before} == before
+    assert list(Store.open(made.path).problems()) == []
+    assert len(made.write_manifest()["files"]) == 1 + 6 + 6 + 3 + len(made.places(scope))
+
+
+@pytest.mark.parametrize("scope", ["question", "sample"])
+def test_asking_otherwise_is_refused_naming_what_differs(made: Store, scope: Scope) -> None:
+    ask(made, scope)
+    other = {**HOW, "options": {"attempts": 5}}
+    for store in (made, Store.open(made.path)):
+        with pytest.raises(
+            InputError, match="'sure' to be asked as it was begun .* options.attempts: found 3, wanted 5"
+        ):
+            ask(store, scope, other)
+        with pytest.raises(InputError, match="delete '.*/asked/sure' to ask anew"):
+            store.check_how("sure", scope, other)
+    shutil.rmtree(made.path / "asked")
+    ask(Store.open(made.path), scope, other)
+
+
+def test_a_baseline_that_was_not_asked_of_everything_is_refused(made: Store) -> None:
+    with pytest.raises(InputError, match=r"3 of 3 blocks lack it \(asked there: nothing\). Run `python -m extract ask"):
+        made.asked("sure")
+    ask(made, "sample")
+    made.asked_file("sure", made.parts()[1]).with_suffix(".json").unlink()
+    with pytest.raises(InputError, match="1 of 6 parts lack it"):
+        made.asked("sure", "sample")
+
+
+def test_rows_that_are_not_those_of_the_place_are_not_written(made: Store) -> None:
+    rows, schema = asked_rows(made, 0), asked_schema("question", HOW)
+    for wrong in (rows[::-1], rows[1:], [{**row, "value": np.nan} for row in rows]):
+        with pytest.raises(InputError, match="not the questions of block 0|`value` that is not finite"):
+            made.write_asked("sure", 0, wrong, schema)
+    assert not (made.path / "asked").exists()
+
+
+def _rewritten(path: Path, **changes: Any) -> None:
+    """A table with other metadata or other columns, and a voucher that fits."""
+    table = pq.read_table(path)
+    for name, value in changes.items():
+        if name in table.column_names:
+            place = table.column_names.index(name)
+            column = pa.array([value] * table.num_rows, table.schema.field(name).type)
+            table = table.set_column(place, table.schema.field(name), column)
+        else:
+            table = table.replace_schema_metadata({**table.schema.metadata, name: value})
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink)
+    write_file(path, sink.getvalue().to_pybytes())
+
+
+@pytest.mark.parametrize("scope", ["question", "sample"])
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"of": "{}"}, "its metadata says"),
+        ({"of": "["}, "its metadata says None"),
+        ({"how": "3"}, "its metadata says 3 of how it was asked"),
+        ({"how": '{"model": "other"}'}, "asked otherwise than another table: model: found"),
+        ({"value": np.inf}, "`value` that is not finite"),
+        ({"prompt_tokens": -1}, "`prompt_tokens` below 0"),
+        ({"completion_tokens": None}, "`completion_tokens` holds nulls"),
+        ({"question_id": "q99"}, "question"),
+    ],
+)
+def test_an_altered_asked_table_is_refused_and_verify_names_it(
+    made: Store, scope: Scope, changes: dict[str, Any], problem: str
+) -> None:
+    ask(made, scope)
+    path = made.asked_file("sure", made.places(scope)[1])
+    _rewritten(path, **changes)
+    with pytest.raises(InputError, match=problem):
+        Store.open(made.path).asked("sure", scope)
+    [found] = Store.open(made.path).problems()
+    assert "asked/sure/0000" in found
+
+
+def test_verify_names_asked_files_of_another_place_or_of_none(made: Store) -> None:
+    ask(made, "question")
+    ask(made, "sample")
+    folder = made.path / "asked/sure"
+    for to in ("00002", "00007", "00000.000-003", "foo"):
+        for ending in ("parquet", "json"):
+            shutil.copy(folder / f"00000.{ending}", folder / f"{to}.{ending}")
+    names = [problem.split(":")[0] for problem in Store.open(made.path).problems()]
+    assert names == [f"asked/sure/{name}.parquet" for name in ("00000.000-003", "00002", "00007", "foo")]
+
+
+@pytest.mark.parametrize("scope", ["question", "sample"])
+def test_embeddings_of_two_encoders_are_not_mixed(made: Store, scope: Scope) -> None:
+    embed(made, scope)
+    keys = Store.open(made.path).signal_keys("text_embedding", scope)
+    assert keys == ["0/text"]
+    whole = Store.open(made.path).read_signal("text_embedding", "0/text", scope)
+    parts = [made.read_block("text_embedding", place, "0/text") for place in made.places(scope)]
+    assert torch.equal(whole, torch.cat(parts))
+    other = {**HOW, "model": "another"}
+    with pytest.raises(InputError, match="made as it was begun, but this would differ in model: found 'tiny', wanted"):
+        embed(Store.open(made.path), scope, other)
+    first = made.places(scope)[0]
+    file = made.signal_file("text_embedding", first)
+    stash = {path: path.read_bytes() for path in file.parent.iterdir()}
+    shutil.rmtree(file.parent)
+    embed(made, scope, other)
+    for path in (file, file.with_suffix(".json")):
+        path.write_bytes(stash[path])
+    with pytest.raises(InputError, match="made otherwise than the files before it"):
+        Store.open(made.path).read_signal("text_embedding", "0/text", scope)
+
+
+def test_a_signal_of_answers_that_are_gone_is_named_and_one_of_an_answer_says_of_which(made: Store) -> None:
+    tensors = {part: torch.zeros(made.n_rows(part), 2) for part in made.parts()}
+    tensors[made.parts()[3]][5, 1] = torch.nan
+    for part, tensor in tensors.items():
+        made.write_signal("mean", part, {"0/answer": tensor})
+    with pytest.raises(InputError, match=r"not finite in row 5 \(question 'q10', sample 3\)"):
+        made.read_signal("mean", "0/answer", "sample")
+    made.samples_file(made.parts()[3]).unlink()
+    assert "signals/mean/sample/00001.002-004.safetensors: the store has no such part of the samples" in list(
+        Store.open(made.path).problems()
+    )

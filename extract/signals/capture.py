@@ -1,8 +1,8 @@
-"""Hooks that keep a layer's hidden state at one token of each row, and nothing else of the pass."""
+"""Hooks that keep a layer's hidden state at chosen tokens of each row, and nothing else of the pass."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from extract.errors import InputError
+from extract.signals.positions import ANSWER_POSITIONS, answer_position
 
 
 def n_layers(model: Any) -> int:
@@ -104,3 +105,55 @@ class HiddenCapture:
         if self.positions is not None:
             positions = self.positions.to(hidden.device)
             self.states[layer] = hidden[torch.arange(len(positions), device=hidden.device), positions]
+
+
+class AnswerCapture(HiddenCapture):
+    """Keeps hidden states [row, position, d_model] of chosen layers at the positions of an answer.
+
+    Use as `HiddenCapture`: `look_at` before a pass, `take` after it.
+    """
+
+    def __init__(self, model: Any, layers: Iterable[int]) -> None:
+        super().__init__(model, layers)
+        self._spans: Tensor | None = None
+
+    def look_at(self, n_prompt: Sequence[int], n_answer: Sequence[int]) -> None:
+        """Say where the answers stand in the next pass.
+
+        Args:
+            n_prompt: Prompt tokens of each row.
+            n_answer: Content tokens of each row.
+
+        Raises:
+            InputError: An answer without tokens.
+        """
+        lengths = list(zip(n_prompt, n_answer, strict=True))
+        spans = [[answer_position(name, *of_row) for of_row in lengths] for name in ANSWER_POSITIONS]
+        self._spans = torch.tensor([[(span.start, span.stop) for span in of_name] for of_name in spans])
+
+    def take(self) -> dict[int, Tensor]:
+        """The states of the last pass by layer, in the model's dtype; nothing is kept of the next until `look_at`."""
+        states, self.states, self._spans = self.states, {}, None
+        return states
+
+    def _keep(self, layer: int, hidden: Tensor) -> None:
+        if self._spans is not None:
+            self.states[layer] = torch.stack([_mean(hidden, spans) for spans in self._spans], dim=1)
+
+
+def _mean(hidden: Tensor, spans: Tensor) -> Tensor:
+    """Mean [row, d_model] of `hidden` [row, token, d_model] over tokens from start to stop − 1, summed in float32.
+
+    Args:
+        hidden: Hidden states.
+        spans: [row, 2] int64 start and stop of each row, on the CPU, where looking at them makes nobody wait.
+    """
+    single = bool((spans[:, 1] - spans[:, 0] == 1).all())
+    first, last = int(spans[:, 0].min()), int(spans[:, 1].max())
+    start, stop = spans.to(hidden.device).unbind(1)
+    if single:
+        return hidden[torch.arange(len(hidden), device=hidden.device), start]
+    token = torch.arange(first, last, device=hidden.device)
+    inside = (token >= start[:, None]) & (token < stop[:, None])
+    total = torch.where(inside[..., None], hidden[:, first:last].float(), 0.0).sum(1)
+    return (total / (stop - start)[:, None]).to(hidden.dtype)

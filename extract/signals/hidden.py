@@ -1,4 +1,4 @@
-"""The signal `hidden`: the residual stream at a named position, for every layer, by one pass over the prompt."""
+"""The signal `hidden`: the residual stream at named positions of a prompt or of an answer, for every layer."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from extract.models import check_prompts
+from extract.signals.answers import AnswerPass
+from extract.signals.batches import by_length, right_padded
 from extract.signals.capture import HiddenCapture, decoder_of, n_layers
-from extract.signals.positions import question_position
+from extract.signals.positions import ANSWER_POSITIONS, question_position
 
 
 @torch.inference_mode()
@@ -24,8 +26,7 @@ def read_hidden(
 ) -> Tensor:
     """Hidden states at one position of each prompt.
 
-    Prompts go through the decoder in batches by length, padded on the right: a causal model never looks there, so
-    no mask is needed and the head is not run.
+    Prompts go through the decoder in batches by length; the head is not run.
 
     Args:
         model: Causal language model in evaluation mode.
@@ -43,13 +44,11 @@ def read_hidden(
     """
     check_prompts(model, prompts)
     wanted = range(n_layers(model) + 1) if layers is None else layers
-    by_length = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     order: list[int] = []
     parts: list[Tensor] = []
     with HiddenCapture(model, wanted) as capture:
-        for batch in _batches(by_length, [len(prompt) for prompt in prompts], batch_tokens):
-            longest = len(prompts[batch[-1]])
-            ids = torch.tensor([[*prompts[i], *[0] * (longest - len(prompts[i]))] for i in batch], device=model.device)
+        for batch in by_length([len(prompt) for prompt in prompts], batch_tokens):
+            ids = right_padded([prompts[i] for i in batch], model.device)
             capture.positions = torch.tensor(
                 [question_position(position, len(prompts[i])) for i in batch], device=model.device
             )
@@ -63,22 +62,23 @@ def read_hidden(
     return result
 
 
-def _batches(by_length: list[int], lengths: list[int], batch_tokens: int) -> list[list[int]]:
-    batches: list[list[int]] = []
-    for i in by_length:
-        if batches and lengths[i] * (len(batches[-1]) + 1) <= batch_tokens:
-            batches[-1].append(i)
-        else:
-            batches.append([i])
-    return batches
-
-
 def hidden_signal(
     model: Any,
     prompts: Sequence[Sequence[int]],
+    layers: Sequence[int] | None = None,
     batch_tokens: int = 2048,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Tensor]:
-    """Every layer at `last_prompt`: tensors [question, d_model] by key ``layer/last_prompt``."""
-    states = read_hidden(model, prompts, batch_tokens=batch_tokens, progress=progress)
-    return {f"{layer}/last_prompt": states[:, layer] for layer in range(states.shape[1])}
+    """Layers at `last_prompt`: tensors [question, d_model] by key ``layer/last_prompt``; of every layer for None."""
+    kept = range(n_layers(model) + 1) if layers is None else sorted(set(layers))
+    states = read_hidden(model, prompts, kept, batch_tokens=batch_tokens, progress=progress)
+    return {f"{layer}/last_prompt": states[:, i] for i, layer in enumerate(kept)}
+
+
+def answer_signal(answers: AnswerPass) -> dict[str, Tensor]:
+    """Layers at the positions of an answer: tensors [row, d_model] in the model's dtype by key ``layer/position``."""
+    return {
+        f"{layer}/{position}": states[:, i]
+        for layer, states in answers.states.items()
+        for i, position in enumerate(ANSWER_POSITIONS)
+    }

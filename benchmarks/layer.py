@@ -1,0 +1,112 @@
+"""Reading one layer of a store of 1 GB: bytes of tensors that are taken from the files, and growth of resident memory."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.result import report
+
+WIDTH = 1024  # float32 values a row
+
+
+def make_store(folder: Path, layers: int, megabytes: int, block_size: int) -> None:
+    """A store whose signal `hidden` has `layers` layers of `megabytes` MiB each, without a model."""
+    from extract import Decoding, Question, Store
+    from extract.policy import Identity, ModelIdentity, Policy
+    from extract.questions import questions_hash
+
+    n = megabytes * 2**20 // (4 * WIDTH)
+    questions = [Question(id=f"q{i}", dataset="made", text=f"Say {i}.", references=("x",)) for i in range(n)]
+    model = ModelIdentity("made", None, "a" * 64, "float32", "b" * 64, "c" * 64)
+    identity = Identity(Policy(model, Decoding()), questions_hash(questions), block_size)
+    store = Store.create(folder, identity, questions)
+    for block in range(store.n_blocks):
+        rows = torch.randn(layers, store.n_rows(block), WIDTH)
+        store.write_signal("hidden", block, {f"{layer}/last_prompt": rows[layer] for layer in range(layers)})
+
+
+def measure(folder: Path, key: str) -> dict[str, float]:
+    """Read one layer in this process: its bytes, those of the tensors that were taken, and the growth in bytes."""
+    from extract import Store, tensors
+
+    taken: list[int] = []
+
+    class Counting:
+        """An open file that counts what is taken from it."""
+
+        def __init__(self, *args: Any, **options: Any) -> None:
+            self._opened = tensors_open(*args, **options)
+
+        def __enter__(self) -> Any:
+            self._file = self._opened.__enter__()
+            return self
+
+        def __exit__(self, *error: Any) -> None:
+            self._opened.__exit__(*error)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._file, name)
+
+        def get_tensor(self, key: str) -> torch.Tensor:
+            tensor = self._file.get_tensor(key)
+            taken.append(tensor.nbytes)
+            return tensor
+
+    tensors_open, tensors.safe_open = tensors.safe_open, Counting  # type: ignore[misc, assignment]
+    store = Store.open(folder)
+    _ = store.questions  # which reading a signal has no part in
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = resident("VmRSS")
+    layer = store.read_signal("hidden", key)
+    return {"layer": layer.nbytes, "taken": sum(taken), "grown": resident("VmHWM") - before}
+
+
+def resident(name: str) -> int:
+    """A figure of this process's resident memory in bytes."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError(f"the kernel tells no {name}")
+
+
+def main() -> None:
+    """Print both ratios to the layer's own bytes."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--layers", type=int, default=16)
+    parser.add_argument("--megabytes", type=int, default=64)
+    parser.add_argument("--block-size", type=int, default=1024)
+    parser.add_argument("--read", type=Path, help="only read one layer of this store, and print what that took")
+    options = parser.parse_args()
+    key = f"{options.layers // 2}/last_prompt"
+    if options.read is not None:
+        print(json.dumps(measure(options.read, key)))
+        return
+    with tempfile.TemporaryDirectory() as name:
+        make_store(Path(name) / "store", options.layers, options.megabytes, options.block_size)
+        size = sum(path.stat().st_size for path in Path(name).rglob("*.safetensors"))
+        command = [sys.executable, "-m", "benchmarks.layer", "--read", f"{name}/store", "--layers", str(options.layers)]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    found = json.loads(done.stdout.splitlines()[-1])
+    ratios = {"tensor_bytes": found["taken"] / found["layer"], "resident_growth": found["grown"] / found["layer"]}
+    report(
+        "layer",
+        ratios,
+        "≤ 1.05 and ≤ 1.2 of the layer's bytes",
+        ratios["tensor_bytes"] <= 1.05 and ratios["resident_growth"] <= 1.2,
+        store_bytes=size,
+        layer_bytes=found["layer"],
+        layers=options.layers,
+        block_size=options.block_size,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,191 @@
+"""P(True): the model is asked whether it can answer, or whether an answer is right, and its Yes is weighed against its No."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import cached_property
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from extract.asking.baseline import Baseline, Done
+from extract.asking.prompts import asking_prompt, by_length, question_words
+from extract.errors import InputError
+from extract.memory import halving
+from extract.models import check_prompts
+from extract.parts import Place, Scope
+from extract.policy import Decoding
+from extract.progress import Counted
+from extract.prompts import PromptTemplate
+from extract.sampling.attention import shared_attention
+from extract.sampling.local import LocalSampler, common_prefix
+
+#: Below this probability of all forms of Yes and No together, the model was about to say something else, and their ratio
+#: is that of two leftovers rather than an opinion.
+LEAST_MASS = 1e-3
+_BATCH_TOKENS = 2048
+
+
+class YesNo(NamedTuple):
+    """Token ids of all single-token forms of two words."""
+
+    yes: list[int]
+    no: list[int]
+
+
+def surface_forms(tokenizer: Any, n_vocab: int) -> YesNo:
+    """The tokens that are a yes or a no, whatever their case and the space around them (`` Yes``, ``yes``, ``YES``, …).
+
+    Args:
+        tokenizer: The model's tokenizer.
+        n_vocab: Tokens that the model has logits for.
+
+    Raises:
+        InputError: There is no such token for one of the words.
+    """
+    texts = tokenizer.batch_decode([[i] for i in range(min(n_vocab, len(tokenizer)))])
+    forms = [[i for i, text in enumerate(texts) if text.strip().casefold() == word] for word in ("yes", "no")]
+    if not all(forms):
+        raise InputError(
+            "Expected a tokenizer with single tokens for Yes and No, which P(True) compares, but this one has none for one of them. Leave `p_true` and `p_true_answer` out of `baselines`."
+        )
+    return YesNo(*forms)
+
+
+def yes_against_no(logits: Tensor, forms: YesNo) -> tuple[Tensor, Tensor]:
+    """P(yes) / (P(yes) + P(no)), and the mass P(yes) + P(no), each word summed over its surface forms.
+
+    Args:
+        logits: [..., vocab], raw, of the token after the prompt.
+        forms: Tokens of either word.
+
+    Returns:
+        Value and mass, [...] float32 each.
+    """
+    logprobs = logits.float().log_softmax(-1)
+    yes, no = logprobs[..., forms.yes].logsumexp(-1), logprobs[..., forms.no].logsumexp(-1)
+    return (yes - no).sigmoid(), torch.logaddexp(yes, no).exp()
+
+
+class YesNoReader(LocalSampler):
+    """Reads the raw distribution (temperature 1) of the first token after each prompt; nothing is drawn.
+
+    What all prompts of a call begin with is read once, as the sampler does it.
+
+    Args:
+        model: Causal language model in evaluation mode.
+        tokenizer: Its tokenizer.
+
+    Raises:
+        InputError: As `surface_forms`.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any) -> None:
+        super().__init__(model, tokenizer, Decoding(max_new_tokens=1))
+        self._forms = surface_forms(tokenizer, model.get_output_embeddings().weight.shape[0])
+        self._batch_tokens = _BATCH_TOKENS
+
+    def read(self, prompts: Sequence[Sequence[int]], progress: Done) -> list[tuple[float | None, float]]:
+        """Value and mass after each prompt, see `yes_against_no`; None for a value of less than `LEAST_MASS`.
+
+        Raises:
+            InputError: A prompt that the model can't read, or logits that are NaN.
+        """
+        check_prompts(self.model, prompts, 1)
+
+        def read_with(batch_tokens: int, counted: Counted) -> Tensor:
+            return self._read(prompts, batch_tokens, counted)
+
+        read, self._batch_tokens = halving(read_with, self._batch_tokens, "prompt tokens", progress)
+        if read.isnan().any():
+            raise InputError(
+                f"Expected finite logits, but the model gave NaN in {str(self.model.dtype).removeprefix('torch.')}. Sample the store with --dtype float32 or bfloat16."
+            )
+        return [(value if mass >= LEAST_MASS else None, mass) for value, mass in read.tolist()]
+
+    @torch.inference_mode()
+    def _read(self, prompts: Sequence[Sequence[int]], batch_tokens: int, progress: Counted) -> Tensor:
+        """Values and masses [prompt, 2]."""
+        prefix, result = common_prefix(prompts), torch.empty(len(prompts), 2)
+        for batch in by_length([len(prompt) - len(prefix) for prompt in prompts], batch_tokens):
+            cache, ids, positions = self._prepare([prompts[i] for i in batch], prefix)
+            with shared_attention(self.model):
+                logits = self._forward(ids, cache.seen(0), positions, cache)
+            result[batch] = torch.stack(yes_against_no(logits, self._forms), -1).cpu()
+            progress(len(batch), sum(len(prompts[i]) for i in batch))
+        return result
+
+
+class PTrue(Baseline):
+    """Asks the store's model, before it answers, whether it is able to."""
+
+    name = "p_true"
+    template: ClassVar[str] = (
+        "Question: {question}\n\nAre you able to answer this question correctly? Reply with one word, Yes or No."
+    )
+
+    @cached_property
+    def prompt(self) -> PromptTemplate:
+        """The words around a question, or around a question and an answer."""
+        return asking_prompt(self.store.identity["policy"], self.template)
+
+    def how(self, scope: Scope) -> dict[str, Any]:
+        """Model, prompt and the least mass."""
+        model = self.store.identity["policy"]["model"]
+        return {"model": model, "prompt": asdict(self.prompt), "least_mass": LEAST_MASS}
+
+    @cached_property
+    def reader(self) -> YesNoReader:
+        """Reads Yes against No."""
+        return YesNoReader(*self.means.loaded)
+
+    def rows(self, place: Place, progress: Done) -> list[dict[str, Any]]:
+        """A row a question. The token whose distribution is read counts as the one of a reply."""
+        questions, tokenizer = self.questions(place), self.means.loaded[1]
+        prompts = [self.prompt.encode(tokenizer, question_words(question)) for question in questions]
+        return [
+            {
+                "question_id": question.id,
+                "value": value,
+                "text": "",
+                "mass": mass,
+                "prompt_tokens": len(prompt),
+                "completion_tokens": 1,
+                "attempts": 1,
+            }
+            for question, prompt, (value, mass) in zip(
+                questions, prompts, self.reader.read(prompts, progress), strict=True
+            )
+        ]
+
+
+class PTrueAnswer(PTrue):
+    """Shows the store's model each answer and asks whether it is right.
+
+    The same answer to a question is asked about once, and each of its rows has the cost of asking.
+    """
+
+    name = "p_true_answer"
+    scopes = ("sample",)
+    template = "Question: {question}\n\nIs the proposed answer correct? Reply with one word, Yes or No."
+
+    def rows(self, place: Place, progress: Done) -> list[dict[str, Any]]:
+        """A row an answer."""
+        words = {question.id: question_words(question) for question in self.questions(place)}
+        answers, tokenizer = self.answers(place), self.means.loaded[1]
+        asked = [f"{words[row['question_id']]}\nProposed answer: {row['text'].strip()}" for row in answers]
+        prompts = {one: self.prompt.encode(tokenizer, one) for one in asked}
+        read = dict(zip(prompts, self.reader.read(list(prompts.values()), progress), strict=True))
+        progress(len(answers) - len(read), 0)
+        return [
+            {
+                "question_id": row["question_id"],
+                "sample": row["sample"],
+                "value": read[one][0],
+                "prompt_tokens": len(prompts[one]),
+                "completion_tokens": 1,
+            }
+            for row, one in zip(answers, asked, strict=True)
+        ]

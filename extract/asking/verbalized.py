@@ -1,0 +1,136 @@
+"""Verbalized confidence: the model is asked, before it answers, how likely it is to be right, and says a number."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import cached_property
+from typing import Any
+
+from extract.asking.baseline import Baseline, Done
+from extract.asking.prompts import asking_prompt, question_words
+from extract.memory import halving
+from extract.parts import Place, Scope
+from extract.policy import Decoding
+from extract.progress import Counted
+from extract.sampling.local import LocalSampler, Sample
+
+#: How often a question is asked until a reply holds a number.
+ATTEMPTS = 3
+_MAX_ROWS = 320
+_STEPS = (
+    "almost no chance",
+    "highly unlikely",
+    "chances are slight",
+    "unlikely",
+    "less than even",
+    "better than even",
+    "likely",
+    "very good chance",
+    "highly likely",
+    "almost certain",
+)
+_SCALE = "\n".join(f"{i / 10:.1f} to {(i + 1) / 10:.1f}: {words}" for i, words in enumerate(_STEPS))
+TEMPLATE = "TODO {question}"
+_NUMBER = r"(\d+(?:\.\d*)?|\.\d+)\s*(\\?%)?"
+_NAMED = r"(?:(?:p|probability|confidence)\s*(?:=|:|is)\s*)?"
+_BOXED = re.compile(rf"\\boxed\s*\{{\s*{_NAMED}{_NUMBER}\s*\}}", re.IGNORECASE)
+_BARE = re.compile(rf"{_NAMED}{_NUMBER}\.?", re.IGNORECASE)
+
+
+def parse_confidence(text: str, ended: bool = True) -> float | None:
+    r"""The probability that a reply states; None where it states none.
+
+    The last ``\boxed{number}`` within [0, 1] counts, after a ``</think>`` where there is one. Inside the box may stand
+    ``P =``, and a percent sign divides by 100; fractions, ranges and words are not taken for numbers. Without such a box,
+    a last line counts that is nothing but a number with a decimal point or a percent sign (``0.39``, ``P = 85%``): a bare
+    whole number may as well be an answer to the question itself, and a number inside a sentence may be about anything.
+
+    Args:
+        text: What the model said.
+        ended: Whether it came to an end; a bare number that was cut off may have lacked digits.
+
+    >>> parse_confidence(r"I know capitals, so \boxed{0.9}"), parse_confidence(r"\boxed{0.2} or rather \boxed{85\%}")
+    (0.9, 0.85)
+    >>> parse_confidence("Hard to say.\nP = 0.4"), parse_confidence("It is 0.4 or so"), parse_confidence("1")
+    (0.4, None, None)
+    """
+    text = text.rsplit("</think>", 1)[-1]
+    boxed = [value for found in _BOXED.findall(text) if (value := _probability(*found)) is not None]
+    if boxed:
+        return boxed[-1]
+    bare = _BARE.fullmatch(text.strip().rsplit("\n", 1)[-1].strip()) if ended else None
+    return _probability(bare[1], bare[2]) if bare and ("." in bare[1] or bare[2]) else None
+
+
+def _probability(number: str, percent: str | None) -> float | None:
+    value = float(number) / (100 if percent else 1)
+    return value if value <= 1 else None
+
+
+class Verbalized(Baseline):
+    """Asks for a probability up to three times, each time with draws of its own, until a reply holds one.
+
+    Tokens of all attempts are counted; what never states a number is null.
+    """
+
+    name = "verbalized"
+
+    @cached_property
+    def decoding(self) -> Decoding:
+        """The store's temperature, top-p and top-k; no stop texts, which may stand in the reasoning."""
+        policy = self.store.identity["policy"]
+        same = {key: policy["decoding"][key] for key in ("temperature", "top_p", "top_k", "seed")}
+        return Decoding(**same, max_new_tokens=self.means.max_new_tokens, prompt=asking_prompt(policy, TEMPLATE))
+
+    def how(self, scope: Scope) -> dict[str, Any]:
+        """Model, decoding and number of attempts."""
+        decoding = {**asdict(self.decoding), "stop": []}
+        return {"model": self.store.identity["policy"]["model"], "decoding": decoding, "attempts": self._attempts}
+
+    @property
+    def _attempts(self) -> int:
+        return ATTEMPTS if self.decoding.temperature else 1  # without a temperature it would say the same again
+
+    @cached_property
+    def _sampler(self) -> LocalSampler:
+        return LocalSampler(*self.means.loaded, self.decoding, _MAX_ROWS)
+
+    def rows(self, place: Place, progress: Done) -> list[dict[str, Any]]:
+        """A row a question: its probability, the last reply, and the tokens of all attempts."""
+        questions, tokenizer = self.questions(place), self.means.loaded[1]
+        prompts = [self.decoding.prompt.encode(tokenizer, question_words(question)) for question in questions]
+        rows: list[dict[str, Any]] = [
+            {"question_id": question.id, "mass": None, "prompt_tokens": 0, "completion_tokens": 0, "attempts": 0}
+            for question in questions
+        ]
+        pending = list(range(len(rows)))
+        for attempt in range(self._attempts):
+            replies = self._reply([questions[i].id for i in pending], [prompts[i] for i in pending], attempt, progress)
+            for i, reply in zip(pending, replies, strict=True):
+                rows[i]["value"] = parse_confidence(reply.text, reply.finish_reason == "stop")
+                rows[i]["text"] = reply.text
+                rows[i]["prompt_tokens"] += reply.prompt_tokens
+                rows[i]["completion_tokens"] += len(reply.token_ids)
+                rows[i]["attempts"] += 1
+            pending, asked = [i for i in pending if rows[i]["value"] is None], len(pending)
+            progress(asked - len(pending), 0)
+            if not pending:
+                break
+        progress(len(pending), 0)
+        return rows
+
+    def _reply(
+        self, ids: Sequence[str], prompts: Sequence[Sequence[int]], attempt: int, progress: Done
+    ) -> list[Sample]:
+        # other draws than those of the question's answers, which the confidence is compared with
+        names = [f"verbalized\0{id_}" for id_ in ids]
+
+        def draw(max_rows: int, counted: Counted) -> list[Sample]:
+            self._sampler.max_rows = max_rows
+            attempts = range(attempt, attempt + 1)
+            return self._sampler.sample(names, prompts, attempts, lambda _, tokens: counted(0, tokens))
+
+        replies, self._sampler.max_rows = halving(draw, self._sampler.max_rows, "replies", progress)
+        return replies

@@ -1,0 +1,181 @@
+"""Filling a store with signals: what the model's inside says of each question, or of each answer, where it is missing."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from extract.errors import InputError
+from extract.files import Damaged, is_finished
+from extract.fill import encode_questions, is_damaged, prompt_of, say
+from extract.memory import halving
+from extract.parts import Part, Place, Scope
+from extract.progress import Counted, Progress
+from extract.signals import SIGNALS, load_signal
+from extract.store import Store
+from extract.workers import Worker
+
+#: Tokens that are read at the same time.
+BATCH_TOKENS = 2048
+
+
+def fill_signals(
+    store: Store,
+    names: Sequence[str],
+    load: Callable[[], tuple[Any, Any]],
+    worker: Worker,
+    scope: Scope = "question",
+    layers: Sequence[int] | None = None,
+) -> None:
+    """Read what is missing of the signals.
+
+    Args:
+        store: The store.
+        names: The signals' names.
+        load: Gives model and tokenizer; called only if something is missing.
+        worker: Whose blocks.
+        scope: Whether to read the questions or their answers.
+        layers: Layers to keep; None goes on with those that there are, and begins with all.
+
+    Raises:
+        InputError: Unknown signal, the store holds other layers, or no answers to read.
+    """
+    functions = {name: load_signal(name, scope) for name in names}
+    kept = {name: _layers(store, name, scope, layers) for name in names if SIGNALS[name].by_layer}
+    if layers is not None and not kept:
+        raise InputError(
+            f"Expected `layers` with a signal that has some, but {', '.join(names)} has none. Leave `layers` out."
+        )
+    if not store.places(scope):
+        raise InputError(
+            f"Expected the store {str(store.path)!r} to hold answers, but it has none. Run `python -m extract sample`."
+        )
+    missing: dict[Place, list[str]] = {}
+    for place in store.places(scope):
+        if worker.has(place.block if isinstance(place, Part) else place):
+            lacking = [name for name in names if _is_missing(store, name, place)]
+            missing |= {place: lacking} if lacking else {}
+    if not missing:
+        say(f"read: {', '.join(names)} is there for every {'answer' if scope == 'sample' else 'question'}")
+        return
+    reader = _Reader(store, *load(), functions, kept)
+    with Progress(f"read{worker.label}", reader.n_rows(missing), f"{scope}s".replace("sample", "answer")) as progress:
+        for place, lacking in missing.items():
+            if isinstance(place, Part):
+                reader.read_part(place, lacking, progress)
+            else:
+                reader.read_block(place, lacking, progress)
+
+
+def _layers(store: Store, signal: str, scope: Scope, layers: Sequence[int] | None) -> list[int] | None:
+    """The layers that a signal is to have; what is asked for and what is there have to agree. None stands for all.
+
+    Raises:
+        InputError: They don't.
+    """
+    wanted, held = None if layers is None else sorted(set(layers)), _held_layers(store, signal, scope)
+    if wanted == []:
+        raise InputError("Expected `layers` to name at least one layer, but got none. Leave it out for all.")
+    if wanted is not None and held is not None and wanted != held:
+        folder = store.signal_file(signal, store.places(scope)[0]).parent
+        raise InputError(
+            f"Expected `layers` to be those that {str(store.path)!r} holds of {signal!r}, {held}, but got {wanted}. Leave it out to go on with them, or delete {str(folder)!r} to read others."
+        )
+    return wanted or held
+
+
+def _held_layers(store: Store, signal: str, scope: Scope) -> list[int] | None:
+    """Layers in the first file of a signal that is as it was written; None without any."""
+    for place in store.places(scope):
+        if is_finished(store.signal_file(signal, place)):
+            with contextlib.suppress(Damaged):
+                return sorted({int(key.split("/")[0]) for key in store.block_layout(signal, place)})
+    return None
+
+
+def _is_missing(store: Store, signal: str, place: Place) -> bool:
+    file = store.signal_file(signal, place)
+    return not is_finished(file) or is_damaged(store, file, lambda: store.block_layout(signal, place))
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Reads the files of some signals.
+
+    Attributes:
+        store: The store.
+        model: Its model.
+        tokenizer: Its tokenizer.
+        functions: The signals' functions by name.
+        layers: Layers to keep of the signals that have some; None stands for all.
+    """
+
+    store: Store
+    model: Any
+    tokenizer: Any
+    functions: dict[str, Callable[..., dict[str, Any]]]
+    layers: dict[str, list[int] | None]
+
+    def n_rows(self, missing: dict[Place, list[str]]) -> int:
+        """Rows that there are to read: every signal of the questions in passes of its own, those of the answers together."""
+        return sum(
+            self.store.n_rows(place) * (1 if isinstance(place, Part) else len(names))
+            for place, names in missing.items()
+        )
+
+    def read_block(self, block: int, names: Sequence[str], progress: Progress) -> None:
+        """Read signals of the questions of a block."""
+        prompts = encode_questions(self.tokenizer, prompt_of(self.store), self.store.block(block))
+        for name in names:
+
+            def read(batch_tokens: int, counted: Counted, name: str = name) -> dict[str, Any]:
+                return self.functions[name](
+                    self.model, prompts, layers=self.layers.get(name), batch_tokens=batch_tokens, progress=counted
+                )
+
+            tensors, batch_tokens = halving(read, BATCH_TOKENS, "prompt tokens", progress)
+            self.store.write_signal(name, block, tensors, batch_tokens)
+
+    def read_part(self, part: Part, names: Sequence[str], progress: Progress) -> None:
+        """Read signals of the answers of a part."""
+        from extract.signals.answers import read_answers
+
+        answers, functions = self._answers(part), {name: self.functions[name] for name in names}
+
+        def read(batch_tokens: int, counted: Counted) -> dict[str, dict[str, Any]]:
+            return read_answers(self.model, answers, functions, self._layers_of(names), batch_tokens, counted)
+
+        signals, batch_tokens = halving(read, BATCH_TOKENS, "tokens", progress)
+        for name, tensors in signals.items():
+            self.store.write_signal(name, part, tensors, batch_tokens)
+
+    def _layers_of(self, names: Sequence[str]) -> list[int]:
+        from extract.signals.capture import n_layers
+
+        every = list(range(n_layers(self.model) + 1))
+        chosen = (self.layers[name] for name in names if name in self.layers)
+        return sorted({layer for layers in chosen for layer in (every if layers is None else layers)})
+
+    def _answers(self, part: Part) -> list[Any]:
+        """Prompt and content tokens of the answers of a part, in the order of its table.
+
+        Raises:
+            InputError: The questions don't become the prompts that were answered.
+        """
+        from extract.models import end_tokens
+        from extract.signals.answers import Answer, content_tokens
+
+        encoded = encode_questions(self.tokenizer, prompt_of(self.store), self.store.block(part.block))
+        prompts = dict(zip(self.store.ids(part), map(tuple, encoded), strict=True))
+        end, answers = end_tokens(self.model, self.tokenizer), []
+        for row in self.store.samples(part).to_pylist():
+            prompt = prompts[row["question_id"]]
+            if len(prompt) != row["prompt_tokens"]:
+                raise InputError(
+                    f"Expected the prompt of question {row['question_id']!r} to have the {row['prompt_tokens']} tokens that it was answered with, but this version of the tokenizer makes {len(prompt)} of it. Use the version of transformers that sampled {str(self.store.path)!r}."
+                )
+            content = content_tokens(self.tokenizer, end, row["token_ids"], row["text"])
+            answers.append(Answer(prompt, tuple(content)))
+        return answers

@@ -1,0 +1,202 @@
+"""The signals of a store: one safetensors file for each block of questions, or for each part of the answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from extract.answers import Answers
+from extract.errors import InputError
+from extract.files import Damaged, is_finished, shown
+from extract.parts import Part, Place, Scope, check_name, folder_names, scope_of, stem_of
+from extract.policy import differences
+from extract.stamps import stamp_of
+from extract.tensors import FLOATS, Header, Layout, check_block, common_layout, read_block, write_block
+
+#: Signals that are no reading of the store's model but of another one, which `ask` runs.
+_ASKED = ("text_embedding",)
+
+
+class SignalFiles(Answers):
+    """Signals on disk. Rows at question scope are in the questions' order, at sample scope in that of `samples()`."""
+
+    def __init__(self, path: Path, identity: dict[str, Any]) -> None:
+        super().__init__(path, identity)
+        self._headers: dict[Path, Header] = {}  # of the files that were checked
+        self._keys: dict[tuple[str, Scope], list[str]] = {}  # of the signals that were found whole
+
+    def signals(self) -> list[str]:
+        """Names of the signals of which the store holds at least a folder."""
+        return folder_names(self.path / "signals", "signal")
+
+    def unread(self, signal: str, scope: Scope) -> list[Place]:
+        """Blocks without this signal of the questions, or parts without this signal of the answers."""
+        return [place for place in self.places(scope) if not is_finished(self.signal_file(signal, place))]
+
+    def unread_blocks(self, signal: str) -> list[int]:
+        """Blocks without this signal of the questions."""
+        return [place for place in self.unread(signal, "question") if not isinstance(place, Part)]
+
+    def unread_parts(self, signal: str) -> list[Part]:
+        """Parts of the samples without this signal of the answers."""
+        return [place for place in self.unread(signal, "sample") if isinstance(place, Part)]
+
+    def write_signal(
+        self,
+        signal: str,
+        place: Place,
+        tensors: dict[str, Tensor],
+        batch_tokens: int | None = None,
+        how: dict[str, Any] | None = None,
+    ) -> None:
+        """Keep a signal of a block or of a part, and how many tokens were read at a time, which its last bits depend on.
+
+        Args:
+            signal: Name of the signal.
+            place: Number of the block, or the part, whose samples are there.
+            tensors: [row, …] by ``layer/position`` key, rows in the order of the block, or of the part's table.
+            batch_tokens: Prompt tokens that were read at a time.
+            how: What else the values depend on, JSON types; the same in every file of the signal.
+
+        Raises:
+            InputError: Other files of the signal were made otherwise.
+        """
+        path = self.signal_file(signal, place)
+        further = {}
+        if how is not None:
+            self.check_signal_how(signal, scope_of(place), how, path)
+            further["how"] = how
+        write_block(path, tensors, self._stamp(signal, place), batch_tokens=batch_tokens, **further)
+        self._headers.pop(path, None)
+        self._keys.pop((signal, scope_of(place)), None)
+
+    def check_signal_how(self, signal: str, scope: Scope, how: dict[str, Any], beside: Path | None = None) -> None:
+        """Refuse to make more of a signal otherwise than what there is, naming what differs.
+
+        Args:
+            signal: Name of the signal.
+            scope: What its rows are.
+            how: As for `write_signal`.
+            beside: A file that is going to be written and is not looked at.
+
+        Raises:
+            InputError: It would be.
+        """
+        for place in self._finished(signal, scope):
+            path = self.signal_file(signal, place)
+            try:
+                held = self._header(signal, place).how if path != beside else how
+            except Damaged:  # it is going to be made again
+                continue
+            if held != how:
+                differing = "; ".join(differences(held or {}, how))
+                raise InputError(
+                    f"Expected the signal {signal!r} of {str(self.path)!r} to be made as it was begun, but this would differ in {differing}. Use the same settings, or delete {str(path.parent)!r} to begin anew."
+                )
+            if path != beside:
+                return
+
+    def signal_keys(self, signal: str, scope: Scope = "question") -> list[str]:
+        """Keys of a signal's tensors, for example ``["0/last_prompt", …]``, by position and layer.
+
+        Raises:
+            InputError: The store does not hold the signal for every block or part, or a file is damaged or unlike the others.
+        """
+        if (signal, scope) in self._keys:
+            return self._keys[signal, scope]
+        places = self.places(scope)
+        if not places:
+            raise InputError(
+                f"Expected the store {str(self.path)!r} to hold answers, but it has none. Run `python -m extract sample`."
+            )
+        missing = len(self.unread(signal, scope))
+        if missing:
+            command = (
+                f"ask --store {self.path} --baselines" if signal in _ASKED else f"read --store {self.path} --signals"
+            )
+            raise InputError(
+                f"Expected the store {str(self.path)!r} to hold the signal {signal!r}{' of the answers' if scope == 'sample' else ''}, but {missing} of {len(places)} {'blocks' if scope == 'question' else 'parts'} lack it (signals there: {', '.join(self.signals()) or 'none'}). Run `python -m extract {command} [{signal}]{' --scope sample' if scope == 'sample' and signal not in _ASKED else ''}`."
+            )
+        by_layer = sorted(self.layout(signal, scope), key=lambda key: (key.split("/")[1:], int(key.split("/")[0])))
+        self._keys[signal, scope] = by_layer
+        return by_layer
+
+    def read_signal(self, signal: str, key: str, scope: Scope = "question") -> Tensor:
+        """One tensor [row, …] over all questions or answers; a row that is missing is NaN as a whole.
+
+        The files are checked when the first key is read; after that, a key's own bytes are read and no others. At most
+        the result and one file's share of it are in memory.
+
+        Raises:
+            InputError: As `signal_keys`, no such key, or a row that is infinite or NaN in part.
+        """
+        held = self.signal_keys(signal, scope)
+        if key not in held:
+            raise InputError(
+                f"Expected `key` to be one that the signal {signal!r} of {str(self.path)!r} has ({held[0]} to {held[-1]}), but got {shown(key)}. Choose one of them."
+            )
+        places = self.places(scope)
+        dtype, shape = self.block_layout(signal, places[0])[key]
+        whole = torch.empty(sum(map(self.n_rows, places)), *shape, dtype=FLOATS[dtype])
+        start = 0
+        for place in places:
+            stop = start + self.n_rows(place)
+            whole[start:stop] = self.read_block(signal, place, key)
+            start = stop
+        return whole
+
+    def read_block(self, signal: str, place: Place, key: str) -> Tensor:
+        """One tensor [row, …] of a block or part whose layout was read.
+
+        Raises:
+            Damaged: A row is infinite or NaN in part.
+        """
+        return read_block(self.signal_file(signal, place), key, lambda row: self._row_name(place, row))
+
+    def _row_name(self, place: Place, row: int) -> str:
+        if not isinstance(place, Part):
+            return f"question {shown(self.ids(place)[row])}"
+        answer = self.samples(place).slice(row, 1)
+        return f"question {shown(answer['question_id'][0].as_py())}, sample {answer['sample'][0].as_py()}"
+
+    def block_layout(self, signal: str, place: Place) -> Layout:
+        """What the tensors of a block or part are, by key; its file is read and checked once.
+
+        Raises:
+            Damaged: The file is not as it was written, or is none of this block or part.
+        """
+        return self._header(signal, place).layout
+
+    def _header(self, signal: str, place: Place) -> Header:
+        path = self.signal_file(signal, place)
+        if path not in self._headers:
+            stamp = self._stamp(signal, place)
+            self._headers[path] = check_block(path, self.path, self.n_rows(place), stamp)
+        return self._headers[path]
+
+    def layout(self, signal: str, scope: Scope = "question") -> Layout:
+        """What the tensors of all finished files of a signal are, by key; nothing when there is no such file.
+
+        Raises:
+            Damaged: As `block_layout`, or a file is unlike the others.
+        """
+        finished = self._finished(signal, scope)
+        headers = {self.signal_file(signal, place): self._header(signal, place) for place in finished}
+        for path, header in headers.items():
+            if header.how != next(iter(headers.values())).how:
+                raise Damaged(path, "it was made otherwise than the files before it")
+        return common_layout({path: header.layout for path, header in headers.items()})
+
+    def _finished(self, signal: str, scope: Scope) -> list[Place]:
+        return [place for place in self.places(scope) if is_finished(self.signal_file(signal, place))]
+
+    def _stamp(self, signal: str, place: Place) -> dict[str, Any]:
+        return stamp_of(self, place, self.signal_file(signal, place), signal=signal)
+
+    def signal_file(self, signal: str, place: Place) -> Path:
+        """Where a signal of a block or part is, or will be."""
+        folder = self.path / "signals" / check_name(signal, "signal") / scope_of(place)
+        return folder / f"{stem_of(place)}.safetensors"

@@ -1,0 +1,97 @@
+"""Cross-validation: every question is tested once, by probes that never saw it."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import lightning as L
+import torch
+from torch import Tensor
+
+from datamodules import FeatureDataModule, QuestionTable
+from datamodules.splits import split_questions
+from extract.errors import InputError
+from probes.module import ProbeModule
+
+#: Share of the questions outside a fold that choose and calibrate.
+VAL_SHARE = 0.25
+
+
+class Fold(NamedTuple):
+    """One of several splits: rows of the question table for training, validation and test."""
+
+    number: int
+    rows: dict[str, Tensor]
+
+
+def folds(table: QuestionTable, questions: Tensor, n_folds: int, seed: int) -> Iterator[Fold]:
+    """Split questions so that each is in the test split of one fold, stratified by group.
+
+    Args:
+        table: The question table.
+        questions: [question] rows of the table to use.
+        n_folds: Number of folds.
+        seed: Seed of the folds, and of the split into training and validation inside each.
+
+    Raises:
+        InputError: Less than two folds, or fewer than 20 questions or 4 in a fold.
+    """
+    if n_folds < 2:
+        raise InputError(f"Expected `folds` to be at least 2, but got {n_folds}. 5 is the default.")
+    if len(questions) < max(20, 4 * n_folds):
+        raise InputError(
+            f"Expected at least {max(20, 4 * n_folds)} questions with two graded answers for {n_folds} folds, but got {len(questions)}. Use a store of more questions."
+        )
+
+    def split(rows: Tensor, shares: list[float], seed: int) -> Tensor:
+        chosen = rows.tolist()
+        return torch.tensor(
+            split_questions([table.ids[row] for row in chosen], [table.groups[row] for row in chosen], shares, seed)
+        )
+
+    fold_of = split(questions, [1 / n_folds] * n_folds, seed)
+    for number in range(n_folds):
+        rest = questions[fold_of != number]
+        part = split(rest, [1 - VAL_SHARE, VAL_SHARE], seed + 1)
+        yield Fold(number, {"train": rest[part == 0], "val": rest[part == 1], "test": questions[fold_of == number]})
+
+
+def fit(make: Callable[[], ProbeModule], data: FeatureDataModule, epochs: int, seed: int) -> ProbeModule:
+    """A probe fitted on the training split of a datamodule, its choices made on validation.
+
+    Raises:
+        InputError: As the probe's `setup` and calibrator.
+    """
+    with warnings.catch_warnings():
+        for said in (
+            ".*LeafSpec.*",
+            ".*training batches.*",
+            ".*many workers.*",
+            ".*configure_optimizers.*",
+            ".*no optimizer.*",
+        ):
+            warnings.filterwarnings("ignore", message=said)
+        for name in ("lightning.pytorch", "lightning.fabric"):
+            logging.getLogger(name).setLevel(logging.WARNING)
+        L.seed_everything(seed, verbose=False)
+        module = make()
+        trainer = L.Trainer(
+            max_epochs=epochs,
+            limit_val_batches=0,  # what validation chooses is chosen once, at the end
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        trainer.fit(module, data)
+    return module.cpu()
+
+
+def validation_loss(confidence: Tensor, right: Tensor, known: Tensor) -> float:
+    """Mean cross-entropy of calibrated confidences against p̂ on validation, in nats: what methods are chosen by."""
+    accuracy = right / known
+    bounded = confidence.double().clamp(1e-6, 1 - 1e-6)
+    return float(-(accuracy * bounded.log() + (1 - accuracy) * (-bounded).log1p()).mean())

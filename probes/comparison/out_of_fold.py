@@ -1,0 +1,191 @@
+"""Confidences of every method, out of fold: for questions, and answers, that it was neither fitted nor chosen on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from datamodules import FeatureDataModule
+from extract.errors import InputError, nearest
+from extract.parts import Scope
+from probes.baselines import ANSWER_BASELINES, BASELINES, answer_confidence, available, confidence
+from probes.comparison.folds import Fold, fit, folds, validation_loss
+from probes.comparison.methods import ANSWER_PROBE, PROBES, TEXT_EMBEDDING, Method
+
+#: What validation chose in every fold.
+BEST = "best_probe"
+
+
+@dataclass
+class OutOfFold:
+    """Confidences of every method for questions, and for answers, that it was neither fitted nor chosen on.
+
+    Attributes:
+        data: The data, with all questions.
+        questions: [question] rows of the question table that were tested.
+        fold: [question] over the table, number of the fold that tested it; −1 for none.
+        confidence: [question] over the table by method, float64; NaN where there is none.
+        of_answers: [answer] over the answer table by method.
+        chosen: For every fold, the probe that validation chose, and its layer, position and penalty.
+        masked: Why a method is missing, by name.
+    """
+
+    data: FeatureDataModule
+    questions: Tensor
+    fold: Tensor
+    confidence: dict[str, Tensor] = field(default_factory=dict)
+    of_answers: dict[str, Tensor] = field(default_factory=dict)
+    chosen: list[dict[str, Any]] = field(default_factory=list)
+    masked: dict[str, str] = field(default_factory=dict)
+
+    def keep(self, of_questions: bool, name: str, rows: Tensor, values: Tensor) -> None:
+        """Note confidences for rows of the table."""
+        kept, n_rows = (
+            (self.confidence, len(self.data.table.ids))
+            if of_questions
+            else (self.of_answers, len(self.data.table.answers.question))
+        )
+        kept.setdefault(name, torch.full((n_rows,), torch.nan, dtype=torch.float64))[rows] = values.double()
+
+
+class Comparison:
+    """Out-of-fold confidences of probes and baselines on one store.
+
+    Args:
+        store: Folder of the store.
+        grader: Whose grades; null takes the only ones there are.
+        probes: Names of probes to compare; null takes all.
+        n_folds: Number of folds.
+        seed: Seed of the folds and of training.
+    """
+
+    def __init__(
+        self,
+        store: str,
+        grader: str | None = None,
+        probes: Sequence[str] | None = None,
+        n_folds: int = 5,
+        seed: int = 0,
+    ) -> None:
+        wanted = list(PROBES) if probes is None else list(probes)
+        for name in wanted:
+            if name not in PROBES:
+                raise InputError(
+                    f"Expected `probes` to be among {', '.join(PROBES)}, but got {name!r}.{nearest(name, PROBES)}"
+                )
+        self.store, self.grader, self.n_folds, self.seed = store, grader, n_folds, seed
+        self._data: dict[tuple[Any, ...], FeatureDataModule] = {}
+        self.data = self._data_of(Method(PROBES["logistic"].make))
+        questions = self.data.every().question
+        self.out = OutOfFold(self.data, questions, torch.full((len(self.data.table.ids),), -1))
+        self._folds = list(folds(self.data.table, questions, n_folds, seed))
+        for fold in self._folds:
+            self.out.fold[fold.rows["test"]] = fold.number
+        self.probes = {name: PROBES[name] for name in wanted if self._is_there(name, PROBES[name])}
+        self.baselines = [
+            name for name in BASELINES if self._holds(name, available(name, self.data), BASELINES[name].needs)
+        ]
+
+    def _data_of(self, method: Method) -> FeatureDataModule:
+        """The datamodule of what a probe is taught and reads; one for all probes that share it."""
+        key = method.target, method.signal, method.positions, method.layers
+        if key not in self._data:
+            data = FeatureDataModule(
+                self.store,
+                grader=self.grader,
+                target=method.target,
+                signal=method.signal,
+                positions=list(method.positions),
+            )
+            if method.layers == "some":
+                data.layers = _some(self.data.feature_names)
+            data.setup()
+            self._data[key] = data
+        return self._data[key]
+
+    def _is_there(self, name: str, method: Method) -> bool:
+        scope: Scope = "sample" if method.target == "response" else "question"
+        wanted: list[tuple[str | None, Scope]] = [(method.signal, scope), (method.needs, "sample")]
+        missing = [
+            f"the signal {signal} at {what} scope"
+            for signal, what in wanted
+            if signal is not None and (signal not in self.data.store.signals() or self.data.store.unread(signal, what))
+        ]
+        return self._holds(name, not missing, " and ".join(missing))
+
+    def _holds(self, name: str, there: bool, needs: str | None) -> bool:
+        if not there:
+            self.out.masked[name] = f"the store lacks what it needs: {needs}"
+        return there
+
+    def run(self) -> OutOfFold:
+        """Fit and apply every method in every fold."""
+        of_answers = self._is_there("answer_probe", ANSWER_PROBE)
+        embeds = self._is_there("text_embedding", TEXT_EMBEDDING)
+        fitted = {**self.probes, **({"text_embedding": TEXT_EMBEDDING} if embeds else {})}
+        with tqdm(total=self.n_folds * (len(fitted) + of_answers), desc="compare", unit=" fits") as progress:
+            for fold in self._folds:
+                losses: dict[str, tuple[float, dict[str, Any]]] = {}
+                for name, method in fitted.items():
+                    progress.set_postfix_str(name)
+                    try:
+                        losses[name] = self._fit(name, method, fold)
+                    except InputError as error:
+                        self.out.masked[name] = str(error)
+                    progress.update()
+                self._choose({name: loss for name, loss in losses.items() if name in self.probes}, fold)
+                for name in self.baselines:
+                    test = fold.rows["test"]
+                    self.out.keep(True, name, test, confidence(name, self.data, fold.rows)[test])
+                self._fit_answers(fold, of_answers)
+                progress.update(of_answers)
+        return self.out
+
+    def _fit(self, name: str, method: Method, fold: Fold) -> tuple[float, dict[str, Any]]:
+        """Fit a probe in a fold and keep what it says of the fold's test questions; its validation loss and what it chose."""
+        data = self._data_of(method)
+        data.use_split({split: rows.tolist() for split, rows in fold.rows.items()})
+        module = fit(method.make, data, method.epochs, self.seed)
+        test, val, choice = data.batch("test"), data.batch("val"), module.choice
+        assert choice is not None
+        with torch.no_grad():
+            self.out.keep(True, name, test.row, module.predict(test.features))
+            loss = validation_loss(module.predict(val.features), val.right, val.known)
+        layer, position = choice.name.split("/")
+        return loss, {"probe": name, "layer": int(layer), "position": position, "l2": choice.l2, "val_loss": loss}
+
+    def _choose(self, losses: dict[str, tuple[float, dict[str, Any]]], fold: Fold) -> None:
+        """Of the fitted probes the one with the least validation loss."""
+        if losses:
+            name = min(losses, key=lambda one: losses[one][0])
+            test = fold.rows["test"]
+            self.out.keep(True, BEST, test, self.out.confidence[name][test])
+            self.out.chosen.append({"fold": fold.number, **losses[name][1]})
+
+    def _fit_answers(self, fold: Fold, probe_too: bool) -> None:
+        """Confidences in single answers: a probe that reads them, and what their own tokens say."""
+        table = self.data.table
+        question = torch.from_numpy(table.answers.question)
+        rows = {split: torch.isin(question, chosen).nonzero()[:, 0] for split, chosen in fold.rows.items()}
+        for name, baseline in ANSWER_BASELINES.items():
+            if self._holds(f"{name} (of an answer)", available(name, self.data, ANSWER_BASELINES), baseline.needs):
+                self.out.keep(False, name, rows["test"], answer_confidence(name, self.data, rows)[rows["test"]])
+        if probe_too:
+            data = self._data_of(ANSWER_PROBE)
+            data.use_split({split: chosen.tolist() for split, chosen in fold.rows.items()})
+            module = fit(ANSWER_PROBE.make, data, ANSWER_PROBE.epochs, self.seed)
+            batch = data.batch("test")
+            with torch.no_grad():
+                self.out.keep(False, "answer_probe", batch.row, module.predict(batch.features))
+
+
+def _some(names: Sequence[str], most: int = 8) -> list[int]:
+    """About `most` layers, evenly spaced, the last one among them."""
+    layers = sorted({int(name.split("/")[0]) for name in names})
+    step = max(1, round(len(layers) / most))
+    return sorted(layers[::-1][::step])

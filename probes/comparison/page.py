@@ -1,0 +1,180 @@
+"""A comparison as a page for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from probes.card import cell, inline, table
+from probes.comparison.out_of_fold import BEST
+from probes.comparison.record import cheap_baselines
+
+_COLUMNS = (
+    ("auroc", "AUROC"),
+    ("brier", "Brier"),
+    ("brier_skill", "skill"),
+    ("ece_width", "ECE"),
+    ("ece_mass", "ECE (mass)"),
+    ("rmsce", "RMSCE"),
+    ("spearman", "Spearman"),
+    ("aurc", "AURC"),
+)
+_LEVEL = 0.05
+
+
+def page(record: dict[str, Any], pictures: Sequence[str]) -> str:
+    """The comparison as Markdown."""
+    model, decoding = record["policy"]["model"], record["policy"]["decoding"]
+    methods = record["methods"]
+    whole = {name: one for name, one in methods.items() if not one["half"]}
+    half = {BEST: {**methods[BEST], **record["on_half"][BEST]}} | {
+        name: one for name, one in methods.items() if one["half"]
+    }
+    k = record["n_answers"] / record["n_questions"]
+    return f"""# What knows how often the model is right
+
+`{model["id"]}` ({model["dtype"]}) answered {record["n_questions"]} questions of {", ".join(record["datasets"])}, {k:g} times each, at temperature {decoding["temperature"]}, at most {decoding["max_new_tokens"]} tokens, prompt
+`{inline(decoding["prompt"]["template"])}`; graded by `{record["grader"]}`; mean accuracy {record["accuracy"]:.3f}. Every method is scored out of fold: {record["folds"]} folds by question, and inside each, a quarter of the other
+questions chooses layer, penalty and probe and fits the calibrators. `{BEST}` is in every fold the probe of hidden states with the least validation cross-entropy. Intervals are 95 %, over questions.
+
+{verdict(record)}
+
+## Confidences in questions, scored on all answers
+
+{ceiling(record)}
+
+{methods_table(whole)}
+
+## The same, against methods that spend half of the answers
+
+These make their confidence from every second answer, and are scored on the others (k = {half[BEST]["n_samples"] / half[BEST]["n_questions"]:g}), as is `{BEST}` here.
+
+{methods_table(half)}
+
+- **Read, written**: tokens that the answering model reads and writes for one confidence; a text or NLI encoder is not counted.
+- **AUROC** compares answers to two different questions of the same fold. **Brier** is debiased, against the true accuracy; **skill** is 1 − Brier / Brier of the training mean. **Answers' Brier** is the score of the
+  same confidence against single answers: larger by the mean of p(1−p), which no confidence given before the answer can take away.
+- **ECE** in ten bins of equal width, of equal **mass**, and as **RMSCE**, squared and with the noise subtracted: the first two are too large for a calibrated confidence, and their intervals with them.
+- **AURC**: mean share of wrong answers among the most confident questions, over all shares of questions answered; lower is better.
+
+## Tests
+
+Differences on the same questions and answers. p: AUROC by the paired bootstrap, Brier by sign flips of questions, two-sided; **p (Holm)** is corrected for all rows of the metric.
+
+{tests_table(record["tests"])}
+
+## Confidences in single answers
+
+Scored on {next(iter(record["answers"].values()))["n_samples"] if record["answers"] else 0} answers; intervals over questions. `constant`, `base_rate` and `{BEST}` give all answers to a question the same confidence.
+
+{answers_table(record["answers"])}
+
+## What validation chose
+
+{table(["fold", "probe", "layer", "position", "L2", "validation loss"], [[str(one["fold"]), one["probe"], str(one["layer"]), one["position"], f"{one['l2']:g}", f"{one['val_loss']:.4f}"] for one in record["chosen"]])}
+
+{masked(record["masked"])}
+{chr(10).join(f"![{name}](plots/{name}.png)" for name in pictures)}
+
+Store identity `{record["identity"]}`, seed {record["seed"]}, {", ".join(f"{name} {number}" for name, number in record["versions"].items())}.
+"""
+
+
+def verdict(record: dict[str, Any]) -> str:
+    """One paragraph: whether the chosen probe is above every baseline that costs no more."""
+    cheap = cheap_baselines(record)
+    found = {
+        metric: {row["b"]: row for row in record["tests"] if row["a"] == BEST and row["metric"] == metric}
+        for metric in ("auroc", "brier")
+    }
+    lines = []
+    for metric, better, label in (("auroc", 1, "AUROC"), ("brier", -1, "Brier score")):
+        rows = [found[metric][name] for name in cheap if name in found[metric]]
+        surely = [row for row in rows if row["value"] * better > 0 and (row["p_holm"] or 1) < _LEVEL]
+        others = [row for row in rows if row not in surely]
+        said = (
+            f"By {label}, `{BEST}` is above {_names(surely)} of the baselines that cost no more tokens"
+            if surely
+            else f"By {label}, `{BEST}` is surely above none of the baselines that cost no more tokens"
+        )
+        if others:
+            said += "; not surely above " + ", ".join(
+                f"`{row['b']}` ({row['value']:+.3f} [{row['low']:+.3f}, {row['high']:+.3f}], p {_p(row['p_holm'])})"
+                for row in others
+            )
+        lines.append(said + ".")
+    return " ".join(lines)
+
+
+def _names(rows: Sequence[dict[str, Any]]) -> str:
+    return ", ".join(f"`{row['b']}` ({row['value']:+.3f})" for row in rows)
+
+
+def ceiling(record: dict[str, Any]) -> str:
+    """What the best possible AUROC would be."""
+    one = record["methods"][BEST]["auroc_ceiling"]
+    if one is None:
+        return "The best possible AUROC could not be estimated: accuracies vary no more than noise would."
+    return f"Who knew every accuracy would reach an AUROC of {one['value']:.3f} (between {one['low']:.3f} by the pessimistic and {one['high']:.3f} by the optimistic estimate)."
+
+
+def methods_table(methods: dict[str, Any]) -> str:
+    """One row a method, the probes first."""
+    order = {"chosen": 0, "probe": 1, "baseline": 2}
+    rows = [
+        [
+            f"**{name}**" if one["kind"] == "chosen" else name,
+            f"{one['tokens_read']:.0f}, {one['tokens_written']:.0f}",
+            *(cell(one[key]) for key, _ in _COLUMNS),
+            "–" if one["response_brier"] is None else f"{one['response_brier']:.3f}",
+            str(one["n_questions"]) + (f" ({one['n_masked']} without)" if one["n_masked"] else ""),
+        ]
+        for name, one in sorted(methods.items(), key=lambda item: order[item[1]["kind"]])
+    ]
+    header = ["method", "read, written", *(label for _, label in _COLUMNS), "answers' Brier", "questions"]
+    return table(header, rows)
+
+
+def tests_table(tests: Sequence[dict[str, Any]]) -> str:
+    """One row a pair of methods, both metrics beside each other."""
+    pairs: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in tests:
+        pairs.setdefault((row["a"], row["b"]), {})[row["metric"]] = row
+    rows = [
+        [f"{a} − {b}" + (" (half)" if next(iter(found.values()))["half"] else "")]
+        + [
+            text
+            for metric in ("auroc", "brier")
+            for row in [found.get(metric)]
+            for text in (
+                ("–", "–", "–")
+                if row is None
+                else (f"{row['value']:+.3f} [{row['low']:+.3f}, {row['high']:+.3f}]", _p(row["p"]), _p(row["p_holm"]))
+            )
+        ]
+        for (a, b), found in pairs.items()
+    ]
+    return table(["difference", "AUROC", "p", "p (Holm)", "Brier", "p", "p (Holm)"], rows)
+
+
+def answers_table(methods: dict[str, Any]) -> str:
+    """One row a method, on single answers."""
+    columns = [(key, label) for key, label in _COLUMNS if methods and key in next(iter(methods.values()))]
+    rows = [
+        [name, *(cell(one[key]) for key, _ in columns), str(one["n_samples"]), str(one["n_masked"])]
+        for name, one in methods.items()
+    ]
+    return table(["method", *(label for _, label in columns), "answers", "without a score"], rows)
+
+
+def masked(reasons: dict[str, str]) -> str:
+    """The methods that are missing, and why."""
+    if not reasons:
+        return ""
+    return "## Not in the tables\n\n" + "\n".join(f"- `{name}`: {reason}" for name, reason in reasons.items()) + "\n"
+
+
+def _p(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.3f}" if value >= 0.001 else "< 0.001"

@@ -1,0 +1,30 @@
+"""Difference of means: from the mean of what goes wrong to the mean of what goes right. Nothing to tune."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from probes import solvers
+from probes.closed_form import ClosedForm
+
+
+class DifferenceOfMeans(ClosedForm):
+    """The direction μ₁ − μ₀ on standardised features, with p̂ and 1 − p̂ as the weights of the two means.
+
+    The question-only probe of Cencerrado et al. (arXiv 2509.10625), which takes hard labels and does not standardise.
+
+    Args:
+        calibrator: How scores become confidences, fitted on validation: platt or isotonic.
+    """
+
+    name = "difference_of_means"
+    log_odds = False
+
+    def __init__(self, calibrator: str = "platt") -> None:
+        super().__init__(0.0, calibrator)
+        self.save_hyperparameters()
+
+    def solve(self, features: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """See `ClosedForm.solve`."""
+        return solvers.difference_of_means(features, target, torch.ones_like(target))

@@ -1,0 +1,69 @@
+"""A multilayer perceptron with one hidden layer, for every layer and penalty at once."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from extract.errors import InputError
+from probes.descent import Descent
+from probes.head import MLPHead
+
+
+class MLP(Descent):
+    """One hidden layer of rectified units, with cross-entropy on the expected accuracy p̂.
+
+    After SAPLMA (Azaria and Mitchell, arXiv 2304.13734), which stacks three hidden layers of 256, 128 and 64 and reads
+    statements instead of questions.
+
+    Args:
+        hidden: Units of the hidden layer.
+        lr: Learning rate of Adam at the start; it falls to 0 along a cosine.
+        l2: Penalties λ to try, or one; null tries three from 0.01 to 0.1. λ/2 · the squares of all weights is added to the mean loss.
+        calibrator: How scores become confidences, fitted on validation: platt, temperature or isotonic.
+    """
+
+    name = "mlp"
+
+    def __init__(
+        self,
+        hidden: int = 64,
+        lr: float = 0.003,
+        l2: list[float] | float | None = None,
+        calibrator: str = "platt",
+    ) -> None:
+        super().__init__(lr, [0.01, 0.03, 0.1] if l2 is None else l2, calibrator)
+        if hidden < 1:
+            raise InputError(f"Expected `hidden` to be at least 1, but got {hidden}. 64 is the default.")
+        self.save_hyperparameters()
+        self.hidden = hidden
+
+    def make_candidates(self, n_features: int, d_model: int) -> None:
+        """Weights of both layers; those of the first are random, alike for all candidates of a feature, and the second's 0."""
+        n = len(self.penalties)
+        first = torch.randn(n_features, d_model, self.hidden) / d_model**0.5
+        self.weight_in = nn.Parameter(first.repeat(n, 1, 1, 1))
+        self.bias_in = nn.Parameter(torch.zeros(n, n_features, self.hidden))
+        self.weight = nn.Parameter(torch.zeros(n, n_features, self.hidden))
+        self.bias = nn.Parameter(torch.zeros(n, n_features))
+
+    def candidate_scores(self, features: Tensor) -> Tensor:
+        """Scores [penalty, row, feature]."""
+        hidden = torch.einsum("rfd,pfdh->pfrh", features, self.weight_in) + self.bias_in[:, :, None]
+        return torch.einsum("pfrh,pfh->prf", torch.relu(hidden), self.weight) + self.bias[:, None]
+
+    def penalty(self) -> Tensor:
+        """λ/2 · the squares of all weights of each candidate."""
+        l2 = torch.tensor(self.penalties, device=self.weight.device)
+        return l2[:, None] / 2 * (self.weight.square().sum(-1) + self.weight_in.square().sum((-1, -2)))
+
+    def candidate_head(self, penalty: int, feature: int) -> MLPHead:
+        """One candidate as a head."""
+        return MLPHead(self.weight_in.shape[2], self.hidden).filled(
+            mean=self.mean[feature],
+            scale=self.scale[feature],
+            weight_in=self.weight_in[penalty, feature],
+            bias_in=self.bias_in[penalty, feature],
+            weight=self.weight[penalty, feature],
+            bias=self.bias[penalty, feature],
+        )

@@ -1,0 +1,29 @@
+"""Ridge regression of the expected accuracy, in closed form over all layers and penalties at once."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from probes import solvers
+from probes.closed_form import ClosedForm
+
+
+class Ridge(ClosedForm):
+    """Least squares on p̂ with L2; its prediction is a score, which the calibrator makes a confidence.
+
+    Args:
+        l2: Penalties λ to try, or one; null tries five from 0.1 to 10. λ/2 · ‖w‖² is added to half the mean squared error on standardised features.
+        calibrator: How scores become confidences, fitted on validation: platt or isotonic.
+    """
+
+    name = "ridge"
+    log_odds = False
+
+    def __init__(self, l2: list[float] | float | None = None, calibrator: str = "platt") -> None:
+        super().__init__([0.1, 0.3, 1.0, 3.0, 10.0] if l2 is None else l2, calibrator)
+        self.save_hyperparameters()
+
+    def solve(self, features: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """See `ClosedForm.solve`."""
+        return solvers.ridge(features, target, torch.ones_like(target), self.penalties)

@@ -21,6 +21,7 @@ from extract.models import model_identity
 from extract.prompts import PromptTemplate
 from extract.sampling.local import left_padded
 from probes.artefact import ConfidenceProbe
+from probes.calibrators import Platt
 from probes.head import LinearHead
 
 
@@ -58,10 +59,11 @@ def random_probe(model: Any, tokenizer: Any) -> ConfidenceProbe:
         "model": asdict(model_identity(model, tokenizer)),
         "layer": model.config.num_hidden_layers // 2,
         "position": "last_prompt",
+        "target": "capability",
         "d_model": model.config.hidden_size,
         "prompt": asdict(PromptTemplate(chat=tokenizer.chat_template is not None)),
     }
-    return ConfidenceProbe(head, config)
+    return ConfidenceProbe(head, Platt(1.0, 0.0), config)
 
 
 def logits_of(model: Any, action: Any) -> tuple[list[Tensor], Tensor]:

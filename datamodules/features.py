@@ -237,7 +237,9 @@ class FeatureDataModule(L.LightningDataModule):
     def use_split(self, questions: dict[str, Sequence[int]]) -> None:
         """Replace the split by rows of the question table per part, for example the folds of a cross-validation."""
         every = self.every()
-        self.question_rows = {split: torch.tensor(list(chosen)) for split, chosen in questions.items()}
+        self.question_rows = {
+            split: torch.tensor(list(chosen), dtype=torch.int64) for split, chosen in questions.items()
+        }
         every = every._replace(target=self._label()[0][every.row])  # a threshold is that of the new training split
         for split, chosen in self.question_rows.items():
             self._batches[split] = every.take(torch.isin(every.question, chosen).nonzero()[:, 0])

@@ -1,4 +1,4 @@
-"""``python -m extract COMMAND``: sample, grade, read, inspect, verify."""
+"""``python -m extract COMMAND``: sample, grade, read, ask, inspect, verify."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 from extract import commands
+from extract.asking.commands import ask
 from extract.cli import run
 
 COMMANDS: dict[str, Callable[..., Any]] = {
     "sample": commands.sample,
     "grade": commands.grade,
     "read": commands.read,
+    "ask": ask,
     "inspect": commands.inspect,
     "verify": commands.verify,
 }

@@ -9,7 +9,7 @@ from typing import Any
 from extract.cli import run
 from probes import commands
 
-COMMANDS: dict[str, Callable[..., Any]] = {"compare": commands.compare}
+COMMANDS: dict[str, Callable[..., Any]] = {"compare": commands.compare, "transfer": commands.transfer}
 
 if __name__ == "__main__":
     sys.exit(run(COMMANDS, "python -m probes"))

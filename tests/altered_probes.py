@@ -15,7 +15,8 @@ from safetensors.torch import load_file, save_file
 
 from extract.hashing import sha256_file
 from probes.artefact import ConfidenceProbe
-from probes.head import LinearHead
+from probes.calibrators import Calibrator, Isotonic, Platt, Temperature
+from probes.head import Head, LinearHead, MLPHead
 
 _CONFIG = {
     "head": "linear",
@@ -35,23 +36,25 @@ _CONFIG = {
     },
     "prompt": {"template": "{question}", "system": None, "chat": True},
     "decoding": {"temperature": 0.7, "top_p": 1.0, "top_k": 0, "max_new_tokens": 3, "stop": [], "seed": 0},
-    "calibrator": {"kind": "platt", "slope": 0.7, "intercept": -0.2},
     "training": {"store": "d" * 64},
     "test": {"n_questions": 4},
     "versions": {"torch": "2"},
 }
 
 
-def make_probe(folder: Path) -> Path:
-    """A probe of width 8, one of whose coordinates is left out."""
+def make_probe(folder: Path, rng: random.Random) -> Path:
+    """A probe of width 8, one of whose coordinates is left out, with one of the heads and calibrators."""
     generator = torch.Generator().manual_seed(0)
-    head = LinearHead(8)
-    for tensor in (head.mean, head.weight):
-        tensor.normal_(generator=generator)
+    heads: list[Head] = [LinearHead(8), MLPHead(8, hidden=3)]
+    calibrators: list[Calibrator] = [Platt(0.7, -0.2), Temperature(1.5), Isotonic([-1.0, 0.0, 1.0], [0.1, 0.1, 0.8])]
+    head, calibrator = rng.choice(heads), rng.choice(calibrators)
+    for name, tensor in head.state_dict().items():
+        if name != "scale":
+            tensor.normal_(generator=generator)
     head.scale[3] = torch.inf
-    head.slope.fill_(0.7)
-    head.intercept.fill_(-0.2)
-    return ConfidenceProbe(head, _CONFIG).save(folder, "card")
+    sizes = {"hidden": 3} if isinstance(head, MLPHead) else {}
+    config = {**_CONFIG, "head": head.kind, "sizes": sizes, "calibrator": calibrator.kind}
+    return ConfidenceProbe(head, calibrator, config).save(folder, "card")
 
 
 def some_file(rng: random.Random) -> str:
@@ -130,8 +133,8 @@ def field(name: str, *values: Any) -> Alteration:
 
 
 def less(config: dict[str, Any], rng: random.Random) -> None:
-    needed = [key for key in config if key not in ("name", "decoding", "calibrator", "training", "test", "versions")]
-    places = [(config, needed), *((config[key], list(config[key])) for key in ("model", "prompt", "calibrator"))]
+    needed = [key for key in config if key not in ("name", "decoding", "training", "test", "versions")]
+    places = [(config, needed), *((config[key], list(config[key])) for key in ("model", "prompt"))]
     place, keys = rng.choice(places)
     del place[rng.choice(keys)]
 
@@ -162,26 +165,36 @@ def flip_bit(probe: Path, rng: random.Random) -> str:
     return path.name
 
 
-def put(*values: float, names: tuple[str, ...] = ("mean", "weight", "bias", "slope", "intercept")) -> Alteration:
-    """Put one of the values into one place of one of the tensors."""
+def put(*values: float, names: tuple[str, ...] = ()) -> Alteration:
+    """Put one of the values into one place of one of the tensors, of all but `scale` where none are named."""
 
     def change(tensors: dict[str, torch.Tensor], rng: random.Random) -> None:
-        tensor = tensors[rng.choice(names)].view(-1)
+        there = [name for name in names if name in tensors] or sorted(tensors.keys() - {"scale"})
+        tensor = tensors[rng.choice(there)].view(-1)
         tensor[rng.randrange(len(tensor))] = rng.choice(values)
 
     return edit_tensors(change)
 
 
+def fall(tensors: dict[str, torch.Tensor], rng: random.Random) -> None:
+    """Let the calibrator give lower confidences to higher scores."""
+    for name in ("calibrator.slope", "calibrator.temperature"):
+        if name in tensors:
+            tensors[name] = -tensors[name]
+    if "calibrator.y" in tensors:
+        tensors["calibrator.y"] = tensors["calibrator.y"].flip(0)
+
+
 def reshape(tensors: dict[str, torch.Tensor], rng: random.Random) -> None:
     name = rng.choice(sorted(tensors))
     tensor = tensors[name]
-    shapes = [tensor[None], tensor.reshape(-1)[:0], torch.ones(9), torch.ones(4096)]
+    shapes = [tensor[None], tensor.reshape(-1)[:0], torch.ones(9, dtype=tensor.dtype), torch.ones(4096)]
     tensors[name] = rng.choice(shapes)
 
 
 def retype(tensors: dict[str, torch.Tensor], rng: random.Random) -> None:
     name = rng.choice(sorted(tensors))
-    dtypes = [torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.bool, torch.complex64]
+    dtypes = [torch.float64 if tensors[name].dtype == torch.float32 else torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.bool, torch.complex64]
     tensors[name] = tensors[name].to(rng.choice([*dtypes, torch.float8_e4m3fn]))
 
 
@@ -208,8 +221,7 @@ ALTERATIONS: dict[str, Alteration] = {
     "other dtype": edit_tensors(retype),
     "NaN weights": put(torch.nan, torch.inf, -torch.inf),
     "impossible scale": put(torch.nan, 0.0, -1.0, -torch.inf, names=("scale",)),
-    "falling calibrator": put(-0.7, -1e-9, names=("slope",)),
-    "another calibrator": put(0.1, 3.0, 1e9, names=("slope", "intercept")),
+    "falling calibrator": edit_tensors(fall),
     "config that is none": lambda probe, rng: bad_json(probe, "config.json", rng),
     "missing key": edit_config(less),
     "extra key": edit_config(more),
@@ -217,7 +229,7 @@ ALTERATIONS: dict[str, Alteration] = {
     "unknown position": field("position", "foo", "../last_prompt", "", None, 3, ["last_prompt"]),
     "unknown signal": field("signal", "zz", "../hidden", None, {}),
     "unknown target": field("target", "truth", "../capability", None, 0),
-    "newer version": edit_config(set_field("format_version", 2, 99, 2**70, -1, "1", None, True, 1.0, [1])),
+    "newer version": edit_config(set_field("format_version", 1, 99, 2**70, -1, "2", None, True, 1.0, [1])),
     "impossible width": field("d_model", 0, -8, 10**12, "8", 8.0, True, None, 2**63),
     "another width": edit_config(set_field("d_model", 1, 7, 9, 576, 2**19), "model.safetensors"),
     "impossible layer": field("layer", -1, "2", 2.0, None, False, 10**9),
@@ -228,6 +240,8 @@ ALTERATIONS: dict[str, Alteration] = {
     "bad prompt": field("prompt.template", "", "no place", "{question}{question}", 3, None, "{question}\ud800"),
     "bad chat": field("prompt.chat", "yes", 1, None, {}),
     "bad decoding": field("decoding.temperature", -1, "0.7", None, True, 10**400),
-    "bad calibrator": field("calibrator.slope", -0.1, "0.7", None, [0.7]),
+    "bad calibrator": field("calibrator", "os.system", "Platt", {"kind": "platt"}, None, 1),
+    "bad sizes": edit_config(set_field("sizes", {"hidden": 0}, {"hidden": 2**40}, {"hidden": "3"}, {"x": 3}, [], None), "sizes"),
+    "a position of another target": edit_config(set_field("target", "response"), "`position`"),
     "bad figures": field("test", [], "good", None, 1),
 }

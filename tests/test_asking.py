@@ -70,6 +70,12 @@ def asked_files(store: Path) -> dict[str, bytes]:
     return {str(path.relative_to(store)): path.read_bytes() for path in (store / "asked").rglob("*") if path.is_file()}
 
 
+@torch.inference_mode()
+def last_logits(model: Any, prompt: list[int]) -> torch.Tensor:
+    logits: torch.Tensor = model(torch.tensor([prompt])).logits[0, -1]
+    return logits
+
+
 # Verbalized confidence
 
 
@@ -126,19 +132,20 @@ def test_a_question_is_asked_again_until_a_reply_parses_and_every_attempt_costs(
         asked.append((attempt, list(ids)))
         texts = {"q0": r"\boxed{0.5}", "q1": ["what?", "90%"][attempt > 0]}
         return [
-            Sample(id_, attempt, [7] * (attempt + 1), texts.get(id_, "no idea"), [0.0] * (attempt + 1), "stop", len(prompt))
+            Sample(
+                id_, attempt, [7] * (attempt + 1), texts.get(id_, "no idea"), [0.0] * (attempt + 1), "stop", len(prompt)
+            )
             for id_, prompt in zip(ids, prompts, strict=True)
         ]
 
     monkeypatch.setattr(Verbalized, "_reply", reply)
     rows = {row["question_id"]: row for row in asking("verbalized").asked("verbalized").to_pylist()}
-    assert [(rows[id_]["value"], rows[id_]["attempts"]) for id_ in ("q0", "q1", "q2")] == [(0.5, 1), (0.9, 2), (None, 3)]
-    assert [rows[id_]["completion_tokens"] for id_ in ("q0", "q1", "q2")] == [1, 3, 6]
-    once, thrice = rows["q0"]["prompt_tokens"], rows["q2"]["prompt_tokens"]
-    assert 3 * once - 30 < thrice < 3 * once + 30  # the questions differ by a few bytes
-    assert rows["q2"]["text"] == "no idea"
-    first_block = [ids for attempt, ids in asked if "q2" in ids]
-    assert [len(ids) for ids in first_block] == [16, 15, 14]
+    one, two, none = (rows[id_] for id_ in ("q0", "q1", "q5"))
+    assert [(row["value"], row["attempts"]) for row in (one, two, none)] == [(0.5, 1), (0.9, 2), (None, 3)]
+    assert [row["completion_tokens"] for row in (one, two, none)] == [1, 3, 6]
+    assert none["prompt_tokens"] == 3 * one["prompt_tokens"]  # their texts have the same length
+    assert none["text"] == "no idea"
+    assert [len(ids) for _, ids in asked if "q5" in ids] == [16, 15, 14]
 
 
 def test_replies_that_do_not_parse_are_null_and_counted(
@@ -154,7 +161,9 @@ def test_replies_that_do_not_parse_are_null_and_counted(
 def test_without_a_temperature_there_is_one_attempt(tmp_path: Path, yes_no_folder: Path) -> None:
     questions = write_questions(tmp_path / "questions.jsonl", 2)
     policy = Decoding(temperature=0, max_new_tokens=2)
-    sample(str(tmp_path / "greedy"), StoreRecipe(questions=str(questions), model=str(yes_no_folder), k=2, policy=policy))
+    sample(
+        str(tmp_path / "greedy"), StoreRecipe(questions=str(questions), model=str(yes_no_folder), k=2, policy=policy)
+    )
     store = ask(str(tmp_path / "greedy"), ["verbalized"], model=str(yes_no_folder), max_new_tokens=3)
     assert store.asked("verbalized")["attempts"].to_pylist() == [1, 1]
 
@@ -187,7 +196,7 @@ def test_batches_and_a_shared_beginning_change_nothing(yes_no_folder: Path, monk
     monkeypatch.setattr(p_true, "LEAST_MASS", 0.0)
     together = reader.read(prompts, lambda items, tokens: None)
     for prompt, (value, mass) in zip(prompts, together, strict=True):
-        expected = yes_against_no(model(torch.tensor([prompt])).logits[0, -1], reader._forms)
+        expected = yes_against_no(last_logits(model, prompt), reader._forms)
         assert (value, mass) == pytest.approx(tuple(map(float, expected)), rel=1e-4)
 
 
@@ -200,7 +209,7 @@ def test_p_true_asks_about_the_question_in_the_chat_template(
     row, question = store.asked("p_true").to_pylist()[18], store.questions[18]
     prompt = tokenizer(f"<user>{PTrue.template.replace('{question}', question.text)}</s><assistant>")["input_ids"]
     forms = surface_forms(tokenizer, 10_000)
-    value, mass = yes_against_no(model(torch.tensor([prompt])).logits[0, -1], forms)
+    value, mass = yes_against_no(last_logits(model, prompt), forms)
     assert row == {
         "question_id": question.id,
         "value": pytest.approx(float(value), rel=1e-4),
@@ -228,22 +237,25 @@ def test_equal_answers_are_asked_about_once_and_each_has_the_cost(
     asking: Callable[..., Store], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(p_true, "LEAST_MASS", 0.0)
-    read: list[int] = []
-    monkeypatch.setattr(YesNoReader, "read", lambda self, prompts, progress: (read.append(len(prompts)), plain(self, prompts, progress))[1])
-    monkeypatch.setattr(
-        PTrueAnswer, "answers", lambda self, place: [row | {"text": row["text"] if row["sample"] else "same"} | ({"text": "same"} if row["sample"] == 2 else {}) for row in held(self, place)]
-    )
+    read_plainly, answers, n_read = YesNoReader.read, PTrueAnswer.answers, []
+
+    def read(self: YesNoReader, prompts: list[list[int]], progress: Any) -> Any:
+        n_read.append(len(prompts))
+        return read_plainly(self, prompts, progress)
+
+    def first_and_third_alike(self: PTrueAnswer, place: Any) -> list[dict[str, Any]]:
+        return [row | {"text": ["same", "other", "same"][row["sample"]]} for row in answers(self, place)]
+
+    monkeypatch.setattr(YesNoReader, "read", read)
+    monkeypatch.setattr(PTrueAnswer, "answers", first_and_third_alike)
     rows = asking("p_true_answer").asked("p_true_answer", "sample").to_pylist()
     by_place = {(row["question_id"], row["sample"]): row for row in rows}
-    assert read == [32, 8]  # two different answers of three
+    assert n_read == [32, 8]  # two different answers of three
     for i in range(20):
         first, other, same = (by_place[f"q{i}", j] for j in range(3))
         assert (first["value"], first["prompt_tokens"]) == (same["value"], same["prompt_tokens"])
         assert first["value"] != other["value"]
         assert first["completion_tokens"] == 1
-
-
-plain, held = YesNoReader.read, PTrueAnswer.answers
 
 
 # The command
@@ -289,7 +301,13 @@ def test_two_workers_write_the_bytes_of_one(
     asking("verbalized", "p_true_answer")
     shutil.copytree(sampled, tmp_path / "other")
     for rank in (1, 0):
-        ask(str(tmp_path / "other"), ["verbalized", "p_true_answer"], str(yes_no_folder), max_new_tokens=5, worker=Worker(rank, 2))
+        ask(
+            str(tmp_path / "other"),
+            ["verbalized", "p_true_answer"],
+            str(yes_no_folder),
+            max_new_tokens=5,
+            worker=Worker(rank, 2),
+        )
     assert asked_files(tmp_path / "other") == asked_files(store)
 
 
@@ -312,7 +330,7 @@ def test_how_it_was_asked_stands_in_the_table(asking: Callable[..., Store]) -> N
         ({"baselines": ["entailment"]}, "Expected `nli_model` for the baseline 'entailment', but got none"),
         ({"baselines": ["p_true"], "model": None}, "Expected `model` to say where the store's model is"),
         ({"baselines": ["p_true"], "device": "abacus"}, "Expected `device` to be auto, cpu"),
-        ({"max_new_tokens": 0}, "Expected `policy.max_new_tokens` to be at least 1"),
+        ({"max_new_tokens": 0}, "Expected `max_new_tokens` to be at least 1, but got 0"),
     ],
 )
 def test_what_cannot_be_asked_is_refused_in_one_line(
@@ -351,9 +369,7 @@ def test_the_embedded_model_weighs_yes_against_no_and_knows_some_questions_from_
     reader = YesNoReader(model, tokenizer)
     forms = {tokenizer.decode([i]) for i in (*reader._forms.yes, *reader._forms.no)}
     assert {"Yes", " Yes", "No", " No", "yes", "no"} <= forms
-    prompt = asking_prompt(
-        {"model": {"chat_template": "x"}, "decoding": {"prompt": {"system": None}}}, PTrue.template
-    )
+    prompt = asking_prompt({"model": {"chat_template": "x"}, "decoding": {"prompt": {"system": None}}}, PTrue.template)
     texts = ["What is the capital of France?", "What is 3 plus 4?", "What is the chemical symbol of dubnium?"]
     read = reader.read([prompt.encode(tokenizer, text) for text in texts], lambda items, tokens: None)
     assert all(mass > 0.1 for _, mass in read)

@@ -32,19 +32,9 @@ def whole_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return altered_stores.make_store(tmp_path_factory.mktemp("whole") / "store")
 
 
-@pytest.fixture(scope="module")
-def whole_probe(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return altered_probes.make_probe(tmp_path_factory.mktemp("whole") / "probe")
-
-
 @pytest.fixture
 def store(whole_store: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(whole_store, tmp_path / "store"))
-
-
-@pytest.fixture
-def probe(whole_probe: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(whole_probe, tmp_path / "probe"))
 
 
 def train(store: Path) -> None:
@@ -70,10 +60,12 @@ def refusal(read: Callable[[Any], Any], folder: Path, named: str, case: str) -> 
     return message
 
 
-def test_what_is_whole_is_not_refused(whole_store: Path, whole_probe: Path) -> None:
+def test_what_is_whole_is_not_refused(whole_store: Path, tmp_path: Path) -> None:
     train(whole_store)
     verify(str(whole_store))
-    assert 0 < float(load_probe(whole_probe).confidence(torch.zeros(8))) < 1
+    for seed in range(12):
+        probe = load_probe(altered_probes.make_probe(tmp_path / str(seed), random.Random(seed)))
+        assert 0 < float(probe.confidence(torch.zeros(8))) < 1
 
 
 def test_there_are_enough_classes_and_every_pickle_would_tell(tmp_path: Path) -> None:
@@ -94,8 +86,9 @@ def test_an_altered_store_is_refused(store: Path, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(228))
-def test_an_altered_probe_is_refused(probe: Path, seed: int) -> None:
+def test_an_altered_probe_is_refused(tmp_path: Path, seed: int) -> None:
     name, alter = PROBES[seed % len(PROBES)]
+    probe = altered_probes.make_probe(tmp_path / "probe", random.Random(seed))
     named = alter(probe, random.Random(seed))
     refusal(load_probe, probe, named, f"{name}, seed {seed}")
 

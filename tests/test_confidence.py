@@ -21,6 +21,7 @@ from extract.prompts import PromptTemplate
 from extract.signals.hidden import read_hidden
 from probes import load_probe
 from probes.artefact import ConfidenceProbe
+from probes.calibrators import Platt
 from probes.head import LinearHead
 
 QUESTIONS = ["Why?", "What is this long question about?", "Who", "Where is it, then?", "How much wood?"]
@@ -35,12 +36,12 @@ def saved(tmp_path_factory: pytest.TempPathFactory, model: Any, tokenizer: Any) 
     head.mean.normal_()
     head.scale.uniform_(20, 60)  # so that the confidences differ and none is near 0 or 1
     head.bias.fill_(0.3)
-    head.slope.fill_(0.7)
-    head.intercept.fill_(-0.2)
     identity = model_identity(model, tokenizer)
     config = {
         "head": "linear",
         "d_model": 32,
+        "sizes": {},
+        "calibrator": "platt",
         "signal": "hidden",
         "layer": 2,
         "position": "last_prompt",
@@ -48,7 +49,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory, model: Any, tokenizer: Any) 
         "model": {**identity.__dict__},
         "prompt": {"template": "Q: {question} A:", "system": None, "chat": True},
     }
-    return ConfidenceProbe(head, config).save(tmp_path_factory.mktemp("probe"), "card")
+    return ConfidenceProbe(head, Platt(0.7, -0.2), config).save(tmp_path_factory.mktemp("probe"), "card")
 
 
 @pytest.fixture
@@ -200,8 +201,8 @@ def damage(folder: Path, how: str) -> None:
         ("extra tensor", "'more' is there too"),
         ("other shape", r"`weight` is torch.float32 of shape \[31\]"),
         ("NaN", "`weight` holds nan"),
-        ("unknown head", "one of linear, but got 'os.system'"),
-        ("newer", "format version 1, but .* has 99"),
+        ("unknown head", "one of linear, .*but got 'os.system'"),
+        ("newer", "format version 2, but .* has 99"),
         ("missing key", "lacks layer"),
         ("huge", "`d_model` .* positive width"),
     ],

@@ -322,7 +322,7 @@ def _rewritten(path: Path, **changes: Any) -> None:
             column = pa.array([value] * table.num_rows, table.schema.field(name).type)
             table = table.set_column(place, table.schema.field(name), column)
         else:
-            table = table.replace_schema_metadata({**table.schema.metadata, name: value})
+            table = table.replace_schema_metadata({**table.schema.metadata, name.encode(): value})
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink)
     write_file(path, sink.getvalue().to_pybytes())

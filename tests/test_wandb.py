@@ -65,7 +65,7 @@ def test_the_summary_holds_the_validation_figures_of_the_saved_probe(
     assert logged.summary["best/val_brier"] == pytest.approx(
         float(debiased_brier(confidence, batch.right, batch.known)), abs=1e-6
     )
-    uncalibrated = (torch.logit(confidence.double()) - probe.head.intercept) / probe.head.slope
+    uncalibrated = probe.head(hidden).double()
     labels = torch.cat([torch.ones_like(batch.right), torch.zeros_like(batch.right)])
     weights = torch.cat([batch.right / batch.known, 1 - batch.right / batch.known])
     loss = log_loss(labels, torch.sigmoid(uncalibrated).repeat(2), sample_weight=weights)

@@ -72,6 +72,13 @@ class Baseline(ABC):
     def how(self, scope: Scope) -> dict[str, Any]:
         """Model, prompts and options, JSON types: the same in all files of a scope."""
 
+    def prepare(self) -> None:  # noqa: B027 (there may be nothing left to do)
+        """Load what it asks with, as far as `how` did not need it; before the first `fill`.
+
+        Raises:
+            InputError: That can't be loaded, or not be asked this way.
+        """
+
     @abstractmethod
     def rows(self, place: Place, progress: Done) -> list[dict[str, Any]]:
         """Rows of the table of a block or part."""

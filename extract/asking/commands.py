@@ -47,6 +47,10 @@ def ask(
     from extract.asking.baseline import Means
     from extract.asking.fill import fill_asked
 
+    if max_new_tokens < 1:
+        raise InputError(
+            f"Expected `max_new_tokens` to be at least 1, but got {max_new_tokens}. 48 suits a small model."
+        )
     worker, kinds = worker or Worker.from_environment(), [load_baseline(name) for name in dict.fromkeys(baselines)]
     kept = Store.open(store)
     if any("sample" in kind.scopes for kind in kinds) and not kept.parts():

@@ -29,6 +29,7 @@ def fill_asked(store: Store, baselines: Sequence[Baseline], worker: Worker) -> N
         if not places:
             say(f"ask: {baseline.name} is there for every {' and '.join(baseline.scopes)}")
             continue
+        baseline.prepare()
         total = sum(map(store.n_rows, places))
         with Progress(f"ask {baseline.name}{worker.label}", total, "asked") as progress:
             n_unusable = sum(baseline.fill(place, progress) for place in places)

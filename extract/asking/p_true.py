@@ -119,11 +119,14 @@ class YesNoReader(LocalSampler):
 
 
 class PTrue(Baseline):
-    """Asks the store's model, before it answers, whether it is able to."""
+    """Asks the store's model, before it answers, whether it is able to.
+
+    The question comes last, so that all prompts begin alike and that beginning is read once.
+    """
 
     name = "p_true"
     template: ClassVar[str] = (
-        "Question: {question}\n\nAre you able to answer this question correctly? Reply with one word, Yes or No."
+        "Are you able to answer the following question correctly? Reply with one word, Yes or No.\n\nQuestion: {question}"
     )
 
     @cached_property
@@ -136,10 +139,9 @@ class PTrue(Baseline):
         model = self.store.identity["policy"]["model"]
         return {"model": model, "prompt": asdict(self.prompt), "least_mass": LEAST_MASS}
 
-    @cached_property
-    def reader(self) -> YesNoReader:
-        """Reads Yes against No."""
-        return YesNoReader(*self.means.loaded)
+    def prepare(self) -> None:
+        """Load the store's model and find its forms of Yes and No."""
+        self._reader = YesNoReader(*self.means.loaded)
 
     def rows(self, place: Place, progress: Done) -> list[dict[str, Any]]:
         """A row a question. The token whose distribution is read counts as the one of a reply."""
@@ -156,7 +158,7 @@ class PTrue(Baseline):
                 "attempts": 1,
             }
             for question, prompt, (value, mass) in zip(
-                questions, prompts, self.reader.read(prompts, progress), strict=True
+                questions, prompts, self._reader.read(prompts, progress), strict=True
             )
         ]
 
@@ -169,7 +171,7 @@ class PTrueAnswer(PTrue):
 
     name = "p_true_answer"
     scopes = ("sample",)
-    template = "Question: {question}\n\nIs the proposed answer correct? Reply with one word, Yes or No."
+    template = "Is the proposed answer to the question correct? Reply with one word, Yes or No.\n\nQuestion: {question}"
 
     def rows(self, place: Place, progress: Done) -> list[dict[str, Any]]:
         """A row an answer."""
@@ -177,7 +179,7 @@ class PTrueAnswer(PTrue):
         answers, tokenizer = self.answers(place), self.means.loaded[1]
         asked = [f"{words[row['question_id']]}\nProposed answer: {row['text'].strip()}" for row in answers]
         prompts = {one: self.prompt.encode(tokenizer, one) for one in asked}
-        read = dict(zip(prompts, self.reader.read(list(prompts.values()), progress), strict=True))
+        read = dict(zip(prompts, self._reader.read(list(prompts.values()), progress), strict=True))
         progress(len(answers) - len(read), 0)
         return [
             {

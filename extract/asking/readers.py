@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from extract.asking.prompts import by_length
@@ -72,7 +73,7 @@ class TextReader:
                 model, report = getattr(transformers, auto_class).from_pretrained(
                     source, dtype=torch.float32, use_safetensors=True, output_loading_info=True
                 )
-        except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+        except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
             raise self.refused(one_line(error)[:300].rstrip(".")) from error
         # checkpoints that were trained on words in gaps have no pooler, and nothing here looks at an encoder's
         lacking = sorted(key for key in report["missing_keys"] if not key.startswith("pooler."))

@@ -32,7 +32,12 @@ _STEPS = (
     "almost certain",
 )
 _SCALE = "\n".join(f"{i / 10:.1f} to {(i + 1) / 10:.1f}: {words}" for i, words in enumerate(_STEPS))
-TEMPLATE = "TODO {question}"
+#: The four boxes are spread evenly, so that a model that copies one of them leans to neither side.
+TEMPLATE = (
+    f"How likely are you to answer a question correctly? The scale:\n{_SCALE}\n\nThe question is: {{question}}\n\n"
+    "Do not answer it. You may think in one short sentence first. Reply with a probability between 0.0 and 1.0 in a box, "
+    r"such as \boxed{0.05}, \boxed{0.35}, \boxed{0.65} or \boxed{0.95}."
+)
 _NUMBER = r"(\d+(?:\.\d*)?|\.\d+)\s*(\\?%)?"
 _NAMED = r"(?:(?:p|probability|confidence)\s*(?:=|:|is)\s*)?"
 _BOXED = re.compile(rf"\\boxed\s*\{{\s*{_NAMED}{_NUMBER}\s*\}}", re.IGNORECASE)
@@ -93,9 +98,9 @@ class Verbalized(Baseline):
     def _attempts(self) -> int:
         return ATTEMPTS if self.decoding.temperature else 1  # without a temperature it would say the same again
 
-    @cached_property
-    def _sampler(self) -> LocalSampler:
-        return LocalSampler(*self.means.loaded, self.decoding, _MAX_ROWS)
+    def prepare(self) -> None:
+        """Load the store's model."""
+        self._sampler = LocalSampler(*self.means.loaded, self.decoding, _MAX_ROWS)
 
     def rows(self, place: Place, progress: Done) -> list[dict[str, Any]]:
         """A row a question: its probability, the last reply, and the tokens of all attempts."""

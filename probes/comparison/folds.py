@@ -46,17 +46,20 @@ def folds(table: QuestionTable, questions: Tensor, n_folds: int, seed: int) -> I
             f"Expected at least {max(20, 4 * n_folds)} questions with two graded answers for {n_folds} folds, but got {len(questions)}. Use a store of more questions."
         )
 
-    def split(rows: Tensor, shares: list[float], seed: int) -> Tensor:
-        chosen = rows.tolist()
-        return torch.tensor(
-            split_questions([table.ids[row] for row in chosen], [table.groups[row] for row in chosen], shares, seed)
-        )
+    parts = split_rows(table, questions, [1 / n_folds] * n_folds, seed)
+    for number, test in enumerate(parts):
+        rest = questions[~torch.isin(questions, test)]
+        train, val = split_rows(table, rest, [1 - VAL_SHARE, VAL_SHARE], seed + 1)
+        yield Fold(number, {"train": train, "val": val, "test": test})
 
-    fold_of = split(questions, [1 / n_folds] * n_folds, seed)
-    for number in range(n_folds):
-        rest = questions[fold_of != number]
-        part = split(rest, [1 - VAL_SHARE, VAL_SHARE], seed + 1)
-        yield Fold(number, {"train": rest[part == 0], "val": rest[part == 1], "test": questions[fold_of == number]})
+
+def split_rows(table: QuestionTable, questions: Tensor, shares: list[float], seed: int) -> list[Tensor]:
+    """Rows of the question table in parts of the given shares, stratified by group."""
+    chosen = questions.tolist()
+    part = torch.tensor(
+        split_questions([table.ids[row] for row in chosen], [table.groups[row] for row in chosen], shares, seed)
+    )
+    return [questions[part == number] for number in range(len(shares))]
 
 
 def fit(make: Callable[[], ProbeModule], data: FeatureDataModule, epochs: int, seed: int) -> ProbeModule:

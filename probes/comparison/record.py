@@ -44,7 +44,7 @@ def comparison_record(out: OutOfFold, n_folds: int, n_resamples: int, seed: int)
         "grader": table.grader,
         "seed": seed,
         "folds": n_folds,
-        "versions": {package: version(package) for package in _PACKAGES},
+        "versions": versions(),
         "n_questions": len(out.questions),
         "n_answers": int(table.known[out.questions].sum()),
         "accuracy": float(np.mean(table.accuracy[out.questions])),
@@ -55,6 +55,11 @@ def comparison_record(out: OutOfFold, n_folds: int, n_resamples: int, seed: int)
         "chosen": out.chosen,
         "masked": out.masked,
     }
+
+
+def versions() -> dict[str, str]:
+    """Versions of the packages that numbers depend on."""
+    return {package: version(package) for package in _PACKAGES}
 
 
 def _method(out: OutOfFold, name: str, n_resamples: int, seed: int) -> dict[str, Any]:

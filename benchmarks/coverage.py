@@ -28,8 +28,7 @@ from numpy.random import Generator
 from torch import Tensor
 
 from benchmarks.result import report
-from probes.baselines import Scored
-from probes.evaluate import compare, metric_of
+from probes.evaluate import Scored, compare, metric_of
 from probes.functional import (
     capability_auroc,
     expected_calibration_error,

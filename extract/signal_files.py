@@ -14,7 +14,7 @@ from extract.files import Damaged, is_finished, shown
 from extract.parts import Part, Place, Scope, check_name, folder_names, scope_of, stem_of
 from extract.policy import differences
 from extract.stamps import stamp_of
-from extract.tensors import FLOATS, Header, Layout, check_block, common_layout, read_block, write_block
+from extract.tensors import FLOATS, Entry, Header, Layout, check_block, common_layout, copy_block, write_block
 
 #: Signals that are no reading of the store's model but of another one, which `ask` runs.
 _ASKED = ("text_embedding",)
@@ -127,8 +127,8 @@ class SignalFiles(Answers):
     def read_signal(self, signal: str, key: str, scope: Scope = "question") -> Tensor:
         """One tensor [row, …] over all questions or answers; a row that is missing is NaN as a whole.
 
-        The files are checked when the first key is read; after that, a key's own bytes are read and no others. At most
-        the result and one file's share of it are in memory.
+        The files are checked when the first key is read; after that, a key's own bytes are read and no others, a little
+        at a time into the result.
 
         Raises:
             InputError: As `signal_keys`, no such key, or a row that is infinite or NaN in part.
@@ -139,22 +139,27 @@ class SignalFiles(Answers):
                 f"Expected `key` to be one that the signal {signal!r} of {str(self.path)!r} has ({held[0]} to {held[-1]}), but got {shown(key)}. Choose one of them."
             )
         places = self.places(scope)
-        dtype, shape = self.block_layout(signal, places[0])[key]
-        whole = torch.empty(sum(map(self.n_rows, places)), *shape, dtype=FLOATS[dtype])
-        start = 0
-        for place in places:
-            stop = start + self.n_rows(place)
-            whole[start:stop] = self.read_block(signal, place, key)
-            start = stop
+        whole = self._empty(self.block_layout(signal, places[0])[key], sum(map(self.n_rows, places)))
+        for place, rows in zip(places, whole.split([self.n_rows(place) for place in places]), strict=True):
+            self._copy(signal, place, key, rows)
         return whole
 
     def read_block(self, signal: str, place: Place, key: str) -> Tensor:
-        """One tensor [row, …] of a block or part whose layout was read.
+        """One tensor [row, …] of a block or part.
 
         Raises:
-            Damaged: A row is infinite or NaN in part.
+            Damaged: As `block_layout`, or a row is infinite or NaN in part.
         """
-        return read_block(self.signal_file(signal, place), key, lambda row: self._row_name(place, row))
+        rows = self._empty(self.block_layout(signal, place)[key], self.n_rows(place))
+        self._copy(signal, place, key, rows)
+        return rows
+
+    @staticmethod
+    def _empty(entry: Entry, n_rows: int) -> Tensor:
+        return torch.empty(n_rows, *entry.shape, dtype=FLOATS[entry.dtype])
+
+    def _copy(self, signal: str, place: Place, key: str, rows: Tensor) -> None:
+        copy_block(self.signal_file(signal, place), key, rows, lambda row: self._row_name(place, row))
 
     def _row_name(self, place: Place, row: int) -> str:
         if not isinstance(place, Part):

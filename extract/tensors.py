@@ -20,6 +20,7 @@ from extract.hashing import canonical_json
 _KEY = re.compile(r"(0|[1-9][0-9]{0,4})(/[A-Za-z0-9_]+)+")
 #: Types that a tensor may have, as safetensors names them.
 FLOATS = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64}
+_CHUNK = 2**20  # bytes of a tensor that are looked at together
 #: What else the metadata may say: prompt tokens that were read at a time, and what made the tensors.
 _FURTHER = {"batch_tokens": int | None, "how": dict | None}
 
@@ -88,29 +89,39 @@ def check_block(path: Path, folder: Path, n_rows: int, stamp: dict[str, Any]) ->
     return Header({key: Entry(dtype, shape[1:]) for key, (dtype, shape) in found.items()}, further["how"])
 
 
-def read_block(path: Path, key: str, name: Callable[[int], str]) -> Tensor:
-    """One tensor [row, …] of a checked file. A row that is missing is NaN as a whole.
+def copy_block(path: Path, key: str, to: Tensor, name: Callable[[int], str]) -> None:
+    """Copy one tensor of a checked file, a little at a time. A row that is missing is NaN as a whole.
 
     Args:
         path: The file.
         key: Key of the tensor.
+        to: [row, …] of the tensor's shape and type, which is filled.
         name: What a row is, for the message.
 
     Raises:
         Damaged: A row is infinite, or NaN in part.
     """
+    step = max(1, _CHUNK // (to[0].numel() * to.element_size()))
     with safe_open(path, framework="pt") as file:
-        tensor: Tensor = file.get_tensor(key)
-    flat = tensor.reshape(len(tensor), -1)
-    wrong = ~flat.isfinite().all(1)
+        rows = file.get_slice(key)
+        for start in range(0, len(to), step):
+            part = to[start : start + step]
+            part.copy_(rows[start : start + step])
+            row = _broken_row(part.reshape(len(part), -1))
+            if row is not None:
+                raise Damaged(
+                    path,
+                    f"{key!r} is not finite in row {start + row} ({name(start + row)}), nor NaN as a whole, which a missing row is",
+                )
+
+
+def _broken_row(rows: Tensor) -> int | None:
+    """The first of `rows` [row, value] that is infinite, or NaN in part."""
+    wrong = ~rows.isfinite().all(1)
     if wrong.any():
-        broken = (wrong & ~flat.isnan().all(1)).nonzero()[:, 0].tolist()
-        if broken:
-            raise Damaged(
-                path,
-                f"{key!r} is not finite in row {broken[0]} ({name(broken[0])}), nor NaN as a whole, which a missing row is",
-            )
-    return tensor
+        broken = (wrong & ~rows.isnan().all(1)).nonzero()[:, 0].tolist()
+        return broken[0] if broken else None
+    return None
 
 
 def common_layout(layouts: dict[Path, Layout]) -> Layout:

@@ -10,7 +10,16 @@ from probes.linear import Directions
 
 
 class ClosedForm(Directions):
-    """Base of the probes that are solved for at the end of their one epoch."""
+    """Base of the probes that are solved for at the end of their one epoch.
+
+    Args:
+        l2: Penalties to try, or one.
+        calibrator: How scores become confidences.
+    """
+
+    def __init__(self, l2: list[float] | float, calibrator: str = "platt") -> None:
+        super().__init__(l2, calibrator)
+        self.automatic_optimization = False
 
     def solve(self, features: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """Directions of all candidates.
@@ -24,8 +33,9 @@ class ClosedForm(Directions):
         """
         raise NotImplementedError
 
-    def configure_optimizers(self) -> None:
+    def configure_optimizers(self) -> list[torch.optim.Optimizer]:
         """None: nothing descends."""
+        return []
 
     def training_step(self, batch: Batch, batch_idx: int) -> None:
         """Nothing: all rows are wanted at once."""

@@ -22,7 +22,7 @@ CAPABILITY: dict[str, Callable[..., Tensor]] = {
     "brier_skill": functional.brier_skill,
     "ece_width": partial(functional.expected_calibration_error, by="width"),
     "ece_mass": partial(functional.expected_calibration_error, by="mass"),
-    "rmsce": functional.rmsce,
+    "rmsce": functional.squared_calibration_error,  # of which `evaluate` takes the root, when it has an interval
     "spearman": functional.spearman,
     "aurc": functional.aurc,
 }
@@ -118,6 +118,8 @@ def evaluate(
         name: bootstrap(metric_of(method, name, reference, target), n, n_resamples, seed) if n else None
         for name in METRICS[target]
     }
+    if figures.get("rmsce") is not None:
+        figures["rmsce"] = {end: max(0.0, value) ** 0.5 for end, value in figures["rmsce"].items()}
     counts = {
         "n_questions": n,
         "n_samples": int(method.known.sum()),

@@ -126,26 +126,27 @@ def test_the_prompt_shows_ten_steps_and_the_form_of_the_reply() -> None:
 def test_a_question_is_asked_again_until_a_reply_parses_and_every_attempt_costs(
     asking: Callable[..., Store], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[tuple[int, list[str]]] = []
+    asked: list[tuple[range, list[str]]] = []
 
-    def reply(self: Verbalized, ids: list[str], prompts: list[list[int]], attempt: int, progress: Any) -> list[Sample]:
-        asked.append((attempt, list(ids)))
-        texts = {"q0": r"\boxed{0.5}", "q1": ["what?", "90%"][attempt > 0]}
+    def replies(self: Verbalized, ids: list[str], prompts: list[list[int]], attempts: range, progress: Any) -> Any:
+        asked.append((attempts, list(ids)))
+        said = {"q0": [r"\boxed{0.5}"] * 3, "q1": ["what?", "90%", "0.2"]}
         return [
-            Sample(
-                id_, attempt, [7] * (attempt + 1), texts.get(id_, "no idea"), [0.0] * (attempt + 1), "stop", len(prompt)
-            )
+            [
+                Sample(id_, j, [7] * (j + 1), said.get(id_, ["no idea"] * 3)[j], [0.0] * (j + 1), "stop", len(prompt))
+                for j in attempts
+            ]
             for id_, prompt in zip(ids, prompts, strict=True)
         ]
 
-    monkeypatch.setattr(Verbalized, "_reply", reply)
+    monkeypatch.setattr(Verbalized, "_replies", replies)
     rows = {row["question_id"]: row for row in asking("verbalized").asked("verbalized").to_pylist()}
     one, two, none = (rows[id_] for id_ in ("q0", "q1", "q5"))
     assert [(row["value"], row["attempts"]) for row in (one, two, none)] == [(0.5, 1), (0.9, 2), (None, 3)]
     assert [row["completion_tokens"] for row in (one, two, none)] == [1, 3, 6]
     assert none["prompt_tokens"] == 3 * one["prompt_tokens"]  # their texts have the same length
     assert none["text"] == "no idea"
-    assert [len(ids) for _, ids in asked if "q5" in ids] == [16, 15, 14]
+    assert [(attempts, len(ids)) for attempts, ids in asked if "q5" in ids] == [(range(1), 16), (range(1, 3), 15)]
 
 
 def test_replies_that_do_not_parse_are_null_and_counted(

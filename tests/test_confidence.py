@@ -285,7 +285,7 @@ def test_what_is_no_prompt_is_refused_and_a_mask_is_heeded(
     ids = PromptTemplate("Q: {question} A:").encode(tokenizer, QUESTIONS[1])
     padded = torch.tensor([[1, 1, *ids], [*ids, 7, 8]])
     mask = torch.tensor([[0, 0, *[1] * len(ids)], [1] * (len(ids) + 2)])
-    assert float(probe.score(model, tokenizer, padded, mask)[0]) == pytest.approx(float(expected[1]), abs=1e-5)
+    assert float(probe.score(model, tokenizer, padded, attention_mask=mask)[0]) == pytest.approx(float(expected[1]), abs=1e-5)
     for ask in (lambda p: probe.score(model, tokenizer, p), attached.generate):
         with pytest.raises(InputError, match="`attention_mask` with a tensor of several prompts"):
             ask(padded)

@@ -132,7 +132,7 @@ def test_a_split_with_one_class_is_refused(tmp_path: Path, small_store: Path) ->
         store.write_grades("harsh", part, rows, "all wrong")
     with pytest.raises(
         InputError,
-        match="train split to have right and wrong answers, but all 432 answers of its 72 questions are wrong",
+        match="train split to have right and wrong answers, but all 432 answers to its 72 questions are wrong",
     ):
         FeatureDataModule(str(tmp_path / "store"), grader="harsh").setup()
 

@@ -110,6 +110,10 @@ def test_strata_count_only_pairs_of_one_fold() -> None:
     assert float(F.capability_auroc(f, right, known, strata=folds)) == pytest.approx(won / pairs, abs=1e-12)
     one_fold = F.capability_auroc(f, right, known, strata=torch.full((60,), 5))
     assert float(one_fold) == float(F.capability_auroc(f, right, known))
+    weights = resample_weights(60, 4, 0)
+    for one, value in zip(weights, F.capability_auroc(f, right, known, weights, folds), strict=True):
+        kept = [F.capability_auroc(f, right, known, one * (folds == fold)) for fold in folds.unique()]
+        assert min(kept) <= value <= max(kept)
     assert float(F.hard_auroc(f, right, known, strata=folds)) != float(F.hard_auroc(f, right, known))
     with pytest.raises(ValueError, match=r"`strata` to have the shape \(60,\)"):
         F.capability_auroc(f, right, known, strata=folds[:5])

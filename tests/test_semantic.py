@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from math import exp, log, nan
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from datamodules.semantic import discrete_entropy, entropy_threshold, likelihood_entropy, seu
+from datamodules.semantic import answer_entropies, discrete_entropy, entropy_threshold, likelihood_entropy, seu
 from extract.errors import InputError
 
 
@@ -21,6 +22,13 @@ def test_the_discrete_entropy_is_that_of_the_shares_of_clusters() -> None:
 def test_answers_that_nothing_could_be_read_from_are_one_cluster() -> None:
     assert discrete_entropy(["", "", "", ""]) == 0
     assert discrete_entropy(["", "paris", "", "paris"]) == pytest.approx(log(2))
+
+
+def test_every_question_has_the_entropy_of_its_own_answers() -> None:
+    answers = SimpleNamespace(question=np.array([2, 0, 0, 2]), answer=["x", "a", "b", "x"])
+    entropies = answer_entropies(SimpleNamespace(ids=["q", "r", "s"], answers=answers))
+    assert entropies[[0, 2]].tolist() == pytest.approx([log(2), 0])
+    assert np.isnan(entropies[1])
 
 
 def test_equal_shares_have_equal_bits_in_any_order() -> None:

@@ -11,8 +11,7 @@ from test_functional import simulated
 from torch import Tensor
 
 from probes import functional as F
-from probes.baselines import Scored
-from probes.evaluate import METRICS, compare, evaluate, metric_of
+from probes.evaluate import CAPABILITY, Scored, compare, evaluate, metric_of
 from probes.intervals import bootstrap, paired_bootstrap, resample_weights
 
 
@@ -110,11 +109,11 @@ def test_saturated_confidences_have_every_figure_with_a_finite_interval() -> Non
     _, right, known, p = simulated()
     saturated = (p > 0.5).double()
     figures = evaluate(Scored(saturated, right, known), 0, reference=0.4, n_resamples=200)
-    for name in METRICS:
+    for name in CAPABILITY:
         assert figures[name] is not None, name
         assert np.isfinite(list(figures[name].values())).all()
     one_sided = evaluate(Scored(torch.ones(60), right, known), 0, reference=0.4, n_resamples=200)
-    assert {name for name in METRICS if one_sided[name] is None} == {"spearman"}
+    assert {name for name in CAPABILITY if one_sided[name] is None} == {"spearman"}
 
 
 def test_confidences_that_are_integers_have_the_skill_of_the_same_floats() -> None:
@@ -180,7 +179,7 @@ def test_the_interval_of_a_brier_score_reaches_further_to_the_bad_side() -> None
 def test_few_questions_have_ordered_and_finite_intervals_or_none(n: int) -> None:
     for seed in range(20):
         f, right, known, _ = simulated(n, seed=seed)
-        for name in METRICS:
+        for name in CAPABILITY:
             interval = bootstrap(metric_of(Scored(f, right, known), name, 0.4), n, 200, seed)
             if interval is not None:
                 assert -np.inf < interval["low"] <= interval["high"] < np.inf, name

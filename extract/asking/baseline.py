@@ -54,7 +54,6 @@ class Baseline(ABC):
     Attributes:
         name: Its name in the store.
         scopes: What it asks about.
-        always_checked: Whether `how` is compared with what is held even when nothing is missing.
     """
 
     name: ClassVar[str]
@@ -72,6 +71,26 @@ class Baseline(ABC):
     def how(self, scope: Scope) -> dict[str, Any]:
         """Model, prompts and options, JSON types: the same in all files of a scope."""
 
+    @abstractmethod
+    def check_how(self, scope: Scope) -> None:
+        """Refuse to go on otherwise than it was begun.
+
+        Raises:
+            InputError: What is held was asked otherwise.
+        """
+
+    @abstractmethod
+    def file(self, place: Place) -> Path:
+        """Where a block or part is kept."""
+
+    @abstractmethod
+    def check_file(self, place: Place) -> None:
+        """Look at a finished file.
+
+        Raises:
+            Damaged: It is not as it was written, or not of this place.
+        """
+
     def prepare(self) -> None:  # noqa: B027 (there may be nothing left to do)
         """Load what it asks with, as far as `how` did not need it; before the first `fill`.
 
@@ -80,34 +99,8 @@ class Baseline(ABC):
         """
 
     @abstractmethod
-    def rows(self, place: Place, progress: Done) -> list[dict[str, Any]]:
-        """Rows of the table of a block or part."""
-
-    def file(self, place: Place) -> Path:
-        """Where a block or part is kept."""
-        return self.store.asked_file(self.name, place)
-
-    def check_file(self, place: Place) -> None:
-        """Look at a finished file.
-
-        Raises:
-            Damaged: It is not as it was written, or not of this place.
-        """
-        self.store.asked_table(self.name, place)
-
-    def check_how(self, scope: Scope) -> None:
-        """Refuse to go on otherwise than it was begun.
-
-        Raises:
-            InputError: What is held was asked otherwise.
-        """
-        self.store.check_how(self.name, scope, self.how(scope))
-
     def fill(self, place: Place, progress: Done) -> int:
         """Ask about a block or part and keep what comes; returns how many rows have no usable value."""
-        rows, schema = self.rows(place, progress), asked_schema(scope_of(place), self.how(scope_of(place)))
-        self.store.write_asked(self.name, place, rows, schema)
-        return sum(row["value"] is None for row in rows)
 
     def questions(self, place: Place) -> list[Question]:
         """Questions of a block, or of a part's block."""
@@ -117,6 +110,32 @@ class Baseline(ABC):
         """Rows of the samples of a part."""
         assert isinstance(place, Part)
         return self.store.samples(place).to_pylist()
+
+
+class TableBaseline(Baseline):
+    """A baseline that is kept as a table of values and what they cost."""
+
+    @abstractmethod
+    def rows(self, place: Place, progress: Done) -> list[dict[str, Any]]:
+        """Rows of the table of a block or part, as the store keeps them."""
+
+    def check_how(self, scope: Scope) -> None:
+        """Refuse to go on otherwise than it was begun."""
+        self.store.check_how(self.name, scope, self.how(scope))
+
+    def file(self, place: Place) -> Path:
+        """The table's file."""
+        return self.store.asked_file(self.name, place)
+
+    def check_file(self, place: Place) -> None:
+        """Read the table."""
+        self.store.asked_table(self.name, place)
+
+    def fill(self, place: Place, progress: Done) -> int:
+        """Ask about a block or part and keep the table; returns how many values are null."""
+        rows, schema = self.rows(place, progress), asked_schema(scope_of(place), self.how(scope_of(place)))
+        self.store.write_asked(self.name, place, rows, schema)
+        return sum(row["value"] is None for row in rows)
 
 
 def block_of(place: Place) -> int:

@@ -6,7 +6,7 @@ from collections import defaultdict
 from functools import cached_property
 from typing import Any
 
-from extract.asking.baseline import Baseline, Done, Means
+from extract.asking.baseline import Done, Means, TableBaseline
 from extract.asking.entailment import Answer, Classifier, Clusters, cluster
 from extract.asking.prompts import question_words
 from extract.errors import InputError
@@ -16,7 +16,7 @@ from extract.parts import Part, Place, Scope
 from extract.store import Store
 
 
-class Entailment(Baseline):
+class Entailment(TableBaseline):
     """Numbers the cluster of each answer; the classifier reads the question and the first line of the answer.
 
     Equal answers, as the grader normalises them, share a cluster unread. A part goes on from the clusters of the parts

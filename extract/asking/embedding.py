@@ -114,9 +114,6 @@ class TextEmbedding(Baseline):
             embedded, empty = self._encoder.embed(list(words.values()), progress), []
         embedded[empty] = torch.nan
         key = "0/answer" if isinstance(place, Part) else "0/question"
-        self.store.write_signal(self.name, place, {key: embedded}, how=self.how(scope_of(place)))
+        batch_tokens, how = self._encoder.reader.batch_tokens, self.how(scope_of(place))
+        self.store.write_signal(self.name, place, {key: embedded}, batch_tokens, how)
         return len(empty)
-
-    def rows(self, place: Place, progress: Done) -> list[dict[str, Any]]:
-        """It has no table."""
-        raise NotImplementedError

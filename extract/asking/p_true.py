@@ -10,8 +10,8 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from extract.asking.baseline import Baseline, Done
-from extract.asking.prompts import asking_prompt, by_length, question_words
+from extract.asking.baseline import Done, TableBaseline
+from extract.asking.prompts import asking_prompt, question_words
 from extract.errors import InputError
 from extract.memory import halving
 from extract.models import check_prompts
@@ -21,6 +21,7 @@ from extract.progress import Counted
 from extract.prompts import PromptTemplate
 from extract.sampling.attention import shared_attention
 from extract.sampling.local import LocalSampler, common_prefix
+from extract.signals.batches import by_length
 
 #: Below this probability of all forms of Yes and No together, the model was about to say something else, and their ratio
 #: is that of two leftovers rather than an opinion.
@@ -118,7 +119,7 @@ class YesNoReader(LocalSampler):
         return result
 
 
-class PTrue(Baseline):
+class PTrue(TableBaseline):
     """Asks the store's model, before it answers, whether it is able to.
 
     The question comes last, so that all prompts begin alike and that beginning is read once.

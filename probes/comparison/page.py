@@ -19,6 +19,8 @@ _COLUMNS = (
     ("spearman", "Spearman"),
     ("aurc", "AURC"),
 )
+#: Plain calibration errors are too large, and more so in a resample: an interval would not mean what it says.
+_WITHOUT_INTERVAL = ("ece_width", "ece_mass")
 _LEVEL = 0.05
 
 
@@ -54,7 +56,7 @@ These make their confidence from every second answer, and are scored on the othe
 - **Read, written**: tokens that the answering model reads and writes for one confidence; a text or NLI encoder is not counted.
 - **AUROC** compares answers to two different questions of the same fold. **Brier** is debiased, against the true accuracy; **skill** is 1 − Brier / Brier of the training mean. **Answers' Brier** is the score of the
   same confidence against single answers: larger by the mean of p(1−p), which no confidence given before the answer can take away.
-- **ECE** in ten bins of equal width, of equal **mass**, and as **RMSCE**, squared and with the noise subtracted: the first two are too large for a calibrated confidence, and their intervals with them.
+- **ECE** in ten bins of equal width, of equal **mass**, and as **RMSCE**, squared and with the noise subtracted: the first two are too large for a calibrated confidence, in resamples even more so, and have no interval for that.
 - **AURC**: mean share of wrong answers among the most confident questions, over all shares of questions answered; lower is better.
 
 ## Tests
@@ -125,7 +127,7 @@ def methods_table(methods: dict[str, Any]) -> str:
         [
             f"**{name}**" if one["kind"] == "chosen" else name,
             f"{one['tokens_read']:.0f}, {one['tokens_written']:.0f}",
-            *(cell(one[key]) for key, _ in _COLUMNS),
+            *(_figure(one, key) for key, _ in _COLUMNS),
             "–" if one["response_brier"] is None else f"{one['response_brier']:.3f}",
             str(one["n_questions"]) + (f" ({one['n_masked']} without)" if one["n_masked"] else ""),
         ]
@@ -133,6 +135,12 @@ def methods_table(methods: dict[str, Any]) -> str:
     ]
     header = ["method", "read, written", *(label for _, label in _COLUMNS), "answers' Brier", "questions"]
     return table(header, rows)
+
+
+def _figure(figures: dict[str, Any], key: str) -> str:
+    if key in _WITHOUT_INTERVAL and figures[key] is not None:
+        return f"{figures[key]['value']:.3f}"
+    return cell(figures[key])
 
 
 def tests_table(tests: Sequence[dict[str, Any]]) -> str:
@@ -161,7 +169,7 @@ def answers_table(methods: dict[str, Any]) -> str:
     """One row a method, on single answers."""
     columns = [(key, label) for key, label in _COLUMNS if methods and key in next(iter(methods.values()))]
     rows = [
-        [name, *(cell(one[key]) for key, _ in columns), str(one["n_samples"]), str(one["n_masked"])]
+        [name, *(_figure(one, key) for key, _ in columns), str(one["n_samples"]), str(one["n_masked"])]
         for name, one in methods.items()
     ]
     return table(["method", *(label for _, label in columns), "answers", "without a score"], rows)

@@ -54,7 +54,7 @@ def forest(methods: dict[str, Any]) -> Figure:
     axes[0].set_yticks(range(len(order)), [f"{name} (half)" if shown[name]["half"] else name for name in order])
     for kind, colour in _COLOUR_OF.items():
         axes[1].plot([], [], color=colour, marker="o", ms=4.5, label={"chosen": "chosen on validation"}.get(kind, kind))
-    axes[1].legend(loc="lower left", fontsize=8)
+    figure.legend(*axes[1].get_legend_handles_labels(), loc="outside upper center", ncols=3, fontsize=8)
     return figure
 
 

@@ -1,0 +1,115 @@
+"""Stores without a model, whose accuracies and hidden states are made: for simulations with a truth to recover."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from extract import Decoding, Question, Store
+from extract.asked_files import asked_schema
+from extract.parts import Part
+from extract.policy import Identity, ModelIdentity, Policy
+from extract.questions import questions_hash
+
+WORDS = ("ash", "birch", "cedar", "elm", "fir", "larch", "oak", "pine")
+
+
+def make_store(
+    folder: Path,
+    features: NDArray[np.float32],
+    accuracy: NDArray[np.float64],
+    k: int = 10,
+    n_groups: int = 4,
+    seed: int = 0,
+    block_size: int = 64,
+) -> Store:
+    """A store of questions whose answers are right with the given probabilities.
+
+    A right answer says "right", a wrong one one of some words, and its tokens are less likely.
+
+    Args:
+        folder: Where the store is made.
+        features: [question, layer, d_model] hidden states at `last_prompt`.
+        accuracy: [question] probability that an answer is right.
+        k: Answers to each question.
+        n_groups: Groups of the questions, in turn.
+        seed: Seed of the answers.
+        block_size: Questions of a block.
+    """
+    rng = np.random.default_rng(seed)
+    n, layers, _ = features.shape
+    questions = [
+        Question(id=f"q{i}", dataset="made", text=f"Say {i}.", references=("right",), group=f"group {i % n_groups}")
+        for i in range(n)
+    ]
+    model = ModelIdentity("made", None, "a" * 64, "float32", "b" * 64, "c" * 64)
+    identity = Identity(Policy(model, Decoding(max_new_tokens=4)), questions_hash(questions), block_size)
+    store = Store.create(folder, identity, questions)
+    for block in range(store.n_blocks):
+        held = range(block * block_size, min((block + 1) * block_size, n))
+        rows = [_answer(i, j, bool(rng.random() < accuracy[i]), rng) for i in held for j in range(k)]
+        part = Part(block, 0, k)
+        store.write_samples(part, [sample for sample, _ in rows])
+        store.write_grades("made", part, [grade for _, grade in rows], "as it was drawn")
+        states = torch.from_numpy(features[held.start : held.stop])
+        store.write_signal("hidden", block, {f"{i}/last_prompt": states[:, i] for i in range(layers)})
+    store.write_manifest()
+    return store
+
+
+def add_answer_signals(store: Store, seed: int = 0, width: int = 8) -> None:
+    """Hidden states, token entropies and embeddings of the answers, and what the model says when it is asked.
+
+    The first coordinate of `last_answer` is higher for right answers; equal texts have embeddings near each other.
+    """
+    rng = np.random.default_rng(seed)
+    of_text = {text: _unit(rng.normal(size=(1, width)))[0] for text in ("right", *WORDS)}
+    right_of: dict[str, list[bool]] = {}
+    for part in store.parts():
+        samples, grades = store.samples(part).to_pylist(), store.grades("made", part).to_pylist()
+        right = np.array([grade["right"] for grade in grades])
+        for grade in grades:
+            right_of.setdefault(grade["question_id"], []).append(grade["right"])
+        hidden = rng.normal(size=(2, len(samples), width))
+        hidden[1, :, 0] += 2 * right
+        keys = [(layer, name) for layer in range(2) for name in ("last_answer", "mean_answer")]
+        store.write_signal("hidden", part, {f"{i}/{name}": torch.from_numpy(hidden[i]).float() for i, name in keys})
+        entropy = rng.exponential(np.where(right, 0.3, 0.8))
+        tensors = {f"2/{name}": torch.from_numpy(entropy).float() for name in ("mean", "max")}
+        store.write_signal("token_entropy", part, tensors)
+        vectors = _unit(
+            np.stack([of_text[one["text"]] for one in samples]) + 0.1 * rng.normal(size=(len(samples), width))
+        )
+        how = {"model": "made", "weights": "a" * 64}
+        store.write_signal("text_embedding", part, {"0/answer": torch.from_numpy(vectors).float()}, how=how)
+    for block in range(store.n_blocks):
+        ids = store.ids(block)
+        vectors = _unit(rng.normal(size=(len(ids), width)))
+        store.write_signal("text_embedding", block, {"0/question": torch.from_numpy(vectors).float()}, how=how)
+        for name in ("verbalized", "p_true"):
+            rows = [_said(one, float(np.mean(right_of[one])), rng) for one in ids]
+            store.write_asked(name, block, rows, asked_schema("question", {"model": "made"}))
+    store.write_manifest()
+
+
+def _unit(vectors: NDArray[np.float64]) -> NDArray[np.float64]:
+    return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
+
+
+def _said(question: str, accuracy: float, rng: np.random.Generator) -> dict[str, Any]:
+    """A number with noise, and one in ten that does not parse."""
+    value = float(np.clip(accuracy + 0.3 * rng.normal(), 0, 1)) if rng.random() < 0.9 else None
+    told = {"text": "", "mass": None, "prompt_tokens": 30, "completion_tokens": 5, "attempts": 1}
+    return {"question_id": question, "value": value, **told}
+
+
+def _answer(question: int, sample: int, right: bool, rng: np.random.Generator) -> tuple[dict[str, Any], dict[str, Any]]:
+    text = "right" if right else str(rng.choice(WORDS))
+    key = {"question_id": f"q{question}", "sample": sample}
+    drawn = -rng.exponential(0.3 if right else 0.8, size=2)
+    told = {"token_ids": [5, 0], "text": text, "logprobs": drawn.tolist(), "finish_reason": "stop", "prompt_tokens": 9}
+    return {**key, **told}, {**key, "right": right, "answer": text}

@@ -1,0 +1,192 @@
+"""What probes can be taught: accuracies, agreement of answers, and single answers; with the baselines of each."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from test_comparison import planted
+from test_probes import fit
+
+import train
+from benchmarks.synthetic import add_answer_signals, make_store
+from datamodules import FeatureDataModule
+from datamodules.semantic import discrete_entropy, entropy_threshold
+from extract.errors import InputError
+from extract.store import Store
+from probes.baselines import ANSWER_BASELINES, BASELINES, answer_confidence, available, confidence
+from probes.comparison.out_of_fold import Comparison
+from probes.comparison.record import comparison_record
+from probes.functional import capability_auroc
+
+
+@pytest.fixture(scope="module")
+def full_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with every signal and everything that can be asked."""
+    folder = tmp_path_factory.mktemp("stores") / "full"
+    add_answer_signals(make_store(folder, *planted(), k=6))
+    return folder
+
+
+def data_of(store: Path, target: str, **options: object) -> FeatureDataModule:
+    data = FeatureDataModule(str(store), target=target, **options)  # type: ignore[arg-type]
+    data.setup()
+    return data
+
+
+def test_response_rows_are_graded_answers_and_no_question_is_in_two_splits(full_store: Path) -> None:
+    data = data_of(full_store, "response")
+    assert sum(len(rows) for rows in data.split_rows.values()) == 720
+    questions = [set(data.batch(split).question.tolist()) for split in ("train", "val", "test")]
+    assert not questions[0] & questions[1] | questions[0] & questions[2] | questions[1] & questions[2]
+    batch = data.batch("val")
+    answers = data.table.answers
+    assert batch.target.tolist() == answers.right[batch.row.numpy()].tolist()
+    assert set(batch.known.tolist()) == {1.0}
+    states = data.store.read_signal("hidden", "1/last_answer", "sample")
+    place = data.feature_names.index("1/last_answer")
+    assert torch.equal(batch.features[:, place], states[batch.row])
+
+
+def test_an_answer_without_a_state_is_in_no_split(full_store: Path, tmp_path: Path) -> None:
+    store = make_store(tmp_path / "store", *planted(), k=6)
+    add_answer_signals(store)
+    part = store.parts()[0]
+    held = {key: store.read_block("hidden", part, key) for key in store.block_layout("hidden", part)}
+    for tensor in held.values():
+        tensor[5] = torch.nan
+    for suffix in (".safetensors", ".json"):
+        store.signal_file("hidden", part).with_suffix(suffix).unlink()
+    store.write_signal("hidden", part, held)
+    data = data_of(tmp_path / "store", "response")
+    assert data.n_unusable == 1
+    assert 5 not in torch.cat(list(data.split_rows.values()))
+
+
+def test_low_semantic_entropy_is_the_high_label_and_its_threshold_is_that_of_the_training_split(
+    full_store: Path,
+) -> None:
+    data = data_of(full_store, "semantic_entropy")
+    said: dict[int, list[str]] = {}
+    for question, answer in zip(data.table.answers.question.tolist(), data.table.answers.answer, strict=True):
+        said.setdefault(question, []).append(answer)
+    entropy = np.array([discrete_entropy(said[row]) for row in range(120)])
+    for rows in (data.question_rows["train"], torch.arange(40)):
+        rest = [row for row in range(120) if row not in set(rows.tolist())]
+        data.use_split({"train": rows.tolist(), "val": rest[:30], "test": rest[30:]})
+        threshold = entropy_threshold(entropy[rows.numpy()])
+        assert data.entropy_threshold == threshold
+        for split in ("train", "val", "test"):
+            batch = data.batch(split)
+            assert batch.target.tolist() == (entropy[batch.row.numpy()] < threshold).tolist()
+
+
+def test_seu_is_the_mean_cosine_of_two_answers(full_store: Path) -> None:
+    data = data_of(full_store, "seu")
+    batch, embeddings = data.batch("train"), data.answer_embeddings()
+    assert embeddings.shape == (120, 6, 8)
+    for row, target in zip(batch.row.tolist()[:10], batch.target.tolist(), strict=False):
+        cosines = [float(embeddings[row, i] @ embeddings[row, j]) for i in range(6) for j in range(i)]
+        assert target == pytest.approx(float(np.clip(np.mean(cosines), 0, 1)), abs=1e-6)
+
+
+def test_every_baseline_is_a_confidence_and_knows_something_of_made_answers(full_store: Path) -> None:
+    data = data_of(full_store, "capability")
+    missing = [name for name in BASELINES if not available(name, data)]
+    assert missing == ["semantic_entropy_nli"]
+    right, known = torch.from_numpy(data.table.held_right), torch.from_numpy(data.table.held_known)
+    rows = data.question_rows
+    for name in BASELINES:
+        if name in missing or name.endswith("_isotonic"):
+            continue  # 24 validation questions are too few for isotonic regression
+        given = confidence(name, data, rows)
+        kept = given.isfinite()
+        assert kept.sum() >= (90 if "verbalized" in name or "p_true" in name else 120), name
+        assert ((given[kept] >= 0) & (given[kept] <= 1)).all()
+        if name not in ("constant", "base_rate", "length"):
+            assert float(capability_auroc(given[kept], right[kept], known[kept])) > 0.6, name
+
+
+def test_a_validation_split_too_small_for_isotonic_masks_the_method(full_store: Path) -> None:
+    data = data_of(full_store, "capability")
+    assert confidence("verbalized_isotonic", data, data.question_rows).isnan().all()
+
+
+def test_a_baseline_never_looks_at_grades_of_the_test_split(full_store: Path) -> None:
+    data, other = data_of(full_store, "capability"), data_of(full_store, "capability")
+    test = other.question_rows["test"].numpy()
+    of_test = np.isin(other.table.answers.question, test)
+    for counts in (other.table.right, other.table.held_right):
+        counts[test] = 0
+    other.table.answers.right[of_test] = 0
+    for name in BASELINES:
+        if available(name, data):
+            a, b = (confidence(name, one, data.question_rows) for one in (data, other))
+            assert torch.equal(a.nan_to_num(-1), b.nan_to_num(-1)), name
+    question = torch.from_numpy(data.table.answers.question)
+    rows = {split: torch.isin(question, chosen).nonzero()[:, 0] for split, chosen in data.question_rows.items()}
+    for name in ANSWER_BASELINES:
+        if available(name, data, ANSWER_BASELINES):
+            assert torch.equal(answer_confidence(name, data, rows), answer_confidence(name, other, rows)), name
+
+
+def test_a_comparison_with_everything_has_every_method(full_store: Path) -> None:
+    out = Comparison(str(full_store), probes=["logistic", "sep", "seu_ridge"], n_folds=2).run()
+    record = comparison_record(out, 2, 100, 0)
+    assert {"sep", "seu_ridge", "text_embedding", "verbalized", "p_true", "seu", "mean_entropy"} < set(
+        record["methods"]
+    )
+    assert {"answer_probe", "mean_nll", "max_entropy", "best_probe"} < set(record["answers"])
+    assert record["answers"]["answer_probe"]["auroc"]["value"] > record["answers"]["best_probe"]["auroc"]["value"] - 0.2
+    assert record["methods"]["verbalized"]["n_masked"] > 0
+
+
+@pytest.mark.parametrize("target", ["semantic_entropy", "seu", "response"])
+def test_a_run_with_another_target_is_whole_and_its_probe_says_what_it_was_taught(
+    full_store: Path, tmp_path: Path, target: str
+) -> None:
+    folder = train.run(
+        [
+            "--model=Ridge" if target == "seu" else "--model=Logistic",
+            f"--data.target={target}",
+            "--data.positions=[last_answer]" if target == "response" else "--data.positions=[last_prompt]",
+            f"--data.store={full_store}",
+            "--data.recipe=null",
+            "--data.grader=made",
+            "--n_resamples=50",
+            f"--runs={tmp_path}",
+            "--trainer.logger=false",
+        ]
+    )
+    record = json.loads((folder / "report.json").read_text())
+    assert record["target"] == target
+    assert json.loads((folder / "probe/config.json").read_text())["target"] == target
+    scored = "response" if target == "response" else "capability"
+    assert list(record["splits"]["test"]) == [scored]
+    assert "probe was taught" in (folder / "report.md").read_text() or target == "response"
+
+
+def test_what_can_not_be_predicted_is_refused(full_store: Path, small_store: Path) -> None:
+    with pytest.raises(InputError, match="Did you mean .response"):
+        FeatureDataModule(target="responses")
+    with pytest.raises(InputError, match="--scope sample"):
+        data_of(small_store, "response")
+    with pytest.raises(InputError, match="text_embedding"):
+        data_of(small_store, "seu")
+    assert Store.open(full_store).asked_names("question") == ["p_true", "verbalized"]
+
+
+def test_fewer_than_twenty_questions_are_refused(tmp_path: Path) -> None:
+    make_store(tmp_path / "store", *planted(n=18))
+    with pytest.raises(InputError, match="validation split of at least 10 questions"):
+        data_of(tmp_path / "store", "capability")
+
+
+def test_features_that_never_vary_are_refused(tmp_path: Path) -> None:
+    features, accuracy = planted()
+    make_store(tmp_path / "store", np.ones_like(features), accuracy)
+    with pytest.raises(InputError, match="features that vary"):
+        fit(data_of(tmp_path / "store", "capability"))

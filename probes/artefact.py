@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from safetensors.torch import save
 from torch import Tensor
 
@@ -50,7 +51,9 @@ class ConfidenceProbe:
             raise InputError(
                 f"Expected hidden states of width {self.config['d_model']}, but got {hidden.shape[-1]}. Read them from {self.config['model']['id']!r}."
             )
-        return self.calibrator.to(hidden.device)(self.head.to(hidden.device)(hidden))
+        score = self.head.to(hidden.device)(hidden)
+        where = torch.device("cpu") if hidden.device.type == "mps" else hidden.device  # which has no float64
+        return self.calibrator.to(where)(score.to(where)).to(hidden.device)
 
     def score(
         self,

@@ -17,6 +17,7 @@ NAMES = (
     "confidence",
     "sampling",
     "hidden",
+    "layer",
     "attach",
     "memory",
     "faults",

@@ -72,7 +72,7 @@ def measure(folder: Path, key: str, small: Path) -> dict[str, float]:
 
         def __getitem__(self, place: slice) -> torch.Tensor:
             part: torch.Tensor = self._rows[place]
-            taken.append(part.untyped_storage().nbytes())
+            taken.append(part.nbytes)
             return part
 
     tensors_open, tensors.safe_open = tensors.safe_open, Counting  # type: ignore[misc, assignment]

@@ -67,7 +67,7 @@ def minimise(rows: Tensor, target: Tensor, share: Tensor, l2: Tensor, dual: bool
     point = rows.new_zeros(len(rows), len(l2), rows.shape[1] if dual else rows.shape[2])
     image = rows.new_zeros(len(rows), len(l2), rows.shape[1])
     bias = torch.logit(share @ target).expand(len(rows), len(l2)).clone()
-    enough = (1e-6 * l2.clamp_max(0.01)).clamp_min(1e-12)
+    enough = (1e-5 * l2.clamp_max(0.1)).clamp_min(1e-12)
 
     def loss(point: Tensor, image: Tensor, bias: Tensor) -> Tensor:
         logits = image + bias[..., None]

@@ -12,6 +12,9 @@ import torch
 from conftest import byte_tokenizer, tiny_model, write_questions
 
 from extract import Decoding, InputError, Store, StoreRecipe, read, sample
+from extract.__main__ import COMMANDS
+from extract.cli import run
+from extract.commands import make_store
 from extract.parts import Part
 from extract.signals import load_signal
 from extract.signals.answers import Answer, content_tokens, read_answers
@@ -331,3 +334,29 @@ def test_verify_names_a_file_that_is_of_no_answers(store: Path, name: str) -> No
         shutil.copy(folder / f"00000.000-002.{ending}", folder / f"{name}.{ending}")
     problems = list(Store.open(store).problems())
     assert [problem.split(":")[0] for problem in problems] == [f"signals/hidden/sample/{name}.safetensors"]
+
+
+def test_the_command_reads_answers_and_an_unknown_scope_is_refused_in_one_line(
+    store: Path, recipe: StoreRecipe, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.rmtree(store / "signals")
+    common = ["read", "--store", str(store), "--model", recipe.model]
+    assert run(COMMANDS, "python -m extract", [*common, "--scope", "sample", "--layers", "[2]"]) == 0
+    assert Store.open(store).signal_keys("hidden", "sample") == [f"2/{position}" for position in ANSWER_POSITIONS]
+    capsys.readouterr()
+    with pytest.raises(SystemExit, match="2"):
+        run(COMMANDS, "python -m extract", [*common, "--scope", "answer"])
+    assert run(COMMANDS, "python -m extract", [*common, "--scope", "sample", "--layers", "[4]"]) == 2
+    errors = capsys.readouterr().err.splitlines()
+    assert [line for line in errors if line.startswith("error: ")] == errors
+    assert len(errors) == 2
+    assert run(COMMANDS, "python -m extract", ["inspect", "--store", str(store)]) == 0
+    assert "signal     hidden: 6 of 6 parts of answers" in capsys.readouterr().out
+
+
+def test_a_store_is_made_with_signals_of_its_answers(tmp_path: Path, recipe: StoreRecipe) -> None:
+    path = str(tmp_path / "store")
+    for _ in range(2):  # the second time nothing is missing
+        made = make_store(path, recipe, "short", ["hidden"], "sample")
+    assert made.unread_parts("hidden") == []
+    assert made.unread_blocks("hidden") == [0, 1, 2]

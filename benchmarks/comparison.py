@@ -72,7 +72,11 @@ def main() -> None:
             record = json.loads((folder / "comparison.json").read_text(encoding="utf-8"))
             values[name] = verdict(record)
             holds = holds and values[name]["largest p (AUROC)"] < 0.05
-        page(transfer([stores["facts"]], str(Path(scratch) / "kinds"), n_resamples=n_resamples), "facts-transfer", "transfer")
+        page(
+            transfer([stores["facts"]], str(Path(scratch) / "kinds"), n_resamples=n_resamples),
+            "facts-transfer",
+            "transfer",
+        )
         if len(stores) > 1:
             sets = transfer(list(stores.values()), str(Path(scratch) / "sets"), n_resamples=n_resamples)
             page(sets, "sets-transfer", "transfer")

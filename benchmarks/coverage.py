@@ -10,9 +10,10 @@ that the questions come from, by `TRUTH_SIZE` questions whose p is known exactly
 - brier_skill: 1 − E (f − p)² / E (r − p)² for the r that was drawn.
 - auroc_difference, brier_difference: of f less that of g.
 - auroc_hard, spearman: against p̂ = c/k with this k, as the report has them.
-- ece_width: the calibration error of f against p, in the same ten bins.
+- ece_width: the calibration error of f against p, in the same ten bins; rmsce: its squared form in ten bins of equal mass.
+- aurc: the mean share of wrong answers among the most confident questions.
 
-The last three have no bar: the ECE is known to be too large on few questions.
+The last five have no bar: the ECE is known to be too large on few questions.
 """
 
 from __future__ import annotations
@@ -30,15 +31,17 @@ from torch import Tensor
 from benchmarks.result import report
 from probes.evaluate import Scored, compare, metric_of
 from probes.functional import (
+    aurc,
     capability_auroc,
     expected_calibration_error,
     hard_auroc,
     spearman,
+    squared_calibration_error,
 )
 from probes.intervals import bootstrap
 
 BARRED = ("auroc", "brier", "brier_skill", "auroc_difference", "brier_difference")
-BESIDE = ("auroc_hard", "spearman", "ece_width")
+BESIDE = ("auroc_hard", "spearman", "ece_width", "rmsce", "aurc")
 TRUTH_SIZE = 1_000_000
 TRAIN_SIZE = 300
 
@@ -110,6 +113,8 @@ class Truth:
             "auroc_hard": float(hard_auroc(f, right, known)),
             "spearman": float(spearman(f, right, known)),
             "ece_width": float(expected_calibration_error(f, p, one)),
+            "rmsce": float(squared_calibration_error(f, p, one)),  # its interval is made before the root is taken
+            "aurc": float(aurc(f, p, one)),
         }
 
     def values(self, reference: float) -> dict[str, float]:

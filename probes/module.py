@@ -124,7 +124,7 @@ class ProbeModule(L.LightningModule):
 
     def standardised(self, features: Tensor) -> Tensor:
         """Features [row, feature, d_model] with the training split's mean 0 and deviation 1."""
-        return (features - self.mean) / self.scale
+        return (features - self.mean).div_(self.scale)  # in place: one allocation less in every step
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Collect scores of all candidates."""

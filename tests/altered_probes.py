@@ -194,7 +194,15 @@ def reshape(tensors: dict[str, torch.Tensor], rng: random.Random) -> None:
 
 def retype(tensors: dict[str, torch.Tensor], rng: random.Random) -> None:
     name = rng.choice(sorted(tensors))
-    dtypes = [torch.float64 if tensors[name].dtype == torch.float32 else torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.bool, torch.complex64]
+    dtypes = [
+        torch.float64 if tensors[name].dtype == torch.float32 else torch.float32,
+        torch.float16,
+        torch.bfloat16,
+        torch.int32,
+        torch.int64,
+        torch.bool,
+        torch.complex64,
+    ]
     tensors[name] = tensors[name].to(rng.choice([*dtypes, torch.float8_e4m3fn]))
 
 
@@ -241,7 +249,9 @@ ALTERATIONS: dict[str, Alteration] = {
     "bad chat": field("prompt.chat", "yes", 1, None, {}),
     "bad decoding": field("decoding.temperature", -1, "0.7", None, True, 10**400),
     "bad calibrator": field("calibrator", "os.system", "Platt", {"kind": "platt"}, None, 1),
-    "bad sizes": edit_config(set_field("sizes", {"hidden": 0}, {"hidden": 2**40}, {"hidden": "3"}, {"x": 3}, [], None), "sizes"),
+    "bad sizes": edit_config(
+        set_field("sizes", {"hidden": 0}, {"hidden": 2**40}, {"hidden": "3"}, {"x": 3}, [], None), "sizes"
+    ),
     "a position of another target": edit_config(set_field("target", "response"), "`position`"),
     "bad figures": field("test", [], "good", None, 1),
 }

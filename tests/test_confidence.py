@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from conftest import tiny_model
@@ -21,8 +22,8 @@ from extract.prompts import PromptTemplate
 from extract.signals.hidden import read_hidden
 from probes import load_probe
 from probes.artefact import ConfidenceProbe
-from probes.calibrators import Platt
-from probes.head import LinearHead
+from probes.calibrators import Isotonic, Platt
+from probes.head import LinearHead, MLPHead
 
 QUESTIONS = ["Why?", "What is this long question about?", "Who", "Where is it, then?", "How much wood?"]
 
@@ -285,7 +286,9 @@ def test_what_is_no_prompt_is_refused_and_a_mask_is_heeded(
     ids = PromptTemplate("Q: {question} A:").encode(tokenizer, QUESTIONS[1])
     padded = torch.tensor([[1, 1, *ids], [*ids, 7, 8]])
     mask = torch.tensor([[0, 0, *[1] * len(ids)], [1] * (len(ids) + 2)])
-    assert float(probe.score(model, tokenizer, padded, attention_mask=mask)[0]) == pytest.approx(float(expected[1]), abs=1e-5)
+    assert float(probe.score(model, tokenizer, padded, attention_mask=mask)[0]) == pytest.approx(
+        float(expected[1]), abs=1e-5
+    )
     for ask in (lambda p: probe.score(model, tokenizer, p), attached.generate):
         with pytest.raises(InputError, match="`attention_mask` with a tensor of several prompts"):
             ask(padded)
@@ -305,3 +308,83 @@ def test_the_same_weights_with_other_positions_are_another_model(saved: Path, to
     changed = tiny_model(rope_parameters={"rope_type": "default", "rope_theta": 123.0})
     with pytest.raises(InputError, match="differs in fingerprint"):
         load_probe(saved).attach(changed, tokenizer)
+
+
+@pytest.fixture(scope="module")
+def reads_answers(tmp_path_factory: pytest.TempPathFactory, model: Any, tokenizer: Any) -> ConfidenceProbe:
+    """A probe of the mean over an answer's tokens at layer 2, with an isotonic calibrator, saved and loaded."""
+    torch.manual_seed(5)
+    head = MLPHead(32, hidden=4)
+    for name, tensor in head.state_dict().items():
+        if name != "scale":
+            tensor.normal_()
+    head.scale.uniform_(20, 60)
+    config = {
+        "head": "mlp",
+        "d_model": 32,
+        "sizes": {"hidden": 4},
+        "calibrator": "isotonic",
+        "signal": "hidden",
+        "layer": 2,
+        "position": "mean_answer",
+        "target": "response",
+        "model": {**model_identity(model, tokenizer).__dict__},
+        "prompt": {"template": "Q: {question} A:", "system": None, "chat": True},
+    }
+    calibrator = Isotonic([-3.0, 0.0, 3.0], [0.1, 0.4, 0.9])
+    folder = ConfidenceProbe(head, calibrator, config).save(tmp_path_factory.mktemp("reads") / "probe", "card")
+    return load_probe(folder)
+
+
+def by_hand(probe: ConfidenceProbe, model: Any, prompt: list[int], answer: list[int]) -> float:
+    """Confidence in an answer from transformers' own hidden states."""
+    states = model(torch.tensor([prompt + answer]), output_hidden_states=True).hidden_states[2][0]
+    h, head = states[len(prompt) :].mean(0), probe.head
+    hidden = torch.relu(((h - head.mean) / head.scale) @ head.weight_in + head.bias_in)  # type: ignore[operator, arg-type]
+    logit = float(hidden @ head.weight + head.bias)  # type: ignore[operator]
+    return float(np.interp(logit, [-3.0, 0.0, 3.0], [0.1, 0.4, 0.9]))
+
+
+def test_a_probe_that_reads_answers_scores_them_with_their_questions(
+    reads_answers: ConfidenceProbe, model: Any, tokenizer: Any
+) -> None:
+    answers = ["Because.", "It is not", "me", "There, where it was.", "As much as it could"]
+    found = reads_answers.score(model, tokenizer, QUESTIONS, answers)
+    template = PromptTemplate("Q: {question} A:")
+    for question, answer, confidence in zip(QUESTIONS, answers, found.tolist(), strict=True):
+        ids = tokenizer(answer, add_special_tokens=False)["input_ids"]
+        assert confidence == pytest.approx(
+            by_hand(reads_answers, model, template.encode(tokenizer, question), ids), abs=1e-5
+        )
+    assert len({round(one, 4) for one in found.tolist()}) > 2
+    empty = reads_answers.score(model, tokenizer, QUESTIONS[:2], ["", "me"])
+    assert empty.isnan().tolist() == [True, False]
+
+
+def test_a_probe_that_reads_answers_gives_each_answer_of_generate_its_own_confidence(
+    reads_answers: ConfidenceProbe, model: Any, tokenizer: Any
+) -> None:
+    torch.manual_seed(0)
+    attached = reads_answers.attach(model, tokenizer)
+    answers = attached.generate(QUESTIONS, max_new_tokens=6, do_sample=True, num_return_sequences=2)
+    assert len(answers) == 10
+    template, n_prompt = PromptTemplate("Q: {question} A:"), answers.sequences.shape[1] - 6
+    for row, (text, confidence) in enumerate(answers):
+        drawn = answers.sequences[row, n_prompt:].tolist()
+        content = drawn[: drawn.index(0)] if 0 in drawn else drawn
+        assert tokenizer.decode(content) == text
+        if content:
+            prompt = template.encode(tokenizer, QUESTIONS[answers.question[row]])
+            assert confidence == pytest.approx(by_hand(reads_answers, model, prompt, content), abs=1e-5)
+    assert not [module for module in model.modules() if module._forward_hooks or module._forward_pre_hooks]
+
+
+def test_answers_are_asked_for_where_they_are_read_and_only_there(
+    reads_answers: ConfidenceProbe, saved: Path, model: Any, tokenizer: Any
+) -> None:
+    with pytest.raises(InputError, match="one answer a question"):
+        reads_answers.score(model, tokenizer, QUESTIONS)
+    with pytest.raises(InputError, match="got 1 for 5"):
+        reads_answers.score(model, tokenizer, QUESTIONS, "me")
+    with pytest.raises(InputError, match="reads questions alone"):
+        load_probe(saved).score(model, tokenizer, QUESTIONS, ["me"] * 5)

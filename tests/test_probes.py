@@ -135,9 +135,7 @@ def test_baselines_are_confidences_from_train_and_validation_alone(data: Feature
     accuracy = torch.from_numpy(data.table.accuracy)
     group = data.table.groups[0]
     members = [row for row in train.tolist() if data.table.groups[row] == group]
-    assert float(confidence("base_rate", data, data.split_rows)[0]) == pytest.approx(
-        float(accuracy[members].mean())
-    )
+    assert float(confidence("base_rate", data, data.split_rows)[0]) == pytest.approx(float(accuracy[members].mean()))
     assert float(confidence("constant", data, data.split_rows)[5]) == pytest.approx(float(accuracy[train].mean()))
 
 

@@ -23,6 +23,7 @@ import extract.models
 import train
 from extract.__main__ import COMMANDS
 from extract.cli import run
+from probes.__main__ import COMMANDS as PROBE_COMMANDS
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -59,6 +60,8 @@ def accept(command: str) -> None:
             assert status(train.run, [*options, "--print_config"]) == 0
         case ("python", "-m", "extract", *options):
             assert status(partial(run, PARSED_ONLY, "extract"), options) == 0
+        case ("python", "-m", "probes", *options):
+            assert status(partial(run, PARSED_ONLY_PROBES, "probes"), options) == 0
         case ("torchrun", "--nproc-per-node", n, "-m", "extract", *options):
             assert n.isdecimal()
             assert status(partial(run, PARSED_ONLY, "extract"), options) == 0
@@ -92,6 +95,7 @@ def parsed_only(command: Callable[..., Any]) -> Callable[..., None]:
 
 
 PARSED_ONLY = {name: parsed_only(command) for name, command in COMMANDS.items()}
+PARSED_ONLY_PROBES = {name: parsed_only(command) for name, command in PROBE_COMMANDS.items()}
 
 
 def accept_pip(options: list[str]) -> None:
@@ -121,6 +125,8 @@ def test_every_command_is_one_that_exists(command: str, monkeypatch: pytest.Monk
         "python train.py --model.lrr=0.1",
         "python train.py --config configs/nowhere.yaml",
         ".venv/bin/python -m extract smaple --store s",
+        "python -m probes compare",
+        "python -m probes compare --store s --nothing 3",
         "python -m extract sample --store s --kk 20",
         "python -m extract sample --k 20",
         "python -m benchmarks.nothing",
@@ -157,7 +163,7 @@ def test_every_option_in_the_text_is_one_of_a_command(option: str, monkeypatch: 
 def workplace(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder in which the commands of "Your own model and questions" were run, with the tiny model for every other."""
     folder = tmp_path_factory.mktemp("readme")
-    (block,) = [block for block in blocks(README, "bash") if "-m extract" in block]
+    (block,) = [block for block in blocks(README, "bash") if "extract sample" in block]
     (line,) = blocks(README, "json")
     questions = [json.loads(line) | {"id": f"q{i}", "text": f"Say {i}", "references": list("aeiou")} for i in range(60)]
     load_model = extract.models.load_model

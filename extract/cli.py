@@ -74,11 +74,16 @@ def explain(message: str, known: list[str]) -> str:
     if found := re.search(r"Group '([\w.]+)' does not accept option '([\w.]+)'", line):
         return _unknown(f"--{found[1]}.{found[2]}", known)
     if found := re.search(r"Parser key \"([\w.]+)\".*?<class '(\w+[.][\w.]+)'>.*dot import path string: (\S+)", line):
-        classes = [one.__name__ for one in _import(found[2]).__subclasses__()]
+        classes = [one.__name__ for one in _leaves(_import(found[2]))]
         return f"Expected `--{found[1]}` to be one of {', '.join(classes)}, but got {found[3]!r}.{nearest(found[3], classes)}"
     if found := re.fullmatch(r"Parser key \"([\w.]+)\": Expected a <class '(\w+)'>\. Got value: (.*)", line):
         return f"Expected `--{found[1]}` to be of type {found[2]}, but got {found[3]!r}."
     return line
+
+
+def _leaves(base: type) -> list[type]:
+    """Classes under a base that are themselves no base, each once."""
+    return list(dict.fromkeys(leaf for one in base.__subclasses__() for leaf in (_leaves(one) or [one])))
 
 
 def _unknown(option: str, known: list[str]) -> str:

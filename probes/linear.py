@@ -39,15 +39,17 @@ class Linear(Directions, Descent):
     """Linear map and sigmoid with cross-entropy on the expected accuracy p̂; all layers and penalties in one pass.
 
     Args:
-        lr: Learning rate of Adam at the start; it falls to 0 along a cosine.
+        lr: Learning rate of Adam at the start, null for 0.01; it falls to 0 along a cosine.
         l2: Penalties λ to try, or one; null tries five from 0.01 to 1. λ/2 · ‖w‖² is added to the mean loss on standardised features.
         calibrator: How scores become confidences, fitted on validation: platt, temperature or isotonic.
     """
 
     name = "linear"
 
-    def __init__(self, lr: float = 0.01, l2: list[float] | float | None = None, calibrator: str = "platt") -> None:
-        super().__init__(lr, list(PENALTIES) if l2 is None else l2, calibrator)
+    def __init__(
+        self, lr: float | None = None, l2: list[float] | float | None = None, calibrator: str = "platt"
+    ) -> None:
+        super().__init__(0.01 if lr is None else lr, list(PENALTIES) if l2 is None else l2, calibrator)
         self.save_hyperparameters()
 
     def penalty(self) -> Tensor:

@@ -18,7 +18,7 @@ class MLP(Descent):
 
     Args:
         hidden: Units of the hidden layer.
-        lr: Learning rate of Adam at the start; it falls to 0 along a cosine.
+        lr: Learning rate of Adam at the start, null for 0.003; it falls to 0 along a cosine.
         l2: Penalties λ to try, or one; null tries three from 0.01 to 0.1. λ/2 · the squares of all weights is added to the mean loss.
         calibrator: How scores become confidences, fitted on validation: platt, temperature or isotonic.
     """
@@ -28,11 +28,11 @@ class MLP(Descent):
     def __init__(
         self,
         hidden: int = 64,
-        lr: float = 0.003,
+        lr: float | None = None,
         l2: list[float] | float | None = None,
         calibrator: str = "platt",
     ) -> None:
-        super().__init__(lr, [0.01, 0.03, 0.1] if l2 is None else l2, calibrator)
+        super().__init__(0.003 if lr is None else lr, [0.01, 0.03, 0.1] if l2 is None else l2, calibrator)
         if hidden < 1:
             raise InputError(f"Expected `hidden` to be at least 1, but got {hidden}. 64 is the default.")
         self.save_hyperparameters()

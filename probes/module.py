@@ -48,6 +48,10 @@ class ProbeModule(L.LightningModule):
 
     def __init__(self, l2: list[float] | float, calibrator: str = "platt") -> None:
         super().__init__()
+        if self.name == ProbeModule.name:
+            raise InputError(
+                f"Expected `model` to be a probe, but {type(self).__name__} is a base of probes without a `name`. Use Linear, Logistic, or another one."
+            )
         self.penalties = [l2] if isinstance(l2, (int, float)) else list(l2)
         if not self.penalties or min(self.penalties) < 0:
             raise InputError(

@@ -20,7 +20,7 @@ from torch import Tensor
 from extract.errors import InputError
 from probes.newton import minimise
 
-#: Bytes of float64 rows that are worked on together, where more than one feature fits.
+#: Bytes of float64 rows that are worked on together on a GPU, where more than one feature fits.
 CHUNK_BYTES = 2**28
 
 
@@ -50,7 +50,7 @@ def ridge(
     root, mean_target = share.sqrt(), share @ target.double()
     centred = (root * (target.double() - mean_target))[:, None]
     solved = []
-    for rows, centre in _centred(features, share, at_once=features.is_cuda):
+    for rows, centre in _centred(features, share):
         rows *= root[:, None]
         in_rows = rows.shape[1] < rows.shape[2] if dual is None else dual
         gram = rows @ rows.mT if in_rows else rows.mT @ rows
@@ -75,8 +75,9 @@ def logistic(
     .. math:: \min_{w,b} \sum_i v_i [\log(1 + e^{z_i}) - y_i z_i] + \tfrac\lambda2 \lVert w \rVert^2, \quad z_i = w x_i + b, \quad v = \text{weight} / \sum \text{weight}
 
     scikit-learn's `LogisticRegression` at C = 1 / (λ Σ weight), where a soft label stands for two rows of weights y and 1 − y.
-    The penalty keeps the minimum finite where the classes separate. A feature costs n·m·d multiply-adds for one Gram
-    matrix in the dual, then n²·P (dual) or 2·n·d·P (primal) for each step of conjugate gradients, see `probes.newton`.
+    The penalty keeps the minimum finite where the classes separate. With n rows, m = min(n, d) and P penalties a feature
+    costs n·m·d multiply-adds for one Gram matrix, some 9·m³ for its eigendecomposition, which serves all penalties, and
+    2·n·m·P for each of some 30 steps of conjugate gradients (six of Newton's), see `probes.newton`.
 
     Args:
         features: [feature, row, d] float.
@@ -96,7 +97,7 @@ def logistic(
         )
     l2 = torch.tensor(list(penalties), dtype=torch.float64, device=features.device)
     solved = []
-    for rows, centre in _centred(features, share, at_once=True):
+    for rows, centre in _centred(features, share):
         in_rows = rows.shape[1] < rows.shape[2] if dual is None else dual
         found, bias = minimise(rows, target.double(), share, l2, in_rows)
         solved.append((found, bias - (found @ centre[..., None])[..., 0]))
@@ -120,7 +121,7 @@ def difference_of_means(features: Tensor, target: Tensor, weight: Tensor) -> tup
         )
     mass = mass / mass.sum(1, keepdim=True)
     solved = []
-    for rows, centre in _centred(features, share, at_once=features.is_cuda):
+    for rows, centre in _centred(features, share):
         right, wrong = (mass @ rows).unbind(1)  # from the common mean, which keeps digits
         direction = right - wrong
         solved.append((direction[:, None], -(direction * ((right + wrong) / 2 + centre)).sum(-1, keepdim=True)))
@@ -158,12 +159,12 @@ def check(features: Tensor, target: Tensor, weight: Tensor, penalties: Sequence[
     return weight.double() / weight.double().sum()
 
 
-def _centred(features: Tensor, share: Tensor, at_once: bool) -> Iterator[tuple[Tensor, Tensor]]:
+def _centred(features: Tensor, share: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Rows less their weighted mean [chunk, row, d] float64, and that mean [chunk, d], some features at a time.
 
-    `at_once` False takes them one by one: on a CPU the matrices of one feature then stay in the cache.
+    On a CPU one by one: the matrices of one feature then stay in the cache. On a GPU as many as fit into the chunk.
     """
-    fit = CHUNK_BYTES // (8 * features[0].numel()) if at_once and features[0].numel() else 1
+    fit = CHUNK_BYTES // max(1, 8 * features[0].numel()) if features.is_cuda else 1
     for chunk in features.split(max(1, fit)):
         rows = chunk.double()
         centre = share @ rows

@@ -26,9 +26,9 @@ def problem(rows=60, d=90, features=3, seed=0):
 
 
 def sklearn_logistic(x, target, weight, penalty):
-    """A soft label is two rows of weights y and 1 − y."""
+    """A soft label is two rows of weights y and 1 − y. The default solver, L-BFGS, stops 3e-4 short in the bias."""
     x, target, weight = (tensor.double().numpy() for tensor in (x, target, weight))
-    model = LogisticRegression(C=1 / (penalty * weight.sum()), tol=1e-10, max_iter=100_000)
+    model = LogisticRegression(C=1 / (penalty * weight.sum()), tol=1e-10, solver="newton-cholesky")
     labels = np.repeat([1, 0], len(target))
     model.fit(np.concatenate([x, x]), labels, np.concatenate([weight * target, weight * (1 - target)]))
     return model.coef_[0], model.intercept_[0]
@@ -41,9 +41,7 @@ def sklearn_ridge(x, target, weight, penalty):
 
 
 @pytest.mark.parametrize(("rows", "d"), [(40, 90), (120, 30), (50, 50)], ids=["wide", "tall", "square"])
-@pytest.mark.parametrize(
-    ("solve", "reference"), [(solvers.logistic, sklearn_logistic), (solvers.ridge, sklearn_ridge)]
-)
+@pytest.mark.parametrize(("solve", "reference"), [(solvers.logistic, sklearn_logistic), (solvers.ridge, sklearn_ridge)])
 def test_coefficients_are_those_of_scikit_learn(solve, reference, rows, d):
     x, target, weight = problem(rows, d, features=2)
     w, b = solve(x, target, weight, PENALTIES)
@@ -74,7 +72,6 @@ def test_logistic_ends_where_the_gradient_is_0():
     logits = torch.einsum("frd,pfd->pfr", x, w) + b[..., None]
     pull = share * (torch.sigmoid(logits) - target)
     gradient = torch.einsum("pfr,frd->pfd", pull, x) + torch.tensor(PENALTIES)[:, None, None] * w
-    # the bias of raw rows carries w·mean with it, so its gradient adds the mean's share
     assert gradient.norm(dim=-1).max() < 1e-5
     assert pull.sum(-1).abs().max() < 1e-6
 
@@ -105,18 +102,15 @@ every_solver = pytest.mark.parametrize("solve", SOLVERS.values(), ids=SOLVERS.ke
 
 
 @every_solver
-def test_layers_are_solved_each_for_itself(solve, monkeypatch):
+def test_layers_are_solved_each_for_itself(solve):
     x, target, weight = problem(features=4)
     order = [2, 0, 3, 1]
     w, b = solve(x, target, weight)
     permuted = solve(x[order], target, weight)
     alone = [solve(x[[feature]], target, weight) for feature in order]
-    monkeypatch.setattr(solvers, "CHUNK_BYTES", 1)
-    chunked = solve(x[order], target, weight)
     assert torch.allclose(permuted[0], w[:, order], atol=1e-5)
     assert torch.allclose(permuted[1], b[:, order], atol=1e-5)
     assert torch.allclose(torch.cat([one[0] for one in alone], 1), w[:, order], atol=1e-5)
-    assert torch.allclose(chunked[0], w[:, order], atol=1e-5)
 
 
 @every_solver
@@ -208,5 +202,5 @@ def test_what_has_no_answer_is_refused_in_one_line(monkeypatch):
         with pytest.raises(InputError, match=f"all 60 rows with a weight are {answer:g}"):
             solvers.difference_of_means(x, one, weight)
     monkeypatch.setattr(newton, "MOST_STEPS", 1)
-    with pytest.raises(InputError, match=r"Expected `l2` to be large enough .* 6 of 6 had not after 1 steps"):
+    with pytest.raises(InputError, match=r"Expected `l2` to be large enough .* 2 of 2 had not after 1 steps"):
         solvers.logistic(x, target, weight, [0.001, 0.01])

@@ -99,7 +99,7 @@ def test_the_config_says_what_was_run_on_what(logged: OfflineRun, small_store: P
     assert logged.config["store_identity"] == store.sha256
     assert logged.config["policy"] == store.identity["policy"]
     assert logged.config["trainer"]["max_epochs"] == 15
-    assert logged.config["model"]["init_args"]["lr"] == 0.01
+    assert logged.config["model"]["init_args"]["lr"] is None
     assert logged.config["data"]["split_seed"] == 0
 
 

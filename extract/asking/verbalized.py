@@ -32,11 +32,13 @@ _STEPS = (
     "almost certain",
 )
 _SCALE = "\n".join(f"{i / 10:.1f} to {(i + 1) / 10:.1f}: {words}" for i, words in enumerate(_STEPS))
-#: The four boxes are spread evenly, so that a model that copies one of them leans to neither side.
+#: The four boxes are spread evenly, so that a model that copies one of them leans to neither side. What comes after the
+#: question is short, because all that stands before it is read once for many questions.
 TEMPLATE = (
-    f"How likely are you to answer a question correctly? The scale:\n{_SCALE}\n\nThe question is: {{question}}\n\n"
-    "Do not answer it. You may think in one short sentence first. Reply with a probability between 0.0 and 1.0 in a box, "
-    r"such as \boxed{0.05}, \boxed{0.35}, \boxed{0.65} or \boxed{0.95}."
+    f"How likely are you to answer a question correctly? The scale:\n{_SCALE}\n\nYou may think in one short sentence. "
+    r"Your reply ends in \boxed{0.05}, \boxed{0.35}, \boxed{0.65}, \boxed{0.95} or another probability between 0.0 and 1.0 "
+    "in a box.\n\nThe question is: {question}\n\n"
+    r"Do not answer it. Reply with your probability in \boxed{}."
 )
 _NUMBER = r"(\d+(?:\.\d*)?|\.\d+)\s*(\\?%)?"
 _NAMED = r"(?:(?:p|probability|confidence)\s*(?:=|:|is)\s*)?"

@@ -1,0 +1,69 @@
+"""All layers fitted together over one fit for each layer, by gradient descent in batches of 64, trainer and all.
+
+The linear probe with its five penalties on the default store. On a GPU the fit of all layers over that of one is
+looked at too, since there a step's launches cost more than its arithmetic.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+
+import torch
+
+from benchmarks.quality import default_data
+from benchmarks.result import alternating, report
+from benchmarks.trainer import fit, quiet
+from datamodules import FeatureDataModule
+
+BAR, BAR_OVER_ONE = 0.25, 1.5
+
+
+def one_layer(data: FeatureDataModule, place: int) -> FeatureDataModule:
+    """The same rows and targets with one feature only."""
+    layer = int(data.feature_names[place].split("/")[0])
+    single = FeatureDataModule(store=data.store_path, layers=[layer], batch_size=data.batch_size)
+    single.setup()
+    return single
+
+
+def main() -> None:
+    """Print the ratio of times, and that over a single layer's fit."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=40)
+    parser.add_argument("--batch-size", type=int, default=64)
+    options = parser.parse_args()
+    quiet()
+    data = default_data()
+    data.recipe, data.batch_size = None, options.batch_size  # the store is there: nothing to be checked in a fit
+    singles = [one_layer(data, place) for place in range(len(data.feature_names))]
+    seconds_each: list[float] = []
+
+    def separately() -> None:
+        for single in singles:
+            start = time.perf_counter()
+            fit(single, options.epochs)
+            seconds_each.append(time.perf_counter() - start)
+
+    ratio, together, separate = alternating(lambda: fit(data, options.epochs), separately, options.pairs, warm=1)
+    over_one = together / statistics.median(seconds_each)
+    cuda = torch.cuda.is_available()
+    report(
+        "sweep",
+        ratio,
+        f"≤ {BAR} of the time" + (f", ≤ {BAR_OVER_ONE} of one layer's fit" if cuda else ""),
+        ratio <= BAR and (not cuda or over_one <= BAR_OVER_ONE),
+        seconds_together=together,
+        seconds_separately=separate,
+        over_one_layer=over_one,
+        n_features=len(singles),
+        rows=len(data.batch("train").row),
+        batch=len(next(iter(data.train_dataloader())).row),
+        epochs=options.epochs,
+    )
+
+
+if __name__ == "__main__":
+    main()

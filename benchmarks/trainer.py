@@ -1,0 +1,121 @@
+"""What Lightning costs: `Trainer.fit` of the linear probe of all layers over the same steps in a plain loop.
+
+Both sides run the probe's own code on the same batches in the same order, validate every ten epochs and choose at the
+end; their weights have to come out equal. The training split of the default store, in batches of at least 128.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import warnings
+from types import SimpleNamespace
+from typing import Any
+
+import lightning as L
+import torch
+
+from benchmarks.quality import default_data
+from benchmarks.result import alternating, report
+from datamodules import FeatureDataModule
+from probes.linear import Linear
+
+BAR = 1.3
+VALIDATE_EVERY = 10
+
+
+class Unlogged(Linear):
+    """The same probe with nowhere to log to."""
+
+    def log(self, *_: Any, **__: Any) -> None:
+        """Nothing."""
+
+    def log_dict(self, *_: Any, **__: Any) -> None:
+        """Nothing."""
+
+
+def quiet() -> None:
+    """Silence what Lightning says about itself."""
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    for message in (".*LeafSpec.*", ".*training batches.*", ".*does not have many workers.*"):
+        warnings.filterwarnings("ignore", message=message)
+
+
+def fit(data: FeatureDataModule, epochs: int) -> Linear:
+    """`Trainer.fit`, with nothing but the fit switched on."""
+    L.seed_everything(0, verbose=False)
+    module = Linear()
+    trainer = L.Trainer(
+        max_epochs=epochs,
+        check_val_every_n_epoch=VALIDATE_EVERY,
+        devices=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(module, data)
+    return module
+
+
+def loop(data: FeatureDataModule, epochs: int, device: torch.device) -> Linear:
+    """The same without the trainer."""
+    L.seed_everything(0, verbose=False)
+    module = Unlogged()
+    batches, validation = data.train_dataloader(), data.val_dataloader()
+    run = SimpleNamespace(datamodule=data, estimated_stepping_batches=epochs * len(batches), sanity_checking=False)
+    module.trainer = run  # type: ignore[assignment]
+    module.setup("fit")
+    module.to(device)
+    configured: Any = module.configure_optimizers()
+    optimizer, scheduler = configured["optimizer"], configured["lr_scheduler"]["scheduler"]
+    for epoch in range(1, epochs + 1):
+        for place, batch in enumerate(batches):
+            optimizer.zero_grad()
+            module.training_step(batch.to(device), place).backward()
+            optimizer.step()
+            scheduler.step()
+        if epoch % VALIDATE_EVERY == 0:
+            with torch.no_grad():
+                for place, batch in enumerate(validation):
+                    module.validation_step(batch.to(device), place)
+                module.on_validation_epoch_end()
+        module.on_train_epoch_end()
+    module.on_train_end()
+    return module
+
+
+def main() -> None:
+    """Print the ratio of times."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pairs", type=int, default=9)
+    parser.add_argument("--epochs", type=int, default=100)
+    parser.add_argument("--batch-size", type=int, default=144)
+    options = parser.parse_args()
+    quiet()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    data = default_data()
+    data.recipe, data.batch_size = None, options.batch_size  # the store is there: nothing to be checked in a fit
+    one, other = fit(data, options.epochs), loop(data, options.epochs, device)
+    difference = float((one.weight.detach().cpu() - other.weight.detach().cpu()).abs().max())
+    ratio, with_trainer, without = alternating(
+        lambda: fit(data, options.epochs), lambda: loop(data, options.epochs, device), options.pairs
+    )
+    batches = data.train_dataloader()
+    report(
+        "trainer",
+        ratio,
+        f"≤ {BAR} of the time, the same weights",
+        ratio <= BAR and difference < 1e-6 and options.batch_size >= 128,
+        seconds_trainer=with_trainer,
+        seconds_loop=without,
+        largest_difference_of_weights=difference,
+        n_features=len(data.feature_names),
+        rows=len(data.batch("train").row),
+        batch=len(next(iter(batches)).row),
+        steps=options.epochs * len(batches),
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -83,7 +83,8 @@ def explain(message: str, known: list[str]) -> str:
 
 def _leaves(base: type) -> list[type]:
     """Classes under a base that are themselves no base, each once."""
-    return list(dict.fromkeys(leaf for one in base.__subclasses__() for leaf in (_leaves(one) or [one])))
+    under: list[type] = base.__subclasses__()
+    return list(dict.fromkeys(leaf for one in under for leaf in (_leaves(one) or [one])))
 
 
 def _unknown(option: str, known: list[str]) -> str:

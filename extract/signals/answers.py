@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from extract.models import check_prompts
+from extract.sampling.local import common_prefix
 from extract.signals.batches import by_length, right_padded
 from extract.signals.capture import AnswerCapture, decoder_of
+from extract.signals.shared_prompt import SharedPrompt, shares
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class AnswerPass:
     Attributes:
         model: The model.
         output: What its decoder returned; `last_hidden_state` [row, token, d_model] is after the final norm.
-        n_prompt: Prompt tokens of each row.
+        n_prompt: Prompt tokens of each row in this pass, at least one; those before them were read for several rows.
         n_answer: Content tokens of each row, at least one. What follows them is padding.
         states: [row, position, d_model] by layer, in the order of `ANSWER_POSITIONS`, of the layers that were asked for.
     """
@@ -80,7 +82,8 @@ def read_answers(
 ) -> dict[str, dict[str, Tensor]]:
     """Signals of answers, all taken from the same passes.
 
-    Equal answers to the same prompt are read once. An answer without content is not read: its rows are NaN.
+    Equal answers to the same prompt are read once, a prompt once for all its answers, and what all prompts begin with
+    once, where the model's cache allows it. An answer without content is not read: its rows are NaN.
 
     Args:
         model: Causal language model in evaluation mode.
@@ -108,8 +111,8 @@ def read_answers(
     results: dict[str, dict[str, Tensor]] = {name: {} for name in signals}
     with ExitStack() as stack:
         capture = stack.enter_context(AnswerCapture(model, layers)) if layers else None
-        for batch in by_length([len(ids) for ids in sequences], batch_tokens):
-            read = _read(model, [distinct[i] for i in batch], capture)
+        for shared, batch in _batches(model, distinct, batch_tokens):
+            read = _read(model, [distinct[i] for i in batch], shared, capture)
             for name, signal in signals.items():
                 for key, tensor in signal(read).items():
                     if key not in results[name]:
@@ -126,10 +129,41 @@ def read_answers(
     return results
 
 
-def _read(model: Any, answers: Sequence[Answer], capture: AnswerCapture | None) -> AnswerPass:
-    ids = right_padded([answer.prompt + answer.content for answer in answers], model.device)
-    n_prompt, n_answer = [len(answer.prompt) for answer in answers], [len(answer.content) for answer in answers]
+def _batches(
+    model: Any, answers: Sequence[Answer], batch_tokens: int
+) -> Iterator[tuple[SharedPrompt | None, list[int]]]:
+    """Indices of answers that are read together, with what was read for all of them before.
+
+    Prompts with several answers come one by one, the others together. The tokens that are shared count for a batch as
+    if they were read again, because their keys and values are there for every row.
+    """
+    lengths = [len(answer.prompt) + len(answer.content) for answer in answers]
+    if not shares(model):
+        yield from ((None, batch) for batch in by_length(lengths, batch_tokens))
+        return
+    of_prompt: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    for i, answer in enumerate(answers):
+        of_prompt[answer.prompt].append(i)
+    beginning = SharedPrompt(model).then(common_prefix(list(of_prompt)))
+    several = {prompt: places for prompt, places in of_prompt.items() if len(places) > 1}
+    for prompt, places in several.items():
+        shared = beginning.then(prompt[len(beginning) : -1])
+        for batch in by_length([lengths[i] for i in places], batch_tokens):
+            yield shared, [places[j] for j in batch]
+    single = [i for prompt, places in of_prompt.items() if prompt not in several for i in places]
+    for batch in by_length([lengths[i] for i in single], batch_tokens):
+        yield beginning, [single[j] for j in batch]
+
+
+def _read(
+    model: Any, answers: Sequence[Answer], shared: SharedPrompt | None, capture: AnswerCapture | None
+) -> AnswerPass:
+    n_shared = 0 if shared is None else len(shared)
+    ids = right_padded([answer.prompt[n_shared:] + answer.content for answer in answers], model.device)
+    n_prompt = [len(answer.prompt) - n_shared for answer in answers]
+    n_answer = [len(answer.content) for answer in answers]
+    cache = None if shared is None else shared.cache(len(answers))
     if capture is not None:
         capture.look_at(n_prompt, n_answer)
-    output = decoder_of(model)(input_ids=ids, use_cache=False)
+    output = decoder_of(model)(input_ids=ids, past_key_values=cache, use_cache=cache is not None)
     return AnswerPass(model, output, n_prompt, n_answer, capture.take() if capture is not None else {})

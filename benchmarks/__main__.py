@@ -21,6 +21,9 @@ NAMES = (
     "attach",
     "memory",
     "faults",
+    "sweep",
+    "closed_form",
+    "trainer",
 )
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 

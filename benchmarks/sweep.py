@@ -1,6 +1,7 @@
 """All layers fitted together over one fit for each layer, by gradient descent in batches of 64, trainer and all.
 
-The linear probe with its five penalties on the default store. On a GPU the fit of all layers over that of one is
+The linear probe with its five penalties on the default store. A layer that is the same for all questions (the
+embedding of the last token is) can't be fitted alone: it is in the fit of all, and left out of the others. On a GPU the fit of all layers over that of one is
 looked at too, since there a step's launches cost more than its arithmetic.
 """
 
@@ -38,7 +39,8 @@ def main() -> None:
     quiet()
     data = default_data()
     data.recipe, data.batch_size = None, options.batch_size  # the store is there: nothing to be checked in a fit
-    singles = [one_layer(data, place) for place in range(len(data.feature_names))]
+    varies = data.batch("train").features.std(0).amax(-1) > 0
+    singles = [one_layer(data, place) for place in varies.nonzero()[:, 0].tolist()]
     seconds_each: list[float] = []
 
     def separately() -> None:
@@ -58,7 +60,8 @@ def main() -> None:
         seconds_together=together,
         seconds_separately=separate,
         over_one_layer=over_one,
-        n_features=len(singles),
+        layers_together=len(data.feature_names),
+        layers_separately=len(singles),
         rows=len(data.batch("train").row),
         batch=len(next(iter(data.train_dataloader())).row),
         epochs=options.epochs,

@@ -56,6 +56,9 @@ class TensorBatches:
 
     def __iter__(self) -> Iterator[Batch]:
         n = len(self.batch.row)
+        if n <= self.batch_size:  # one batch, whose order says nothing: no copy
+            yield self.batch
+            return
         order = torch.randperm(n) if self.shuffle else torch.arange(n)
         for places in order.to(self.batch.row.device).tensor_split(len(self)):
             yield self.batch.take(places)

@@ -43,7 +43,7 @@ class Descent(ProbeModule):
         return total
 
     def on_train_epoch_end(self) -> None:
-        """Log the epoch's mean loss; Lightning's own averaging would cost a third of each step."""
+        """Log the epoch's mean loss; Lightning's own averaging took a quarter of each step."""
         losses, rows = zip(*self._passed, strict=True)
         self._passed.clear()
         weight = torch.tensor(rows, dtype=torch.float32, device=losses[0].device)

@@ -8,6 +8,8 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor, nn
 
+from probes.latent_model import drawn_noise, encode, sampled_score
+
 
 class Head(nn.Module):
     """Base: a standardiser, and a subclass's way from standardised hidden states to a score.
@@ -100,5 +102,42 @@ class MLPHead(Head):
         return torch.relu(standardised @ self.weight_in + self.bias_in) @ self.weight + self.bias
 
 
+class LatentHead(Head):
+    """Median cosine of answers that are drawn around what an encoder predicts; see `probes.latent_model`.
+
+    Args:
+        d_model: Width of the hidden state.
+        hidden: Width of the encoder's hidden layer.
+        components: Components of an answer's embedding.
+    """
+
+    kind = "latent"
+    sizes: ClassVar[Mapping[str, int]] = {"hidden": 2**14, "components": 2**13}
+    weight_in: Tensor
+    bias_in: Tensor
+    weight: Tensor
+    bias: Tensor
+    shared: Tensor
+    noise: Tensor
+
+    def __init__(self, d_model: int, hidden: int, components: int) -> None:
+        super().__init__(d_model)
+        self.register_buffer("weight_in", torch.zeros(d_model, hidden))
+        self.register_buffer("bias_in", torch.zeros(hidden))
+        self.register_buffer("weight", torch.zeros(hidden, 2 * components))
+        self.register_buffer("bias", torch.zeros(2 * components))
+        self.register_buffer("shared", torch.tensor(0.0))
+        self.register_buffer("noise", drawn_noise(components))
+
+    def score(self, standardised: Tensor) -> Tensor:
+        """Scores [...] from standardised hidden states [..., d_model]."""
+        predicted = encode(standardised, self.weight_in, self.bias_in, self.weight, self.bias)
+        return sampled_score(predicted, self.shared, self.noise)
+
+    def problem(self) -> str | None:
+        """As for every head, and the variance `shared` is not below 0."""
+        return super().problem() or (f"`shared` is {float(self.shared)}, below 0" if self.shared < 0 else None)
+
+
 #: Closed list of heads that a saved probe may name; nothing else is ever loaded.
-HEADS: dict[str, type[Head]] = {head.kind: head for head in (LinearHead, MLPHead)}
+HEADS: dict[str, type[Head]] = {head.kind: head for head in (LinearHead, MLPHead, LatentHead)}

@@ -1,11 +1,11 @@
-"""The latent probe's arithmetic: from hidden states to a distribution of a question's answers, and how far two of them lie apart.
+r"""The latent probe's arithmetic: from hidden states to a distribution of a question's answers, and how far two of them lie apart.
 
 ASEU (amortised semantic embedding uncertainty, arXiv 2410.22685) reads from one forward pass how widely the answers to
 a question would scatter. The paper fine-tunes the model and leaves prior, likelihood and training open, so that this is
 ASEU-like: an encoder on frozen hidden states h gives a mean μ(h) and deviations σ(h), learnt from the embeddings e of
 sampled answers, all of length 1. Its likelihood is that of answers which scatter around a mean of their own,
 
-.. math:: e_m = \\mu(h) + u + \\varepsilon_m, \\qquad u \\sim N(0, \\mathrm{diag}\\,\\tau^2), \\quad \\varepsilon_m \\sim N(0, \\mathrm{diag}\\,\\sigma^2(h)),
+.. math:: e_m = \mu(h) + u + \varepsilon_m, \qquad u \sim N(0, \mathrm{diag}\,\tau^2), \quad \varepsilon_m \sim N(0, \mathrm{diag}\,\sigma^2(h)),
 
 with one u a question, integrated out. Without u (τ = 0) it is the plain Σ log N(e_m; μ(h), σ²(h)). There σ² has to hold
 both how the answers differ from each other, which is wanted, and how far μ(h) is off, which is mostly more: what a
@@ -52,12 +52,12 @@ class Answers(NamedTuple):
     """What the likelihood needs to know of the embedded answers to each question: nothing of their order.
 
     Attributes:
-        count: [question] float32, answers with an embedding.
+        number: [question] float32, answers with an embedding.
         mean: [question, component] float32; 0 without answers.
         variance: [question, component] float32, mean squared distance from `mean`; 0 without answers.
     """
 
-    count: Tensor
+    number: Tensor
     mean: Tensor
     variance: Tensor
 
@@ -86,10 +86,10 @@ def summarise(embeddings: Tensor, axes: Tensor) -> Answers:
     """
     given = embeddings.isfinite().all(-1)
     projected = embeddings.nan_to_num() @ axes.T
-    count = given.sum(-1).to(embeddings.dtype)
-    share = (given / count.clamp_min(1)[:, None])[..., None]
+    number = given.sum(-1).to(embeddings.dtype)
+    share = (given / number.clamp_min(1)[:, None])[..., None]
     mean = (share * projected).sum(1)
-    return Answers(count, mean, (share * (projected - mean[:, None]).square()).sum(1))
+    return Answers(number, mean, (share * (projected - mean[:, None]).square()).sum(1))
 
 
 def encode(hidden: Tensor, weight_in: Tensor, bias_in: Tensor, weight: Tensor, bias: Tensor) -> Gaussian:
@@ -113,7 +113,7 @@ def initial_weights(n_features: int, d_model: int, hidden: int, components: int)
     At first σ is 1/√components everywhere, that of embeddings of length 1 that agree in nothing.
     """
     bias = torch.zeros(n_features, 1, 2 * components)
-    bias[..., components:] = math.log(math.expm1(components**-0.5 - FLOOR)) if components < FLOOR**-2 else -10
+    bias[..., components:] = math.log(math.expm1(max(components**-0.5 - FLOOR, FLOOR)))
     return {
         "weight_in": torch.randn(n_features, d_model, hidden) / d_model**0.5,
         "bias_in": torch.zeros(n_features, 1, hidden),
@@ -132,13 +132,13 @@ def answer_loss(predicted: Gaussian, shared: Tensor, answers: Answers) -> Tensor
         shared: [..., 1, component] variance τ² of what the answers to a question have in common beyond μ(h).
         answers: Of the same questions; those without answers don't count.
     """
-    n = answers.count[:, None]
+    n = answers.number[:, None]
     within = predicted.deviation.square()
     around = shared + within / n.clamp_min(1)
     scatter = (n - 1) * within.log() + n * answers.variance / within
     offset = (n * around).log() + (answers.mean - predicted.mean).square() / around
     terms = (scatter + offset + n * math.log(2 * math.pi)).sum(-1) / 2
-    return torch.where(answers.count > 0, terms, 0).sum(-1) / answers.count.sum().clamp_min(1)
+    return torch.where(answers.number > 0, terms, 0).sum(-1) / answers.number.sum().clamp_min(1)
 
 
 def drawn_noise(components: int, seed: int = 0) -> Tensor:

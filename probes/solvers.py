@@ -4,7 +4,7 @@ All take `features` [feature, row, d], finite and on one scale (standardised), w
 and a feature a layer and position; `target` [row] in [0, 1], a label or the expected accuracy p̂; and `weight` [row]
 ≥ 0, how much each row counts (only ratios matter). They return `weight` [penalty, feature, d] and `bias`
 [penalty, feature] in the dtype of the features, on their device. No randomness. The arithmetic is float64: in float32
-the Gram matrix alone, whose largest eigenvalue is some 10⁴ penalties, moves the coefficients by more than 10⁻³.
+throughout, ridge on 31 layers of 288 rows came out wrong by up to 5·10⁻⁵ at λ = 0.01 and by 10⁻³ at λ = 0.001.
 
 Work is done in the smaller of two spaces. By the representer theorem w = X̃ᵀa for centred rows X̃, so with fewer rows
 than coordinates (the dual) everything is said by the row × row Gram matrix X̃X̃ᵀ; otherwise by d × d.
@@ -44,7 +44,7 @@ def ridge(
         dual: Which space to work in; None takes the smaller.
 
     Raises:
-        InputError: What `check` refuses.
+        InputError: What `check` refuses, or NaN or infinite features.
     """
     share = check(features, target, weight, penalties)
     root, mean_target = share.sqrt(), share @ target.double()
@@ -87,7 +87,7 @@ def logistic(
         dual: Which space to work in; None takes the smaller.
 
     Raises:
-        InputError: What `check` refuses, or a target that is 0 or 1 throughout.
+        InputError: What `check` refuses, NaN or infinite features, or a target that is 0 or 1 throughout.
     """
     share = check(features, target, weight, penalties)
     mean_target = float(share @ target.double())
@@ -111,7 +111,7 @@ def difference_of_means(features: Tensor, target: Tensor, weight: Tensor) -> tup
     score is no log-odds until it is calibrated (2509.10625). 2·n·d multiply-adds a feature.
 
     Raises:
-        InputError: What `check` refuses, or a target that is 0 or 1 throughout.
+        InputError: What `check` refuses, NaN or infinite features, or a target that is 0 or 1 throughout.
     """
     share = check(features, target, weight, [1.0])
     mass = torch.stack([share * target.double(), share * (1 - target.double())])
@@ -132,7 +132,7 @@ def check(features: Tensor, target: Tensor, weight: Tensor, penalties: Sequence[
     """Weights [row] float64 of sum 1, once shapes and values are what a solver needs.
 
     Raises:
-        InputError: Other shapes, NaN or infinite features, a target outside [0, 1], a negative weight or none above 0,
+        InputError: Other shapes, a target outside [0, 1], a negative weight or none above 0,
             or a penalty that isn't above 0.
     """
     if features.dim() != 3 or target.shape != features.shape[1:2] or weight.shape != target.shape:
@@ -142,11 +142,6 @@ def check(features: Tensor, target: Tensor, weight: Tensor, penalties: Sequence[
     if not all(penalty > 0 for penalty in penalties) or not len(penalties):
         raise InputError(
             f"Expected `l2` to be one or more penalties above 0, but got {list(penalties)}. Without one a closed form has no single answer; 0.01 is a small one."
-        )
-    if not features.isfinite().all():
-        rows = int((~features.isfinite()).any(-1).any(0).sum())
-        raise InputError(
-            f"Expected finite `features`, but {rows} of {features.shape[1]} rows hold NaN or infinity. Leave those rows out and count them."
         )
     if not ((target >= 0) & (target <= 1)).all():
         raise InputError(
@@ -168,6 +163,11 @@ def _centred(features: Tensor, share: Tensor) -> Iterator[tuple[Tensor, Tensor]]
     for chunk in features.split(max(1, fit)):
         rows = chunk.double()
         centre = share @ rows
+        if not centre.isfinite().all():  # as good as looking at every value, which costs a sixth of the Gram matrices
+            wrong = int((~features.isfinite()).any(-1).any(0).sum())
+            raise InputError(
+                f"Expected finite `features`, but {wrong} of {features.shape[1]} rows hold NaN or infinity. Leave those rows out and count them."
+            )
         yield rows - centre[:, None], centre
 
 

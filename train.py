@@ -34,6 +34,7 @@ from extract.parts import check_name
 from extract.signals import load_signal
 from probes.card import summary_table
 from probes.difference_of_means import DifferenceOfMeans
+from probes.latent import Latent
 from probes.linear import Linear
 from probes.logistic import Logistic
 from probes.mlp import MLP
@@ -42,7 +43,7 @@ from probes.report import Report
 from probes.ridge import Ridge
 
 #: What `--model` takes by name.
-PROBES = (Linear, Logistic, Ridge, DifferenceOfMeans, MLP)
+PROBES = (Linear, Logistic, Ridge, DifferenceOfMeans, MLP, Latent)
 HERE = Path(__file__).parent
 
 

@@ -11,6 +11,7 @@ from typing import Any
 NAMES = (
     "quality",
     "coverage",
+    "latent",
     "greedy",
     "draws",
     "logprobs",

@@ -146,7 +146,11 @@ def load_table(store: Store, grader: str | None = None) -> QuestionTable:
         consistency=np.array([modal_share(one) for one in given]),
         grader=name,
         answers=answers,
-        asked={baseline: _asked(store.asked(baseline), row_of) for baseline in store.asked_names("question")},
+        asked={
+            baseline: _asked(store.asked(baseline), row_of)
+            for baseline in store.asked_names("question")
+            if not store.unasked(baseline)  # else it is still being asked
+        },
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 _PUBLIC = {
     "ConfidenceProbe": "probes.artefact",
     "DifferenceOfMeans": "probes.difference_of_means",
+    "Latent": "probes.latent",
     "Linear": "probes.linear",
     "Logistic": "probes.logistic",
     "MLP": "probes.mlp",

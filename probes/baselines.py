@@ -234,7 +234,7 @@ def available(
 ) -> bool:
     """Whether the store holds what a baseline needs."""
     needs, store = baselines[name].needs, data.store
-    held = {*store.asked_names("question"), *store.asked_names("sample")}
+    held = {*data.table.asked, *(asked for asked in store.asked_names("sample") if not store.unasked(asked, "sample"))}
     held |= {signal for signal in store.signals() if not store.unread(signal, "sample")}
     return needs is None or any(f"[{one}]" in needs for one in held)
 

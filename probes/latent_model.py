@@ -183,8 +183,8 @@ def rank_correlations(scores: Tensor, agreement: Tensor) -> Tensor:
         agreement: [row] mean cosine of two answers, 1 − SEU; NaN rows are left out.
     """
     given = agreement.isfinite()
-    one = torch.ones(int(given.sum()), dtype=torch.float64, device=scores.device)
-    values = [spearman(column, agreement[given], one) for column in scores[given].T]
+    share = ((1 + agreement[given]) / 2).clamp(0, 1)  # what `spearman` takes: right answers out of one
+    values = [spearman(column, share, torch.ones_like(share)) for column in scores[given].T]
     return torch.stack(values).nan_to_num(-1)
 
 

@@ -64,6 +64,8 @@ class ProbeModule(L.LightningModule):
             )
         self.calibrator = calibrator
         self.choice: Choice | None = None
+        #: In a sentence, why the fitted probe should not be believed; None where nothing is known against it.
+        self.warning: str | None = None
         self.val_loss: Tensor | None = None
         self._val_scores: Tensor | None = None
         self._val_batch: Batch | None = None

@@ -1,4 +1,4 @@
-"""Linear probes without gradient descent: every layer and penalty solved at once, to the last digit that float32 keeps.
+"""Linear probes without gradient descent: every layer and penalty solved at once, each coefficient to within 10⁻⁵.
 
 All take `features` [feature, row, d], finite and on one scale (standardised), where a row is a question or an answer
 and a feature a layer and position; `target` [row] in [0, 1], a label or the expected accuracy p̂; and `weight` [row]

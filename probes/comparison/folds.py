@@ -83,7 +83,8 @@ def fit(make: Callable[[], ProbeModule], data: FeatureDataModule, epochs: int, s
         module = make()
         trainer = L.Trainer(
             max_epochs=epochs,
-            limit_val_batches=0,  # what validation chooses is chosen once, at the end
+            check_val_every_n_epoch=min(10, epochs),
+            num_sanity_val_steps=0,
             logger=False,
             enable_checkpointing=False,
             enable_progress_bar=False,

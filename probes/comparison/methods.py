@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from probes.difference_of_means import DifferenceOfMeans
+from probes.latent import Latent
 from probes.linear import Linear
 from probes.logistic import Logistic
 from probes.mlp import MLP
@@ -43,6 +44,7 @@ PROBES: dict[str, Method] = {
     "ridge": Method(Ridge),
     "difference_of_means": Method(DifferenceOfMeans),
     "mlp": Method(MLP, epochs=60),
+    "aseu": Method(Latent, layers="some", epochs=60, needs="text_embedding"),
     "sep": Method(Logistic, target="semantic_entropy"),
     "seu_ridge": Method(Ridge, target="seu", needs="text_embedding"),
 }

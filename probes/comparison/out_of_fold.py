@@ -33,6 +33,7 @@ class OutOfFold:
         of_answers: [answer] over the answer table by method.
         chosen: For every fold, the probe that validation chose, and its layer, position and penalty.
         masked: Why a method is missing, by name.
+        notes: What a fit said of itself, by method and fold.
     """
 
     data: FeatureDataModule
@@ -42,6 +43,7 @@ class OutOfFold:
     of_answers: dict[str, Tensor] = field(default_factory=dict)
     chosen: list[dict[str, Any]] = field(default_factory=list)
     masked: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
     def keep(self, of_questions: bool, name: str, rows: Tensor, values: Tensor) -> None:
         """Note confidences for rows of the table."""
@@ -161,6 +163,8 @@ class Comparison:
         data = self._data_of(method)
         data.use_split({split: rows.tolist() for split, rows in fold.rows.items()})
         module = fit(method.make, data, method.epochs, self.seed)
+        if module.warning is not None:
+            self.out.notes.append(f"`{name}`, fold {fold.number}: {module.warning}")
         test, val, choice = data.batch("test"), data.batch("val"), module.choice
         assert choice is not None
         with torch.no_grad():

@@ -75,6 +75,7 @@ Scored on {next(iter(record["answers"].values()))["n_samples"] if record["answer
 
 {table(["fold", "probe", "layer", "position", "L2", "validation loss"], [[str(one["fold"]), one["probe"], str(one["layer"]), one["position"], f"{one['l2']:g}", f"{one['val_loss']:.4f}"] for one in record["chosen"]])}
 
+{"".join(f"- {note}{chr(10)}" for note in record["notes"])}
 {masked(record["masked"])}
 {chr(10).join(f"![{name}](plots/{name}.png)" for name in pictures)}
 

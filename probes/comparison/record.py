@@ -29,7 +29,7 @@ def comparison_record(out: OutOfFold, n_folds: int, n_resamples: int, seed: int)
 
     Returns:
         ``methods``: figures by method on all answers, or on the held-out half for those that spend the other (`half`);
-        ``on_half``: the chosen probe on that half; ``answers``: figures on single answers; ``tests``; ``chosen``; ``masked``.
+        ``on_half``: the chosen probe on that half; ``answers``: figures on single answers; ``tests``; ``chosen``; ``masked``; ``notes``.
     """
     table, store = out.data.table, out.data.store
     methods = {name: _method(out, name, n_resamples, seed) for name in out.confidence}
@@ -54,6 +54,7 @@ def comparison_record(out: OutOfFold, n_folds: int, n_resamples: int, seed: int)
         "tests": paired_tests(out, pairs, 5 * n_resamples, seed),
         "chosen": out.chosen,
         "masked": out.masked,
+        "notes": out.notes,
     }
 
 

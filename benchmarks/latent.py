@@ -101,7 +101,7 @@ def fit(data: Simulated, hierarchical: bool = True, l2: float = 0.0, epochs: int
     torch.manual_seed(seed)
     width = data.embeddings.shape[-1]
     weights = {
-        name: one[0].requires_grad_() for name, one in initial_weights(1, data.hidden.shape[1], 128, width).items()
+        name: one[0].requires_grad_() for name, one in initial_weights(1, data.hidden.shape[1], 64, width).items()
     }
     log_shared = torch.full((1, width), -math.log(width) if hierarchical else -math.inf, requires_grad=hierarchical)
     answers = summarise(data.embeddings, principal_axes(data.embeddings[TRAIN], width))
@@ -151,9 +151,9 @@ def main() -> None:
                 ranks.setdefault(f"{regime}{'' if hierarchical else ', without u'}", []).append(
                     round(fitted.rank(data), 3)
                 )
-                false_alarms += hierarchical and fitted.collapsed is not None
+                false_alarms += hierarchical and fitted.warning is not None
     seconds = time.perf_counter() - start
-    said = {name: fitted.collapsed for name, fitted in forced(simulate(False, 0)).items()}
+    said = {name: fitted.warning for name, fitted in forced(simulate(False, 0)).items()}
     lowest = min(ranks["told"] + ranks["untold"])
     report(
         "latent",

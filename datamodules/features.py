@@ -153,9 +153,12 @@ class FeatureDataModule(L.LightningDataModule):
             self.entropy_threshold = entropy_threshold(entropy[self.question_rows["train"]].numpy())
             return (entropy < self.entropy_threshold).float(), right, known
         if self.target == "seu":
-            cosine = torch.tensor([1 - seu(one) for one in self.answer_embeddings().numpy()])
-            return cosine.float().clamp(0, 1), right, known  # of opposite answers it is below 0
+            return self._agreement().clamp(0, 1), right, known  # of opposite answers it is below 0
         return right / known, right, known
+
+    def _agreement(self) -> Tensor:
+        """1 − SEU of each question's answers, [question] float32; NaN for fewer than two with words."""
+        return torch.tensor([1 - seu(one) for one in self.answer_embeddings().numpy()]).float()
 
     def _feature_names(self) -> list[str]:
         held = self.store.signal_keys(self.signal, self.scope)
@@ -196,10 +199,12 @@ class FeatureDataModule(L.LightningDataModule):
     def _split(self, features: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Questions and rows of each split.
 
-        A question with fewer than two known grades is in none, nor is a row without a grade or with a missing feature.
+        A question with fewer than two known grades is in none, nor is a row without a grade or target, or with a missing feature.
         """
         known = self.counts()[1]
         whole = (known >= (2 if self.scope == "question" else 1)) & features.isfinite().flatten(1).all(1)
+        if self.target == "seu":
+            whole &= torch.isfinite(self._agreement())
         enough = torch.from_numpy(self.table.known) >= 2
         rows = (whole & enough[self.question_of(torch.arange(len(whole)))]).nonzero()[:, 0]
         self.n_unusable = len(whole) - len(rows)

@@ -90,6 +90,7 @@ def markdown_report(record: dict[str, Any], identity: dict[str, Any], pictures: 
         [f"{row['a']} − {row['b']}", row["metric"], f"{row['value']:+.3f} [{row['low']:+.3f}, {row['high']:+.3f}]"]
         for row in record["paired"]
     ]
+    warning = f"\n**{record['warning']}**\n" if record["warning"] else ""
     n_answers = round(methods[probe]["n_samples"] / methods[probe]["n_questions"], 1)
     few = (
         f"\n**Only {counts['test']} test questions: read the intervals, not the values.**\n"
@@ -102,7 +103,7 @@ def markdown_report(record: dict[str, Any], identity: dict[str, Any], pictures: 
 {decoding["max_new_tokens"]} tokens, prompt `{inline(decoding["prompt"]["template"])}`; graded by `{record["grader"]}`. {_TARGETS[record["target"]]} The probe `{probe}` reads
 layer {chosen["layer"]} at `{chosen["position"]}`, L2 {chosen["l2"]:g}{edge}; layer, L2 and the {chosen["calibrator"]["kind"]} calibrator were chosen on {counts["val"]} validation questions after
 training on {counts["train"]}. The table is on {counts["test"]} test questions, on which nothing was fitted or chosen. Rows left out for want of two graded answers or of features: {record["n_unusable"]}.
-{few}
+{few}{warning}
 {methods_table(methods)}
 
 - Intervals are 95 %, from resampling questions with all their answers.

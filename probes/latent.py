@@ -64,20 +64,18 @@ class Latent(Descent):
 
     def __init__(
         self,
-        hidden: int = 128,
+        hidden: int = 64,
         components: int = 128,
         lr: float = 0.001,
         l2: list[float] | float = 0.0,
         calibrator: str = "platt",
     ) -> None:
         super().__init__(lr, l2, calibrator)
-        for argument, value in (("hidden", hidden), ("components", components)):
+        for argument, value, default in (("hidden", hidden, 64), ("components", components, 128)):
             if value < 1:
-                raise InputError(f"Expected `{argument}` to be at least 1, but got {value}. 128 is the default.")
+                raise InputError(f"Expected `{argument}` to be at least 1, but got {value}. {default} is the default.")
         self.save_hyperparameters()
         self.hidden, self.components = hidden, components
-        #: In a sentence, how the fitted probe's spread has collapsed; None where it tells questions apart.
-        self.collapsed: str | None = None
 
     def setup(self, stage: str) -> None:
         """Read the answers' embeddings.
@@ -177,6 +175,6 @@ class Latent(Descent):
         assert self.choice is not None
         place = self.penalties.index(self.choice.l2), self.choice.feature
         scores, deviation = self.candidate_scores(features)[place[0], :, place[1]], self.predicted(features).deviation
-        self.collapsed = collapse(scores, self.answer_agreement[batch.question], deviation[place])
-        if self.collapsed is not None:
-            rank_zero_warn(self.collapsed)
+        self.warning = collapse(scores, self.answer_agreement[batch.question], deviation[place])
+        if self.warning is not None:
+            rank_zero_warn(self.warning)

@@ -104,6 +104,7 @@ class Report:
                 "l2": choice.l2,
                 "calibrator": {"kind": choice.calibrator.kind, **_numbers(choice.calibrator)},
             },
+            "warning": self.module.warning,
             "l2_tried": sorted(self.module.penalties),
             "n_questions": {split: len(rows) for split, rows in self.rows.items()},
             "n_unusable": self.data.n_unusable,

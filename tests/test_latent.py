@@ -140,7 +140,7 @@ def test_the_axes_are_those_of_an_uncentred_decomposition() -> None:
 def test_the_score_finds_a_planted_spread(told: bool) -> None:
     data = simulate(told, seed=0)
     fitted = fit(data)
-    assert fitted.collapsed is None
+    assert fitted.warning is None
     assert fitted.rank(data) >= 0.8
     narrow = 1 / (1 + data.spread[TEST])
     control = expected_score(fitted.predicted, fitted.shared)
@@ -175,7 +175,7 @@ def test_rank_correlations_leave_out_questions_without_agreement_and_a_constant_
 
 
 def test_every_forced_collapse_is_said_in_a_sentence() -> None:
-    said = {name: fitted.collapsed for name, fitted in forced(simulate(told=False, seed=0)).items()}
+    said = {name: fitted.warning for name, fitted in forced(simulate(told=False, seed=0)).items()}
     for sentence in said.values():
         assert sentence is not None
         assert sentence.startswith("The latent spread has collapsed")
@@ -246,7 +246,7 @@ def test_it_finds_the_planted_layer_without_grades_and_says_no_collapse(
 ) -> None:
     assert fitted.choice is not None
     assert fitted.choice.name == "2/last_prompt"
-    assert fitted.collapsed is None
+    assert fitted.warning is None
     figures = Report(fitted, data, seed=0, n_resamples=200).record["splits"]["test"]["capability"]["latent"]
     assert figures["auroc"]["low"] > 0.5
 
@@ -310,7 +310,7 @@ def test_a_probe_that_learnt_nothing_says_so(tmp_path: Path) -> None:
     unknowing = FeatureDataModule(str(tmp_path / "store"))
     with pytest.warns(UserWarning, match="latent spread has collapsed"):
         module = trained(unknowing, l2=1e5)
-    assert module.collapsed is not None
+    assert module.warning is not None
 
 
 @pytest.mark.parametrize("options", [{"hidden": 0}, {"components": -1}, {"lr": 0.0}, {"calibrator": "temperature"}])

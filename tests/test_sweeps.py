@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 import yaml
 from offline_run import OfflineRun
+from test_comparison import planted
 from test_train import ROOT
 
 import train
+from benchmarks.synthetic import add_answer_signals, make_store
 
 try:
     from wandb.sdk.launch.sweeps.utils import create_sweep_command_args
@@ -77,6 +79,14 @@ def option(config: dict[str, Any], key: str) -> Any:
     return config
 
 
+@pytest.fixture(scope="module")
+def whole_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with everything that any probe is taught by, embeddings of width 256 among them."""
+    folder = tmp_path_factory.mktemp("stores") / "whole"
+    add_answer_signals(make_store(folder, *planted()), width=256)
+    return folder
+
+
 def test_there_are_sweeps() -> None:
     assert SWEEPS
 
@@ -118,7 +128,7 @@ def test_a_sweep_of_an_option_that_is_not_there_is_refused(capsys: pytest.Captur
 
 
 @every_sweep
-def test_the_agents_command_gives_the_server_what_it_asks_for(path: Path, small_store: Path, tmp_path: Path) -> None:
+def test_the_agents_command_gives_the_server_what_it_asks_for(path: Path, whole_store: Path, tmp_path: Path) -> None:
     sweep = yaml.safe_load(path.read_text())
     rng = random.Random(1)
     values = {key: draw(parameter, rng) for key, parameter in sweep["parameters"].items()}
@@ -127,7 +137,7 @@ def test_the_agents_command_gives_the_server_what_it_asks_for(path: Path, small_
     small.write_text(
         yaml.safe_dump(
             {
-                "data": {"store": str(small_store), "recipe": None, "grader": "planted"},
+                "data": {"store": str(whole_store), "recipe": None, "grader": "made"},
                 "runs": str(tmp_path / "runs"),
                 "n_resamples": 100,
             }

@@ -75,7 +75,11 @@ def test_a_config_file_is_read_before_the_options_after_it(small_store: Path, tm
     config = tmp_path / "mine.yaml"
     config.write_text("model:\n  class_path: probes.linear.Linear\n  init_args:\n    lr: 0.5\n    l2: 0.3\n")
     folder = experiment(small_store, tmp_path, f"--config={config}", "--model.lr=0.02")
-    assert yaml.safe_load((folder / "config.yaml").read_text())["model"]["init_args"] == {"lr": 0.02, "l2": 0.3, "calibrator": "platt"}
+    assert yaml.safe_load((folder / "config.yaml").read_text())["model"]["init_args"] == {
+        "lr": 0.02,
+        "l2": 0.3,
+        "calibrator": "platt",
+    }
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.name)

@@ -23,7 +23,6 @@ class Method:
         target: What it is taught, see `FeatureDataModule`.
         signal: Signal that it reads.
         positions: Positions of the signal.
-        layers: "all", or "some" where training on every layer takes too long: about eight, evenly spaced.
         epochs: Epochs of training.
         needs: Signal of sample scope that it needs for training, beside the one that it reads.
     """
@@ -32,7 +31,6 @@ class Method:
     target: str = "capability"
     signal: str = "hidden"
     positions: tuple[str, ...] = ("last_prompt",)
-    layers: str = "all"
     epochs: int = 1
     needs: str | None = None
 
@@ -44,7 +42,7 @@ PROBES: dict[str, Method] = {
     "ridge": Method(Ridge),
     "difference_of_means": Method(DifferenceOfMeans),
     "mlp": Method(MLP, epochs=60),
-    "aseu": Method(Latent, layers="some", epochs=60, needs="text_embedding"),
+    "aseu": Method(Latent, epochs=40, needs="text_embedding"),
     "sep": Method(Logistic, target="semantic_entropy"),
     "seu_ridge": Method(Ridge, target="seu", needs="text_embedding"),
 }

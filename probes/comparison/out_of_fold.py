@@ -105,7 +105,7 @@ class Comparison:
 
     def _data_of(self, method: Method) -> FeatureDataModule:
         """The datamodule of what a probe is taught and reads; one for all probes that share it."""
-        key = method.target, method.signal, method.positions, method.layers
+        key = method.target, method.signal, method.positions
         if key not in self._data:
             data = FeatureDataModule(
                 self.store,
@@ -114,8 +114,6 @@ class Comparison:
                 signal=method.signal,
                 positions=list(method.positions),
             )
-            if method.layers == "some":
-                data.layers = _some(self.data.feature_names)
             data.setup()
             self._data[key] = data
         return self._data[key]
@@ -196,10 +194,3 @@ class Comparison:
             batch = data.batch("test")
             with torch.no_grad():
                 self.out.keep(False, "answer_probe", batch.row, module.predict(batch.features))
-
-
-def _some(names: Sequence[str], most: int = 8) -> list[int]:
-    """About `most` layers, evenly spaced, the last one among them."""
-    layers = sorted({int(name.split("/")[0]) for name in names})
-    step = max(1, round(len(layers) / most))
-    return sorted(layers[::-1][::step])

@@ -151,9 +151,9 @@ def main() -> None:
                 ranks.setdefault(f"{regime}{'' if hierarchical else ', without u'}", []).append(
                     round(fitted.rank(data), 3)
                 )
-                false_alarms += hierarchical and fitted.warning is not None
+                false_alarms += hierarchical and fitted.collapsed is not None
     seconds = time.perf_counter() - start
-    said = {name: fitted.warning for name, fitted in forced(simulate(False, 0)).items()}
+    said = {name: fitted.collapsed for name, fitted in forced(simulate(False, 0)).items()}
     lowest = min(ranks["told"] + ranks["untold"])
     report(
         "latent",

@@ -140,7 +140,7 @@ def test_the_axes_are_those_of_an_uncentred_decomposition() -> None:
 def test_the_score_finds_a_planted_spread(told: bool) -> None:
     data = simulate(told, seed=0)
     fitted = fit(data)
-    assert fitted.warning is None
+    assert fitted.collapsed is None
     assert fitted.rank(data) >= 0.8
     narrow = 1 / (1 + data.spread[TEST])
     control = expected_score(fitted.predicted, fitted.shared)
@@ -175,7 +175,7 @@ def test_rank_correlations_leave_out_questions_without_agreement_and_a_constant_
 
 
 def test_every_forced_collapse_is_said_in_a_sentence() -> None:
-    said = {name: fitted.warning for name, fitted in forced(simulate(told=False, seed=0)).items()}
+    said = {name: fitted.collapsed for name, fitted in forced(simulate(told=False, seed=0)).items()}
     for sentence in said.values():
         assert sentence is not None
         assert sentence.startswith("The latent spread has collapsed")

@@ -10,6 +10,8 @@ from typing import Any
 
 NAMES = (
     "quality",
+    "comparison",
+    "planted",
     "coverage",
     "latent",
     "greedy",

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-_COLUMNS = (
+#: Figures in the order of the tables, with their headings.
+COLUMNS = (
     ("auroc", "AUROC"),
     ("brier", "Brier"),
     ("brier_skill", "skill"),
@@ -34,7 +35,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def methods_table(methods: dict[str, Any]) -> str:
     """One row a method: every figure with its interval, and the counts."""
-    columns = [(key, label) for key, label in _COLUMNS if key in next(iter(methods.values()))]
+    columns = [(key, label) for key, label in COLUMNS if key in next(iter(methods.values()))]
     rows = [
         [
             name,
@@ -52,7 +53,7 @@ def summary_table(methods: dict[str, Any]) -> str:
     """The main figures of every method in aligned columns, for a terminal."""
     shown = next(iter(methods.values()))
     columns = [key for key in ("auroc", "brier", "brier_skill", "ece_width") if key in shown]
-    rows = [("test split, 95 % intervals", *(label for key, label in _COLUMNS if key in columns))]
+    rows = [("test split, 95 % intervals", *(label for key, label in COLUMNS if key in columns))]
     rows += [(name, *(cell(figures[key]) for key in columns)) for name, figures in methods.items()]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return "\n".join(

@@ -5,20 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from probes.card import cell, inline, table
+from probes.card import COLUMNS, cell, inline, table
 from probes.comparison.out_of_fold import BEST
 from probes.comparison.record import cheap_baselines
 
-_COLUMNS = (
-    ("auroc", "AUROC"),
-    ("brier", "Brier"),
-    ("brier_skill", "skill"),
-    ("ece_width", "ECE"),
-    ("ece_mass", "ECE (mass)"),
-    ("rmsce", "RMSCE"),
-    ("spearman", "Spearman"),
-    ("aurc", "AURC"),
-)
+_COLUMNS = tuple(one for one in COLUMNS if one[0] != "auroc_hard")
 #: Plain calibration errors are too large, and more so in a resample: an interval would not mean what it says.
 _WITHOUT_INTERVAL = ("ece_width", "ece_mass")
 _LEVEL = 0.05

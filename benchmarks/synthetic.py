@@ -26,6 +26,7 @@ def make_store(
     n_groups: int = 4,
     seed: int = 0,
     block_size: int = 64,
+    name: str = "q",
 ) -> Store:
     """A store of questions whose answers are right with the given probabilities.
 
@@ -39,11 +40,14 @@ def make_store(
         n_groups: Groups of the questions, in turn.
         seed: Seed of the answers.
         block_size: Questions of a block.
+        name: What the ids of the questions begin with.
     """
     rng = np.random.default_rng(seed)
     n, layers, _ = features.shape
     questions = [
-        Question(id=f"q{i}", dataset="made", text=f"Say {i}.", references=("right",), group=f"group {i % n_groups}")
+        Question(
+            id=f"{name}{i}", dataset="made", text=f"Say {i}.", references=("right",), group=f"group {i % n_groups}"
+        )
         for i in range(n)
     ]
     model = ModelIdentity("made", None, "a" * 64, "float32", "b" * 64, "c" * 64)
@@ -51,7 +55,7 @@ def make_store(
     store = Store.create(folder, identity, questions)
     for block in range(store.n_blocks):
         held = range(block * block_size, min((block + 1) * block_size, n))
-        rows = [_answer(i, j, bool(rng.random() < accuracy[i]), rng) for i in held for j in range(k)]
+        rows = [_answer(f"{name}{i}", j, bool(rng.random() < accuracy[i]), rng) for i in held for j in range(k)]
         part = Part(block, 0, k)
         store.write_samples(part, [sample for sample, _ in rows])
         store.write_grades("made", part, [grade for _, grade in rows], "as it was drawn")
@@ -107,9 +111,9 @@ def _said(question: str, accuracy: float, rng: np.random.Generator) -> dict[str,
     return {"question_id": question, "value": value, **told}
 
 
-def _answer(question: int, sample: int, right: bool, rng: np.random.Generator) -> tuple[dict[str, Any], dict[str, Any]]:
+def _answer(question: str, sample: int, right: bool, rng: np.random.Generator) -> tuple[dict[str, Any], dict[str, Any]]:
     text = "right" if right else str(rng.choice(WORDS))
-    key = {"question_id": f"q{question}", "sample": sample}
+    key = {"question_id": question, "sample": sample}
     drawn = -rng.exponential(0.3 if right else 0.8, size=2)
     told = {"token_ids": [5, 0], "text": text, "logprobs": drawn.tolist(), "finish_reason": "stop", "prompt_tokens": 9}
     return {**key, **told}, {**key, "right": right, "answer": text}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import lightning as L
 import torch
 from torch import Tensor
 
 from datamodules.batches import Batch, TensorBatches
+from datamodules.names import feature_names
 from datamodules.semantic import answer_entropies, entropy_threshold, seu
 from datamodules.splits import SPLITS, split_questions
 from datamodules.table import Asked, QuestionTable, asked_of_answers, load_table
@@ -100,24 +101,34 @@ class FeatureDataModule(L.LightningDataModule):
         """
         if self._batches:
             return
-        self.store = Store.open(self.store_path)
-        self.use_table(load_table(self.store, self.grader))
+        self.load()
+        self.use_split(self._split())
+        if len(self.question_rows["val"]) < LEAST_VALIDATION:
+            n_questions = sum(map(len, self.question_rows.values()))
+            raise InputError(
+                f"Expected a validation split of at least {LEAST_VALIDATION} questions, which choose the layer and fit the calibrator, but got {len(self.question_rows['val'])} of {n_questions} with known grades. Use a store of more questions, or a larger `val_fraction` than {self.fractions[1]:g}."
+            )
+        for split, batch in self._batches.items():
+            _check_classes(batch, split)
 
-    def use_table(self, table: QuestionTable) -> None:
-        """Read the features and split the questions of a table, which may be another than the store's own.
+    def load(self, table: QuestionTable | None = None) -> None:
+        """Read the features of all usable rows, as one split called train, for one who splits otherwise.
+
+        Args:
+            table: Counts of the questions, where they are others than the store's own.
 
         Raises:
-            InputError: As `setup`.
+            InputError: Missing features or grades, a damaged file, or no question that can be used.
         """
-        self.table = table
-        self.feature_names = self._feature_names()
+        self.store = Store.open(self.store_path)
+        self.table = load_table(self.store, self.grader) if table is None else table
+        self.feature_names = feature_names(self.store, self.signal, self.scope, self.positions, self.layers)
         features = self._read_features()
-        self.question_rows, self.split_rows = self._split(features)
-        label = self._label()
-        for split, rows in self.split_rows.items():
-            target, right, known = (column[rows] for column in label)
-            self._batches[split] = Batch(features[rows], target, right, known, rows, self.question_of(rows))
-            _check_classes(self._batches[split], split)
+        rows = self._usable(features)
+        self.question_rows = {"train": self.question_of(rows).unique()}
+        target, right, known = (column[rows] for column in self._label())
+        self._batches = {"train": Batch(features[rows], target, right, known, rows, self.question_of(rows))}
+        self.split_rows = {"train": rows}
 
     def _read_features(self) -> Tensor:
         """[row, feature, d_model] float32, one copy of what the store holds."""
@@ -160,47 +171,8 @@ class FeatureDataModule(L.LightningDataModule):
         """1 − SEU of each question's answers, [question] float32; NaN for fewer than two with words."""
         return torch.tensor([1 - seu(one) for one in self.answer_embeddings().numpy()]).float()
 
-    def _feature_names(self) -> list[str]:
-        held = self.store.signal_keys(self.signal, self.scope)
-        names = [
-            name
-            for name in held
-            if name.split("/")[1] in self.positions and (self.layers is None or int(name.split("/")[0]) in self.layers)
-        ]
-        for position in self.positions:
-            if not any(name.endswith(f"/{position}") for name in held):
-                there = sorted({name.split("/")[1] for name in held})
-                raise InputError(
-                    f"Expected `positions` to be among {', '.join(there)}, which {self.store_path!r} holds, but got {position!r}. Choose one of them."
-                )
-        for layer in self.layers or []:
-            if not any(name.startswith(f"{layer}/") for name in held):
-                raise InputError(
-                    f"Expected `layers` to be among those {self.store_path!r} holds (0 to {max(int(name.split('/')[0]) for name in held)}), but got {layer}. Choose one of them."
-                )
-        if not names:
-            raise InputError(
-                f"Expected `layers` to be among those that {self.store_path!r} holds of {', '.join(self.positions)}, but got {self.layers}. Leave it out, or give null, for all."
-            )
-        self._check_shapes(names)
-        return names
-
-    def _check_shapes(self, names: list[str]) -> None:
-        """Refuse features that are no vectors of one width, which can't stand in one tensor."""
-        layout = self.store.layout(self.signal, self.scope)
-        first = list(layout[names[0]].shape)
-        for name in names:
-            shape = list(layout[name].shape)
-            if len(shape) != 1 or shape != first:
-                raise InputError(
-                    f"Expected the signal {self.signal!r} of {self.store_path!r} to be one vector a row, of the width of {names[0]!r}, which has the shape {first}, but {name!r} has {shape}. Choose other `layers` or `positions`."
-                )
-
-    def _split(self, features: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Questions and rows of each split.
-
-        A question with fewer than two known grades is in none, nor is a row without a grade or target, or with a missing feature.
-        """
+    def _usable(self, features: Tensor) -> Tensor:
+        """Rows that can be used: of a question with two known grades, with a grade and a target, and no feature missing."""
         known = self.counts()[1]
         whole = (known >= (2 if self.scope == "question" else 1)) & features.isfinite().flatten(1).all(1)
         if self.target == "seu":
@@ -208,27 +180,21 @@ class FeatureDataModule(L.LightningDataModule):
         enough = torch.from_numpy(self.table.known) >= 2
         rows = (whole & enough[self.question_of(torch.arange(len(whole)))]).nonzero()[:, 0]
         self.n_unusable = len(whole) - len(rows)
-        questions = self.question_of(rows).unique().tolist()
-        if not questions:
+        if not len(rows):
             raise InputError(
                 f"Expected questions with at least two known grades and finite features, but none of the {len(enough)} of {self.store_path!r} has them. Look at the store with `python -m extract inspect`."
             )
-        parts = torch.full((len(enough),), -1)
-        parts[questions] = torch.tensor(
-            split_questions(
-                [self.table.ids[row] for row in questions],
-                [self.table.groups[row] for row in questions],
-                self.fractions,
-                self.split_seed,
-            )
-        )
-        question_rows = {split: (parts == part).nonzero()[:, 0] for part, split in enumerate(SPLITS)}
-        split_rows = {split: rows[parts[self.question_of(rows)] == part] for part, split in enumerate(SPLITS)}
-        if len(question_rows["val"]) < LEAST_VALIDATION:
-            raise InputError(
-                f"Expected a validation split of at least {LEAST_VALIDATION} questions, which choose the layer and fit the calibrator, but got {len(question_rows['val'])} of {len(questions)} with known grades. Use a store of more questions, or a larger `val_fraction` than {self.fractions[1]:g}."
-            )
-        return question_rows, split_rows
+        return rows
+
+    def _split(self) -> dict[str, list[int]]:
+        """Rows of the question table in each split."""
+        rows = self.question_rows["train"].tolist()
+        ids, groups = [self.table.ids[row] for row in rows], [self.table.groups[row] for row in rows]
+        parts = split_questions(ids, groups, self.fractions, self.split_seed)
+        return {
+            split: [row for row, own in zip(rows, parts, strict=True) if own == part]
+            for part, split in enumerate(SPLITS)
+        }
 
     def batch(self, split: str) -> Batch:
         """All rows of a split."""
@@ -239,9 +205,9 @@ class FeatureDataModule(L.LightningDataModule):
         every = Batch(*(torch.cat(tensors) for tensors in zip(*self._batches.values(), strict=True)))
         return every.take(every.row.argsort())
 
-    def use_split(self, questions: dict[str, Sequence[int]]) -> None:
+    def use_split(self, questions: Mapping[str, Sequence[int]]) -> None:
         """Replace the split by rows of the question table per part, for example the folds of a cross-validation."""
-        every = self.every()
+        every, self._batches = self.every(), {}
         self.question_rows = {
             split: torch.tensor(list(chosen), dtype=torch.int64) for split, chosen in questions.items()
         }

@@ -18,7 +18,7 @@ def config_files(arguments: Sequence[str]) -> Iterator[Path]:
     >>> [str(path) for path in config_files(["--config", "a.yaml", "--k=3", "--config=b.yaml"])]
     ['a.yaml', 'b.yaml']
     """
-    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+    for argument, following in zip(arguments, [*arguments[1:], ""], strict=False):
         name, _, value = argument.partition("=")
         if name in ("--config", "-c"):
             yield Path(value or following)

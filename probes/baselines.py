@@ -240,9 +240,10 @@ def available(
 
 
 def confidence(name: str, data: FeatureDataModule, rows: Rows) -> Tensor:
-    """Confidences [question] of a baseline, calibrated on the validation split where they need it.
+    """Confidences [question] of a baseline, calibrated on the validation split where they need it; NaN without a score.
 
-    NaN for a question without a score, and for all where validation does not allow a calibrator.
+    Raises:
+        InputError: Validation does not allow its calibrator.
     """
     method = BASELINES[name]
     score = method.score(data, rows).double()
@@ -258,6 +259,9 @@ def answer_confidence(name: str, data: FeatureDataModule, rows: Rows) -> Tensor:
         name: One of `ANSWER_BASELINES`.
         data: The data.
         rows: Rows of the answer table by split.
+
+    Raises:
+        InputError: Validation does not allow a calibrator.
     """
     score = torch.from_numpy(ANSWER_BASELINES[name].score(data)).double()
     right, known = torch.from_numpy(data.table.answers.right), torch.from_numpy(data.table.answers.known)
@@ -266,10 +270,9 @@ def answer_confidence(name: str, data: FeatureDataModule, rows: Rows) -> Tensor:
 
 def _calibrated(kind: str, score: Tensor, right: Tensor, known: Tensor, val: Tensor) -> Tensor:
     val = val[(known[val] > 0) & score[val].isfinite()]
-    try:
-        return fit_calibrator(kind, score[val], right[val], known[val])(score)
-    except InputError:
-        return torch.full_like(score, torch.nan)
+    if not len(val):
+        raise InputError("Expected validation rows with a score to calibrate on, but there are none.")
+    return fit_calibrator(kind, score[val], right[val], known[val])(score)
 
 
 def counts(table: QuestionTable, half: bool) -> tuple[Tensor, Tensor]:

@@ -75,7 +75,7 @@ _LEGENDS = {
 - `consistency`, the entropies, likelihoods and `seu` use one half of the answers and are scored on the other; their pairs below score the probe on that half too.""",
     "response": """- **AUROC**: of a right and a wrong answer, how often the right one has the higher confidence. **Brier**: mean squared distance of the confidence from right (1) or wrong (0).
 - **AURC**: mean share of wrong answers among the most confident ones, over all shares of answers given; lower is better.
-- Baselines give every answer to a question the same confidence.""",
+- `constant`, `base_rate`, `length` and what was asked about a question give all its answers the same confidence; `mean_nll`, `max_nll`, the entropies and `p_true_answer` look at the answer.""",
 }
 
 
@@ -112,7 +112,7 @@ training on {counts["train"]}. The table is on {counts["test"]} test questions, 
 - **ECE**: mean distance of confidence and accuracy in ten bins of equal width, or of equal **mass**. Not debiased: with few questions it is too large, and its interval too. **RMSCE** is the root of
   the squared distance with the noise subtracted, and 0 where nothing is left.
 - `constant` is the training mean, `base_rate` the training mean of the question's group, `length` a regression on the prompt's length, `consistency` the share of the most frequent answer.
-- Questions without two graded answers are in no row; **unknown** counts answers that the grader could not decide.
+{"".join(f"- `{name}` is left out: {reason}{chr(10)}" for name, reason in record["masked"].items())}- Questions without two graded answers are in no row; **unknown** counts answers that the grader could not decide.
 
 ## Differences, paired by question
 

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
+from matplotlib.figure import Figure
 
 from extract.errors import InputError
 from probes.comparison.out_of_fold import Comparison
 from probes.comparison.page import page, verdict
 from probes.comparison.pictures import comparison_pictures, predictions
-from probes.comparison.record import FORMAT_VERSION, comparison_record, versions
-from probes.comparison.transfer import question_sets, transfer_cells, transfer_page, transfer_picture
+from probes.comparison.record import comparison_record
+from probes.comparison.transfer import question_sets, transfer_record
+from probes.comparison.transfer_page import transfer_page, transfer_picture
+
+#: With fewer resamples the ends of an interval are a handful of them.
+LEAST_RESAMPLES = 100
 
 
 def compare(
@@ -44,21 +53,15 @@ def compare(
     Raises:
         InputError: Bad options, a store that lacks samples, grades or hidden states, or too few questions.
     """
-    if n_resamples < 1:
-        raise InputError(f"Expected `n_resamples` to be at least 1, but got {n_resamples}. 2000 is the default.")
-    comparison = Comparison(store, grader, probes, folds, seed)
-    folder = new_folder(out or f"runs/compare-{Path(store).resolve().name}", "out")
-    found = comparison.run()
-    record = comparison_record(found, folds, n_resamples, seed)
-    (folder / "plots").mkdir()
-    pictures = comparison_pictures(found, record)
-    for name, figure in pictures.items():
-        figure.savefig(folder / "plots" / f"{name}.png")
-    (folder / "comparison.json").write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    (folder / "comparison.md").write_text(page(record, list(pictures)), encoding="utf-8")
-    pq.write_table(predictions(found), folder / "predictions.parquet")
-    print(f"{verdict(record)}\n\nComparison: {folder / 'comparison.md'}")
-    return folder
+    _check_resamples(n_resamples)
+    with _new_folder(out or f"runs/compare-{Path(store).resolve().name}") as (folder, final):
+        found = Comparison(store, grader, probes, folds, seed).run()
+        record = comparison_record(found, folds, n_resamples, seed)
+        pictures = comparison_pictures(found, record)
+        _write(folder, "comparison", record, page(record, list(pictures)), pictures)
+        pq.write_table(predictions(found), folder / "predictions.parquet")
+    print(f"{verdict(record)}\n\nComparison: {final / 'comparison.md'}")
+    return final
 
 
 def transfer(
@@ -87,45 +90,52 @@ def transfer(
     Raises:
         InputError: Bad options, stores of different models, or less than two sets of 20 questions.
     """
-    if n_resamples < 1:
-        raise InputError(f"Expected `n_resamples` to be at least 1, but got {n_resamples}. 2000 is the default.")
-    sets, too_small = question_sets(stores, grader, probe)
-    folder = new_folder(out or f"runs/transfer-{'-'.join(Path(store).resolve().name for store in stores)}", "out")
-    record = {
-        "format_version": FORMAT_VERSION,
-        "identities": [one.data.store.sha256 for one in sets if len(stores) > 1] or [sets[0].data.store.sha256],
-        "policy": sets[0].data.store.identity["policy"],
-        "grader": sets[0].data.table.grader,
-        "probe": probe,
-        "folds": folds,
-        "seed": seed,
-        "versions": versions(),
-        "too_small": too_small,
-        "cells": [cell._asdict() for cell in transfer_cells(sets, probe, folds, seed, n_resamples)],
-    }
+    _check_resamples(n_resamples)
+    default = f"runs/transfer-{'-'.join(Path(store).resolve().name for store in stores)}"
+    with _new_folder(out or default) as (folder, final):
+        sets, masked = question_sets(stores, grader, probe)
+        record = transfer_record(sets, masked, probe, folds, n_resamples, seed)
+        _write(folder, "transfer", record, transfer_page(record), {"transfer": transfer_picture(record)})
+    print(f"Transfer: {final / 'transfer.md'}")
+    return final
+
+
+def _check_resamples(n_resamples: int) -> None:
+    if n_resamples < LEAST_RESAMPLES:
+        raise InputError(
+            f"Expected `n_resamples` to be at least {LEAST_RESAMPLES}, for intervals of 95 %, but got {n_resamples}. 2000 is the default."
+        )
+
+
+def _write(folder: Path, name: str, record: dict[str, Any], text: str, pictures: dict[str, Figure]) -> None:
+    """Write a page with its record and its pictures."""
     (folder / "plots").mkdir()
-    transfer_picture(record).savefig(folder / "plots" / "transfer.png")
-    (folder / "transfer.json").write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    (folder / "transfer.md").write_text(transfer_page(record), encoding="utf-8")
-    print(f"Transfer: {folder / 'transfer.md'}")
-    return folder
+    for picture, figure in pictures.items():
+        figure.savefig(folder / "plots" / f"{picture}.png")
+    (folder / f"{name}.json").write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    (folder / f"{name}.md").write_text(text, encoding="utf-8")
 
 
-def new_folder(path: str, argument: str) -> Path:
-    """Make a folder that is not there yet.
+@contextmanager
+def _new_folder(path: str) -> Iterator[tuple[Path, Path]]:
+    """A folder to write into, beside the final one that it becomes when everything is in it; gives both.
 
     Raises:
-        InputError: It is there, or can't be made.
+        InputError: The final one is there, or it can't be made.
     """
-    folder = Path(path)
+    final = Path(path)
+    if final.exists():
+        raise InputError(f"Expected `out` to be a new folder, but {path!r} exists. Give another --out, or delete it.")
     try:
-        folder.mkdir(parents=True)
-    except FileExistsError:
-        raise InputError(
-            f"Expected `{argument}` to be a new folder, but {path!r} exists. Give another --{argument}, or delete it."
-        ) from None
+        final.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = Path(tempfile.mkdtemp(prefix=f".{final.name}-", dir=final.parent))
     except OSError as error:
         raise InputError(
-            f"Expected `{argument}` to be a folder that can be made, but {path!r} can't: {error.strerror}. Give another --{argument}."
+            f"Expected `out` to be a folder that can be made, but {path!r} can't: {error.strerror}. Give another --out."
         ) from error
-    return folder
+    try:
+        yield unfinished, final
+        unfinished.chmod(0o755)
+        unfinished.rename(final)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)

@@ -192,7 +192,8 @@ class ConfidentModel:
     def generate(self, inputs: Prompts, **options: Any) -> Answers:
         """Answer questions, each with the confidence read at its last prompt token.
 
-        A probe that reads answers takes one more pass, over each question with its answer.
+        A probe that reads answers takes one more pass, over each question with its answer; answers end at the stop texts
+        of the policy that it was trained on, unless `stop_strings` says otherwise, and `text` is cut before them.
 
         Args:
             inputs: Texts, chats or token ids, one or several; or a tensor [question, token] of ids, padded on the
@@ -225,30 +226,37 @@ class ConfidentModel:
         ids, mask = left_padded(prompts, pad=pad, device=device)
         n_prompt = ids.shape[1]
         if self.probe.reads_answers:
+            return self._read_answers(prompts, ids, mask, options)
+        with _PromptCapture(self._model, self.probe.layer, n_prompt) as capture:
             sequences = _sequences(self._model.generate(input_ids=ids, attention_mask=mask, **options))
-            per_question = len(sequences) // len(ids)
-            contents = [self._content(row) for row in sequences[:, n_prompt:].tolist()]
-            repeated = [prompts[row // per_question] for row in range(len(sequences))]
-            confidence = _score_answers(self.probe, self._model, repeated, contents)
-        else:
-            with _PromptCapture(self._model, self.probe.layer, n_prompt) as capture:
-                sequences = _sequences(self._model.generate(input_ids=ids, attention_mask=mask, **options))
-            per_question = len(sequences) // len(ids)
-            read = self.probe.confidence(capture.states[self.probe.layer]).cpu()
-            confidence = read[:: len(read) // len(ids)].repeat_interleave(per_question)
+        per_question = len(sequences) // len(ids)
+        read = self.probe.confidence(capture.states[self.probe.layer]).cpu()
         return Answers(
             text=self.tokenizer.batch_decode(sequences[:, n_prompt:], skip_special_tokens=True),
-            confidence=confidence,
+            confidence=read[:: len(read) // len(ids)].repeat_interleave(per_question),
             sequences=sequences,
             question=[row // per_question for row in range(len(sequences))],
         )
 
-    def _content(self, drawn: list[int]) -> list[int]:
-        """Tokens of an answer up to its end token."""
+    def _read_answers(self, prompts: list[list[int]], ids: Tensor, mask: Tensor, options: dict[str, Any]) -> Answers:
+        """Answers that end as those did which the probe was trained on, each read once more with its prompt."""
         from extract.models import end_tokens
+        from extract.signals.answers import content_tokens
 
-        ends = set(end_tokens(self._model, self.tokenizer))
-        return drawn[: next((place for place, token in enumerate(drawn) if token in ends), len(drawn))]
+        stop = list(self.probe.config.get("decoding", {}).get("stop", []))
+        if stop:
+            options = {"stop_strings": stop, "tokenizer": self.tokenizer, **options}
+        sequences = _sequences(self._model.generate(input_ids=ids, attention_mask=mask, **options))
+        per_question, ends = len(sequences) // len(ids), end_tokens(self._model, self.tokenizer)
+        texts, contents = [], []
+        for drawn in sequences[:, ids.shape[1] :].tolist():
+            until_end = drawn[: next((place + 1 for place, token in enumerate(drawn) if token in ends), len(drawn))]
+            text = self.tokenizer.decode(until_end, skip_special_tokens=True)
+            texts.append(text[: min((text.index(one) for one in stop if one in text), default=len(text))])
+            contents.append(content_tokens(self.tokenizer, ends, until_end, texts[-1]))
+        question = [row // per_question for row in range(len(sequences))]
+        confidence = _score_answers(self.probe, self._model, [prompts[i] for i in question], contents)
+        return Answers(texts, confidence, sequences, question)
 
 
 def _sequences(output: Any) -> Tensor:

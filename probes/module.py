@@ -157,6 +157,10 @@ class ProbeModule(L.LightningModule):
         self._val_scores = scores.detach().cpu().double()
         self._val_batch = batch.to(torch.device("cpu"))
         self.val_loss = self.validation_loss(self._val_scores, self._val_batch).nan_to_num(torch.inf)
+        if not self.val_loss.isfinite().any():
+            raise InputError(
+                f"Expected a validation loss of {self.name} that is a number, but no layer or penalty has one: its scores are NaN or infinite. Use a lower `lr` or a higher `l2`, or look at the features."
+            )
         penalty, feature = divmod(int(self.val_loss.argmin()), self.val_loss.shape[1])
         calibrator = self._calibrator(penalty, feature)
         self.choice = Choice(feature, self.feature_names[feature], self.penalties[penalty], calibrator)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -13,9 +15,18 @@ import torch
 from torch import Tensor
 
 from datamodules import FeatureDataModule
+from extract.errors import InputError
 from probes import plots
 from probes.artefact import ConfidenceProbe
-from probes.baselines import BASELINES, available, confidence, counts, mean_accuracy
+from probes.baselines import (
+    ANSWER_BASELINES,
+    BASELINES,
+    answer_confidence,
+    available,
+    confidence,
+    counts,
+    mean_accuracy,
+)
 from probes.calibration import Calibrator
 from probes.card import markdown_report, model_card
 from probes.evaluate import Scored, compare, evaluate, metric_of, usable
@@ -45,20 +56,35 @@ class Report:
         #: What the figures are about: questions, whatever the probe was taught, or single answers.
         self.target = "response" if data.scope == "sample" else "capability"
         self.reference = mean_accuracy(self.table, self.rows["train"])
-        self.baselines = [
-            name
-            for name, baseline in BASELINES.items()
-            if available(name, data) and not (baseline.half and self.target == "response")
-        ]
-        self.confidences = {
-            module.name: self._probe_confidences(),
-            **{name: data.of_rows(confidence(name, data, self.rows)) for name in self.baselines},
-        }
+        self.masked: dict[str, str] = {}
+        self.confidences = {module.name: self._probe_confidences(), **self._baseline_confidences()}
+        self.baselines = [name for name in self.confidences if name != module.name]
         self.methods = {name: self._scored(name, self._half(name)) for name in self.confidences}
         self.record = self._record()
 
+    def _baseline_confidences(self) -> dict[str, Tensor]:
+        """[row] over the table by name, of the baselines that the store allows; of answers also those of their own."""
+        data, found = self.data, {}
+        for name, baseline in BASELINES.items():
+            if available(name, data) and not (baseline.half and self.target == "response"):
+                with self._masking(name):
+                    found[name] = data.of_rows(confidence(name, data, self.rows))
+        for name in ANSWER_BASELINES if self.target == "response" else ():
+            if available(name, data, ANSWER_BASELINES):
+                with self._masking(name):
+                    found[name] = answer_confidence(name, data, data.split_rows)
+        return found
+
+    @contextmanager
+    def _masking(self, name: str) -> Iterator[None]:
+        """Leave a baseline out that can't be calibrated, and keep the reason."""
+        try:
+            yield
+        except InputError as error:
+            self.masked[name] = str(error)
+
     def _half(self, name: str) -> bool:
-        return name in BASELINES and BASELINES[name].half
+        return self.target == "capability" and name in BASELINES and BASELINES[name].half
 
     def _unknown(self, name: str) -> int:
         """Test answers whose grade is unknown, among those that a method is scored on."""
@@ -105,6 +131,7 @@ class Report:
                 "calibrator": {"kind": choice.calibrator.kind, **_numbers(choice.calibrator)},
             },
             "warning": self.module.warning,
+            "masked": self.masked,
             "l2_tried": sorted(self.module.penalties),
             "n_questions": {split: len(rows) for split, rows in self.rows.items()},
             "n_unusable": self.data.n_unusable,

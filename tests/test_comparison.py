@@ -146,7 +146,9 @@ def test_compare_writes_its_page_record_pictures_and_predictions(store: Path, tm
         ({"probes": ["logistics"]}, "Did you mean .logistic"),
         ({"folds": 1}, "`folds` to be at least 2"),
         ({"folds": 40}, "at least 160 questions"),
-        ({"n_resamples": 0}, "`n_resamples` to be at least 1"),
+        ({"n_resamples": 99}, "`n_resamples` to be at least 100"),
+        ({"probes": []}, "at least one probe"),
+        ({"seed": -1}, "`seed` to be at least 0"),
         ({"grader": "nobody"}, "nobody"),
     ],
 )
@@ -155,7 +157,40 @@ def test_impossible_comparisons_are_refused_and_leave_no_folder(
 ) -> None:
     with pytest.raises(InputError, match=message):
         compare(str(store), str(tmp_path / "out"), **options)
-    assert not (tmp_path / "out").exists()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("k", "said"), [(2, "Left out: the held-out half"), (3, "Left out"), (4, "(k = 2)")])
+def test_few_answers_leave_no_half_to_be_scored_on(tmp_path: Path, k: int, said: str) -> None:
+    make_store(tmp_path / "store", *planted(), k=k)
+    folder = compare(str(tmp_path / "store"), str(tmp_path / "out"), ["difference_of_means"], folds=2, n_resamples=100)
+    assert said in (folder / "comparison.md").read_text()
+
+
+def test_accuracies_that_are_all_alike_have_no_skill_and_no_ceiling(tmp_path: Path) -> None:
+    features, _ = planted()
+    store = make_store(tmp_path / "store", features, np.full(120, 0.5))
+    for part in store.parts():  # five right and five wrong answers to every question
+        rows = [{**row, "right": row["sample"] % 2 == 0} for row in store.grades("made", part).to_pylist()]
+        store.write_grades("alike", part, rows, "every second")
+    folder = compare(
+        str(tmp_path / "store"), str(tmp_path / "out"), ["logistic"], grader="alike", folds=2, n_resamples=100
+    )
+    record = json.loads((folder / "comparison.json").read_text())
+    assert record["methods"][BEST]["auroc_ceiling"] is None
+    assert record["methods"][BEST]["brier_skill"] is None
+
+
+def test_a_comparison_that_breaks_leaves_nothing_behind(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("probes.commands.predictions", stop)
+    with pytest.raises(KeyboardInterrupt):
+        compare(str(store), str(tmp_path / "out"), ["difference_of_means"], folds=2, n_resamples=100)
+    assert not list(tmp_path.iterdir())
 
 
 def test_transfer_shows_where_a_direction_holds(tmp_path: Path) -> None:
@@ -175,7 +210,7 @@ def test_transfer_shows_where_a_direction_holds(tmp_path: Path) -> None:
 
 
 def test_transfer_between_stores_wants_one_model(store: Path, tmp_path: Path) -> None:
-    make_store(tmp_path / "other", *planted(n=60, seed=1))
+    make_store(tmp_path / "other", *planted(n=60, seed=1), name="other")
     folder = transfer(
         [str(store), str(tmp_path / "other")], str(tmp_path / "out"), "difference_of_means", folds=2, n_resamples=100
     )
@@ -186,7 +221,32 @@ def test_transfer_between_stores_wants_one_model(store: Path, tmp_path: Path) ->
         ("other", "other"),
         ("other", "planted"),
     ]
-    identity = tmp_path / "other/identity.json"
-    with pytest.raises(InputError, match="at least two sets"):
-        transfer([str(tmp_path / "other")], str(tmp_path / "out2"), "difference_of_means")
-    assert identity.exists()
+    assert len(record["stores"]) == 2
+
+
+def test_a_set_that_nothing_can_be_learnt_from_is_left_out_with_its_reason(tmp_path: Path) -> None:
+    features, accuracy = planted(n=160)
+    accuracy[3::4] = 0.0  # the fourth group is always wrong
+    make_store(tmp_path / "store", features, accuracy)
+    folder = transfer([str(tmp_path / "store")], str(tmp_path / "out"), folds=2, n_resamples=100)
+    record = json.loads((folder / "transfer.json").read_text())
+    assert list(record["masked"]) == ["trained on group 3"]
+    assert {one["train"] for one in record["cells"]} == {"group 0", "group 1", "group 2", "all others"}
+    assert "Left out, `trained on group 3`" in (folder / "transfer.md").read_text()
+
+
+def test_transfer_between_what_can_not_be_compared_is_refused(store: Path, tmp_path: Path) -> None:
+    features, accuracy = planted(n=60, seed=1)
+    make_store(tmp_path / "layers", features[:, :2], accuracy, name="other")
+    make_store(tmp_path / "same", features, accuracy)
+    make_store(tmp_path / "deeper/planted", features, accuracy, name="other")
+    for stores, message in (
+        ([store, tmp_path / "same"], "share 60"),
+        ([store, tmp_path / "layers"], "same layers"),
+        ([store, tmp_path / "deeper/planted"], "different names"),
+        ([], "at least one store"),
+        ([store, tmp_path / "nowhere"], "nowhere"),
+    ):
+        with pytest.raises(InputError, match=message):
+            transfer([str(one) for one in stores], str(tmp_path / "out"), "difference_of_means")
+    assert not (tmp_path / "out").exists()

@@ -393,3 +393,19 @@ def test_answers_are_asked_for_where_they_are_read_and_only_there(
         reads_answers.score(model, tokenizer, QUESTIONS, "me")
     with pytest.raises(InputError, match="reads questions alone"):
         load_probe(saved).score(model, tokenizer, QUESTIONS, ["me"] * 5)
+
+
+def test_a_probe_that_reads_answers_ends_them_where_the_policy_did(
+    reads_answers: ConfidenceProbe, model: Any, tokenizer: Any
+) -> None:
+    torch.manual_seed(1)
+    free = reads_answers.attach(model, tokenizer).generate(QUESTIONS, max_new_tokens=12, do_sample=False)
+    stop = next(text[2] for text in free.text if len(text) > 3)
+    config = {**reads_answers.config, "decoding": {"stop": [stop]}}
+    stopping = ConfidenceProbe(reads_answers.head, reads_answers.calibrator, config)
+    answers = stopping.attach(model, tokenizer).generate(QUESTIONS, max_new_tokens=12, do_sample=False)
+    assert any(stop in text for text in free.text)
+    for text, whole in zip(answers.text, free.text, strict=True):
+        assert text == whole.split(stop)[0]
+    given = stopping.score(model, tokenizer, QUESTIONS, answers.text)
+    torch.testing.assert_close(answers.confidence, given, atol=1e-5, rtol=0, equal_nan=True)

@@ -21,6 +21,7 @@ from probes.baselines import ANSWER_BASELINES, BASELINES, answer_confidence, ava
 from probes.comparison.out_of_fold import Comparison
 from probes.comparison.record import comparison_record
 from probes.functional import capability_auroc
+from probes.report import Report
 
 
 @pytest.fixture(scope="module")
@@ -110,9 +111,16 @@ def test_every_baseline_is_a_confidence_and_knows_something_of_made_answers(full
             assert float(capability_auroc(given[kept], right[kept], known[kept])) > 0.6, name
 
 
-def test_a_validation_split_too_small_for_isotonic_masks_the_method(full_store: Path) -> None:
+def test_a_validation_split_too_small_for_isotonic_masks_the_method_and_says_so(full_store: Path) -> None:
     data = data_of(full_store, "capability")
-    assert confidence("verbalized_isotonic", data, data.question_rows).isnan().all()
+    with pytest.raises(InputError, match="at least 50 validation rows"):
+        confidence("verbalized_isotonic", data, data.question_rows)
+    report = Report(fit(data), data, seed=0, n_resamples=50)
+    assert "at least 50 validation rows" in report.record["masked"]["verbalized_isotonic"]
+    assert "verbalized_isotonic" not in report.methods
+    assert report.methods["verbalized"].confidence.isnan().any()  # what did not parse is no number
+    masked = Comparison(str(full_store), probes=["logistic"], n_folds=3).run().masked
+    assert "at least 50 validation rows" in masked["p_true_isotonic"]
 
 
 def test_a_baseline_never_looks_at_grades_of_the_test_split(full_store: Path) -> None:
@@ -123,7 +131,7 @@ def test_a_baseline_never_looks_at_grades_of_the_test_split(full_store: Path) ->
         counts[test] = 0
     other.table.answers.right[of_test] = 0
     for name in BASELINES:
-        if available(name, data):
+        if available(name, data) and not name.endswith("_isotonic"):
             a, b = (confidence(name, one, data.question_rows) for one in (data, other))
             assert torch.equal(a.nan_to_num(-1), b.nan_to_num(-1)), name
     question = torch.from_numpy(data.table.answers.question)
@@ -144,6 +152,41 @@ def test_a_comparison_with_everything_has_every_method(full_store: Path) -> None
     assert record["methods"]["verbalized"]["n_masked"] > 0
 
 
+def test_a_question_whose_answers_say_nothing_has_no_agreement_and_is_in_no_split(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "store", *planted(), k=6)
+    add_answer_signals(store)
+    part = store.parts()[0]
+    vectors = store.read_block("text_embedding", part, "0/answer")
+    vectors[6 * 7 : 6 * 8 - 1] = torch.nan  # five of the six answers to the eighth question
+    for suffix in (".safetensors", ".json"):
+        store.signal_file("text_embedding", part).with_suffix(suffix).unlink()
+    store.write_signal("text_embedding", part, {"0/answer": vectors}, how={"model": "made", "weights": "a" * 64})
+    data = data_of(tmp_path / "store", "seu")
+    assert data.n_unusable == 1
+    assert 7 not in torch.cat(list(data.split_rows.values()))
+    assert all(data.batch(split).target.isfinite().all() for split in ("train", "val", "test"))
+
+
+def test_what_is_asked_in_part_is_as_if_it_was_not_asked(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "store", *planted(), k=6)
+    add_answer_signals(store)
+    for suffix in (".parquet", ".json"):
+        store.asked_file("verbalized", 1).with_suffix(suffix).unlink()
+    data = data_of(tmp_path / "store", "capability")
+    assert set(data.table.asked) == {"p_true"}
+    masked = Comparison(str(tmp_path / "store"), probes=["logistic"], n_folds=2).run().masked
+    assert "--baselines [verbalized]" in masked["verbalized"]
+
+
+def test_a_probe_that_can_not_be_fitted_is_in_no_table(tmp_path: Path) -> None:
+    features, accuracy = planted()
+    make_store(tmp_path / "constant", np.ones_like(features), accuracy)
+    with pytest.raises(InputError, match="a probe that can be fitted.*features that vary"):
+        Comparison(str(tmp_path / "constant"), probes=["logistic"], n_folds=2).run()
+    with pytest.raises(InputError, match="a probe that can be fitted.*text_embedding"):
+        Comparison(str(tmp_path / "constant"), probes=["seu_ridge"], n_folds=2).run()
+
+
 @pytest.mark.parametrize("target", ["semantic_entropy", "seu", "response"])
 def test_a_run_with_another_target_is_whole_and_its_probe_says_what_it_was_taught(
     full_store: Path, tmp_path: Path, target: str
@@ -152,7 +195,6 @@ def test_a_run_with_another_target_is_whole_and_its_probe_says_what_it_was_taugh
         [
             "--model=Ridge" if target == "seu" else "--model=Logistic",
             f"--data.target={target}",
-            "--data.positions=[last_answer]" if target == "response" else "--data.positions=[last_prompt]",
             f"--data.store={full_store}",
             "--data.recipe=null",
             "--data.grader=made",
@@ -167,6 +209,8 @@ def test_a_run_with_another_target_is_whole_and_its_probe_says_what_it_was_taugh
     scored = "response" if target == "response" else "capability"
     assert list(record["splits"]["test"]) == [scored]
     assert "probe was taught" in (folder / "report.md").read_text() or target == "response"
+    own = {"mean_nll", "max_nll", "mean_entropy", "max_entropy"}
+    assert target != "response" or own < set(record["splits"]["test"]["response"])
 
 
 def test_what_can_not_be_predicted_is_refused(full_store: Path, small_store: Path) -> None:

@@ -75,6 +75,10 @@ class Comparison:
         seed: int = 0,
     ) -> None:
         wanted = list(PROBES) if probes is None else list(probes)
+        if not wanted:
+            raise InputError("Expected `probes` to name at least one probe, but it is empty. Leave it out for all.")
+        if seed < 0:
+            raise InputError(f"Expected `seed` to be at least 0, but got {seed}.")
         for name in wanted:
             if name not in PROBES:
                 raise InputError(
@@ -88,7 +92,7 @@ class Comparison:
     def use_table(self, table: QuestionTable) -> None:
         """Compare on other grades of the same questions and answers, for a simulation."""
         for data in self._data.values():
-            data.use_table(table)
+            data.load(table)
         self._begin()
 
     def _begin(self) -> None:
@@ -102,6 +106,11 @@ class Comparison:
         self.baselines = [
             name for name in BASELINES if self._holds(name, available(name, self.data), BASELINES[name].needs)
         ]
+        self.answer_baselines = [
+            name
+            for name, one in ANSWER_BASELINES.items()
+            if self._holds(f"{name} (of an answer)", available(name, self.data, ANSWER_BASELINES), one.needs)
+        ]
 
     def _data_of(self, method: Method) -> FeatureDataModule:
         """The datamodule of what a probe is taught and reads; one for all probes that share it."""
@@ -114,7 +123,7 @@ class Comparison:
                 signal=method.signal,
                 positions=list(method.positions),
             )
-            data.setup()
+            data.load()
             self._data[key] = data
         return self._data[key]
 
@@ -143,18 +152,24 @@ class Comparison:
                 losses: dict[str, tuple[float, dict[str, Any]]] = {}
                 for name, method in fitted.items():
                     progress.set_postfix_str(name)
-                    try:
-                        losses[name] = self._fit(name, method, fold)
-                    except InputError as error:
-                        self.out.masked[name] = str(error)
+                    if name not in self.out.masked:
+                        try:
+                            losses[name] = self._fit(name, method, fold)
+                        except InputError as error:
+                            self._mask(name, error)
                     progress.update()
                 self._choose({name: loss for name, loss in losses.items() if name in self.probes}, fold)
-                for name in self.baselines:
-                    test = fold.rows["test"]
-                    self.out.keep(True, name, test, confidence(name, self.data, fold.rows)[test])
-                self._fit_answers(fold, of_answers)
-                progress.update(of_answers)
+                self._fit_baselines(fold)
+                if of_answers:
+                    self._fit_answers(fold)
+                    progress.update()
         return self.out
+
+    def _mask(self, name: str, error: InputError) -> None:
+        """Take a method out of the comparison for what it says in one of the folds."""
+        self.out.masked[name] = str(error)
+        self.out.confidence.pop(name, None)
+        self.out.of_answers.pop(name, None)
 
     def _fit(self, name: str, method: Method, fold: Fold) -> tuple[float, dict[str, Any]]:
         """Fit a probe in a fold and keep what it says of the fold's test questions; its validation loss and what it chose."""
@@ -172,25 +187,45 @@ class Comparison:
         return loss, {"probe": name, "layer": int(layer), "position": position, "l2": choice.l2, "val_loss": loss}
 
     def _choose(self, losses: dict[str, tuple[float, dict[str, Any]]], fold: Fold) -> None:
-        """Of the fitted probes the one with the least validation loss."""
-        if losses:
-            name = min(losses, key=lambda one: losses[one][0])
-            test = fold.rows["test"]
-            self.out.keep(True, BEST, test, self.out.confidence[name][test])
-            self.out.chosen.append({"fold": fold.number, **losses[name][1]})
+        """Of the fitted probes the one with the least validation loss.
 
-    def _fit_answers(self, fold: Fold, probe_too: bool) -> None:
-        """Confidences in single answers: a probe that reads them, and what their own tokens say."""
-        table = self.data.table
-        question = torch.from_numpy(table.answers.question)
-        rows = {split: torch.isin(question, chosen).nonzero()[:, 0] for split, chosen in fold.rows.items()}
-        for name, baseline in ANSWER_BASELINES.items():
-            if self._holds(f"{name} (of an answer)", available(name, self.data, ANSWER_BASELINES), baseline.needs):
-                self.out.keep(False, name, rows["test"], answer_confidence(name, self.data, rows)[rows["test"]])
-        if probe_too:
+        Raises:
+            InputError: None could be fitted.
+        """
+        if not losses:
+            why = "; ".join(f"{name}: {self.out.masked[name]}" for name in self._wanted if name in self.out.masked)
+            raise InputError(f"Expected a probe that can be fitted on {self.store!r}, but there is none. {why}")
+        name, test = min(losses, key=lambda one: losses[one][0]), fold.rows["test"]
+        self.out.keep(True, BEST, test, self.out.confidence[name][test])
+        self.out.chosen.append({"fold": fold.number, **losses[name][1]})
+
+    def _fit_baselines(self, fold: Fold) -> None:
+        """Confidences of the baselines, in questions and in answers."""
+        question = torch.from_numpy(self.data.table.answers.question)
+        answers = {split: torch.isin(question, chosen).nonzero()[:, 0] for split, chosen in fold.rows.items()}
+        for names, of_questions, rows in ((self.baselines, True, fold.rows), (self.answer_baselines, False, answers)):
+            for name in names:
+                label = name if of_questions else f"{name} (of an answer)"
+                if label in self.out.masked:
+                    continue
+                give = confidence if of_questions else answer_confidence
+                try:
+                    self.out.keep(of_questions, name, rows["test"], give(name, self.data, rows)[rows["test"]])
+                except InputError as error:
+                    self.out.masked[label] = str(error)
+                    (self.out.confidence if of_questions else self.out.of_answers).pop(name, None)
+
+    def _fit_answers(self, fold: Fold) -> None:
+        """Confidences of a probe that reads answers."""
+        if "answer_probe" in self.out.masked:
+            return
+        try:
             data = self._data_of(ANSWER_PROBE)
             data.use_split({split: chosen.tolist() for split, chosen in fold.rows.items()})
             module = fit(ANSWER_PROBE.make, data, ANSWER_PROBE.epochs, self.seed)
-            batch = data.batch("test")
-            with torch.no_grad():
-                self.out.keep(False, "answer_probe", batch.row, module.predict(batch.features))
+        except InputError as error:
+            self._mask("answer_probe", error)
+            return
+        batch = data.batch("test")
+        with torch.no_grad():
+            self.out.keep(False, "answer_probe", batch.row, module.predict(batch.features))

@@ -40,9 +40,7 @@ questions chooses layer, penalty and probe and fits the calibrators. `{BEST}` is
 
 ## The same, against methods that spend half of the answers
 
-These make their confidence from every second answer, and are scored on the others (k = {half[BEST]["n_samples"] / half[BEST]["n_questions"]:g}), as is `{BEST}` here.
-
-{methods_table(half)}
+{half_section(half)}
 
 - **Read, written**: tokens that the answering model reads and writes for one confidence; a text or NLI encoder is not counted.
 - **AUROC** compares answers to two different questions of the same fold. **Brier** is debiased, against the true accuracy; **skill** is 1 − Brier / Brier of the training mean. **Answers' Brier** is the score of the
@@ -58,7 +56,8 @@ Differences on the same questions and answers. p: AUROC by the paired bootstrap,
 
 ## Confidences in single answers
 
-Scored on {next(iter(record["answers"].values()))["n_samples"] if record["answers"] else 0} answers; intervals over questions. `constant`, `base_rate` and `{BEST}` give all answers to a question the same confidence.
+Scored on {next(iter(record["answers"].values()))["n_samples"] if record["answers"] else 0} answers; intervals over questions. `constant`, `base_rate` and `{BEST}` give all answers to a question the same confidence. AUROC here
+counts all pairs of answers, those to one question too.
 
 {answers_table(record["answers"])}
 
@@ -72,6 +71,17 @@ Scored on {next(iter(record["answers"].values()))["n_samples"] if record["answer
 
 Store identity `{record["identity"]}`, seed {record["seed"]}, {", ".join(f"{name} {number}" for name, number in record["versions"].items())}.
 """
+
+
+def half_section(methods: dict[str, Any]) -> str:
+    """Methods that spend one half of the answers, with the chosen probe on the other."""
+    chosen = methods[BEST]
+    if not chosen["n_questions"]:
+        return "Left out: the held-out half of the answers has less than two grades a question. Sample more answers."
+    k = chosen["n_samples"] / chosen["n_questions"]
+    return f"""These make their confidence from every second answer, and are scored on the others (k = {k:g}), as is `{BEST}` here.
+
+{methods_table(methods)}"""
 
 
 def verdict(record: dict[str, Any]) -> str:
@@ -91,6 +101,9 @@ def verdict(record: dict[str, Any]) -> str:
             if surely
             else f"By {label}, `{BEST}` is surely above none of the baselines that cost no more tokens"
         )
+        untested = [f"`{name}`" for name in cheap if name not in found[metric]]
+        if untested:
+            said += f"; not tested against {', '.join(untested)}, for want of values"
         if others:
             said += "; not surely above " + ", ".join(
                 f"`{row['b']}` ({row['value']:+.3f} [{row['low']:+.3f}, {row['high']:+.3f}], p {_p(row['p_holm'])})"

@@ -49,7 +49,7 @@ def forest(methods: dict[str, Any]) -> Figure:
         axis.set_axisbelow(True)
     axes[0].axvline(0.5, color=GREY, lw=1, ls="--")
     axes[1].axvline(0, color=GREY, lw=1, ls="--")
-    lowest = min(one["brier_skill"]["low"] for one in shown.values() if one["brier_skill"] is not None)
+    lowest = min((one["brier_skill"]["low"] for one in shown.values() if one["brier_skill"] is not None), default=0.0)
     axes[1].set_xlim(left=max(lowest - 0.05, -1))  # what is worse than twice the constant's score is off the page
     axes[0].set_yticks(range(len(order)), [f"{name} (half)" if shown[name]["half"] else name for name in order])
     for kind, colour in _COLOUR_OF.items():

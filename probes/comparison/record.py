@@ -44,6 +44,7 @@ def comparison_record(out: OutOfFold, n_folds: int, n_resamples: int, seed: int)
         "grader": table.grader,
         "seed": seed,
         "folds": n_folds,
+        "n_resamples": n_resamples,
         "versions": versions(),
         "n_questions": len(out.questions),
         "n_answers": int(table.known[out.questions].sum()),

@@ -1,25 +1,23 @@
-"""Transfer: a probe trained on each set or kind of questions, tested on each."""
+"""Transfer: a probe trained on each set or kind of questions, tested on each. Its record, for machines."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor
 from tqdm import tqdm
 
 from datamodules import FeatureDataModule
 from extract.errors import InputError, nearest
 from extract.policy import differences
-from probes.card import cell, table
 from probes.comparison.folds import VAL_SHARE, fit, folds, split_rows
 from probes.comparison.methods import PROBES
+from probes.comparison.record import FORMAT_VERSION, versions
 from probes.evaluate import Scored, metric_of, usable
 from probes.intervals import Interval, bootstrap
-from probes.plots import INK, new_figure, styled
 
 #: Questions that a set has to have to be trained on or tested on.
 LEAST_QUESTIONS = 20
@@ -59,70 +57,125 @@ class Cell(NamedTuple):
     brier_skill: Interval | None
 
 
-def question_sets(stores: Sequence[str], grader: str | None, probe: str) -> tuple[list[QuestionSet], dict[str, int]]:
-    """The sets to go between: the stores, or the groups of the only one; and the sizes of those that are too small.
+def question_sets(stores: Sequence[str], grader: str | None, probe: str) -> tuple[list[QuestionSet], dict[str, str]]:
+    """The sets to go between: the stores, or the groups of the only one; and why others are left out.
 
     Raises:
-        InputError: Unknown probe, stores of different models, or less than two sets that are large enough.
+        InputError: Unknown probe, stores between which a probe can't go, or less than two sets that are large enough.
     """
     if probe not in PROBES:
         raise InputError(
             f"Expected `probe` to be one of {', '.join(PROBES)}, but got {probe!r}.{nearest(probe, PROBES)}"
         )
-    method = PROBES[probe]
-    loaded = []
-    for store in stores:
-        loaded.append(
-            FeatureDataModule(
-                store, grader=grader, target=method.target, signal=method.signal, positions=list(method.positions)
-            )
+    if not stores:
+        raise InputError(
+            "Expected `stores` to name at least one store, but it is empty. Give --stores '[stores/facts]'."
         )
-        loaded[-1].setup()
-    for data in loaded[1:]:
-        wrong = list(differences(data.store.identity["policy"]["model"], loaded[0].store.identity["policy"]["model"]))
-        if wrong:
-            raise InputError(
-                f"Expected `stores` of one model, but {data.store_path!r} and {stores[0]!r} differ in {'; '.join(wrong)}. A probe reads the states of the model that it was trained on."
-            )
+    method, names = PROBES[probe], [Path(store).resolve().name for store in stores]
+    if len(set(names)) < len(names):
+        raise InputError(
+            f"Expected `stores` of different names, by which the sets are told apart, but got {', '.join(names)}. Rename a folder."
+        )
+    loaded = [
+        FeatureDataModule(
+            store, grader=grader, target=method.target, signal=method.signal, positions=list(method.positions)
+        )
+        for store in stores
+    ]
+    for i, data in enumerate(loaded):
+        data.load()
+        for earlier in loaded[:i]:
+            _check_alike(earlier, data)
     if len(loaded) == 1:
         data, questions = loaded[0], loaded[0].every().question
-        groups = sorted({data.table.groups[row] for row in questions.tolist()})
-        sets = [
-            QuestionSet(group, data, questions[[data.table.groups[row] == group for row in questions.tolist()]])
-            for group in groups
-        ]
+        of_group: dict[str, list[int]] = {}
+        for row in questions.tolist():
+            of_group.setdefault(data.table.groups[row], []).append(row)
+        sets = [QuestionSet(group, data, torch.tensor(rows)) for group, rows in sorted(of_group.items())]
     else:
-        sets = [QuestionSet(Path(data.store_path).name, data, data.every().question) for data in loaded]
+        sets = [QuestionSet(name, data, data.every().question) for name, data in zip(names, loaded, strict=True)]
     large = [one for one in sets if len(one.questions) >= LEAST_QUESTIONS]
     if len(large) < 2:
         raise InputError(
             f"Expected at least two sets of {LEAST_QUESTIONS} questions, but got {', '.join(f'{one.name!r} of {len(one.questions)}' for one in sets)}. Give several --stores, or one whose questions have groups."
         )
-    return large, {one.name: len(one.questions) for one in sets if one not in large}
+    return large, {
+        one.name: f"{len(one.questions)} questions, of which {LEAST_QUESTIONS} are needed"
+        for one in sets
+        if one not in large
+    }
 
 
-def transfer_cells(
-    sets: Sequence[QuestionSet], probe: str, n_folds: int, seed: int, n_resamples: int
-) -> Iterator[Cell]:
-    """One cell a pair of training and test set. A set is tested by probes of its own out of fold.
+def _check_alike(first: FeatureDataModule, other: FeatureDataModule) -> None:
+    """Refuse two stores between which a probe can't go, or would be tested on what it was trained on.
 
-    The groups of one store also get a row of probes that were trained on all other groups.
+    Raises:
+        InputError: Another model or other features, or questions that both have.
+    """
+    pair = f"{other.store_path!r} and {first.store_path!r}"
+    wrong = list(differences(other.store.identity["policy"]["model"], first.store.identity["policy"]["model"]))
+    if wrong:
+        raise InputError(
+            f"Expected `stores` of one model, but {pair} differ in {'; '.join(wrong)}. A probe reads the states of the model that it was trained on."
+        )
+    if other.feature_names != first.feature_names:
+        raise InputError(
+            f"Expected `stores` with the same layers and positions, but {pair} hold {len(other.feature_names)} and {len(first.feature_names)} that are not the same. Read both with the same --layers."
+        )
+    shared = set(other.table.ids) & set(first.table.ids)
+    if shared:
+        raise InputError(
+            f"Expected `stores` of different questions, but {pair} share {len(shared)}, for example {min(shared)!r}: a probe would be tested on questions that it was trained on. Use other questions."
+        )
+
+
+def transfer_record(
+    sets: Sequence[QuestionSet], masked: dict[str, str], probe: str, n_folds: int, n_resamples: int, seed: int
+) -> dict[str, Any]:
+    """Everything that a transfer says: ``cells``, one a pair of training and test set, and ``masked``, what is left out and why.
+
+    A set is tested by probes of its own out of fold. The groups of one store also get a row of probes that were trained
+    on all other groups.
     """
     one_store = len({id(one.data) for one in sets}) == 1
-    with tqdm(total=len(sets) * (n_folds + 1 + one_store), desc="transfer", unit=" fits") as progress:
+    cells: list[Cell] = []
+    masked = dict(masked)
+    with tqdm(total=len(sets) * (2 + one_store), desc="transfer", unit=" sets") as progress:
         for own in sets:
-            yield _within(own, probe, n_folds, seed, n_resamples)
-            progress.update(n_folds)
-            trained = _Trained(probe, own.data, own.questions, seed)
-            for other in sets:
-                if other is not own:
-                    yield _cell(own.name, other, trained.scored(other), trained.reference, n_resamples, seed)
+            others = [one for one in sets if one is not own]
+            rest = torch.cat([one.questions for one in others]).sort().values
+            try:
+                cells.append(_within(own, probe, n_folds, seed, n_resamples))
+                progress.update()
+                cells += _Trained(probe, own.data, own.questions, seed).cells(own.name, others, n_resamples)
+            except InputError as error:
+                masked[f"trained on {own.name}"] = str(error)
             progress.update()
-        for own in sets if one_store else ():
-            rest = torch.cat([one.questions for one in sets if one is not own]).sort().values
-            trained = _Trained(probe, own.data, rest, seed)
-            yield _cell(OTHERS, own, trained.scored(own), trained.reference, n_resamples, seed)
-            progress.update()
+            if one_store:
+                try:
+                    cells += _Trained(probe, own.data, rest, seed).cells(OTHERS, [own], n_resamples)
+                except InputError as error:
+                    masked[f"trained on all but {own.name}"] = str(error)
+                progress.update()
+    if not cells:
+        raise InputError(
+            f"Expected a set to train on, but there is none. {'; '.join(f'{k}: {v}' for k, v in masked.items())}"
+        )
+    stores = list({one.data.store_path: one.data for one in sets}.values())
+    return {
+        "format_version": FORMAT_VERSION,
+        "stores": [
+            {"identity": data.store.sha256, "policy": data.store.identity["policy"], "grader": data.table.grader}
+            for data in stores
+        ],
+        "probe": probe,
+        "folds": n_folds,
+        "n_resamples": n_resamples,
+        "seed": seed,
+        "versions": versions(),
+        "masked": masked,
+        "cells": [cell._asdict() for cell in cells],
+    }
 
 
 class _Trained:
@@ -137,6 +190,7 @@ class _Trained:
         every = data.every().question
         rest = every[~torch.isin(every, questions)]
         data.use_split({"train": part[0].tolist(), "val": part[1].tolist(), "test": rest.tolist()})
+        self._seed = seed
         self._module = fit(PROBES[probe].make, data, PROBES[probe].epochs, seed)
         self.reference = self._module.train_accuracy
 
@@ -146,6 +200,10 @@ class _Trained:
         every = one.data.every()
         batch = every.take(torch.isin(every.question, one.questions).nonzero()[:, 0])
         return Scored(self._module.predict(batch.features).double(), batch.right, batch.known)
+
+    def cells(self, name: str, sets: Sequence[QuestionSet], n_resamples: int) -> list[Cell]:
+        """How it does on other sets."""
+        return [_cell(name, one, self.scored(one), self.reference, n_resamples, self._seed) for one in sets]
 
 
 def _within(own: QuestionSet, probe: str, n_folds: int, seed: int, n_resamples: int) -> Cell:
@@ -175,77 +233,3 @@ def _cell(
         for name in ("auroc", "brier_skill")
     )
     return Cell(train, test.name, n, auroc, skill)
-
-
-def transfer_page(record: dict[str, Any]) -> str:
-    """The matrix as Markdown."""
-    small = "".join(f"\n- `{name}` is left out: {n} questions." for name, n in record["too_small"].items())
-    return f"""# Where a probe holds that was trained elsewhere
-
-Probe `{record["probe"]}` of `{record["policy"]["model"]["id"]}`, graded by `{record["grader"]}`. Rows are what it was trained, chosen and calibrated on, columns what it is tested on; the same set by
-{record["folds"]} folds. 95 % intervals over the tested questions.
-
-## AUROC
-
-{_matrix(record, "auroc")}
-
-## Brier skill
-
-1 − Brier / Brier of the mean accuracy of the training questions; below 0 where the probe is worse than that constant.
-
-{_matrix(record, "brier_skill")}
-{small}
-
-![transfer](plots/transfer.png)
-
-Store identities {", ".join(f"`{one}`" for one in record["identities"])}, seed {record["seed"]}, {", ".join(f"{name} {number}" for name, number in record["versions"].items())}.
-"""
-
-
-def _names(record: dict[str, Any]) -> tuple[list[str], list[str]]:
-    return list(dict.fromkeys(one["train"] for one in record["cells"])), list(
-        dict.fromkeys(one["test"] for one in record["cells"])
-    )
-
-
-def _matrix(record: dict[str, Any], metric: str) -> str:
-    of_pair = {(one["train"], one["test"]): one for one in record["cells"]}
-    trains, tests = _names(record)
-    n = {one["test"]: one["n_questions"] for one in record["cells"]}
-    rows = [
-        [train, *(cell(of_pair[train, test][metric]) if (train, test) in of_pair else "" for test in tests)]
-        for train in trains
-    ]
-    return table(["trained on", *(f"{test} ({n[test]})" for test in tests)], rows)
-
-
-@styled
-def transfer_picture(record: dict[str, Any]) -> Figure:
-    """AUROC of every pair as a heat map, bold where the interval does not hold ½."""
-    trains, tests = _names(record)
-    figure, axes = new_figure(1.6 + 0.85 * len(tests), 1.2 + 0.5 * len(trains))
-    values = torch.full((len(trains), len(tests)), torch.nan)
-    for one in record["cells"]:
-        if one["auroc"] is not None:
-            values[trains.index(one["train"]), tests.index(one["test"])] = one["auroc"]["value"]
-    image = axes.imshow(values.numpy(), cmap="RdBu", vmin=0, vmax=1, aspect="auto")
-    for one in record["cells"]:
-        interval = one["auroc"]
-        if interval is not None:
-            sure = not interval["low"] <= 0.5 <= interval["high"]
-            axes.text(
-                tests.index(one["test"]),
-                trains.index(one["train"]),
-                f"{interval['value']:.2f}",
-                ha="center",
-                va="center",
-                fontsize=8,
-                fontweight="bold" if sure else "normal",
-                color="white" if abs(interval["value"] - 0.5) > 0.3 else INK,
-            )
-    axes.set_xticks(range(len(tests)), tests, rotation=40, ha="right", fontsize=8)
-    axes.set_yticks(range(len(trains)), trains, fontsize=8)
-    axes.set(xlabel="tested on", ylabel="trained on")
-    axes.set_title("AUROC (bold: interval without ½)", fontsize=10)
-    figure.colorbar(image, ax=axes, shrink=0.8)
-    return figure

@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 #: Rows that isotonic regression is fitted on at least: with fewer, most of its steps are noise.
-LEAST_ISOTONIC_ROWS = 50
+LEAST_ISOTONIC_ROWS = 30
 #: Penalty per answer on the square of a slope over standardised scores; keeps it finite where the classes separate.
 RIDGE = 1e-4
 

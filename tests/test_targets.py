@@ -113,14 +113,14 @@ def test_every_baseline_is_a_confidence_and_knows_something_of_made_answers(full
 
 def test_a_validation_split_too_small_for_isotonic_masks_the_method_and_says_so(full_store: Path) -> None:
     data = data_of(full_store, "capability")
-    with pytest.raises(InputError, match="at least 50 validation rows"):
+    with pytest.raises(InputError, match="at least 30 validation rows"):
         confidence("verbalized_isotonic", data, data.question_rows)
     report = Report(fit(data), data, seed=0, n_resamples=50)
-    assert "at least 50 validation rows" in report.record["masked"]["verbalized_isotonic"]
+    assert "at least 30 validation rows" in report.record["masked"]["verbalized_isotonic"]
     assert "verbalized_isotonic" not in report.methods
     assert report.methods["verbalized"].confidence.isnan().any()  # what did not parse is no number
     masked = Comparison(str(full_store), probes=["logistic"], n_folds=3).run().masked
-    assert "at least 50 validation rows" in masked["p_true_isotonic"]
+    assert "at least 30 validation rows" in masked["p_true_isotonic"]
 
 
 def test_a_baseline_never_looks_at_grades_of_the_test_split(full_store: Path) -> None:

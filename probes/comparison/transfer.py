@@ -186,7 +186,7 @@ class _Trained:
     """
 
     def __init__(self, probe: str, data: FeatureDataModule, questions: Tensor, seed: int) -> None:
-        part = split_rows(data.table, questions, [1 - VAL_SHARE, VAL_SHARE], seed)
+        part = split_rows(data.table, questions, [1 - VAL_SHARE, VAL_SHARE], seed + 1)  # as in a comparison
         every = data.every().question
         rest = every[~torch.isin(every, questions)]
         data.use_split({"train": part[0].tolist(), "val": part[1].tolist(), "test": rest.tolist()})

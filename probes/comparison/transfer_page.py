@@ -8,6 +8,7 @@ import torch
 from matplotlib.figure import Figure
 
 from probes.card import cell, table
+from probes.comparison.transfer import OTHERS
 from probes.plots import INK, new_figure, styled
 
 
@@ -38,9 +39,11 @@ Store identities {", ".join(f"`{one['identity']}`" for one in stores)}, seed {re
 
 
 def _names(record: dict[str, Any]) -> tuple[list[str], list[str]]:
-    return list(dict.fromkeys(one["train"] for one in record["cells"])), list(
-        dict.fromkeys(one["test"] for one in record["cells"])
-    )
+    """Training and test sets in the order of the cells, what was trained on all others last."""
+    trains, tests = (list(dict.fromkeys(one[end] for one in record["cells"])) for end in ("train", "test"))
+    return sorted(trains, key=lambda name: name == OTHERS), [name for name in trains if name in tests] + [
+        name for name in tests if name not in trains
+    ]
 
 
 def _matrix(record: dict[str, Any], metric: str) -> str:

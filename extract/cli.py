@@ -77,7 +77,8 @@ def explain(message: str, known: list[str]) -> str:
         classes = [one.__name__ for one in _leaves(_import(found[2]))]
         return f"Expected `--{found[1]}` to be one of {', '.join(classes)}, but got {found[3]!r}.{nearest(found[3], classes)}"
     if found := re.match(
-        r"Parser key \"([\w.]+)\": (?:Does not validate|Expected a typing\.Literal).*(?:Got value|value): (\S+)", line
+        r"Parser key \"([\w.]+)\": (?:Does not validate|Expected a typing\.Literal|Expected a <class 'collections).*(?:Got value|value): (\S+)",
+        line,
     ):
         return f"Expected `--{found[1]}` to have the type that --help gives, but got {found[2]}. A list is written '[a,b]'."
     if found := re.fullmatch(r"Parser key \"([\w.]+)\": Expected a <class '(\w+)'>\. Got value: (.*)", line):

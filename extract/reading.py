@@ -70,7 +70,7 @@ def fill_signals(
 
 
 def _layers(store: Store, signal: str, scope: Scope, layers: Sequence[int] | None) -> list[int] | None:
-    """The layers that a signal is to have; what is asked for and what is there have to agree. None stands for all.
+    """The layers that a signal is to have: those that are there, and what is asked for has to be among them. None stands for all.
 
     Raises:
         InputError: They don't.
@@ -78,12 +78,12 @@ def _layers(store: Store, signal: str, scope: Scope, layers: Sequence[int] | Non
     wanted, held = None if layers is None else sorted(set(layers)), _held_layers(store, signal, scope)
     if wanted == []:
         raise InputError("Expected `layers` to name at least one layer, but got none. Leave it out for all.")
-    if wanted is not None and held is not None and wanted != held:
+    if wanted is not None and held is not None and not set(wanted) <= set(held):
         folder = store.signal_file(signal, store.places(scope)[0]).parent
         raise InputError(
-            f"Expected `layers` to be those that {str(store.path)!r} holds of {signal!r}, {held}, but got {wanted}. Leave it out to go on with them, or delete {str(folder)!r} to read others."
+            f"Expected `layers` to be among those that {str(store.path)!r} holds of {signal!r}, {held}, but got {wanted}. Leave it out to go on with them, or delete {str(folder)!r} to read others."
         )
-    return wanted or held
+    return held or wanted
 
 
 def _held_layers(store: Store, signal: str, scope: Scope) -> list[int] | None:

@@ -27,6 +27,15 @@ def cell(interval: dict[str, float] | None) -> str:
     return "–" if interval is None else f"{interval['value']:.3f} [{interval['low']:.3f}, {interval['high']:.3f}]"
 
 
+def figure(figures: dict[str, Any], key: str) -> str:
+    """A figure in a table; the plain calibration errors without their interval.
+
+    They are too large, and more so in a resample: their intervals would not mean what they say.
+    """
+    one = figures[key]
+    return f"{one['value']:.3f}" if one is not None and key in ("ece_width", "ece_mass") else cell(one)
+
+
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table."""
     lines = [header, ["---"] * len(header), *rows]
@@ -39,7 +48,7 @@ def methods_table(methods: dict[str, Any]) -> str:
     rows = [
         [
             name,
-            *(cell(figures[key]) for key, _ in columns),
+            *(figure(figures, key) for key, _ in columns),
             str(figures["n_questions"]),
             str(figures["n_samples"]),
             str(figures["n_unknown"]),
@@ -54,7 +63,7 @@ def summary_table(methods: dict[str, Any]) -> str:
     shown = next(iter(methods.values()))
     columns = [key for key in ("auroc", "brier", "brier_skill", "ece_width") if key in shown]
     rows = [("test split, 95 % intervals", *(label for key, label in COLUMNS if key in columns))]
-    rows += [(name, *(cell(figures[key]) for key in columns)) for name, figures in methods.items()]
+    rows += [(name, *(figure(figures, key) for key in columns)) for name, figures in methods.items()]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return "\n".join(
         "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows
@@ -101,7 +110,7 @@ def markdown_report(record: dict[str, Any], identity: dict[str, Any], pictures: 
     return f"""# How well the probe knows how often the model is right
 
 `{model["id"]}` ({model["dtype"]}) answered {sum(counts.values())} questions of {", ".join(record["datasets"])}, {n_answers:g} times each, at temperature {decoding["temperature"]}, top-p {decoding["top_p"]}, at most
-{decoding["max_new_tokens"]} tokens, prompt `{inline(decoding["prompt"]["template"])}`; graded by `{record["grader"]}`. {_TARGETS[record["target"]]} The probe `{probe}` reads
+{decoding["max_new_tokens"]} tokens, prompt `{inline(decoding["prompt"]["template"])}`; graded by `{record["grader"]}`. {record["taught"] or _TARGETS[record["target"]]} The probe `{probe}` reads
 layer {chosen["layer"]} at `{chosen["position"]}`, L2 {chosen["l2"]:g}{edge}; layer, L2 and the {chosen["calibrator"]["kind"]} calibrator were chosen on {counts["val"]} validation questions after
 training on {counts["train"]}. The table is on {counts["test"]} test questions, on which nothing was fitted or chosen. Rows left out for want of two graded answers or of features: {record["n_unusable"]}.
 {few}{warning}
@@ -109,7 +118,7 @@ training on {counts["train"]}. The table is on {counts["test"]} test questions, 
 
 - Intervals are 95 %, from resampling questions with all their answers.
 {_LEGENDS[target].replace("{ceiling}", _ceiling(methods[probe]))}
-- **ECE**: mean distance of confidence and accuracy in ten bins of equal width, or of equal **mass**. Not debiased: with few questions it is too large, and its interval too. **RMSCE** is the root of
+- **ECE**: mean distance of confidence and accuracy in ten bins of equal width, or of equal **mass**. Not debiased: with few questions it is too large, and has no interval for that. **RMSCE** is the root of
   the squared distance with the noise subtracted, and 0 where nothing is left.
 - `constant` is the training mean, `base_rate` the training mean of the question's group, `length` a regression on the prompt's length, `consistency` the share of the most frequent answer.
 {"".join(f"- `{name}` is left out: {reason}{chr(10)}" for name, reason in record["masked"].items())}- Questions without two graded answers are in no row; **unknown** counts answers that the grader could not decide.
@@ -144,6 +153,12 @@ _GIVES = (
     "the model answers a question rightly, before it writes the first token",
     "an answer that the model gave is right",
 )
+_EXAMPLES = (
+    'print(probe.score(hf_model, tokenizer, ["What is the capital of Peru?"]))',
+    """model = probe.attach(hf_model, tokenizer)
+answers = model.generate(["What is the capital of Peru?"], max_new_tokens=16, do_sample=False)
+print(answers.text, answers.confidence)  # of other words than the model's own, also shorter ones, it knows nothing""",
+)
 _TAUGHT = {
     "semantic_entropy": " It was taught whether a question's answers agree, without grades; only the calibrator has seen grades.",
     "seu": " It was taught how near the embeddings of a question's answers are to each other; only the calibrator has seen grades.",
@@ -168,7 +183,7 @@ tags: [confidence, calibration, probe]
 # Confidence probe for `{model["id"]}`
 
 Gives the probability that {_GIVES[config["target"] == "response"]}. It reads the signal `{config["signal"]}` at layer {config["layer"]}, position
-`{config["position"]}`, and is a {config["head"]} head with a {config["calibrator"]} calibrator.{_TAUGHT.get(config["target"], "")}
+`{config["position"]}`, and is a {config["head"]} head with a {config["calibrator"]} calibrator.{" " + config["taught"] if config.get("taught") else _TAUGHT.get(config["target"], "")}
 
 ```python
 from extract import load_model
@@ -176,7 +191,7 @@ from probes import load_probe
 
 hf_model, tokenizer = load_model({model["id"]!r})
 probe = load_probe("path/of/this/folder")
-print(probe.score(hf_model, tokenizer, ["What is the capital of Peru?"]{', ["Lima."]' if config["target"] == "response" else ""}))
+{_EXAMPLES[config["target"] == "response"]}
 ```
 
 It holds for this policy only, and refuses another model: weights `{model["fingerprint"][:16]}…`, {model["dtype"]}, temperature {config["decoding"]["temperature"]}, at most
@@ -186,7 +201,7 @@ Trained on {training["n_questions"]["train"]} questions of {", ".join(training["
 
 | on {test["n_questions"]} test questions | 95 % interval over questions |
 |---|---|
-{chr(10).join(f"| {label} | {cell(test[key])} |" for key, label in _CARD if key in test)}
+{chr(10).join(f"| {label} | {figure(test, key)} |" for key, label in _CARD if key in test)}
 
 Questions of another kind than those it was trained on get numbers that nobody has checked.
 """

@@ -16,6 +16,7 @@ from extract.checks import (
     PROMPT,
     SHA256,
     TEXT,
+    TEXT_OR_NULL,
     Schema,
     check_prompt,
     check_record,
@@ -50,6 +51,7 @@ _CONFIG: Schema = {
 #: Fields that a probe works without: what was measured, for people.
 _FURTHER: Schema = {
     "name": TEXT,
+    "taught": TEXT_OR_NULL,
     "decoding": DECODING,
     "training": OBJECT,
     "test": OBJECT,

@@ -41,6 +41,8 @@ class ProbeModule(L.LightningModule):
 
     #: Name of the method in reports.
     name = "probe"
+    #: What the probe is taught, in a sentence, where that is not the target of the datamodule.
+    taught: str | None = None
     #: Whether the scores are log-odds of the target, so that their cross-entropy is the validation loss as they stand.
     log_odds = True
     mean: Tensor

@@ -46,7 +46,7 @@ def styled(draw: Callable[_Args, Figure]) -> Callable[_Args, Figure]:
 
 
 @styled
-def reliability(method: str, scored: Scored, ece: Interval | None, n_bins: int = 10) -> Figure:
+def reliability(method: str, scored: Scored, ece: Interval | None, n_bins: int = 10, what: str = "questions") -> Figure:
     """Mean measured accuracy in bins of the confidence, with standard errors over questions, above the bins' counts."""
     confidence, accuracy = scored.confidence, scored.right.double() / scored.known.double()
     bins = bin_index(confidence, n_bins, "width")
@@ -65,7 +65,7 @@ def reliability(method: str, scored: Scored, ece: Interval | None, n_bins: int =
         top.text(
             0.97,
             0.05,
-            f"ECE {ece['value']:.3f} [{ece['low']:.3f}, {ece['high']:.3f}]",
+            f"ECE {ece['value']:.3f}",
             ha="right",
             transform=top.transAxes,
             color=INK,
@@ -76,12 +76,12 @@ def reliability(method: str, scored: Scored, ece: Interval | None, n_bins: int =
         bottom.text(
             (i + 0.5) / n_bins, int(counts[i]), str(int(counts[i])), ha="center", va="bottom", fontsize=8, color=INK
         )
-    bottom.set(xlabel="confidence", ylabel="questions", ylim=(0, float(counts.max()) * 1.25))
+    bottom.set(xlabel="confidence", ylabel=what, ylim=(0, float(counts.max()) * 1.25))
     return figure
 
 
 @styled
-def roc(methods: dict[str, Scored], aurocs: dict[str, Interval | None]) -> Figure:
+def roc(methods: dict[str, Scored], aurocs: dict[str, Interval | None], target: str = "capability") -> Figure:
     """ROC curves over answers: every question brings its share of right and of wrong answers."""
     figure, axes = new_figure(4.6, 4.6)
     axes.plot([0, 1], [0, 1], color=GREY, lw=1, ls="--")
@@ -100,7 +100,7 @@ def roc(methods: dict[str, Scored], aurocs: dict[str, Interval | None]) -> Figur
         ylabel="share of right answers above the threshold",
         title="ROC, test split",
     )
-    axes.legend(loc="lower right", fontsize=8, title="capability AUROC", title_fontsize=8)
+    axes.legend(loc="lower right", fontsize=8, title=f"{target} AUROC", title_fontsize=8)
     return figure
 
 
@@ -123,6 +123,7 @@ def by_layer(
     briers: Sequence[Interval | None],
     chosen: str,
     references: dict[str, tuple[float, float]],
+    target: str = "capability",
 ) -> Figure:
     """AUROC and Brier score of every layer's probe, with 95 % bands, beside baselines as lines.
 
@@ -133,12 +134,12 @@ def by_layer(
         briers: Brier score of each feature.
         chosen: Name of the feature that validation chose.
         references: AUROC and Brier of baselines by name.
+        target: What the figures are about, capability or response.
     """
+    labels = f"{target} AUROC", "Brier score" + (" (debiased)" if target == "capability" else "")
     figure, axes = new_figure(8.4, 3.4, ncols=2)
     positions = sorted({name.split("/")[1] for name in names})
-    for column, (axis, intervals, label) in enumerate(
-        zip(axes, (aurocs, briers), ("capability AUROC", "Brier score (debiased)"), strict=True)
-    ):
+    for column, (axis, intervals, label) in enumerate(zip(axes, (aurocs, briers), labels, strict=True)):
         for position, colour in zip(positions, METHOD_COLOURS, strict=False):
             rows = [
                 (int(name.split("/")[0]), one)

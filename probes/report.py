@@ -35,7 +35,7 @@ from probes.module import ProbeModule
 
 FORMAT_VERSION = 1
 #: Baselines beside the probe in the ROC curves; the report's table has them all.
-_DRAWN = ("base_rate", "length", "consistency", "verbalized", "p_true")
+_DRAWN = ("base_rate", "length", "consistency", "verbalized", "mean_nll", "max_entropy", "p_true_answer")
 _PACKAGES = ("lightning", "torch", "transformers", "torchmetrics", "numpy", "scikit-learn", "safetensors")
 
 
@@ -130,6 +130,7 @@ class Report:
                 "l2": choice.l2,
                 "calibrator": {"kind": choice.calibrator.kind, **_numbers(choice.calibrator)},
             },
+            "taught": self.module.taught,
             "warning": self.module.warning,
             "masked": self.masked,
             "l2_tried": sorted(self.module.penalties),
@@ -152,6 +153,11 @@ class Report:
         return compare(probe, baseline, first, second, split="test", target=self.target, **options)
 
     @property
+    def _what(self) -> str:
+        """What a row is."""
+        return "answers" if self.target == "response" else "questions"
+
+    @property
     def figures_of(self) -> dict[str, Any]:
         """The figures on the test split, by method."""
         return dict(self.record["splits"]["test"][self.target])
@@ -164,8 +170,8 @@ class Report:
         probe = self.module.name
         roc_methods = {name: one for name, one in shown.items() if name in (probe, *_DRAWN) and figures[name]["auroc"]}
         return {
-            "reliability": plots.reliability(probe, shown[probe], figures[probe]["ece_width"]),
-            "roc": plots.roc(roc_methods, {name: figures[name]["auroc"] for name in roc_methods}),
+            "reliability": plots.reliability(probe, shown[probe], figures[probe]["ece_width"], what=self._what),
+            "roc": plots.roc(roc_methods, {name: figures[name]["auroc"] for name in roc_methods}, self.target),
             "layers": self._layers(figures),
             "accuracy": plots.accuracy_distribution(
                 torch.from_numpy(self.table.accuracy)[self._used()],
@@ -199,6 +205,7 @@ class Report:
             every["brier"],
             self.module.choice.name,
             references,
+            self.target,
         )
 
     def predictions(self) -> pa.Table:
@@ -240,6 +247,7 @@ class Report:
             "layer": self.record["chosen"]["layer"],
             "position": self.record["chosen"]["position"],
             "target": self.data.target,
+            "taught": self.module.taught,
             "model": policy["model"],
             "prompt": policy["decoding"]["prompt"],
             "decoding": decoding,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -27,7 +28,7 @@ class Fold(NamedTuple):
     rows: dict[str, Tensor]
 
 
-def folds(table: QuestionTable, questions: Tensor, n_folds: int, seed: int) -> Iterator[Fold]:
+def folds(table: QuestionTable, questions: Tensor, n_folds: int, seed: int, least_val: int) -> Iterator[Fold]:
     """Split questions so that each is in the test split of one fold, stratified by group.
 
     Args:
@@ -35,15 +36,17 @@ def folds(table: QuestionTable, questions: Tensor, n_folds: int, seed: int) -> I
         questions: [question] rows of the table to use.
         n_folds: Number of folds.
         seed: Seed of the folds, and of the split into training and validation inside each.
+        least_val: Fewest questions that have to choose and calibrate in each.
 
     Raises:
-        InputError: Less than two folds, or fewer than 20 questions or 4 in a fold.
+        InputError: Less than two folds, or too few questions.
     """
     if n_folds < 2:
         raise InputError(f"Expected `folds` to be at least 2, but got {n_folds}. 5 is the default.")
-    if len(questions) < max(20, 4 * n_folds):
+    least = max(4 * n_folds, math.ceil(least_val / VAL_SHARE * n_folds / (n_folds - 1)))
+    if len(questions) < least:
         raise InputError(
-            f"Expected at least {max(20, 4 * n_folds)} questions with two graded answers for {n_folds} folds, but got {len(questions)}. Use a store of more questions."
+            f"Expected at least {least} questions with two graded answers for {n_folds} folds with {least_val} validation questions each, but got {len(questions)}. Use a store of more questions."
         )
 
     parts = split_rows(table, questions, [1 / n_folds] * n_folds, seed)

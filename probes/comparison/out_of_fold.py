@@ -11,6 +11,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from datamodules import FeatureDataModule, QuestionTable
+from datamodules.features import LEAST_VALIDATION
 from extract.errors import InputError, nearest
 from extract.parts import Scope
 from probes.baselines import ANSWER_BASELINES, BASELINES, answer_confidence, available, confidence
@@ -99,7 +100,7 @@ class Comparison:
         """Make the folds, and see what the store has all of."""
         questions = self.data.every().question
         self.out = OutOfFold(self.data, questions, torch.full((len(self.data.table.ids),), -1))
-        self._folds = list(folds(self.data.table, questions, self.n_folds, self.seed))
+        self._folds = list(folds(self.data.table, questions, self.n_folds, self.seed, LEAST_VALIDATION))
         for fold in self._folds:
             self.out.fold[fold.rows["test"]] = fold.number
         self.probes = {name: PROBES[name] for name in self._wanted if self._is_there(name, PROBES[name])}
@@ -184,7 +185,8 @@ class Comparison:
             self.out.keep(True, name, test.row, module.predict(test.features))
             loss = validation_loss(module.predict(val.features), val.right, val.known)
         layer, position = choice.name.split("/")
-        return loss, {"probe": name, "layer": int(layer), "position": position, "l2": choice.l2, "val_loss": loss}
+        chosen = {"probe": name, "layer": int(layer), "position": position, "l2": choice.l2}
+        return loss, {**chosen, "val_loss": loss, "warning": module.warning}
 
     def _choose(self, losses: dict[str, tuple[float, dict[str, Any]]], fold: Fold) -> None:
         """Of the fitted probes the one with the least validation loss.
@@ -195,7 +197,8 @@ class Comparison:
         if not losses:
             why = "; ".join(f"{name}: {self.out.masked[name]}" for name in self._wanted if name in self.out.masked)
             raise InputError(f"Expected a probe that can be fitted on {self.store!r}, but there is none. {why}")
-        name, test = min(losses, key=lambda one: losses[one][0]), fold.rows["test"]
+        sound = {name: loss for name, loss in losses.items() if not loss[1]["warning"]} or losses
+        name, test = min(sound, key=lambda one: sound[one][0]), fold.rows["test"]
         self.out.keep(True, BEST, test, self.out.confidence[name][test])
         self.out.chosen.append({"fold": fold.number, **losses[name][1]})
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from probes.card import COLUMNS, cell, inline, table
+from probes.card import COLUMNS, figure, inline, table
 from probes.comparison.out_of_fold import BEST
 from probes.comparison.record import cheap_baselines
 
 _COLUMNS = tuple(one for one in COLUMNS if one[0] != "auroc_hard")
-#: Plain calibration errors are too large, and more so in a resample: an interval would not mean what it says.
-_WITHOUT_INTERVAL = ("ece_width", "ece_mass")
 _LEVEL = 0.05
 
 
@@ -46,18 +45,19 @@ questions chooses layer, penalty and probe and fits the calibrators. `{BEST}` is
 - **AUROC** compares answers to two different questions of the same fold. **Brier** is debiased, against the true accuracy; **skill** is 1 − Brier / Brier of the training mean. **Answers' Brier** is the score of the
   same confidence against single answers: larger by the mean of p(1−p), which no confidence given before the answer can take away.
 - **ECE** in ten bins of equal width, of equal **mass**, and as **RMSCE**, squared and with the noise subtracted: the first two are too large for a calibrated confidence, in resamples even more so, and have no interval for that.
-- **AURC**: mean share of wrong answers among the most confident questions, over all shares of questions answered; lower is better.
+- **AURC**: mean share of wrong answers among the most confident questions, over all shares of questions answered; lower is better. It and Spearman pool the folds, which ranks even a constant a little.
+- An AUROC of exactly ½ is a method whose scores did not rise with accuracy on validation: its calibrator made it a constant.
 
 ## Tests
 
-Differences on the same questions and answers. p: AUROC by the paired bootstrap, Brier by sign flips of questions, two-sided; **p (Holm)** is corrected for all rows of the metric.
+Differences on the same questions and answers. p: AUROC by the paired bootstrap, Brier by sign flips of questions, two-sided, {5 * record["n_resamples"]:,} draws each, so that no p is below {2 / (5 * record["n_resamples"] + 1):.1g}; **p (Holm)** is corrected for all rows of the metric.
 
 {tests_table(record["tests"])}
 
 ## Confidences in single answers
 
 Scored on {next(iter(record["answers"].values()))["n_samples"] if record["answers"] else 0} answers; intervals over questions. `constant`, `base_rate` and `{BEST}` give all answers to a question the same confidence. AUROC here
-counts all pairs of answers, those to one question too.
+counts all pairs of answers of a fold, those to one question too.
 
 {answers_table(record["answers"])}
 
@@ -85,36 +85,30 @@ def half_section(methods: dict[str, Any]) -> str:
 
 
 def verdict(record: dict[str, Any]) -> str:
-    """One paragraph: whether the chosen probe is above every baseline that costs no more."""
-    cheap = cheap_baselines(record)
-    found = {
-        metric: {row["b"]: row for row in record["tests"] if row["a"] == BEST and row["metric"] == metric}
-        for metric in ("auroc", "brier")
-    }
-    lines = []
+    """Some lines: whether the chosen probe is better than every baseline that costs no more."""
+    cheap, probes = cheap_baselines(record), Counter(one["probe"] for one in record["chosen"])
+    chosen = ", ".join(f"`{name}` in {n}" for name, n in probes.most_common())
+    lines = [
+        f"Validation chose {chosen} of {record['folds']} folds. Against the baselines that cost no more tokens, with p corrected for all tests of the metric, `{BEST}` is",
+        "",
+    ]
     for metric, better, label in (("auroc", 1, "AUROC"), ("brier", -1, "Brier score")):
-        rows = [found[metric][name] for name in cheap if name in found[metric]]
-        surely = [row for row in rows if row["value"] * better > 0 and (row["p_holm"] or 1) < _LEVEL]
-        others = [row for row in rows if row not in surely]
-        said = (
-            f"By {label}, `{BEST}` is above {_names(surely)} of the baselines that cost no more tokens"
-            if surely
-            else f"By {label}, `{BEST}` is surely above none of the baselines that cost no more tokens"
-        )
-        untested = [f"`{name}`" for name in cheap if name not in found[metric]]
-        if untested:
-            said += f"; not tested against {', '.join(untested)}, for want of values"
-        if others:
-            said += "; not surely above " + ", ".join(
-                f"`{row['b']}` ({row['value']:+.3f} [{row['low']:+.3f}, {row['high']:+.3f}], p {_p(row['p_holm'])})"
-                for row in others
-            )
-        lines.append(said + ".")
-    return " ".join(lines)
-
-
-def _names(rows: Sequence[dict[str, Any]]) -> str:
-    return ", ".join(f"`{row['b']}` ({row['value']:+.3f})" for row in rows)
+        found = {row["b"]: row for row in record["tests"] if row["a"] == BEST and row["metric"] == metric}
+        groups: dict[str, list[str]] = {
+            said: [] for said in ("better than", "worse than", "not told apart from", "not tested against")
+        }
+        for name in cheap:
+            row = found.get(name)
+            if row is None:
+                groups["not tested against"].append(f"`{name}`")
+                continue
+            sure = row["p_holm"] is not None and row["p_holm"] < _LEVEL
+            said = "not told apart from" if not sure else "better than" if row["value"] * better > 0 else "worse than"
+            interval = f"{row['value']:+.3f} [{row['low']:+.3f}, {row['high']:+.3f}]"
+            groups[said].append(f"`{name}` ({interval}, p {_p(row['p_holm'])})")
+        parts = [f"{said} {', '.join(names)}" for said, names in groups.items() if names]
+        lines.append(f"- by {label} {'; '.join(parts)}.")
+    return "\n".join(lines)
 
 
 def ceiling(record: dict[str, Any]) -> str:
@@ -132,7 +126,7 @@ def methods_table(methods: dict[str, Any]) -> str:
         [
             f"**{name}**" if one["kind"] == "chosen" else name,
             f"{one['tokens_read']:.0f}, {one['tokens_written']:.0f}",
-            *(_figure(one, key) for key, _ in _COLUMNS),
+            *(figure(one, key) for key, _ in _COLUMNS),
             "–" if one["response_brier"] is None else f"{one['response_brier']:.3f}",
             str(one["n_questions"]) + (f" ({one['n_masked']} without)" if one["n_masked"] else ""),
         ]
@@ -140,12 +134,6 @@ def methods_table(methods: dict[str, Any]) -> str:
     ]
     header = ["method", "read, written", *(label for _, label in _COLUMNS), "answers' Brier", "questions"]
     return table(header, rows)
-
-
-def _figure(figures: dict[str, Any], key: str) -> str:
-    if key in _WITHOUT_INTERVAL and figures[key] is not None:
-        return f"{figures[key]['value']:.3f}"
-    return cell(figures[key])
 
 
 def tests_table(tests: Sequence[dict[str, Any]]) -> str:
@@ -174,7 +162,7 @@ def answers_table(methods: dict[str, Any]) -> str:
     """One row a method, on single answers."""
     columns = [(key, label) for key, label in _COLUMNS if methods and key in next(iter(methods.values()))]
     rows = [
-        [name, *(_figure(one, key) for key, _ in columns), str(one["n_samples"]), str(one["n_masked"])]
+        [name, *(figure(one, key) for key, _ in columns), str(one["n_samples"]), str(one["n_masked"])]
         for name, one in methods.items()
     ]
     return table(["method", *(label for _, label in columns), "answers", "without a score"], rows)

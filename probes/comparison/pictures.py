@@ -51,11 +51,19 @@ def forest(methods: dict[str, Any]) -> Figure:
     axes[1].axvline(0, color=GREY, lw=1, ls="--")
     lowest = min((one["brier_skill"]["low"] for one in shown.values() if one["brier_skill"] is not None), default=0.0)
     axes[1].set_xlim(left=max(lowest - 0.05, -1))  # what is worse than twice the constant's score is off the page
-    axes[0].set_yticks(range(len(order)), [f"{name} (half)" if shown[name]["half"] else name for name in order])
+    axes[0].set_yticks(range(len(order)), [_label(name, shown[name]) for name in order])
     for kind, colour in _COLOUR_OF.items():
         axes[1].plot([], [], color=colour, marker="o", ms=4.5, label={"chosen": "chosen on validation"}.get(kind, kind))
     figure.legend(*axes[1].get_legend_handles_labels(), loc="outside upper center", ncols=3, fontsize=8)
     return figure
+
+
+def _label(name: str, figures: dict[str, Any]) -> str:
+    """A method's name, with what it is scored on where that is not all."""
+    said = [f"{figures['n_questions']} questions"] * bool(figures["n_masked"]) + ["half of the answers"] * figures[
+        "half"
+    ]
+    return f"{name} ({', '.join(said)})" if said else name
 
 
 @styled

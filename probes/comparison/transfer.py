@@ -21,6 +21,8 @@ from probes.intervals import Interval, bootstrap
 
 #: Questions that a set has to have to be trained on or tested on.
 LEAST_QUESTIONS = 20
+#: A kind of question may be small; its intervals say so.
+LEAST_VALIDATION_OF_A_SET = 4
 #: The row of probes that were trained on all other sets.
 OTHERS = "all others"
 
@@ -47,7 +49,7 @@ class Cell(NamedTuple):
         test: Name of the test set.
         n_questions: Questions that were tested.
         auroc: AUROC with its interval.
-        brier_skill: Skill over the mean accuracy of the questions that the probe was trained on.
+        brier_skill: Skill over the mean accuracy of the tested questions.
     """
 
     train: str
@@ -179,11 +181,7 @@ def transfer_record(
 
 
 class _Trained:
-    """A probe trained, chosen and calibrated on some questions of a store.
-
-    Attributes:
-        reference: Mean accuracy of its training split.
-    """
+    """A probe trained, chosen and calibrated on some questions of a store."""
 
     def __init__(self, probe: str, data: FeatureDataModule, questions: Tensor, seed: int) -> None:
         part = split_rows(data.table, questions, [1 - VAL_SHARE, VAL_SHARE], seed + 1)  # as in a comparison
@@ -192,7 +190,6 @@ class _Trained:
         data.use_split({"train": part[0].tolist(), "val": part[1].tolist(), "test": rest.tolist()})
         self._seed = seed
         self._module = fit(PROBES[probe].make, data, PROBES[probe].epochs, seed)
-        self.reference = self._module.train_accuracy
 
     @torch.no_grad()
     def scored(self, one: QuestionSet) -> Scored:
@@ -203,31 +200,23 @@ class _Trained:
 
     def cells(self, name: str, sets: Sequence[QuestionSet], n_resamples: int) -> list[Cell]:
         """How it does on other sets."""
-        return [_cell(name, one, self.scored(one), self.reference, n_resamples, self._seed) for one in sets]
+        return [_cell(name, one, self.scored(one), n_resamples, self._seed) for one in sets]
 
 
 def _within(own: QuestionSet, probe: str, n_folds: int, seed: int, n_resamples: int) -> Cell:
     """The cell of a set with itself, out of fold."""
     data, found = own.data, []
-    for fold in folds(data.table, own.questions, n_folds, seed):
+    for fold in folds(data.table, own.questions, n_folds, seed, LEAST_VALIDATION_OF_A_SET):
         trained = _Trained(probe, data, torch.cat([fold.rows["train"], fold.rows["val"]]).sort().values, seed)
         one = trained.scored(QuestionSet(own.name, data, fold.rows["test"]))
-        found.append((one, torch.full_like(one.right, fold.number), torch.full_like(one.confidence, trained.reference)))
-    scored = Scored(
-        torch.cat([one.confidence for one, _, _ in found]),
-        torch.cat([one.right for one, _, _ in found]),
-        torch.cat([one.known for one, _, _ in found]),
-        fold=torch.cat([number for _, number, _ in found]).long(),
-    )
-    return _cell(own.name, own, scored, torch.cat([reference for _, _, reference in found]), n_resamples, seed)
+        found.append((one.confidence, one.right, one.known, torch.full_like(one.right, fold.number)))
+    confidence, right, known, number = (torch.cat(parts) for parts in zip(*found, strict=True))
+    return _cell(own.name, own, Scored(confidence, right, known, fold=number.long()), n_resamples, seed)
 
 
-def _cell(
-    train: str, test: QuestionSet, scored: Scored, reference: float | Tensor, n_resamples: int, seed: int
-) -> Cell:
-    kept = usable(scored)
-    one, n = scored.take(kept), int(kept.sum())
-    reference = reference[kept] if isinstance(reference, Tensor) else reference
+def _cell(train: str, test: QuestionSet, scored: Scored, n_resamples: int, seed: int) -> Cell:
+    one = scored.take(usable(scored))
+    n, reference = one.n_questions, float((one.right / one.known).mean())
     auroc, skill = (
         bootstrap(metric_of(one, name, reference), n, n_resamples, seed) if n else None
         for name in ("auroc", "brier_skill")

@@ -23,11 +23,14 @@ Probe `{record["probe"]}` of `{stores[0]["policy"]["model"]["id"]}`, graded by `
 
 ## AUROC
 
+Of a right and a wrong answer to two different questions, how often the right one's question has the higher confidence. Exactly ½ is a probe that found nothing on validation and says the same of all.
+
 {_matrix(record, "auroc")}
 
 ## Brier skill
 
-1 − Brier / Brier of the mean accuracy of the training questions; below 0 where the probe is worse than that constant.
+1 − Brier / Brier of the tested questions' own mean accuracy; below 0 where the probe is worse than someone who knows that mean and nothing else, which a probe that ranks well but was calibrated
+elsewhere easily is.
 
 {_matrix(record, "brier_skill")}
 {left_out}

@@ -51,18 +51,19 @@ def ridge(
     centred = (root * (target.double() - mean_target))[:, None]
     solved = []
     for rows, centre in _centred(features, share):
-        rows *= root[:, None]
+        weighted = rows.mul_(root[:, None])
+        if len(rows) == 1:
+            weighted = weighted[0]  # torch's batched kernels take half as long again for a batch of one
         in_rows = rows.shape[1] < rows.shape[2] if dual is None else dual
-        gram = rows @ rows.mT if in_rows else rows.mT @ rows
-        right_side = centred if in_rows else rows.mT @ centred
+        gram = weighted @ weighted.mT if in_rows else weighted.mT @ weighted
+        right_side = (centred if in_rows else weighted.mT @ centred).expand(*gram.shape[:-1], 1)
         solution, diagonal, added = [], gram.diagonal(dim1=-2, dim2=-1), 0.0
         for penalty in penalties:  # the diagonal changes in place: no copy for each penalty
             diagonal += penalty - added
             added = penalty
-            factor = torch.linalg.cholesky(gram)
-            solution.append(torch.cholesky_solve(right_side.expand(len(gram), -1, -1), factor)[..., 0])
-        found = torch.stack(solution, dim=1)
-        found = found @ rows if in_rows else found
+            solution.append(torch.cholesky_solve(right_side, torch.linalg.cholesky(gram))[..., 0])
+        found = torch.stack(solution, dim=-2)
+        found = (found @ weighted if in_rows else found).reshape(len(rows), len(penalties), -1)
         solved.append((found, mean_target - (found @ centre[..., None])[..., 0]))
     return _joined(solved, features.dtype)
 
@@ -161,7 +162,7 @@ def _centred(features: Tensor, share: Tensor) -> Iterator[tuple[Tensor, Tensor]]
     """
     fit = CHUNK_BYTES // max(1, 8 * features[0].numel()) if features.is_cuda else 1
     for chunk in features.split(max(1, fit)):
-        rows = chunk.double()
+        rows = chunk.to(torch.float64, memory_format=torch.contiguous_format)  # the features of a row lie apart
         centre = share @ rows
         if not centre.isfinite().all():  # as good as looking at every value, which costs a sixth of the Gram matrices
             wrong = int((~features.isfinite()).any(-1).any(0).sum())

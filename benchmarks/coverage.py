@@ -113,7 +113,7 @@ class Truth:
             "auroc_hard": float(hard_auroc(f, right, known)),
             "spearman": float(spearman(f, right, known)),
             "ece_width": float(expected_calibration_error(f, p, one)),
-            "rmsce": float(squared_calibration_error(f, p, one)),  # its interval is made before the root is taken
+            "rmsce": round(float(squared_calibration_error(f, p, one)), 4),  # before the root; 0 where f is calibrated
             "aurc": float(aurc(f, p, one)),
         }
 
@@ -129,6 +129,8 @@ def intervals(questions: Questions, right: Tensor, k: int, reference: float, see
     first, second = (Scored(score, right, known) for score in (questions.confidence, questions.weaker))
     names = ("auroc", "brier", "brier_skill", *BESIDE)
     alone = {name: bootstrap(metric_of(first, name, reference), len(right), seed=seed) for name in names}
+    if alone["rmsce"] is not None:  # as the report has it: nothing below 0
+        alone["rmsce"] = {end: max(0.0, float(value)) for end, value in alone["rmsce"].items()}
     pairs = compare("f", "g", first, second, "simulated", reference, seed=seed)
     differences = {f"{row['metric']}_difference": row for row in pairs}
     return {name: interval for name, interval in (alone | differences).items() if interval is not None}

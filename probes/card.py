@@ -28,12 +28,12 @@ def cell(interval: dict[str, float] | None) -> str:
 
 
 def figure(figures: dict[str, Any], key: str) -> str:
-    """A figure in a table; the plain calibration errors without their interval.
+    """A figure in a table; calibration errors without their interval, which would not mean what it says.
 
-    They are too large, and more so in a resample: their intervals would not mean what they say.
+    The plain ones are too large, and more so in a resample; of the debiased one see docs/statistics.md.
     """
     one = figures[key]
-    return f"{one['value']:.3f}" if one is not None and key in ("ece_width", "ece_mass") else cell(one)
+    return f"{one['value']:.3f}" if one is not None and key in ("ece_width", "ece_mass", "rmsce") else cell(one)
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -118,8 +118,8 @@ training on {counts["train"]}. The table is on {counts["test"]} test questions, 
 
 - Intervals are 95 %, from resampling questions with all their answers.
 {_LEGENDS[target].replace("{ceiling}", _ceiling(methods[probe]))}
-- **ECE**: mean distance of confidence and accuracy in ten bins of equal width, or of equal **mass**. Not debiased: with few questions it is too large, and has no interval for that. **RMSCE** is the root of
-  the squared distance with the noise subtracted, and 0 where nothing is left.
+- **ECE**: mean distance of confidence and accuracy in ten bins of equal width, or of equal **mass**. Not debiased: with few questions it is too large. **RMSCE** is the root of
+  the squared distance with the noise subtracted, and 0 where nothing is left. None has an interval that can be trusted near 0.
 - `constant` is the training mean, `base_rate` the training mean of the question's group, `length` a regression on the prompt's length, `consistency` the share of the most frequent answer.
 {"".join(f"- `{name}` is left out: {reason}{chr(10)}" for name, reason in record["masked"].items())}- Questions without two graded answers are in no row; **unknown** counts answers that the grader could not decide.
 

@@ -35,7 +35,10 @@ from probes.module import ProbeModule
 
 FORMAT_VERSION = 1
 #: Baselines beside the probe in the ROC curves; the report's table has them all.
-_DRAWN = ("base_rate", "length", "consistency", "verbalized", "mean_nll", "max_entropy", "p_true_answer")
+_DRAWN = {
+    "capability": ("base_rate", "length", "consistency", "max_entropy", "verbalized"),
+    "response": ("base_rate", "mean_nll", "max_entropy", "p_true_answer"),
+}
 _PACKAGES = ("lightning", "torch", "transformers", "torchmetrics", "numpy", "scikit-learn", "safetensors")
 
 
@@ -168,7 +171,9 @@ class Report:
         figures = self.figures_of
         shown = {name: one.take(usable(one, self.target)) for name, one in self.methods.items()}
         probe = self.module.name
-        roc_methods = {name: one for name, one in shown.items() if name in (probe, *_DRAWN) and figures[name]["auroc"]}
+        roc_methods = {
+            name: one for name, one in shown.items() if name in (probe, *_DRAWN[self.target]) and figures[name]["auroc"]
+        }
         return {
             "reliability": plots.reliability(probe, shown[probe], figures[probe]["ece_width"], what=self._what),
             "roc": plots.roc(roc_methods, {name: figures[name]["auroc"] for name in roc_methods}, self.target),

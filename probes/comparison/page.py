@@ -44,7 +44,7 @@ questions chooses layer, penalty and probe and fits the calibrators. `{BEST}` is
 - **Read, written**: tokens that the answering model reads and writes for one confidence; a text or NLI encoder is not counted.
 - **AUROC** compares answers to two different questions of the same fold. **Brier** is debiased, against the true accuracy; **skill** is 1 − Brier / Brier of the training mean. **Answers' Brier** is the score of the
   same confidence against single answers: larger by the mean of p(1−p), which no confidence given before the answer can take away.
-- **ECE** in ten bins of equal width, of equal **mass**, and as **RMSCE**, squared and with the noise subtracted: the first two are too large for a calibrated confidence, in resamples even more so, and have no interval for that.
+- **ECE** in ten bins of equal width, of equal **mass**, and as **RMSCE**, squared and with the noise subtracted, 0 where nothing is left: the first two are too large for a calibrated confidence, in resamples even more so. None has an interval that can be trusted near 0.
 - **AURC**: mean share of wrong answers among the most confident questions, over all shares of questions answered; lower is better. It and Spearman pool the folds, which ranks even a constant a little.
 - An AUROC of exactly ½ is a method whose scores did not rise with accuracy on validation: its calibrator made it a constant.
 

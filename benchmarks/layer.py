@@ -75,6 +75,7 @@ def measure(folder: Path, key: str, small: Path) -> dict[str, float]:
             taken.append(part.nbytes)
             return part
 
+    # a stand-in for a class of safetensors, which no type says it may be: hence the ignore
     tensors_open, tensors.safe_open = tensors.safe_open, Counting  # type: ignore[misc, assignment]
     Store.open(small).read_signal("hidden", "0/last_prompt")
     taken.clear()

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import numpy as np
 import pytest
 import torch
+from test_probes import descend
 from torch import Tensor
 from torch.distributions import MultivariateNormal, Normal
 
@@ -210,17 +210,7 @@ def plant(folder: Path, seed: int = 0, k: int = 8) -> Path:
 def trained(data: FeatureDataModule, epochs: int = 30, folder: Path | None = None, **options: Any) -> Latent:
     torch.manual_seed(0)
     module = Latent(**{"hidden": 16, "components": 8, "lr": 0.01, **options})
-    trainer = L.Trainer(
-        max_epochs=epochs,
-        check_val_every_n_epoch=5,
-        default_root_dir=folder,
-        logger=False,
-        enable_checkpointing=folder is not None,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        accelerator="cpu",
-    )
-    trainer.fit(module, data)
+    descend(module, data, epochs, every=5, folder=folder)
     return module
 
 

@@ -14,8 +14,11 @@ from extract.asked_files import asked_schema
 from extract.parts import Part
 from extract.policy import Identity, ModelIdentity, Policy
 from extract.questions import questions_hash
+from extract.ragged import Ragged
 
 WORDS = ("ash", "birch", "cedar", "elm", "fir", "larch", "oak", "pine")
+#: The last layer of the token signals.
+LAST = 3
 
 
 def make_store(
@@ -27,10 +30,12 @@ def make_store(
     seed: int = 0,
     block_size: int = 64,
     name: str = "q",
+    longest: int = 1,
 ) -> Store:
     """A store of questions whose answers are right with the given probabilities.
 
-    A right answer says "right", a wrong one one of some words, and its tokens are less likely.
+    A right answer says "right", a wrong one one of some words, and its tokens are less likely. Of answers of several
+    tokens wrong ones are longer, those of `longest` tokens are cut off there, and one in fifty is empty.
 
     Args:
         folder: Where the store is made.
@@ -41,8 +46,9 @@ def make_store(
         seed: Seed of the answers.
         block_size: Questions of a block.
         name: What the ids of the questions begin with.
+        longest: Most content tokens of an answer; all have one where it is 1.
     """
-    rng = np.random.default_rng(seed)
+    rng, of_lengths = np.random.default_rng(seed), np.random.default_rng([seed, 1])
     n, layers, _ = features.shape
     questions = [
         Question(
@@ -51,11 +57,14 @@ def make_store(
         for i in range(n)
     ]
     model = ModelIdentity("made", None, "a" * 64, "float32", "b" * 64, "c" * 64)
-    identity = Identity(Policy(model, Decoding(max_new_tokens=4)), questions_hash(questions), block_size)
+    identity = Identity(Policy(model, Decoding(max_new_tokens=max(4, longest))), questions_hash(questions), block_size)
     store = Store.create(folder, identity, questions)
     for block in range(store.n_blocks):
         held = range(block * block_size, min((block + 1) * block_size, n))
         rows = [_answer(f"{name}{i}", j, bool(rng.random() < accuracy[i]), rng) for i in held for j in range(k)]
+        if longest > 1:
+            for sample, grade in rows:
+                sample |= _tokens(grade["right"], longest, of_lengths)
         part = Part(block, 0, k)
         store.write_samples(part, [sample for sample, _ in rows])
         store.write_grades("made", part, [grade for _, grade in rows], "as it was drawn")
@@ -66,11 +75,11 @@ def make_store(
 
 
 def add_answer_signals(store: Store, seed: int = 0, width: int = 8) -> None:
-    """Hidden states, token entropies and embeddings of the answers, and what the model says when it is asked.
+    """Hidden states, token signals and embeddings of the answers, and what the model says when it is asked.
 
     The first coordinate of `last_answer` is higher for right answers; equal texts have embeddings near each other.
     """
-    rng = np.random.default_rng(seed)
+    rng, of_tokens = np.random.default_rng(seed), np.random.default_rng([seed, 1])
     of_text = {text: _unit(rng.normal(size=(1, width)))[0] for text in ("right", *WORDS)}
     right_of: dict[str, list[bool]] = {}
     for part in store.parts():
@@ -83,8 +92,9 @@ def add_answer_signals(store: Store, seed: int = 0, width: int = 8) -> None:
         keys = [(layer, name) for layer in range(2) for name in ("last_answer", "mean_answer")]
         store.write_signal("hidden", part, {f"{i}/{name}": torch.from_numpy(hidden[i]).float() for i, name in keys})
         entropy = rng.exponential(np.where(right, 0.3, 0.8))
-        tensors = {f"2/{name}": torch.from_numpy(entropy).float() for name in ("mean", "max")}
-        store.write_signal("token_entropy", part, tensors)
+        lengths = np.array([len(one["token_ids"]) - (one["finish_reason"] == "stop") for one in samples])
+        for signal, tensors in _token_signals(entropy, lengths, of_tokens).items():
+            store.write_signal(signal, part, tensors)
         vectors = _unit(
             np.stack([of_text[one["text"]] for one in samples]) + 0.1 * rng.normal(size=(len(samples), width))
         )
@@ -94,10 +104,43 @@ def add_answer_signals(store: Store, seed: int = 0, width: int = 8) -> None:
         ids = store.ids(block)
         vectors = _unit(rng.normal(size=(len(ids), width)))
         store.write_signal("text_embedding", block, {"0/question": torch.from_numpy(vectors).float()}, how=how)
+        entropy = of_tokens.exponential([0.8 - 0.5 * np.mean(right_of[one]) for one in ids])
+        for signal, held in _first_token(entropy, of_tokens).items():
+            store.write_signal(signal, block, {key: torch.from_numpy(one).float() for key, one in held.items()})
         for name in ("verbalized", "p_true"):
             rows = [_said(one, float(np.mean(right_of[one])), rng) for one in ids]
             store.write_asked(name, block, rows, asked_schema("question", {"model": "made"}))
     store.write_manifest()
+
+
+def _token_signals(
+    level: NDArray[np.float64], lengths: NDArray[np.int64], rng: np.random.Generator
+) -> dict[str, dict[str, Ragged]]:
+    """Signals of tokens of answers [row], whose entropies lie about the `level` [row] of theirs, in nats."""
+    offsets = torch.from_numpy(np.concatenate([[0], lengths.cumsum()]))
+    entropy = np.repeat(level, lengths) * rng.gamma(4, 1 / 4, size=lengths.sum())
+    nll = rng.exponential(entropy)
+    signals = _first_token(entropy, rng)
+    signals["tokens"] |= {f"{LAST}/nll": nll, f"{LAST}/plogp": nll * np.exp(-nll)}
+    signals["rollout"] = {
+        f"{LAST}/norm_element_mean_token": rng.exponential(0.1 + entropy),
+        f"{LAST}/share_50_none_mean_emit": rng.exponential(size=len(entropy)),
+    }
+    return {
+        signal: {key: Ragged(torch.from_numpy(values).float(), offsets) for key, values in held.items()}
+        for signal, held in signals.items()
+    }
+
+
+def _first_token(entropy: NDArray[np.float64], rng: np.random.Generator) -> dict[str, dict[str, NDArray[np.float64]]]:
+    """Signals that questions have too, of distributions of the given entropies; the first layer says nothing of them."""
+    weight = np.arange(LAST)[:, None] / (LAST - 1)
+    profile = weight * entropy + (1 - weight) * rng.gamma(9, 1 / 2, size=(LAST, len(entropy)))
+    rest = 1 - np.exp(-entropy)
+    return {
+        "tokens": {f"{LAST}/entropy": entropy, f"{LAST}/one_minus_pmax": rest, f"{LAST}/margin": (1 - rest) ** 2},
+        "entropy_profile": {f"{layer}/entropy": profile[layer - 1] for layer in range(1, LAST + 1)},
+    }
 
 
 def _unit(vectors: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -117,3 +160,12 @@ def _answer(question: str, sample: int, right: bool, rng: np.random.Generator) -
     drawn = -rng.exponential(0.3 if right else 0.8, size=2)
     told = {"token_ids": [5, 0], "text": text, "logprobs": drawn.tolist(), "finish_reason": "stop", "prompt_tokens": 9}
     return {**key, **told}, {**key, "right": right, "answer": text}
+
+
+def _tokens(right: bool, longest: int, rng: np.random.Generator) -> dict[str, Any]:
+    """Tokens of an answer, the longest of which come to no end."""
+    n = 0 if rng.random() < 0.02 else 1 + int(longest * rng.random() ** (1.5 if right else 1))
+    whole = n < longest
+    drawn = -rng.exponential(0.3 if right else 0.8, size=n + whole)
+    ended = {"token_ids": [5] * n + [0] * whole, "finish_reason": "stop" if whole else "length"}
+    return {**ended, "logprobs": drawn.tolist()}

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from datamodules.batches import Batch, TensorBatches
-from datamodules.names import feature_names
 from datamodules.semantic import answer_entropies, entropy_threshold, seu
 from datamodules.splits import SPLITS, split_questions
 from datamodules.table import Asked, QuestionTable, asked_of_answers, load_table
+from datamodules.wanted import Wanted
 from extract.errors import InputError, nearest
 from extract.parts import Scope
 from extract.recipe import StoreRecipe
@@ -41,9 +41,16 @@ class FeatureDataModule(L.LightningDataModule):
         target: What a probe learns: `capability`, how often the question is answered rightly; `semantic_entropy`,
             whether the answers to it agree more than those to most training questions; `seu`, the mean cosine of the
             embeddings of two answers to it; `response`, whether one answer is right.
-        signal: Signal that gives the features.
-        positions: Named token positions of the signal; null takes `last_prompt`, and for `response` `last_answer`.
+        signal: Signal that gives the features: one of vectors, which are a feature for each layer and position, or a
+            token signal, whose numbers are one feature together.
+        positions: Named token positions of the signal; null takes `last_prompt`, for `response` `last_answer`, and of a
+            token signal all.
         layers: Layers to use; null takes all.
+        join: Token signals whose numbers stand behind every feature, each a signal or a signal/position.
+        pooling: How the tokens of an answer become numbers, in several ways: the names of `extract.pooling`; `windows_4`,
+            means over quarters of the answer; `distribution`, the shape of the curve, of tokens/entropy alone. null takes
+            mean, std and max.
+        weights: Weights of the tokens when they are pooled: entropy, prob (1 − p_max), or signal/position of an influence.
         val_fraction: Share of the questions for validation.
         test_fraction: Share of the questions for the test.
         split_seed: Seed of the split.
@@ -59,6 +66,9 @@ class FeatureDataModule(L.LightningDataModule):
         signal: str = "hidden",
         positions: list[str] | None = None,
         layers: list[int] | None = None,
+        join: list[str] | None = None,
+        pooling: list[str] | None = None,
+        weights: str | None = None,
         val_fraction: float = 0.2,
         test_fraction: float = 0.2,
         split_seed: int = 0,
@@ -77,8 +87,8 @@ class FeatureDataModule(L.LightningDataModule):
             )
         self.store_path, self.recipe, self.grader, self.signal = store, recipe, grader, signal
         self.target, self.scope = target, TARGETS[target]
-        self.positions = positions or ["last_answer" if self.scope == "sample" else "last_prompt"]
-        self.layers, self.batch_size = layers, batch_size
+        self.wanted = Wanted.of(self.scope, signal, positions, layers, join, pooling, weights)
+        self.batch_size = batch_size
         self.fractions = (1 - val_fraction - test_fraction, val_fraction, test_fraction)
         self.split_seed = split_seed
         self._batches: dict[str, Batch] = {}
@@ -90,7 +100,7 @@ class FeatureDataModule(L.LightningDataModule):
             return
         from extract.commands import make_store
 
-        make_store(self.store_path, self.recipe, self.grader or "short", [self.signal], self.scope)
+        make_store(self.store_path, self.recipe, self.grader or "short", self.wanted.signals, self.scope)
 
     def setup(self, stage: str | None = None) -> None:
         """Read the chosen features and split the questions.
@@ -122,21 +132,14 @@ class FeatureDataModule(L.LightningDataModule):
         """
         self.store = Store.open(self.store_path)
         self.table = load_table(self.store, self.grader) if table is None else table
-        self.feature_names = feature_names(self.store, self.signal, self.scope, self.positions, self.layers)
-        features = self._read_features()
+        found = self.wanted.found(self.store)
+        self.feature_names, self.pooled = found.names, found.pooled
+        features = found.read(self.n_rows)
         rows = self._usable(features)
         self.question_rows = {"train": self.question_of(rows).unique()}
         target, right, known = (column[rows] for column in self._label())
         self._batches = {"train": Batch(features[rows], target, right, known, rows, self.question_of(rows))}
         self.split_rows = {"train": rows}
-
-    def _read_features(self) -> Tensor:
-        """[row, feature, d_model] float32, one copy of what the store holds."""
-        width = self.store.layout(self.signal, self.scope)[self.feature_names[0]].shape[0]
-        features = torch.empty(self.n_rows, len(self.feature_names), width)
-        for place, name in enumerate(self.feature_names):
-            features[:, place] = self.store.read_signal(self.signal, name, self.scope)
-        return features
 
     @property
     def n_rows(self) -> int:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from extract.errors import InputError
@@ -13,6 +14,7 @@ from extract.fill import encode_questions, is_damaged, prompt_of, say
 from extract.memory import halving
 from extract.parts import Part, Place, Scope
 from extract.progress import Counted, Progress
+from extract.ragged import Ragged
 from extract.signals import SIGNALS, load_signal
 from extract.store import Store
 from extract.workers import Worker
@@ -42,7 +44,8 @@ def fill_signals(
     Raises:
         InputError: Unknown signal, the store holds other layers, or no answers to read.
     """
-    functions = {name: load_signal(name, scope) for name in names}
+    for name in names:
+        load_signal(name, scope)
     kept = {name: _layers(store, name, scope, layers) for name in names if SIGNALS[name].by_layer}
     if layers is not None and not kept:
         raise InputError(
@@ -60,13 +63,19 @@ def fill_signals(
     if not missing:
         say(f"read: {', '.join(names)} is there for every {'answer' if scope == 'sample' else 'question'}")
         return
-    reader = _Reader(store, *load(), functions, kept)
-    with Progress(f"read{worker.label}", reader.n_rows(missing), f"{scope}s".replace("sample", "answer")) as progress:
+    reader = _Reader(store, *load(), kept)
+    n_rows = sum(map(store.n_rows, missing))
+    with Progress(f"read{worker.label}", n_rows, f"{scope}s".replace("sample", "answer")) as progress:
         for place, lacking in missing.items():
             if isinstance(place, Part):
                 reader.read_part(place, lacking, progress)
             else:
                 reader.read_block(place, lacking, progress)
+    for name, n_broken in reader.broken.items():
+        if n_broken:
+            say(
+                f"read: {name} is not finite for {n_broken} {'answers' if scope == 'sample' else 'questions'}, which are kept as NaN"
+            )
 
 
 def _layers(store: Store, signal: str, scope: Scope, layers: Sequence[int] | None) -> list[int] | None:
@@ -95,6 +104,12 @@ def _held_layers(store: Store, signal: str, scope: Scope) -> list[int] | None:
     return None
 
 
+def _is_nan(tensor: Any) -> list[bool]:
+    """[row] whether the row of a tensor, or of a ragged one, is missing: NaN, or NaN in all of its tokens."""
+    rows = tensor.rows() if isinstance(tensor, Ragged) else tensor
+    return [bool(row.isnan().any()) for row in rows]
+
+
 def _is_missing(store: Store, signal: str, place: Place) -> bool:
     file = store.signal_file(signal, place)
     return not is_finished(file) or is_damaged(store, file, lambda: store.block_layout(signal, place))
@@ -108,48 +123,50 @@ class _Reader:
         store: The store.
         model: Its model.
         tokenizer: Its tokenizer.
-        functions: The signals' functions by name.
         layers: Layers to keep of the signals that have some; None stands for all.
+        broken: Rows that were read and are not finite, by signal.
     """
 
     store: Store
     model: Any
     tokenizer: Any
-    functions: dict[str, Callable[..., dict[str, Any]]]
     layers: dict[str, list[int] | None]
-
-    def n_rows(self, missing: dict[Place, list[str]]) -> int:
-        """Rows that there are to read: every signal of the questions in passes of its own, those of the answers together."""
-        return sum(
-            self.store.n_rows(place) * (1 if isinstance(place, Part) else len(names))
-            for place, names in missing.items()
-        )
+    broken: dict[str, int] = field(default_factory=dict)
 
     def read_block(self, block: int, names: Sequence[str], progress: Progress) -> None:
         """Read signals of the questions of a block."""
+        from extract.signals.questions import read_questions
+
         prompts = encode_questions(self.tokenizer, prompt_of(self.store), self.store.block(block))
-        for name in names:
-
-            def read(batch_tokens: int, counted: Counted, name: str = name) -> dict[str, Any]:
-                return self.functions[name](
-                    self.model, prompts, layers=self.layers.get(name), batch_tokens=batch_tokens, progress=counted
-                )
-
-            tensors, batch_tokens = halving(read, BATCH_TOKENS, "prompt tokens", progress)
-            self.store.write_signal(name, block, tensors, batch_tokens)
+        self._write(partial(read_questions, self.model, prompts), block, names, [True] * len(prompts), progress)
 
     def read_part(self, part: Part, names: Sequence[str], progress: Progress) -> None:
         """Read signals of the answers of a part."""
         from extract.signals.answers import read_answers
 
-        answers, functions = self._answers(part), {name: self.functions[name] for name in names}
+        answers = self._answers(part)
+        has_content = [bool(answer.content) for answer in answers]
+        self._write(partial(read_answers, self.model, answers), part, names, has_content, progress)
 
-        def read(batch_tokens: int, counted: Counted) -> dict[str, dict[str, Any]]:
-            return read_answers(self.model, answers, functions, self._layers_of(names), batch_tokens, counted)
+    def _write(
+        self,
+        read: Callable[..., dict[str, Any]],
+        place: Place,
+        names: Sequence[str],
+        has_numbers: Sequence[bool],
+        progress: Progress,
+    ) -> None:
+        """Read signals, with fewer tokens at a time where memory does not suffice, and keep them."""
 
-        signals, batch_tokens = halving(read, BATCH_TOKENS, "tokens", progress)
+        def at_once(batch_tokens: int, counted: Counted) -> dict[str, Any]:
+            return read(names, self._layers_of(names), batch_tokens, counted)
+
+        signals, batch_tokens = halving(at_once, BATCH_TOKENS, "tokens", progress)
         for name, tensors in signals.items():
-            self.store.write_signal(name, part, tensors, batch_tokens)
+            missing = [any(rows) for rows in zip(*map(_is_nan, tensors.values()), strict=True)]
+            n_broken = sum(nan and numbers for nan, numbers in zip(missing, has_numbers, strict=True))
+            self.broken[name] = self.broken.get(name, 0) + n_broken
+            self.store.write_signal(name, place, tensors, batch_tokens)
 
     def _layers_of(self, names: Sequence[str]) -> list[int]:
         from extract.signals.capture import n_layers
@@ -165,7 +182,8 @@ class _Reader:
             InputError: The questions don't become the prompts that were answered.
         """
         from extract.models import end_tokens
-        from extract.signals.answers import Answer, content_tokens
+        from extract.signals.answers import content_tokens
+        from extract.signals.passes import Answer
 
         encoded = encode_questions(self.tokenizer, prompt_of(self.store), self.store.block(part.block))
         prompts = dict(zip(self.store.ids(part), map(tuple, encoded), strict=True))

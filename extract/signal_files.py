@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,12 @@ from torch import Tensor
 from extract.answers import Answers
 from extract.errors import InputError
 from extract.files import Damaged, is_finished, shown
+from extract.layouts import FLOATS, Layout, common_layout
 from extract.parts import Part, Place, Scope, check_name, folder_names, scope_of, stem_of
 from extract.policy import differences
+from extract.ragged import Ragged
 from extract.stamps import stamp_of
-from extract.tensors import FLOATS, Entry, Header, Layout, check_block, common_layout, copy_block, write_block
+from extract.tensors import Header, check_block, copy_block, copy_ragged, read_offsets, write_block
 
 #: Signals that are no reading of the store's model but of another one, which `ask` runs.
 _ASKED = ("text_embedding",)
@@ -48,7 +52,7 @@ class SignalFiles(Answers):
         self,
         signal: str,
         place: Place,
-        tensors: dict[str, Tensor],
+        tensors: Mapping[str, Tensor | Ragged],
         batch_tokens: int | None = None,
         how: dict[str, Any] | None = None,
     ) -> None:
@@ -57,7 +61,8 @@ class SignalFiles(Answers):
         Args:
             signal: Name of the signal.
             place: Number of the block, or the part, whose samples are there.
-            tensors: [row, …] by ``layer/position`` key, rows in the order of the block, or of the part's table.
+            tensors: [row, …], or ragged with as many rows, by ``layer/position`` key; rows in the order of the block, or
+                of the part's table.
             batch_tokens: Prompt tokens that were read at a time.
             how: What else the values depend on, JSON types; the same in every file of the signal.
 
@@ -133,33 +138,74 @@ class SignalFiles(Answers):
         Raises:
             InputError: As `signal_keys`, no such key, or a row that is infinite or NaN in part.
         """
+        return self._rows(signal, self._places_of(signal, key, scope, ragged=False), key)
+
+    def read_ragged(self, signal: str, key: str, scope: Scope = "sample") -> Ragged:
+        """One number, or one tensor […], for every token of all answers or questions; a row that is missing is NaN as a whole.
+
+        Read as `read_signal` reads: first where the rows begin in every file, then the values into one tensor.
+
+        Raises:
+            InputError: As `signal_keys`, no such key, offsets that are none, or a row that is infinite or NaN in part.
+        """
+        return self._ragged_rows(signal, self._places_of(signal, key, scope, ragged=True), key)
+
+    def _places_of(self, signal: str, key: str, scope: Scope, ragged: bool) -> list[Place]:
+        """The places of a signal that is whole and has a key of the kind that is read.
+
+        Raises:
+            InputError: As `signal_keys`, no such key, or one of the other kind.
+        """
         held = self.signal_keys(signal, scope)
         if key not in held:
             raise InputError(
                 f"Expected `key` to be one that the signal {signal!r} of {str(self.path)!r} has ({held[0]} to {held[-1]}), but got {shown(key)}. Choose one of them."
             )
         places = self.places(scope)
-        whole = self._empty(self.block_layout(signal, places[0])[key], sum(map(self.n_rows, places)))
-        for place, rows in zip(places, whole.split([self.n_rows(place) for place in places]), strict=True):
-            self._copy(signal, place, key, rows)
-        return whole
+        self._check_kind(signal, places[0], key, ragged)
+        return places
+
+    def _check_kind(self, signal: str, place: Place, key: str, ragged: bool) -> None:
+        if self.block_layout(signal, place)[key].ragged != ragged:
+            kinds = "one tensor for each row", "tokens of each row"
+            raise InputError(
+                f"Expected {key!r} of the signal {signal!r} of {str(self.path)!r} to be {kinds[ragged]}, but it is {kinds[not ragged]}. Use `{'read_signal' if ragged else 'read_ragged'}`."
+            )
+
+    def check_values(self, signal: str, place: Place) -> None:
+        """Look at every value of a block or part, holding one tensor at a time.
+
+        Raises:
+            Damaged: As `block_layout`, offsets that are none, or a row that is infinite or NaN in part.
+        """
+        for key, entry in self.block_layout(signal, place).items():
+            (self._ragged_rows if entry.ragged else self._rows)(signal, [place], key)
 
     def read_block(self, signal: str, place: Place, key: str) -> Tensor:
         """One tensor [row, …] of a block or part.
 
         Raises:
-            Damaged: As `block_layout`, or a row is infinite or NaN in part.
+            InputError: As `block_layout`, a row is infinite or NaN in part, or the tensor is ragged.
         """
-        rows = self._empty(self.block_layout(signal, place)[key], self.n_rows(place))
-        self._copy(signal, place, key, rows)
-        return rows
+        self._check_kind(signal, place, key, ragged=False)
+        return self._rows(signal, [place], key)
 
-    @staticmethod
-    def _empty(entry: Entry, n_rows: int) -> Tensor:
-        return torch.empty(n_rows, *entry.shape, dtype=FLOATS[entry.dtype])
+    def _rows(self, signal: str, places: Sequence[Place], key: str) -> Tensor:
+        entry, counts = self.block_layout(signal, places[0])[key], [self.n_rows(place) for place in places]
+        whole = torch.empty(sum(counts), *entry.shape, dtype=FLOATS[entry.dtype])
+        for place, rows in zip(places, whole.split(counts), strict=True):
+            copy_block(self.signal_file(signal, place), key, rows, partial(self._row_name, place))
+        return whole
 
-    def _copy(self, signal: str, place: Place, key: str, rows: Tensor) -> None:
-        copy_block(self.signal_file(signal, place), key, rows, lambda row: self._row_name(place, row))
+    def _ragged_rows(self, signal: str, places: Sequence[Place], key: str) -> Ragged:
+        entry = self.block_layout(signal, places[0])[key]
+        offsets = [read_offsets(self.signal_file(signal, place), key) for place in places]
+        counts = [int(one[-1]) for one in offsets]
+        values = torch.empty(sum(counts), *entry.shape, dtype=FLOATS[entry.dtype])
+        for place, own, rows in zip(places, offsets, values.split(counts), strict=True):
+            copy_ragged(self.signal_file(signal, place), key, Ragged(rows, own), partial(self._row_name, place))
+        lengths = torch.cat([torch.zeros(1, dtype=torch.int64), *(own.diff() for own in offsets)])
+        return Ragged(values, lengths.cumsum(0))
 
     def _row_name(self, place: Place, row: int) -> str:
         if not isinstance(place, Part):

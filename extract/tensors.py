@@ -1,10 +1,10 @@
-"""A signal's file, which is a safetensors file: what its header has to say before a tensor is read, and what is in a tensor."""
+"""A signal's file, which is a safetensors file: written, refused if it is not as it was written, and read a little at a time."""
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,25 +15,12 @@ from torch import Tensor
 
 from extract.files import Damaged, check_file, check_size, one_line, shown, write_file
 from extract.hashing import canonical_json
+from extract.layouts import OFFSETS, Layout, layout_of
+from extract.ragged import Ragged
 
-#: A layer, then the names of a position or of whatever else tells the tensors of a layer apart.
-_KEY = re.compile(r"(0|[1-9][0-9]{0,4})(/[A-Za-z0-9_]+)+")
-#: Types that a tensor may have, as safetensors names them.
-FLOATS = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64}
 _CHUNK = 2**20  # bytes of a tensor that are looked at together
 #: What else the metadata may say: prompt tokens that were read at a time, and what made the tensors.
 _FURTHER = {"batch_tokens": int | None, "how": dict | None}
-
-
-class Entry(NamedTuple):
-    """What a tensor holds for one row: values of a `dtype`, as safetensors names it, in a `shape`."""
-
-    dtype: str
-    shape: tuple[int, ...]
-
-
-#: What a file holds by key.
-Layout = dict[str, Entry]
 
 
 class Header(NamedTuple):
@@ -43,11 +30,18 @@ class Header(NamedTuple):
     how: dict[str, Any] | None
 
 
-def write_block(path: Path, tensors: dict[str, Tensor], stamp: dict[str, Any], **how: Any) -> None:
-    """Write tensors [row, …] by ``layer/position`` key, with what they are rows of and how they were made."""
+def write_block(path: Path, tensors: Mapping[str, Tensor | Ragged], stamp: dict[str, Any], **how: Any) -> None:
+    """Write tensors [row, …] or ragged ones by ``layer/position`` key, with what they are rows of and how they were made."""
     # one key: safetensors writes several in an order that changes from run to run
     metadata = {"store": canonical_json({**stamp, **how})}
-    write_file(path, save({key: tensor.contiguous() for key, tensor in tensors.items()}, metadata))
+    held = {}
+    for key, tensor in tensors.items():
+        if isinstance(tensor, Ragged):
+            # keys may share their offsets in memory, which safetensors would refuse
+            held[key], held[key + OFFSETS] = tensor.values.contiguous(), tensor.offsets.clone()
+        else:
+            held[key] = tensor.contiguous()
+    write_file(path, save(held, metadata))
 
 
 def check_block(path: Path, folder: Path, n_rows: int, stamp: dict[str, Any]) -> Header:
@@ -76,17 +70,9 @@ def check_block(path: Path, folder: Path, n_rows: int, stamp: dict[str, Any]) ->
     further = {key: stated.pop(key, None) for key in _FURTHER} if isinstance(stated, dict) else {}
     if stated != stamp or not all(isinstance(value, _FURTHER[key]) for key, value in further.items()):
         raise Damaged(path, f"its metadata says {shown(stated)} where {canonical_json(stamp)} belongs")
-    if not found:
-        raise Damaged(path, "it holds no tensor")
-    for key, (dtype, shape) in found.items():
-        if not _KEY.fullmatch(key):
-            raise Damaged(path, f"it holds a tensor {shown(key)}, which is no LAYER/POSITION")
-        if dtype not in FLOATS:
-            raise Damaged(path, f"{key!r} is of {dtype} and not of one of {', '.join(FLOATS)}")
-        if not shape or shape[0] != n_rows or 0 in shape:
-            raise Damaged(path, f"{key!r} has the shape {list(shape)} where {n_rows} rows belong")
+    layout = layout_of(path, found, n_rows)
     check_file(path, folder)
-    return Header({key: Entry(dtype, shape[1:]) for key, (dtype, shape) in found.items()}, further["how"])
+    return Header(layout, further["how"])
 
 
 def copy_block(path: Path, key: str, to: Tensor, name: Callable[[int], str]) -> None:
@@ -101,18 +87,19 @@ def copy_block(path: Path, key: str, to: Tensor, name: Callable[[int], str]) -> 
     Raises:
         Damaged: A row is infinite, or NaN in part.
     """
-    step = max(1, _CHUNK // (to[0].numel() * to.element_size()))
     with safe_open(path, framework="pt") as file:
-        rows = file.get_slice(key)
-        for start in range(0, len(to), step):
-            part = to[start : start + step]
-            part.copy_(rows[start : start + step])
+        for start, part in _copied(file.get_slice(key), to):
             row = _broken_row(part.reshape(len(part), -1))
             if row is not None:
-                raise Damaged(
-                    path,
-                    f"{key!r} is not finite in row {start + row} ({name(start + row)}), nor NaN as a whole, which a missing row is",
-                )
+                raise Damaged(path, _not_finite(key, start + row, name))
+
+
+def _copied(rows: Any, to: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """Copy a slice of a file, a little at a time: yields where each piece of `to` begins and the piece, once it is filled."""
+    step = max(1, _CHUNK // (math.prod(to.shape[1:]) * to.element_size()))
+    for start in range(0, len(to), step):
+        part = to[start : start + step]
+        yield start, part.copy_(rows[start : start + step])
 
 
 def _broken_row(rows: Tensor) -> int | None:
@@ -124,23 +111,62 @@ def _broken_row(rows: Tensor) -> int | None:
     return None
 
 
-def common_layout(layouts: dict[Path, Layout]) -> Layout:
-    """The layout that all files of a signal have; nothing of none.
+def _not_finite(key: str, row: int, name: Callable[[int], str]) -> str:
+    return f"{key!r} is not finite in row {row} ({name(row)}), nor NaN as a whole, which a missing row is"
+
+
+def read_offsets(path: Path, key: str) -> Tensor:
+    """Where each row of a ragged tensor of a checked file begins, and where the last one ends.
+
+    Returns:
+        [row + 1] int64.
 
     Raises:
-        Damaged: A file lacks a key, or has another dtype or shape under it than the first one.
+        Damaged: They don't begin at 0, or fall, or end elsewhere than the values do.
     """
-    first = next(iter(layouts), None)
-    if first is None:
-        return {}
-    common = layouts[first]
-    for path, layout in layouts.items():
-        for key in sorted(common.keys() | layout.keys()):
-            here, there = (_described(one.get(key)) for one in (layout, common))
-            if here != there:
-                raise Damaged(path, f"{key!r} is {here} while it is {there} in {first.name}")
-    return common
+    with safe_open(path, framework="pt") as file:
+        n_values = file.get_slice(key).get_shape()[0]
+        offsets: Tensor = file.get_tensor(key + OFFSETS)
+    first, last = int(offsets[0]), int(offsets[-1])
+    if first != 0:
+        raise Damaged(path, f"{key + OFFSETS!r} begin at {first} and not at 0")
+    fall = (offsets[1:] < offsets[:-1]).nonzero()[:, 0].tolist()
+    if fall:
+        row = fall[0]
+        raise Damaged(
+            path, f"{key + OFFSETS!r} fall from {int(offsets[row])} to {int(offsets[row + 1])} behind row {row}"
+        )
+    if last != n_values:
+        raise Damaged(path, f"{key + OFFSETS!r} end at {last} while there are {n_values} values")
+    return offsets
 
 
-def _described(entry: Entry | None) -> str:
-    return "missing" if entry is None else f"{entry.dtype} of shape {list(entry.shape)} a row"
+def copy_ragged(path: Path, key: str, to: Ragged, name: Callable[[int], str]) -> None:
+    """Copy the values of a ragged tensor of a checked file, a little at a time. A row that is missing is NaN as a whole.
+
+    Args:
+        path: The file.
+        key: Key of the tensor.
+        to: Values of the tensor's shape and type, which are filled, with the offsets that `read_offsets` gave.
+        name: What a row is, for the message.
+
+    Raises:
+        Damaged: A row is infinite, or NaN in part.
+    """
+    wrong, missing = to.values.new_zeros((2, len(to.values)), dtype=torch.bool)
+    with safe_open(path, framework="pt") as file:
+        for start, part in _copied(file.get_slice(key), to.values):
+            flat = part.reshape(len(part), -1)
+            wrong[start : start + len(part)] = ~flat.isfinite().all(1)
+            missing[start : start + len(part)] = flat.isnan().all(1)
+    if wrong.any():
+        n_wrong, n_missing = (_counts(Ragged(tokens, to.offsets)) for tokens in (wrong, missing))
+        broken = ((n_wrong > 0) & (n_missing < to.lengths)).nonzero()[:, 0].tolist()
+        if broken:
+            raise Damaged(path, _not_finite(key, broken[0], name))
+
+
+def _counts(tokens: Ragged) -> Tensor:
+    """[row] int64: of how many tokens of each row it is so."""
+    so_far = torch.cat([torch.zeros(1, dtype=torch.int64), tokens.values.cumsum(0)])
+    return so_far[tokens.offsets].diff()

@@ -61,8 +61,7 @@ def _check(store: Store, path: Path) -> None:
             store.layout(signal, scope)
         case ("signals", signal, "question" | "sample" as scope, name) if name.endswith(".safetensors"):
             place = (block_of if scope == "question" else Part.of)(path, store.n_blocks)
-            for key in store.block_layout(signal, place):
-                store.read_block(signal, place, key)
+            store.check_values(signal, place)
         case ("asked", baseline, name) if name.endswith(".parquet"):
             store.asked_table(baseline, place_of(path, store.n_blocks))
         case _ if path.suffix in _DATA:

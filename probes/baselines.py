@@ -15,8 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from datamodules import FeatureDataModule, QuestionTable
+from datamodules.names import chosen_keys
 from datamodules.semantic import discrete_entropy, likelihood_entropy, seu
 from extract.errors import InputError
+from extract.pooling import pool
 from probes.calibration import fit_calibrator, fit_platt
 
 #: Rows of the question table by split.
@@ -144,12 +146,12 @@ def mean_of_half(values: Callable[[FeatureDataModule], NDArray[np.float64]]) -> 
     return score
 
 
-def token_entropy(key: str) -> Callable[[FeatureDataModule], NDArray[np.float64]]:
-    """The signal `token_entropy` of every answer: `mean` or `max` over its tokens, in nats."""
+def token_entropy(how: str) -> Callable[[FeatureDataModule], NDArray[np.float64]]:
+    """Entropy of the distributions that an answer's tokens were drawn from, in nats, pooled over the tokens."""
 
     def values(data: FeatureDataModule) -> NDArray[np.float64]:
-        name = next(one for one in data.store.signal_keys("token_entropy", "sample") if one.endswith(f"/{key}"))
-        return data.store.read_signal("token_entropy", name, "sample").double().numpy()
+        (key,) = chosen_keys(data.store, "tokens", "sample", ["entropy"], layers=None)
+        return pool(data.store.read_ragged("tokens", key), how).double().numpy()
 
     return values
 
@@ -192,7 +194,7 @@ def embedding_uncertainty(data: FeatureDataModule) -> Callable[[NDArray[np.int64
 
 
 _ASK = "python -m extract ask --store STORE --baselines"
-_READ_ENTROPY = "python -m extract read --store STORE --signals [token_entropy] --scope sample"
+_READ_TOKENS = "python -m extract read --store STORE --signals [tokens] --scope sample"
 BASELINES: dict[str, Baseline] = {
     "constant": Baseline(constant, free, None),
     "base_rate": Baseline(base_rate, free, None),
@@ -206,8 +208,8 @@ BASELINES: dict[str, Baseline] = {
     "consistency": Baseline(consistency, half_of_answers, half=True),
     "mean_nll": Baseline(mean_of_half(lambda data: data.table.answers.mean_nll), half_of_answers, half=True),
     "max_nll": Baseline(mean_of_half(lambda data: data.table.answers.max_nll), half_of_answers, half=True),
-    "mean_entropy": Baseline(mean_of_half(token_entropy("mean")), half_of_answers, half=True, needs=_READ_ENTROPY),
-    "max_entropy": Baseline(mean_of_half(token_entropy("max")), half_of_answers, half=True, needs=_READ_ENTROPY),
+    "mean_entropy": Baseline(mean_of_half(token_entropy("mean")), half_of_answers, half=True, needs=_READ_TOKENS),
+    "max_entropy": Baseline(mean_of_half(token_entropy("max")), half_of_answers, half=True, needs=_READ_TOKENS),
     "semantic_entropy": Baseline(of_half(semantic_entropy), half_of_answers, half=True),
     "semantic_entropy_likelihood": Baseline(of_half(likelihood_semantic_entropy), half_of_answers, half=True),
     "semantic_entropy_nli": Baseline(
@@ -221,8 +223,8 @@ BASELINES: dict[str, Baseline] = {
 ANSWER_BASELINES: dict[str, AnswerBaseline] = {
     "mean_nll": AnswerBaseline(lambda data: -data.table.answers.mean_nll),
     "max_nll": AnswerBaseline(lambda data: -data.table.answers.max_nll),
-    "mean_entropy": AnswerBaseline(lambda data: -token_entropy("mean")(data), _READ_ENTROPY),
-    "max_entropy": AnswerBaseline(lambda data: -token_entropy("max")(data), _READ_ENTROPY),
+    "mean_entropy": AnswerBaseline(lambda data: -token_entropy("mean")(data), _READ_TOKENS),
+    "max_entropy": AnswerBaseline(lambda data: -token_entropy("max")(data), _READ_TOKENS),
     "p_true_answer": AnswerBaseline(
         lambda data: data.asked_of_answers("p_true_answer").value, f"{_ASK} [p_true_answer]"
     ),

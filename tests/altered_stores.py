@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from altering import Alteration, bad_json, bomb, lie, set_field
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from extract import Decoding, Question, Store
@@ -22,6 +23,7 @@ from extract.hashing import canonical_json, sha256_json
 from extract.parts import Part
 from extract.policy import Identity, ModelIdentity, Policy
 from extract.questions.question import questions_hash
+from extract.ragged import Ragged
 
 #: What a refusal says of a file that is there no more, by the folder that it was in.
 GONE = {"questions.parquet": "questions.parquet", "samples": "samples", "grades": "grade", "signals": "signal"}
@@ -46,6 +48,21 @@ def make_store(folder: Path) -> Path:
         n = len(store.block(block))
         states = torch.from_numpy(rng.normal(size=(3, n, 4))).float()
         store.write_signal("hidden", block, {f"{layer}/last_prompt": states[layer] for layer in range(3)})
+    store.write_manifest()
+    return folder
+
+
+def add_tokens(folder: Path) -> Path:
+    """A token signal of the answers of such a store, of 0 to 5 tokens each; the answers of one part have none at all."""
+    store, rng = Store.open(folder), torch.Generator().manual_seed(0)
+    for part in store.parts():
+        rows = [torch.rand(int(torch.randint(6, (), generator=rng)), generator=rng) for _ in range(store.n_rows(part))]
+        if part == Part(2, 0, 2):
+            rows = [torch.zeros(0)] * len(rows)
+        tokens = Ragged.of(rows)
+        store.write_signal(
+            "tokens", part, {"2/entropy": tokens, "1/entropy": tokens._replace(values=tokens.values + 1)}
+        )
     store.write_manifest()
     return folder
 
@@ -132,11 +149,52 @@ def broken_row(tensor: torch.Tensor, rng: random.Random) -> torch.Tensor:
     return tensor
 
 
-def header_lies(store: Path, rng: random.Random) -> str:
-    path = data_file(store, rng, "*.safetensors")
-    lie(path, rng)
-    write_file(path, path.read_bytes())
-    return path.name
+def edit_tokens(change: Callable[[torch.Tensor, torch.Tensor, random.Random], Any]) -> Alteration:
+    """An alteration of a part of the token signal, with a voucher that fits: of its values [sum of lengths] and offsets.
+
+    `change` alters them in place or gives what stands for them: tensors by the ending of their key.
+    """
+
+    def alter(store: Path, rng: random.Random) -> str:
+        path = store / f"signals/tokens/sample/0000{rng.randrange(2)}.000-002.safetensors"
+        with safe_open(path, framework="pt") as file:
+            stated = file.metadata()
+        tensors = load_file(path)
+        key = rng.choice(["1/entropy", "2/entropy"])
+        values, offsets = tensors.pop(key), tensors.pop(f"{key}.offsets")
+        held = change(values, offsets, rng) or {"": values, ".offsets": offsets}
+        tensors |= {key + ending: tensor.contiguous() for ending, tensor in held.items()}
+        save_file(tensors, path, stated)
+        write_file(path, path.read_bytes())
+        return path.name
+
+    return alter
+
+
+def first_long(offsets: torch.Tensor) -> int:
+    """Where the first row begins that has several tokens."""
+    return int(offsets[int((offsets.diff() > 1).nonzero()[0])])
+
+
+def break_token(values: torch.Tensor, offsets: torch.Tensor, rng: random.Random) -> None:
+    values[first_long(offsets) + rng.randrange(2)] = rng.choice([torch.nan, torch.inf, -torch.inf])
+
+
+def swap_offsets(values: torch.Tensor, offsets: torch.Tensor, rng: random.Random) -> None:
+    """Let one fall; the first and the last stay."""
+    rises = (offsets[1:-2] < offsets[2:-1]).nonzero()[:, 0].tolist()
+    row = 1 + rng.choice(rises)
+    offsets[row], offsets[row + 1] = offsets[row + 1].item(), offsets[row].item()
+
+
+def header_lies(pattern: str = "*.safetensors") -> Alteration:
+    def alter(store: Path, rng: random.Random) -> str:
+        path = data_file(store, rng, pattern)
+        lie(path, rng)
+        write_file(path, path.read_bytes())
+        return path.name
+
+    return alter
 
 
 def footer_lies(store: Path, rng: random.Random) -> str:
@@ -315,6 +373,38 @@ def annotate(table: pa.Table, rng: random.Random) -> pa.Table:
     return table.cast(table.schema.set(place, table.schema.field(place).with_metadata(spell)))
 
 
+def _by_ending(make: Callable[..., tuple[torch.Tensor, torch.Tensor]]) -> Callable[..., dict[str, torch.Tensor]]:
+    return lambda values, offsets, rng: dict(zip(("", ".offsets"), make(values, offsets, rng), strict=True))
+
+
+#: Alterations of the token signal of a store that has one.
+TOKEN_ALTERATIONS: dict[str, Alteration] = {
+    "offsets that do not begin at 0": edit_tokens(lambda v, o, rng: o.__setitem__(0, rng.choice([1, -1, -(2**62)]))),
+    "offsets that fall": edit_tokens(swap_offsets),
+    "offset below 0": edit_tokens(lambda v, o, rng: o.__setitem__(rng.randrange(1, len(o) - 1), -(2**63))),
+    "offset beyond the values": edit_tokens(lambda v, o, rng: o.__setitem__(rng.randrange(1, len(o)), 2**62)),
+    "offsets that end too early": edit_tokens(_by_ending(lambda v, o, rng: (v, o.clamp(max=int(o[-1]) - 1)))),
+    "more values": edit_tokens(_by_ending(lambda v, o, rng: (torch.cat([v, v[:1]]), o))),
+    "fewer values": edit_tokens(_by_ending(lambda v, o, rng: (v[:-1], o))),
+    "no values": edit_tokens(_by_ending(lambda v, o, rng: (v[:0], o))),
+    "offsets of another type": edit_tokens(
+        _by_ending(lambda v, o, rng: (v, o.to(rng.choice([torch.int32, torch.float64, torch.uint8, torch.bool]))))
+    ),
+    "offsets of other rows": edit_tokens(
+        _by_ending(lambda v, o, rng: (v, rng.choice([o[:-1], o[1:], torch.cat([o, o[-1:]]), o[:0], o[:, None], o[0]])))
+    ),
+    "offsets without values": edit_tokens(lambda v, o, rng: {".offsets": o}),
+    "offsets of offsets": edit_tokens(lambda v, o, rng: {"": v, ".offsets": o, ".offsets.offsets": o.clone()}),
+    "values without offsets": edit_tokens(lambda v, o, rng: {"": v}),
+    "one value a row": edit_tokens(lambda v, o, rng: {"": torch.zeros(len(o) - 1)}),
+    "several values a token": edit_tokens(_by_ending(lambda v, o, rng: (v[:, None].repeat(1, 2), o))),
+    "nothing in a token": edit_tokens(_by_ending(lambda v, o, rng: (v[:, None][:, :0], o))),
+    "values of another type": edit_tokens(
+        _by_ending(lambda v, o, rng: (v.to(rng.choice([torch.float64, torch.float16, torch.int64, torch.bool])), o))
+    ),
+    "token that is not finite": edit_tokens(break_token),
+    "header lies": header_lies("signals/tokens/*/*.safetensors"),
+}
 ALTERATIONS: dict[str, Alteration] = {
     "truncated": with_content(lambda content, rng, _: content[: rng.randrange(len(content))]),
     "lengthened": with_content(lambda content, rng, _: content + rng.randbytes(rng.randrange(1, 99))),
@@ -350,7 +440,7 @@ ALTERATIONS: dict[str, Alteration] = {
     "questions in another order": edit_rows(swap, "questions.parquet"),
     "questions that break a rule": other_questions,
     "footer lies": footer_lies,
-    "header lies": header_lies,
+    "header lies": header_lies(),
     "signal of another store": edit_signal(lambda tensors, rng: None, identity="f" * 64),
     "signal of another name": edit_signal(lambda tensors, rng: None, signal="../hidden"),
     "missing key": edit_signal(lambda tensors, rng: tensors.pop(rng.choice(sorted(tensors)))),
@@ -368,6 +458,16 @@ ALTERATIONS: dict[str, Alteration] = {
         some_tensor(lambda t, rng: t.to(rng.choice([torch.int64, torch.bool, torch.float64, torch.float16])))
     ),
     "NaN in a signal": edit_signal(some_tensor(broken_row)),
+    "rows of tokens in one file": edit_signal(
+        lambda tensors, rng: tensors.update(
+            {f"{rng.randrange(3)}/last_prompt.offsets": torch.arange(len(tensors["0/last_prompt"]) + 1)}
+        )
+    ),
+    "offsets of nothing": edit_signal(
+        lambda tensors, rng: tensors.update(
+            {rng.choice(["9/last_prompt.offsets", ".offsets", "a\nb.offsets"]): torch.zeros(9, dtype=torch.int64)}
+        )
+    ),
     "identity that is none": lambda store, rng: bad_json(store, "identity.json", rng),
     "altered identity": edit_identity(set_field("policy.decoding.temperature", 0.1, 1, 2.0), sealed=False),
     "other keys in the identity": edit_identity(change_keys),

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from benchmarks.tiny import byte_tokenizer, save_model, tiny_model, write_questions
+from extract.signals.questions import read_questions
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["WANDB_MODE"] = "offline"
@@ -75,3 +77,11 @@ def plant_grades(store: Any, seed: int) -> None:
 def small_store(make_small_store: Callable[..., Path]) -> Path:
     """A store of 120 questions with 6 answers each; tests only read it."""
     return make_small_store()
+
+
+def read_hidden(
+    model: Any, prompts: Sequence[Sequence[int]], layers: Sequence[int] | None = None, batch_tokens: int = 2048
+) -> torch.Tensor:
+    """Hidden states [question, layer, d_model] at `last_prompt`, of every layer for None."""
+    wanted = range(model.config.num_hidden_layers + 1) if layers is None else layers
+    return torch.stack(list(read_questions(model, prompts, ["hidden"], wanted, batch_tokens)["hidden"].values()), dim=1)

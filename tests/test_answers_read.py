@@ -6,7 +6,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from conftest import byte_tokenizer, tiny_model, write_questions
@@ -16,10 +15,11 @@ from extract.__main__ import COMMANDS
 from extract.cli import run
 from extract.commands import make_store
 from extract.parts import Part
+from extract.ragged import Ragged
 from extract.signals import load_signal
-from extract.signals.answers import Answer, content_tokens, read_answers
+from extract.signals.answers import content_tokens, read_answers
 from extract.signals.batches import by_length
-from extract.signals.entropy import entropy
+from extract.signals.passes import Answer
 from extract.signals.positions import ANSWER_POSITIONS, answer_position
 from extract.workers import Worker
 
@@ -30,13 +30,17 @@ ANSWERS = [
     Answer((5, 6, 7), (40, 41, 42, 43)),
     Answer((20,), (60, 61)),
 ]
-SIGNALS = {name: load_signal(name, "sample") for name in ("hidden", "token_entropy")}
+SIGNALS = ("hidden", "tokens")
 FAMILIES = ["llama", "gpt2", "qwen2", "qwen3", "mistral", "phi3", "gemma2", "gemma3"]
 
 
 def read_all(model: Any, answers: list[Answer], batch_tokens: int = 2048) -> dict[str, torch.Tensor]:
     signals = read_answers(model, answers, SIGNALS, range(4), batch_tokens)
-    return {f"{name}/{key}": tensor for name, tensors in signals.items() for key, tensor in tensors.items()}
+    return {
+        f"{name}/{key}": tensor.padded() if isinstance(tensor, Ragged) else tensor
+        for name, tensors in signals.items()
+        for key, tensor in tensors.items()
+    }
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -52,30 +56,6 @@ def test_states_equal_output_hidden_states_at_the_positions_of_the_answer(family
             for position, wanted in {"first": own[0], "last": own[-1], "mean": own.mean(0)}.items():
                 found = states[f"hidden/{layer}/{position}_answer"][row].double()
                 torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_entropies_equal_a_float64_loop_over_the_logits_that_drew_the_tokens(family: str) -> None:
-    model = tiny_model(family)
-    states = read_all(model, ANSWERS)
-    for row, answer in enumerate(ANSWERS):
-        logits = model(torch.tensor([answer.prompt + answer.content])).logits[0].double().numpy()
-        each = []
-        for t in range(1, len(answer.content) + 1):
-            z = logits[len(answer.prompt) + t - 2]
-            p = np.exp(z - z.max()) / np.exp(z - z.max()).sum()
-            each.append(-sum(one * np.log(one) for one in p if one > 0))
-        mean, largest = (np.mean(each), np.max(each)) if each else (np.nan, np.nan)
-        np.testing.assert_allclose(states["token_entropy/3/mean"][row], mean, rtol=1e-4)
-        np.testing.assert_allclose(states["token_entropy/3/max"][row], largest, rtol=1e-4)
-
-
-def test_the_entropy_of_one_word_is_0_of_all_alike_log_v_and_words_that_are_ruled_out_do_not_matter() -> None:
-    one, alike = torch.tensor([900.0, 0, 0]), torch.full((151_936,), 700.0)
-    ruled_out = torch.tensor([1.0, 1.0, -torch.inf])
-    assert float(entropy(one)) == 0
-    assert float(entropy(alike)) == pytest.approx(np.log(151_936), abs=2e-5)
-    assert float(entropy(ruled_out)) == pytest.approx(np.log(2))
 
 
 def test_neither_batch_nor_order_changes_what_is_read(model: Any) -> None:
@@ -101,14 +81,19 @@ def test_an_answer_without_content_is_nan_as_a_whole_and_equal_answers_are_read_
     monkeypatch.setattr(model.model, "forward", counting)
     done: list[tuple[int, int]] = []
     signals = read_answers(model, ANSWERS, SIGNALS, range(4), progress=lambda *counts: done.append(counts))
-    assert sum(n_read) == 3
-    assert model.model.forward is counting  # the decoder that stood aside is back
+    assert n_read == [1, 3]  # one token, to learn what the decoder returns, and three distinct answers
+    assert "_call_impl" not in model.model.__dict__  # the decoder that stood aside is back
     assert [sum(counts) for counts in zip(*done, strict=True)] == [5, 7 + 6 + 3]
-    for tensors in signals.values():
-        for tensor in tensors.values():
-            assert tensor[2].isnan().all()
-            assert tensor[[0, 1, 3, 4]].isfinite().all()
-            assert torch.equal(tensor[0], tensor[3])
+    for tensor in signals["hidden"].values():
+        assert isinstance(tensor, torch.Tensor)
+        assert tensor[2].isnan().all()
+        assert tensor[[0, 1, 3, 4]].isfinite().all()
+        assert torch.equal(tensor[0], tensor[3])
+    for tensor in signals["tokens"].values():
+        assert isinstance(tensor, Ragged)
+        assert tensor.lengths.tolist() == [4, 1, 0, 4, 2]
+        assert tensor.values.isfinite().all()
+        assert torch.equal(tensor.rows()[0], tensor.rows()[3])
 
 
 def test_a_part_of_empty_answers_has_every_key(model: Any) -> None:
@@ -128,9 +113,6 @@ def test_a_changed_token_moves_its_own_place_and_what_comes_later_only(model: An
             assert not torch.allclose(base[f"hidden/{layer}/{position}"], other_last[f"hidden/{layer}/{position}"])
         for position in ANSWER_POSITIONS:
             assert not torch.allclose(base[f"hidden/{layer}/{position}"], other_first[f"hidden/{layer}/{position}"])
-    # the last token was drawn from what came before it: its own distribution does not depend on it
-    assert torch.equal(base["token_entropy/3/mean"], other_last["token_entropy/3/mean"])
-    assert not torch.equal(base["token_entropy/3/mean"], other_first["token_entropy/3/mean"])
 
 
 def test_chosen_layers_alone_are_kept_and_hooks_are_gone_afterwards(model: Any) -> None:
@@ -138,7 +120,7 @@ def test_chosen_layers_alone_are_kept_and_hooks_are_gone_afterwards(model: Any) 
         return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
 
     before, every = hooks(), read_all(model, ANSWERS)
-    chosen = read_answers(model, ANSWERS, {"hidden": SIGNALS["hidden"]}, [1, 3])["hidden"]
+    chosen = read_answers(model, ANSWERS, ["hidden"], [1, 3])["hidden"]
     assert set(chosen) == {f"{layer}/{position}" for layer in (1, 3) for position in ANSWER_POSITIONS}
     torch.testing.assert_close(chosen["3/mean_answer"], every["hidden/3/mean_answer"], equal_nan=True)
     assert hooks() == before
@@ -163,8 +145,8 @@ def test_answer_positions_are_checked() -> None:
                 answer_position(name, n_prompt, n_answer)
     with pytest.raises(InputError, match="Did you mean `last_answer`"):
         answer_position("last_anser", 3, 2)
-    with pytest.raises(InputError, match="token_entropy at `scope` sample, but got|at `scope` question, but got"):
-        load_signal("token_entropy", "question")
+    with pytest.raises(InputError, match="among hidden, tokens, .* at `scope` question, but got 'rollout'"):
+        load_signal("rollout", "question")
 
 
 def test_an_answer_too_long_for_the_model_is_refused(model: Any) -> None:
@@ -209,7 +191,7 @@ def whole(recipe: StoreRecipe, tmp_path_factory: pytest.TempPathFactory) -> Path
     path = tmp_path_factory.mktemp("answers") / "store"
     for k in (2, 3):
         sample(str(path), StoreRecipe(**{**vars(recipe), "k": k}))
-    read(str(path), ["hidden", "token_entropy"], "sample", model=recipe.model)
+    read(str(path), ["hidden", "tokens"], "sample", model=recipe.model)
     return path
 
 
@@ -227,32 +209,32 @@ def test_rows_are_in_the_order_of_the_samples(whole: Path, model: Any, tokenizer
     rows = store.samples().to_pylist()
     assert store.signal_keys("hidden", "sample")[:4] == [f"{layer}/first_answer" for layer in range(4)]
     last = store.read_signal("hidden", "2/last_answer", "sample")
-    largest = store.read_signal("token_entropy", "3/max", "sample")
+    entropies = store.read_ragged("tokens", "3/entropy", "sample").rows()
     assert last.shape == (60, 32)
-    assert largest.shape == (60,)
+    assert len(entropies) == 60
     prompts = {q.id: tokenizer(tokenizer.apply_chat_template([{"role": "user", "content": q.text}], tokenize=False, add_generation_prompt=True))["input_ids"] for q in store.questions}  # fmt: skip
     for i, row in enumerate(rows):
         prompt, content = prompts[row["question_id"]], [token for token in row["token_ids"] if token != 0]
         if not content:
             assert last[i].isnan().all()
-            assert largest[i].isnan()
+            assert len(entropies[i]) == 0
             continue
         output = model(torch.tensor([prompt + content]), output_hidden_states=True)
         torch.testing.assert_close(last[i], output.hidden_states[2][0, -1], rtol=1e-4, atol=1e-4)
         logprobs = output.logits[0, len(prompt) - 1 : -1].double().log_softmax(-1)
-        wanted = float((-logprobs.exp() * logprobs).sum(-1).max())
-        assert float(largest[i]) == pytest.approx(wanted, rel=1e-4)
+        wanted = (-logprobs.exp() * logprobs).sum(-1)
+        torch.testing.assert_close(entropies[i].double(), wanted, rtol=1e-4, atol=1e-5)
     assert list(store.problems()) == []
 
 
 def test_workers_and_a_killed_run_write_the_bytes_of_one(store: Path, whole: Path, recipe: StoreRecipe) -> None:
     before = signal_bytes(store)
     shutil.rmtree(store / "signals/hidden")
-    gone = sorted((store / "signals/token_entropy/sample").iterdir())[::3]
+    gone = sorted((store / "signals/tokens/sample").iterdir())[::3]
     for path in gone:
         path.unlink()
     for rank in range(2):
-        read(str(store), ["hidden", "token_entropy"], "sample", model=recipe.model, worker=Worker(rank, 2))
+        read(str(store), ["hidden", "tokens"], "sample", model=recipe.model, worker=Worker(rank, 2))
     assert signal_bytes(store) == before == signal_bytes(whole)
 
 
@@ -282,7 +264,7 @@ def test_what_was_read_of_other_answers_is_refused_and_read_again(store: Path, r
     opened.write_samples(part, rows)
     with pytest.raises(InputError, match="its metadata says"):
         Store.open(store).read_signal("hidden", "1/mean_answer", "sample")
-    read(str(store), ["hidden", "token_entropy"], "sample", model=recipe.model)
+    read(str(store), ["hidden", "tokens"], "sample", model=recipe.model)
     assert list(Store.open(store).problems()) == []
 
 
@@ -309,8 +291,8 @@ def test_other_layers_than_those_that_there_are_are_refused(store: Path, recipe:
         assert len(Store.open(store).signal_keys("hidden", scope)) == (2 if scope == "question" else 6)
     with pytest.raises(InputError, match="at least one layer"):
         read(str(store), ["hidden"], "sample", [], model=recipe.model)
-    with pytest.raises(InputError, match="token_entropy has none. Leave `layers` out"):
-        read(str(store), ["token_entropy"], "sample", [1], model=recipe.model)
+    with pytest.raises(InputError, match="tokens has none. Leave `layers` out"):
+        read(str(store), ["tokens"], "sample", [1], model=recipe.model)
 
 
 def test_a_store_without_answers_and_prompts_that_changed_are_refused(

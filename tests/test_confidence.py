@@ -12,14 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import tiny_model
+from conftest import read_hidden, tiny_model
 from safetensors.torch import load_file, save_file
 
 from extract import InputError, load_model
 from extract.hashing import sha256_file
 from extract.models import model_identity
 from extract.prompts import PromptTemplate
-from extract.signals.hidden import read_hidden
 from probes import load_probe
 from probes.artefact import ConfidenceProbe
 from probes.calibrators import Isotonic, Platt

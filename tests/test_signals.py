@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import tiny_model
+from conftest import read_hidden, tiny_model
 
 from extract.errors import InputError
 from extract.models import tokenizer_hash, weight_fingerprint
 from extract.signals import load_signal
 from extract.signals.capture import HiddenCapture
-from extract.signals.hidden import read_hidden
 from extract.signals.positions import question_position
 
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12, 13, 14], [20], [30, 31, 32, 33]]

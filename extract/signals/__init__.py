@@ -1,9 +1,9 @@
 """Signals: what is read from a model's inside. A new one is one function and one entry in `SIGNALS`.
 
-Of questions, a signal takes a model, the prompts of a block, the layers to keep (None for all), how many tokens to read
-at a time and a progress callback, and returns tensors [question, …] by ``layer/position`` key. Of answers, it takes an
-`AnswerPass`, a batch of answers that the model has just read, and returns tensors [row, …]; what several signals need is
-read in the same pass. The model code is imported when a signal is asked for.
+A signal's function takes a `Pass`, a batch of questions or answers that the model has just read, and returns tensors
+[row, …] by ``layer/name`` key; those of the tokens of an answer are [row, token], padded, and are cut to the answers'
+lengths by the reader. All signals that are asked for are taken from the same pass. The model code is imported when a
+signal is asked for.
 """
 
 from __future__ import annotations
@@ -15,24 +15,56 @@ from typing import Any, NamedTuple
 from extract.errors import InputError, nearest
 from extract.parts import Scope
 
+#: What a pass can be read for, beside the decoder's output. `Signal.needs` says what a function finds in its `Pass`.
+NEEDS = ("hidden", "logits", "lens", "exit", "divergence", "attention_entropy", "attention_blocks", "attention_macs", "mixing")  # fmt: skip
+
 
 class Signal(NamedTuple):
-    """Where a signal's functions are, as ``module:function``; None for a scope that it does not have.
+    """Where a signal's functions are, as ``module:function``, and what its numbers mean.
 
     Attributes:
-        question: Function of the questions.
-        sample: Function of the answers.
-        by_layer: Whether it has tensors of every layer, of which some can be chosen.
+        question: Function at question scope, where the last token of the prompt is looked at; None for none.
+        sample: Function at sample scope, where every token of an answer is; None for none.
+        needs: What the pass is read for, among `NEEDS`.
+        per_token: Whether it has a number for every token of an answer, and not one tensor for the answer.
+        by_layer: Whether some of its layers can be chosen before reading.
+        weights: Whether its numbers say how much a token matters, and not how uncertain the model was.
+        rising: Names whose larger numbers speak for a right answer; all others speak for a wrong one.
     """
 
-    question: str | None = None
-    sample: str | None = None
+    question: str | None
+    sample: str | None
+    needs: tuple[str, ...]
+    per_token: bool = True
     by_layer: bool = False
+    weights: bool = False
+    rising: tuple[str, ...] = ()
+
+
+def _both(function: str, *needs: str, rising: tuple[str, ...] = ()) -> Signal:
+    return Signal(function, function, needs, rising=rising)
+
+
+def _weights(function: str, *needs: str) -> Signal:
+    return Signal(None, function, needs, weights=True)
 
 
 SIGNALS: dict[str, Signal] = {
-    "hidden": Signal("extract.signals.hidden:hidden_signal", "extract.signals.hidden:answer_signal", by_layer=True),
-    "token_entropy": Signal(sample="extract.signals.entropy:entropy_signal"),
+    "hidden": Signal(
+        "extract.signals.hidden:question_signal",
+        "extract.signals.hidden:answer_signal",
+        ("hidden",),
+        per_token=False,
+        by_layer=True,
+    ),
+    "tokens": _both("extract.signals.tokens:tokens", "logits", rising=("margin",)),
+    "entropy_profile": _both("extract.signals.profile:entropy_profile", "lens"),
+    "evolution": _both("extract.signals.evolution:evolution", "lens", "divergence"),
+    "early_exit": _both("extract.signals.early_exit:early_exit", "lens", "exit"),
+    "attention_entropy": _both("extract.signals.attention_entropy:attention_entropy", "attention_entropy"),
+    "rollout": _weights("extract.signals.rollout:rollout", "attention_blocks", "mixing"),
+    "rollout_max": _weights("extract.signals.rollout:rollout_max", "attention_blocks", "mixing"),
+    "macs": _weights("extract.signals.macs:macs", "attention_macs"),
 }
 
 

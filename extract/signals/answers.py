@@ -1,53 +1,21 @@
-"""Reading answers: one teacher-forced pass over prompt and answer, from which every signal of the answers is taken."""
+"""Reading answers: teacher-forced passes over prompt and answer, from which every signal of the answers is taken."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from extract.models import check_prompts
+from extract.ragged import Ragged
 from extract.sampling.local import common_prefix
-from extract.signals.batches import by_length, right_padded
-from extract.signals.capture import AnswerCapture, decoder_of
+from extract.signals import SIGNALS, load_signal
+from extract.signals.batches import by_length
+from extract.signals.passes import Answer, Reader
 from extract.signals.shared_prompt import SharedPrompt, shares
-
-
-@dataclass(frozen=True)
-class Answer:
-    """Tokens of an answer and of the prompt before it.
-
-    Attributes:
-        prompt: Prompt token ids.
-        content: The answer's content tokens, see `content_tokens`; may be empty.
-    """
-
-    prompt: tuple[int, ...]
-    content: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class AnswerPass:
-    """A batch of answers that the model has just read.
-
-    Attributes:
-        model: The model.
-        output: What its decoder returned; `last_hidden_state` [row, token, d_model] is after the final norm.
-        n_prompt: Prompt tokens of each row in this pass, at least one; those before them were read for several rows.
-        n_answer: Content tokens of each row, at least one. What follows them is padding.
-        states: [row, position, d_model] by layer, in the order of `ANSWER_POSITIONS`, of the layers that were asked for.
-    """
-
-    model: Any
-    output: Any
-    n_prompt: list[int]
-    n_answer: list[int]
-    states: dict[int, Tensor]
 
 
 def content_tokens(tokenizer: Any, end: Sequence[int], token_ids: Sequence[int], text: str) -> list[int]:
@@ -75,29 +43,32 @@ def content_tokens(tokenizer: Any, end: Sequence[int], token_ids: Sequence[int],
 def read_answers(
     model: Any,
     answers: Sequence[Answer],
-    signals: dict[str, Callable[[AnswerPass], dict[str, Tensor]]],
+    signals: Sequence[str],
     layers: Sequence[int] = (),
     batch_tokens: int = 2048,
     progress: Callable[[int, int], None] | None = None,
-) -> dict[str, dict[str, Tensor]]:
+    left: bool = False,
+) -> dict[str, dict[str, Tensor | Ragged]]:
     """Signals of answers, all taken from the same passes.
 
     Equal answers to the same prompt are read once, a prompt once for all its answers, and what all prompts begin with
-    once, where the model's cache allows it. An answer without content is not read: its rows are NaN.
+    once for all, where the model lets its keys and values be shared. Numbers of an answer that are not all finite are
+    NaN as a whole; an answer without content has a row of NaN, or no tokens.
 
     Args:
         model: Causal language model in evaluation mode.
-        answers: The answers.
-        signals: Functions of the answers by the signals' names.
-        layers: Layers whose hidden states the functions find in `AnswerPass.states`.
+        answers: The answers with their prompts.
+        signals: Names of the signals.
+        layers: Layers whose hidden states are kept.
         batch_tokens: Most tokens, padding included, in one batch of several answers.
         progress: Called with the answers and tokens done after each batch.
+        left: Pad on the left, as generation does, and share no prompt. Changes the last bits only.
 
     Returns:
-        For each signal, tensors [row, …] on the CPU by key, rows in the order of `answers`.
+        For each signal, by key and on the CPU, tensors [row, …] or ragged ones of the tokens; rows in the order of `answers`.
 
     Raises:
-        InputError: Tokens that the model can't read, or more than it has positions for.
+        InputError: Tokens that the model can't read, more than it has positions for, or a model that a signal can't be read from.
     """
     rows: dict[Answer, list[int]] = defaultdict(list)
     for row, answer in enumerate(answers):
@@ -108,29 +79,55 @@ def read_answers(
     distinct = list(rows)
     sequences = [answer.prompt + answer.content for answer in distinct]
     check_prompts(model, sequences)
-    results: dict[str, dict[str, Tensor]] = {name: {} for name in signals}
-    with ExitStack() as stack:
-        capture = stack.enter_context(AnswerCapture(model, layers)) if layers else None
-        for shared, batch in _batches(model, distinct, batch_tokens):
-            read = _read(model, [distinct[i] for i in batch], shared, capture)
-            for name, signal in signals.items():
-                for key, tensor in signal(read).items():
-                    if key not in results[name]:
-                        shape = (len(answers), *tensor.shape[1:])
-                        results[name][key] = torch.full(shape, torch.nan, dtype=tensor.dtype)
-                    places = [(row, j) for j, i in enumerate(batch) for row in rows[distinct[i]]]
-                    to, of = torch.tensor(places, dtype=torch.int64).reshape(-1, 2).unbind(1)
-                    results[name][key][to] = tensor.cpu()[of]
+    functions = {name: load_signal(name, "sample") for name in signals}
+    needs = {need for name in signals for need in SIGNALS[name].needs}
+    found: dict[str, dict[str, dict[int, Tensor]]] = {name: defaultdict(dict) for name in signals}
+    with Reader(model, needs, layers) as reader:
+        for shared, batch in _batches(model, distinct, batch_tokens, not left and shares(model)):
+            read = reader.answers([distinct[i] for i in batch], shared, left)
+            for name, function in functions.items():
+                for key, tensor in function(read).items():
+                    of_answer = _tokens_of(tensor, read.rows.n_tokens) if SIGNALS[name].per_token else tensor.cpu()
+                    for i, values in zip(batch, of_answer, strict=True):
+                        found[name][key][i] = _whole(values)
             if progress is not None:
                 progress(sum(len(rows[distinct[i]]) for i in batch), sum(len(sequences[i]) for i in batch))
     n_empty = sum(not answer.content for answer in answers)
     if progress is not None and n_empty:
         progress(n_empty, 0)
-    return results
+    return {
+        name: {
+            key: _assembled(list(rows.values()), of_answer, len(answers), SIGNALS[name].per_token)
+            for key, of_answer in by_key.items()
+        }
+        for name, by_key in found.items()
+    }
+
+
+def _tokens_of(tensor: Tensor, n_tokens: Sequence[int]) -> list[Tensor]:
+    """Of [row, token], the tokens of each row."""
+    return [values[:n] for values, n in zip(tensor.float().cpu(), n_tokens, strict=True)]
+
+
+def _whole(values: Tensor) -> Tensor:
+    """Values of an answer, NaN as a whole where one of them is not finite: part of an answer is no number of it."""
+    return values if bool(values.isfinite().all()) else torch.full_like(values, torch.nan)
+
+
+def _assembled(
+    rows: Sequence[Sequence[int]], of_answer: dict[int, Tensor], n_rows: int, per_token: bool
+) -> Tensor | Ragged:
+    """One tensor of all rows from those of the distinct answers, each of which stands in some rows."""
+    missing = of_answer[0][:0] if per_token else torch.full_like(of_answer[0], torch.nan)
+    parts = [missing] * n_rows
+    for i, places in enumerate(rows):
+        for row in places:
+            parts[row] = of_answer[i]
+    return Ragged.of(parts) if per_token else torch.stack(parts)
 
 
 def _batches(
-    model: Any, answers: Sequence[Answer], batch_tokens: int
+    model: Any, answers: Sequence[Answer], batch_tokens: int, sharing: bool
 ) -> Iterator[tuple[SharedPrompt | None, list[int]]]:
     """Indices of answers that are read together, with what was read for all of them before.
 
@@ -138,7 +135,7 @@ def _batches(
     if they were read again, because their keys and values are there for every row.
     """
     lengths = [len(answer.prompt) + len(answer.content) for answer in answers]
-    if not shares(model):
+    if not sharing:
         yield from ((None, batch) for batch in by_length(lengths, batch_tokens))
         return
     of_prompt: dict[tuple[int, ...], list[int]] = defaultdict(list)
@@ -153,17 +150,3 @@ def _batches(
     single = [i for prompt, places in of_prompt.items() if prompt not in several for i in places]
     for batch in by_length([lengths[i] for i in single], batch_tokens):
         yield beginning, [single[j] for j in batch]
-
-
-def _read(
-    model: Any, answers: Sequence[Answer], shared: SharedPrompt | None, capture: AnswerCapture | None
-) -> AnswerPass:
-    n_shared = 0 if shared is None else len(shared)
-    ids = right_padded([answer.prompt[n_shared:] + answer.content for answer in answers], model.device)
-    n_prompt = [len(answer.prompt) - n_shared for answer in answers]
-    n_answer = [len(answer.content) for answer in answers]
-    cache = None if shared is None else shared.cache(len(answers))
-    if capture is not None:
-        capture.look_at(n_prompt, n_answer)
-    output = decoder_of(model)(input_ids=ids, past_key_values=cache, use_cache=cache is not None)
-    return AnswerPass(model, output, n_prompt, n_answer, capture.take() if capture is not None else {})

@@ -1,0 +1,53 @@
+"""Rows of different lengths in one tensor: what a signal says of every token of every answer, without padding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Ragged(NamedTuple):
+    """Values of the tokens of some rows, one row after the other.
+
+    Attributes:
+        values: [sum of lengths, …].
+        offsets: [row + 1] int64; row i is `values[offsets[i] : offsets[i + 1]]`.
+    """
+
+    values: Tensor
+    offsets: Tensor
+
+    @staticmethod
+    def of(rows: Sequence[Tensor]) -> Ragged:
+        """From one tensor [token, …] a row, at least one row.
+
+        >>> Ragged.of([torch.tensor([1.0, 2.0]), torch.tensor([])]).offsets
+        tensor([0, 2, 2])
+        """
+        lengths = torch.tensor([0, *map(len, rows)])
+        return Ragged(torch.cat(list(rows)), lengths.cumsum(0))
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows."""
+        return len(self.offsets) - 1
+
+    @property
+    def lengths(self) -> Tensor:
+        """[row] int64 tokens of each row."""
+        return self.offsets.diff()
+
+    def rows(self) -> list[Tensor]:
+        """One tensor [token, …] a row, sharing memory."""
+        return list(self.values.split(self.lengths.tolist()))
+
+    def padded(self, fill: float = torch.nan) -> Tensor:
+        """[row, token, …] with `fill` behind the tokens of each row; at least one token wide."""
+        lengths = self.lengths
+        width = max(1, int(lengths.max())) if len(lengths) else 1
+        out = self.values.new_full((self.n_rows, width, *self.values.shape[1:]), fill)
+        out[torch.arange(width) < lengths[:, None]] = self.values
+        return out

@@ -1,0 +1,77 @@
+"""The signal `attention_entropy`: how widely each layer looked around where an answer's tokens were drawn."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from extract.signals.scores import HIDDEN
+
+
+class HeadEntropies(NamedTuple):
+    """Entropies of attention over the largest that they could be, [row, head, query] float32 in [0, 1].
+
+    Attributes:
+        whole: Of all visible keys, by the logarithm of their number; 0 with one key.
+        sink_free: The same without the first token, which many heads look at when there is nothing to see.
+    """
+
+    whole: Tensor
+    sink_free: Tensor
+
+
+def head_entropies(scores: Tensor, sink: Tensor, n_visible: Tensor) -> HeadEntropies:
+    """Entropies of softmax(`scores`) over what each query sees.
+
+    With p the weight of the first token and H' the entropy of the others among themselves, H = h(p) + (1 − p) H', h the
+    entropy of a coin. H' comes from the other scores alone, so that it is exact even where p is 1 in float32.
+
+    Args:
+        scores: [row, head, query, key] float32, `HIDDEN` where a query can't see a key. Overwritten.
+        sink: [row] int64, the key of the first token.
+        n_visible: [row, query] int64 keys that each query sees.
+    """
+    at = sink[:, None, None, None].expand(*scores.shape[:3], 1)
+    of_sink = scores.gather(-1, at)
+    shifted = scores.scatter_(-1, at, HIDDEN)
+    top = shifted.amax(-1, keepdim=True)
+    shifted -= top
+    weights = shifted.exp()
+    total = weights.sum(-1)
+    others = total.log() - weights.mul_(shifted).sum(-1) / total
+    visible_sink = of_sink[..., 0] > HIDDEN / 2
+    n_others = n_visible[:, None] - visible_sink.long()
+    others = torch.where(n_others > 1, others, 0.0)
+    lead = of_sink[..., 0] - (top[..., 0] + total.log())
+    share = lead.sigmoid(), (-lead).sigmoid()
+    whole = torch.special.entr(share[0]) + torch.special.entr(share[1]) + share[1] * others
+    return HeadEntropies(_of_largest(whole, n_visible[:, None]), _of_largest(others, n_others))
+
+
+def _of_largest(entropy: Tensor, n_keys: Tensor) -> Tensor:
+    """Entropy over log(`n_keys`), 0 with one key or none."""
+    return torch.where(n_keys > 1, entropy / n_keys.clamp_min(2).log(), 0.0).clamp(0, 1)
+
+
+def over_heads(entropies: HeadEntropies) -> dict[str, Tensor]:
+    """[row, query] by name: the mean over heads, with and without the first token, and the smallest head's."""
+    return {
+        "normalised": entropies.whole.mean(1),
+        "sink_free": entropies.sink_free.mean(1),
+        "smallest_head": entropies.whole.amin(1),
+    }
+
+
+def attention_entropy(pass_: Any) -> dict[str, Tensor]:
+    """Entropies of attention where each token was drawn: [row, token] float32 in [0, 1] by ``layer/name``, layers from 1.
+
+    Names: `normalised`, the mean over heads of each head's entropy by the logarithm of the keys it could see;
+    `sink_free`, the same without the first token; `smallest_head`, of the head that looked at the fewest.
+    """
+    return {
+        f"{layer}/{name}": values
+        for name, of_layers in pass_.attention.entropies.items()
+        for layer, values in enumerate(of_layers, start=1)
+    }

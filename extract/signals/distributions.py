@@ -1,0 +1,87 @@
+"""Numbers of distributions over words, from logits, in float32: entropy, the two likeliest words, divergences. Pure functions.
+
+A softmax is kept undivided, as weights and their sum, because each division and each logarithm over all words costs as
+much as the rest of an entropy.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+#: Logits are this far below the largest one at the most: what is ruled out (−∞) is finite then, and still impossible.
+_IMPOSSIBLE = -1e4
+#: Below it exp gives subnormal numbers, which are ten times slower; as weights they are nothing either way.
+_NOTHING = -80.0
+
+
+class Softmax(NamedTuple):
+    """Distributions over words: p = weight / total, log p = shifted − log total.
+
+    Attributes:
+        shifted: [token, vocab] float32, logits less the largest one.
+        weight: [token, vocab] float32, their exponentials.
+        total: [token] float32, sum of the weights.
+    """
+
+    shifted: Tensor
+    weight: Tensor
+    total: Tensor
+
+    @property
+    def p(self) -> Tensor:
+        """[token, vocab] probabilities."""
+        return self.weight / self.total[:, None]
+
+
+def softmax(logits: Tensor) -> Softmax:
+    """Distributions of `logits` [token, vocab]; float32 logits are overwritten."""
+    shifted = logits.float()
+    shifted.sub_(shifted.amax(-1, keepdim=True)).clamp_(min=_IMPOSSIBLE)
+    weight = shifted.clamp(min=_NOTHING).exp_()
+    return Softmax(shifted, weight, weight.sum(-1))
+
+
+def entropy(p: Softmax) -> Tensor:
+    """Shannon entropy [token] in nats: H = log Σ exp(z) − Σ p z, z shifted by its largest, without which float32 errs by 3e-4."""
+    return (p.total.log() - _dot(p.weight, p.shifted) / p.total).clamp_(min=0)
+
+
+def log_probability(p: Softmax, words: Tensor) -> Tensor:
+    """Log-probability [token] in nats of one word each, `words` [token] int64."""
+    return p.shifted.gather(-1, words[:, None])[:, 0] - p.total.log()
+
+
+def likeliest(p: Softmax) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each token: the likeliest word, its probability, and by how much that is more than the next one's; [token] each."""
+    best = p.shifted.topk(2)
+    first, second = best.values.exp().unbind(-1)
+    return best.indices[:, 0], first / p.total, (first - second) / p.total
+
+
+def kl(p: Softmax, q: Softmax) -> Tensor:
+    """KL(p ‖ q) [token] in nats: Σ p (log p − log q)."""
+    logs = (_dot(p.weight, p.shifted) - _dot(p.weight, q.shifted)) / p.total
+    return (logs - p.total.log() + q.total.log()).clamp_(min=0)
+
+
+def jensen_shannon(p: Softmax, q: Softmax) -> Tensor:
+    """Jensen–Shannon divergence [token] in nats, at most ln 2: H((p + q) / 2) − (H(p) + H(q)) / 2."""
+    mixed = (p.weight * (0.5 / p.total)[:, None]).addcmul_(q.weight, (0.5 / q.total)[:, None])
+    return (_entropy_of(mixed) - (entropy(p) + entropy(q)) / 2).clamp_(min=0)
+
+
+def kl_of_means(p: Tensor, q: Tensor) -> Tensor:
+    """KL(p ‖ q) [token] in nats of probabilities [token, vocab]."""
+    tiny = torch.finfo(p.dtype).tiny
+    return (_dot(p, p.clamp(min=tiny).log_()) - _dot(p, q.clamp(min=tiny).log_())).clamp_(min=0)
+
+
+def _entropy_of(p: Tensor) -> Tensor:
+    return -_dot(p, p.clamp(min=torch.finfo(p.dtype).tiny).log_())
+
+
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    return torch.linalg.vecdot(a, b)

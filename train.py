@@ -32,8 +32,9 @@ from extract.errors import InputError
 from extract.files import one_line
 from extract.parts import check_name
 from extract.signals import load_signal
-from probes.card import summary_table
+from probes.card import summary_table, what_is_read
 from probes.difference_of_means import DifferenceOfMeans
+from probes.knn import KNN
 from probes.latent import Latent
 from probes.linear import Linear
 from probes.logistic import Logistic
@@ -43,7 +44,7 @@ from probes.report import Report
 from probes.ridge import Ridge
 
 #: What `--model` takes by name.
-PROBES = (Linear, Logistic, Ridge, DifferenceOfMeans, MLP, Latent)
+PROBES = (Linear, Logistic, Ridge, DifferenceOfMeans, MLP, KNN, Latent)
 HERE = Path(__file__).parent
 
 
@@ -233,7 +234,7 @@ def probe_artifact(config: dict[str, Any], val_figures: dict[str, float], folder
     artifact = wandb.Artifact(
         re.sub(r"[^A-Za-z0-9_.-]", "-", f"{config['name']}-{config['model']['id']}")[:128],
         type="model",
-        description=f"{config['name']} probe of {config['model']['id']}, layer {config['layer']} at {config['position']}",
+        description=f"{config['name']} probe of {config['model']['id']}, reads {what_is_read(config['layer'], config['position'], config.get('pooled'))}",
         metadata={
             "base_model": config["model"]["id"],
             "base_model_revision": config["model"]["revision"],
@@ -267,7 +268,8 @@ def fit_and_test(cli: TrainCLI) -> Report:
         raise InputError(
             f"Expected `n_resamples` to be at least 1, but got {cli.config.n_resamples}. 2000 is the default."
         )
-    load_signal(cli.datamodule.signal, cli.datamodule.scope)  # what is saved has to be readable from a model
+    for signal in cli.datamodule.wanted.signals:
+        load_signal(signal, cli.datamodule.scope)  # what is saved has to be readable from a model
     cli.trainer.fit(cli.model, cli.datamodule)
     if cli.model.choice is None:
         raise InputError("Expected `trainer.max_epochs` to be at least 1, but nothing was fitted. Give more epochs.")

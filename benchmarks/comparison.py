@@ -30,7 +30,7 @@ ANSWER_LAYERS = (6, 12, 18, 24, 30)
 
 def complete(store: str) -> None:
     """Read and ask what a store of questions, answers and grades lacks."""
-    read(store, ["hidden", "token_entropy"], "sample", ANSWER_LAYERS)
+    read(store, ["hidden", "tokens"], "sample", ANSWER_LAYERS)
     ask(store, ASKED)
 
 

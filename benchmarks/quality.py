@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,17 +21,26 @@ from probes.comparison.out_of_fold import Comparison
 from probes.evaluate import compare, evaluate
 
 
-def default_data() -> FeatureDataModule:
-    """The datamodule of configs/default.yaml."""
+def _default_options() -> dict[str, Any]:
+    """The options of the datamodule in configs/default.yaml."""
     import yaml
 
-    options = yaml.safe_load(Path(__file__).parents[1].joinpath("configs/default.yaml").read_text(encoding="utf-8"))[
-        "data"
-    ]
+    path = Path(__file__).parents[1] / "configs" / "default.yaml"
+    options: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))["data"]
+    return options
+
+
+def default_recipe() -> StoreRecipe:
+    """What the store of configs/default.yaml is made from."""
     parser = OneLineParser(exit_on_error=False)
     parser.add_class_arguments(StoreRecipe, "recipe")
-    options["recipe"] = parser.instantiate(parser.parse_object({"recipe": options["recipe"]})).recipe
-    data = FeatureDataModule(**options)
+    recipe: StoreRecipe = parser.instantiate(parser.parse_object({"recipe": _default_options()["recipe"]})).recipe
+    return recipe
+
+
+def default_data() -> FeatureDataModule:
+    """The datamodule of configs/default.yaml."""
+    data = FeatureDataModule(**{**_default_options(), "recipe": default_recipe()})
     data.prepare_data()
     data.setup()
     return data

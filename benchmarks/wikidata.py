@@ -78,8 +78,8 @@ def facts(data: Path) -> list[dict[str, Any]]:
     return records
 
 
-def make(data: Path = DATA, store: str = STORE, k: int = 10) -> None:
-    """Sample, grade and read the store, or go on with it."""
+def make(data: Path = DATA, store: str = STORE, k: int = 10, n_questions: int | None = None) -> None:
+    """Sample, grade and read the store, or go on with it; of all its questions, or of some."""
     from extract import StoreRecipe
     from extract.commands import make_store
     from extract.policy import Decoding
@@ -91,7 +91,8 @@ def make(data: Path = DATA, store: str = STORE, k: int = 10) -> None:
         decoding = Decoding(
             temperature=0.7, max_new_tokens=8, stop=(".", "\n"), prompt=PromptTemplate(TEMPLATE, chat=False)
         )
-        make_store(store, StoreRecipe(questions=str(path), k=k, policy=decoding), "short", ["hidden"])
+        recipe = StoreRecipe(questions=str(path), n_questions=n_questions, k=k, policy=decoding)
+        make_store(store, recipe, "short", ["hidden"])
 
 
 def main() -> None:

@@ -27,6 +27,7 @@ class AnswerTable:
         known: [row] 1 where it is graded right or wrong.
         answer: What the grader took for the answer.
         n_tokens: [row] tokens that were drawn, the ending one included.
+        truncated: [row] whether the limit of tokens cut it, which goes with being wrong.
         mean_nll: [row] mean negative log-probability of its tokens, in nats; NaN for an answer without tokens.
         max_nll: [row] the largest one.
     """
@@ -37,6 +38,7 @@ class AnswerTable:
     known: NDArray[np.int64]
     answer: list[str]
     n_tokens: NDArray[np.int64]
+    truncated: NDArray[np.bool_]
     mean_nll: NDArray[np.float64]
     max_nll: NDArray[np.float64]
 
@@ -161,9 +163,10 @@ def _answers(samples: pa.Table, grades: pa.Table, row_of: dict[str, int]) -> Ans
     grade_of = np.empty(len(order), dtype=np.int64)
     grade_of[order] = order_of_grades
     right = grades["right"].take(grade_of).to_pylist()
+    reasons = samples["finish_reason"].to_pylist()
     drawn = [
         np.array(logprobs[: len(logprobs) - (reason == "stop")])
-        for logprobs, reason in zip(samples["logprobs"].to_pylist(), samples["finish_reason"].to_pylist(), strict=True)
+        for logprobs, reason in zip(samples["logprobs"].to_pylist(), reasons, strict=True)
     ]
     return AnswerTable(
         question=question,
@@ -172,6 +175,7 @@ def _answers(samples: pa.Table, grades: pa.Table, row_of: dict[str, int]) -> Ans
         known=np.array([one is not None for one in right], dtype=np.int64),
         answer=grades["answer"].take(grade_of).to_pylist(),
         n_tokens=np.array([len(ids) for ids in samples["token_ids"].to_pylist()], dtype=np.int64),
+        truncated=np.array([reason == "length" for reason in reasons], dtype=bool),
         mean_nll=np.array([-one.mean() if len(one) else np.nan for one in drawn]),
         max_nll=np.array([-one.min() if len(one) else np.nan for one in drawn]),
     )

@@ -1,4 +1,4 @@
-"""``python -m extract COMMAND``: sample, grade, read, ask, inspect, verify."""
+"""``python -m extract COMMAND``: sample, grade, read, ask, inspect, show, verify."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from extract import commands
 from extract.asking.commands import ask
 from extract.cli import run
+from extract.pages.commands import show
 
 COMMANDS: dict[str, Callable[..., Any]] = {
     "sample": commands.sample,
@@ -16,6 +17,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "read": commands.read,
     "ask": ask,
     "inspect": commands.inspect,
+    "show": show,
     "verify": commands.verify,
 }
 

@@ -164,18 +164,25 @@ def model_of(store: Store, model: str | None, device: str, device_map: str | Non
     from extract.models import check_model, load_model
 
     wanted = store.identity["policy"]["model"]
-    if (
-        model is None
-        and wanted["revision"] is None
-        and wanted["id"] != EMBEDDED_MODEL
-        and not Path(wanted["id"]).is_dir()
-    ):
-        raise InputError(
-            f"Expected `model` to say where the store's model is, a folder called {wanted['id']!r}: a store keeps no paths. Give --model PATH."
-        )
-    loaded, tokenizer = load_model(model or wanted["id"], wanted["revision"], wanted["dtype"], device, device_map)
+    place = place_of_model(store, model)
+    loaded, tokenizer = load_model(place, wanted["revision"], wanted["dtype"], device, device_map)
     check_model(loaded, tokenizer, wanted, f"the store {str(store.path)!r}")
     return loaded, tokenizer
+
+
+def place_of_model(store: Store, model: str | None) -> str:
+    """Where a store's model is: what is given, or the name that the store holds.
+
+    Raises:
+        InputError: It was a folder, and it is not said where.
+    """
+    wanted = store.identity["policy"]["model"]
+    name: str = wanted["id"]
+    if model is None and wanted["revision"] is None and name != EMBEDDED_MODEL and not Path(name).is_dir():
+        raise InputError(
+            f"Expected `model` to say where the store's model is, a folder called {name!r}: a store keeps no paths. Give --model PATH."
+        )
+    return model or name
 
 
 def inspect(store: str, grader: str | None = None, answers: int = 5) -> None:

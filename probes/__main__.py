@@ -1,4 +1,4 @@
-"""``python -m probes COMMAND``: compare, transfer."""
+"""``python -m probes COMMAND``: compare, transfer, signals, pictures."""
 
 from __future__ import annotations
 
@@ -8,8 +8,14 @@ from typing import Any
 
 from extract.cli import run
 from probes import commands
+from probes.signal_pictures import pictures
 
-COMMANDS: dict[str, Callable[..., Any]] = {"compare": commands.compare, "transfer": commands.transfer}
+COMMANDS: dict[str, Callable[..., Any]] = {
+    "compare": commands.compare,
+    "transfer": commands.transfer,
+    "signals": commands.signals,
+    "pictures": pictures,
+}
 
 if __name__ == "__main__":
     sys.exit(run(COMMANDS, "python -m probes"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,8 @@ from torch import Tensor
 
 from extract.errors import InputError
 from extract.files import replace_file
+from extract.pooled import Pooled
+from extract.ragged import Ragged
 from probes.calibrators import Calibrator
 from probes.head import Head
 from probes.loading import FORMAT_VERSION, find_probe, probe_tensors, read_config, read_weights
@@ -26,34 +28,67 @@ class ConfidenceProbe:
     """A trained probe with everything that is needed to use it rightly.
 
     Args:
-        head: From hidden states to scores.
+        head: From features, which are hidden states, numbers of token signals or both, to scores.
         calibrator: From scores to confidences.
-        config: What config.json holds: model identity, layer, named position, prompt, target, training set, figures.
+        config: What config.json holds: model identity, what is read, prompt, target, training set, figures.
     """
 
     def __init__(self, head: Head, calibrator: Calibrator, config: dict[str, Any]) -> None:
         self.head, self.calibrator = head.eval(), calibrator.eval()
         self.config = config
+        #: Numbers of token signals that are read, behind the hidden state where there is a layer; None for none.
+        self.pooled = Pooled.from_json(config["pooled"]) if config.get("pooled") else None
 
     @property
-    def layer(self) -> int:
-        """Layer that is read, 0 for the embeddings."""
-        return int(self.config["layer"])
+    def layer(self) -> int | None:
+        """Layer whose hidden state is read, 0 for the embeddings; None where token signals alone are."""
+        layer: int | None = self.config["layer"]
+        return layer
 
     @property
-    def position(self) -> str:
-        """Named token position that is read."""
-        return str(self.config["position"])
+    def position(self) -> str | None:
+        """Named token position at which the hidden state is read; None where token signals alone are."""
+        position: str | None = self.config["position"]
+        return position
 
-    def confidence(self, hidden: Tensor) -> Tensor:
-        """Confidences [...] float32 from hidden states [..., d_model] of `layer` at `position`."""
-        if hidden.shape[-1] != self.config["d_model"]:
+    @property
+    def signals(self) -> list[str]:
+        """Names of the signals that are read."""
+        hidden = [] if self.layer is None else [str(self.config["signal"])]
+        return hidden + ([] if self.pooled is None else self.pooled.signals)
+
+    def features(self, read: Mapping[str, Mapping[str, Tensor | Ragged]]) -> Tensor:
+        """What the head takes, [row, d_model] on the CPU, from what a model was read for: tensors by signal and key.
+
+        Raises:
+            InputError: The model has no such layer.
+        """
+
+        def one(signal: str, key: str) -> Tensor | Ragged:
+            if key not in read[signal]:
+                raise InputError(
+                    f"Expected {self.config['model']['id']!r} to have {key!r} of the signal {signal!r}, which the probe reads, but it has {', '.join(sorted(read[signal]))}. Restore the probe's config.json."
+                )
+            return read[signal][key]
+
+        parts = []
+        if self.layer is not None:
+            hidden = one(self.config["signal"], f"{self.layer}/{self.position}")
+            assert isinstance(hidden, Tensor)
+            parts.append(hidden.float())
+        if self.pooled is not None:
+            parts.append(self.pooled.vector(one))
+        return torch.cat(parts, 1)
+
+    def confidence(self, features: Tensor) -> Tensor:
+        """Confidences [...] float32 from features [..., d_model], which are hidden states of `layer` at `position` where no token signal is read."""
+        if features.shape[-1] != self.config["d_model"]:
             raise InputError(
-                f"Expected hidden states of width {self.config['d_model']}, but got {hidden.shape[-1]}. Read them from {self.config['model']['id']!r}."
+                f"Expected {'hidden states' if self.pooled is None else 'features'} of width {self.config['d_model']}, but got {features.shape[-1]}. Read them from {self.config['model']['id']!r}."
             )
-        score = self.head.to(hidden.device)(hidden)
-        where = torch.device("cpu") if hidden.device.type == "mps" else hidden.device  # which has no float64
-        return self.calibrator.to(where)(score.to(where)).to(hidden.device)
+        score = self.head.to(features.device)(features)
+        where = torch.device("cpu") if features.device.type == "mps" else features.device  # which has no float64
+        return self.calibrator.to(where)(score.to(where)).to(features.device)
 
     def score(
         self,

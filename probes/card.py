@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from extract.pooled import Pooled
+
 #: Figures in the order of the tables, with their headings.
 COLUMNS = (
     ("auroc", "AUROC"),
@@ -111,7 +113,7 @@ def markdown_report(record: dict[str, Any], identity: dict[str, Any], pictures: 
 
 `{model["id"]}` ({model["dtype"]}) answered {sum(counts.values())} questions of {", ".join(record["datasets"])}, {n_answers:g} times each, at temperature {decoding["temperature"]}, top-p {decoding["top_p"]}, at most
 {decoding["max_new_tokens"]} tokens, prompt `{inline(decoding["prompt"]["template"])}`; graded by `{record["grader"]}`. {record["taught"] or _TARGETS[record["target"]]} The probe `{probe}` reads
-layer {chosen["layer"]} at `{chosen["position"]}`, L2 {chosen["l2"]:g}{edge}; layer, L2 and the {chosen["calibrator"]["kind"]} calibrator were chosen on {counts["val"]} validation questions after
+{what_is_read(chosen["layer"], chosen["position"], record["pooled"])}, L2 {chosen["l2"]:g}{edge}; {"" if chosen["layer"] is None else "layer, "}L2 and the {chosen["calibrator"]["kind"]} calibrator were chosen on {counts["val"]} validation questions after
 training on {counts["train"]}. The table is on {counts["test"]} test questions, on which nothing was fitted or chosen. Rows left out for want of two graded answers or of features: {record["n_unusable"]}.
 {few}{warning}
 {methods_table(methods)}
@@ -129,12 +131,29 @@ training on {counts["train"]}. The table is on {counts["test"]} test questions, 
 
 ## Pictures
 
-The first three are on the test questions; `layers` shows every layer's probe there, after the choice was made on validation; `accuracy` shows all questions.
+All but `accuracy`, which shows all questions, are on the test questions.{" `layers` shows every layer's probe there, after the choice was made on validation." if "layers" in pictures else ""}
 
 {chr(10).join(f"![{name}](plots/{name}.png)" for name in pictures)}
 
 Store identity `{record["identity"]}`, seed {record["seed"]}, {", ".join(f"{name} {number}" for name, number in record["versions"].items())}.
 """
+
+
+def what_is_read(layer: int | None, position: str | None, pooled: dict[str, Any] | None) -> str:
+    """What a probe reads, in words: a hidden state, numbers of token signals, or both.
+
+    >>> what_is_read(3, "last_answer", {"keys": ["tokens/30/nll"], "pooling": ["mean", "max"], "weights": None})
+    'the hidden state of layer 3 at `last_answer`, with 2 numbers of `tokens` (mean, max)'
+    """
+    hidden = "" if layer is None else f"the hidden state of layer {layer} at `{position}`"
+    if pooled is None:
+        return hidden
+    of = Pooled.from_json(pooled)
+    signals = ", ".join(f"`{name}`" for name in dict.fromkeys(key.split("/")[0] for key in of.keys))
+    weighted = f"; weighted by `{of.weights}`" if of.weights else ""
+    how = f" ({', '.join(of.pooling)}{weighted})" if of.pooling else ""
+    numbers = f"{len(of.names)} numbers of {signals}{how}"
+    return f"{hidden}, with {numbers}" if hidden else numbers
 
 
 def inline(text: str) -> str:
@@ -182,8 +201,8 @@ tags: [confidence, calibration, probe]
 
 # Confidence probe for `{model["id"]}`
 
-Gives the probability that {_GIVES[config["target"] == "response"]}. It reads the signal `{config["signal"]}` at layer {config["layer"]}, position
-`{config["position"]}`, and is a {config["head"]} head with a {config["calibrator"]} calibrator.{" " + config["taught"] if config.get("taught") else _TAUGHT.get(config["target"], "")}
+Gives the probability that {_GIVES[config["target"] == "response"]}. It reads
+{what_is_read(config["layer"], config["position"], config.get("pooled"))}, and is a {config["head"]} head with a {config["calibrator"]} calibrator.{" " + config["taught"] if config.get("taught") else _TAUGHT.get(config["target"], "")}
 
 ```python
 from extract import load_model

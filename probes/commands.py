@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 from matplotlib.figure import Figure
 
+from datamodules.table import load_table
 from extract.errors import InputError
+from extract.store import Store
 from probes.comparison.out_of_fold import Comparison
 from probes.comparison.page import page, verdict
 from probes.comparison.pictures import comparison_pictures, predictions
 from probes.comparison.record import comparison_record
 from probes.comparison.transfer import question_sets, transfer_record
 from probes.comparison.transfer_page import transfer_page, transfer_picture
+from probes.folders import new_folder
+from probes.signals.grid import make_grid
+from probes.signals.heat_map import grid_pictures
+from probes.signals.page import page as signals_page
+from probes.signals.page import verdict as signals_verdict
+from probes.signals.record import grid_record
 
 #: With fewer resamples the ends of an interval are a handful of them.
 LEAST_RESAMPLES = 100
@@ -54,7 +59,7 @@ def compare(
         InputError: Bad options, a store that lacks samples, grades or hidden states, or too few questions.
     """
     _check_resamples(n_resamples)
-    with _new_folder(out or f"runs/compare-{Path(store).resolve().name}") as (folder, final):
+    with new_folder(out or f"runs/compare-{Path(store).resolve().name}") as (folder, final):
         found = Comparison(store, grader, probes, folds, seed).run()
         record = comparison_record(found, folds, n_resamples, seed)
         pictures = comparison_pictures(found, record)
@@ -92,11 +97,51 @@ def transfer(
     """
     _check_resamples(n_resamples)
     default = f"runs/transfer-{'-'.join(Path(store).resolve().name for store in stores)}"
-    with _new_folder(out or default) as (folder, final):
+    with new_folder(out or default) as (folder, final):
         sets, masked = question_sets(stores, grader, probe)
         record = transfer_record(sets, masked, probe, folds, n_resamples, seed)
         _write(folder, "transfer", record, transfer_page(record), {"transfer": transfer_picture(record)})
     print(f"Transfer: {final / 'transfer.md'}")
+    return final
+
+
+def signals(
+    store: str,
+    out: str | None = None,
+    grader: str | None = None,
+    test_fraction: float = 0.2,
+    seed: int = 0,
+    n_resamples: int = 2000,
+) -> Path:
+    """Score answers by every token signal, pooled and weighted in every way, without training, against right and wrong.
+
+    What is best is chosen on one part of the questions and tested on the other, beside answer length.
+
+    Args:
+        store: Folder of the store, with samples, grades and token signals of the answers.
+        out: Folder for the page, its record, the table of all scores and pictures; null takes runs/signals-STORE.
+        grader: Whose grades; null takes the only ones there are.
+        test_fraction: Share of the questions that test.
+        seed: Seed of the split, the draws and the resamples.
+        n_resamples: Resamples of the questions behind each interval.
+
+    Returns:
+        The folder.
+
+    Raises:
+        InputError: Bad options, a store that lacks samples, grades or token signals, or too few questions.
+    """
+    _check_resamples(n_resamples)
+    if seed < 0:
+        raise InputError(f"Expected `seed` to be at least 0, but got {seed}.")
+    with new_folder(out or f"runs/signals-{Path(store).resolve().name}") as (folder, final):
+        kept = Store.open(store)
+        grid = make_grid(kept, load_table(kept, grader), test_fraction, seed, 5 * n_resamples)
+        record = grid_record(grid, n_resamples, seed)
+        pictures = grid_pictures(grid)
+        _write(folder, "signals", record, signals_page(record, list(pictures)), pictures, "report")
+        pq.write_table(grid.as_table(), folder / "grid.parquet")
+    print(f"{signals_verdict(record)}\n\nSignals: {final / 'signals.md'}")
     return final
 
 
@@ -107,35 +152,12 @@ def _check_resamples(n_resamples: int) -> None:
         )
 
 
-def _write(folder: Path, name: str, record: dict[str, Any], text: str, pictures: dict[str, Figure]) -> None:
-    """Write a page with its record and its pictures."""
+def _write(
+    folder: Path, name: str, record: dict[str, Any], text: str, pictures: dict[str, Figure], data: str | None = None
+) -> None:
+    """Write a page with its record, which is called `data` where that is not the page's name, and its pictures."""
     (folder / "plots").mkdir()
     for picture, figure in pictures.items():
         figure.savefig(folder / "plots" / f"{picture}.png")
-    (folder / f"{name}.json").write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    (folder / f"{data or name}.json").write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     (folder / f"{name}.md").write_text(text, encoding="utf-8")
-
-
-@contextmanager
-def _new_folder(path: str) -> Iterator[tuple[Path, Path]]:
-    """A folder to write into, beside the final one that it becomes when everything is in it; gives both.
-
-    Raises:
-        InputError: The final one is there, or it can't be made.
-    """
-    final = Path(path)
-    if final.exists():
-        raise InputError(f"Expected `out` to be a new folder, but {path!r} exists. Give another --out, or delete it.")
-    try:
-        final.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = Path(tempfile.mkdtemp(prefix=f".{final.name}-", dir=final.parent))
-    except OSError as error:
-        raise InputError(
-            f"Expected `out` to be a folder that can be made, but {path!r} can't: {error.strerror}. Give another --out."
-        ) from error
-    try:
-        yield unfinished, final
-        unfinished.chmod(0o755)
-        unfinished.rename(final)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)

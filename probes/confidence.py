@@ -63,10 +63,19 @@ def score(
         raise InputError(
             "Expected no `answers`, because this probe reads questions alone. Leave them out, or train a probe with --data.target=response."
         )
-    from extract.signals.hidden import read_hidden
+    return _score_questions(probe, hf_model, ids)
 
-    hidden = read_hidden(hf_model, ids, layers=[probe.layer], position=probe.position)[:, 0]
-    return probe.confidence(hidden)
+
+def _score_questions(probe: ConfidenceProbe, hf_model: Any, prompts: Sequence[Sequence[int]]) -> Tensor:
+    """Confidences [question], by one pass over every prompt."""
+    from extract.signals.questions import read_questions
+
+    read = read_questions(hf_model, prompts, probe.signals, layers=_layers(probe))
+    return probe.confidence(probe.features(read))
+
+
+def _layers(probe: ConfidenceProbe) -> list[int]:
+    return [] if probe.layer is None else [probe.layer]
 
 
 def _encoded_answers(tokenizer: Any, answers: str | Sequence[str] | None, n_questions: int) -> list[list[int]]:
@@ -87,12 +96,12 @@ def _score_answers(
     probe: ConfidenceProbe, hf_model: Any, prompts: Sequence[Sequence[int]], contents: Sequence[Sequence[int]]
 ) -> Tensor:
     """Confidences [answer], by one pass over every prompt with its answer; NaN for an answer without tokens."""
-    from extract.signals.answers import Answer, read_answers
-    from extract.signals.hidden import answer_signal
+    from extract.signals.answers import read_answers
+    from extract.signals.passes import Answer
 
     answers = [Answer(tuple(prompt), tuple(content)) for prompt, content in zip(prompts, contents, strict=True)]
-    read = read_answers(hf_model, answers, {"hidden": answer_signal}, layers=[probe.layer])["hidden"]
-    return probe.confidence(read[f"{probe.layer}/{probe.position}"])
+    read = read_answers(hf_model, answers, probe.signals, layers=_layers(probe))
+    return probe.confidence(probe.features(read))
 
 
 def check(probe: ConfidenceProbe, hf_model: Any, tokenizer: Any) -> None:
@@ -192,8 +201,9 @@ class ConfidentModel:
     def generate(self, inputs: Prompts, **options: Any) -> Answers:
         """Answer questions, each with the confidence read at its last prompt token.
 
-        A probe that reads answers takes one more pass, over each question with its answer; answers end at the stop texts
-        of the policy that it was trained on, unless `stop_strings` says otherwise, and `text` is cut before them.
+        A probe that reads token signals of the questions takes one more pass, over them. One that reads answers takes one
+        more pass, over each question with its answer; answers end at the stop texts of the policy that it was trained on,
+        unless `stop_strings` says otherwise, and `text` is cut before them.
 
         Args:
             inputs: Texts, chats or token ids, one or several; or a tensor [question, token] of ids, padded on the
@@ -227,16 +237,26 @@ class ConfidentModel:
         n_prompt = ids.shape[1]
         if self.probe.reads_answers:
             return self._read_answers(prompts, ids, mask, options)
-        with _PromptCapture(self._model, self.probe.layer, n_prompt) as capture:
-            sequences = _sequences(self._model.generate(input_ids=ids, attention_mask=mask, **options))
+        sequences, confidence = self._read_questions(prompts, ids, mask, options)
         per_question = len(sequences) // len(ids)
-        read = self.probe.confidence(capture.states[self.probe.layer]).cpu()
         return Answers(
             text=self.tokenizer.batch_decode(sequences[:, n_prompt:], skip_special_tokens=True),
-            confidence=read[:: len(read) // len(ids)].repeat_interleave(per_question),
+            confidence=confidence.repeat_interleave(per_question),
             sequences=sequences,
             question=[row // per_question for row in range(len(sequences))],
         )
+
+    def _read_questions(
+        self, prompts: list[list[int]], ids: Tensor, mask: Tensor, options: dict[str, Any]
+    ) -> tuple[Tensor, Tensor]:
+        """Generated sequences, and the confidence [question] in each question; hidden states are read on the way."""
+        if self.probe.pooled is not None or self.probe.layer is None:
+            sequences = _sequences(self._model.generate(input_ids=ids, attention_mask=mask, **options))
+            return sequences, _score_questions(self.probe, self._model, prompts)
+        with _PromptCapture(self._model, self.probe.layer, ids.shape[1]) as capture:
+            sequences = _sequences(self._model.generate(input_ids=ids, attention_mask=mask, **options))
+        read = self.probe.confidence(capture.states[self.probe.layer]).cpu()
+        return sequences, read[:: len(read) // len(ids)]
 
     def _read_answers(self, prompts: list[list[int]], ids: Tensor, mask: Tensor, options: dict[str, Any]) -> Answers:
         """Answers that end as those did which the probe was trained on, each read once more with its prompt."""

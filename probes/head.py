@@ -8,7 +8,11 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor, nn
 
+from extract.errors import InputError
 from probes.latent_model import drawn_noise, encode, sampled_score
+from probes.neighbours import neighbour_means
+
+_MOST_VALUES = 2**30  # float32 numbers of a tensor that grows with the training split
 
 
 class Head(nn.Module):
@@ -139,5 +143,49 @@ class LatentHead(Head):
         return super().problem() or (f"`shared` is {float(self.shared)}, below 0" if self.shared < 0 else None)
 
 
+class KNNHead(Head):
+    """Mean label of the nearest training rows, each weighing one over its distance; see `probes.neighbours`.
+
+    Args:
+        d_model: Width of the hidden state.
+        n_rows: Training rows.
+        n_neighbors: How many of them count.
+
+    Raises:
+        InputError: More numbers than fit into a memory, which a saved probe may claim to hold.
+    """
+
+    kind = "knn"
+    sizes: ClassVar[Mapping[str, int]] = {"n_rows": 2**24, "n_neighbors": 2**24}
+    points: Tensor
+    labels: Tensor
+
+    def __init__(self, d_model: int, n_rows: int, n_neighbors: int) -> None:
+        super().__init__(d_model)
+        if n_rows * d_model > _MOST_VALUES:
+            raise InputError(
+                f"Expected `sizes` of a knn head with at most {_MOST_VALUES} numbers, but {n_rows} rows of width {d_model} have more. Train on fewer rows."
+            )
+        self.n_neighbors = n_neighbors
+        self.register_buffer("points", torch.zeros(n_rows, d_model))
+        self.register_buffer("labels", torch.zeros(n_rows))
+
+    def score(self, standardised: Tensor) -> Tensor:
+        """Scores [...] in [0, 1] from standardised hidden states [..., d_model]."""
+        where = (
+            torch.device("cpu") if standardised.device.type == "mps" else standardised.device
+        )  # which has no float64
+        rows = standardised.reshape(-1, standardised.shape[-1]).to(where)
+        mean = neighbour_means(rows, self.points.to(where), self.labels.to(where), [self.n_neighbors])
+        return mean.reshape(standardised.shape[:-1]).float().to(standardised.device)
+
+    def problem(self) -> str | None:
+        """As for every head, there are as many rows as neighbours, and labels are in [0, 1]."""
+        outside = self.labels[(self.labels < 0) | (self.labels > 1)]
+        if self.n_neighbors > len(self.labels):
+            return f"`n_neighbors` is {self.n_neighbors}, of {len(self.labels)} rows"
+        return super().problem() or (f"`labels` holds {float(outside[0])}" if len(outside) else None)
+
+
 #: Closed list of heads that a saved probe may name; nothing else is ever loaded.
-HEADS: dict[str, type[Head]] = {head.kind: head for head in (LinearHead, MLPHead, LatentHead)}
+HEADS: dict[str, type[Head]] = {head.kind: head for head in (LinearHead, MLPHead, LatentHead, KNNHead)}

@@ -12,8 +12,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from torch import Tensor
 from tqdm import tqdm
 
@@ -27,7 +25,6 @@ from probes.comparison.folds import folds
 from probes.functional import capability_auroc
 from probes.intervals import Interval, bootstrap, by_question
 from probes.module import standardiser
-from probes.plots import INK, RED, new_figure, styled
 
 #: Solvers by the probe's name, from features [1, row, d_model] and target [row] to weights [1, 1, d_model] and biases [1, 1].
 SOLVERS: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {
@@ -38,11 +35,9 @@ SOLVERS: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {
 }
 #: What is predicted, and at which positions it is read.
 _POSITIONS = {"capability": ("last_prompt",), "response": ("first_answer", "mean_answer", "last_answer")}
-#: Inches that a number in a cell takes.
-_CELL = 0.3
 
 
-class Tested(NamedTuple):
+class FoldedRows(NamedTuple):
     """The rows (questions or answers) that are tested, each by a probe that never saw its question.
 
     Attributes:
@@ -160,11 +155,21 @@ def layer_map(
     )
     n_missing = int((rows.fold >= 0).sum()) - len(right)
     return LayerMap(
-        target, probe, positions, layers, auroc, (position, layer), interval, n_folds, n_questions, len(right), n_missing
+        target,
+        probe,
+        positions,
+        layers,
+        auroc,
+        (position, layer),
+        interval,
+        n_folds,
+        n_questions,
+        len(right),
+        n_missing,
     )
 
 
-def _tested(table: QuestionTable, target: str, n_folds: int, seed: int) -> Tested:
+def _tested(table: QuestionTable, target: str, n_folds: int, seed: int) -> FoldedRows:
     """Rows of a target with their folds; questions with fewer than two known grades are in none.
 
     Raises:
@@ -176,13 +181,13 @@ def _tested(table: QuestionTable, target: str, n_folds: int, seed: int) -> Teste
         fold_of[fold.rows["test"]] = fold.number
     if TARGETS[target] == "question":
         every = torch.arange(len(table.ids))
-        return Tested(torch.from_numpy(table.right), torch.from_numpy(table.known), every, fold_of)
+        return FoldedRows(torch.from_numpy(table.right), torch.from_numpy(table.known), every, fold_of)
     answers = table.answers
     known, question = torch.from_numpy(answers.known), torch.from_numpy(answers.question)
-    return Tested(torch.from_numpy(answers.right), known, question, fold_of[question].where(known > 0, -1))
+    return FoldedRows(torch.from_numpy(answers.right), known, question, fold_of[question].where(known > 0, -1))
 
 
-def out_of_fold(features: Tensor, rows: Tested, probe: str = "ridge") -> Tensor:
+def out_of_fold(features: Tensor, rows: FoldedRows, probe: str = "ridge") -> Tensor:
     """Scores [row] of probes that saw no answer to the row's question; NaN for rows that are not used or without features.
 
     Args:
@@ -201,91 +206,3 @@ def out_of_fold(features: Tensor, rows: Tested, probe: str = "ridge") -> Tensor:
         weight, bias = SOLVERS[probe](((features[train] - mean) / scale)[None], target)
         scores[test] = ((features[test] - mean) / scale) @ weight[0, 0] + bias[0, 0]
     return scores
-
-
-@styled
-def layer_heat_map(maps: list[LayerMap], model: str) -> Figure:
-    """AUROC by layer (x) and position (y), a panel a target, on one scale of colours that begins at chance.
-
-    Args:
-        maps: One or two maps.
-        model: Name of the model, for the title.
-    """
-    layers = sorted({layer for one in maps for layer in one.layers})
-    values = torch.cat([one.auroc.flatten() for one in maps])
-    values = values[values.isfinite()]
-    low, high = min(0.5, float(values.min())), float(values.max())
-    heights = [len(one.positions) + 0.0 for one in maps]
-    width = min(max(_CELL * len(layers) + 2.2, 5.2), 14.0)
-    figure, axes = new_figure(
-        width,
-        0.36 * sum(heights) + 0.95 * len(maps) + 0.8,
-        nrows=len(maps),
-        sharex=True,
-        squeeze=False,
-        height_ratios=heights,
-    )
-    for axis, one in zip(axes[:, 0], maps, strict=True):
-        drawn = _panel(axis, one, layers, (low, high), (width - 2.2) / len(layers) >= 0.9 * _CELL)
-    axes[-1, 0].set_xlabel("layer (0: embeddings)")
-    bar = figure.colorbar(drawn, ax=list(axes[:, 0]), aspect=14, pad=0.015, fraction=0.05)
-    bar.set_label("AUROC (0.5: chance)", fontsize=9)
-    bar.ax.tick_params(labelsize=8)
-    bar.outline.set_visible(False)
-    probe = {"ridge": "ridge probes (λ = 1)", "difference_of_means": "difference of means"}[maps[0].probe]
-    figure.suptitle(f"{model}: {probe}, out of fold ({maps[0].n_folds} folds by question)", fontsize=11)
-    return figure
-
-
-def _panel(axis: Axes, one: LayerMap, layers: list[int], scale: tuple[float, float], numbers: bool) -> Any:
-    """Draw one map with its best cell framed; gives what a colour bar needs."""
-    shown = np.full((len(one.positions), len(layers)), np.nan)
-    places = [layers.index(layer) for layer in one.layers]
-    shown[:, places] = one.auroc.numpy()
-    # not the whole ramp: its light end is no white, which is a cell without a value, and its dark end is not black
-    drawn = axis.imshow(shown, cmap=_ramp(), vmin=scale[0], vmax=scale[1], aspect="auto", interpolation="nearest")
-    for (row, column), value in np.ndenumerate(shown):
-        if numbers and value == value:
-            dark = value > scale[0] + 0.52 * (scale[1] - scale[0])
-            text = f"{value:.2f}".removeprefix("0")
-            axis.text(column, row, text, ha="center", va="center", fontsize=7.5, color="white" if dark else INK)
-    row, column = one.best[0], places[one.best[1]]
-    axis.add_patch(_frame(column, row))
-    step = max(1, -(-len(layers) // 45))
-    ticks = range(0, len(layers), step)
-    axis.set_xticks(list(ticks), [str(layers[i]) for i in ticks], fontsize=8)
-    axis.tick_params(axis="x", labelbottom=True)
-    axis.set_yticks(range(len(one.positions)), [name.replace("_", " ") for name in one.positions], fontsize=9)
-    axis.tick_params(length=0)
-    axis.spines[:].set_visible(False)
-    axis.set_xticks([i - 0.5 for i in range(1, len(layers))], minor=True)
-    axis.set_yticks([i - 0.5 for i in range(1, len(one.positions))], minor=True)
-    axis.grid(which="minor", color="white", lw=1)
-    axis.tick_params(which="minor", length=0)
-    axis.set_title(_caption(one), fontsize=9, loc="left")
-    return drawn
-
-
-def _ramp() -> Any:
-    import matplotlib
-    from matplotlib.colors import ListedColormap
-
-    return ListedColormap(matplotlib.colormaps["Blues"](np.linspace(0.06, 0.96, 256)))
-
-
-def _frame(column: int, row: int) -> Any:
-    from matplotlib.patches import Rectangle
-
-    return Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, ec=RED, lw=2, zorder=5, clip_on=False)
-
-
-def _caption(one: LayerMap) -> str:
-    """What a panel is about, how much there is of it, and its best cell, as the best of many."""
-    of = f"{one.n_rows:,} answers to {one.n_questions:,} questions" if one.target == "response" else f"{one.n_rows:,} questions"
-    missing = f" ({one.n_missing:,} without states left out)" if one.n_missing else ""
-    position, layer = one.best
-    value = f"{one.auroc[position, layer]:.2f}"
-    if one.interval is not None:
-        value += f" [{one.interval['low']:.2f}, {one.interval['high']:.2f}]"
-    best = f"framed: best of {int(one.auroc.isfinite().sum())}, layer {one.layers[layer]}, {value}, not corrected for the choice"
-    return f"{one.target}, {of}{missing}; {best}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from extract.checks import (
     SHA256,
     TEXT,
     TEXT_OR_NULL,
+    Field,
     Schema,
     check_prompt,
     check_record,
@@ -26,21 +28,23 @@ from extract.checks import (
 from extract.errors import InputError
 from extract.files import is_inside, one_line, read_json, shown
 from extract.hashing import sha256_file
+from extract.parts import Scope
+from extract.pooled import Pooled, is_key, is_pooling, is_weights, token_signals
 from probes.calibrators import CALIBRATORS, MOST_KNOTS, Calibrator
 from probes.head import HEADS, Head
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
+_READ_VERSIONS = (2, 3)  # 2 had no token signals
 _FILES = ("config.json", "model.safetensors", "README.md")
 _LARGEST_CONFIG, _LARGEST_HEADER = 2**20, 2**16  # bytes
 _LARGEST_CALIBRATOR = 2 * 8 * MOST_KNOTS
 _CALIBRATOR = "calibrator."  # what the calibrator's tensors begin with
 
-#: Fields of config.json, with `signal` and `position`, which are those that can be read.
+#: Fields of config.json, with those that say what is read: see `_reading`.
 _CONFIG: Schema = {
-    "format_version": whole(1, FORMAT_VERSION, str(FORMAT_VERSION)),
+    "format_version": whole(min(_READ_VERSIONS), FORMAT_VERSION, " or ".join(map(str, _READ_VERSIONS))),
     "head": one_of(HEADS),
     "d_model": whole(1, 2**20, "a positive width below a million"),
-    "layer": whole(0, 2**16, "a layer's number"),
     "sizes": OBJECT,  # those of the head
     "calibrator": one_of(CALIBRATORS),
     "target": one_of(["capability", "response", "semantic_entropy", "seu"]),
@@ -128,24 +132,76 @@ def read_config(path: Path) -> dict[str, Any]:
             f"Expected {str(path)!r} to describe a probe, but {error}. Train the probe again, or get another copy of it."
         ) from None
     stated = config.get("format_version") if isinstance(config, dict) else None
-    if type(stated) is int and stated != FORMAT_VERSION:  # before the fields, which another version may have others of
+    if (
+        type(stated) is int and stated not in _READ_VERSIONS
+    ):  # before the fields, which another version may have others of
         raise InputError(
-            f"Expected a probe of format version {FORMAT_VERSION}, but {str(path)!r} has {shown(stated)}. Use the version of confidence-probes that wrote it."
+            f"Expected a probe of format version {' or '.join(map(str, _READ_VERSIONS))}, but {str(path)!r} has {shown(stated)}. Use the version of confidence-probes that wrote it."
         )
-    from extract.signals import SIGNALS
-    from extract.signals.positions import ANSWER_POSITIONS, QUESTION_POSITIONS
-
-    names: Schema = {"signal": one_of(SIGNALS), "position": one_of([*QUESTION_POSITIONS, *ANSWER_POSITIONS])}
-    check_record(config, {**_CONFIG, **names}, path, optional=_FURTHER)
+    if isinstance(config, dict):
+        required, optional = _reading(config.get("target"), config.get("signal"))
+    else:
+        required, optional = {}, {}
+    check_record(config, {**_CONFIG, **required}, path, optional={**_FURTHER, **optional})
     check_prompt(config["prompt"], path, "prompt.")
     sizes = {name: whole(1, largest) for name, largest in HEADS[config["head"]].sizes.items()}
     check_record(config["sizes"], sizes, path, prefix="sizes.")
-    positions = ANSWER_POSITIONS if config["target"] == "response" else QUESTION_POSITIONS
-    if config["position"] not in positions:
-        raise InputError(
-            f"Expected `position` in {str(path)!r} to be one of {', '.join(positions)}, where a probe of {config['target']} reads, but got {config['position']!r}. Restore the file."
-        )
+    _check_pooled(config, path)
     return config
+
+
+def _reading(target: Any, signal: Any) -> tuple[Schema, Schema]:
+    """Fields that say what a probe of a target and a signal, any JSON values, reads; and those that may be there."""
+    from extract.signals import SIGNALS
+    from extract.signals.positions import ANSWER_POSITIONS, QUESTION_POSITIONS
+
+    scope: Scope = "sample" if target == "response" else "question"
+    positions = ANSWER_POSITIONS if scope == "sample" else QUESTION_POSITIONS
+    pooled: Schema = {
+        "keys": Field(
+            f"a list of signal/layer/position, each once, of {', '.join(token_signals(scope))}",
+            lambda value: _is_list(value, lambda key: is_key(key, scope)) and len(value) > 0,
+        ),
+        "pooling": Field(
+            "a list of poolings, each once, where an answer is read, and else an empty one",
+            lambda value: _is_list(value, is_pooling) and (len(value) > 0) == (scope == "sample"),
+        ),
+        "weights": Field(
+            "null, or the signal/layer/position of weights where an answer is read",
+            lambda value: value is None or (scope == "sample" and is_weights(value)),
+        ),
+    }
+    if signal in token_signals("sample"):
+        null = Field(f"null, because {signal!r} is no hidden state", lambda value: value is None)
+        return {"signal": one_of(token_signals(scope)), "layer": null, "position": null, "pooled": pooled}, {}
+    layer = whole(0, 2**16, "a layer's number")
+    return {"signal": one_of(SIGNALS), "layer": layer, "position": one_of(positions)}, {"pooled": pooled}
+
+
+def _is_list(value: Any, holds: Callable[[Any], bool]) -> bool:
+    """Whether any JSON value is a list of texts of a kind, each of which stands there once."""
+    return isinstance(value, list) and all(map(holds, value)) and len(set(value)) == len(value)
+
+
+def _check_pooled(config: dict[str, Any], path: Path) -> None:
+    """Refuse numbers of token signals that don't go together, or are not as many as the head takes.
+
+    Raises:
+        InputError: They don't, or aren't.
+    """
+    if "pooled" not in config:
+        return
+    try:
+        n = len(Pooled.from_json(config["pooled"]).names)
+    except InputError as error:
+        raise InputError(
+            f"Expected `pooled` in {str(path)!r} to be what a probe was trained on. {error} Restore the file."
+        ) from None
+    alone, width = config["layer"] is None, config["d_model"]
+    if width != n if alone else width <= n:
+        raise InputError(
+            f"Expected `d_model` in {str(path)!r} to be {n if alone else f'above {n}'}, because `pooled` has {n} numbers, but got {width}. Restore the file."
+        )
 
 
 def read_weights(path: Path, config: dict[str, Any]) -> tuple[Head, Calibrator]:

@@ -27,6 +27,16 @@ class Choice:
     l2: float
     calibrator: Calibrator
 
+    @property
+    def layer(self) -> int | None:
+        """Layer of the feature; None where it has none, as token signals have."""
+        return int(self.name.split("/")[0]) if "/" in self.name else None
+
+    @property
+    def position(self) -> str | None:
+        """Named position of the feature; None where it has none."""
+        return self.name.split("/")[1] if "/" in self.name else None
+
 
 class ProbeModule(L.LightningModule):
     """Base of the probes: one candidate per penalty and feature (layer and position), all trained in the same passes.
@@ -41,6 +51,8 @@ class ProbeModule(L.LightningModule):
 
     #: Name of the method in reports.
     name = "probe"
+    #: Option whose values are tried, of which validation chooses one.
+    option = "l2"
     #: What the probe is taught, in a sentence, where that is not the target of the datamodule.
     taught: str | None = None
     #: Whether the scores are log-odds of the target, so that their cross-entropy is the validation loss as they stand.

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from datamodules import QuestionTable
@@ -108,20 +109,20 @@ def profile(
 @styled
 def profile_picture(found: Profile, model: str) -> Figure:
     """Mean entropy by layer of right and of wrong answers, beside the difference between them."""
-    figure, (left, middle) = new_figure(8.4, 3.5, ncols=2)
+    figure, (left, right) = new_figure(8.4, 3.5, ncols=2)
     kinds = (("wrong", found.wrong, RED, "--", 1), ("right", found.right, BLUE, "-", 0))
     for name, bands, colour, style, number in kinds:
         label = f"{name}: {found.n_answers[number]:,} answers to {found.n_questions[number]:,} questions"
         _band(left, found.layers, bands, colour, style, label)
     left.set(xlabel="layer", ylabel="mean entropy (nats)", ylim=(0, None))
-    left.legend(loc="lower left", fontsize=8)
-    middle.axhline(0, color=GREY, lw=1)
-    _band(middle, found.layers, found.difference, INK, "-", None)
-    middle.set(xlabel="layer", ylabel="wrong − right (nats)")
+    left.legend(fontsize=8)
+    right.axhline(0, color=GREY, lw=1)
+    _band(right, found.layers, found.difference, INK, "-", None)
+    right.set(xlabel="layer", ylabel="wrong − right (nats)")
+    for axis in (left, right):
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     missing = f", {found.n_missing:,} answers without entropies left out" if found.n_missing else ""
-    figure.suptitle(
-        f"{model}: entropy after every layer, 95 % bands over questions, layer by layer{missing}", fontsize=10
-    )
+    figure.suptitle(f"{model}: entropy after every layer, pointwise 95 % bands over questions{missing}", fontsize=10)
     return figure
 
 

@@ -114,7 +114,7 @@ class Report:
     def _record(self) -> dict[str, Any]:
         choice = self.module.choice
         assert choice is not None
-        layer, position = choice.name.split("/")
+        pooled = self.data.pooled
         options: dict[str, Any] = {"reference": self.reference, "n_resamples": self.n_resamples, "seed": self.seed}
         return {
             "format_version": FORMAT_VERSION,
@@ -127,9 +127,11 @@ class Report:
                 **{package: version(package) for package in _PACKAGES},
             },
             "target": self.data.target,
+            "signal": self.data.signal,
+            "pooled": None if pooled is None else pooled.to_json(),
             "chosen": {
-                "layer": int(layer),
-                "position": position,
+                "layer": choice.layer,
+                "position": choice.position,
                 "l2": choice.l2,
                 "calibrator": {"kind": choice.calibrator.kind, **_numbers(choice.calibrator)},
             },
@@ -168,6 +170,7 @@ class Report:
     @torch.no_grad()
     def figures(self) -> dict[str, Any]:
         """The pictures by file name, without ending."""
+        assert self.module.choice is not None
         figures = self.figures_of
         shown = {name: one.take(usable(one, self.target)) for name, one in self.methods.items()}
         probe = self.module.name
@@ -177,7 +180,7 @@ class Report:
         return {
             "reliability": plots.reliability(probe, shown[probe], figures[probe]["ece_width"], what=self._what),
             "roc": plots.roc(roc_methods, {name: figures[name]["auroc"] for name in roc_methods}, self.target),
-            "layers": self._layers(figures),
+            **({} if self.module.choice.layer is None else {"layers": self._layers(figures)}),
             "accuracy": plots.accuracy_distribution(
                 torch.from_numpy(self.table.accuracy)[self._used()],
                 [self.table.groups[i] for i in self._used().tolist()],
@@ -251,6 +254,7 @@ class Report:
             "signal": self.data.signal,
             "layer": self.record["chosen"]["layer"],
             "position": self.record["chosen"]["position"],
+            **({} if self.data.pooled is None else {"pooled": self.data.pooled.to_json()}),
             "target": self.data.target,
             "taught": self.module.taught,
             "model": policy["model"],

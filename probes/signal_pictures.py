@@ -13,9 +13,12 @@ from extract.errors import InputError
 from extract.parts import Scope
 from extract.store import Store
 from probes.folders import new_folder
-from probes.layer_map import layer_heat_map, layer_map
+from probes.layer_map import layer_map
+from probes.layer_picture import layer_heat_map
 from probes.profile_pictures import profile_picture, read_profile
 
+#: With fewer resamples the ends of an interval are a handful of them.
+LEAST_RESAMPLES = 100
 #: Targets of the map with the scope at which hidden states have to be there.
 _MAPS: dict[str, Scope] = {"capability": "question", "response": "sample"}
 
@@ -48,6 +51,10 @@ def pictures(
     Raises:
         InputError: Bad options, a store without these signals or without grades, or too few questions.
     """
+    if n_resamples < LEAST_RESAMPLES:
+        raise InputError(
+            f"Expected `n_resamples` to be at least {LEAST_RESAMPLES}, for intervals of 95 %, but got {n_resamples}. 2000 is the default."
+        )
     kept = Store.open(store)
     table = load_table(kept, grader)
     with new_folder(out or f"runs/pictures-{Path(store).resolve().name}") as (folder, final):

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from extract.hashing import sha256_file
 from probes.artefact import ConfidenceProbe
 from probes.calibrators import Calibrator, Isotonic, Platt, Temperature
-from probes.head import Head, LatentHead, LinearHead, MLPHead
+from probes.head import Head, KNNHead, LatentHead, LinearHead, MLPHead
 
 _CONFIG = {
     "head": "linear",
@@ -45,14 +45,21 @@ _CONFIG = {
 def make_probe(folder: Path, rng: random.Random) -> Path:
     """A probe of width 8, one of whose coordinates is left out, with one of the heads and calibrators."""
     generator = torch.Generator().manual_seed(0)
-    heads: list[Head] = [LinearHead(8), MLPHead(8, hidden=3), LatentHead(8, hidden=3, components=4)]
+    heads: list[Head] = [
+        LinearHead(8),
+        MLPHead(8, hidden=3),
+        LatentHead(8, hidden=3, components=4),
+        KNNHead(8, n_rows=6, n_neighbors=3),
+    ]
     calibrators: list[Calibrator] = [Platt(0.7, -0.2), Temperature(1.5), Isotonic([-1.0, 0.0, 1.0], [0.1, 0.1, 0.8])]
     head, calibrator = rng.choice(heads), rng.choice(calibrators)
     for name, tensor in head.state_dict().items():
         if name != "scale":
             tensor.normal_(generator=generator)
+        if name == "labels":
+            tensor.sigmoid_()
     head.scale[3] = torch.inf
-    sizes = {size: {"hidden": 3, "components": 4}[size] for size in head.sizes}
+    sizes = {size: {"hidden": 3, "components": 4, "n_rows": 6, "n_neighbors": 3}[size] for size in head.sizes}
     config = {**_CONFIG, "head": head.kind, "sizes": sizes, "calibrator": calibrator.kind}
     return ConfidenceProbe(head, calibrator, config).save(folder, "card")
 

@@ -77,7 +77,7 @@ def test_there_are_enough_classes_and_every_pickle_would_tell(tmp_path: Path) ->
     assert (tmp_path / "executed").exists()
 
 
-@pytest.mark.parametrize("seed", range(208))
+@pytest.mark.parametrize("seed", range(212))
 def test_an_altered_store_is_refused(store: Path, seed: int) -> None:
     name, alter = STORES[seed % len(STORES)]
     named = alter(store, random.Random(seed))

@@ -202,7 +202,7 @@ def damage(folder: Path, how: str) -> None:
         ("other shape", r"`weight` is torch.float32 of shape \[31\]"),
         ("NaN", "`weight` holds nan"),
         ("unknown head", "one of linear, .*but got 'os.system'"),
-        ("newer", "format version 2, but .* has 99"),
+        ("newer", "format version 2 or 3, but .* has 99"),
         ("missing key", "lacks layer"),
         ("huge", "`d_model` .* positive width"),
     ],

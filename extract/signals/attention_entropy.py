@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from extract.signals.passes import Pass
 from extract.signals.scores import HIDDEN
+
+#: What `over_heads` gives.
+NAMES = ("normalised", "sink_free", "smallest_head")
 
 
 class HeadEntropies(NamedTuple):
@@ -55,23 +60,21 @@ def _of_largest(entropy: Tensor, n_keys: Tensor) -> Tensor:
     return torch.where(n_keys > 1, entropy / n_keys.clamp_min(2).log(), 0.0).clamp(0, 1)
 
 
-def over_heads(entropies: HeadEntropies) -> dict[str, Tensor]:
+def over_heads(of_heads: Sequence[HeadEntropies]) -> dict[str, Tensor]:
     """[row, query] by name: the mean over heads, with and without the first token, and the smallest head's."""
-    return {
-        "normalised": entropies.whole.mean(1),
-        "sink_free": entropies.sink_free.mean(1),
-        "smallest_head": entropies.whole.amin(1),
-    }
+    whole, sink_free = (torch.cat(one, 1) for one in zip(*of_heads, strict=True))
+    return dict(zip(NAMES, (whole.mean(1), sink_free.mean(1), whole.amin(1)), strict=True))
 
 
-def attention_entropy(pass_: Any) -> dict[str, Tensor]:
+def attention_entropy(read: Pass) -> dict[str, Tensor]:
     """Entropies of attention where each token was drawn: [row, token] float32 in [0, 1] by ``layer/name``, layers from 1.
 
-    Names: `normalised`, the mean over heads of each head's entropy by the logarithm of the keys it could see;
-    `sink_free`, the same without the first token; `smallest_head`, of the head that looked at the fewest.
+    - ``normalised``: the mean over heads of each head's entropy by the logarithm of the keys that it could see.
+    - ``sink_free``: the same without the first token.
+    - ``smallest_head``: the first one of the head that looked at the fewest, and no mean.
     """
-    return {
-        f"{layer}/{name}": values
-        for name, of_layers in pass_.attention.entropies.items()
-        for layer, values in enumerate(of_layers, start=1)
-    }
+    found = {}
+    for layer, of_layer in enumerate(read.the_attention.layers, start=1):
+        values = torch.stack([of_layer[name] for name in NAMES])[..., : read.rows.widest].cpu()
+        found |= {f"{layer}/{name}": of_name for name, of_name in zip(NAMES, values, strict=True)}
+    return found

@@ -6,12 +6,10 @@ Attention of the strongest head, kept from 0 by a floor, is multiplied over the 
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from extract.signals.capture import n_layers
+from extract.signals.passes import Pass
 
 #: Floors in hundredths; 20 is the paper's 1 − α.
 FLOORS = (1, 20)
@@ -23,20 +21,19 @@ def log_floor(largest: Tensor, hundredths: int) -> Tensor:
     return (largest * (1 - eps) + eps).log()
 
 
-def macs(pass_: Any) -> dict[str, Tensor]:
-    """Geometric means over layers, aggregated over the tokens that could look: [row, token] by ``L/floor_EPS_AGG_ALIGN``.
+def macs(read: Pass) -> dict[str, Tensor]:
+    """Geometric means over layers, aggregated over the places that could look: [row, token] by ``L/floor_EPS_AGG_ALIGN``.
 
-    `mean` and `max` are over the places from a token's own to the answer's last, `last` is of the last place.
-    `emit` is what the place that drew y_t gets, and the last place is the one that drew y_n; `token` what y_t's own
-    place gets, and the last one is y_n's.
+    `mean` and `max` are over the places from a token's own to the answer's last one, `last` is of the last one alone.
+    With `emit` the places are those that drew y_1 … y_n, with `token` those of y_1 … y_n themselves.
     """
-    of, last, found = pass_.attention, n_layers(pass_.model), {}
+    of, width, found = read.the_attention, read.rows.widest, {}
     for floor, logs in of.floors.items():
-        kept = (logs / last).exp()
-        for align, start in (("emit", 0), ("token", 1)):
-            block = kept[:, start : start + of.places.rows.widest, start : start + of.places.rows.widest]
+        kept = (logs / read.n_layers).exp()
+        for start, align in enumerate(("emit", "token")):
+            block = kept[:, start : start + width, start : start + width]
             for name, values in received(block, of.places.valid[:, 1:]).items():
-                found[f"{last}/floor_{floor}_{name}_{align}"] = values
+                found[f"{read.n_layers}/floor_{floor}_{name}_{align}"] = values.cpu()
     return found
 
 

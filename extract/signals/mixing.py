@@ -14,6 +14,9 @@ from extract.signals.capture import decoder_blocks
 #: Parts of what was there before that are the same for all tokens, by name.
 FIXED_SHARES = {"share_50": 0.5, "share_70": 0.7, "share_90": 0.9}
 
+#: Names of `attention_shares`, in order.
+MIXES = (*FIXED_SHARES, "norm", "cosine", "projection")
+
 _TINY = 1e-12
 
 
@@ -124,8 +127,10 @@ class MixingCapture:
     def _looked_at(self, states: Tensor) -> Tensor:
         """[row, query, d_model]; places behind the pass's last token give that one."""
         assert self.index is not None
-        index = self.index.to(states.device).clamp_max(states.shape[1] - 1)
-        return states[torch.arange(len(index), device=states.device)[:, None], index]
+        if self.index.device != states.device:
+            self.index = self.index.to(states.device)
+        index = self.index.clamp_max(states.shape[1] - 1)
+        return states.detach()[torch.arange(len(index), device=states.device)[:, None], index]
 
     def _entering(self, layer: int) -> Any:
         def hook(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

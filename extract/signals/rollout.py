@@ -10,18 +10,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from extract.signals.capture import n_layers
-from extract.signals.mixing import attention_shares
+from extract.signals.mixing import MIXES, attention_shares
+from extract.signals.passes import Pass
 
 ALIGNMENTS = ("emit", "token")
 FIELDS = ("none", "column", "element")
 
-#: What normalises a row, in the order of `normalisers`' second axis.
+#: What normalises a row, in the order of `normalisers`' last axis.
 NORMALISERS = ("column_emit", "column_token", "element")
 
 
@@ -38,21 +37,21 @@ def column_field(key: Tensor, n_tokens: Tensor) -> Tensor:
 
 def element_field(query: Tensor, key: Tensor) -> Tensor:
     """1 / (i − j + 1), [row, query, key], of places i [row, query] and j [row, key]; 1 where j > i."""
-    return 1 / (query[..., None] - key[:, None] + 1).clamp_min(1).float()
+    return (query.float()[..., None] - key.float()[:, None] + 1).clamp_min_(1).reciprocal_()
 
 
 def normalisers(mean: Tensor, column: Tensor, element: Tensor) -> Tensor:
-    """What rows of attention sum to under each receptive field, [row, normaliser, query], in the order of `NORMALISERS`.
+    """What rows of attention sum to under each receptive field, [row, query, normaliser], in the order of `NORMALISERS`.
 
     Args:
         mean: [row, query, key] attention, mean over heads, over all keys.
         column: [row, alignment, key] as `column_field` gives.
         element: [row, query, key] as `element_field` gives.
     """
-    return torch.cat([column @ mean.mT, (mean * element).sum(-1)[:, None]], 1)
+    return torch.cat([mean @ column.mT, (mean * element).sum(-1, keepdim=True)], 2)
 
 
-def rollout(pass_: Any) -> dict[str, Tensor]:
+def rollout(read: Pass) -> dict[str, Tensor]:
     """Influence of each token: [row, token] float32, at least 0, by ``L/MIX_FIELD_AGG_ALIGN``.
 
     MIX is the residual's share, the same for all tokens (share_50, share_70, share_90) or as in `mixing`; FIELD the
@@ -60,21 +59,19 @@ def rollout(pass_: Any) -> dict[str, Tensor]:
     over those that see the token, `last`. `emit` is the influence of the place that drew y_t, among the tokens without
     y_n; `token` that of y_t's own place, among all.
     """
-    of, last = pass_.attention, n_layers(pass_.model)
-    shares = [torch.stack(list(attention_shares(one).values()), 1) for one in of.dots]
-    mixes, width = list(attention_shares(of.dots[0])), of.places.rows.widest
-    sums = rows_summed(of.blocks, of.normalisers, shares, of.places.query, of.places.n_tokens, of.places.valid)
-    place = of.places.query[:, None]
-    n_tokens = torch.stack([of.places.n_tokens - 1, of.places.n_tokens], 1)[..., None]  # [row, alignment, 1]
+    places, layers = read.the_attention.places, _layers(read)
+    sums = rows_summed(*layers, places.query, places.n_tokens, places.valid).cpu()
+    width, place = read.rows.widest, places.query.cpu()[:, None, None]
+    n_tokens = torch.stack([places.n_tokens - 1, places.n_tokens], 1)[..., None, None].cpu()
     found = {}
     for a, align in enumerate(ALIGNMENTS):
         mean, newest = sums[..., a, a : a + width].unbind(3)  # [row, field, mix, token]
-        T, j = n_tokens[:, a, None, None], place[:, None, :, a : a + width]
+        T, j = n_tokens[:, a, None], place[..., a : a + width]
         of_name = {"mean": mean / T, "rf_mean": mean / (T - j).clamp_min(1), "last": newest}
         for agg, values in of_name.items():
             for f, field in enumerate(FIELDS):
-                for m, mix in enumerate(mixes):
-                    found[f"{last}/{mix}_{field}_{agg}_{align}"] = values[:, f, m]
+                for m, mix in enumerate(MIXES):
+                    found[f"{read.n_layers}/{mix}_{field}_{agg}_{align}"] = values[:, f, m]
     return found
 
 
@@ -86,7 +83,7 @@ def rows_summed(
     Args:
         blocks: [row, query, key] by layer, attention's mean over heads among the answer's places, from the one that
             drew y_1 to y_n's own; 0 where `valid` is not.
-        norms: [row, normaliser, query] by layer, see `normalisers`.
+        norms: [row, query, normaliser] by layer, see `normalisers`.
         shares: [row, mix, query] by layer, attention's shares.
         query: [row, query] int64 places.
         n_tokens: [row] int64 N.
@@ -99,7 +96,7 @@ def rows_summed(
     column, element = column_field(query, n_tokens), element_field(query, query)
     v = start[:, None, None].repeat(1, len(FIELDS), shares[0].shape[1], 1, 1, 1)
     for block, norm, share in zip(reversed(blocks), reversed(norms), reversed(shares), strict=True):
-        block, norm, share = (one.to(v.device) for one in (block, norm, share))
+        block, norm, share = block.to(v.device), norm.to(v.device).mT, share.to(v.device)
         ones = torch.ones_like(norm[:, :2])
         d = torch.stack([ones, norm[:, :2], norm[:, 2:].expand_as(ones)], 1)[:, :, None, None]
         a = share[:, None, :, None, None]
@@ -113,16 +110,25 @@ def rows_summed(
     return v
 
 
-def rollout_max(pass_: Any) -> dict[str, Tensor]:
+def _layers(read: Pass) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """Of each layer, what `rows_summed` and `rows_largest` take: attention's mean over heads, row sums and shares."""
+    of = read.the_attention
+    shares = [attention_shares(dots) for dots in of.dots]
+    return (
+        [layer["mean"] for layer in of.layers],
+        [layer["sums"] for layer in of.layers],
+        [torch.stack([of_layer[mix] for mix in MIXES], 1) for of_layer in shares],
+    )
+
+
+def rollout_max(read: Pass) -> dict[str, Tensor]:
     """As `rollout`, by ``L/MIX_FIELD_max_ALIGN``: the largest influence that a token has on any of the places."""
-    of, last = pass_.attention, n_layers(pass_.model)
-    shares = [torch.stack(list(attention_shares(one).values()), 1) for one in of.dots]
-    largest = rows_largest(of.blocks, of.normalisers, shares, of.places.query, of.places.n_tokens, of.places.valid)
-    mixes, width = list(attention_shares(of.dots[0])), of.places.rows.widest
+    places, layers, width = read.the_attention.places, _layers(read), read.rows.widest
+    largest = rows_largest(*layers, places.query, places.n_tokens, places.valid).cpu()
     return {
-        f"{last}/{mix}_{field}_max_{align}": largest[:, f, m, a, a : a + width]
+        f"{read.n_layers}/{mix}_{field}_max_{align}": largest[:, f, m, a, a : a + width]
         for f, field in enumerate(FIELDS)
-        for m, mix in enumerate(mixes)
+        for m, mix in enumerate(MIXES)
         for a, align in enumerate(ALIGNMENTS)
     }
 
@@ -167,7 +173,7 @@ def _fielded(
     for block, norm in zip(blocks, norms, strict=True):
         part = block[:, rows, rows].to(column.device)
         if name != "none":
-            normaliser = norm[:, NORMALISERS.index(name), rows, None].to(column.device)
+            normaliser = norm[:, rows, NORMALISERS.index(name), None].to(column.device)
             align = name.removeprefix("column_")
             weight = column[:, ALIGNMENTS.index(align), None, rows] if align in ALIGNMENTS else element[:, rows, rows]
             part = part * weight / normaliser.clamp_min(1e-12)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from probes.difference_of_means import DifferenceOfMeans
+from probes.knn import KNN
 from probes.latent import Latent
 from probes.linear import Linear
 from probes.logistic import Logistic
@@ -42,6 +43,7 @@ PROBES: dict[str, Method] = {
     "ridge": Method(Ridge),
     "difference_of_means": Method(DifferenceOfMeans),
     "mlp": Method(MLP, epochs=60),
+    "knn": Method(KNN),
     "aseu": Method(Latent, epochs=40, needs="text_embedding"),
     "sep": Method(Logistic, target="semantic_entropy"),
     "seu_ridge": Method(Ridge, target="seu", needs="text_embedding"),

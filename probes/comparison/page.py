@@ -63,7 +63,7 @@ counts all pairs of answers of a fold, those to one question too.
 
 ## What validation chose
 
-{table(["fold", "probe", "layer", "position", "L2", "validation loss"], [[str(one["fold"]), one["probe"], str(one["layer"]), one["position"], f"{one['l2']:g}", f"{one['val_loss']:.4f}"] for one in record["chosen"]])}
+{table(["fold", "probe", "layer", "position", "L2", "validation loss"], [[str(one["fold"]), one["probe"], "–" if one["layer"] is None else str(one["layer"]), one["position"] or "–", f"{one['l2']:g}", f"{one['val_loss']:.4f}"] for one in record["chosen"]])}
 
 {"".join(f"- {note}{chr(10)}" for note in record["notes"])}
 {masked(record["masked"])}

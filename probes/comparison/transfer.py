@@ -120,7 +120,7 @@ def _check_alike(first: FeatureDataModule, other: FeatureDataModule) -> None:
         raise InputError(
             f"Expected `stores` of one model, but {pair} differ in {'; '.join(wrong)}. A probe reads the states of the model that it was trained on."
         )
-    if other.feature_names != first.feature_names:
+    if (other.feature_names, other.pooled) != (first.feature_names, first.pooled):
         raise InputError(
             f"Expected `stores` with the same layers and positions, but {pair} hold {len(other.feature_names)} and {len(first.feature_names)} that are not the same. Read both with the same --layers."
         )

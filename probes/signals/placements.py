@@ -76,9 +76,7 @@ def clustered(scores: Tensor, right: Tensor, question: Tensor, n_questions: int)
     share[:, right] = (ahead - auroc[:, None]) / n_right[:, None]
     share[:, ~right] = (behind - auroc[:, None]) / n_wrong[:, None]
     influence = _by_question(share.nan_to_num(), question, n_questions)
-    held = [
-        (_by_question(present[:, kind].double(), question[kind], n_questions) > 0) for kind in (right, ~right)
-    ]
+    held = [(_by_question(present[:, kind].double(), question[kind], n_questions) > 0) for kind in (right, ~right)]
     enough = (held[0].sum(1) >= LEAST_OF_A_CLASS) & (held[1].sum(1) >= LEAST_OF_A_CLASS)
     varies = influence.abs().amax(1) > 1e-12 if n_questions else torch.zeros_like(enough)
     return Clustered(auroc, influence, present.sum(1), held[0] | held[1], enough & varies)

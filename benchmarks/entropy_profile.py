@@ -1,0 +1,98 @@
+"""The entropy profile: time over its matrix products alone, and memory beyond the pass whatever the layers and the tokens.
+
+Imports model code only. `--random` takes random weights of Qwen3-0.6B's shape instead of the embedded model.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.hidden import load
+from benchmarks.live import peak_bytes
+from benchmarks.result import alternating, report
+from extract.signals.capture import n_layers
+from extract.signals.head import ModelHead, final_norm
+from extract.signals.lens import _LOGITS, layer_entropy
+from extract.signals.passes import Answer, Reader
+
+
+def products(weight: Tensor, states: Tensor, n_layers: int, size: int) -> Callable[[], None]:
+    """The head's matrix product alone: every layer's states by the words, in chunks of `size` tokens, into one buffer."""
+    out = torch.empty(size, len(weight), dtype=states.dtype, device=states.device)
+
+    @torch.inference_mode()
+    def run() -> None:
+        for _ in range(n_layers):
+            for chunk in states.split(size):
+                torch.matmul(chunk, weight.T, out=out[: len(chunk)])
+
+    return run
+
+
+def entropies(model: Any, states: Tensor) -> Callable[[], None]:
+    """The same products with the norm before them and the entropies behind them."""
+    head, norm = ModelHead(model), final_norm(model)
+
+    @torch.inference_mode()
+    def run() -> None:
+        for _ in range(n_layers(model)):
+            layer_entropy(head, norm, states)
+
+    return run
+
+
+@torch.inference_mode()
+def extra_bytes(model: Any, n_tokens: int) -> int:
+    """Peak bytes of a pass that reads the profile of an answer, beyond those of the same pass that reads nothing."""
+    generator = torch.Generator().manual_seed(0)
+    prompt, content = (
+        tuple(torch.randint(5, 1000, (n,), generator=generator).tolist()) for n in (16, n_tokens)
+    )
+    peaks = []
+    for needs in ((), ("lens",)):
+        with Reader(model, needs) as reader:
+            peaks.append(peak_bytes(lambda reader=reader: reader.answers([Answer(prompt, content)])))  # type: ignore[misc]
+    return peaks[1] - peaks[0]
+
+
+def main() -> None:
+    """Print the ratio of times, and the extra memory in chunks of logits for two lengths and two depths."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--random", action="store_true")
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=512)
+    options = parser.parse_args()
+    model, bar = load(options.random), 1.25 if torch.cuda.is_available() else 1.4
+    weight = model.get_output_embeddings().weight
+    size = ModelHead(model).tokens_of(_LOGITS)
+    states = torch.randn(options.tokens, weight.shape[1], device=weight.device, dtype=weight.dtype) * 3
+    ratio, ours, floor = alternating(
+        entropies(model, states), products(weight, states, n_layers(model), size), options.pairs
+    )
+    chunk = size * len(weight) * 4
+    extra = {f"{options.tokens} tokens": extra_bytes(model, options.tokens) / chunk}
+    extra[f"{4 * options.tokens} tokens"] = extra_bytes(model, 4 * options.tokens) / chunk
+    decoder = model.get_decoder()
+    decoder.layers = decoder.layers[: n_layers(model) // 3]
+    model.config.get_text_config().num_hidden_layers = len(decoder.layers)
+    extra[f"{4 * options.tokens} tokens, a third of the layers"] = extra_bytes(model, 4 * options.tokens) / chunk
+    report(
+        "entropy_profile",
+        {"time": ratio, "extra memory in chunks": extra},
+        f"≤ {bar} of the matrix products' time, ≤ 2 chunks of logits beyond the pass",
+        ratio <= bar and max(extra.values()) <= 2,
+        seconds=ours,
+        seconds_of_products=floor,
+        chunk_bytes=chunk,
+        layers=n_layers(model),
+        model="random Qwen3-0.6B shape" if options.random else "smollm2-135m-instruct",
+    )
+
+
+if __name__ == "__main__":
+    main()

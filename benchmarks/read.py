@@ -1,0 +1,69 @@
+"""Reading all signals of the answers in one pass, over one pass for each of them.
+
+Imports model code only. `--random` takes random weights of Qwen3-0.6B's shape instead of the embedded model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any
+
+import torch
+
+from benchmarks.hidden import load
+from benchmarks.result import alternating, report
+from extract.signals.answers import read_answers
+from extract.signals.passes import Answer
+
+#: tokens is negative log-likelihood and entropy; rollout_max costs n³ and is no part of the bar.
+SIGNALS = ("tokens", "entropy_profile", "evolution", "early_exit", "attention_entropy", "rollout", "macs")
+
+
+def answers(n_questions: int, per_question: int, n_prompt: int, n_answer: int) -> list[Answer]:
+    """Random answers, all different, of lengths around `n_answer`."""
+    generator = torch.Generator().manual_seed(0)
+
+    def tokens(n: int) -> tuple[int, ...]:
+        return tuple(torch.randint(5, 1000, (n,), generator=generator).tolist())
+
+    prompts = [tokens(n_prompt + i) for i in range(n_questions)]
+    return [Answer(prompt, tokens(n_answer + j)) for prompt in prompts for j in range(per_question)]
+
+
+def main() -> None:
+    """Print the ratio of times, and what each signal takes alone."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--random", action="store_true")
+    parser.add_argument("--pairs", type=int, default=3)
+    options = parser.parse_args()
+    model: Any = load(options.random)
+    asked = answers(4, 4, 40, 24)
+    alone: dict[str, float] = {}
+
+    def together() -> None:
+        read_answers(model, asked, SIGNALS)
+
+    def apart() -> None:
+        for name in SIGNALS:
+            start = time.perf_counter()
+            read_answers(model, asked, [name])
+            alone[name] = time.perf_counter() - start
+
+    ratio, fused, separate = alternating(together, apart, options.pairs, warm=1)
+    report(
+        "read",
+        ratio,
+        "≤ 0.5 of the time",
+        ratio <= 0.5,
+        seconds_together=fused,
+        seconds_apart=separate,
+        seconds_of_each=alone,
+        answers=len(asked),
+        answer_tokens=sum(len(answer.content) for answer in asked),
+        model="random Qwen3-0.6B shape" if options.random else "smollm2-135m-instruct",
+    )
+
+
+if __name__ == "__main__":
+    main()

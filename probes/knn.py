@@ -1,0 +1,92 @@
+"""Nearest neighbours: the mean accuracy of the training rows that a row is most like. Nothing is fitted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from extract.errors import InputError
+from probes.closed_form import AtOnce
+from probes.head import KNNHead
+from probes.neighbours import neighbour_means
+
+
+class KNN(AtOnce):
+    """Mean of p̂ over the nearest training rows, each weighing one over its Euclidean distance on standardised features.
+
+    The classifier of Entropy-Lens (arXiv 2502.16570), which takes 25 neighbours by raw features and hard labels. Here
+    coordinates are standardised by the training split, labels may be accuracies, and validation chooses how many
+    neighbours, as it chooses a penalty elsewhere. The saved probe holds the training split's features.
+
+    Args:
+        n_neighbors: Numbers of neighbours to try, or one.
+        calibrator: How scores become confidences, fitted on validation: platt or isotonic.
+    """
+
+    name = "knn"
+    option = "n_neighbors"
+    log_odds = False
+    points: Tensor
+    labels: Tensor
+
+    def __init__(self, n_neighbors: list[int] | int = 25, calibrator: str = "platt") -> None:
+        tried = [n_neighbors] if isinstance(n_neighbors, int) else list(n_neighbors)
+        if not tried or min(tried) < 1:
+            raise InputError(
+                f"Expected `n_neighbors` to be one or more numbers of at least 1, but got {n_neighbors!r}. 25 is the default."
+            )
+        super().__init__([float(one) for one in tried], calibrator)
+        self.save_hyperparameters()
+        self.tried = tried
+
+    @property
+    def n_rows(self) -> int:
+        """Training rows."""
+        return len(self.labels)
+
+    @property
+    def n_neighbors(self) -> int:
+        """How many neighbours validation chose."""
+        assert self.choice is not None
+        return int(self.choice.l2)
+
+    def make_candidates(self, n_features: int, d_model: int) -> None:
+        """Room for the training split's standardised features [feature, row, d_model] and labels [row]; no row yet."""
+        self.register_buffer("points", torch.empty(n_features, 0, d_model))
+        self.register_buffer("labels", torch.empty(0))
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Make room for the rows that a checkpoint holds."""
+        super().on_load_checkpoint(checkpoint)
+        held = checkpoint["state_dict"]
+        self.points, self.labels = torch.empty_like(held["points"]), torch.empty_like(held["labels"])
+
+    def learn(self, features: Tensor, target: Tensor) -> None:
+        """See `AtOnce.learn`.
+
+        Raises:
+            InputError: Fewer training rows than neighbours.
+        """
+        if max(self.tried) > len(target):
+            raise InputError(
+                f"Expected `n_neighbors` of at most {len(target)}, the rows of the training split, but got {max(self.tried)}. Use fewer neighbours, or more questions."
+            )
+        self.points, self.labels = features.transpose(0, 1).contiguous(), target.clone()
+
+    def candidate_scores(self, features: Tensor) -> Tensor:
+        """Scores [n_neighbors, row, feature]; 0 before the training split is there."""
+        if not self.n_rows:
+            return features.new_zeros(len(self.tried), *features.shape[:2])
+        means = [
+            neighbour_means(rows, points, self.labels, self.tried)
+            for rows, points in zip(features.unbind(1), self.points, strict=True)
+        ]
+        return torch.stack(means, dim=-1)
+
+    def candidate_head(self, penalty: int, feature: int) -> KNNHead:
+        """One candidate as a head."""
+        return KNNHead(self.points.shape[2], self.n_rows, self.tried[penalty]).filled(
+            mean=self.mean[feature], scale=self.scale[feature], points=self.points[feature], labels=self.labels
+        )

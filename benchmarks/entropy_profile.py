@@ -50,9 +50,7 @@ def entropies(model: Any, states: Tensor) -> Callable[[], None]:
 def extra_bytes(model: Any, n_tokens: int) -> int:
     """Peak bytes of a pass that reads the profile of an answer, beyond those of the same pass that reads nothing."""
     generator = torch.Generator().manual_seed(0)
-    prompt, content = (
-        tuple(torch.randint(5, 1000, (n,), generator=generator).tolist()) for n in (16, n_tokens)
-    )
+    prompt, content = (tuple(torch.randint(5, 1000, (n,), generator=generator).tolist()) for n in (16, n_tokens))
     peaks = []
     for needs in ((), ("lens",)):
         with Reader(model, needs) as reader:

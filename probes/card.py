@@ -7,6 +7,8 @@ from typing import Any
 
 from extract.pooled import Pooled
 
+#: Options of which a probe tries several values, in words.
+OPTIONS = {"l2": "L2", "n_neighbors": "number of neighbours"}
 #: Figures in the order of the tables, with their headings.
 COLUMNS = (
     ("auroc", "AUROC"),
@@ -96,8 +98,9 @@ def markdown_report(record: dict[str, Any], identity: dict[str, Any], pictures: 
     chosen, counts = record["chosen"], record["n_questions"]
     ((target, methods),) = record["splits"]["test"].items()
     probe = next(iter(methods))
-    tried = record["l2_tried"]
-    edge = " (the end of the range that was tried)" if len(tried) > 1 and chosen["l2"] in (tried[0], tried[-1]) else ""
+    ends = (min(record["tried"]), max(record["tried"]))
+    option, value = tried(chosen)
+    edge = " (the end of the range that was tried)" if len(record["tried"]) > 1 and float(value) in ends else ""
     paired = [
         [f"{row['a']} − {row['b']}", row["metric"], f"{row['value']:+.3f} [{row['low']:+.3f}, {row['high']:+.3f}]"]
         for row in record["paired"]
@@ -113,7 +116,7 @@ def markdown_report(record: dict[str, Any], identity: dict[str, Any], pictures: 
 
 `{model["id"]}` ({model["dtype"]}) answered {sum(counts.values())} questions of {", ".join(record["datasets"])}, {n_answers:g} times each, at temperature {decoding["temperature"]}, top-p {decoding["top_p"]}, at most
 {decoding["max_new_tokens"]} tokens, prompt `{inline(decoding["prompt"]["template"])}`; graded by `{record["grader"]}`. {record["taught"] or _TARGETS[record["target"]]} The probe `{probe}` reads
-{what_is_read(chosen["layer"], chosen["position"], record["pooled"])}, L2 {chosen["l2"]:g}{edge}; {"" if chosen["layer"] is None else "layer, "}L2 and the {chosen["calibrator"]["kind"]} calibrator were chosen on {counts["val"]} validation questions after
+{what_is_read(chosen["layer"], chosen["position"], record["pooled"])}, {option} {value}{edge}; {"" if chosen["layer"] is None else "layer, "}{option} and the {chosen["calibrator"]["kind"]} calibrator were chosen on {counts["val"]} validation questions after
 training on {counts["train"]}. The table is on {counts["test"]} test questions, on which nothing was fitted or chosen. Rows left out for want of two graded answers or of features: {record["n_unusable"]}.
 {few}{warning}
 {methods_table(methods)}
@@ -154,6 +157,16 @@ def what_is_read(layer: int | None, position: str | None, pooled: dict[str, Any]
     how = f" ({', '.join(of.pooling)}{weighted})" if of.pooling else ""
     numbers = f"{len(of.names)} numbers of {signals}{how}"
     return f"{hidden}, with {numbers}" if hidden else numbers
+
+
+def tried(chosen: dict[str, Any]) -> tuple[str, str]:
+    """Which option validation chose a value of, in words, and the value.
+
+    >>> tried({"layer": 3, "n_neighbors": 25.0})
+    ('number of neighbours', '25')
+    """
+    option = next(name for name in OPTIONS if name in chosen)
+    return OPTIONS[option], f"{chosen[option]:.12g}"
 
 
 def inline(text: str) -> str:
@@ -216,7 +229,7 @@ probe = load_probe("path/of/this/folder")
 It holds for this policy only, and refuses another model: weights `{model["fingerprint"][:16]}…`, {model["dtype"]}, temperature {config["decoding"]["temperature"]}, at most
 {config["decoding"]["max_new_tokens"]} tokens, prompt `{inline(config["prompt"]["template"])}`.
 
-Trained on {training["n_questions"]["train"]} questions of {", ".join(training["datasets"])}, graded by `{training["grader"]}`; layer, L2 and calibrator chosen on {training["n_questions"]["val"]} more.
+Trained on {training["n_questions"]["train"]} questions of {", ".join(training["datasets"])}, graded by `{training["grader"]}`; layer, {tried(training)[0]} and calibrator chosen on {training["n_questions"]["val"]} more.
 
 | on {test["n_questions"]} test questions | 95 % interval over questions |
 |---|---|

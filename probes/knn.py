@@ -50,7 +50,7 @@ class KNN(AtOnce):
     def n_neighbors(self) -> int:
         """How many neighbours validation chose."""
         assert self.choice is not None
-        return int(self.choice.l2)
+        return int(self.choice.value)
 
     def make_candidates(self, n_features: int, d_model: int) -> None:
         """Room for the training split's standardised features [feature, row, d_model] and labels [row]; no row yet."""

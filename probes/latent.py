@@ -151,7 +151,7 @@ class Latent(Descent):
         super()._choose(scores, batch)
         assert self.choice is not None
         self.val_figures["val/spearman_agreement"] = float(
-            rank[self.penalties.index(self.choice.l2), self.choice.feature]
+            rank[self.penalties.index(self.choice.value), self.choice.feature]
         )
 
     def _keep_best(self, scores: Tensor, batch: Batch) -> Tensor:
@@ -174,7 +174,7 @@ class Latent(Descent):
             getattr(self, name).copy_(getattr(self, f"best_{name}"))
         super().on_train_end()
         assert self.choice is not None
-        place = self.penalties.index(self.choice.l2), self.choice.feature
+        place = self.penalties.index(self.choice.value), self.choice.feature
         scores, deviation = self.candidate_scores(features)[place[0], :, place[1]], self.predicted(features).deviation
         self.warning = collapse(scores, self.answer_agreement[batch.question], deviation[place])
         if self.warning is not None:

@@ -20,11 +20,11 @@ from probes.metrics import BrierSkill, CapabilityAUROC, DebiasedBrier, ResponseB
 
 @dataclass(frozen=True)
 class Choice:
-    """What validation chose: the feature's index and name, the penalty, and the calibrator."""
+    """What validation chose: the feature's index and name, the penalty or the value of another `option`, and the calibrator."""
 
     feature: int
     name: str
-    l2: float
+    value: float
     calibrator: Calibrator
 
     @property
@@ -51,7 +51,7 @@ class ProbeModule(L.LightningModule):
 
     #: Name of the method in reports.
     name = "probe"
-    #: Option whose values are tried, of which validation chooses one.
+    #: Option whose values are tried, of which validation chooses one; see `OPTIONS` of `probes.card`.
     option = "l2"
     #: What the probe is taught, in a sentence, where that is not the target of the datamodule.
     taught: str | None = None
@@ -227,7 +227,7 @@ class ProbeModule(L.LightningModule):
         """
         if self.choice is None:
             raise RuntimeError("The probe has chosen nothing yet: fit it first.")
-        return self.candidate_head(self.penalties.index(self.choice.l2), self.choice.feature)
+        return self.candidate_head(self.penalties.index(self.choice.value), self.choice.feature)
 
     def confidences_by_feature(self, features: Tensor) -> Tensor:
         """Confidences [row, feature]: of each feature the penalty with the least validation loss, calibrated like the chosen one."""

@@ -97,7 +97,7 @@ def test_choice_and_calibrator_come_from_validation_alone(data: FeatureDataModul
     same, first = fit(other).choice, fit(data).choice
     assert same is not None
     assert first is not None
-    assert (same.name, same.l2) == (first.name, first.l2)
+    assert (same.name, same.value) == (first.name, first.value)
     assert str(same.calibrator) == str(first.calibrator)
 
 

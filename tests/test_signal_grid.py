@@ -380,7 +380,7 @@ def test_unknown_grades_are_left_out_and_counted(store: Store, grid: Grid) -> No
     table.answers.right[unknown] = 1 - table.answers.right[unknown]
     again = make_grid(store, table, 0.4, n_draws=99)
     assert torch.equal(again.found["test"].auroc, masked.found["test"].auroc)
-    assert torch.equal(again.p, masked.p)
+    assert torch.allclose(again.p, masked.p, equal_nan=True)
 
 
 def test_empty_answers_have_no_score_and_are_counted(grid: Grid, record: dict[str, Any]) -> None:
@@ -414,6 +414,22 @@ def test_the_chosen_score_is_tested_against_length_and_mean_entropy(record: dict
     on_half = next(row["n_answers"] for row in record["rows"] if row["half"])
     assert on_half == record["parts"]["test"]["n_answers"] / 2
     assert 0.9 * on_half < of_half[0]["n_answers"] <= on_half  # those with content tokens
+
+
+def test_a_score_that_weights_do_not_change_is_no_weighted_one(grid: Grid) -> None:
+    chosen = {family: grid.names[row] for family, row in grid.of_families().items()}
+    assert set(chosen) == {name.family for name in grid.names}
+    val = grid.found["val"].influence
+    for family in ("tokens × entropy", "tokens × rollout"):
+        own = val[grid.places[chosen[family]]]
+        for name in grid.names:
+            if name.weighting == "none" and name.key == chosen[family].key:
+                assert not torch.equal(val[grid.places[name]], own)
+    weighted = [name for name in grid.names if name.pooling == "max" and name.weighting != "none"]
+    assert weighted
+    for name in weighted:
+        plain = grid.scores[grid.places[name._replace(weighting="none")]]
+        assert torch.equal(grid.scores[grid.places[name]].nan_to_num(), plain.nan_to_num())
 
 
 def test_groups_have_counts_that_add_up(record: dict[str, Any]) -> None:

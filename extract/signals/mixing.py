@@ -145,15 +145,15 @@ class MixingCapture:
                 h, o = self._h.pop(layer), self._looked_at(output if isinstance(output, Tensor) else output[0])
                 self._dots[layer] = dots(h, o)
                 if layer not in self._checked:
-                    self._sum[layer] = h + o
+                    self._sum[layer] = h[:, 0] + o[:, 0]
 
         return hook
 
     def _going_on(self, layer: int) -> Any:
         def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
-            # how a block is built does not change from pass to pass, and looking at it makes a GPU wait
+            # how a block is built shows at any place and does not change from pass to pass
             if self.index is not None and layer not in self._checked:
-                goes_on = self._looked_at(args[0])
+                goes_on = self._looked_at(args[0])[:, 0]
                 if layer not in self._sum or not torch.allclose(self._sum.pop(layer), goes_on, equal_nan=True):
                     raise self._refusal()
                 self._checked.add(layer)

@@ -15,8 +15,8 @@ from extract.signals.rows import Rows
 #: Score of a key that a query can't see. Its exponential is exactly 0, and 0 times it is 0 and not NaN as with −inf.
 HIDDEN = -1e30
 
-#: Scores in memory at a time. On a CPU they have to stay in the cache; on a GPU every chunk costs launches.
-_BUDGET = {"cpu": 1 << 17, "cuda": 1 << 25}
+#: Scores in memory at a time. On a CPU they should stay in the cache; on a GPU every chunk costs launches.
+_BUDGET = {"cpu": 1 << 19, "cuda": 1 << 25}
 
 
 @dataclass(frozen=True)

@@ -184,7 +184,7 @@ class Comparison:
         with torch.no_grad():
             self.out.keep(True, name, test.row, module.predict(test.features))
             loss = validation_loss(module.predict(val.features), val.right, val.known)
-        chosen = {"probe": name, "layer": choice.layer, "position": choice.position, "l2": choice.l2}
+        chosen = {"probe": name, "layer": choice.layer, "position": choice.position, module.option: choice.value}
         return loss, {**chosen, "val_loss": loss, "warning": module.warning}
 
     def _choose(self, losses: dict[str, tuple[float, dict[str, Any]]], fold: Fold) -> None:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from probes.card import COLUMNS, figure, inline, table
+from probes.card import COLUMNS, figure, inline, table, tried
 from probes.comparison.out_of_fold import BEST
 from probes.comparison.record import cheap_baselines
 
@@ -63,7 +63,7 @@ counts all pairs of answers of a fold, those to one question too.
 
 ## What validation chose
 
-{table(["fold", "probe", "layer", "position", "L2", "validation loss"], [[str(one["fold"]), one["probe"], "–" if one["layer"] is None else str(one["layer"]), one["position"] or "–", f"{one['l2']:g}", f"{one['val_loss']:.4f}"] for one in record["chosen"]])}
+{table(["fold", "probe", "layer", "position", "option", "validation loss"], [[str(one["fold"]), one["probe"], "–" if one["layer"] is None else str(one["layer"]), one["position"] or "–", " ".join(tried(one)), f"{one['val_loss']:.4f}"] for one in record["chosen"]])}
 
 {"".join(f"- {note}{chr(10)}" for note in record["notes"])}
 {masked(record["masked"])}

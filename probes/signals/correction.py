@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 #: Products of draws and scores that are held at once.
 _CHUNK = 2**24
@@ -14,7 +15,13 @@ _SCALE_DRAWS = 500
 
 
 def max_t(
-    scores: Tensor, right: Tensor, question: Tensor, sample: Tensor, n_draws: int = 10_000, seed: int = 0
+    scores: Tensor,
+    right: Tensor,
+    question: Tensor,
+    sample: Tensor,
+    n_draws: int = 10_000,
+    seed: int = 0,
+    progress: bool = False,
 ) -> Tensor:
     r"""P-values against an AUROC of ½, two-sided, corrected for the number of scores by the largest statistic of all (max-T).
 
@@ -36,6 +43,7 @@ def max_t(
         sample: [answer] int64, the number of each answer to its question.
         n_draws: Draws; the least p-value is 1 / (n_draws + 1).
         seed: Seed of the draws.
+        progress: Whether to show a bar.
 
     Returns:
         [score] float64 in (0, 1]; NaN of a score that is constant, or lacks right or wrong answers, and is not counted.
@@ -51,7 +59,12 @@ def max_t(
     p_values = torch.full((len(scores),), torch.nan, dtype=torch.float64)
     if counted.any():
         scale = torch.where(counted, 1 / spread, 0.0)
-        largest = torch.cat([(one * scale).amax(1) for one in exchange.of(orders)]).sort().values
+        largest = torch.empty(0)
+        with tqdm(total=n_draws, desc="correction", unit=" draws", disable=not progress) as bar:
+            for one in exchange.of(orders):
+                largest = torch.cat([largest, (one * scale).amax(1)])
+                bar.update(len(one))
+        largest = largest.sort().values
         reached = observed[counted] * scale[counted] - 1e-4  # what is equal in exact arithmetic is a hit
         hits = n_draws - torch.searchsorted(largest, reached)
         p_values[counted] = (1 + hits).double() / (1 + n_draws)

@@ -19,7 +19,7 @@ from extract.progress import Progress
 from extract.store import Store
 from probes.signals.correction import max_t
 from probes.signals.placements import Clustered, clustered
-from probes.signals.scores import TOKENS, Score, Scores
+from probes.signals.scores import PLAIN, TOKENS, Score, Scores
 
 #: Scores are chosen among those that at least this share of the answers have that any has.
 LEAST_COVERAGE = 0.95
@@ -77,13 +77,14 @@ class Grid:
     def choose(self, among: list[int]) -> int | None:
         """The score with the highest AUROC on validation, the first of equals; None where none has one.
 
-        Scores that many answers lack are passed over: they would be chosen for the answers that they have.
+        Scores that many answers lack are passed over, since they would be chosen for the answers that they have, and so are
+        those that are the same for all answers.
         """
         rows, val = torch.tensor(among, dtype=torch.int64), self.found["val"]
         if not len(rows):
             return None
         auroc, n = val.auroc[rows], val.n_answers[rows]
-        usable = auroc.isfinite() & (n >= LEAST_COVERAGE * n.max())
+        usable = auroc.isfinite() & val.varies[rows] & (n >= LEAST_COVERAGE * n.max())
         return among[int(auroc.where(usable, -1.0).argmax())] if usable.any() else None
 
     @cached_property
@@ -101,12 +102,30 @@ class Grid:
         return best
 
     def of_families(self) -> dict[str, int]:
-        """The chosen score of each family, by the family's name in the order of the scores."""
+        """The chosen score of each family, by the family's name in the order of the scores.
+
+        A weighted score that is on validation what one without weights is too is none of the weighted family: the largest value
+        is the same, however the tokens are weighted.
+        """
         members: dict[str, list[int]] = {}
         for row, name in enumerate(self.names):
             members.setdefault(name.family, []).append(row)
+        for family, rows in members.items():
+            if self.names[rows[0]].weighting != PLAIN:
+                members[family] = [row for row, alike in zip(rows, self._as_unweighted(rows), strict=True) if not alike]
         best = {family: self.choose(rows) for family, rows in members.items()}
         return {family: row for family, row in best.items() if row is not None}
+
+    def _as_unweighted(self, rows: list[int]) -> list[bool]:
+        """Whether each weighted score moves with the validation questions just as one without weights, of the same key."""
+        influence = self.found["val"].influence
+        plain: dict[tuple[str, ...], list[int]] = {}
+        for row, name in enumerate(self.names):
+            if name.weighting == PLAIN:
+                plain.setdefault((name.signal, name.key), []).append(row)
+        return [
+            bool(((influence[plain[self.names[row][:2]]] - influence[row]).abs().amax(1) < 1e-12).any()) for row in rows
+        ]
 
     @cached_property
     def places(self) -> dict[Score, int]:
@@ -165,7 +184,7 @@ def make_grid(
         parts=parts,
         names=scores.names,
         found={part: Clustered(*map(torch.cat, zip(*some, strict=True))) for part, some in found.items()},
-        p=max_t(of_test, test.right, test.question, test.sample, n_draws, seed),
+        p=max_t(of_test, test.right, test.question, test.sample, n_draws, seed, progress=True),
         scores=of_test,
         n_tokens=scores.n_tokens,
         reference=None if entropy is None else scores.names.index(Score(TOKENS, entropy, "mean")),

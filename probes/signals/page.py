@@ -8,6 +8,8 @@ from typing import Any
 from probes.card import cell, inline, table
 from probes.signals.record import LENGTH, LEVEL, TRUNCATED
 
+#: Fewer test questions say little.
+FEW_QUESTIONS = 30
 #: What rows are, in their order.
 _ROLES = ("best", "reference", "control")
 
@@ -23,14 +25,15 @@ def page(record: dict[str, Any], pictures: Sequence[str]) -> str:
 before. {val["n_questions"]} questions chose (validation; nothing is trained, so that the training questions choose too), {test["n_questions"]} others tested, those that `train.py` tests with the same share and seed.
 
 {verdict(record)}
-
+{_few(test["n_questions"])}
 ## Counts
 
 {counts_table(record)}
 
 ## The best of each family
 
-Chosen on validation within each family; all other columns are on the test answers. The first row is the chosen one of all that take a single answer.
+Chosen on validation within each family, and of weighted scores (×) among those that differ there from all without weights; all columns but `on validation` are on the test answers. The first row is the
+chosen one of all that take a single answer.
 
 {families_table(record)}
 
@@ -50,7 +53,8 @@ Differences in AUROC on the same answers. p: paired bootstrap over questions, tw
 
 ## By group of questions
 
-The chosen score, between answers to questions of one group. What is lost against all questions is what it says of the groups.
+The chosen score, between answers to questions of one group. What is lost against all questions is what it says of the groups; – where a
+group has too few right or wrong answers for an interval.
 
 {groups_table(record["groups"])}
 
@@ -183,6 +187,12 @@ def _difference(one: dict[str, Any]) -> str:
 def _share(record: dict[str, Any]) -> str:
     share = next(row["share_of_pairs"] for row in record["rows"] if row["name"] == record["chosen"])
     return "–" if share is None else f"{share:.0%}"
+
+
+def _few(n_questions: int) -> str:
+    if n_questions >= FEW_QUESTIONS:
+        return ""
+    return f"\n**Only {n_questions} test questions: read the intervals, not the values.**\n"
 
 
 def _half_note(record: dict[str, Any]) -> str:

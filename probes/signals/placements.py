@@ -26,14 +26,16 @@ class Clustered(NamedTuple):
         influence: [score, question] float64, its derivative by the weight of a question; they sum to 0.
         n_answers: [score] int64 answers that have the score.
         held: [score, question] whether a question has such an answer.
-        firm: [score] whether both right and wrong answers come from 5 questions or more, and the influences differ from 0.
+        varies: [score] whether it is not the same for all answers.
+        enough: [score] whether right answers come from 5 questions or more, and so do wrong ones.
     """
 
     auroc: Tensor
     influence: Tensor
     n_answers: Tensor
     held: Tensor
-    firm: Tensor
+    varies: Tensor
+    enough: Tensor
 
     @property
     def n_questions(self) -> Tensor:
@@ -42,10 +44,10 @@ class Clustered(NamedTuple):
 
     @property
     def error(self) -> Tensor:
-        """[score] standard errors; NaN where the answers allow none."""
+        """[score] standard errors; NaN where questions are too few, or the AUROC hangs on none, as ½ of a constant and 1 don't."""
         n = self.n_questions
         variance = self.influence.square().sum(1) * n / (n - 1).clamp_min(1)
-        return torch.where(self.firm, variance.sqrt(), torch.nan)
+        return torch.where(self.enough & (variance > 1e-20), variance.sqrt(), torch.nan)
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """Ends of the intervals, [score] each; on the scale of log-odds, so that they stay between 0 and 1."""
@@ -78,8 +80,8 @@ def clustered(scores: Tensor, right: Tensor, question: Tensor, n_questions: int)
     influence = _by_question(share.nan_to_num(), question, n_questions)
     held = [(_by_question(present[:, kind].double(), question[kind], n_questions) > 0) for kind in (right, ~right)]
     enough = (held[0].sum(1) >= LEAST_OF_A_CLASS) & (held[1].sum(1) >= LEAST_OF_A_CLASS)
-    varies = influence.abs().amax(1) > 1e-12 if n_questions else torch.zeros_like(enough)
-    return Clustered(auroc, influence, present.sum(1), held[0] | held[1], enough & varies)
+    ends = scores.nan_to_num(-torch.inf).amax(1), scores.nan_to_num(torch.inf).amin(1)
+    return Clustered(auroc, influence, present.sum(1), held[0] | held[1], ends[0] > ends[1], enough)
 
 
 def _placements(scores: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:

@@ -56,7 +56,9 @@ class _Tested:
         self._cut = torch.from_numpy(grid.table.answers.truncated)[rows]
         self._stratum = length_stratum(grid.n_tokens[rows])
         self._chosen, self._reference = grid.chosen, grid.reference
-        self._best = list(grid.of_families().values())
+        families = grid.of_families()
+        self._best = list(families.values())
+        self._without = {name.family for name in grid.names} - set(families)
         reported = list(self._best)
         if self._reference is not None and self._reference not in reported:
             reported.append(self._reference)
@@ -109,7 +111,13 @@ class _Tested:
             "tests": self._tests(),
             "groups": self._groups(),
             "grid": self._overall(),
-            "masked": grid.masked,
+            "masked": {
+                **grid.masked,
+                **dict.fromkeys(
+                    self._without,
+                    "none of its scores varies, or none is another than without weights, on the validation answers",
+                ),
+            },
         }
 
     def _counts(self, name: str) -> dict[str, int]:
@@ -186,7 +194,9 @@ class _Tested:
             if difference is not None:
                 p = bootstrap_p(ours, theirs, n, 5 * self._n_resamples, self._seed)
                 tests.append({"a": a, "b": b, "n_questions": n, "n_answers": int(both.sum()), **difference, "p": p})
-        corrected = holm(torch.tensor([torch.nan if one["p"] is None else one["p"] for one in tests]))
+        corrected = holm(
+            torch.tensor([torch.nan if one["p"] is None else one["p"] for one in tests], dtype=torch.float64)
+        )
         return [{**one, "p_holm": None if p != p else p} for one, p in zip(tests, corrected.tolist(), strict=True)]
 
     def _groups(self) -> list[dict[str, Any]]:

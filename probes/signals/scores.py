@@ -98,7 +98,7 @@ class Scores:
         plain = [signal for signal, keys in self._keys.items() if keys and not SIGNALS[signal].weights]
         if not plain:
             raise InputError(
-                f"Expected the store {str(store.path)!r} to hold token signals of its answers, but it has none (signals there: {', '.join(store.signals()) or 'none'}). Run `{_read(store, TOKENS)}`."
+                f"Expected the store {str(store.path)!r} to hold token signals of all its answers, but it has none (signals begun: {', '.join(store.signals()) or 'none'}). Run `{_read(store, TOKENS)}`."
             )
         #: Signals that are scores.
         self.signals = plain

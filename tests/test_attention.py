@@ -83,7 +83,7 @@ def test_the_last_prompt_token_of_a_question_is_where_its_answer_begins() -> Non
 def test_how_much_is_in_memory_at_a_time_changes_nothing(budget: int, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model()
     expected = [read_rows(model, ANSWERS, name) for name in ALL]
-    monkeypatch.setitem(scores._BUDGET, "cpu", budget)
+    monkeypatch.setattr(scores, "_CACHED", budget)
     for name, rows in zip(ALL, expected, strict=True):
         assert_rows(read_rows(model, ANSWERS, name), rows, atol=1e-6)
 
@@ -233,6 +233,21 @@ def test_only_what_is_wanted_is_kept() -> None:
         assert [set(layer) for layer in taken.layers] == [names] * 3
         assert set(taken.floors) == ({1, 20} if want == "attention_macs" else set())
         assert taken.dots == []
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_behind_an_answer_everything_is_0(left: bool) -> None:
+    with torch.inference_mode(), Reader(tiny_model(), WANTS) as reader:
+        attention = reader.answers(ANSWERS, left=left).the_attention
+    for row, answer in enumerate(ANSWERS):
+        places = len(answer.content) + 1
+        kept = [*attention.layers, *(dots._asdict() for dots in attention.dots)]
+        for name, values in (item for one in kept for item in one.items()):
+            assert not values[row, places:].any(), name
+            assert values[row, :places].any(), name
+        for layer in attention.layers:
+            assert not layer["mean"][row, :, places:].any()
+            assert not layer["mean"][row].triu(1).any()
 
 
 # Models that can't be read

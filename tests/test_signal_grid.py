@@ -440,6 +440,15 @@ def test_groups_have_counts_that_add_up(record: dict[str, Any]) -> None:
     assert [one["group"] for one in groups] == [f"group {i}" for i in range(4)]
 
 
+def test_few_questions_of_a_group_give_no_interval(tmp_path: Path) -> None:
+    store = fill(tmp_path / "store", TOKENS, n=40)
+    record = grid_record(make_grid(store, load_table(store), 0.4, n_draws=99), 100, 0)
+    assert [one["n_questions"] for one in record["groups"]] == [4] * 4
+    assert all(one["auroc"] is None for one in record["groups"])
+    assert any(one["value"] is not None for one in record["groups"])
+    assert "**Only 16 test questions" in page(record, [])
+
+
 # The command
 
 

@@ -41,7 +41,7 @@ class Attention:
     Attributes:
         places: Where queries and keys stand.
         layers: What `read_layer` gives of each layer, without `largest`.
-        floors: By floor in hundredths, [row, query, key], sums over layers of `log_floor`; of key ≤ query alone.
+        floors: By floor in hundredths, [row, query, key], sums over layers of `log_floor`, where no weight is one of 0.
         dots: Of each layer, [row, query] each; see `mixing`.
     """
 

@@ -48,7 +48,6 @@ def head_entropies(scores: Tensor, sink: Tensor, n_visible: Tensor) -> HeadEntro
     others = total.log() - weights.mul_(shifted).sum(-1) / total
     visible_sink = of_sink[..., 0] > HIDDEN / 2
     n_others = n_visible[:, None] - visible_sink.long()
-    others = torch.where(n_others > 1, others, 0.0)
     lead = of_sink[..., 0] - (top[..., 0] + total.log())
     share = lead.sigmoid(), (-lead).sigmoid()
     whole = torch.special.entr(share[0]) + torch.special.entr(share[1]) + share[1] * others
@@ -73,7 +72,7 @@ def attention_entropy(read: Pass) -> dict[str, Tensor]:
     - ``sink_free``: the same without the first token.
     - ``smallest_head``: the first one of the head that looked at the fewest, and no mean.
     """
-    found = {}
+    found: dict[str, Tensor] = {}
     for layer, of_layer in enumerate(read.the_attention.layers, start=1):
         values = torch.stack([of_layer[name] for name in NAMES])[..., : read.rows.widest].cpu()
         found |= {f"{layer}/{name}": of_name for name, of_name in zip(NAMES, values, strict=True)}

@@ -38,7 +38,21 @@ def decoder_blocks(model: Any) -> nn.ModuleList:
     )
 
 
-class HiddenCapture:
+class Hooks:
+    """A context whose hooks on a model, put into `_handles` on entering it, are gone afterwards."""
+
+    def __init__(self) -> None:
+        self._handles: list[Any] = []
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+
+class HiddenCapture(Hooks):
     """Keeps hidden states [row, d_model] of chosen layers at `positions`, during forward passes inside the context.
 
     Layers are counted as by transformers' `output_hidden_states`: 0 is the embeddings as they enter the first block,
@@ -54,6 +68,7 @@ class HiddenCapture:
     """
 
     def __init__(self, model: Any, layers: Iterable[int]) -> None:
+        super().__init__()
         self.layers = sorted(set(layers))
         last = n_layers(model)
         outside = [layer for layer in self.layers if not 0 <= layer <= last]
@@ -64,7 +79,6 @@ class HiddenCapture:
         self.positions: Tensor | None = None
         self.states: dict[int, Tensor] = {}
         self._model = model
-        self._handles: list[Any] = []
 
     def __enter__(self) -> Self:
         blocks, last = decoder_blocks(self._model), n_layers(self._model)
@@ -77,13 +91,6 @@ class HiddenCapture:
                 handle = blocks[layer - 1].register_forward_hook(self._after(layer))
             self._handles.append(handle)
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
 
     def stacked(self) -> Tensor:
         """[row, layer, d_model] of the last pass, on the CPU in the model's dtype."""

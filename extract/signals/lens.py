@@ -8,14 +8,13 @@ at when it has been computed and nothing else is kept of it.
 from __future__ import annotations
 
 from collections.abc import Collection
-from types import TracebackType
 from typing import Any, Self, TypedDict
 
 import torch
 from torch import Tensor, nn
 
 from extract.errors import InputError
-from extract.signals.capture import decoder_blocks, n_layers
+from extract.signals.capture import Hooks, decoder_blocks, n_layers
 from extract.signals.distributions import (
     Softmax,
     entropy,
@@ -72,7 +71,7 @@ class Lens(TypedDict, total=False):
     early_late: Tensor
 
 
-class LensReader:
+class LensReader(Hooks):
     """Reads a `Lens` from passes in its context: `look_at` before a pass, `take` after it.
 
     Args:
@@ -84,12 +83,13 @@ class LensReader:
     """
 
     def __init__(self, model: Any, needs: Collection[str]) -> None:
+        super().__init__()
         self._head, self._blocks, self.last = ModelHead(model), decoder_blocks(model), n_layers(model)
         self._needs = frozenset(needs)
         self._layers = bool(self._needs & {"lens", "exit", "divergence"})
         self._keeps = bool(self._needs & {"exit", "divergence"})
         self._norm = final_norm(model) if self._layers else nn.Identity()
-        self._model, self._handles = model, list[Any]()
+        self._model = model
         self._rows: Rows | None = None
         self._states: dict[int, Tensor] = {}
         self._entropies: dict[int, Tensor] = {}
@@ -101,13 +101,6 @@ class LensReader:
             for layer, block in enumerate(self._blocks, 1):
                 self._handles.append(block.register_forward_hook(self._after(layer)))
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
 
     def look_at(self, rows: Rows) -> None:
         """Say whose tokens are looked at in the next pass."""

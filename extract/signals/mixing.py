@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
 from extract.errors import InputError
-from extract.signals.capture import decoder_blocks
+from extract.signals.capture import Hooks, decoder_blocks
 
 #: Parts of what was there before that are the same for all tokens, by name.
 FIXED_SHARES = {"share_50": 0.5, "share_70": 0.7, "share_90": 0.9}
@@ -57,7 +56,7 @@ def attention_shares(of: Dots) -> dict[str, Tensor]:
     return fixed | {name: share.clamp(0, 1) for name, share in shares.items()}
 
 
-class MixingCapture:
+class MixingCapture(Hooks):
     """Hooks that keep the dot products of residual and attention output at chosen places of each block.
 
     The residual h is what enters a block; the attention output o is what is added to it, which in Gemma 2 and 3 comes
@@ -74,9 +73,9 @@ class MixingCapture:
     """
 
     def __init__(self, model: Any) -> None:
+        super().__init__()
         self.index: Tensor | None = None
         self._model = model
-        self._handles: list[Any] = []
         self._h: dict[int, Tensor] = {}
         self._sum: dict[int, Tensor] = {}
         self._dots: dict[int, Dots] = {}
@@ -91,13 +90,6 @@ class MixingCapture:
                 goes_on.register_forward_pre_hook(self._going_on(layer)),
             ]
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
 
     def take(self) -> list[Dots]:
         """The last pass's dot products [row, query] by layer; nothing is kept of the next one until `index` is set."""

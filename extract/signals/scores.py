@@ -15,8 +15,11 @@ from extract.signals.rows import Rows
 #: Score of a key that a query can't see. Its exponential is exactly 0, and 0 times it is 0 and not NaN as with −inf.
 HIDDEN = -1e30
 
-#: Scores in memory at a time. On a CPU they should stay in the cache; on a GPU every chunk costs launches.
-_BUDGET = {"cpu": 1 << 19, "cuda": 1 << 25}
+#: Scores in memory at a time on a CPU, where they should stay in the cache.
+_CACHED = 1 << 19
+
+#: Scores in memory at a time on a GPU, where every chunk costs launches, for each of at most 8 rows.
+_OF_ROW = 1 << 23
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,6 @@ def score_chunks(
     places: Places,
     scaling: float | None = None,
     softcap: float | None = None,
-    budget: int | None = None,
 ) -> Iterator[Chunk]:
     """The scores that a causal attention function computes, of the queries at `places` alone.
 
@@ -111,7 +113,6 @@ def score_chunks(
         places: Where to look.
         scaling: Multiplies the scores; None for 1/√d_head.
         softcap: Scores s become softcap · tanh(s / softcap).
-        budget: Scores in memory at a time.
 
     Raises:
         InputError: A mask that differs between heads.
@@ -126,7 +127,7 @@ def score_chunks(
     queries = queries.unflatten(1, (n_key_heads, -1))  # [row, key head, head of it, query, d_head]
     keys = key.float().mT
     n_queries, row = places.index.shape[1], n_rows * (n_heads // n_key_heads) * key.shape[2]
-    budget = budget or _BUDGET.get(query.device.type, _BUDGET["cpu"])
+    budget = _CACHED if query.device.type == "cpu" else _OF_ROW * min(n_rows, 8)
     n_groups = min(n_key_heads, max(1, budget // (row * min(n_queries, 32))))
     size = min(n_queries, max(1, budget // (row * n_groups)))
 

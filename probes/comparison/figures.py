@@ -87,7 +87,9 @@ def paired_tests(
             rows.append({"a": a, "b": b, "metric": metric, "half": half, "n_questions": n, **difference, "p": p})
     for metric in ("auroc", "brier"):
         chosen = [row for row in rows if row["metric"] == metric]
-        adjusted = holm(torch.tensor([torch.nan if row["p"] is None else row["p"] for row in chosen]))
+        adjusted = holm(
+            torch.tensor([torch.nan if row["p"] is None else row["p"] for row in chosen], dtype=torch.float64)
+        )
         for row, value in zip(chosen, adjusted.tolist(), strict=True):
             row["p_holm"] = None if value != value else value
     return rows

@@ -38,7 +38,7 @@ chosen one of all that take a single answer.
 {families_table(record)}
 
 - **AUROC**: of a right and a wrong answer, how often the right one has the higher score, ties ½; all pairs, also of answers to one question. A score that is the same for all answers has ½. Intervals are 95 %, by resampling
-  questions with all their answers; – where there are too few right or wrong answers.
+  questions with all their answers; – where right or wrong answers come from fewer than five questions.
 - **On validation** the chosen scores look better than they are, because they were chosen there.
 - **p** is against an AUROC of ½, two-sided, corrected for the rows of this table by the largest of all under exchanged grades (max-T): the grades of all answers to a question go to another question together.
 - **Not cut**: among the answers that came to an end. **Equal length**: only pairs of a right and a wrong answer of equal length (the same number of up to 5 tokens, then within 25 %), {_share(record)} of all pairs. What a score loses there, it may
@@ -53,8 +53,8 @@ Differences in AUROC on the same answers. p: paired bootstrap over questions, tw
 
 ## By group of questions
 
-The chosen score, between answers to questions of one group. What is lost against all questions is what it says of the groups; – where a
-group has too few right or wrong answers for an interval.
+The chosen score, between answers to questions of one group. What is lost against all questions is what it says of the groups. Without
+an interval where right or wrong answers come from fewer than five questions: read nothing from these but the counts.
 
 {groups_table(record["groups"])}
 
@@ -174,7 +174,13 @@ def tests_table(tests: Sequence[dict[str, Any]]) -> str:
 def groups_table(groups: Sequence[dict[str, Any]]) -> str:
     """One row a group."""
     rows = [
-        [one["group"] or "all", str(one["n_questions"]), str(one["n_answers"]), str(one["n_right"]), cell(one["auroc"])]
+        [
+            one["group"] or "all",
+            str(one["n_questions"]),
+            str(one["n_answers"]),
+            str(one["n_right"]),
+            cell(one["auroc"]) if one["auroc"] or one["value"] is None else f"{one['value']:.3f}",
+        ]
         for one in groups
     ]
     return table(["group", "questions", "answers", "right", "AUROC"], rows)

@@ -11,10 +11,10 @@ from tqdm import tqdm
 
 from probes.comparison.record import versions
 from probes.evaluate import Scored, metric_of, usable
-from probes.intervals import Interval, bootstrap, paired_bootstrap
+from probes.intervals import Interval, WeightedMetric, bootstrap, paired_bootstrap
 from probes.signals.correction import max_t
 from probes.signals.grid import PARTS, Grid
-from probes.signals.placements import clustered
+from probes.signals.placements import LEAST_OF_A_CLASS, clustered
 from probes.significance import bootstrap_p, holm
 
 FORMAT_VERSION = 1
@@ -53,6 +53,7 @@ class _Tested:
         self._grid, self._n_resamples, self._seed = grid, n_resamples, seed
         self._part = grid.parts["test"]
         rows = self._part.row
+        self._classes = self._part.right, ~self._part.right
         self._cut = torch.from_numpy(grid.table.answers.truncated)[rows]
         self._stratum = length_stratum(grid.n_tokens[rows])
         self._chosen, self._reference = grid.chosen, grid.reference
@@ -161,11 +162,16 @@ class _Tested:
         return scored.take(kept & usable(scored, "response"))
 
     def _auroc(self, score: Tensor, kept: Tensor, stratum: Tensor | None = None) -> Interval | None:
+        """AUROC with its interval; None with right or wrong answers to a few questions only, of which resamples say too little."""
         scored = self._scored(score, kept, stratum)
-        if not len(scored.confidence):
+        of_class = [len(self._part.question[kept & score.isfinite() & kind].unique()) for kind in self._classes]
+        if min(of_class) < LEAST_OF_A_CLASS:
             return None
-        metric = metric_of(scored, "auroc", 0.5, "response")
-        return bootstrap(metric, scored.n_questions, self._n_resamples, self._seed)
+        return bootstrap(self._metric(scored), scored.n_questions, self._n_resamples, self._seed)
+
+    @staticmethod
+    def _metric(scored: Scored) -> WeightedMetric:
+        return metric_of(scored, "auroc", 0.5, "response")
 
     def _share_of_pairs(self, score: Tensor) -> float | None:
         """Share of the pairs of a right and a wrong answer that are equally long."""
@@ -186,7 +192,7 @@ class _Tested:
         for a, b in pairs:
             both = self._scores[a].isfinite() & self._scores[b].isfinite()
             first, second = (self._scored(self._scores[name], both) for name in (a, b))
-            ours, theirs = (metric_of(one, "auroc", 0.5, "response") for one in (first, second))
+            ours, theirs = self._metric(first), self._metric(second)
             n = first.n_questions
             difference = (
                 paired_bootstrap(ours, theirs, n, n_resamples=self._n_resamples, seed=self._seed) if n else None
@@ -207,10 +213,19 @@ class _Tested:
         groups = []
         for group in sorted(set(of_answer)):
             own = torch.tensor([one == group for one in of_answer]) & score.isfinite()
+            if not own.any():
+                continue
             scored = self._scored(score, own)
-            counts = {"n_answers": int(own.sum()), "n_right": int(scored.right.sum())}
+            value = float(self._metric(scored)(torch.ones(1, scored.n_questions, dtype=torch.float64)))
             groups.append(
-                {"group": group, "n_questions": scored.n_questions, **counts, "auroc": self._auroc(score, own)}
+                {
+                    "group": group,
+                    "n_questions": scored.n_questions,
+                    "n_answers": int(own.sum()),
+                    "n_right": int(scored.right.sum()),
+                    "value": None if value != value else value,
+                    "auroc": self._auroc(score, own),
+                }
             )
         return groups
 

@@ -27,6 +27,10 @@ NAMES = (
     "sweep",
     "closed_form",
     "trainer",
+    "entropy_profile",
+    "rollout",
+    "read",
+    "signals",
 )
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 

@@ -13,6 +13,7 @@ import transformers
 from attention_by_hand import ANSWERS, FAMILIES, entropies_by_hand, family_model, macs_by_hand
 from conftest import tiny_model
 
+from benchmarks.live import LiveBytes
 from extract.errors import InputError
 from extract.models import load_model
 from extract.signals import scores
@@ -233,6 +234,21 @@ def test_only_what_is_wanted_is_kept() -> None:
         assert [set(layer) for layer in taken.layers] == [names] * 3
         assert set(taken.floors) == ({1, 20} if want == "attention_macs" else set())
         assert taken.dots == []
+
+
+def test_no_heads_are_kept_and_few_are_there_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, answer = tiny_model(), Answer(tuple(range(2, 130)), tuple(range(130, 258)))
+    monkeypatch.setattr(scores, "_CACHED", 1 << 12)
+    with torch.inference_mode(), LiveBytes() as of_reading, Reader(model, ["attention_blocks", "mixing"]) as reader:
+        kept = reader.answers([answer])
+    assert len(kept.the_attention.layers) == 3
+    blocks = 3 * 129 * 129 * 4
+    assert blocks < of_reading.now < 2 * blocks  # and the last hidden state, and fields that are made once
+    by_hand = eager(model)
+    with torch.inference_mode(), LiveBytes() as of_eager:
+        by_hand(torch.tensor([answer.prompt + answer.content]), output_attentions=True, logits_to_keep=1)
+    assert of_eager.peak > 3 * 4 * 256 * 256 * 4
+    assert of_reading.peak < of_eager.peak / 4  # a model of 4 heads
 
 
 @pytest.mark.parametrize("left", [False, True])

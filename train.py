@@ -106,9 +106,9 @@ class TrainCLI(LightningCLI):
             raise InputError(
                 f"Expected `trainer.devices` to be 1, because all layers' probes are fitted together on one device, but got {devices!r}. Leave it out; `torchrun` spreads `python -m extract` over several."
             )
-        self.run_folder = new_run_folder(
-            Path(self.config.runs), self.config.name, self.config.model.class_path.rsplit(".", 1)[-1].lower()
-        )
+        recipes = [Path(str(path)).stem for path in self.config.config or []]
+        method = recipes[-1] if recipes else self.config.model.class_path.rsplit(".", 1)[-1].lower()
+        self.run_folder = new_run_folder(Path(self.config.runs), self.config.name, method)
         self.config.trainer.default_root_dir = str(self.run_folder)
         loggers = self.config.trainer.logger
         for logger in loggers if isinstance(loggers, list) else []:
@@ -128,7 +128,7 @@ class TrainCLI(LightningCLI):
 
 
 def new_run_folder(runs: Path, name: str | None, method: str) -> Path:
-    """Make ``runs/name``; without a name, one of the method and the time that no other run has.
+    """Make ``runs/name``; without a name, one of the config file or the method, and the time, that no other run has.
 
     Raises:
         InputError: The name is no plain one, or its folder is there already or can't be made.

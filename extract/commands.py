@@ -131,7 +131,7 @@ def read(
 
     Args:
         store: Folder of the store.
-        signals: Names of the signals.
+        signals: Of hidden, tokens, entropy_profile, evolution, early_exit, attention_entropy; of answers also rollout, rollout_max, macs.
         scope: question reads the questions; sample reads their answers.
         layers: Layers to keep, from 0 (embeddings) to the number of blocks; null goes on with those that there are, or keeps all.
         model: Where the store's model is, if it was a folder; null takes the name that the store holds.

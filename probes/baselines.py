@@ -221,6 +221,7 @@ BASELINES: dict[str, Baseline] = {
 
 #: Baselines of a single answer, from its own tokens or from asking about it: uncertainties or scores [answer].
 ANSWER_BASELINES: dict[str, AnswerBaseline] = {
+    "answer_length": AnswerBaseline(lambda data: -data.table.answers.n_tokens.astype(np.float64)),
     "mean_nll": AnswerBaseline(lambda data: -data.table.answers.mean_nll),
     "max_nll": AnswerBaseline(lambda data: -data.table.answers.max_nll),
     "mean_entropy": AnswerBaseline(lambda data: -token_entropy("mean")(data), _READ_TOKENS),

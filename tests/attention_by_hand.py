@@ -156,6 +156,6 @@ def macs_by_hand(model: Any, answer: Answer) -> dict[str, Array]:
         kept = np.prod([(1 - eps) * heads.max(0) + eps for heads in attention], axis=0) ** (1 / last)
         for align, first, stop in (("emit", P - 1, N - 1), ("token", P, N)):
             received = [[kept[i, j] for i in range(j, stop)] for j in range(first, stop)]
-            for name, of in {"mean": np.mean, "max": np.max, "last": lambda one: one[-1]}.items():
+            for name, of in {"rf_mean": np.mean, "max": np.max, "last": lambda one: one[-1]}.items():
                 found[f"{last}/floor_{floor}_{name}_{align}"] = np.array([of(one) for one in received])
     return found

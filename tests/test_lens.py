@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+import textwrap
+import types
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +16,7 @@ from torch import nn
 
 from extract.errors import InputError
 from extract.ragged import Ragged
+from extract.signals import SIGNALS, of_tokens
 from extract.signals.answers import read_answers
 from extract.signals.distributions import entropy, jensen_shannon, kl, likeliest, softmax
 from extract.signals.early_exit import THRESHOLDS
@@ -19,7 +24,7 @@ from extract.signals.passes import Answer
 from extract.signals.questions import read_questions
 
 FAMILIES = ["llama", "gpt2", "qwen2", "qwen3", "mistral", "phi3", "gemma2", "gemma3"]
-SIGNALS = ("tokens", "entropy_profile", "evolution", "early_exit")
+OF_THE_LENS = ("tokens", "entropy_profile", "evolution", "early_exit")
 ANSWERS = [
     Answer((5, 6, 7), (40, 41, 42, 43)),
     Answer((8, 9, 10, 11, 12), (50,)),
@@ -118,7 +123,7 @@ def of_token(h: list[np.ndarray], z: list[np.ndarray], word: int, last: int) -> 
 
 
 def read_all(model: Any, answers: list[Answer] = ANSWERS, **options: Any) -> dict[str, Ragged]:
-    read = read_answers(model, answers, SIGNALS, **options)
+    read = read_answers(model, answers, OF_THE_LENS, **options)
     return {f"{name}/{key}": tensor for name, tensors in read.items() for key, tensor in tensors.items()}  # type: ignore[misc]
 
 
@@ -157,7 +162,7 @@ def test_padding_on_either_side_batches_and_order_change_nothing(family: str) ->
 def test_a_question_is_read_where_the_first_token_is_drawn(model: Any) -> None:
     answers = [answer for answer in ANSWERS if answer.content]
     of_answers = read_all(model, answers)
-    of_questions = read_questions(model, [answer.prompt for answer in answers], SIGNALS, batch_tokens=6)
+    of_questions = read_questions(model, [answer.prompt for answer in answers], OF_THE_LENS, batch_tokens=6)
     for name, tensors in of_questions.items():
         for key, values in tensors.items():
             first = torch.stack([row[0] for row in of_answers[f"{name}/{key}"].rows()])
@@ -217,6 +222,21 @@ def test_an_answer_with_logits_that_are_no_numbers_is_nan_as_a_whole_and_others_
     first, second = read.rows()
     assert first.isnan().all()
     assert second.isfinite().all()
+
+
+def test_the_signal_that_the_docs_add_is_one_function_and_one_line(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = Path(__file__).parents[1].joinpath("docs/architecture.md").read_text(encoding="utf-8")
+    code = textwrap.dedent(page[page.index("     def renyi") : page.index("     ```\n  2. The line")])
+    module = types.ModuleType("renyi")
+    exec(compile(f"from __future__ import annotations\nimport torch\n{code}", "architecture.md", "exec"), vars(module))
+    monkeypatch.setitem(sys.modules, "renyi", module)
+    monkeypatch.setitem(SIGNALS, "renyi", of_tokens("renyi:renyi"))
+    read = read_answers(model, ANSWERS, ["renyi", "tokens"], batch_tokens=12)["renyi"]["3/renyi_2"]
+    assert isinstance(read, Ragged)
+    for answer, found in zip(ANSWERS, read.rows(), strict=True):
+        p = model(torch.tensor([answer.prompt + answer.content])).logits[0].double().softmax(-1)
+        drawn = p[len(answer.prompt) - 1 : len(answer.prompt) + len(answer.content) - 1]
+        torch.testing.assert_close(found.double(), -(drawn**2).sum(-1).log(), rtol=1e-4, atol=1e-5)
 
 
 def test_a_model_with_more_than_a_norm_behind_its_last_block_is_refused() -> None:

@@ -15,8 +15,18 @@ from typing import Any, NamedTuple
 from extract.errors import InputError, nearest
 from extract.parts import Scope
 
-#: What a pass can be read for, beside the decoder's output. `Signal.needs` says what a function finds in its `Pass`.
-NEEDS = ("hidden", "logits", "lens", "exit", "divergence", "attention_entropy", "attention_blocks", "attention_macs", "mixing")  # fmt: skip
+#: What a function may find in its `Pass` beside the decoder's output, and where, if its `Signal.needs` name it.
+NEEDS = {
+    "hidden": "`states`: hidden states at named positions",
+    "logits": "`lens`: log_p, entropy, largest, margin of the model's own distribution",
+    "lens": "`lens`: entropies of every layer's",
+    "exit": "`lens`: margins, agrees, next_cosines, last_cosines of every layer",
+    "divergence": "`lens`: kl, jsd, early_late",
+    "attention_entropy": "`attention.layers`: entropies of attention",
+    "attention_blocks": "`attention.layers`: attention among the answer's tokens, mean over heads",
+    "attention_macs": "`attention.floors`: products over layers of the strongest head's attention",
+    "mixing": "`attention.dots`: how much attention adds to the residual stream",
+}
 
 
 class Signal(NamedTuple):
@@ -25,7 +35,7 @@ class Signal(NamedTuple):
     Attributes:
         question: Function at question scope, where the last token of the prompt is looked at; None for none.
         sample: Function at sample scope, where every token of an answer is; None for none.
-        needs: What the pass is read for, among `NEEDS`.
+        needs: What the pass is read for, among `NEEDS`; nothing where the decoder's output is enough.
         per_token: Whether it has a number for every token of an answer, and not one tensor for the answer.
         by_layer: Whether some of its layers can be chosen before reading.
         weights: Whether its numbers say how much a token matters, and not how uncertain the model was.
@@ -41,11 +51,13 @@ class Signal(NamedTuple):
     rising: tuple[str, ...] = ()
 
 
-def _both(function: str, *needs: str, rising: tuple[str, ...] = ()) -> Signal:
+def of_tokens(function: str, *needs: str, rising: tuple[str, ...] = ()) -> Signal:
+    """A signal of every token, by one function for both scopes."""
     return Signal(function, function, needs, rising=rising)
 
 
-def _weights(function: str, *needs: str) -> Signal:
+def of_influence(function: str, *needs: str) -> Signal:
+    """A signal that says how much every token of an answer matters."""
     return Signal(None, function, needs, weights=True)
 
 
@@ -57,14 +69,14 @@ SIGNALS: dict[str, Signal] = {
         per_token=False,
         by_layer=True,
     ),
-    "tokens": _both("extract.signals.tokens:tokens", "logits", rising=("margin",)),
-    "entropy_profile": _both("extract.signals.profile:entropy_profile", "lens"),
-    "evolution": _both("extract.signals.evolution:evolution", "lens", "divergence"),
-    "early_exit": _both("extract.signals.early_exit:early_exit", "lens", "exit"),
-    "attention_entropy": _both("extract.signals.attention_entropy:attention_entropy", "attention_entropy"),
-    "rollout": _weights("extract.signals.rollout:rollout", "attention_blocks", "mixing"),
-    "rollout_max": _weights("extract.signals.rollout:rollout_max", "attention_blocks", "mixing"),
-    "macs": _weights("extract.signals.macs:macs", "attention_macs"),
+    "tokens": of_tokens("extract.signals.tokens:tokens", "logits", rising=("margin",)),
+    "entropy_profile": of_tokens("extract.signals.profile:entropy_profile", "lens"),
+    "evolution": of_tokens("extract.signals.evolution:evolution", "lens", "divergence"),
+    "early_exit": of_tokens("extract.signals.early_exit:early_exit", "lens", "exit"),
+    "attention_entropy": of_tokens("extract.signals.attention_entropy:attention_entropy", "attention_entropy"),
+    "rollout": of_influence("extract.signals.rollout:rollout", "attention_blocks", "mixing"),
+    "rollout_max": of_influence("extract.signals.rollout:rollout_max", "attention_blocks", "mixing"),
+    "macs": of_influence("extract.signals.macs:macs", "attention_macs"),
 }
 
 

@@ -39,8 +39,8 @@ _AT_ONCE = {"cpu": 2**20, "cuda": 2**25}
 class Lens(TypedDict, total=False):
     """Numbers of the distributions that drew the tokens, float32 on the CPU, NaN behind a row's tokens; nats, probabilities.
 
-    It has what was asked for. The first four are of the model's own distribution, [row, token]; the others are of all
-    layers' distributions, [row, token, layer].
+    It has what the signals need (`NEEDS` says by which word). The first four are of the model's own distribution,
+    [row, token]; the others are of all layers' distributions, [row, token, layer].
 
     Attributes:
         log_p: log p of the token that was drawn; NaN where none was.
@@ -133,7 +133,7 @@ class LensReader(Hooks):
             read["entropies"] = torch.stack([*layers, read["entropy"]], dim=1)
         if "exit" in self._needs:
             read |= _cosines(torch.stack([states[layer] for layer in range(self.last + 1)], dim=1))
-        return Lens(**{name: _padded(values.cpu(), rows) for name, values in read.items()})  # type: ignore[typeddict-item]
+        return Lens(**{name: rows.padded(values) for name, values in read.items()})  # type: ignore[typeddict-item]
 
     def _chunk(self, of: slice, normed: Tensor, drawn: Tensor | None, states: dict[int, Tensor]) -> dict[str, Tensor]:
         """All numbers of some tokens that need the last layer's distribution: [token, …] by name."""
@@ -241,8 +241,3 @@ def _cosines(states: Tensor) -> dict[str, Tensor]:
 def _flat(tokens: Tensor, rows: Rows) -> Tensor:
     """Tokens [sum of n_tokens] of [row, token]."""
     return torch.cat([tokens[i, :n] for i, n in enumerate(rows.n_tokens)])
-
-
-def _padded(values: Tensor, rows: Rows) -> Tensor:
-    """[row, token, …] of values [sum of n_tokens, …]."""
-    return nn.utils.rnn.pad_sequence(list(values.split(rows.n_tokens)), batch_first=True, padding_value=torch.nan)

@@ -24,7 +24,7 @@ def log_floor(largest: Tensor, hundredths: int) -> Tensor:
 def macs(read: Pass) -> dict[str, Tensor]:
     """Geometric means over layers, aggregated over the places that could look: [row, token] by ``L/floor_EPS_AGG_ALIGN``.
 
-    `mean` and `max` are over the places from a token's own to the answer's last one, `last` is of the last one alone.
+    `rf_mean` and `max` are over the places that see a token, from its own to the answer's last one; `last` is of the last one alone.
     With `emit` the places are those that drew y_1 … y_n, with `token` those of y_1 … y_n themselves.
     """
     of, width, found = read.the_attention, read.rows.widest, {}
@@ -38,7 +38,7 @@ def macs(read: Pass) -> dict[str, Tensor]:
 
 
 def received(block: Tensor, valid: Tensor) -> dict[str, Tensor]:
-    """What each key gets from the queries that see it, [row, key]: their `mean`, `max`, and that of the `last` query.
+    """What each key gets from the queries that see it, [row, key]: their mean, largest, and that of the last query.
 
     Args:
         block: [row, query, key] at least 0; a query sees the keys up to its own.
@@ -48,4 +48,4 @@ def received(block: Tensor, valid: Tensor) -> dict[str, Tensor]:
     n = valid.sum(1)
     n_see = (n[:, None] - torch.arange(block.shape[2], device=n.device)).clamp_min(1)
     row = torch.arange(len(block), device=n.device)
-    return {"mean": seen.sum(1) / n_see, "max": seen.amax(1), "last": seen[row, n - 1]}
+    return {"rf_mean": seen.sum(1) / n_see, "max": seen.amax(1), "last": seen[row, n - 1]}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from extract.signals.batches import right_padded
 from extract.signals.capture import AnswerCapture, HiddenCapture, decoder_of, n_layers
+from extract.signals.head import ModelHead
 from extract.signals.lens import Lens, LensReader
 from extract.signals.positions import question_position
 from extract.signals.rows import Rows
@@ -61,6 +62,16 @@ class Pass:
     states: dict[int, Tensor]
     lens: Lens
     attention: Attention | None
+
+    def drawn_from(self) -> Tensor:
+        """States after the final norm that the tokens were drawn from, [sum of the rows' tokens, d_model]; `rows.padded` gives rows."""
+        states: Tensor = self.output.last_hidden_state
+        return states[self.rows.drawn_at(states.device)]
+
+    def logits(self, at_once: int = 64) -> Iterator[Tensor]:
+        """Logits [token, vocab] that the tokens were drawn from, a few tokens at a time, in the order of `drawn_from`."""
+        head = ModelHead(self.model)
+        return (head(states) for states in self.drawn_from().split(at_once))
 
     @property
     def n_layers(self) -> int:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 
 @dataclass(frozen=True)
@@ -39,3 +40,7 @@ class Rows:
         row = torch.arange(len(n)).repeat_interleave(n)
         step = torch.arange(int(n.sum())) - (n.cumsum(0) - n).repeat_interleave(n)
         return row.to(device), (torch.tensor(self.first)[row] + step).to(device)
+
+    def padded(self, values: Tensor) -> Tensor:
+        """[row, token, …] on the CPU of values [sum of n_tokens, …], one row after the other; NaN behind a row's tokens."""
+        return pad_sequence(list(values.cpu().split(self.n_tokens)), batch_first=True, padding_value=torch.nan)

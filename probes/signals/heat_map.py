@@ -64,8 +64,8 @@ def grid_pictures(grid: Grid) -> dict[str, Figure]:
     """The pictures by file name, without ending; the second one only where there are weights."""
     n = grid.parts["val"].n_questions
     signals = Look(
-        f"AUROC of unweighted scores, on the {n} questions that chose",
-        "AUROC (½: no information; below: the wrong way round)",
+        f"AUROC of unweighted scores on validation ({n} questions)",
+        f"AUROC (½: no information; below: the wrong way round); {_LAYERS} layers of signals that have more",
         0.5,
         most_rows=38,
         row=0.155,
@@ -75,7 +75,7 @@ def grid_pictures(grid: Grid) -> dict[str, Figure]:
     pictures = {"signals": heat_map(signal_rows(grid), signals)}
     if rows := weighting_rows(grid):
         weightings = Look(
-            f"What weights add to the AUROC of token entropy, on the {n} questions that chose",
+            f"What weights add to the AUROC of token entropy on validation ({n} questions)",
             "AUROC with these weights − without, pooled alike",
             0.0,
             most_rows=60,

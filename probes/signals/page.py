@@ -21,7 +21,7 @@ def page(record: dict[str, Any], pictures: Sequence[str]) -> str:
     return f"""# What a signal alone says of an answer
 
 `{model["id"]}` ({model["dtype"]}) answered questions of {", ".join(record["datasets"])} at temperature {decoding["temperature"]}, at most {decoding["max_new_tokens"]} tokens, prompt `{inline(decoding["prompt"]["template"])}`; graded by
-`{record["grader"]}`. Every token signal of the store, pooled over an answer's content tokens in every way, is a score of that answer: {grid["n_scores"]:,} scores, none of them trained, each in a direction that was fixed
+`{record["grader"]}`. Every token signal of the store, pooled over an answer's content tokens in every way, is a score of that answer, and so are the numbers of `tokens` with every weighting: {grid["n_scores"]:,} scores, none of them trained, each in a direction that was fixed
 before. {val["n_questions"]} questions chose (validation; nothing is trained, so that the training questions choose too), {test["n_questions"]} others tested, those that `train.py` tests with the same share and seed.
 
 {verdict(record)}
@@ -61,7 +61,7 @@ an interval where right or wrong answers come from fewer than five questions: re
 ## All scores
 
 grid.parquet has a row for each: signal, key, pooling, weighting, AUROC, standard error and number of answers on both parts, a 95 % interval on the test answers from the clustered standard error (on the scale of
-log-odds), and a p-value corrected for all {grid["n_tested"]:,} scores that vary (max-T). By these, {_overall(grid)} Do not take the best test row of it for a result: it is the best of {grid["n_scores"]:,}.
+log-odds), and a p-value corrected for all {grid["n_tested"]:,} scores that vary (max-T). With few test questions interval and p-value may disagree; take a score for better than chance where both say so. By these, {_overall(grid)} Do not take the best test row of it for a result: it is the best of {grid["n_scores"]:,}.
 
 {_pictures(pictures)}{_masked(record["masked"])}
 Store identity `{record["identity"]}`, seed {record["seed"]}, {", ".join(f"{name} {number}" for name, number in record["versions"].items())}.
@@ -77,13 +77,16 @@ def verdict(record: dict[str, Any]) -> str:
         return f"{begin} The {test['n_questions']} test questions have too few right or wrong answers to say how well it does."
     p = chosen["p_corrected"]
     sure = p is not None and p < LEVEL
+    low, high = chosen["auroc"]["low"], chosen["auroc"]["high"]
     side = (
-        "ranks right answers above wrong ones"
-        if chosen["auroc"]["value"] > 0.5
-        else "ranks wrong answers above right ones"
+        "it ranks right answers above wrong ones"
+        if low > 0.5
+        else "it ranks wrong answers above right ones"
+        if high < 0.5
+        else "the test finds more than chance in it, but by its interval it may be chance: more test questions would tell"
     )
     lines = [
-        f"{begin} On {chosen['n_answers']:,} answers to {test['n_questions']} test questions its AUROC is {cell(chosen['auroc'])}: it {side if sure else 'is not told apart from chance'} (p {_p(p)})."
+        f"{begin} On {chosen['n_answers']:,} answers to {test['n_questions']} test questions its AUROC is {cell(chosen['auroc'])}: {side if sure else 'it is not told apart from chance'} (p {_p(p)})."
     ]
     for one in record["tests"]:
         if one["a"] == record["chosen"]:

@@ -64,8 +64,8 @@ class Wanted:
                 f"Expected `signal` to have a number for each question, as {', '.join(known)} have, but {signal!r} is of answers only. Give --data.target=response."
             )
         for one in join or []:
-            name = one.split("/")[0]
-            if name not in known:
+            name, slash, position = one.partition("/")
+            if name not in known or (slash and not position):
                 what = "answers" if scope == "sample" else "questions"
                 raise InputError(
                     f"Expected `join` to be among the token signals of {what}, {', '.join(known)}, each with /POSITION where one is wanted, but got {one!r}.{nearest(name, known)}"

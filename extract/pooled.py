@@ -166,7 +166,7 @@ def check_pooling(pooling: Sequence[str]) -> None:
     for how in pooling:
         if not is_pooling(how):
             raise InputError(
-                f"Expected `pooling` to be among {', '.join(known)}, with N from 1 to 64, but got {how!r}.{nearest(how, known)}"
+                f"Expected `pooling` to be among {', '.join(known)}, with N from 1 to 64, but got {how!r}.{nearest(how, known[:-1])}"
             )
     if len(set(pooling)) < len(pooling):
         raise InputError(f"Expected `pooling` to name each only once, but got {', '.join(pooling)}.")

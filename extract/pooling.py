@@ -268,6 +268,6 @@ def weight_of(name: str) -> Weight:
     if signal not in influences or not position:
         known = [*WEIGHTS, *(f"{one}/POSITION" for one in influences)]
         raise InputError(
-            f"Expected `weights` to be one of {', '.join(known)}, but got {name!r}.{nearest(signal, [*WEIGHTS, *influences])}"
+            f"Expected `weights` to be one of {', '.join(known)}, for example rollout/norm_element_mean_token, but got {name!r}.{'' if signal in influences else nearest(signal, [*WEIGHTS, *influences])}"
         )
     return Weight(signal, position)

@@ -44,6 +44,8 @@ def fill_signals(
     Raises:
         InputError: Unknown signal, the store holds other layers, or no answers to read.
     """
+    if not names:
+        raise InputError(f"Expected `signals` to name at least one of {', '.join(SIGNALS)}, but it is empty.")
     for name in names:
         load_signal(name, scope)
     kept = {name: _layers(store, name, scope, layers) for name in names if SIGNALS[name].by_layer}

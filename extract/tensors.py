@@ -72,7 +72,21 @@ def check_block(path: Path, folder: Path, n_rows: int, stamp: dict[str, Any]) ->
         raise Damaged(path, f"its metadata says {shown(stated)} where {canonical_json(stamp)} belongs")
     layout = layout_of(path, found, n_rows)
     check_file(path, folder)
+    _check_rows(path, [key for key, entry in layout.items() if entry.ragged])
     return Header(layout, further["how"])
+
+
+def _check_rows(path: Path, ragged: list[str]) -> None:
+    """Refuse ragged tensors whose rows are not equally long under every key: they are of the same tokens.
+
+    Raises:
+        Damaged: They are not.
+    """
+    with safe_open(path, framework="pt") as file:
+        for key in ragged[1:]:
+            first, other = (file.get_tensor(one + OFFSETS) for one in (ragged[0], key))
+            if not torch.equal(first, other):
+                raise Damaged(path, f"{key + OFFSETS!r} are others than {ragged[0] + OFFSETS!r}, of the same tokens")
 
 
 def copy_block(path: Path, key: str, to: Tensor, name: Callable[[int], str]) -> None:

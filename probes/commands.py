@@ -11,7 +11,6 @@ import pyarrow.parquet as pq
 from matplotlib.figure import Figure
 
 from datamodules.table import load_table
-from extract.errors import InputError
 from extract.store import Store
 from probes.comparison.out_of_fold import Comparison
 from probes.comparison.page import page, verdict
@@ -20,14 +19,12 @@ from probes.comparison.record import comparison_record
 from probes.comparison.transfer import question_sets, transfer_record
 from probes.comparison.transfer_page import transfer_page, transfer_picture
 from probes.folders import new_folder
+from probes.options import check_resamples, check_seed
 from probes.signals.grid import make_grid
 from probes.signals.heat_map import grid_pictures
 from probes.signals.page import page as signals_page
 from probes.signals.page import verdict as signals_verdict
 from probes.signals.record import grid_record
-
-#: With fewer resamples the ends of an interval are a handful of them.
-LEAST_RESAMPLES = 100
 
 
 def compare(
@@ -58,7 +55,8 @@ def compare(
     Raises:
         InputError: Bad options, a store that lacks samples, grades or hidden states, or too few questions.
     """
-    _check_resamples(n_resamples)
+    check_resamples(n_resamples)
+    check_seed(seed)
     with new_folder(out or f"runs/compare-{Path(store).resolve().name}") as (folder, final):
         found = Comparison(store, grader, probes, folds, seed).run()
         record = comparison_record(found, folds, n_resamples, seed)
@@ -95,7 +93,8 @@ def transfer(
     Raises:
         InputError: Bad options, stores of different models, or less than two sets of 20 questions.
     """
-    _check_resamples(n_resamples)
+    check_resamples(n_resamples)
+    check_seed(seed)
     default = f"runs/transfer-{'-'.join(Path(store).resolve().name for store in stores)}"
     with new_folder(out or default) as (folder, final):
         sets, masked = question_sets(stores, grader, probe)
@@ -131,9 +130,8 @@ def signals(
     Raises:
         InputError: Bad options, a store that lacks samples, grades or token signals, or too few questions.
     """
-    _check_resamples(n_resamples)
-    if seed < 0:
-        raise InputError(f"Expected `seed` to be at least 0, but got {seed}.")
+    check_resamples(n_resamples)
+    check_seed(seed)
     with new_folder(out or f"runs/signals-{Path(store).resolve().name}") as (folder, final):
         kept = Store.open(store)
         grid = make_grid(kept, load_table(kept, grader), test_fraction, seed, 5 * n_resamples)
@@ -143,13 +141,6 @@ def signals(
         pq.write_table(grid.as_table(), folder / "grid.parquet")
     print(f"{signals_verdict(record)}\n\nSignals: {final / 'signals.md'}")
     return final
-
-
-def _check_resamples(n_resamples: int) -> None:
-    if n_resamples < LEAST_RESAMPLES:
-        raise InputError(
-            f"Expected `n_resamples` to be at least {LEAST_RESAMPLES}, for intervals of 95 %, but got {n_resamples}. 2000 is the default."
-        )
 
 
 def _write(

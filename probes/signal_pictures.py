@@ -15,10 +15,9 @@ from extract.store import Store
 from probes.folders import new_folder
 from probes.layer_map import layer_map
 from probes.layer_picture import layer_heat_map
+from probes.options import check_resamples, check_seed
 from probes.profile_pictures import profile_picture, read_profile
 
-#: With fewer resamples the ends of an interval are a handful of them.
-LEAST_RESAMPLES = 100
 #: Targets of the map with the scope at which hidden states have to be there.
 _MAPS: dict[str, Scope] = {"capability": "question", "response": "sample"}
 
@@ -51,10 +50,8 @@ def pictures(
     Raises:
         InputError: Bad options, a store without these signals or without grades, or too few questions.
     """
-    if n_resamples < LEAST_RESAMPLES:
-        raise InputError(
-            f"Expected `n_resamples` to be at least {LEAST_RESAMPLES}, for intervals of 95 %, but got {n_resamples}. 2000 is the default."
-        )
+    check_resamples(n_resamples)
+    check_seed(seed)
     kept = Store.open(store)
     table = load_table(kept, grader)
     with new_folder(out or f"runs/pictures-{Path(store).resolve().name}") as (folder, final):

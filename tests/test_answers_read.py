@@ -154,6 +154,12 @@ def test_an_answer_too_long_for_the_model_is_refused(model: Any) -> None:
         read_all(model, [Answer((5,) * 500, (6,) * 13)])
 
 
+def test_no_answers_and_answers_without_a_prompt_are_refused(model: Any) -> None:
+    for answers in ([], [Answer((), (5, 6))]):
+        with pytest.raises(InputError, match="at least one, each with a prompt of at least one token"):
+            read_answers(model, answers, SIGNALS)
+
+
 def test_content_leaves_out_the_end_token_and_the_tokens_of_the_stop_text_alone(tokenizer: Any) -> None:
     def content(text: str, cut: str | None = None, end: bool = False) -> str:
         ids = tokenizer(text)["input_ids"] + [0] * end
@@ -289,6 +295,8 @@ def test_other_layers_than_those_that_there_are_are_refused(store: Path, recipe:
             read(str(store), ["hidden"], scope, [2], model=recipe.model)
         read(str(store), ["hidden"], scope, model=recipe.model)
         assert len(Store.open(store).signal_keys("hidden", scope)) == (2 if scope == "question" else 6)
+    with pytest.raises(InputError, match="`signals` to name at least one of hidden, tokens"):
+        read(str(store), [], "sample", model=recipe.model)
     with pytest.raises(InputError, match="at least one layer"):
         read(str(store), ["hidden"], "sample", [], model=recipe.model)
     with pytest.raises(InputError, match="tokens has none. Leave `layers` out"):

@@ -13,6 +13,7 @@ import pytest
 import torch
 from conftest import tiny_model
 from torch import nn
+from transformers import OPTConfig, OPTForCausalLM
 
 from extract.errors import InputError
 from extract.ragged import Ragged
@@ -244,6 +245,10 @@ def test_a_model_with_more_than_a_norm_behind_its_last_block_is_refused() -> Non
     model.model.norm.register_forward_hook(lambda module, args, output: output * 2 if output.dim() == 3 else output)
     with pytest.raises(InputError, match="followed by its final norm alone"):
         read_answers(model, ANSWERS, ["entropy_profile"])
+    sizes = {"vocab_size": 258, "hidden_size": 32, "ffn_dim": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    projected = OPTForCausalLM(OPTConfig(**sizes, word_embed_proj_dim=16)).eval()
+    with pytest.raises(InputError, match="OPTForCausalLM to be followed by its final norm alone"):
+        read_answers(projected, ANSWERS, ["entropy_profile"])
     renamed = tiny_model()
     renamed.model.last_norm = renamed.model.norm
     del renamed.model.norm

@@ -137,6 +137,15 @@ def test_parts_of_which_one_is_ragged_and_one_is_not_are_refused(store: Store) -
         store.signal_keys("tokens", "sample")
 
 
+def test_keys_of_one_file_are_of_the_same_tokens(store: Store) -> None:
+    part = store.parts()[0]
+    n = store.n_rows(part)
+    one, other = (Ragged.of([torch.ones(2 + (row == place)) for row in range(n)]) for place in (3, 5))
+    store.write_signal("tokens", part, {"2/entropy": one, "2/nll": other})
+    with pytest.raises(Damaged, match=r"'2/nll.offsets' are others than '2/entropy.offsets', of the same tokens"):
+        store.block_layout("tokens", part)
+
+
 def test_the_file_is_hashed_once_however_many_keys_are_read(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     hashed: list[Path] = []
 

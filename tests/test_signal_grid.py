@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -313,6 +314,16 @@ def test_the_planted_signal_is_found_and_noise_is_not(grid: Grid, record: dict[s
     assert (grid.p[~of_noise] < 0.05).any()
 
 
+def test_a_verdict_claims_no_more_than_both_test_and_interval(record: dict[str, Any]) -> None:
+    unsure = copy.deepcopy(record)
+    row = next(row for row in unsure["rows"] if row["name"] == unsure["chosen"])
+    row["auroc"] = {"value": 0.85, "low": 0.43, "high": 0.98}
+    assert "by its interval it may be chance" in verdict(unsure)
+    assert "ranks right answers" not in verdict(unsure)
+    row["p_corrected"] = 0.2
+    assert "not told apart from chance" in verdict(unsure)
+
+
 def test_noise_alone_gives_a_verdict_of_nothing(tmp_path: Path) -> None:
     made: Made = {("tokens", "3/entropy"): noise, ("entropy_profile", "1/entropy"): noise}
     store = fill(tmp_path / "store", made, seed=3)
@@ -495,7 +506,8 @@ def test_a_signal_that_is_not_read_to_the_end_is_left_out_with_its_command(tmp_p
     ("options", "message"),
     [
         ({"n_resamples": 99}, "`n_resamples` to be at least 100"),
-        ({"seed": -1}, "`seed` to be at least 0"),
+        ({"seed": -1}, "`seed` to be from 0 to 4294967295, but got -1"),
+        ({"seed": 10**20}, "`seed` to be from 0 to 4294967295"),
         ({"test_fraction": 1.0}, "`test_fraction` to be between 0 and 1"),
         ({"test_fraction": 0.95}, "at least 10 questions that choose"),
         ({"test_fraction": 0.01}, "at least 2 questions that test"),

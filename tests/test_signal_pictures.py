@@ -25,9 +25,10 @@ from extract.errors import InputError
 from extract.models import tokenizer_hash
 from extract.pages.answers import ShownAnswer, choose
 from extract.pages.commands import show
+from extract.pages.curve import LONGEST as LONGEST_OF_A_CURVE
 from extract.pages.curve import drawable, entropy_curve
 from extract.pages.html import DARK, LIGHT, page
-from extract.pages.pieces import pieces
+from extract.pages.pieces import LONGEST, Piece, pieces
 from extract.parts import Part
 from extract.policy import Identity, ModelIdentity, Policy
 from extract.questions import questions_hash
@@ -201,6 +202,7 @@ def test_bad_options_of_pictures_are_one_line(
         ("--grader=x", "`grader`"),
         ("--folds=1", "folds"),
         ("--n_resamples=9", "100"),
+        ("--seed=-1", "`seed` to be from 0"),
     ):
         assert run({"pictures": pictures}, "probes", ["pictures", *base, option]) == 2
         line = capsys.readouterr().err.strip().splitlines()[-1]
@@ -371,6 +373,14 @@ def test_the_curve_of_one_answer_has_its_tokens_below(told_store: Path, tokenize
     assert drawable("a\U0010ffffb\n") == "a\ufffdb\n"
 
 
+def test_what_is_too_long_for_a_picture_is_not_drawn_and_stays_whole_on_a_page() -> None:
+    long = shown_answer("a" * (LONGEST_OF_A_CURVE + 1), [0.5] * (LONGEST_OF_A_CURVE + 1))
+    with pytest.raises(InputError, match=r"at most 800 tokens for a picture.*--out answers.html"):
+        entropy_curve(long, "model")
+    text = "ab" * LONGEST
+    assert pieces(byte_tokenizer(), ids_of(text), text) == [Piece(text, range(2 * LONGEST))]
+
+
 # What can't be shown
 
 
@@ -382,6 +392,9 @@ def test_what_can_not_be_shown_is_one_line_with_what_to_do(
         ({"questions": ["q9"]}, r"ids of questions.*'q9'.*Did you mean `q"),
         ({"questions": ["q0"], "samples": [7]}, r"`samples` to be among those of question 'q0', 0 to 1, but got 7"),
         ({"influence": "norm_elements_mean_token"}, "Did you mean `norm_element_mean_token`"),
+        ({"influence": "tokens/entropy"}, "`influence` to be of one of rollout, rollout_max, macs, but got 'tokens"),
+        ({"questions": []}, "`questions` to name at least one"),
+        ({"samples": []}, "`samples` to name at least one"),
         ({"influence": "macs/floor_1_mean_token"}, r"none were read. Run.*--signals \[macs\]"),
         ({"grader": "other"}, "`grader`"),
         ({"out": "x.txt"}, r"to end in \.html"),

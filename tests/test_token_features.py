@@ -169,6 +169,7 @@ def test_the_shape_of_the_entropy_curve_and_windows_are_poolings_too(made_store:
     ("options", "message"),
     [
         ({"join": ["token"]}, "`join` to be among .*Did you mean `tokens`"),
+        ({"join": ["tokens/"]}, "`join` to be among the token signals of answers, tokens, .*but got 'tokens/'"),
         ({"join": ["hidden"]}, "`join` to be among the token signals of answers, tokens, .*but got 'hidden'"),
         ({"join": ["tokens/entrpy"]}, "`join` to be among entropy, .*Did you mean `entropy`"),
         ({"join": ["tokens"], "target": "capability", "pooling": ["mean"]}, "no `pooling`, because a question has one"),
@@ -183,6 +184,7 @@ def test_the_shape_of_the_entropy_curve_and_windows_are_poolings_too(made_store:
         ({"signal": "tokens", "pooling": ["distribution"]}, "the entropy of the signal tokens alone, but 'tokens/3/m"),
         ({"signal": "tokens", "pooling": ["windows_4"], "weights": "prob"}, "windows_4 has none. Leave `weights` out"),
         ({"signal": "tokens", "weights": "entrpy"}, "`weights` to be one of entropy, prob.*Did you mean `entropy`"),
+        ({"signal": "tokens", "weights": "rollout"}, "for example rollout/norm_element_mean_token, but got 'rollout'.$"),
         ({"signal": "tokens", "weights": "macs/floor_20_mean_emit"}, r"lack it .*read --store .* --signals \[macs\] --scope sample"),
         ({"signal": "tokens", "weights": "rollout/norm_element_mean_emit"}, "`weights` to be among norm_element_mean_token"),
         ({"signal": "early_exit"}, r"read --store .* --signals \[early_exit\] --scope sample"),

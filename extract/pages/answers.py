@@ -148,6 +148,9 @@ def choose(
         raise InputError(
             f"Expected the store {path!r} to hold answers, but it has none. Run `python -m extract sample`."
         )
+    for name, given in {"questions": questions, "samples": samples}.items():
+        if given is not None and not given:
+            raise InputError(f"Expected `{name}` to name at least one, but it is empty. Leave it out for a handful.")
     for name in questions or ():
         if name not in held:
             raise InputError(
@@ -188,6 +191,11 @@ def influence_key(store: Store, influence: str | None) -> tuple[str | None, str]
         InputError: No signal of weights that was read has it.
     """
     of_signal, _, name = (influence or INFLUENCE).rpartition("/")
+    known = [signal for signal, one in SIGNALS.items() if one.weights]
+    if of_signal not in ("", *known):
+        raise InputError(
+            f"Expected `influence` to be of one of {', '.join(known)}, but got {influence!r}. Give for example {INFLUENCE}."
+        )
     held: dict[str, list[str]] = {}
     for signal, one in SIGNALS.items():
         if (

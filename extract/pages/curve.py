@@ -12,6 +12,8 @@ from extract.pages.answers import ShownAnswer
 
 #: Most tokens beside each other; a longer answer goes on below.
 WIDEST = 56
+#: Most tokens of a picture, which is then some 8,000 pixels high.
+LONGEST = 800
 _INK, _GREY, _ORANGE, _BLUE = "#222222", "#8a8a8a", "#c75000", "#2463a8"
 _LONGEST_LABEL = 16
 #: Families that are asked for what matplotlib's own font does not have.
@@ -35,6 +37,10 @@ def entropy_curve(one: ShownAnswer, model: str, influence: str | None = None) ->
     if not one.n_tokens or not bool(one.entropy.isfinite().all()):
         raise InputError(
             f"Expected an answer with tokens that have entropies, but answer {one.sample} to {one.question_id!r} has none. Choose another one."
+        )
+    if one.n_tokens > LONGEST:
+        raise InputError(
+            f"Expected an answer of at most {LONGEST} tokens for a picture, but answer {one.sample} to {one.question_id!r} has {one.n_tokens}. Give --out answers.html for a page."
         )
     curves = [("entropy\n(nats)", one.entropy, _ORANGE, 2.0), ("1 − pₘₐₓ", one.one_minus_pmax, _INK, 1.0)]
     if one.influence is not None and influence is not None:

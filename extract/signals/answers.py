@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from extract.errors import InputError
 from extract.models import check_prompts
 from extract.ragged import Ragged
 from extract.sampling.local import common_prefix
@@ -68,13 +69,17 @@ def read_answers(
         For each signal, by key and on the CPU, tensors [row, …] or ragged ones of the tokens; rows in the order of `answers`.
 
     Raises:
-        InputError: Tokens that the model can't read, more than it has positions for, or a model that a signal can't be read from.
+        InputError: No answers, an empty prompt, tokens that the model can't read, more than it has positions for, or a model that a signal can't be read from.
     """
+    if not answers or not all(answer.prompt for answer in answers):
+        raise InputError(
+            "Expected `answers` to hold at least one, each with a prompt of at least one token, which its first token was drawn from. Leave the others out."
+        )
     rows: dict[Answer, list[int]] = defaultdict(list)
     for row, answer in enumerate(answers):
         if answer.content:
             rows[answer].append(row)
-    if not rows and answers:  # what a signal's tensors look like shows from any token
+    if not rows:  # what a signal's tensors look like shows from any token
         rows[Answer(answers[0].prompt, answers[0].prompt[-1:])] = []
     distinct = list(rows)
     sequences = [answer.prompt + answer.content for answer in distinct]

@@ -16,8 +16,8 @@ def evolution(read: Pass) -> dict[str, Tensor]:
     ``mean_kl`` and ``var_kl`` are the mean and variance over S of KL(p_l ‖ p_L), ``jsd`` the mean Jensen–Shannon divergence
     of p_l and p_L, ``mean_entropy`` and ``var_entropy`` mean and variance of the entropies of S; nats, and nats² for the
     variances, which divide by k − 1. ``early_late`` is KL(p_E ‖ p_F) of the mean distributions of the first and the last
-    quarter of the layers. L itself is not in S, because its KL is 0. A k is left out of models that have not so many
-    layers before the last one.
+    quarter of the layers. L itself is not in S, because its KL is 0. A k is left out of models with no more than k
+    layers.
     """
     lens, last = read.lens, read.n_layers
     found = {"early_late": lens["early_late"]}

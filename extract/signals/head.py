@@ -50,21 +50,31 @@ class ModelHead:
             raise InputError(
                 f"Expected a model whose logits come from its decoder's output, but those of {type(self._model).__name__} don't. Its distributions can't be read; use another model."
             )
-        return logits
+        return logits.to(states.device)
 
 
 def final_norm(model: Any) -> nn.Module:
     """The norm between a decoder's last block and its head.
 
     Raises:
-        InputError: There is none by the names that the known families give it.
+        InputError: There is none by the names that the known families give it, or its states are not what the head takes.
     """
     decoder = decoder_of(model)
     for name in _NORMS:
         if isinstance(module := getattr(decoder, name, None), nn.Module):
+            widths = {one.shape[-1] for one in (*module.parameters(), model.get_output_embeddings().weight)}
+            if len(widths) > 1:
+                raise not_norm_alone(model)
             return module
     raise InputError(
         f"Expected a decoder whose final norm is called one of {', '.join(_NORMS)}, but {type(model).__name__} has none of them. Its layers can't be read through its head; leave out the signals that do so, or use another model."
+    )
+
+
+def not_norm_alone(model: Any) -> InputError:
+    """The refusal of a model that does more between its last block and its head than a norm."""
+    return InputError(
+        f"Expected the last block of {type(model).__name__} to be followed by its final norm alone, but it is not. Its layers can't be read through its head; leave out the signals that do so, or use another model."
     )
 
 

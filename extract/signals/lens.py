@@ -13,7 +13,6 @@ from typing import Any, Self, TypedDict
 import torch
 from torch import Tensor, nn
 
-from extract.errors import InputError
 from extract.signals.capture import Hooks, decoder_blocks, n_layers
 from extract.signals.distributions import (
     Softmax,
@@ -25,7 +24,7 @@ from extract.signals.distributions import (
     log_probability,
     softmax,
 )
-from extract.signals.head import ModelHead, final_norm
+from extract.signals.head import ModelHead, final_norm, not_norm_alone
 from extract.signals.rows import Rows
 
 #: Most layers before the last one whose distributions are compared with it.
@@ -119,7 +118,7 @@ class LensReader(Hooks):
         rows, states, entropies = self._rows, self._states, self._entropies
         assert rows is not None  # `look_at` came before the pass
         self._rows, self._states, self._entropies = None, {}, {}
-        normed = last_hidden_state[rows.drawn_at(last_hidden_state.device)]
+        normed = last_hidden_state[rows.drawn_at(last_hidden_state.device)].to(self._model.device)
         if self._layers:
             self._check_norm(states[self.last], normed)
         drawn = None if tokens is None else _flat(tokens, rows).to(normed.device)
@@ -155,9 +154,7 @@ class LensReader(Hooks):
         found = self._norm(state).float()
         known = found.isfinite() & normed.isfinite()
         if not torch.allclose(found[known], normed.float()[known], rtol=1e-2, atol=1e-3):
-            raise InputError(
-                f"Expected the last block of {type(self._model).__name__} to be followed by its final norm alone, but it is not. Its layers can't be read through its head; leave out the signals that do so, or use another model."
-            )
+            raise not_norm_alone(self._model)
 
     def _before(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._look(0, args[0] if args else kwargs["hidden_states"])
@@ -172,7 +169,8 @@ class LensReader(Hooks):
         if self._rows is None:
             return
         row, place = self._at
-        states = hidden[row.to(hidden.device), place.to(hidden.device)]
+        # a model may be spread over devices; its numbers are formed on one
+        states = hidden[row.to(hidden.device), place.to(hidden.device)].to(self._model.device)
         if self._keeps or layer == self.last:
             self._states[layer] = states
         else:

@@ -17,6 +17,7 @@ from extract.parts import Scope
 from probes.baselines import ANSWER_BASELINES, BASELINES, answer_confidence, available, confidence
 from probes.comparison.folds import Fold, fit, folds, validation_loss
 from probes.comparison.methods import ANSWER_PROBE, PROBES, TEXT_EMBEDDING, Method
+from probes.options import check_seed
 
 #: What validation chose in every fold.
 BEST = "best_probe"
@@ -78,8 +79,7 @@ class Comparison:
         wanted = list(PROBES) if probes is None else list(probes)
         if not wanted:
             raise InputError("Expected `probes` to name at least one probe, but it is empty. Leave it out for all.")
-        if seed < 0:
-            raise InputError(f"Expected `seed` to be at least 0, but got {seed}.")
+        check_seed(seed)
         for name in wanted:
             if name not in PROBES:
                 raise InputError(

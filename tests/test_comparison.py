@@ -148,7 +148,7 @@ def test_compare_writes_its_page_record_pictures_and_predictions(store: Path, tm
         ({"folds": 40}, "at least 160 questions"),
         ({"n_resamples": 99}, "`n_resamples` to be at least 100"),
         ({"probes": []}, "at least one probe"),
-        ({"seed": -1}, "`seed` to be at least 0"),
+        ({"seed": -1}, "`seed` to be from 0"),
         ({"grader": "nobody"}, "nobody"),
     ],
 )

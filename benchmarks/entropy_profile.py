@@ -75,8 +75,8 @@ def main() -> None:
     chunk = size * len(weight) * 4
     extra = {f"{options.tokens} tokens": extra_bytes(model, options.tokens) / chunk}
     extra[f"{4 * options.tokens} tokens"] = extra_bytes(model, 4 * options.tokens) / chunk
-    decoder = model.get_decoder()
-    decoder.layers = decoder.layers[: n_layers(model) // 3]
+    depth, decoder = n_layers(model), model.get_decoder()
+    decoder.layers = decoder.layers[: depth // 3]
     model.config.get_text_config().num_hidden_layers = len(decoder.layers)
     extra[f"{4 * options.tokens} tokens, a third of the layers"] = extra_bytes(model, 4 * options.tokens) / chunk
     report(
@@ -87,7 +87,7 @@ def main() -> None:
         seconds=ours,
         seconds_of_products=floor,
         chunk_bytes=chunk,
-        layers=n_layers(model),
+        layers=depth,
         model="random Qwen3-0.6B shape" if options.random else "smollm2-135m-instruct",
     )
 

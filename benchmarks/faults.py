@@ -51,10 +51,14 @@ class Commands:
         ]
 
     def start(self, command: str, store: Path) -> subprocess.Popen[str]:
-        """Start it."""
-        return subprocess.Popen(
-            [sys.executable, *self.line(command, store)], env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
-        )
+        """Start it, listening to Ctrl-C even where this process runs in the background and does not."""
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)  # what is handled here is not ignored there
+        try:
+            return subprocess.Popen(
+                [sys.executable, *self.line(command, store)], env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
+            )
+        finally:
+            signal.signal(signal.SIGINT, before)
 
     def finish(self, command: str, store: Path, workers: int = 1) -> tuple[int, str]:
         """Run it to its end: status and what it said on standard error."""

@@ -16,6 +16,7 @@ from torch import nn
 from transformers import OPTConfig, OPTForCausalLM
 
 from extract.errors import InputError
+from extract.models import load_model
 from extract.ragged import Ragged
 from extract.signals import SIGNALS, of_tokens
 from extract.signals.answers import read_answers
@@ -36,6 +37,7 @@ ANSWERS = [
 ]
 
 
+@torch.no_grad()
 def by_hand(model: Any, answer: Answer) -> dict[str, np.ndarray]:
     """Every number by its definition in numpy and float64, token by token, from `output_hidden_states`."""
     ids = torch.tensor([answer.prompt + answer.content])
@@ -148,6 +150,17 @@ def test_every_number_equals_its_definition_in_float64(family: str) -> None:
         assert wanted.keys() == read.keys()
         for key, values in wanted.items():
             np.testing.assert_allclose(read[key].rows()[row], values, rtol=1e-4, atol=1e-4, err_msg=key)
+
+
+@pytest.mark.real_model
+def test_every_number_of_the_embedded_model_equals_its_definition_too() -> None:
+    model, tokenizer = load_model(dtype="float32")
+    prompt = tokenizer("The capital of Peru is")["input_ids"]
+    answer = Answer(tuple(prompt), tuple(tokenizer(" Lima.")["input_ids"]))
+    read, wanted = read_all(model, [answer]), by_hand(model, answer)
+    assert wanted.keys() == read.keys()
+    for key, values in wanted.items():
+        np.testing.assert_allclose(read[key].rows()[0], values, rtol=0, atol=1e-3, err_msg=key)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

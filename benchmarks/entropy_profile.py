@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -54,7 +55,7 @@ def extra_bytes(model: Any, n_tokens: int) -> int:
     peaks = []
     for needs in ((), ("lens",)):
         with Reader(model, needs) as reader:
-            peaks.append(peak_bytes(lambda reader=reader: reader.answers([Answer(prompt, content)])))  # type: ignore[misc]
+            peaks.append(peak_bytes(partial(reader.answers, [Answer(prompt, content)])))
     return peaks[1] - peaks[0]
 
 

@@ -132,6 +132,7 @@ class LensReader(Hooks):
             read["entropies"] = torch.stack([*layers, read["entropy"]], dim=1)
         if "exit" in self._needs:
             read |= _cosines(torch.stack([states[layer] for layer in range(self.last + 1)], dim=1))
+        # mypy does not see which keys a dict has
         return Lens(**{name: rows.padded(values) for name, values in read.items()})  # type: ignore[typeddict-item]
 
     def _chunk(self, of: slice, normed: Tensor, drawn: Tensor | None, states: dict[int, Tensor]) -> dict[str, Tensor]:

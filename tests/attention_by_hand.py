@@ -96,8 +96,13 @@ def spread(weights: Array) -> float:
 def shares_by_hand(h: Array, o: Array) -> dict[str, Array]:
     """Attention's share of each token, [token] by mix."""
     s = h + o
-    length = lambda x: np.sqrt((x * x).sum(-1))  # noqa: E731
-    cosine = lambda x: (x * s).sum(-1) / length(x) / length(s)  # noqa: E731
+
+    def length(x: Array) -> Array:
+        return np.asarray(np.sqrt((x * x).sum(-1)))
+
+    def cosine(x: Array) -> Array:
+        return np.asarray((x * s).sum(-1) / length(x) / length(s))
+
     found = {name: np.full(len(h), 1 - rho) for name, rho in SHARES.items()}
     found["norm"] = length(o) / (length(o) + length(h))
     found["cosine"] = cosine(o) / (cosine(o) + cosine(h))

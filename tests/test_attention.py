@@ -20,10 +20,10 @@ from extract.signals import scores
 from extract.signals.answers import read_answers
 from extract.signals.attention import AttentionReader
 from extract.signals.attention_entropy import head_entropies
+from extract.signals.attention_scores import HIDDEN
 from extract.signals.passes import Answer, Reader
 from extract.signals.questions import read_questions
 from extract.signals.rows import Rows
-from extract.signals.scores import HIDDEN
 
 ALL = ("attention_entropy", "rollout", "rollout_max", "macs")
 WANTS = ("attention_entropy", "attention_blocks", "attention_macs", "mixing")

@@ -126,8 +126,15 @@ def of_token(h: list[np.ndarray], z: list[np.ndarray], word: int, last: int) -> 
 
 
 def read_all(model: Any, answers: list[Answer] = ANSWERS, **options: Any) -> dict[str, Ragged]:
-    read = read_answers(model, answers, OF_THE_LENS, **options)
-    return {f"{name}/{key}": tensor for name, tensors in read.items() for key, tensor in tensors.items()}  # type: ignore[misc]
+    return ragged(read_answers(model, answers, OF_THE_LENS, **options))
+
+
+def ragged(read: dict[str, dict[str, torch.Tensor | Ragged]]) -> dict[str, Ragged]:
+    """Tensors of tokens by ``signal/key``."""
+    every = {f"{name}/{key}": tensor for name, tensors in read.items() for key, tensor in tensors.items()}
+    of_tokens = {key: tensor for key, tensor in every.items() if isinstance(tensor, Ragged)}
+    assert of_tokens.keys() == every.keys()
+    return of_tokens
 
 
 def assert_same(found: dict[str, Ragged], wanted: dict[str, Ragged]) -> None:
@@ -212,8 +219,8 @@ def test_numbers_are_the_same_however_many_logits_are_in_memory(model: Any, monk
     monkeypatch.setattr("extract.signals.lens._LOGITS", {"cpu": 258 * 2})
     monkeypatch.setattr("extract.signals.lens._AT_ONCE", {"cpu": 258})
     assert_same(read_all(model), whole)
-    alone = read_answers(model, ANSWERS, ["entropy_profile"])["entropy_profile"]  # layer by layer, in the pass
-    assert_same({f"entropy_profile/{key}": one for key, one in alone.items()}, {key: one for key, one in whole.items() if key.startswith("entropy_profile")})  # type: ignore[misc]  # fmt: skip
+    alone = ragged(read_answers(model, ANSWERS, ["entropy_profile"]))  # layer by layer, in the pass
+    assert_same(alone, {key: one for key, one in whole.items() if key.startswith("entropy_profile")})
 
 
 def test_an_answer_with_logits_that_are_no_numbers_is_nan_as_a_whole_and_others_are_not(
@@ -242,6 +249,7 @@ def test_the_signal_that_the_docs_add_is_one_function_and_one_line(model: Any, m
     page = Path(__file__).parents[1].joinpath("docs/architecture.md").read_text(encoding="utf-8")
     code = textwrap.dedent(page[page.index("     def renyi") : page.index("     ```\n  2. The line")])
     module = types.ModuleType("renyi")
+    # the page's own code is what is tested
     exec(compile(f"from __future__ import annotations\nimport torch\n{code}", "architecture.md", "exec"), vars(module))
     monkeypatch.setitem(sys.modules, "renyi", module)
     monkeypatch.setitem(SIGNALS, "renyi", of_tokens("renyi:renyi"))

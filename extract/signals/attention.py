@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 
 from extract.errors import InputError
+from extract.signals.attention_scores import Places, query_index
 from extract.signals.attention_sums import Fields, read_layer
 from extract.signals.capture import decoder_blocks
 from extract.signals.macs import FLOORS, log_floor
 from extract.signals.mixing import Dots, MixingCapture
 from extract.signals.rows import Rows
-from extract.signals.scores import Places, query_index
 
 #: What can be wanted of attention.
 WANTS = ("attention_entropy", "attention_blocks", "attention_macs", "mixing")

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from extract.signals.attention_scores import HIDDEN
 from extract.signals.passes import Pass
-from extract.signals.scores import HIDDEN
 
 #: What `over_heads` gives.
 NAMES = ("normalised", "sink_free", "smallest_head")

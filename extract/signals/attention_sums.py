@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from extract.signals.attention_entropy import head_entropies, over_heads
+from extract.signals.attention_scores import Chunk, Places, score_chunks
 from extract.signals.rollout import column_field, element_field, normalisers
-from extract.signals.scores import Chunk, Places, score_chunks
 
 
 class Fields(NamedTuple):

@@ -8,7 +8,7 @@ at when it has been computed and nothing else is kept of it.
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, Self, TypedDict
+from typing import Any, Self, TypedDict, cast
 
 import torch
 from torch import Tensor, nn
@@ -132,8 +132,7 @@ class LensReader(Hooks):
             read["entropies"] = torch.stack([*layers, read["entropy"]], dim=1)
         if "exit" in self._needs:
             read |= _cosines(torch.stack([states[layer] for layer in range(self.last + 1)], dim=1))
-        # mypy does not see which keys a dict has
-        return Lens(**{name: rows.padded(values) for name, values in read.items()})  # type: ignore[typeddict-item]
+        return cast("Lens", {name: rows.padded(values) for name, values in read.items()})
 
     def _chunk(self, of: slice, normed: Tensor, drawn: Tensor | None, states: dict[int, Tensor]) -> dict[str, Tensor]:
         """All numbers of some tokens that need the last layer's distribution: [token, …] by name."""

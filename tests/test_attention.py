@@ -16,7 +16,7 @@ from conftest import tiny_model
 from benchmarks.live import LiveBytes
 from extract.errors import InputError
 from extract.models import load_model
-from extract.signals import scores
+from extract.signals import attention_scores
 from extract.signals.answers import read_answers
 from extract.signals.attention import AttentionReader
 from extract.signals.attention_entropy import head_entropies
@@ -84,7 +84,7 @@ def test_the_last_prompt_token_of_a_question_is_where_its_answer_begins() -> Non
 def test_how_much_is_in_memory_at_a_time_changes_nothing(budget: int, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model()
     expected = [read_rows(model, ANSWERS, name) for name in ALL]
-    monkeypatch.setattr(scores, "_CACHED", budget)
+    monkeypatch.setattr(attention_scores, "_CACHED", budget)
     for name, rows in zip(ALL, expected, strict=True):
         assert_rows(read_rows(model, ANSWERS, name), rows, atol=1e-6)
 
@@ -238,7 +238,7 @@ def test_only_what_is_wanted_is_kept() -> None:
 
 def test_no_heads_are_kept_and_few_are_there_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     model, answer = tiny_model(), Answer(tuple(range(2, 130)), tuple(range(130, 258)))
-    monkeypatch.setattr(scores, "_CACHED", 1 << 12)
+    monkeypatch.setattr(attention_scores, "_CACHED", 1 << 12)
     with torch.inference_mode(), LiveBytes() as of_reading, Reader(model, ["attention_blocks", "mixing"]) as reader:
         kept = reader.answers([answer])
     assert len(kept.the_attention.layers) == 3

@@ -26,22 +26,22 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveCon
 from lightning.pytorch.loggers import WandbLogger
 
 from datamodules import FeatureDataModule
-from extract.cli import OneLineErrors
-from extract.ending import exit_status
 from extract.errors import InputError
-from extract.files import one_line
-from extract.parts import check_name
+from extract.running.cli import OneLineErrors
+from extract.running.exit import exit_status
 from extract.signals import load_signal
-from probes.card import summary_table, what_is_read
+from extract.store.files import one_line
+from extract.store.shards import check_name
 from probes.difference_of_means import DifferenceOfMeans
+from probes.fitting.module import ProbeModule
 from probes.knn import KNN
 from probes.latent import Latent
 from probes.linear import Linear
 from probes.logistic import Logistic
 from probes.mlp import MLP
-from probes.module import ProbeModule
-from probes.report import Report
+from probes.report.report import Report
 from probes.ridge import Ridge
+from probes.saved.card import summary_table, what_is_read
 
 #: What `--model` takes by name.
 PROBES = (Linear, Logistic, Ridge, DifferenceOfMeans, MLP, KNN, Latent)

@@ -17,12 +17,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.result import alternating, report
 from benchmarks.sampling import embedded, random_llama
-from extract.models import model_identity
+from extract.models.loading import model_identity
 from extract.prompts import PromptTemplate
-from extract.sampling.batching import left_padded
-from probes.artefact import ConfidenceProbe
-from probes.calibrators import Platt
-from probes.head import LinearHead
+from extract.sampling.local.batching import left_padded
+from probes.saved.artefact import ConfidenceProbe
+from probes.saved.calibrators import Platt
+from probes.saved.head import LinearHead
 
 
 class Waits(TorchDispatchMode):

@@ -22,10 +22,10 @@ from torch import Tensor
 from benchmarks.quality import default_data
 from benchmarks.result import alternating, report
 from datamodules import Batch
-from probes import solvers
-from probes.functional import capability_auroc
+from probes.fitting import solvers
+from probes.fitting.module import standardiser
 from probes.linear import PENALTIES
-from probes.module import standardiser
+from probes.metrics.functional import capability_auroc
 
 BAR, BAR_AUROC = 0.1, 0.002
 

@@ -29,8 +29,7 @@ from numpy.random import Generator
 from torch import Tensor
 
 from benchmarks.result import report
-from probes.evaluate import Scored, compare, metric_of
-from probes.functional import (
+from probes.metrics.functional import (
     aurc,
     capability_auroc,
     expected_calibration_error,
@@ -38,7 +37,8 @@ from probes.functional import (
     spearman,
     squared_calibration_error,
 )
-from probes.intervals import bootstrap
+from probes.metrics.intervals import bootstrap
+from probes.report.evaluate import Scored, compare, metric_of
 
 BARRED = ("auroc", "brier", "brier_skill", "auroc_difference", "brier_difference")
 BESIDE = ("auroc_hard", "spearman", "ece_width", "rmsce", "aurc")

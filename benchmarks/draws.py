@@ -6,10 +6,10 @@ import torch
 from scipy import stats
 
 from benchmarks.result import report
-from extract.models import load_model
+from extract.models.loading import load_model
 from extract.policy import Decoding
 from extract.prompts import PromptTemplate
-from extract.sampling.local import LocalSampler
+from extract.sampling.local.sampler import LocalSampler
 
 QUESTIONS = ("What is the capital of Peru?", "What is 7 times 8?", "Which chemical element has the symbol K?")
 

@@ -16,10 +16,10 @@ from torch import Tensor
 from benchmarks.hidden import load
 from benchmarks.live import peak_bytes
 from benchmarks.result import alternating, report
+from extract.signals.base import Answer, Reader
 from extract.signals.capture import n_layers
 from extract.signals.head import ModelHead, final_norm
 from extract.signals.lens import _LOGITS, layer_entropy
-from extract.signals.passes import Answer, Reader
 
 
 def products(weight: Tensor, states: Tensor, n_layers: int, size: int) -> Callable[[], None]:

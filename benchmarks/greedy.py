@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from benchmarks.result import report
-from extract.models import load_model
+from extract.models.loading import load_model
 from extract.policy import Decoding
 from extract.prompts import PromptTemplate
 from extract.questions import load_questions
-from extract.sampling.local import LocalSampler
+from extract.sampling.local.sampler import LocalSampler
 
 
 def main() -> None:

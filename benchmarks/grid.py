@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.result import alternating, report
-from extract.models import load_model
+from extract.models.loading import load_model
 from extract.policy import Decoding
 from extract.prompts import PromptTemplate
 from extract.questions import load_questions
-from extract.sampling.local import LocalSampler, Sample
+from extract.sampling.local.sampler import LocalSampler, Sample
 
 BAR = 0.75
 K = 4

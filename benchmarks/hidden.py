@@ -18,7 +18,7 @@ from extract.signals.capture import HiddenCapture, decoder_of, n_layers
 def load(random: bool) -> Any:
     """The embedded model, or random weights."""
     if not random:
-        from extract.models import load_model
+        from extract.models.loading import load_model
 
         return load_model(dtype="float32")[0]
     from transformers import Qwen3Config, Qwen3ForCausalLM

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from benchmarks.result import report
-from probes.latent_model import (
+from probes.fitting.latent_model import (
     Answers,
     Gaussian,
     answer_loss,

@@ -38,7 +38,8 @@ def measure(folder: Path, key: str, small: Path) -> dict[str, float]:
 
     A layer of a small store is read before, so that the code that reads is in memory already.
     """
-    from extract import Store, tensors
+    from extract import Store
+    from extract.store import tensors
 
     taken: list[int] = []
 

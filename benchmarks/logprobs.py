@@ -6,9 +6,9 @@ import torch
 
 from benchmarks.quality import default_data
 from benchmarks.result import report
-from extract.fill import encode_questions
-from extract.models import load_model
+from extract.models.loading import load_model
 from extract.prompts import PromptTemplate
+from extract.sampling.run import encode_questions
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ from benchmarks.result import report
 from benchmarks.synthetic import make_store
 from probes.comparison.figures import paired_tests, scored
 from probes.comparison.out_of_fold import BEST, Comparison
-from probes.functional import capability_auroc
+from probes.metrics.functional import capability_auroc
 
 #: Probes that need nothing but hidden states and grades.
 PROBES = ("linear", "logistic", "ridge", "difference_of_means", "mlp")

@@ -14,11 +14,11 @@ import numpy as np
 
 from benchmarks.result import report
 from datamodules import FeatureDataModule
-from extract.cli import OneLineParser
 from extract.recipe import StoreRecipe
+from extract.running.cli import OneLineParser
 from probes.comparison.figures import scored
 from probes.comparison.out_of_fold import Comparison
-from probes.evaluate import compare, evaluate
+from probes.report.evaluate import compare, evaluate
 
 
 def _default_options() -> dict[str, Any]:

@@ -14,7 +14,7 @@ import torch
 from benchmarks.hidden import load
 from benchmarks.result import alternating, report
 from extract.signals.answers import read_answers
-from extract.signals.passes import Answer
+from extract.signals.base import Answer
 
 #: tokens is negative log-likelihood and entropy; rollout_max costs n³ and is no part of the bar.
 SIGNALS = ("tokens", "entropy_profile", "evolution", "early_exit", "attention_entropy", "rollout", "macs")

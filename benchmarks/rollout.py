@@ -16,8 +16,8 @@ import torch
 from benchmarks.live import peak_bytes
 from benchmarks.result import alternating, report
 from extract.signals import SIGNALS, load_signal
+from extract.signals.base import Answer, Pass, Reader
 from extract.signals.capture import decoder_of
-from extract.signals.passes import Answer, Pass, Reader
 
 SHAPES = {
     "Qwen3-0.6B": {"family": "Qwen3", "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128},
@@ -31,7 +31,7 @@ def load(random: str | None) -> Any:
 
     cuda = torch.cuda.is_available()
     if random is None:
-        from extract.models import load_model
+        from extract.models.loading import load_model
 
         return load_model(dtype="bfloat16" if cuda else "float32")[0]
     sizes = dict(SHAPES[random])

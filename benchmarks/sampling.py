@@ -16,10 +16,10 @@ from unittest.mock import patch
 import torch
 
 from benchmarks.result import report
-from extract.models import end_tokens
+from extract.models.loading import end_tokens
 from extract.policy import Decoding
-from extract.sampling.batching import common_prefix, left_padded
-from extract.sampling.local import LocalSampler
+from extract.sampling.local.batching import common_prefix, left_padded
+from extract.sampling.local.sampler import LocalSampler
 
 Prompts = list[list[int]]
 
@@ -36,7 +36,7 @@ class NoTokenizer:
 
 def embedded(n: int) -> tuple[Any, Any, Prompts, Prompts]:
     """Embedded model, tokenizer, and prompts of n questions, plain and after worked examples."""
-    from extract.models import load_model
+    from extract.models.loading import load_model
     from extract.prompts import PromptTemplate
     from extract.questions import load_questions
 
@@ -92,7 +92,7 @@ class Sides:
 
     def unshared(self, prompts: Prompts, k: int) -> int:
         """The local sampler, reading each prompt from its beginning."""
-        with patch("extract.sampling.local.common_prefix", lambda prompts: []):
+        with patch("extract.sampling.local.sampler.common_prefix", lambda prompts: []):
             return self.ours(prompts, k)
 
     @torch.inference_mode()

@@ -21,15 +21,15 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from benchmarks.result import report
-from extract.inspection import describe
-from extract.parts import Part
 from extract.policy import SERVED_VERSION, Decoding, Identity, ModelIdentity, Policy
 from extract.questions.question import Question, questions_hash
-from extract.serving.log import AnswerLog
-from extract.serving.work import parts_to_ask
-from extract.store import Store
-from extract.tables import GRADES_SCHEMA, SERVED_SAMPLES_SCHEMA, Questions, write_arrow
-from extract.workers import Worker
+from extract.running.worker import Worker
+from extract.sampling.server.answer_log import AnswerLog
+from extract.sampling.server.queue import parts_to_ask
+from extract.store.parquet import GRADES_SCHEMA, SERVED_SAMPLES_SCHEMA, Questions, write_arrow
+from extract.store.shards import Part
+from extract.store.store import Store
+from extract.viewing.inspection import describe
 
 WORDS = np.array("the of a is in it answer river city was born year thus we so that sum equals times and".split())
 TOKENS_OF_TEXT = 4.5  # letters and a space for each token, about as English has

@@ -20,12 +20,12 @@ from scipy.stats import t as student
 
 from benchmarks.result import report
 from extract import StoreRecipe, grade, sample
-from extract.embedded import embedded_model_folder
 from extract.errors import InputError
+from extract.models.embedded import embedded_model_folder
 from extract.policy import Decoding
-from extract.serving.options import Server
-from extract.store import Store
-from tests.serving_stub import faults
+from extract.sampling.server.options import Server
+from extract.store.store import Store
+from tests.helpers.serving_stub import faults
 
 #: Makes it draw from the model's whole distribution; without it, it takes the most likely token at any temperature.
 DRAWS = {"generation_config": {"do_sample": True, "top_k": 0}}

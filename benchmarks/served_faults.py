@@ -22,9 +22,9 @@ import pyarrow.parquet as pq
 from benchmarks.result import report
 from benchmarks.tiny import write_questions
 from extract.prompts import PromptTemplate
-from extract.serving.policy import seed_of
-from extract.store import Store
-from tests.serving_stub import MODEL, Options, Running, answer_text, faults, stub
+from extract.sampling.server.policy import seed_of
+from extract.store.store import Store
+from tests.helpers.serving_stub import MODEL, Options, Running, answer_text, faults, stub
 
 K, TEMPERATURE = 10, 1.0
 

@@ -16,8 +16,8 @@ from benchmarks.result import alternating, report
 from benchmarks.tiny import write_questions
 from extract import StoreRecipe, sample
 from extract.policy import Decoding
-from extract.serving.options import Server
-from tests.serving_stub import MODEL, Running, stub
+from extract.sampling.server.options import Server
+from tests.helpers.serving_stub import MODEL, Running, stub
 
 IN_FLIGHT, K = 500, 4
 

@@ -21,7 +21,7 @@ from extract.hashing import hash_order
 from extract.policy import Decoding
 from extract.prompts import PromptTemplate
 from extract.recipe import StoreRecipe
-from extract.store import Store
+from extract.store.store import Store
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 LABELS = Path(__file__).with_name("hand_grades.json")

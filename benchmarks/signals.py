@@ -23,7 +23,7 @@ from extract.commands import make_store, read
 from extract.recipe import StoreRecipe
 from extract.signals import SIGNALS
 from probes.commands import signals
-from probes.signal_pictures import pictures
+from probes.report.signal_pictures import pictures
 
 DOCS = Path(__file__).parents[1] / "docs"
 FACTS, WIKIDATA = "stores/signals-facts", "stores/signals-qa_wikidata"

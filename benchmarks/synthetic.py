@@ -10,11 +10,11 @@ import torch
 from numpy.typing import NDArray
 
 from extract import Decoding, Question, Store
-from extract.asked_files import asked_schema
-from extract.parts import Part
 from extract.policy import Identity, ModelIdentity, Policy
 from extract.questions import questions_hash
-from extract.ragged import Ragged
+from extract.store.asked import asked_schema
+from extract.store.ragged import Ragged
+from extract.store.shards import Part
 
 WORDS = ("ash", "birch", "cedar", "elm", "fir", "larch", "oak", "pine")
 #: The last layer of the token signals.

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from datamodules.batches import Batch, TensorBatches
+from datamodules.feature_spec import Wanted
 from datamodules.semantic import answer_entropies, entropy_threshold, seu
 from datamodules.splits import SPLITS, split_questions
 from datamodules.table import Asked, QuestionTable, asked_of_answers, load_table
-from datamodules.wanted import Wanted
 from extract.errors import InputError, nearest
-from extract.parts import Scope
 from extract.recipe import StoreRecipe
-from extract.store import Store
+from extract.store.shards import Scope
+from extract.store.store import Store
 
 #: Fewer questions say too little to choose a layer by.
 LEAST_VALIDATION = 10
@@ -48,7 +48,7 @@ class FeatureDataModule(L.LightningDataModule):
             token signal all.
         layers: Layers to use; null takes all.
         join: Token signals whose numbers stand behind every feature, each a signal or a signal/position.
-        pooling: How the tokens of an answer become numbers, in several ways: the names of `extract.pooling`; `windows_4`,
+        pooling: How the tokens of an answer become numbers, in several ways: the names of `extract.signals.pooling`; `windows_4`,
             means over quarters of the answer; `distribution`, the shape of the curve, of tokens/entropy alone. null takes
             mean, std and max.
         weights: Weights of the tokens when they are pooled: entropy, prob (1 − p_max), or signal/position of an influence.

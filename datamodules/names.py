@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from extract.errors import InputError, nearest
-from extract.parts import Scope
-from extract.store import Store
+from extract.store.shards import Scope
+from extract.store.store import Store
 
 
 def feature_names(

@@ -10,9 +10,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from extract.errors import InputError
-from extract.inspection import choose_grader
 from extract.questions.question import shown_text
-from extract.store import Store
+from extract.store.store import Store
+from extract.viewing.inspection import choose_grader
 
 
 @dataclass(frozen=True)

@@ -13,15 +13,15 @@ _PUBLIC = {
     "Decoding": "extract.policy",
     "PromptTemplate": "extract.prompts",
     "Question": "extract.questions",
-    "Store": "extract.store",
+    "Store": "extract.store.store",
     "StoreRecipe": "extract.recipe",
-    "load_model": "extract.models",
+    "load_model": "extract.models.loading",
     "load_questions": "extract.questions",
     "grade": "extract.commands",
-    "merge": "extract.merging",
+    "merge": "extract.store.merge",
     "read": "extract.commands",
     "sample": "extract.commands",
-    "sample_family": "extract.families",
+    "sample_family": "extract.sampling.temperature_grid",
 }
 
 

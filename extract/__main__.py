@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 from extract import commands
-from extract.asking.commands import ask
-from extract.cli import run
-from extract.ending import end_process
-from extract.families import each_member, inspect_all, sample_family
-from extract.merging import merge
-from extract.pages.commands import show
+from extract.asking.command import ask
+from extract.running.cli import run
+from extract.running.exit import end_process
+from extract.sampling.temperature_grid import each_member, inspect_all, sample_family
+from extract.store.merge import merge
+from extract.viewing.show import show
 
 COMMANDS: dict[str, Callable[..., Any]] = {
     "sample": sample_family,

@@ -6,19 +6,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from extract.errors import InputError
-from extract.fill import say_if_endless
 from extract.grading import Judge, grader_of_kinds, load_grader
-from extract.grading.fill import fill_grades
-from extract.identity import check_place
-from extract.parts import Scope
+from extract.grading.run import fill_grades
+from extract.models.store_model import model_of
 from extract.questions import questions_hash
-from extract.reading import fill_signals
 from extract.recipe import StoreRecipe
+from extract.running.worker import Worker, alone
+from extract.sampling.run import say_if_endless
 from extract.signals import load_signal
-from extract.store import Store
-from extract.store_model import model_of
-from extract.tables import Questions
-from extract.workers import Worker, alone
+from extract.signals.run import fill_signals
+from extract.store.identity import check_place
+from extract.store.parquet import Questions
+from extract.store.shards import Scope
+from extract.store.store import Store
 
 #: Where no judge is given, which only the grader judge minds.
 NO_JUDGE = Judge()
@@ -38,7 +38,7 @@ def sample(store: str, recipe: StoreRecipe, worker: Worker | None = None) -> Sto
     Raises:
         InputError: Bad options, unreadable questions or model, or a store of another identity.
     """
-    from extract.families import sample_grid
+    from extract.sampling.temperature_grid import sample_grid
 
     worker, temperature = worker or Worker.from_environment(), recipe.policy.temperature
     if isinstance(temperature, str):
@@ -61,8 +61,8 @@ def sample_served(folder: Path, recipe: StoreRecipe, worker: Worker) -> Store:
     Raises:
         InputError: As `sample`, or the server can't be used as asked.
     """
-    from extract.sampling.server import fill_served_samples
-    from extract.serving.tried import try_new
+    from extract.sampling.server.preflight import try_new
+    from extract.sampling.server.sampler import fill_served_samples
 
     loaded, decoding = recipe.load()
     say_if_endless(decoding)
@@ -193,7 +193,7 @@ def inspect(store: str, grader: str | None = None, answers: int = 10) -> None:
         grader: Whose grades are shown in detail; null takes that of the questions' kind, else the first there are.
         answers: How many answers to show, right, wrong and unknown ones.
     """
-    from extract.inspection import describe
+    from extract.viewing.inspection import describe
 
     print(describe(Store.open(store), grader, answers))
 

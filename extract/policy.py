@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass, field, replace
 from decimal import Decimal
 from typing import Any
 
-from extract.checks import DECODING, Field
 from extract.errors import InputError
 from extract.hashing import sha256_json, sha256_text
 from extract.prompts import PromptTemplate
+from extract.store.schemas import DECODING, Field
 
 #: Raised whenever the same policy would give other samples than before.
 SAMPLER_VERSION = "local-2"
@@ -111,7 +111,7 @@ class ModelIdentity:
     Attributes:
         id: Name of the embedded model, Hub id, or name of a folder (never its path); of a served model what its server calls it.
         revision: Commit of a Hub model, None otherwise.
-        fingerprint: Checksum of all weights as loaded (`extract.models.weight_fingerprint`).
+        fingerprint: Checksum of all weights as loaded (`extract.models.loading.weight_fingerprint`).
         dtype: Resolved dtype of the weights, for example "float32"; never "auto".
         tokenizer: SHA-256 of the tokenizer.
         chat_template: SHA-256 of the chat template.

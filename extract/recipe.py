@@ -7,16 +7,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from extract.embedded import EMBEDDED_MODEL
 from extract.errors import InputError
+from extract.models.embedded import EMBEDDED_MODEL
 from extract.policy import SAMPLER_VERSION, SERVED_VERSION, Decoding, Identity
 from extract.questions.examples import with_examples
+from extract.questions.loaders import find_source
 from extract.questions.question import Question, questions_hash
-from extract.questions.source import find_source
 from extract.questions.subset import subset
-from extract.serving.options import Server
-from extract.serving.policy import served_policy
-from extract.store import Store
+from extract.sampling.server.options import Server
+from extract.sampling.server.policy import served_policy
+from extract.store.store import Store
 
 MOST_SAMPLES = 1_000_000
 LARGEST_BLOCK = 1_000_000

@@ -9,15 +9,15 @@ from importlib import import_module
 from typing import Any
 
 _PUBLIC = {
-    "ConfidenceProbe": "probes.artefact",
+    "ConfidenceProbe": "probes.saved.artefact",
     "DifferenceOfMeans": "probes.difference_of_means",
     "Latent": "probes.latent",
     "Linear": "probes.linear",
     "Logistic": "probes.logistic",
     "MLP": "probes.mlp",
-    "ProbeModule": "probes.module",
+    "ProbeModule": "probes.fitting.module",
     "Ridge": "probes.ridge",
-    "load_probe": "probes.artefact",
+    "load_probe": "probes.saved.artefact",
 }
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from extract.cli import run
-from extract.ending import end_process
+from extract.running.cli import run
+from extract.running.exit import end_process
 from probes import commands
-from probes.signal_pictures import pictures
+from probes.report.signal_pictures import pictures
 
 COMMANDS: dict[str, Callable[..., Any]] = {
     "compare": commands.compare,

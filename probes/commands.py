@@ -11,20 +11,20 @@ import pyarrow.parquet as pq
 from matplotlib.figure import Figure
 
 from datamodules.table import load_table
-from extract.store import Store
+from extract.store.store import Store
 from probes.comparison.out_of_fold import Comparison
 from probes.comparison.page import page, verdict
 from probes.comparison.pictures import comparison_pictures, predictions
 from probes.comparison.record import comparison_record
 from probes.comparison.transfer import question_sets, transfer_record
 from probes.comparison.transfer_page import transfer_page, transfer_picture
-from probes.folders import new_folder
-from probes.options import check_resamples, check_seed
-from probes.signals.grid import make_grid
-from probes.signals.heat_map import grid_pictures
-from probes.signals.page import page as signals_page
-from probes.signals.page import verdict as signals_verdict
-from probes.signals.record import grid_record
+from probes.fitting.options import check_resamples, check_seed
+from probes.report.folders import new_folder
+from probes.training_free.grid import make_grid
+from probes.training_free.heat_map import grid_pictures
+from probes.training_free.page import page as signals_page
+from probes.training_free.page import verdict as signals_verdict
+from probes.training_free.record import grid_record
 
 
 def compare(

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from extract.errors import InputError
-from probes.closed_form import AtOnce
-from probes.head import KNNHead
-from probes.neighbours import neighbour_means
+from probes.fitting.closed_form import AtOnce
+from probes.fitting.neighbours import neighbour_means
+from probes.saved.head import KNNHead
 
 
 class KNN(AtOnce):

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from datamodules import Batch
 from datamodules.semantic import seu
 from extract.errors import InputError
-from probes.descent import Descent
-from probes.head import LatentHead
-from probes.latent_model import (
+from probes.fitting.descent import Descent
+from probes.fitting.latent_model import (
     Answers,
     Gaussian,
     answer_loss,
@@ -26,6 +25,7 @@ from probes.latent_model import (
     sampled_score,
     summarise,
 )
+from probes.saved.head import LatentHead
 
 _PARAMETERS = ("weight_in", "bias_in", "weight", "bias", "log_shared")
 

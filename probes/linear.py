@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from probes.descent import Descent
-from probes.head import LinearHead
-from probes.module import ProbeModule
+from probes.fitting.descent import Descent
+from probes.fitting.module import ProbeModule
+from probes.saved.head import LinearHead
 
 #: Penalties that are tried where none are given.
 PENALTIES = (0.01, 0.03, 0.1, 0.3, 1.0)

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from extract.errors import InputError
-from probes.descent import Descent
-from probes.head import MLPHead
+from probes.fitting.descent import Descent
+from probes.saved.head import MLPHead
 
 
 class MLP(Descent):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from probes import solvers
-from probes.closed_form import ClosedForm
+from probes.fitting import solvers
+from probes.fitting.closed_form import ClosedForm
 
 
 class Ridge(ClosedForm):

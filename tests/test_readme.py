@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from test_train import ROOT
 from wandb.cli.cli import cli as wandb_cli
 
-import extract.models
+import extract.models.loading
 import train
 from extract.__main__ import COMMANDS
-from extract.cli import run
+from extract.running.cli import run
 from probes.__main__ import COMMANDS as PROBE_COMMANDS
+from tests.test_train import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -167,11 +167,11 @@ def workplace(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> It
     block = next(block for block in blocks(README, "bash") if "extract sample" in block)
     (line,) = blocks(README, "json")
     questions = [json.loads(line) | {"id": f"q{i}", "text": f"Say {i}", "references": list("aeiou")} for i in range(60)]
-    load_model = extract.models.load_model
+    load_model = extract.models.loading.load_model
     (folder / tiny_folder.name).symlink_to(tiny_folder)  # the store's model has a folder's name, not the Hub's
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setattr(extract.models, "load_model", lambda *_, **__: load_model(str(tiny_folder)))
+        patch.setattr(extract.models.loading, "load_model", lambda *_, **__: load_model(str(tiny_folder)))
         Path("mine.jsonl").write_text("\n".join(map(json.dumps, [json.loads(line), *questions])), encoding="utf-8")
         for command in block.splitlines():
             match shlex.split(command)[1:]:

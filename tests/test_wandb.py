@@ -10,17 +10,17 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import torch
-from offline_run import OfflineRun
 from PIL import Image
 from sklearn.metrics import log_loss
-from test_train import ROOT, experiment
 
 import train
 from datamodules import FeatureDataModule
 from extract import Store
 from probes import load_probe
-from probes.functional import capability_auroc, debiased_brier
-from probes.report import Report
+from probes.metrics.functional import capability_auroc, debiased_brier
+from probes.report.report import Report
+from tests.helpers.offline_run import OfflineRun
+from tests.test_train import ROOT, experiment
 
 
 @pytest.fixture(scope="module")

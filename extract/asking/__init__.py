@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from extract.errors import InputError, nearest
 
 if TYPE_CHECKING:
-    from extract.asking.baseline import Baseline
+    from extract.asking.base import Baseline
 
 BASELINES: dict[str, str] = {
     "verbalized": "extract.asking.verbalized:Verbalized",

@@ -6,15 +6,15 @@ from collections import defaultdict
 from functools import cached_property
 from typing import Any
 
-from extract.asking.baseline import Done, Means, TableBaseline
+from extract.asking.base import Done, Means, TableBaseline
+from extract.asking.chats import question_words
 from extract.asking.entailment import Answer, Classifier, Clusters, cluster
-from extract.asking.prompts import question_words
 from extract.errors import InputError
-from extract.grading.grader import without_reasoning
+from extract.grading.base import without_reasoning
 from extract.grading.short import first_line
-from extract.inspection import choose_grader
-from extract.parts import Part, Place, Scope
-from extract.store import Store
+from extract.store.shards import Part, Place, Scope
+from extract.store.store import Store
+from extract.viewing.inspection import choose_grader
 
 
 class Entailment(TableBaseline):

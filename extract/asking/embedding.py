@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from extract.asking.baseline import Baseline, Done
-from extract.asking.prompts import question_words
+from extract.asking.base import Baseline, Done
+from extract.asking.chats import question_words
 from extract.asking.readers import EMBEDDED_ENCODER, TextReader
-from extract.grading.grader import without_reasoning
+from extract.grading.base import without_reasoning
 from extract.grading.short import first_line
-from extract.parts import Part, Place, Scope, scope_of
+from extract.store.shards import Part, Place, Scope, scope_of
 
 #: What is embedded, in words, for the record.
 _TEXT: dict[Scope, str] = {"question": "the question", "sample": "the question and the first line of the answer"}

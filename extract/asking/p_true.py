@@ -9,19 +9,19 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from extract.asking.baseline import Done, TableBaseline
-from extract.asking.prompts import asking_prompt, question_words
+from extract.asking.base import Done, TableBaseline
+from extract.asking.chats import asking_prompt, question_words
 from extract.errors import InputError
-from extract.memory import halving
-from extract.models import check_prompts
-from extract.parts import Place, Scope
+from extract.models.loading import check_prompts
 from extract.policy import Decoding
-from extract.progress import Counted
 from extract.prompts import PromptTemplate
-from extract.sampling.attention import shared_attention
-from extract.sampling.batching import common_prefix
-from extract.sampling.local import LocalSampler
+from extract.running.memory import halving
+from extract.running.progress import Counted
+from extract.sampling.local.attention import shared_attention
+from extract.sampling.local.batching import common_prefix
+from extract.sampling.local.sampler import LocalSampler
 from extract.signals.batches import by_length
+from extract.store.shards import Place, Scope
 
 #: Below this probability of all forms of Yes and No together, the model was about to say something else, and their ratio
 #: is that of two leftovers rather than an opinion.

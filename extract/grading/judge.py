@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 
 from extract.errors import InputError
-from extract.grading.grader import Case, Counts, Decide, Grade, Grader, from_decisions, without_reasoning
+from extract.grading.base import Case, Counts, Decide, Grade, Grader, from_decisions, without_reasoning
 from extract.questions.question import Question
-from extract.serving.client import BudgetSpent, Client, Request, Spending, Unanswered
-from extract.serving.options import Server
+from extract.sampling.server.client import BudgetSpent, Client, Request, Spending, Unanswered
+from extract.sampling.server.options import Server
 
 _SYSTEM = (
     "You grade answers. You are given a question, its expected answer, and a proposed answer that someone else wrote. Decide whether the "

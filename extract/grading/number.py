@@ -12,8 +12,8 @@ from fractions import Fraction
 from unicodedata import normalize
 
 from extract.errors import InputError
+from extract.grading.base import Grade
 from extract.grading.boxed import last_boxed
-from extract.grading.grader import Grade
 from extract.questions.question import Question, shown
 
 RULE = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from extract.grading.grader import Grade
+from extract.grading.base import Grade
 from extract.questions.question import Question
 from extract.text import contains_answer, normalize
 

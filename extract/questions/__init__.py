@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from extract.questions.loaders import find_source
 from extract.questions.question import Question, questions_hash
 from extract.questions.sets import SETS
-from extract.questions.source import find_source
 from extract.questions.subset import subset
 
 

@@ -1,1 +1,1 @@
-"""Samplers: k answers to each question, drawn with keyed uniforms so that no batch changes them."""
+"""Samplers: a model in this process, or behind a server."""

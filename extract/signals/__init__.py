@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from extract.errors import InputError, nearest
-from extract.parts import Scope
+from extract.store.shards import Scope
 
 #: What a function may find in its `Pass` beside the decoder's output, and where, if its `Signal.needs` name it.
 NEEDS = {

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from extract.errors import InputError
-from extract.models import check_prompts
-from extract.ragged import Ragged
-from extract.sampling.batching import common_prefix
+from extract.models.loading import check_prompts
+from extract.sampling.local.batching import common_prefix
 from extract.signals import SIGNALS, load_signal
+from extract.signals.base import Answer, Reader
 from extract.signals.batches import by_length
-from extract.signals.passes import Answer, Reader
 from extract.signals.shared_prompt import SharedPrompt, shares
+from extract.store.ragged import Ragged
 
 
 def content_tokens(tokenizer: Any, end: Sequence[int], token_ids: Sequence[int], text: str) -> list[int]:

@@ -24,7 +24,7 @@ from extract.signals.attention_sums import Fields, read_layer
 from extract.signals.capture import decoder_blocks
 from extract.signals.macs import FLOORS, log_floor
 from extract.signals.mixing import Dots, MixingCapture
-from extract.signals.rows import Rows
+from extract.signals.token_spans import Rows
 
 #: What can be wanted of attention.
 WANTS = ("attention_entropy", "attention_blocks", "attention_macs", "mixing")

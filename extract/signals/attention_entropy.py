@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from extract.signals.attention_scores import HIDDEN
-from extract.signals.passes import Pass
+from extract.signals.base import Pass
 
 #: What `over_heads` gives.
 NAMES = ("normalised", "sink_free", "smallest_head")

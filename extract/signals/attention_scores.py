@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from extract.errors import InputError
-from extract.signals.rows import Rows
+from extract.signals.token_spans import Rows
 
 #: Score of a key that a query can't see. Its exponential is exactly 0, and 0 times it is 0 and not NaN as with −inf.
 HIDDEN = -1e30

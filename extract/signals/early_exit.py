@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from extract.signals.passes import Pass
+from extract.signals.base import Pass
 
 #: Thresholds θ in thousandths.
 THRESHOLDS = (25, 50, 100, 200)

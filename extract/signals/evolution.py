@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from extract.signals.passes import Pass
+from extract.signals.base import Pass
 
 #: Layers before the last one that are looked at together.
 LAST = (3, 5, 10)

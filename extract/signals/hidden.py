@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from extract.signals.passes import Pass
+from extract.signals.base import Pass
 from extract.signals.positions import ANSWER_POSITIONS, QUESTION_POSITIONS
 
 

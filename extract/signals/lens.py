@@ -25,7 +25,7 @@ from extract.signals.distributions import (
     softmax,
 )
 from extract.signals.head import ModelHead, final_norm, not_norm_alone
-from extract.signals.rows import Rows
+from extract.signals.token_spans import Rows
 
 #: Most layers before the last one whose distributions are compared with it.
 DEEPEST = 10

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from extract.signals.passes import Pass
+from extract.signals.base import Pass
 
 #: Floors in hundredths; 20 is the paper's 1 − α.
 FLOORS = (1, 20)

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from extract.models import check_prompts
+from extract.models.loading import check_prompts
 from extract.signals import SIGNALS, load_signal
+from extract.signals.base import Reader
 from extract.signals.batches import by_length
-from extract.signals.passes import Reader
 
 
 @torch.inference_mode()

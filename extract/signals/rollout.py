@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor
 
+from extract.signals.base import Pass
 from extract.signals.mixing import MIXES, attention_shares
-from extract.signals.passes import Pass
 
 ALIGNMENTS = ("emit", "token")
 FIELDS = ("none", "column", "element")

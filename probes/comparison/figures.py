@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from probes import functional
-from probes.baselines import BASELINES, counts
+from probes.baselines.registry import BASELINES, counts
 from probes.comparison.out_of_fold import OutOfFold
-from probes.evaluate import Scored, evaluate, metric_of, usable
-from probes.intervals import paired_bootstrap
-from probes.significance import bootstrap_p, holm, sign_flip
+from probes.metrics import functional
+from probes.metrics.intervals import paired_bootstrap
+from probes.metrics.significance import bootstrap_p, holm, sign_flip
+from probes.report.evaluate import Scored, evaluate, metric_of, usable
 
 
 def scored(out: OutOfFold, name: str, half: bool) -> Scored:

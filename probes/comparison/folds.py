@@ -15,7 +15,7 @@ from torch import Tensor
 from datamodules import FeatureDataModule, QuestionTable
 from datamodules.splits import split_questions
 from extract.errors import InputError
-from probes.module import ProbeModule
+from probes.fitting.module import ProbeModule
 
 #: Share of the questions outside a fold that choose and calibrate.
 VAL_SHARE = 0.25

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from probes.difference_of_means import DifferenceOfMeans
+from probes.fitting.module import ProbeModule
 from probes.knn import KNN
 from probes.latent import Latent
 from probes.linear import Linear
 from probes.logistic import Logistic
 from probes.mlp import MLP
-from probes.module import ProbeModule
 from probes.ridge import Ridge
 
 

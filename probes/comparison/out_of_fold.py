@@ -13,11 +13,11 @@ from tqdm import tqdm
 from datamodules import FeatureDataModule, QuestionTable
 from datamodules.features import LEAST_VALIDATION
 from extract.errors import InputError, nearest
-from extract.parts import Scope
-from probes.baselines import ANSWER_BASELINES, BASELINES, answer_confidence, available, confidence
+from extract.store.shards import Scope
+from probes.baselines.registry import ANSWER_BASELINES, BASELINES, answer_confidence, available, confidence
 from probes.comparison.folds import Fold, fit, folds, validation_loss
 from probes.comparison.methods import ANSWER_PROBE, PROBES, TEXT_EMBEDDING, Method
-from probes.options import check_seed
+from probes.fitting.options import check_seed
 
 #: What validation chose in every fold.
 BEST = "best_probe"

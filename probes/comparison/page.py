@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from probes.card import COLUMNS, figure, inline, model_words, table, tried
 from probes.comparison.out_of_fold import BEST
 from probes.comparison.record import cheap_baselines
+from probes.saved.card import COLUMNS, figure, inline, model_words, table, tried
 
 _COLUMNS = tuple(one for one in COLUMNS if one[0] != "auroc_hard")
 _LEVEL = 0.05

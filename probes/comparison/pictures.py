@@ -11,9 +11,9 @@ from torch import Tensor
 
 from probes.comparison.figures import scored
 from probes.comparison.out_of_fold import BEST, OutOfFold
-from probes.evaluate import Scored, usable
-from probes.functional import bin_index
-from probes.plots import BLUE, GREY, INK, METHOD_COLOURS, RED, new_figure, styled
+from probes.metrics.functional import bin_index
+from probes.report.evaluate import Scored, usable
+from probes.report.plots import BLUE, GREY, INK, METHOD_COLOURS, RED, new_figure, styled
 
 _COLOUR_OF = {"chosen": RED, "probe": BLUE, "baseline": GREY}
 #: Methods drawn as curves, those of them that are there: all would hide each other.

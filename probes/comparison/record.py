@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from probes.baselines import BASELINES, Cost, free
+from probes.baselines.registry import BASELINES, Cost, free
 from probes.comparison.figures import answer_figures, figures, is_half, paired_tests
 from probes.comparison.methods import PROBES
 from probes.comparison.out_of_fold import BEST, OutOfFold

@@ -16,8 +16,8 @@ from extract.policy import differences
 from probes.comparison.folds import VAL_SHARE, fit, folds, split_rows
 from probes.comparison.methods import PROBES
 from probes.comparison.record import FORMAT_VERSION, versions
-from probes.evaluate import Scored, metric_of, usable
-from probes.intervals import Interval, bootstrap
+from probes.metrics.intervals import Interval, bootstrap
+from probes.report.evaluate import Scored, metric_of, usable
 
 #: Questions that a set has to have to be trained on or tested on.
 LEAST_QUESTIONS = 20

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 
-from probes.card import cell, table
 from probes.comparison.transfer import OTHERS
-from probes.plots import INK, new_figure, styled
+from probes.report.plots import INK, new_figure, styled
+from probes.saved.card import cell, table
 
 
 def transfer_page(record: dict[str, Any]) -> str:

@@ -1,0 +1,1 @@
+"""Loading models and telling them apart by their weights."""

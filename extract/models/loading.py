@@ -1,0 +1,221 @@
+"""Loading a causal language model by name, Hub id or folder, and telling models apart."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from extract.errors import InputError
+from extract.hashing import canonical_json, sha256_text
+from extract.models.embedded import EMBEDDED_MODEL, embedded_model_folder
+from extract.policy import ModelIdentity, differences
+from extract.prompts import template_hash
+
+DTYPES = {"auto": "auto", "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def load_model(
+    model: str = EMBEDDED_MODEL,
+    revision: str | None = None,
+    dtype: str = "auto",
+    device: str = "auto",
+    device_map: str | None = None,
+) -> tuple[Any, Any]:
+    """Load a causal language model and its tokenizer, ready for inference.
+
+    Args:
+        model: The embedded model's name, a Hub id, or a folder.
+        revision: Commit, branch or tag of a Hub model.
+        dtype: "auto" (the checkpoint's own), "float32", "bfloat16" or "float16".
+        device: "auto" (CUDA where there is one, by LOCAL_RANK among several, else CPU) or a torch device such as "cuda:1". Without `device_map`.
+        device_map: Spread a large model over devices, as transformers does ("auto", "balanced", …).
+
+    Returns:
+        The transformers model in evaluation mode, and its tokenizer.
+
+    Raises:
+        InputError: Unknown dtype or device, or no such model or folder.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    if dtype not in DTYPES:
+        raise InputError(f"Expected `dtype` to be one of {', '.join(DTYPES)}, but got {dtype!r}.")
+    where = resolve_device(device)
+    source = str(embedded_model_folder()) if model == EMBEDDED_MODEL else model
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, revision=revision)
+        loaded = AutoModelForCausalLM.from_pretrained(
+            source, revision=revision, dtype=DTYPES[dtype], device_map=device_map
+        )
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise InputError(
+            f"Expected `model` to be {EMBEDDED_MODEL!r}, a Hub id or a folder with a causal language model, but {model!r} can't be loaded: {reason}"
+        ) from error
+    if device_map is None:
+        loaded = loaded.to(where)
+    loaded.name_or_path = model
+    return loaded.eval(), tokenizer
+
+
+def resolve_device(device: str) -> torch.device:
+    """The torch device of a `device` option.
+
+    Raises:
+        InputError: It is none, or this machine has no such one.
+    """
+    if device == "auto":
+        # several workers on one machine take one device each
+        index = int(os.environ.get("LOCAL_RANK", "0")) % max(1, torch.cuda.device_count())
+        return torch.device("cuda", index) if torch.cuda.is_available() else torch.device("cpu")
+    try:
+        resolved = torch.device(device)
+    except RuntimeError:
+        raise InputError(f"Expected `device` to be auto, cpu, cuda or cuda:N, but got {device!r}.") from None
+    try:
+        torch.empty(0, device=resolved)
+    except (RuntimeError, AssertionError, NotImplementedError):  # torch says it in as many ways as it has devices
+        raise InputError(
+            f"Expected `device` to be one that this machine has, but got {device!r}, which torch can't use here. Use --device auto."
+        ) from None
+    return resolved
+
+
+def model_identity(model: Any, tokenizer: Any) -> ModelIdentity:
+    """Identity of a loaded model, from its weights in memory, so that it does not matter where they came from."""
+    name = str(model.name_or_path)
+    path = Path(name)
+    return ModelIdentity(
+        id=path.resolve().name if path.is_dir() else name,
+        revision=getattr(model.config, "_commit_hash", None),
+        fingerprint=weight_fingerprint(model),
+        dtype=str(model.dtype).removeprefix("torch."),
+        tokenizer=tokenizer_hash(tokenizer),
+        chat_template=template_hash(tokenizer),
+    )
+
+
+def check_model(model: Any, tokenizer: Any, wanted: dict[str, Any], who: str) -> None:
+    """Refuse another model or tokenizer than `wanted`, whose answers or states would be another's.
+
+    Args:
+        model: Loaded model.
+        tokenizer: Its tokenizer.
+        wanted: A `ModelIdentity` as a dict. Its `id` and `revision` are names and are not compared.
+        who: Who wants it, for the message.
+
+    Raises:
+        InputError: Weights, dtype, tokenizer or chat template differ.
+    """
+    found = asdict(model_identity(model, tokenizer)) | {"id": wanted["id"], "revision": wanted["revision"]}
+    wrong = list(differences(found, wanted))
+    if wrong:
+        revision = f" at revision {wanted['revision']}" if wanted["revision"] else ""
+        raise InputError(
+            f"Expected the model of {who}, {wanted['id']!r}{revision} in {wanted['dtype']}, but got {model.name_or_path!r}, which differs in {'; '.join(wrong)}. Load that model with `load_model({wanted['id']!r}, dtype={wanted['dtype']!r})`."
+        )
+
+
+def weight_fingerprint(model: Any) -> str:
+    """Checksum of what a model computes: its weights, and the config entries that change the computation.
+
+    Of each parameter and buffer that is saved: name, shape, dtype, the sum of all bit patterns, and a sample of values.
+    Of the config: whatever differs from its family's defaults, but for names, token ids and what only training uses.
+
+    The sum is over integers, so neither device nor order changes it; the sample makes it depend on where values stand.
+
+    Raises:
+        InputError: Weights that are not in memory (offloaded to disk).
+    """
+    digest = hashlib.sha256(canonical_json(_computing_config(model.config)).encode())
+    for name, tensor in sorted(model.state_dict().items()):
+        if tensor.is_meta:
+            raise InputError(
+                f"Expected all weights in memory, but {name!r} is offloaded to disk. Load the model with a `device_map` that keeps it in memory."
+            )
+        bits, sample = _bit_sum(tensor.detach())
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype} {bits}".encode())
+        digest.update(sample.contiguous().view(torch.uint8).cpu().numpy().tobytes())
+    return digest.hexdigest()
+
+
+_NOT_COMPUTING = re.compile(
+    "_.*|.*_token_id|.*(name_or_path|version|dtype|dropout|pdrop|initializer_range)|architectures|auto_map|use_cache|output_.*|return_dict"
+    "|.*2.*label|.*label2.*|problem_type|task_specific_params|gradient_checkpointing|pretraining_tp|max_length"
+)
+
+
+def _computing_config(config: Any) -> dict[str, Any]:
+    # only what differs from the defaults: a later version of transformers adds entries of its own
+    entries = config.get_text_config().to_diff_dict()
+    computing = {key: value for key, value in entries.items() if not _NOT_COMPUTING.fullmatch(key)}
+    return dict(json.loads(json.dumps(computing, default=str)))
+
+
+def _bit_sum(parameter: Tensor, n_sampled: int = 256) -> tuple[int, Tensor]:
+    flat = parameter.reshape(-1)
+    if flat.dtype == torch.bool:
+        flat = flat.to(torch.int8)
+    integers = flat.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()])
+    stride = max(1, flat.numel() // n_sampled)
+    return int(integers.sum(dtype=torch.int64)), flat[::stride]
+
+
+def tokenizer_hash(tokenizer: Any) -> str:
+    """SHA-256 of what a tokenizer does, without the padding and truncation that calls leave behind."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return sha256_text(json.dumps([sorted(tokenizer.get_vocab().items()), str(tokenizer.special_tokens_map)]))
+    return _backend_hash(backend.to_str())
+
+
+@cache
+def _backend_hash(serialised: str) -> str:
+    state = json.loads(serialised)
+    state.pop("padding", None)
+    state.pop("truncation", None)
+    return sha256_text(json.dumps(state, sort_keys=True))
+
+
+def end_tokens(model: Any, tokenizer: Any) -> list[int]:
+    """Ids that end an answer: those of the generation config and of the tokenizer."""
+    configured = model.generation_config.eos_token_id
+    ids = configured if isinstance(configured, list) else [configured]
+    return sorted({token for token in (*ids, tokenizer.eos_token_id) if token is not None})
+
+
+def check_prompts(model: Any, prompts: Sequence[Sequence[int]], n_further: int = 0) -> None:
+    """Refuse prompts that a model can't read.
+
+    Args:
+        model: Causal language model.
+        prompts: Prompt token ids of each question.
+        n_further: Most tokens that follow a prompt.
+
+    Raises:
+        InputError: No tokens, one that the model does not have, or more than its positions.
+    """
+    n_vocab = model.get_input_embeddings().num_embeddings
+    longest = getattr(model.config.get_text_config(), "max_position_embeddings", None) or math.inf
+    for i, prompt in enumerate(prompts):
+        if not prompt:
+            raise InputError(f"Expected prompts of at least one token, but prompt {i} has none. Give a question.")
+        if not 0 <= min(prompt) <= max(prompt) < n_vocab:
+            raise InputError(
+                f"Expected token ids from 0 to {n_vocab - 1}, but prompt {i} has {max(prompt, key=lambda id_: abs(id_ - n_vocab / 2))}. Encode it with the model's own tokenizer."
+            )
+        if len(prompt) + n_further > longest:
+            raise InputError(
+                f"Expected prompts and answers of at most {longest} tokens, which {model.name_or_path!r} has positions for, but prompt {i} has {len(prompt)} and its answer may have {n_further}. Shorten the prompt or the answers."
+            )

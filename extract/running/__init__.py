@@ -1,0 +1,1 @@
+"""Command lines, exit status, progress bars, locks and memory."""

@@ -1,0 +1,1 @@
+"""Sampler in this process: draws, batches, and the cache that shares the prompt."""

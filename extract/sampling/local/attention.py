@@ -1,0 +1,170 @@
+"""Attention of each answer's newest token to what it shares with others and to what is its own.
+
+The keys and values of a prefix that all prompts share are kept once, those of a prompt once for all its answers, and
+only the answers' own are kept for each row. A token's attention is the three parts' attention merged by their
+normalisers, which is exact (Juravsky et al. 2024, "Hydragen", section 3).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from extract.sampling.local.cache import AnswerCache
+
+#: Name under which transformers knows `attend`.
+NAME = "shared_prompt"
+
+_active: ContextVar[AnswerCache | None] = ContextVar("answer_cache", default=None)
+_lock = threading.Lock()
+_users: Counter[int] = Counter()  # how many samplers use a model, by its id
+
+
+class Part(NamedTuple):
+    """Attention to a part of the tokens before normalising, all float32.
+
+    Attributes:
+        values: [..., query, d_head] sum of the values, each by exp(score − top).
+        top: [..., query, 1] largest score.
+        total: [..., query, 1] sum of exp(score − top).
+    """
+
+    values: Tensor
+    top: Tensor
+    total: Tensor
+
+
+def attend_to(queries: Tensor, keys: Tensor, values: Tensor, scaling: float, bias: Tensor | None = None) -> Part:
+    """Attention of queries [..., query, d_head] to keys and values [..., token, d_head].
+
+    Args:
+        queries: Any float dtype.
+        keys: Same dtype.
+        values: Same dtype.
+        scaling: Multiplies the scores.
+        bias: [..., query, token] float32 added to the scores; −inf hides a token. Every query must see one.
+    """
+    scores = (queries * scaling @ keys.mT).float()
+    if bias is not None:
+        scores += bias
+    top = scores.amax(-1, keepdim=True)
+    weights = (scores - top).exp_()
+    return Part((weights.to(values.dtype) @ values).float(), top, weights.sum(-1, keepdim=True))
+
+
+def merge(parts: Sequence[Part]) -> Tensor:
+    """[..., query, d_head] float32: attention to all parts together."""
+    top = torch.stack([part.top for part in parts]).amax(0)
+    shares = [(part.top - top).exp_() for part in parts]
+    values = sum(part.values * share for part, share in zip(parts, shares, strict=True))
+    return torch.as_tensor(values / sum(part.total * share for part, share in zip(parts, shares, strict=True)))
+
+
+def attend(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """The attention function that transformers calls: SDPA while prompts are read, the three parts for answers.
+
+    Args:
+        module: The attention module.
+        query: [row, head, token, d_head].
+        key: [row, key head, token, d_head]; of the answers alone when prompts are shared.
+        value: As `key`.
+        attention_mask: As for SDPA.
+        scaling: Multiplies the scores; None for 1/√d_head.
+        **kwargs: What else the family passes.
+
+    Returns:
+        [row, token, head, d_head], and no weights.
+    """
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    cache = _active.get()
+    if cache is None or not cache.shares_prompts:
+        if cache is not None:
+            cache.note_call(module.layer_idx, key, value, kwargs)
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+    output = _attend_to_parts(cache, module.layer_idx, query, key, value, scaling or query.shape[-1] ** -0.5)
+    return output.to(query.dtype)[:, None], None
+
+
+def _attend_to_parts(
+    cache: AnswerCache, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float
+) -> Tensor:
+    """[row, head, d_head] float32."""
+    n_rows, n_heads, _, d_head = query.shape
+    n_kv_heads = key.shape[1]
+    # [row, key head, queries of that head, d_head]
+    queries = query.reshape(n_rows, n_kv_heads, n_heads // n_kv_heads, d_head)
+    parts = [attend_to(queries, key, value, scaling), _attend_to_prompts(cache, layer, queries, scaling)]
+    prefix = cache.layers[layer].prefix
+    if prefix is not None:
+        together = queries.transpose(0, 1).flatten(1, 2)[None]  # [1, key head, row · query, d_head]
+        part = attend_to(together, prefix[0], prefix[1], scaling)
+        parts.append(Part(*(one[0].unflatten(1, (n_rows, -1)).transpose(0, 1) for one in part)))
+    return merge(parts).flatten(1, 2)
+
+
+def _attend_to_prompts(cache: AnswerCache, layer: int, queries: Tensor, scaling: float) -> Part:
+    """The queries of a question's answers go together to its prompt: [question, key head, slot · query, d_head]."""
+    slots, n_queries = cache.slots, queries.shape[2]
+    gathered = queries[slots.flatten()].unflatten(0, slots.shape).transpose(1, 2).flatten(2, 3)
+    keys, values = cache.layers[layer].prompts
+    part = attend_to(gathered, keys, values, scaling, cache.prompt_bias)
+    back = (one.unflatten(2, (-1, n_queries)).transpose(1, 2).flatten(0, 1)[cache.places] for one in part)
+    return Part(*back)
+
+
+@contextmanager
+def shared_attention(model: Any) -> Iterator[None]:
+    """Let `model` attend through `attend`; only where it would use SDPA, otherwise nothing changes.
+
+    Passes without a cache in use (`using`), in this thread or in another, are SDPA's as before.
+    """
+    with _lock:
+        if not _users[id(model)] and model.config._attn_implementation != "sdpa":
+            shared = False
+        else:
+            shared = True
+            _users[id(model)] += 1
+            if _users[id(model)] == 1:
+                _register()
+                model.set_attn_implementation(NAME)
+    try:
+        yield
+    finally:
+        with _lock:
+            _users[id(model)] -= shared
+            if shared and not _users[id(model)]:
+                model.set_attn_implementation("sdpa")
+
+
+@contextmanager
+def using(cache: AnswerCache) -> Iterator[None]:
+    """Let the passes of this block, and no others, attend with a cache."""
+    token = _active.set(cache)
+    try:
+        yield
+    finally:
+        _active.reset(token)
+
+
+def _register() -> None:
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+
+    AttentionInterface.register(NAME, attend)
+    AttentionMaskInterface.register(NAME, sdpa_mask)

@@ -1,0 +1,1 @@
+"""Sampler for a model behind an OpenAI-compatible server."""

@@ -1,0 +1,273 @@
+"""Pooling: from one number a token to one number an answer, over rows of different lengths at once.
+
+u_t are the values of a row's n tokens, w_t ≥ 0 weights of the same tokens. A row without tokens, or with a value or
+weight that is not finite, is NaN. With weights that sum to 0 a row is pooled as if there were none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from extract.errors import InputError, nearest
+from extract.signals import SIGNALS
+from extract.signals.padding import Padded, over_rows
+from extract.store.ragged import Ragged
+
+# Plain
+
+
+def _mean(rows: Padded) -> Tensor:
+    return rows.mean
+
+
+def _max(rows: Padded) -> Tensor:
+    return rows.u.masked_fill(~rows.there, -torch.inf).amax(-1)
+
+
+def _std(rows: Padded) -> Tensor:
+    """√(Σ (u − mean)² / (n − 1)); 0 for one token."""
+    away = (rows.u - rows.mean[..., None]).masked_fill(~rows.there, 0.0)
+    return (away.square().sum(-1) / (rows.n - 1).clamp_min(1)).sqrt()
+
+
+def _top(rows: Padded, percent: int) -> Tensor:
+    """Mean of the max(1, ⌊ρ n⌋) greatest values."""
+    k = _share(rows.n, percent)
+    kept = (rows.step >= (rows.n - k)[:, None]) & rows.there
+    return rows.ascending[0].masked_fill(~kept, 0.0).sum(-1) / k
+
+
+def _quantile(rows: Padded, percent: int) -> Tensor:
+    """Between the two nearest values in a straight line, as `torch.quantile`."""
+    place = percent / 100 * (rows.n - 1)
+    below = place.floor().long()
+    low, high = rows.at(below), rows.at(torch.minimum(below + 1, rows.n - 1))
+    return low + (place - below) * (high - low)
+
+
+# Weighted
+
+
+def _weighted_mean(rows: Padded) -> Tensor:
+    return rows.weighted_mean
+
+
+def _weighted_std(rows: Padded) -> Tensor:
+    """√(Σ w (u − weighted mean)² / Σ w)."""
+    away = (rows.u - rows.weighted_mean[..., None]).square()
+    return ((rows.w * away).sum(-1) / rows.total).sqrt()
+
+
+def _weighted_top(rows: Padded, percent: int) -> Tensor:
+    """Weighted mean of the values of the max(1, ⌊ρ n⌋) tokens of greatest weight."""
+    weights, values = rows.by_weight
+    weights = weights.masked_fill(rows.step >= _share(rows.n, percent)[:, None], 0.0)
+    return (weights * values).sum(-1) / weights.sum(-1)
+
+
+def _weighted_quantile(rows: Padded, percent: int) -> Tensor:
+    """The least value with c ≥ q Σ w, where c is the weight of all tokens up to it."""
+    c = rows.weights_ascending
+    place = (c < percent / 100 * c[..., -1:]).sum(-1)
+    return rows.at(torch.minimum(place, rows.n - 1))
+
+
+def _share(n: Tensor, percent: int) -> Tensor:
+    """[row] max(1, ⌊ρ n⌋), in whole numbers: 0.1 · 30 may be below 3."""
+    return (n * percent // 100).clamp_min(1)
+
+
+class Pooling(NamedTuple):
+    """How tokens become one number, with and without weights; [..., row] each."""
+
+    plain: Callable[[Padded], Tensor]
+    weighted: Callable[[Padded], Tensor]
+
+
+#: Poolings by name.
+POOLINGS: dict[str, Pooling] = {
+    "mean": Pooling(_mean, _weighted_mean),
+    "max": Pooling(_max, partial(_weighted_quantile, percent=100)),
+    "std": Pooling(_std, _weighted_std),
+    **{f"top_{p}": Pooling(partial(_top, percent=p), partial(_weighted_top, percent=p)) for p in (5, 10, 20, 40)},
+    **{
+        f"q{p}": Pooling(partial(_quantile, percent=p), partial(_weighted_quantile, percent=p))
+        for p in (25, 50, 75, 90, 99)
+    },
+}
+
+
+def pool(values: Ragged, how: str, weights: Ragged | None = None) -> Tensor:
+    """One number a row.
+
+    Args:
+        values: [sum of lengths, …]; further axes are pooled each for itself.
+        how: One of `POOLINGS`.
+        weights: Weights w ≥ 0 of the same tokens, whose further axes are stretched to those of the values and the other
+            way round: values […, 1] with weights […, w] are pooled with each of the w weights.
+
+    Returns:
+        [row, …] float32; NaN for a row without tokens, or with a value or weight that is not finite.
+
+    Raises:
+        InputError: Unknown name, or weights that are negative or of other tokens.
+
+    >>> pool(Ragged.of([torch.tensor([1.0, 2.0, 6.0]), torch.tensor([])]), "mean")
+    tensor([3., nan])
+    """
+    return pool_each(values, [how], weights)[how]
+
+
+def pool_each(values: Ragged, hows: Sequence[str], weights: Ragged | None = None) -> dict[str, Tensor]:
+    """As `pool` in several ways, for little more than one of them: rows are padded and sorted once."""
+    chosen = {how: _pooling(how) for how in hows}
+
+    def pooled(rows: Padded) -> dict[str, Tensor]:
+        if weights is None:
+            return {how: pooling.plain(rows) for how, pooling in chosen.items()}
+        given = rows.total > 0
+        if bool(given.all()):
+            return {how: pooling.weighted(rows) for how, pooling in chosen.items()}
+        return {how: torch.where(given, one.weighted(rows), one.plain(rows)) for how, one in chosen.items()}
+
+    return over_rows(values, list(chosen), pooled, weights)
+
+
+def _pooling(how: str) -> Pooling:
+    if how not in POOLINGS:
+        raise InputError(
+            f"Expected `pooling` to be among {', '.join(POOLINGS)}, but got {how!r}.{nearest(how, POOLINGS)}"
+        )
+    return POOLINGS[how]
+
+
+# Beyond one number: windows, and the shape of an entropy curve
+
+
+def windows(values: Ragged, n_windows: int) -> Tensor:
+    """Means over `n_windows` stretches of each row's tokens, as even as `numpy.array_split` makes them.
+
+    In a row with fewer tokens than windows a token stands in several: first and last window are its first and last token.
+
+    Returns:
+        [row, …, window] float32; NaN as for `pool`.
+
+    Raises:
+        InputError: No window.
+
+    >>> windows(Ragged.of([torch.tensor([1.0, 2.0, 6.0]), torch.tensor([5.0])]), 2)
+    tensor([[1.5000, 6.0000],
+            [5.0000, 5.0000]])
+    """
+    if n_windows < 1:
+        raise InputError(f"Expected at least one window, but got {n_windows}. `windows_4` makes four.")
+    names = [str(i) for i in range(n_windows)]
+
+    def means(rows: Padded) -> dict[str, Tensor]:
+        until = torch.cat([torch.zeros_like(rows.u[..., :1]), rows.u.cumsum(-1)], -1)
+        size, longer = rows.n // n_windows, rows.n % n_windows
+        found = {}
+        for i, name in enumerate(names):
+            start, stop = (size * edge + longer.clamp_max(edge) for edge in (i, i + 1))
+            token = rows.n * i // n_windows  # where tokens are fewer than windows
+            start, stop = (torch.where(size > 0, a, b) for a, b in ((start, token), (stop, token + 1)))
+            ends = [until.gather(-1, one.expand(until.shape[:-1])[..., None])[..., 0] for one in (start, stop)]
+            found[name] = (ends[1] - ends[0]) / (stop - start)
+        return found
+
+    return torch.stack(list(over_rows(values, names, means).values()), -1)
+
+
+#: Features of an entropy curve, and those that weights add.
+PEAKS = (
+    "log_count density mean_peak max mean median std q75 q90 max_jump log_n".split(),
+    "log_critical critical_density critical_mean critical_max w_mean w_q75 w_q90 w_std w_max".split(),
+)
+
+
+def peak_features(entropy: Ragged, threshold: float = 0.5, weights: Ragged | None = None) -> dict[str, Tensor]:
+    """The shape of each row's entropy curve: features for a logistic regression.
+
+    A peak is a token of more than `threshold` nats; a critical token also has more than the mean weight. Counts are
+    log(1 + count), and log n is there because they grow with it. Heights are 0 where there is none.
+
+    Args:
+        entropy: [sum of lengths] nats.
+        threshold: What makes a peak, in nats.
+        weights: Influences w ≥ 0 of the same tokens, for the critical ones and weighted poolings.
+
+    Returns:
+        [row] float32 by name, see `PEAKS`; NaN as for `pool`.
+    """
+
+    def features(rows: Padded) -> dict[str, Tensor]:
+        peaks = (rows.u > threshold) & rows.there
+        jumps = rows.u.diff(dim=-1).abs().masked_fill(~rows.there[:, 1:], 0.0)
+        none = torch.zeros(len(rows.n), 1, dtype=rows.u.dtype)
+        shape = [
+            *_heights(rows, peaks)[:3],
+            _max(rows),
+            rows.mean,
+            _quantile(rows, 50),
+            _std(rows),
+            _quantile(rows, 75),
+            _quantile(rows, 90),
+            torch.cat([none, jumps], -1).amax(-1),
+            rows.n.double().log(),
+        ]
+        if weights is None:
+            return dict(zip(PEAKS[0], shape, strict=True))
+        # by a little more than the mean, which equal weights may exceed by rounding
+        critical = peaks & (rows.w * rows.n[:, None] > rows.total[..., None] * (1 + 1e-9))
+        pooled = [POOLINGS[how] for how in ("mean", "q75", "q90", "std", "max")]
+        weighted = [torch.where(rows.total > 0, one.weighted(rows), one.plain(rows)) for one in pooled]
+        return dict(zip(PEAKS[0] + PEAKS[1], [*shape, *_heights(rows, critical), *weighted], strict=True))
+
+    return over_rows(entropy, PEAKS[0] + (PEAKS[1] if weights is not None else []), features, weights)
+
+
+def _heights(rows: Padded, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """log(1 + count), share of the tokens, mean and greatest value of chosen tokens [row, token]."""
+    count = chosen.sum(-1)
+    high = rows.u.masked_fill(~chosen, 0.0)
+    return count.double().log1p(), count / rows.n, high.sum(-1) / count.clamp_min(1), high.amax(-1)
+
+
+# Weights by name
+
+
+class Weight(NamedTuple):
+    """Where weights stand in a store."""
+
+    signal: str
+    position: str
+
+
+#: Weights that have a name of their own.
+WEIGHTS = {"entropy": Weight("tokens", "entropy"), "prob": Weight("tokens", "one_minus_pmax")}
+
+
+def weight_of(name: str) -> Weight:
+    """Signal and position of weights: `entropy`, `prob` (1 − p_max), or ``signal/position`` of a signal of influences.
+
+    Raises:
+        InputError: Neither.
+
+    >>> weight_of("prob")
+    Weight(signal='tokens', position='one_minus_pmax')
+    """
+    if name in WEIGHTS:
+        return WEIGHTS[name]
+    signal, _, position = name.partition("/")
+    influences = [one for one, entry in SIGNALS.items() if getattr(entry, "weights", False)]
+    if signal not in influences or not position:
+        known = [*WEIGHTS, *(f"{one}/POSITION" for one in influences)]
+        raise InputError(
+            f"Expected `weights` to be one of {', '.join(known)}, for example rollout/norm_element_mean_token, but got {name!r}.{'' if signal in influences else nearest(signal, [*WEIGHTS, *influences])}"
+        )
+    return Weight(signal, position)

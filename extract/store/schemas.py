@@ -1,0 +1,176 @@
+"""What our JSON files hold, field by field: exact keys, types and ranges, so that nothing after reading has to doubt them."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from extract.errors import InputError
+from extract.store.files import shown
+
+
+class Field(NamedTuple):
+    """One value of a record: in words, and as a predicate that takes any JSON value."""
+
+    expected: str
+    holds: Callable[[Any], bool]
+
+
+#: Fields by key; a nested record is a schema itself.
+Schema = Mapping[str, "Field | Maybe | Schema"]
+
+
+class Maybe(NamedTuple):
+    """A field that may be left out."""
+
+    field: Field
+
+
+def whole(low: int, high: int, expected: str | None = None) -> Field:
+    """A whole number in [low, high]; true and false are none."""
+    return Field(
+        expected or f"a whole number from {low} to {high}", lambda value: type(value) is int and low <= value <= high
+    )
+
+
+def number(expected: str, holds: Callable[[float], bool] = lambda value: True) -> Field:
+    """A finite number for which `holds`."""
+    largest = sys.float_info.max  # a comparison takes whole numbers that no float can hold
+    return Field(expected, lambda value: type(value) in (int, float) and abs(value) <= largest and holds(value))
+
+
+def one_of(known: Iterable[str]) -> Field:
+    """One of a closed list of names."""
+    names = tuple(known)
+    return Field(f"one of {', '.join(names)}", lambda value: isinstance(value, str) and value in names)
+
+
+def _is_text(value: Any) -> bool:
+    """Whether a value is a text that UTF-8 can hold; half a surrogate pair is none."""
+    return isinstance(value, str) and re.search("[\ud800-\udfff]", value) is None
+
+
+def _is_model_id(value: Any) -> bool:
+    """Whether a value names a model on the Hub or a folder, and leads to no other place than its name says."""
+    parts = value.split("/") if isinstance(value, str) and value.isprintable() else []
+    return 1 <= len(parts) <= 2 and not any(part in ("", ".", "..", "~") for part in parts)
+
+
+TEXT = Field("a text", _is_text)
+TEXT_OR_NULL = Field("a text or null", lambda value: value is None or _is_text(value))
+TEXTS = Field(
+    "a list of texts, none empty",
+    lambda value: isinstance(value, list) and all(_is_text(item) and item for item in value),
+)
+FLAG = Field("true or false", lambda value: isinstance(value, bool))
+OBJECT = Field("an object", lambda value: isinstance(value, dict))
+SHA256 = Field(
+    "a SHA-256 in hex", lambda value: isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None
+)
+MODEL_ID = Field("a Hub id or the name of a folder, never a path", _is_model_id)
+TEMPLATE = Field(
+    "a text with {question} exactly once", lambda value: _is_text(value) and value.count("{question}") == 1
+)
+
+MODEL: Schema = {
+    "id": MODEL_ID,
+    "revision": TEXT_OR_NULL,
+    "fingerprint": SHA256,
+    "dtype": one_of(("float32", "bfloat16", "float16", "float64")),
+    "tokenizer": SHA256,
+    "chat_template": SHA256,
+}
+#: Of a served model only its name is known.
+SERVED_MODEL: Schema = {
+    "id": Field("a model's name", lambda value: _is_text(value) and bool(value.strip())),
+    **dict.fromkeys(
+        ("revision", "fingerprint", "dtype", "tokenizer", "chat_template"),
+        Field("null, because a server does not tell", lambda value: value is None),
+    ),
+}
+EXAMPLES = Field(
+    "a list of pairs of texts",
+    lambda value: (
+        isinstance(value, list)
+        and all(isinstance(pair, list) and len(pair) == 2 and all(map(_is_text, pair)) for pair in value)
+    ),
+)
+PROMPT: Schema = {
+    "template": TEMPLATE,
+    "system": TEXT_OR_NULL,
+    "chat": FLAG,
+    "thinking": Maybe(FLAG),
+    "examples": Maybe(EXAMPLES),
+}
+DECODING: Schema = {
+    "temperature": number("0, or a finite number of at least 1e-6", lambda value: value == 0 or value >= 1e-6),
+    "top_p": number("above 0 and at most 1", lambda value: 0 < value <= 1),
+    "top_k": whole(0, 2**31, "at least 0 (0 keeps all tokens), and below 2 billion"),
+    "max_new_tokens": whole(1, 2**31, "at least 1, and below 2 billion"),
+    "stop": TEXTS,
+    "seed": whole(-(2**63), 2**64),
+}
+_STORE: Schema = {
+    "questions": SHA256,
+    "block_size": whole(1, 2**31),
+    "sampler": TEXT,
+    "schema": whole(1, 2**31),
+}
+#: `of` in a store's identity.json.
+IDENTITY: Schema = {"policy": {"model": MODEL, "decoding": {**DECODING, "prompt": PROMPT}}, **_STORE}
+#: The same where a server answered.
+SERVED_IDENTITY: Schema = {
+    "policy": {"model": SERVED_MODEL, "decoding": {**DECODING, "prompt": PROMPT}, "request": OBJECT},
+    **_STORE,
+}
+
+
+def check_record(record: Any, schema: Schema, path: Path, optional: Schema | None = None, prefix: str = "") -> None:
+    """Refuse a record that is not as its schema says.
+
+    Args:
+        record: Any JSON value.
+        schema: Fields that have to be there.
+        path: File it comes from, for the message.
+        optional: Fields that may be there; no others may.
+        prefix: Dotted name of the record within its file, with a dot at its end.
+
+    Raises:
+        InputError: No object, a key that lacks or that is not known, or a value of another type or out of its range.
+    """
+    where, known = repr(str(path)), {**schema, **(optional or {})}
+    if not isinstance(record, dict):
+        name = f"`{prefix.removesuffix('.')}` in {where}" if prefix else where
+        raise InputError(f"Expected {name} to be an object, but got {shown(record)}. Restore the file.")
+    missing = [f"{prefix}{key}" for key, field in schema.items() if key not in record and not isinstance(field, Maybe)]
+    if missing:
+        raise InputError(f"Expected {where} to hold every field, but it lacks {', '.join(missing)}. Restore the file.")
+    unknown = [key for key in record if key not in known]
+    if unknown:
+        raise InputError(
+            f"Expected {where} to hold {', '.join(prefix + key for key in known)} and no more, but it holds {shown(prefix + unknown[0])} too. Restore the file."
+        )
+    for key, value in record.items():
+        field = known[key]
+        field = field.field if isinstance(field, Maybe) else field
+        if not isinstance(field, Field):
+            check_record(value, field, path, prefix=f"{prefix}{key}.")
+        elif not field.holds(value):
+            raise InputError(
+                f"Expected `{prefix}{key}` in {where} to be {field.expected}, but got {shown(value)}. Restore the file."
+            )
+
+
+def check_prompt(prompt: Mapping[str, Any], path: Path, prefix: str) -> None:
+    """Refuse a system message without a chat, in a record that is as `PROMPT` says.
+
+    Raises:
+        InputError: There is one.
+    """
+    if prompt["system"] is not None and not prompt["chat"]:
+        raise InputError(
+            f"Expected `{prefix}system` in {str(path)!r} to be null, because `{prefix}chat` is false, but got {shown(prompt['system'])}. Restore the file."
+        )

@@ -1,0 +1,132 @@
+"""Every file of a store looked at: what `verify` finds wrong, and the manifest, an index derived from the files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from extract.errors import InputError
+from extract.sampling.server.answer_log import check_log
+from extract.store.files import Damaged, is_finished, is_inside, read_json, read_voucher, replace_file, shown
+from extract.store.shards import Part, block_of, place_of
+
+if TYPE_CHECKING:
+    from extract.store.store import Store
+
+_DATA = (".parquet", ".safetensors")
+_LARGEST_MANIFEST = 2**28  # bytes
+
+
+def data_files(folder: Path) -> list[Path]:
+    """Every Parquet and safetensors file, finished or not."""
+    return sorted(path for path in folder.rglob("*") if path.suffix in _DATA)
+
+
+def find_problems(store: Store) -> Iterator[str]:
+    """What is wrong with the files of a store, one line each; reads all of them."""
+    found: dict[Path, str] = {}
+    for path in [store.path / "questions.parquet", *sorted(store.path.rglob("*"), reverse=True)]:
+        try:
+            if path.is_symlink() and not is_inside(path, store.path):
+                raise Damaged(path, "it is a link to a file outside the store")
+            _check(store, path)
+        except Damaged as error:
+            found.setdefault(error.path, error.problem)
+        except InputError as error:
+            found.setdefault(path, str(error))
+    for path, problem in sorted(found.items()):
+        yield f"{_plain(str(path.relative_to(store.path)))}: {problem}"
+    yield from _manifest_problems(store)
+
+
+def _check(store: Store, path: Path) -> None:
+    """Read one data file as whoever needs it does; of a folder, see that its files agree with each other.
+
+    Raises:
+        InputError: Something is wrong with it, or with what it has to agree with.
+    """
+    match path.relative_to(store.path).parts:
+        case ("questions.parquet",):
+            _ = store.questions
+        case ("samples",):
+            store.check_samples()
+        case ("samples", name) if name.endswith(".parquet"):
+            store.samples(Part.of(path, store.n_blocks))
+        case ("samples", name) if name.endswith(".jsonl"):
+            _check_log(store, path)
+        case ("reader.json",):
+            _ = store.model
+        case ("grades", grader) if path.is_dir():
+            store.graded_parts(grader)
+        case ("grades", grader, name) if name.endswith(".parquet"):
+            store.grades(grader, Part.of(path, store.n_blocks))
+        case ("signals", signal, "question" | "sample" as scope):
+            store.layout(signal, scope)
+        case ("signals", signal, "question" | "sample" as scope, name) if name.endswith(".safetensors"):
+            place = (block_of if scope == "question" else Part.of)(path, store.n_blocks)
+            store.check_values(signal, place)
+        case ("asked", baseline, name) if name.endswith(".parquet"):
+            store.asked_table(baseline, place_of(path, store.n_blocks))
+        case _ if path.suffix in _DATA:
+            raise Damaged(path, "it is no file of a store")
+
+
+def _check_log(store: Store, path: Path) -> None:
+    """See that a log of answers is one of the store's.
+
+    Raises:
+        InputError: It is not.
+    """
+    if not store.served:
+        raise Damaged(path, "it is no file of a store whose model was asked in its own process")
+    check_log(path, store.sha256, Part.of(path, store.n_blocks))
+
+
+def _manifest_problems(store: Store) -> Iterator[str]:
+    path = store.path / "manifest.json"
+    if not path.is_file():
+        return
+    try:
+        manifest = read_json(path, _LARGEST_MANIFEST)
+    except ValueError as error:
+        yield f"manifest.json: {error}"
+        return
+    listed = manifest.get("files") if isinstance(manifest, dict) else None
+    if not isinstance(listed, dict):
+        yield "manifest.json: it holds no `files`"
+        return
+    if manifest.get("identity") != store.sha256:
+        yield f"manifest.json: it is of the identity {shown(manifest.get('identity'))}, not of {store.sha256}"
+    for name in sorted(listed):
+        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+            yield f"manifest.json: it lists {shown(name)}, which leads out of the store"
+        elif not (store.path / name).is_file():
+            yield f"{_plain(name)}: missing (the manifest lists it)"
+
+
+def _plain(name: str) -> str:
+    """A file's name as it may stand in a message."""
+    return name if name.isprintable() else shown(name)
+
+
+def write_manifest(store: Store) -> dict[str, Any]:
+    """Write manifest.json, the index of the finished files, and return it.
+
+    Raises:
+        Damaged: What vouches for a file is no voucher.
+    """
+    files = {
+        str(path.relative_to(store.path)): read_voucher(path)._asdict()
+        for path in data_files(store.path)
+        if is_finished(path)
+    }
+    manifest = {
+        "identity": store.sha256,
+        "n_questions": len(store.questions),
+        "n_blocks": store.n_blocks,
+        "files": files,
+    }
+    replace_file(store.path / "manifest.json", json.dumps(manifest, indent=1, sort_keys=True).encode())
+    return manifest

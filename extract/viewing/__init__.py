@@ -1,0 +1,1 @@
+"""Text and HTML views of a store."""

@@ -1,0 +1,307 @@
+"""What is in a store, the way a person wants to read it."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from extract.errors import InputError
+from extract.grading import GRADER_OF_KIND
+from extract.questions.question import shown, shown_text
+from extract.sampling.run import prompt_of
+from extract.store.store import Store
+from extract.viewing.summary import MARKS, GradeCounts, Summary, interval, summarize, texts_of
+
+#: Most letters that are shown of a question, and of an answer.
+_LONGEST = 240
+#: Most groups of questions in a table.
+_MOST_GROUPS = 40
+#: So many groups are all shown; among more, those of one question are left out.
+_FEW_GROUPS = 10
+#: Most lines that are shown of a prompt.
+_MOST_LINES = 30
+#: Share of cut answers from which it is said that they are graded as they stand.
+_MANY_CUT = 0.1
+
+
+def choose_grader(store: Store, grader: str | None) -> str:
+    """The named grader, or the only one there is.
+
+    Raises:
+        InputError: No grades, several graders and none named, or no grades by the named one.
+    """
+    held = store.graders()
+    if grader is None and len(held) == 1:
+        return held[0]
+    if not held:
+        raise InputError(
+            f"Expected the store {str(store.path)!r} to hold grades, but it has none. Run `python -m extract grade --store {store.path}`."
+        )
+    if grader not in held:
+        raise InputError(
+            f"Expected `grader` to be one of {', '.join(held)}, whose grades {str(store.path)!r} holds, but got {grader!r}. Name one of them, or run `python -m extract grade`."
+        )
+    return grader
+
+
+def describe(store: Store, grader: str | None = None, n_answers: int = 10) -> str:
+    """A page about a store: policy, counts, accuracy by grader and by group with its spread, and answers to read.
+
+    Args:
+        store: The store.
+        grader: Whose grades are shown in detail; None takes that of the questions' kind, else the first there are.
+        n_answers: How many answers to show, of right, wrong and unknown ones.
+
+    Raises:
+        InputError: No grades by this grader, or a file that is not as it was written.
+    """
+    if grader is not None:
+        choose_grader(store, grader)
+    name = grader or _usual_grader(store)
+    summary = summarize(store, name, n_answers)
+    lines = [*_policy(store), *_held(store), *_samples(store, summary)]
+    if not summary.n_samples.any():
+        return "\n".join([*lines, "samples    none yet: run `python -m extract sample`"])
+    if name is None:
+        return "\n".join([*lines, "grades     none yet: run `python -m extract grade`"])
+    lines += ["", *_graders(store, summary), "", *_groups(store, name, summary.grades[name])]
+    lines += ["", *_spread(name, summary.grades[name]), "", *_asked(store), "", *_answers(store, name, summary)]
+    return "\n".join(lines)
+
+
+def compared(stores: Sequence[Store], grader: str | None = None) -> str:
+    """A table of the stores of a grid: temperature, expected accuracy, how much answers vary and how many were cut.
+
+    Args:
+        stores: The stores, of which some may have no grades yet.
+        grader: Whose grades; None takes for each store what `describe` takes.
+    """
+    rows = [["temperature", "answers", "grader", "expected accuracy [95 %]", "different texts a question", "cut"]]
+    for store in stores:
+        name = grader or _usual_grader(store)
+        summary = summarize(store, None, 0)
+        n, several = int(summary.n_samples.sum()), summary.n_samples > 1
+        different = f"{summary.n_distinct[several].mean():.2f}" if several.any() else "–"
+        accuracy = _accuracy(summary.grades[name].accuracy) if name in summary.grades else "no grades"
+        cut = f"{summary.finish_reasons['length'] / n:.0%}" if n else "–"
+        temperature = f"{store.identity['policy']['decoding']['temperature']:g}"
+        rows.append([temperature, f"{n:,}", name or "–", accuracy, different, cut])
+    return "\n".join(_aligned(rows))
+
+
+def _usual_grader(store: Store) -> str | None:
+    """The grader of the questions' kind where the store holds its grades, else the first that it holds."""
+    held = store.graders()
+    usual = (
+        name for name in dict.fromkeys(GRADER_OF_KIND[question.kind] for question in store.questions) if name in held
+    )
+    return next(usual, next(iter(held), None))
+
+
+def _asked(store: Store) -> list[str]:
+    """The first question as the model is asked, before its chat template."""
+    question, prompt = store.questions[0], prompt_of(store)
+    asked = question.prompt
+    if prompt.chat or not isinstance(asked, str):
+        turns = [(one["role"], one["content"]) for one in prompt.messages(asked)]
+    else:
+        turns = [("text", prompt.text(asked))]
+    lines = [f"  {role:9}  {shown(question, line)}" for role, text in turns for line in text.split("\n")]
+    if len(lines) > _MOST_LINES:
+        left = len(lines) - _MOST_LINES
+        lines[_MOST_LINES // 2 : -(_MOST_LINES // 2)] = [f"  … {left} lines …"]
+    return ["the first question as it is asked", *lines]
+
+
+def _policy(store: Store) -> Iterator[str]:
+    model, decoding = store.identity["policy"]["model"], store.identity["policy"]["decoding"]
+    prompt = decoding["prompt"]
+    known = f"{model['dtype']}  weights {model['fingerprint'][:12]}" if model["fingerprint"] else "behind a server"
+    around = [
+        "in the chat template" if prompt["chat"] else "plain text",
+        *([_plural(len(prompt["examples"]), "worked example")] if prompt.get("examples") else []),
+        *([f"thinking {'on' if prompt['thinking'] else 'off'}"] if "thinking" in prompt else []),
+    ]
+    stop = f", stop {', '.join(map(repr, decoding['stop']))}" if decoding["stop"] else ""
+    yield f"store      {store.path}   identity {store.sha256[:12]}"
+    yield f"model      {model['id']}  {known}"
+    yield f"policy     temperature {decoding['temperature']}, top-p {decoding['top_p']}, top-k {decoding['top_k']}, at most {decoding['max_new_tokens']} tokens{stop}, seed {decoding['seed']}"
+    yield f"prompt     {_short(repr(prompt['template']))}, {', '.join(around)}"
+    yield f"questions  {len(store.questions):,} in {_plural(store.n_blocks, 'block')}"
+
+
+def _held(store: Store) -> list[str]:
+    """A line for each signal and each asked baseline, with how much of it there is."""
+    n_blocks, n_parts = store.n_blocks, len(store.parts())
+    lines = []
+    for signal in store.signals():
+        counts = n_blocks - len(store.unread_blocks(signal)), n_parts - len(store.unread_parts(signal))
+        lines.append(f"signal     {signal}: {_of(counts, n_blocks, n_parts)}")
+    for name in sorted({*store.asked_names("question"), *store.asked_names("sample")}):
+        counts = n_blocks - len(store.unasked(name)), n_parts - len(store.unasked(name, "sample"))
+        lines.append(f"asked      {name}: {_of(counts, n_blocks, n_parts)}")
+    return lines
+
+
+def _of(counts: tuple[int, int], n_blocks: int, n_parts: int) -> str:
+    of_questions = f"{counts[0]} of {n_blocks} blocks of questions"
+    of_answers = f"{counts[1]} of {n_parts} parts of answers"
+    return (
+        " and ".join(text for count, text in zip(counts, (of_questions, of_answers), strict=True) if count) or "nothing"
+    )
+
+
+def _samples(store: Store, summary: Summary) -> Iterator[str]:
+    """How many answers there are, whether they are balanced, how they ended, how long they are, how much they differ."""
+    n, n_logs = int(summary.n_samples.sum()), summary.n_logs
+    if n_logs:
+        yield f"unfinished {n_logs:,} part{'s' * (n_logs > 1)} with {summary.n_logged:,} answers: run the same `python -m extract sample` again"
+    if not n:
+        return
+    counts = sorted(Counter(summary.n_samples.tolist()).items(), key=lambda one: (-one[1], one[0]))
+    balance = ", ".join(f"{k} to each of {n_questions:,} questions" for k, n_questions in counts[:4])
+    yield f"samples    {n:,}: {balance}{', and other numbers' * (len(counts) > 4)}"
+    limit = store.identity["policy"]["decoding"]["max_new_tokens"]
+    words = {
+        "stop": "ended by themselves",
+        "length": f"cut at {limit} tokens",
+        "content_filter": "filtered by the server",
+    }
+    ends = (f"{_share(summary.finish_reasons[reason], n)} {word}" for reason, word in words.items())
+    yield f"endings    {', '.join(one for one in ends if not one.startswith('0 '))}"
+    if summary.finish_reasons["length"] > _MANY_CUT * n:
+        yield "warning    many answers are cut, and graded as they stand: raise --policy.max_new_tokens (another store), or ask for shorter answers"
+    yield _tokens(summary.n_tokens, n)
+    several = summary.n_samples > 1
+    if several.any():
+        n_same, mean = int((summary.n_distinct[several] == 1).sum()), summary.n_distinct[several].mean()
+        yield f"different  {mean:.1f} texts of {summary.n_samples[several].mean():.4g} to a question in the mean; {_plural(n_same, 'question')} got the same every time"
+        if n_same == several.sum() and store.identity["policy"]["decoding"]["temperature"] > 0:
+            yield "warning    nothing varies at a temperature above 0: the accuracies below are 0 or 1, and no expected ones"
+
+
+def _tokens(n_tokens: NDArray[np.int32], n: int) -> str:
+    if not len(n_tokens):
+        return "tokens     not told by the server"
+    told = "" if len(n_tokens) == n else f" (not told for {n - len(n_tokens):,} answers)"
+    return f"tokens     mean {n_tokens.mean():.1f}, median {np.median(n_tokens):.0f}, 95th percentile {np.percentile(n_tokens, 95):.0f}, {n_tokens.sum(dtype=np.int64):,} in all{told}"
+
+
+def _plural(n: int, noun: str) -> str:
+    return f"{n:,} {noun}{'s' * (n != 1)}"
+
+
+def _share(count: int, n: int) -> str:
+    """A count and its share in per cent; nothing becomes 0 % or 100 % by rounding."""
+    percent = 100 * count / n
+    rounded = f"{percent:.0f}" if 1 <= percent <= 99 or count in (0, n) else f"{percent:.2g}" if percent < 1 else ">99"
+    return f"{count:,} ({rounded} %)" if count else "0 (0 %)"
+
+
+def _graders(store: Store, summary: Summary) -> list[str]:
+    """The graders side by side, and which of them are behind."""
+    behind = []
+    rows = [
+        ["grader", "answers", "right", "wrong", "unknown", "no answer found", "questions", "expected accuracy [95 %]"]
+    ]
+    for name, counts in summary.grades.items():
+        of = [int(one.sum()) for one in (counts.right, counts.wrong, counts.unknown, counts.no_answer)]
+        known = int((~np.isnan(counts.accuracy)).sum())
+        rows.append([name, *(f"{one:,}" for one in (sum(of[:3]), *of, known)), _accuracy(counts.accuracy)])
+        n_missing = int(summary.n_samples.sum()) - sum(of[:3])
+        if n_missing:
+            behind.append(
+                f"warning    {_plural(n_missing, 'answer')} without a grade by {name}: run `python -m extract grade --store {store.path} --grader {name}`"
+            )
+    return _aligned(rows) + behind
+
+
+def _accuracy(of_questions: NDArray[np.float64]) -> str:
+    """Mean over questions with its interval."""
+    found = interval(of_questions)
+    if found is None:
+        known = of_questions[~np.isnan(of_questions)]
+        return f"{known[0]:.3f} (one question)" if len(known) else "none known"
+    return "{:.3f} [{:.3f}, {:.3f}]".format(*found)
+
+
+def _groups(store: Store, name: str, counts: GradeCounts) -> list[str]:
+    """Expected accuracy by group of questions."""
+    accuracy, members = counts.accuracy, defaultdict(list)
+    for place, question in enumerate(store.questions):
+        if not np.isnan(accuracy[place]):
+            members[question.group or "(no group)"].append(place)
+    if not members:
+        return [f"expected accuracy by {name}: every grade is unknown"]
+    largest = sorted(members, key=lambda group: (-len(members[group]), group))[:_MOST_GROUPS]
+    few = len(members) <= _FEW_GROUPS
+    kept = [group for group in largest if few or len(members[group]) > 1]
+    rows = [[f"group, by {name}", "questions", "expected accuracy [95 %]", "never right", "always right"]]
+    every = [place for places in members.values() for place in places]
+    of_groups = ((group, members[group]) for group in sorted(kept)) if len(members) > 1 else ()
+    for group, places in [("all", every), *of_groups]:
+        of_group = accuracy[places]
+        never, always = (f"{int((of_group == bound).sum()):,}" for bound in (0, 1))
+        rows.append([_short(group, 40), f"{len(places):,}", _accuracy(of_group), never, always])
+    left_out = len(members) - len(kept) if len(members) > 1 else 0
+    return _aligned(rows) + ([f"({_plural(left_out, 'smaller group')} left out)"] if left_out else [])
+
+
+def _spread(name: str, counts: GradeCounts) -> list[str]:
+    """How many questions are answered right how often."""
+    known = counts.accuracy[~np.isnan(counts.accuracy)]
+    if not len(known):
+        return []
+    k = set((counts.right + counts.wrong)[~np.isnan(counts.accuracy)].tolist())
+    steps = (
+        k.pop() if len(k) == 1 and max(k) <= 10 else 10
+    )  # a row for each number of right answers where that is possible
+    levels = Counter(np.round(steps * known).astype(int).tolist())
+    widest = max(levels.values())
+    width = len(f"{widest:,}")
+    lines = [f"spread of the expected accuracy, by {name}: standard deviation over questions {known.std():.3f}"]
+    bars = (round(40 * levels[level] / widest) for level in range(steps + 1))
+    return lines + [
+        f"  {level / steps:.2f}  {levels[level]:{width},}  {'█' * bar or '▏' * (levels[level] > 0)}".rstrip()
+        for level, bar in enumerate(bars)
+    ]
+
+
+def _answers(store: Store, name: str, summary: Summary) -> list[str]:
+    """Answers with their questions, and what the grader took for the answer."""
+    texts, wanted = texts_of(store, summary.shown), {one.question_id for one in summary.shown}
+    questions = {question.id: question for question in store.questions if question.id in wanted}
+    lines = [f"{len(texts)} answers, graded by {name}"]
+    for one in summary.shown:
+        question = questions[one.question_id]
+        took = "nothing" if one.answer is None else repr(_short(shown(question, one.answer), 60))
+        lines += [
+            f"  {MARKS[one.right]:7}  {_short(shown_text(question))}",
+            f"           → {_short(shown(question, texts[one])) or '(empty)'}",
+            f"           took {took}; expected {_short(shown(question, ' | '.join(question.references)), 80)}",
+        ]
+    return lines
+
+
+def _short(text: str, longest: int = _LONGEST) -> str:
+    """A text on one line, with its middle left out where it is long."""
+    line = " ".join(text.split())
+    if len(line) <= longest:
+        return line
+    end = longest // 3
+    return f"{line[: longest - end - 3]} … {line[-end:]}"
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows of a table in columns: the first to the left, numbers to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "   ".join(
+            cell.ljust(width) if i == 0 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]

@@ -1,0 +1,99 @@
+"""The command `show`: answers of a store as a page, or the entropy curve along one of them as a picture."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from extract.errors import InputError
+from extract.models.embedded import EMBEDDED_MODEL, embedded_model_folder
+from extract.models.store_model import place_of_model
+from extract.store.files import replace_file
+from extract.store.store import Store
+
+_PICTURES = (".png", ".pdf", ".svg")
+
+
+def show(
+    store: str,
+    questions: Sequence[str | int] | None = None,
+    samples: Sequence[int] | None = None,
+    out: str = "answers.html",
+    grader: str | None = None,
+    influence: str | None = None,
+    model: str | None = None,
+) -> Path:
+    """Show answers token by token: a page shaded by entropy and influence, or the curve along one answer.
+
+    Args:
+        store: Folder of the store, with the signal `tokens` of its answers.
+        questions: Ids of questions; null takes a handful, with a right and a wrong answer to each.
+        samples: Which answers to each question, from 0; null takes all of questions that are named.
+        out: Where to write: a page (.html), or a picture of one answer (.png, .pdf, .svg).
+        grader: Whose grades; null takes the only ones there are.
+        influence: Weights of the tokens, such as norm_element_mean_token of the rollout; null takes these if they were read.
+        model: Where the store's model is, if it was a folder; its tokenizer is read, and no weights.
+
+    Returns:
+        Where it was written.
+
+    Raises:
+        InputError: An unknown id or sample, signals that were not read, another tokenizer, or an `out` of another kind.
+    """
+    from extract.viewing.answers import read_answers
+
+    path, kept = Path(out), Store.open(store)
+    if path.suffix not in (".html", *_PICTURES):
+        raise InputError(
+            f"Expected `out` to end in .html for a page, or in {', '.join(_PICTURES)} for a picture of one answer, but got {out!r}. For example --out answers.html"
+        )
+    named = None if questions is None else [str(one) for one in questions]  # an id may look like a number
+    answers, key = read_answers(kept, lambda: tokenizer_of(kept, model), named, samples, grader, influence)
+    name = kept.model_id
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".html":
+        from extract.viewing.html import page
+
+        content = page(answers, name, f"{kept.path.resolve().name}, identity {kept.sha256[:12]}", key).encode()
+    else:
+        from extract.viewing.curve import entropy_curve
+
+        if len(answers) != 1:
+            raise InputError(
+                f"Expected one answer for a picture, but got {len(answers)}. Name it, for example --questions '[{answers[0].question_id}]' --samples '[{answers[0].sample}]', or give --out answers.html."
+            )
+        drawn = io.BytesIO()
+        entropy_curve(answers[0], name, key).savefig(drawn, format=path.suffix[1:])
+        content = drawn.getvalue()
+    replace_file(path, content)
+    print(f"{len(answers)} answer{'s' * (len(answers) != 1)}: {path}")
+    return path
+
+
+def tokenizer_of(store: Store, model: str | None) -> Any:
+    """The tokenizer of a store's model, without its weights.
+
+    Raises:
+        InputError: It can't be loaded, or is another one.
+    """
+    from transformers import AutoTokenizer
+
+    from extract.models.loading import tokenizer_hash
+
+    wanted = store.model
+    place = place_of_model(store, model)
+    try:
+        source = str(embedded_model_folder()) if place == EMBEDDED_MODEL else place
+        tokenizer = AutoTokenizer.from_pretrained(source, revision=wanted["revision"])
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise InputError(
+            f"Expected `model` to be a Hub id or a folder with the tokenizer of {wanted['id']!r}, but {place!r} can't be loaded: {reason}"
+        ) from error
+    if tokenizer_hash(tokenizer) != wanted["tokenizer"]:
+        raise InputError(
+            f"Expected the tokenizer of {wanted['id']!r}, which drew the answers of {str(store.path)!r}, but that of {place!r} differs. Give the model of the store by --model."
+        )
+    return tokenizer

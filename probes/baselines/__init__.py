@@ -1,0 +1,1 @@
+"""Baselines: scores and confidences that read no hidden states."""

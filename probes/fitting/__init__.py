@@ -1,0 +1,1 @@
+"""How probes are fitted: the modules they inherit from, solvers and calibration."""

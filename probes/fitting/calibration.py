@@ -1,0 +1,200 @@
+"""Fits of calibrators on c right answers out of n: Platt scaling, temperature scaling, isotonic regression."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from scipy.optimize import brentq
+from torch import Tensor
+
+from extract.errors import InputError
+from probes.saved.calibrators import CALIBRATORS, Calibrator, Isotonic, Platt, Temperature
+
+__all__ = [
+    "CALIBRATORS",
+    "Calibrator",
+    "Isotonic",
+    "Platt",
+    "Temperature",
+    "fit_calibrator",
+    "fit_isotonic",
+    "fit_platt",
+    "fit_platt_many",
+    "fit_temperature",
+]
+
+#: Rows that isotonic regression is fitted on at least: with fewer, most of its steps are noise.
+LEAST_ISOTONIC_ROWS = 30
+#: Penalty per answer on the square of a slope over standardised scores; keeps it finite where the classes separate.
+RIDGE = 1e-4
+
+
+def fit_calibrator(kind: str, scores: Tensor, right: Tensor, known: Tensor) -> Calibrator:
+    """Fit a calibrator of a kind in `CALIBRATORS` on scores, right and known answers, each [row].
+
+    Raises:
+        InputError: Another kind, or rows that the kind cannot be fitted on.
+    """
+    if kind not in _FITS:
+        raise InputError(
+            f"Expected `calibrator` to be one of {', '.join(CALIBRATORS)}, but got {kind!r}. platt is the default."
+        )
+    return _FITS[kind](scores, right, known)
+
+
+def fit_platt(scores: Tensor, right: Tensor, known: Tensor, ridge: float = RIDGE) -> Platt:
+    """Fit by maximum likelihood of c right answers out of n (Platt 1999, with counts for labels), by Newton's method.
+
+    Args:
+        scores: [row] finite scores, higher = more likely right.
+        right: [row] right answers c.
+        known: [row] graded answers n.
+        ridge: Small penalty on the slope, which keeps it finite where the classes separate.
+
+    Returns:
+        The calibrator. Where higher scores go with wrong answers, the constant mean accuracy.
+
+    Raises:
+        InputError: Answers all right or all wrong.
+
+    >>> scores, right, known = torch.tensor([0.0, 1.0]), torch.tensor([1, 3]), torch.tensor([4, 4])
+    >>> fit_platt(scores, right, known, ridge=0.0)(scores)  # as often right as measured
+    tensor([0.2500, 0.7500])
+    >>> float(fit_platt(-scores, right, known).slope)
+    0.0
+    """
+    slope, intercept = fit_platt_many(scores[None], right, known, ridge)
+    return Platt(slope[0], intercept[0])
+
+
+def fit_platt_many(scores: Tensor, right: Tensor, known: Tensor, ridge: float = RIDGE) -> tuple[Tensor, Tensor]:
+    """`fit_platt` of many candidates' scores for the same rows, in one run of Newton's method.
+
+    Args:
+        scores: [candidate, row] scores, higher = more likely right.
+        right: [row] right answers c.
+        known: [row] graded answers n.
+        ridge: As in `fit_platt`.
+
+    Returns:
+        Slopes and intercepts, [candidate] float64. A candidate that is constant, not finite, or higher for wrong
+        answers has the slope 0 and the intercept of the mean accuracy.
+
+    Raises:
+        InputError: Answers all right or all wrong.
+    """
+    scores, right, known = scores.double(), right.double(), known.double()
+    accuracy = _mean_accuracy(right, known)
+    base = math.log(accuracy / (1 - accuracy))
+    centre = scores.mean(1)
+    scale = scores.std(1) if scores.shape[1] > 1 else torch.zeros_like(centre)
+    varies = scale > 1e-9
+    x = (scores - centre[:, None]) / torch.where(varies, scale, 1.0)[:, None]
+    penalty = ridge * known.sum()
+    a, b = torch.zeros_like(centre), torch.full_like(centre, base)
+    for _ in range(100):
+        mean = torch.sigmoid(a[:, None] * x + b[:, None])
+        residual, curvature = known * mean - right, known * mean * (1 - mean)
+        # the gradient, then the three entries of the Hessian
+        down_a, down_b = (residual * x).sum(1) + penalty * a, residual.sum(1)
+        h_aa = (curvature * x * x).sum(1) + penalty + 1e-12
+        h_ab, h_bb = (curvature * x).sum(1), curvature.sum(1) + 1e-12
+        determinant = h_aa * h_bb - h_ab**2
+        step = torch.stack([h_bb * down_a - h_ab * down_b, h_aa * down_b - h_ab * down_a]) / determinant
+        size = step.abs().amax(0)
+        a, b = torch.stack([a, b]) - step * (4 / size).clamp_max(1)  # bounded, so that no step overshoots
+        if not (size[varies] > 1e-10).any():
+            break
+    slope = a / scale
+    fitted = varies & (slope > 0)
+    return torch.where(fitted, slope, 0.0), torch.where(fitted, b - slope * centre, base)
+
+
+def fit_temperature(scores: Tensor, right: Tensor, known: Tensor) -> Temperature:
+    r"""Fit the temperature by maximum likelihood of c right answers out of n (Guo et al. 2017, with counts for labels).
+
+    The likelihood is concave in 1/T, so that its slope has one root at most; Brent's method finds it over log T, between
+    1e-5 and 1e3 times the scores' root mean square. The same small penalty as in Platt scaling bounds 1/T.
+
+    Args:
+        scores: [row] finite log-odds, higher = more likely right.
+        right: [row] right answers c.
+        known: [row] graded answers n.
+
+    Returns:
+        The calibrator. Where higher scores go with wrong answers, the highest temperature: hardly other than ½ for all.
+
+    Raises:
+        InputError: Answers all right or all wrong.
+
+    >>> scores, right, known = torch.tensor([-2.0, 2.0]), torch.tensor([1, 3]), torch.tensor([4, 4])
+    >>> fit_temperature(scores, right, known)(scores)  # nearly as often right as measured
+    tensor([0.2501, 0.7499])
+    """
+    scores, right, known = scores.double(), right.double(), known.double()
+    _mean_accuracy(right, known)
+    size = float((known * scores.square()).sum() / known.sum()) ** 0.5
+    if size < 1e-9:
+        return Temperature(1.0)
+    x, penalty = scores / size, RIDGE * known.sum()
+
+    def descent(log_temperature: float) -> float:
+        """Slope of the penalised loss over 1/T, which rises with 1/T."""
+        inverse = math.exp(-log_temperature)
+        return float((x * (known * torch.sigmoid(inverse * x) - right)).sum() + penalty * inverse)
+
+    lowest, highest = math.log(1e-5), math.log(1e3)
+    if descent(highest) >= 0:
+        return Temperature(size * 1e3)
+    return Temperature(size * math.exp(brentq(descent, lowest, highest, xtol=1e-12)))
+
+
+def fit_isotonic(scores: Tensor, right: Tensor, known: Tensor) -> Isotonic:
+    """Fit isotonic regression of p̂ = c/n on the score, each row weighing its n answers (scikit-learn's).
+
+    A step where no answer, or every answer, was right would be a confidence of exactly 0 or 1, and an infinite log-loss
+    the first time it errs. Steps are therefore kept half an answer, of all that were graded, away from 0 and 1.
+
+    Args:
+        scores: [row] finite scores, higher = more likely right.
+        right: [row] right answers c.
+        known: [row] graded answers n.
+
+    Returns:
+        The calibrator with the knots that matter: both ends of each step.
+
+    Raises:
+        InputError: Answers all right or all wrong, or fewer than `LEAST_ISOTONIC_ROWS` rows.
+    """
+    from sklearn.isotonic import IsotonicRegression  # takes a second to import
+
+    if len(scores) < LEAST_ISOTONIC_ROWS:
+        raise InputError(
+            f"Expected at least {LEAST_ISOTONIC_ROWS} validation rows for an isotonic calibrator, but got {len(scores)}. Use platt, or more validation questions."
+        )
+    scores, right, known = scores.double(), right.double(), known.double()
+    _mean_accuracy(right, known)
+    margin = 0.5 / float(known.sum())
+    regression = IsotonicRegression(y_min=margin, y_max=1 - margin, out_of_bounds="clip")
+    regression.fit(scores.numpy(), (right / known).numpy(), sample_weight=known.numpy())
+    return Isotonic(torch.as_tensor(regression.X_thresholds_), torch.as_tensor(regression.y_thresholds_))
+
+
+def _mean_accuracy(right: Tensor, known: Tensor) -> float:
+    """Share of right answers, strictly between 0 and 1."""
+    share = float(right.sum() / known.sum())
+    if not 0 < share < 1:
+        raise InputError(
+            f"Expected right and wrong answers to calibrate on, but all {int(known.sum())} are {'right' if share else 'wrong'}. Use more validation questions."
+        )
+    return share
+
+
+#: How each kind is fitted.
+_FITS: dict[str, Callable[[Tensor, Tensor, Tensor], Calibrator]] = {
+    Platt.kind: fit_platt,
+    Temperature.kind: fit_temperature,
+    Isotonic.kind: fit_isotonic,
+}

@@ -1,0 +1,178 @@
+"""Linear probes without gradient descent: every layer and penalty solved at once, each coefficient to within 10⁻⁵.
+
+All take `features` [feature, row, d], finite and on one scale (standardised), where a row is a question or an answer
+and a feature a layer and position; `target` [row] in [0, 1], a label or the expected accuracy p̂; and `weight` [row]
+≥ 0, how much each row counts (only ratios matter). They return `weight` [penalty, feature, d] and `bias`
+[penalty, feature] in the dtype of the features, on their device. No randomness. The arithmetic is float64: in float32
+throughout, ridge on 31 layers of 288 rows came out wrong by up to 5·10⁻⁵ at λ = 0.01 and by 10⁻³ at λ = 0.001.
+
+Work is done in the smaller of two spaces. By the representer theorem w = X̃ᵀa for centred rows X̃, so with fewer rows
+than coordinates (the dual) everything is said by the row × row Gram matrix X̃X̃ᵀ; otherwise by d × d.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from extract.errors import InputError
+from probes.fitting.newton import minimise
+
+#: Bytes of float64 rows that are worked on together on a GPU, where more than one feature fits.
+CHUNK_BYTES = 2**28
+
+
+def ridge(
+    features: Tensor, target: Tensor, weight: Tensor, penalties: Sequence[float], dual: bool | None = None
+) -> tuple[Tensor, Tensor]:
+    r"""Least squares with an L2 penalty on the direction, the bias free.
+
+    .. math:: \min_{w,b} \tfrac12 \sum_i v_i (y_i - w x_i - b)^2 + \tfrac\lambda2 \lVert w \rVert^2, \quad v = \text{weight} / \sum \text{weight}
+
+    scikit-learn's `Ridge` at alpha = λ Σ weight. Its bias makes up for the means, so rows and target are centred first.
+    With n rows, m = min(n, d) and P penalties a feature costs n·m·d multiply-adds for one Gram matrix, m³/6 for each
+    penalty's Cholesky factor and 2·n·d·P for the way back. An eigendecomposition serves all penalties but costs some 9·m³;
+    on 288 rows of 31 layers it took 140 ms against 12 ms for each penalty's factors.
+
+    Args:
+        features: [feature, row, d] float.
+        target: [row] in [0, 1].
+        weight: [row] ≥ 0.
+        penalties: λ > 0, one or more.
+        dual: Which space to work in; None takes the smaller.
+
+    Raises:
+        InputError: What `check` refuses, or NaN or infinite features.
+    """
+    share = check(features, target, weight, penalties)
+    root, mean_target = share.sqrt(), share @ target.double()
+    centred = (root * (target.double() - mean_target))[:, None]
+    solved = []
+    for rows, centre in _centred(features, share):
+        weighted = rows.mul_(root[:, None])
+        if len(rows) == 1:
+            weighted = weighted[0]  # torch's batched kernels take half as long again for a batch of one
+        in_rows = rows.shape[1] < rows.shape[2] if dual is None else dual
+        gram = weighted @ weighted.mT if in_rows else weighted.mT @ weighted
+        right_side = (centred if in_rows else weighted.mT @ centred).expand(*gram.shape[:-1], 1)
+        solution, diagonal, added = [], gram.diagonal(dim1=-2, dim2=-1), 0.0
+        for penalty in penalties:  # the diagonal changes in place: no copy for each penalty
+            diagonal += penalty - added
+            added = penalty
+            solution.append(torch.cholesky_solve(right_side, torch.linalg.cholesky(gram))[..., 0])
+        found = torch.stack(solution, dim=-2)
+        found = (found @ weighted if in_rows else found).reshape(len(rows), len(penalties), -1)
+        solved.append((found, mean_target - (found @ centre[..., None])[..., 0]))
+    return _joined(solved, features.dtype)
+
+
+def logistic(
+    features: Tensor, target: Tensor, weight: Tensor, penalties: Sequence[float], dual: bool | None = None
+) -> tuple[Tensor, Tensor]:
+    r"""Logistic regression on soft labels with an L2 penalty on the direction, the bias free.
+
+    .. math:: \min_{w,b} \sum_i v_i [\log(1 + e^{z_i}) - y_i z_i] + \tfrac\lambda2 \lVert w \rVert^2, \quad z_i = w x_i + b, \quad v = \text{weight} / \sum \text{weight}
+
+    scikit-learn's `LogisticRegression` at C = 1 / (λ Σ weight), where a soft label stands for two rows of weights y and 1 − y.
+    The penalty keeps the minimum finite where the classes separate. With n rows, m = min(n, d) and P penalties a feature
+    costs n·m·d multiply-adds for one Gram matrix, some 9·m³ for its eigendecomposition, which serves all penalties, and
+    2·n·m·P for each of some 30 steps of conjugate gradients (six of Newton's), see `probes.fitting.newton`.
+
+    Args:
+        features: [feature, row, d] float.
+        target: [row] in [0, 1].
+        weight: [row] ≥ 0.
+        penalties: λ > 0, one or more.
+        dual: Which space to work in; None takes the smaller.
+
+    Raises:
+        InputError: What `check` refuses, NaN or infinite features, or a target that is 0 or 1 throughout.
+    """
+    share = check(features, target, weight, penalties)
+    mean_target = float(share @ target.double())
+    if not 0 < mean_target < 1:
+        raise InputError(
+            f"Expected `target` to hold right and wrong answers, but all {int((share > 0).sum())} rows with a weight are {mean_target:g}. Use more or other questions."
+        )
+    l2 = torch.tensor(list(penalties), dtype=torch.float64, device=features.device)
+    solved = []
+    for rows, centre in _centred(features, share):
+        in_rows = rows.shape[1] < rows.shape[2] if dual is None else dual
+        found, bias = minimise(rows, target.double(), share, l2, in_rows)
+        solved.append((found, bias - (found @ centre[..., None])[..., 0]))
+    return _joined(solved, features.dtype)
+
+
+def difference_of_means(features: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """From the mean of the wrong to the mean of the right: w = μ₁ − μ₀, and 0 half-way: b = −w·(μ₁ + μ₀)/2.
+
+    A soft label counts for y in μ₁ and for 1 − y in μ₀. No hyperparameter, so the penalty axis is of length 1; the
+    score is no log-odds until it is calibrated (2509.10625). 2·n·d multiply-adds a feature.
+
+    Raises:
+        InputError: What `check` refuses, NaN or infinite features, or a target that is 0 or 1 throughout.
+    """
+    share = check(features, target, weight, [1.0])
+    mass = torch.stack([share * target.double(), share * (1 - target.double())])
+    if not (mass.sum(1) > 0).all():
+        raise InputError(
+            f"Expected `target` to hold right and wrong answers, but all {int((share > 0).sum())} rows with a weight are {float(target.max()):g}. Use more or other questions."
+        )
+    mass = mass / mass.sum(1, keepdim=True)
+    solved = []
+    for rows, centre in _centred(features, share):
+        right, wrong = (mass @ rows).unbind(1)  # from the common mean, which keeps digits
+        direction = right - wrong
+        solved.append((direction[:, None], -(direction * ((right + wrong) / 2 + centre)).sum(-1, keepdim=True)))
+    return _joined(solved, features.dtype)
+
+
+def check(features: Tensor, target: Tensor, weight: Tensor, penalties: Sequence[float]) -> Tensor:
+    """Weights [row] float64 of sum 1, once shapes and values are what a solver needs.
+
+    Raises:
+        InputError: Other shapes, a target outside [0, 1], a negative weight or none above 0,
+            or a penalty that isn't above 0.
+    """
+    if features.dim() != 3 or target.shape != features.shape[1:2] or weight.shape != target.shape:
+        raise InputError(
+            f"Expected `features` [feature, row, d] with one `target` and one `weight` a row, but got {list(features.shape)}, {list(target.shape)} and {list(weight.shape)}. Pass one entry for each row."
+        )
+    if not all(penalty > 0 for penalty in penalties) or not len(penalties):
+        raise InputError(
+            f"Expected `l2` to be one or more penalties above 0, but got {list(penalties)}. Without one a closed form has no single answer; 0.01 is a small one."
+        )
+    if not ((target >= 0) & (target <= 1)).all():
+        raise InputError(
+            f"Expected `target` in [0, 1], but it reaches from {float(target.min()):g} to {float(target.max()):g}. Pass the share of right answers."
+        )
+    if not ((weight >= 0) & weight.isfinite()).all() or not (weight > 0).any():
+        raise InputError(
+            f"Expected `weight` of at least 0 and above 0 somewhere, but it reaches from {float(weight.min()):g} to {float(weight.max()):g}. Pass ones where all rows count alike."
+        )
+    return weight.double() / weight.double().sum()
+
+
+def _centred(features: Tensor, share: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Rows less their weighted mean [chunk, row, d] float64, and that mean [chunk, d], some features at a time.
+
+    On a CPU one by one: the matrices of one feature then stay in the cache. On a GPU as many as fit into the chunk.
+    """
+    fit = CHUNK_BYTES // max(1, 8 * features[0].numel()) if features.is_cuda else 1
+    for chunk in features.split(max(1, fit)):
+        rows = chunk.to(torch.float64, memory_format=torch.contiguous_format)  # the features of a row lie apart
+        centre = share @ rows
+        if not centre.isfinite().all():  # as good as looking at every value, which costs a sixth of the Gram matrices
+            wrong = int((~features.isfinite()).any(-1).any(0).sum())
+            raise InputError(
+                f"Expected finite `features`, but {wrong} of {features.shape[1]} rows hold NaN or infinity. Leave those rows out and count them."
+            )
+        yield rows - centre[:, None], centre
+
+
+def _joined(solved: list[tuple[Tensor, Tensor]], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Weights [penalty, feature, d] and biases [penalty, feature] from chunks of [feature, penalty, ...]."""
+    weights, biases = (torch.cat(parts).transpose(0, 1).to(dtype) for parts in zip(*solved, strict=True))
+    return weights.contiguous(), biases.contiguous()

@@ -1,0 +1,1 @@
+"""Metrics as pure functions and torchmetrics, with intervals and tests."""

@@ -1,0 +1,58 @@
+"""Brier scores: squared distance of confidences from accuracies or answers."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from probes.metrics.functional.inputs import check_probability, mean, prepare
+
+
+def debiased_brier(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None = None) -> Tensor:
+    r"""Unbiased estimate of the capability Brier score, mean (f − p)².
+
+    .. math:: \frac1N \sum_i f_i^2 - 2 f_i \hat p_i + \frac{c_i (c_i-1)}{n_i (n_i-1)}
+
+    The plain mean of (f − p̂)² is too large by mean p(1−p)/n. May be slightly negative; never clipped. Needs n ≥ 2.
+    """
+    preds, right, known, weights = prepare(preds, right, known, weights, 2)
+    check_probability(preds)
+    terms = preds**2 - 2 * preds * right / known + right * (right - 1) / (known * (known - 1))
+    return mean(terms, weights)
+
+
+def response_brier(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Unbiased Brier score against single answers: the capability Brier plus mean p(1−p). Mean of `brier_terms`."""
+    weights = torch.ones_like(preds, dtype=torch.float64) if weights is None else weights.double()
+    return mean(brier_terms(preds, right, known), weights)
+
+
+def brier_terms(preds: Tensor, right: Tensor, known: Tensor) -> Tensor:
+    """Brier score of each question against its single answers, f² − 2fp̂ + p̂: [question] float64.
+
+    Two confidences of the same questions differ in these terms as they do in those of `debiased_brier`, whose further
+    part doesn't depend on the confidence: the differences are what a sign-flip test takes.
+    """
+    preds, right, known, _ = prepare(preds, right, known, None, 1)
+    check_probability(preds)
+    return preds**2 - 2 * preds * right / known + right / known
+
+
+def brier_skill(
+    preds: Tensor, right: Tensor, known: Tensor, reference: float | Tensor, weights: Tensor | None = None
+) -> Tensor:
+    """1 − Brier / Brier of `reference`, both debiased.
+
+    Args:
+        preds: [question] confidences.
+        right: [question] right answers c.
+        known: [question] graded answers n.
+        reference: The mean accuracy of the training split, or [question] that of each question's own training folds.
+        weights: [..., question] how often each question counts.
+
+    Returns:
+        [...] skill, 1 at best, 0 for the reference; NaN where the reference's debiased Brier is not positive.
+    """
+    base = torch.as_tensor(reference, dtype=torch.float64, device=preds.device).expand(preds.shape)
+    worst = debiased_brier(base, right, known, weights)
+    return torch.where(worst > 0, 1 - debiased_brier(preds, right, known, weights) / worst, torch.nan)

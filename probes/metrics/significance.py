@@ -1,0 +1,115 @@
+"""Tests of a difference between two methods on the same questions, and the correction for many of them.
+
+docs/statistics.md says what each p-value means. All tests are two-sided, and none gives exactly 0: what was observed
+counts as one of the draws.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from probes.metrics.intervals import WeightedMetric, resampled
+
+#: Questions up to which all sign patterns are tried: 2^19 sums, by symmetry.
+_MOST_EXACT = 20
+#: Signs held at once.
+_CHUNK = 2**22
+
+
+def sign_flip(differences: Tensor, n_flips: int = 10_000, seed: int = 0) -> float:
+    """P-value of the sign-flip test: how often random signs make a mean difference as far from 0 as the observed one.
+
+    Exact over all sign patterns for up to 20 questions; above that over random patterns, with the observed one counted
+    in, (1 + hits) / (1 + flips).
+
+    Args:
+        differences: [question] finite differences of two methods, one a question: of `functional.brier_terms`, or of
+            accuracies. Where a question has several rows, their mean.
+        n_flips: Random sign patterns, for more than 20 questions. The least possible p-value is about 1 / n_flips.
+        seed: Seed of the patterns.
+
+    Returns:
+        The p-value, in (0, 1].
+
+    Raises:
+        ValueError: No differences, of another shape than [question], or not finite.
+
+    >>> sign_flip(torch.tensor([1.0, 2.0, 3.0]))  # 2 of 8 patterns reach 6
+    0.25
+    """
+    values = differences.double()
+    if values.dim() != 1 or not len(values) or not values.isfinite().all():
+        raise ValueError(
+            f"Expected `differences` to be finite numbers [question], but got shape {tuple(differences.shape)} with {int((~values.isfinite()).sum())} not finite. Leave those questions out and count them."
+        )
+    # sums that are equal in exact arithmetic are hits, however they are rounded
+    reach = float(values.sum().abs() - 1e-12 * values.abs().sum())
+    if len(values) <= _MOST_EXACT:
+        sums = values[:1]  # one sign fixed: turning all signs round keeps the distance from 0
+        for value in values[1:]:
+            sums = torch.cat([sums + value, sums - value])
+        return float((sums.abs() >= reach).double().mean())
+    generator, hits = torch.Generator().manual_seed(seed), 0
+    for start in range(0, n_flips, step := max(1, _CHUNK // len(values))):
+        shape = (min(step, n_flips - start), len(values))
+        signs = torch.randint(2, shape, generator=generator, dtype=torch.int8).double() * 2 - 1
+        hits += int(((signs @ values).abs() >= reach).sum())
+    return (1 + hits) / (1 + n_flips)
+
+
+def bootstrap_p(
+    a: WeightedMetric, b: WeightedMetric, n_questions: int, n_resamples: int = 10_000, seed: int = 0
+) -> float | None:
+    r"""P-value of the difference a − b of two metrics on the same questions, from paired resamples of the questions.
+
+    .. math:: p = \min\Big\{1, 2 \min\Big[\frac{1 + \#(\Delta^* \le 0)}{B + 1}, \frac{1 + \#(\Delta^* \ge 0)}{B + 1}\Big]\Big\}
+
+    It asks where 0 lies among the resampled differences, and reads the tail of a percentile interval. The least possible
+    value is 2 / (B + 1): report one of 2,000 resamples as 0.001 at best. The same seed gives the resamples of
+    `paired_bootstrap`.
+
+    Args:
+        a: From weights [resample, question] to values [resample].
+        b: The same for the other method.
+        n_questions: Number of questions.
+        n_resamples: Number of resamples B; those without a value are left out.
+        seed: Seed of the resamples.
+
+    Returns:
+        The p-value, in (0, 1]; None where `paired_bootstrap` has no interval for want of questions or values.
+    """
+    differences = resampled(lambda weights: a(weights) - b(weights), n_questions, n_resamples, seed)
+    if differences is None:
+        return None
+    below, above = int((differences <= 0).sum()), int((differences >= 0).sum())
+    return min(1.0, 2 * (1 + min(below, above)) / (len(differences) + 1))
+
+
+def holm(p_values: Tensor) -> Tensor:
+    """P-values adjusted for their number (Holm 1979): the least is multiplied by m, the next by m − 1, and so on.
+
+    Rejecting what stays below a level makes any false rejection at most that likely, however the tests depend on one
+    another. NaN is no test: it stays NaN and isn't counted.
+
+    Args:
+        p_values: [test] p-values in [0, 1] or NaN.
+
+    Returns:
+        [test] float64 adjusted p-values, at most 1, in the order of the p-values.
+
+    >>> holm(torch.tensor([0.01, 0.04, 0.03], dtype=torch.float64))
+    tensor([0.0300, 0.0600, 0.0600], dtype=torch.float64)
+    """
+    values = p_values.double()
+    if ((values < 0) | (values > 1)).any():
+        raise ValueError(
+            f"Expected `p_values` in [0, 1], but they reach from {values.min():.3g} to {values.max():.3g}."
+        )
+    tested = values.isfinite().nonzero()[:, 0]
+    order = tested[values[tested].argsort()]
+    factors = torch.arange(len(order), 0, -1, dtype=torch.float64)
+    adjusted = torch.full_like(values, torch.nan)
+    if len(order):
+        adjusted[order] = (values[order] * factors).cummax(0).values.clamp_max(1)
+    return adjusted

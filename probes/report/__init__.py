@@ -1,0 +1,1 @@
+"""Report and pictures of a run."""

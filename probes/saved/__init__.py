@@ -1,0 +1,1 @@
+"""The saved probe: format, loading, scoring, attaching."""

@@ -1,0 +1,273 @@
+"""From a folder or a Hub id to a probe's config, head and calibrator, without trusting a byte of either."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from extract.errors import InputError
+from extract.hashing import sha256_file
+from extract.signals.features import Pooled, is_key, is_pooling, is_weights, token_signals
+from extract.store.files import is_inside, one_line, read_json, shown
+from extract.store.schemas import (
+    DECODING,
+    MODEL,
+    OBJECT,
+    PROMPT,
+    SHA256,
+    TEXT,
+    TEXT_OR_NULL,
+    Field,
+    Schema,
+    check_prompt,
+    check_record,
+    one_of,
+    whole,
+)
+from extract.store.shards import Scope
+from probes.saved.calibrators import CALIBRATORS, MOST_KNOTS, Calibrator
+from probes.saved.head import HEADS, Head
+
+FORMAT_VERSION = 3
+_READ_VERSIONS = (2, 3)  # 2 had no token signals
+_FILES = ("config.json", "model.safetensors", "README.md")
+_LARGEST_CONFIG, _LARGEST_HEADER = 2**20, 2**16  # bytes
+_LARGEST_CALIBRATOR = 2 * 8 * MOST_KNOTS
+_CALIBRATOR = "calibrator."  # what the calibrator's tensors begin with
+
+#: Fields of config.json, with those that say what is read: see `_reading`.
+_CONFIG: Schema = {
+    "format_version": whole(min(_READ_VERSIONS), FORMAT_VERSION, " or ".join(map(str, _READ_VERSIONS))),
+    "head": one_of(HEADS),
+    "d_model": whole(1, 2**20, "a positive width below a million"),
+    "sizes": OBJECT,  # those of the head
+    "calibrator": one_of(CALIBRATORS),
+    "target": one_of(["capability", "response", "semantic_entropy", "seu"]),
+    "weights": SHA256,  # of model.safetensors
+    "model": MODEL,
+    "prompt": PROMPT,
+}
+#: Fields that a probe works without: what was measured, for people.
+_FURTHER: Schema = {
+    "name": TEXT,
+    "taught": TEXT_OR_NULL,
+    "decoding": DECODING,
+    "training": OBJECT,
+    "test": OBJECT,
+    "versions": OBJECT,
+}
+
+
+class ProbeFiles(NamedTuple):
+    """The two files of a probe that are ever opened."""
+
+    config: Path
+    tensors: Path
+
+
+def find_probe(probe: str | Path, revision: str | None) -> ProbeFiles:
+    """Files of a probe in a folder or on the Hub, of which the files that a probe has are downloaded and no others.
+
+    Raises:
+        InputError: Neither a folder nor a repository, or a file is missing or a link to a place outside.
+    """
+    if os.path.isdir(probe):
+        folder = home = Path(probe)
+    else:
+        folder = _from_hub(str(probe), revision)
+        home = folder.parents[1]  # the files of a snapshot are links to others of the repository
+    return ProbeFiles(*(_own_file(folder, name, home) for name in ("config.json", "model.safetensors")))
+
+
+def _from_hub(probe: str, revision: str | None) -> Path:
+    if probe.count("/") != 1 or probe.startswith((".", "/")):
+        raise InputError(
+            f"Expected `probe` to be the folder of a saved probe or a Hub id, but there is no folder {probe!r}. Runs save theirs as runs/NAME/probe."
+        )
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(probe, revision=revision, allow_patterns=list(_FILES)))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise InputError(
+            f"Expected `probe` to be the folder of a saved probe or a Hub id, but {probe!r} is no folder and the Hub gave: {one_line(error)}"
+        ) from error
+
+
+def _own_file(folder: Path, name: str, home: Path) -> Path:
+    """A file of a probe.
+
+    Raises:
+        InputError: It is missing, or a link to a file outside `home`.
+    """
+    path = folder / name
+    if not path.is_file():
+        raise InputError(
+            f"Expected `probe` to be the folder of a saved probe, but {str(folder)!r} has no {name}. Runs save theirs as runs/NAME/probe."
+        )
+    if not is_inside(path, home):
+        raise InputError(
+            f"Expected {str(path)!r} to lie in the probe's folder, but it is a link to a file outside. Put the file itself there; a probe from the Hub is loaded by its id."
+        )
+    return path
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Content of a config.json, with every field as `_CONFIG` and `_FURTHER` say.
+
+    Raises:
+        InputError: It is larger than a config, no JSON, of another format version, or a field is missing, not known or
+            out of its range.
+    """
+    try:
+        config = read_json(path, _LARGEST_CONFIG)
+    except ValueError as error:
+        raise InputError(
+            f"Expected {str(path)!r} to describe a probe, but {error}. Train the probe again, or get another copy of it."
+        ) from None
+    stated = config.get("format_version") if isinstance(config, dict) else None
+    if (
+        type(stated) is int and stated not in _READ_VERSIONS
+    ):  # before the fields, which another version may have others of
+        raise InputError(
+            f"Expected a probe of format version {' or '.join(map(str, _READ_VERSIONS))}, but {str(path)!r} has {shown(stated)}. Use the version of confidence-probes that wrote it."
+        )
+    if isinstance(config, dict):
+        required, optional = _reading(config.get("target"), config.get("signal"))
+    else:
+        required, optional = {}, {}
+    check_record(config, {**_CONFIG, **required}, path, optional={**_FURTHER, **optional})
+    check_prompt(config["prompt"], path, "prompt.")
+    sizes = {name: whole(1, largest) for name, largest in HEADS[config["head"]].sizes.items()}
+    check_record(config["sizes"], sizes, path, prefix="sizes.")
+    _check_pooled(config, path)
+    return config
+
+
+def _reading(target: Any, signal: Any) -> tuple[Schema, Schema]:
+    """Fields that say what a probe of a target and a signal, any JSON values, reads; and those that may be there."""
+    from extract.signals import SIGNALS
+    from extract.signals.positions import ANSWER_POSITIONS, QUESTION_POSITIONS
+
+    scope: Scope = "sample" if target == "response" else "question"
+    positions = ANSWER_POSITIONS if scope == "sample" else QUESTION_POSITIONS
+    pooled: Schema = {
+        "keys": Field(
+            f"a list of signal/layer/position, each once, of {', '.join(token_signals(scope))}",
+            lambda value: _is_list(value, lambda key: is_key(key, scope)) and len(value) > 0,
+        ),
+        "pooling": Field(
+            "a list of poolings, each once, where an answer is read, and else an empty one",
+            lambda value: _is_list(value, is_pooling) and (len(value) > 0) == (scope == "sample"),
+        ),
+        "weights": Field(
+            "null, or the signal/layer/position of weights where an answer is read",
+            lambda value: value is None or (scope == "sample" and is_weights(value)),
+        ),
+    }
+    if signal in token_signals("sample"):
+        null = Field(f"null, because {signal!r} is no hidden state", lambda value: value is None)
+        return {"signal": one_of(token_signals(scope)), "layer": null, "position": null, "pooled": pooled}, {}
+    layer = whole(0, 2**16, "a layer's number")
+    return {"signal": one_of(SIGNALS), "layer": layer, "position": one_of(positions)}, {"pooled": pooled}
+
+
+def _is_list(value: Any, holds: Callable[[Any], bool]) -> bool:
+    """Whether any JSON value is a list of texts of a kind, each of which stands there once."""
+    return isinstance(value, list) and all(map(holds, value)) and len(set(value)) == len(value)
+
+
+def _check_pooled(config: dict[str, Any], path: Path) -> None:
+    """Refuse numbers of token signals that don't go together, or are not as many as the head takes.
+
+    Raises:
+        InputError: They don't, or aren't.
+    """
+    if "pooled" not in config:
+        return
+    try:
+        n = len(Pooled.from_json(config["pooled"]).names)
+    except InputError as error:
+        raise InputError(
+            f"Expected `pooled` in {str(path)!r} to be what a probe was trained on. {error} Restore the file."
+        ) from None
+    alone, width = config["layer"] is None, config["d_model"]
+    if width != n if alone else width <= n:
+        raise InputError(
+            f"Expected `d_model` in {str(path)!r} to be {n if alone else f'above {n}'}, because `pooled` has {n} numbers, but got {width}. Restore the file."
+        )
+
+
+def read_weights(path: Path, config: dict[str, Any]) -> tuple[Head, Calibrator]:
+    """The head and calibrator that a config names, from a file that holds their tensors and nothing else.
+
+    Raises:
+        InputError: The file holds anything else, or values that no training gives.
+    """
+    head = HEADS[config["head"]](config["d_model"], **config["sizes"])
+    kind = CALIBRATORS[config["calibrator"]]
+    try:
+        check_size(path, sum(tensor.nbytes for tensor in head.state_dict().values()) + _LARGEST_CALIBRATOR)
+        if sha256_file(path) != config["weights"]:
+            raise ValueError("its checksum is not the one in config.json")
+        with safe_open(path, framework="pt") as file:
+            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 (it is no dict)
+            own = {
+                name.removeprefix(_CALIBRATOR): shape for name, shape in shapes.items() if name.startswith(_CALIBRATOR)
+            }
+            calibrator = kind.of_shapes(own)
+            read = _read_tensors(file, probe_tensors(head, calibrator))
+        head.load_state_dict({name: tensor for name, tensor in read.items() if not name.startswith(_CALIBRATOR)})
+        calibrator.load_state_dict({name: read[_CALIBRATOR + name] for name in calibrator.values})
+        problem = head.problem() or calibrator.problem()
+        if problem is not None:
+            raise ValueError(problem)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise InputError(
+            f"Expected {str(path)!r} to hold the tensors of a {config['head']!r} head of width {config['d_model']} and a {config['calibrator']!r} calibrator, but {one_line(error)}. Train the probe again, or get another copy of it."
+        ) from None
+    return head, calibrator
+
+
+def probe_tensors(head: Head, calibrator: Calibrator) -> dict[str, Tensor]:
+    """What a saved probe's tensors are, by the names that they have in its file."""
+    of_calibrator = {_CALIBRATOR + name: tensor for name, tensor in calibrator.state_dict().items()}
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in {**head.state_dict(), **of_calibrator}.items()}
+
+
+def check_size(path: Path, n_bytes: int) -> None:
+    """Refuse a file that is larger than its tensors and a header can make it.
+
+    Raises:
+        ValueError: It is.
+    """
+    size, largest = path.stat().st_size, n_bytes + _LARGEST_HEADER
+    if size > largest:
+        raise ValueError(f"it has {size} bytes where at most {largest} belong")
+
+
+def _read_tensors(file: Any, declared: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Read exactly the declared tensors.
+
+    Raises:
+        ValueError: A tensor is missing, not declared, or of another dtype or shape.
+        SafetensorError: The file is damaged.
+    """
+    found = set(file.keys())
+    for name in sorted(declared.keys() | found):
+        if name not in found or name not in declared:
+            raise ValueError(f"{shown(name)} is {'missing' if name in declared else 'there too'}")
+    tensors = {name: file.get_tensor(name) for name in declared}
+    for name, tensor in tensors.items():
+        expected = declared[name].dtype, list(declared[name].shape)
+        if (tensor.dtype, list(tensor.shape)) != expected:
+            raise ValueError(
+                f"`{name}` is {tensor.dtype} of shape {list(tensor.shape)} and not {expected[0]} of shape {expected[1]}"
+            )
+    return tensors

@@ -1,0 +1,236 @@
+"""What probes can be taught: accuracies, agreement of answers, and single answers; with the baselines of each."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import train
+from benchmarks.synthetic import add_answer_signals, make_store
+from datamodules import FeatureDataModule
+from datamodules.semantic import discrete_entropy, entropy_threshold
+from extract.errors import InputError
+from extract.store.store import Store
+from probes.baselines.registry import ANSWER_BASELINES, BASELINES, answer_confidence, available, confidence
+from probes.comparison.out_of_fold import Comparison
+from probes.comparison.record import comparison_record
+from probes.metrics.functional import capability_auroc
+from probes.report.report import Report
+from tests.probes.test_comparison import planted
+from tests.probes.test_probes import fit
+
+
+@pytest.fixture(scope="module")
+def full_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with every signal and everything that can be asked."""
+    folder = tmp_path_factory.mktemp("stores") / "full"
+    add_answer_signals(make_store(folder, *planted(), k=6))
+    return folder
+
+
+def data_of(store: Path, target: str, **options: object) -> FeatureDataModule:
+    data = FeatureDataModule(str(store), target=target, **options)  # type: ignore[arg-type]
+    data.setup()
+    return data
+
+
+def test_response_rows_are_graded_answers_and_no_question_is_in_two_splits(full_store: Path) -> None:
+    data = data_of(full_store, "response")
+    assert sum(len(rows) for rows in data.split_rows.values()) == 720
+    questions = [set(data.batch(split).question.tolist()) for split in ("train", "val", "test")]
+    assert not questions[0] & questions[1] | questions[0] & questions[2] | questions[1] & questions[2]
+    batch = data.batch("val")
+    answers = data.table.answers
+    assert batch.target.tolist() == answers.right[batch.row.numpy()].tolist()
+    assert set(batch.known.tolist()) == {1.0}
+    states = data.store.read_signal("hidden", "1/last_answer", "sample")
+    place = data.feature_names.index("1/last_answer")
+    assert torch.equal(batch.features[:, place], states[batch.row])
+
+
+def test_an_answer_without_a_state_is_in_no_split(full_store: Path, tmp_path: Path) -> None:
+    store = make_store(tmp_path / "store", *planted(), k=6)
+    add_answer_signals(store)
+    part = store.parts()[0]
+    held = {key: store.read_block("hidden", part, key) for key in store.block_layout("hidden", part)}
+    for tensor in held.values():
+        tensor[5] = torch.nan
+    for suffix in (".safetensors", ".json"):
+        store.signal_file("hidden", part).with_suffix(suffix).unlink()
+    store.write_signal("hidden", part, held)
+    data = data_of(tmp_path / "store", "response")
+    assert data.n_unusable == 1
+    assert 5 not in torch.cat(list(data.split_rows.values()))
+
+
+def test_low_semantic_entropy_is_the_high_label_and_its_threshold_is_that_of_the_training_split(
+    full_store: Path,
+) -> None:
+    data = data_of(full_store, "semantic_entropy")
+    said: dict[int, list[str]] = {}
+    for question, answer in zip(data.table.answers.question.tolist(), data.table.answers.answer, strict=True):
+        said.setdefault(question, []).append(answer)
+    entropy = np.array([discrete_entropy(said[row]) for row in range(120)])
+    for rows in (data.question_rows["train"], torch.arange(40)):
+        rest = [row for row in range(120) if row not in set(rows.tolist())]
+        data.use_split({"train": rows.tolist(), "val": rest[:30], "test": rest[30:]})
+        threshold = entropy_threshold(entropy[rows.numpy()])
+        assert data.entropy_threshold == threshold
+        for split in ("train", "val", "test"):
+            batch = data.batch(split)
+            assert batch.target.tolist() == (entropy[batch.row.numpy()] < threshold).tolist()
+
+
+def test_seu_is_the_mean_cosine_of_two_answers(full_store: Path) -> None:
+    data = data_of(full_store, "seu")
+    batch, embeddings = data.batch("train"), data.answer_embeddings()
+    assert embeddings.shape == (120, 6, 8)
+    for row, target in zip(batch.row.tolist()[:10], batch.target.tolist(), strict=False):
+        cosines = [float(embeddings[row, i] @ embeddings[row, j]) for i in range(6) for j in range(i)]
+        assert target == pytest.approx(float(np.clip(np.mean(cosines), 0, 1)), abs=1e-6)
+
+
+def test_every_baseline_is_a_confidence_and_knows_something_of_made_answers(full_store: Path) -> None:
+    data = data_of(full_store, "capability")
+    missing = [name for name in BASELINES if not available(name, data)]
+    assert missing == ["semantic_entropy_nli"]
+    right, known = torch.from_numpy(data.table.held_right), torch.from_numpy(data.table.held_known)
+    rows = data.question_rows
+    for name in BASELINES:
+        if name in missing or name.endswith("_isotonic"):
+            continue  # 24 validation questions are too few for isotonic regression
+        given = confidence(name, data, rows)
+        kept = given.isfinite()
+        assert kept.sum() >= (90 if "verbalized" in name or "p_true" in name else 120), name
+        assert ((given[kept] >= 0) & (given[kept] <= 1)).all()
+        if name not in ("constant", "base_rate", "length"):
+            assert float(capability_auroc(given[kept], right[kept], known[kept])) > 0.6, name
+
+
+def test_a_validation_split_too_small_for_isotonic_masks_the_method_and_says_so(full_store: Path) -> None:
+    data = data_of(full_store, "capability")
+    with pytest.raises(InputError, match="at least 30 validation rows"):
+        confidence("verbalized_isotonic", data, data.question_rows)
+    report = Report(fit(data), data, seed=0, n_resamples=50)
+    assert "at least 30 validation rows" in report.record["masked"]["verbalized_isotonic"]
+    assert "verbalized_isotonic" not in report.methods
+    assert report.methods["verbalized"].confidence.isnan().any()  # what did not parse is no number
+    masked = Comparison(str(full_store), probes=["logistic"], n_folds=3).run().masked
+    assert "at least 30 validation rows" in masked["p_true_isotonic"]
+
+
+def test_a_baseline_never_looks_at_grades_of_the_test_split(full_store: Path) -> None:
+    data, other = data_of(full_store, "capability"), data_of(full_store, "capability")
+    test = other.question_rows["test"].numpy()
+    of_test = np.isin(other.table.answers.question, test)
+    for counts in (other.table.right, other.table.held_right):
+        counts[test] = 0
+    other.table.answers.right[of_test] = 0
+    for name in BASELINES:
+        if available(name, data) and not name.endswith("_isotonic"):
+            a, b = (confidence(name, one, data.question_rows) for one in (data, other))
+            assert torch.equal(a.nan_to_num(-1), b.nan_to_num(-1)), name
+    question = torch.from_numpy(data.table.answers.question)
+    rows = {split: torch.isin(question, chosen).nonzero()[:, 0] for split, chosen in data.question_rows.items()}
+    for name in ANSWER_BASELINES:
+        if available(name, data, ANSWER_BASELINES):
+            assert torch.equal(answer_confidence(name, data, rows), answer_confidence(name, other, rows)), name
+
+
+def test_a_comparison_with_everything_has_every_method(full_store: Path) -> None:
+    out = Comparison(str(full_store), probes=["logistic", "sep", "seu_ridge"], n_folds=2).run()
+    record = comparison_record(out, 2, 100, 0)
+    assert {"sep", "seu_ridge", "text_embedding", "verbalized", "p_true", "seu", "mean_entropy"} < set(
+        record["methods"]
+    )
+    assert {"answer_probe", "mean_nll", "max_entropy", "best_probe"} < set(record["answers"])
+    assert record["answers"]["answer_probe"]["auroc"]["value"] > record["answers"]["best_probe"]["auroc"]["value"] - 0.2
+    assert record["methods"]["verbalized"]["n_masked"] > 0
+
+
+def test_a_question_whose_answers_say_nothing_has_no_agreement_and_is_in_no_split(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "store", *planted(), k=6)
+    add_answer_signals(store)
+    part = store.parts()[0]
+    vectors = store.read_block("text_embedding", part, "0/answer")
+    vectors[6 * 7 : 6 * 8 - 1] = torch.nan  # five of the six answers to the eighth question
+    for suffix in (".safetensors", ".json"):
+        store.signal_file("text_embedding", part).with_suffix(suffix).unlink()
+    store.write_signal("text_embedding", part, {"0/answer": vectors}, how={"model": "made", "weights": "a" * 64})
+    data = data_of(tmp_path / "store", "seu")
+    assert data.n_unusable == 1
+    assert 7 not in torch.cat(list(data.split_rows.values()))
+    assert all(data.batch(split).target.isfinite().all() for split in ("train", "val", "test"))
+
+
+def test_what_is_asked_in_part_is_as_if_it_was_not_asked(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "store", *planted(), k=6)
+    add_answer_signals(store)
+    for suffix in (".parquet", ".json"):
+        store.asked_file("verbalized", 1).with_suffix(suffix).unlink()
+    data = data_of(tmp_path / "store", "capability")
+    assert set(data.table.asked) == {"p_true"}
+    masked = Comparison(str(tmp_path / "store"), probes=["logistic"], n_folds=2).run().masked
+    assert "--baselines [verbalized]" in masked["verbalized"]
+
+
+def test_a_probe_that_can_not_be_fitted_is_in_no_table(tmp_path: Path) -> None:
+    features, accuracy = planted()
+    make_store(tmp_path / "constant", np.ones_like(features), accuracy)
+    with pytest.raises(InputError, match="a probe that can be fitted.*features that vary"):
+        Comparison(str(tmp_path / "constant"), probes=["logistic"], n_folds=2).run()
+    with pytest.raises(InputError, match="a probe that can be fitted.*text_embedding"):
+        Comparison(str(tmp_path / "constant"), probes=["seu_ridge"], n_folds=2).run()
+
+
+@pytest.mark.parametrize("target", ["semantic_entropy", "seu", "response"])
+def test_a_run_with_another_target_is_whole_and_its_probe_says_what_it_was_taught(
+    full_store: Path, tmp_path: Path, target: str
+) -> None:
+    folder = train.run(
+        [
+            "--model=Ridge" if target == "seu" else "--model=Logistic",
+            f"--data.target={target}",
+            f"--data.store={full_store}",
+            "--data.recipe=null",
+            "--data.grader=made",
+            "--n_resamples=50",
+            f"--runs={tmp_path}",
+            "--trainer.logger=false",
+        ]
+    )
+    record = json.loads((folder / "report.json").read_text())
+    assert record["target"] == target
+    assert json.loads((folder / "probe/config.json").read_text())["target"] == target
+    scored = "response" if target == "response" else "capability"
+    assert list(record["splits"]["test"]) == [scored]
+    assert "probe was taught" in (folder / "report.md").read_text() or target == "response"
+    own = {"mean_nll", "max_nll", "mean_entropy", "max_entropy"}
+    assert target != "response" or own < set(record["splits"]["test"]["response"])
+
+
+def test_what_can_not_be_predicted_is_refused(full_store: Path, small_store: Path) -> None:
+    with pytest.raises(InputError, match="Did you mean .response"):
+        FeatureDataModule(target="responses")
+    with pytest.raises(InputError, match="--scope sample"):
+        data_of(small_store, "response")
+    with pytest.raises(InputError, match="text_embedding"):
+        data_of(small_store, "seu")
+    assert Store.open(full_store).asked_names("question") == ["p_true", "verbalized"]
+
+
+def test_fewer_than_twenty_questions_are_refused(tmp_path: Path) -> None:
+    make_store(tmp_path / "store", *planted(n=18))
+    with pytest.raises(InputError, match="validation split of at least 10 questions"):
+        data_of(tmp_path / "store", "capability")
+
+
+def test_features_that_never_vary_are_refused(tmp_path: Path) -> None:
+    features, accuracy = planted()
+    make_store(tmp_path / "store", np.ones_like(features), accuracy)
+    with pytest.raises(InputError, match="features that vary"):
+        fit(data_of(tmp_path / "store", "capability"))

@@ -1,0 +1,385 @@
+"""Token signals as features: pooled, joined with hidden states, and the same from a store and from a model."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+import train
+from benchmarks.synthetic import add_answer_signals, make_store
+from benchmarks.tiny import write_questions
+from datamodules import FeatureDataModule
+from extract import Decoding, InputError, Store, StoreRecipe, read, sample
+from extract.models.loading import load_model
+from extract.signals.features import Pooled
+from extract.signals.pooling import PEAKS, peak_features
+from extract.store.ragged import Ragged
+from probes import load_probe
+from probes.baselines.registry import ANSWER_BASELINES
+from probes.comparison.out_of_fold import Comparison
+from tests.conftest import plant_grades
+from tests.probes.test_comparison import planted
+
+
+@pytest.fixture(scope="module")
+def made_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store whose answers have 0 to 6 tokens."""
+    folder = tmp_path_factory.mktemp("stores") / "made"
+    add_answer_signals(make_store(folder, *planted(), k=6, longest=6))
+    return folder
+
+
+def data_of(store: Path, **options: Any) -> FeatureDataModule:
+    data = FeatureDataModule(str(store), **{"target": "response", **options})
+    data.setup()
+    return data
+
+
+def tokens_of(store: Path, signal: str, key: str) -> list[np.ndarray]:
+    return [row.double().numpy() for row in Store.open(store).read_ragged(signal, key).rows()]
+
+
+def test_a_token_signal_is_one_feature_of_all_its_keys_each_pooled_in_every_way(made_store: Path) -> None:
+    data = data_of(made_store, signal="entropy_profile")
+    assert data.feature_names == ["entropy_profile"]
+    assert data.pooled is not None
+    assert data.pooled.names[:4] == [
+        "entropy_profile/1/entropy mean",
+        "entropy_profile/1/entropy std",
+        "entropy_profile/1/entropy max",
+        "entropy_profile/2/entropy mean",
+    ]
+    batch = data.every()
+    assert batch.features.shape[1:] == (1, 9)
+    for layer in (1, 2, 3):
+        rows = tokens_of(made_store, "entropy_profile", f"{layer}/entropy")
+        used = [rows[row] for row in batch.row]
+        plain = [[u.mean(), u.std(ddof=1) if len(u) > 1 else 0.0, u.max()] for u in used]
+        np.testing.assert_allclose(batch.features[:, 0, 3 * layer - 3 : 3 * layer], plain, rtol=1e-5, atol=1e-7)
+
+
+def test_positions_and_layers_choose_keys(made_store: Path) -> None:
+    data = data_of(made_store, signal="tokens", positions=["nll", "margin"], pooling=["q50"])
+    assert data.pooled == Pooled(("tokens/3/margin", "tokens/3/nll"), ("q50",))
+    data = data_of(made_store, signal="entropy_profile", layers=[1, 3], pooling=["mean"])
+    assert data.pooled == Pooled(("entropy_profile/1/entropy", "entropy_profile/3/entropy"), ("mean",))
+
+
+def test_an_answer_without_tokens_or_with_a_nan_is_in_no_split_and_counted(made_store: Path, tmp_path: Path) -> None:
+    lengths = Store.open(made_store).read_ragged("tokens", "3/entropy").lengths
+    n_empty = int((lengths == 0).sum())
+    assert n_empty > 0
+    assert data_of(made_store, signal="tokens").n_unusable == n_empty
+    shutil.copytree(made_store, tmp_path / "store")
+    store = Store.open(tmp_path / "store")
+    part = store.parts()[0]
+    whole = {key: store.read_ragged("entropy_profile", key) for key in store.signal_keys("entropy_profile", "sample")}
+    n_rows = store.n_rows(part)
+    held = {
+        key: Ragged(one.values[: one.offsets[n_rows]].clone(), one.offsets[: n_rows + 1]) for key, one in whole.items()
+    }
+    row = int((lengths[:n_rows] > 1).nonzero()[0])
+    held["2/entropy"].rows()[row].fill_(torch.nan)
+    for suffix in (".safetensors", ".json"):
+        store.signal_file("entropy_profile", part).with_suffix(suffix).unlink()
+    store.write_signal("entropy_profile", part, held)  # type: ignore[arg-type]
+    data = data_of(tmp_path / "store", signal="hidden", join=["entropy_profile"])
+    assert data.n_unusable == n_empty + 1
+    assert row not in torch.cat(list(data.split_rows.values()))
+
+
+def test_what_is_joined_stands_behind_every_layers_hidden_state(made_store: Path) -> None:
+    positions = ["last_answer", "mean_answer"]
+    alone, joined = (
+        data_of(made_store, positions=positions, join=join) for join in (None, ["tokens/entropy", "entropy_profile"])
+    )
+    assert joined.feature_names == alone.feature_names
+    assert joined.pooled is not None
+    assert joined.pooled.keys[0] == "tokens/3/entropy"
+    assert [key.split("/")[0] for key in joined.pooled.keys] == ["tokens", *["entropy_profile"] * 3]
+    first, second = alone.every(), joined.every()
+    kept = torch.isin(first.row, second.row)
+    assert torch.equal(second.features[:, :, :8], first.features[kept])
+    entropy = tokens_of(made_store, "tokens", "3/entropy")
+    mean = torch.tensor([entropy[row].mean() for row in second.row])
+    assert second.features.shape[1:] == (4, 8 + 12)
+    for feature in range(4):
+        torch.testing.assert_close(second.features[:, feature, 8].double(), mean)
+
+
+def test_questions_have_one_number_of_each_key(made_store: Path) -> None:
+    data = data_of(made_store, target="capability", signal="entropy_profile")
+    batch, store = data.every(), data.store
+    assert data.pooled == Pooled(tuple(f"entropy_profile/{layer}/entropy" for layer in (1, 2, 3)))
+    for layer in (1, 2, 3):
+        assert torch.equal(batch.features[:, 0, layer - 1], store.read_signal("entropy_profile", f"{layer}/entropy"))
+    joined = data_of(made_store, target="semantic_entropy", join=["tokens/margin"]).every()
+    margin = store.read_signal("tokens", "3/margin")[joined.row]
+    assert torch.equal(joined.features[:, :, -1], margin[:, None].expand(-1, joined.features.shape[1]))
+
+
+@pytest.mark.parametrize(
+    ("weights", "signal", "key"),
+    [
+        ("entropy", "tokens", "3/entropy"),
+        ("prob", "tokens", "3/one_minus_pmax"),
+        ("rollout/norm_element_mean_token", "rollout", "3/norm_element_mean_token"),
+    ],
+)
+def test_tokens_are_weighted_by_entropies_probabilities_and_influences(
+    made_store: Path, weights: str, signal: str, key: str
+) -> None:
+    data = data_of(made_store, signal="tokens", positions=["nll"], pooling=["mean", "max"], weights=weights)
+    assert data.pooled is not None
+    assert data.pooled.signals == list(dict.fromkeys(["tokens", signal]))
+    values, given = tokens_of(made_store, "tokens", "3/nll"), tokens_of(made_store, signal, key)
+    batch = data.every()
+    for row, features in zip(batch.row.tolist(), batch.features[:, 0], strict=True):
+        u, w = values[row], given[row]
+        assert float(features[0]) == pytest.approx((u * w).sum() / w.sum(), rel=1e-5)
+        assert float(features[1]) == pytest.approx(u[w > 0].max(), rel=1e-6)
+
+
+def test_the_shape_of_the_entropy_curve_and_windows_are_poolings_too(made_store: Path) -> None:
+    options: dict[str, Any] = {"signal": "tokens", "positions": ["entropy"]}
+    data = data_of(made_store, **options, pooling=["distribution", "windows_4"])
+    assert data.pooled is not None
+    assert [name.split()[-1] for name in data.pooled.names] == [*PEAKS[0], *(f"windows_4_{i}" for i in range(4))]
+    expected = peak_features(data.store.read_ragged("tokens", "3/entropy"))
+    batch = data.every()
+    for place, values in enumerate(expected.values()):
+        assert torch.equal(batch.features[:, 0, place], values[batch.row])
+    first, last = batch.features[:, 0, -4], batch.features[:, 0, -1]
+    short = [(row, u) for row, u in enumerate(tokens_of(made_store, "tokens", "3/entropy")) if 0 < len(u) <= 4]
+    for row, u in short[:20]:
+        place = batch.row.tolist().index(row)
+        assert (float(first[place]), float(last[place])) == pytest.approx((u[0], u[-1]), rel=1e-6)
+    weighted = data_of(made_store, **options, pooling=["distribution"], weights="rollout/norm_element_mean_token")
+    assert weighted.every().features.shape[2] == len(PEAKS[0]) + len(PEAKS[1])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"join": ["token"]}, "`join` to be among .*Did you mean `tokens`"),
+        ({"join": ["tokens/"]}, "`join` to be among the token signals of answers, tokens, .*but got 'tokens/'"),
+        ({"join": ["hidden"]}, "`join` to be among the token signals of answers, tokens, .*but got 'hidden'"),
+        ({"join": ["tokens/entrpy"]}, "`join` to be among entropy, .*Did you mean `entropy`"),
+        ({"join": ["tokens"], "target": "capability", "pooling": ["mean"]}, "no `pooling`, because a question has one"),
+        ({"join": ["rollout"], "target": "capability"}, "token signals of questions, .*but got 'rollout'"),
+        ({"signal": "rollout", "target": "capability"}, "'rollout' is of answers only. Give --data.target=response"),
+        ({"pooling": ["mean"]}, "no `pooling`, because 'hidden' has one vector for a row"),
+        ({"weights": "entropy"}, "no `weights`, because 'hidden' has one vector"),
+        ({"signal": "tokens", "pooling": ["meen"]}, "`pooling` to be among mean, .*Did you mean `mean`"),
+        ({"signal": "tokens", "pooling": ["windows_0"]}, "with N from 1 to 64, but got 'windows_0'"),
+        ({"signal": "tokens", "pooling": []}, "`pooling` to name at least one"),
+        ({"signal": "tokens", "pooling": ["mean", "mean"]}, "each only once"),
+        ({"signal": "tokens", "pooling": ["distribution"]}, "the entropy of the signal tokens alone, but 'tokens/3/m"),
+        ({"signal": "tokens", "pooling": ["windows_4"], "weights": "prob"}, "windows_4 has none. Leave `weights` out"),
+        ({"signal": "tokens", "weights": "entrpy"}, "`weights` to be one of entropy, prob.*Did you mean `entropy`"),
+        ({"signal": "tokens", "weights": "rollout"}, "for example rollout/norm_element_mean_token, but got 'rollout'.$"),
+        ({"signal": "tokens", "weights": "macs/floor_20_mean_emit"}, r"lack it .*read --store .* --signals \[macs\] --scope sample"),
+        ({"signal": "tokens", "weights": "rollout/norm_element_mean_emit"}, "`weights` to be among norm_element_mean_token"),
+        ({"signal": "early_exit"}, r"read --store .* --signals \[early_exit\] --scope sample"),
+        ({"signal": "entropy_profile", "layers": [0]}, r"`layers` to be among those .*holds \(1 to 3\), but got 0"),
+        ({"signal": "tokens", "positions": ["entropyy"]}, "`positions` to be among entropy, .*Did you mean"),
+    ],
+)  # fmt: skip
+def test_what_can_not_be_read_or_pooled_is_refused_in_one_line(
+    made_store: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message) as refused:
+        data_of(made_store, **options)
+    assert "\n" not in str(refused.value)
+
+
+def test_all_signals_that_are_asked_for_are_made(made_store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr("extract.commands.make_store", lambda *arguments: asked.append(arguments[3:]))
+    options: dict[str, Any] = {"target": "response", "recipe": StoreRecipe(), "join": ["tokens/nll", "entropy_profile"]}
+    FeatureDataModule(str(made_store), **options, weights="rollout/norm_element_mean_token").prepare_data()
+    assert asked == [(["hidden", "tokens", "entropy_profile", "rollout"], "sample")]
+
+
+def test_mean_and_max_entropy_are_those_of_the_tokens(made_store: Path) -> None:
+    data = data_of(made_store)
+    rows = tokens_of(made_store, "tokens", "3/entropy")
+    for name, of in (("mean_entropy", np.mean), ("max_entropy", np.max)):
+        expected = [-of(u) if len(u) else np.nan for u in rows]
+        np.testing.assert_allclose(ANSWER_BASELINES[name].score(data), expected, rtol=1e-6)
+
+
+def run(store: Path, tmp_path: Path, *options: str) -> Path:
+    fixed = ["--data.recipe=null", f"--data.grader={Store.open(store).graders()[0]}", "--n_resamples=50"]
+    return train.run(
+        [*options[:1], f"--data.store={store}", *fixed, f"--runs={tmp_path}", "--trainer.logger=false", *options[1:]]
+    )
+
+
+@pytest.mark.parametrize("name", ["entropy_features", "entropy_profile", "joined"])
+def test_the_configs_of_token_signals_make_whole_runs(made_store: Path, tmp_path: Path, name: str) -> None:
+    positions = ["--data.positions=[mean_answer,last_answer]"] if name == "joined" else []
+    folder = run(made_store, tmp_path, f"--config={Path(__file__).parents[2] / 'configs' / name}.yaml", *positions)
+    record, probe = json.loads((folder / "report.json").read_text()), load_probe(folder / "probe")
+    assert record["pooled"] == probe.config["pooled"]
+    of_layers = name == "joined"
+    assert (record["chosen"]["layer"] is not None) == of_layers
+    assert (folder / "plots/layers.png").exists() == of_layers
+    assert record["splits"]["test"]["response"]["logistic"]["auroc"]["value"] > 0.6  # wrong answers are more entropic
+    numbers = {
+        "entropy_features": "11 numbers of `tokens` (distribution)",
+        "entropy_profile": "9 numbers of `entropy_p",
+    }
+    for text in ((folder / "report.md").read_text(), (folder / "probe/README.md").read_text()):
+        assert numbers.get(name, ", with 24 numbers of `tokens`, `entropy_profile` (mean, std, max)") in text
+        assert "layer None" not in text
+
+
+@pytest.fixture(scope="module")
+def read_store(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
+    """A store of the tiny model's short answers, with token signals of questions and answers."""
+    folder = tmp_path_factory.mktemp("stores")
+    questions = write_questions(folder / "questions.jsonl", 60)
+    recipe = StoreRecipe(questions=str(questions), model=str(tiny_folder), k=4, policy=Decoding(max_new_tokens=3))
+    store = sample(str(folder / "store"), recipe)
+    for scope in ("question", "sample"):
+        read(str(store.path), ["hidden", "tokens", "entropy_profile"], scope, model=str(tiny_folder))  # type: ignore[arg-type]
+    plant_grades(store, seed=0)
+    return folder / "store"
+
+
+PROFILE = ["--data.signal=entropy_profile"]
+JOINED = ["--data.join=[tokens,entropy_profile]"]
+SHAPE = ["--data.signal=tokens", "--data.positions=[entropy]", "--data.pooling=[distribution]", "--data.weights=prob"]
+
+
+@pytest.mark.parametrize("options", [PROFILE, JOINED, SHAPE], ids=["alone", "joined", "shape"])
+def test_a_saved_probe_gives_an_answer_the_confidence_of_its_run(
+    read_store: Path, tiny_folder: Path, tmp_path: Path, options: list[str]
+) -> None:
+    folder = run(read_store, tmp_path, "--model=Logistic", "--data.target=response", *options)
+    model, tokenizer = load_model(str(tiny_folder))
+    probe, store = load_probe(folder / "probe"), Store.open(read_store)
+    texts = {question.id: question.text for question in store.questions}
+    said = {(row["question_id"], row["sample"]): row for row in store.samples().to_pylist()}
+    asked, answers, expected = [], [], []
+    for row in pq.read_table(folder / "predictions.parquet").to_pylist():
+        drawn = said[row["question_id"], row["sample"]]
+        content = [token for token in drawn["token_ids"] if token != tokenizer.eos_token_id]
+        if tokenizer(drawn["text"], add_special_tokens=False)["input_ids"] == content:  # text says its tokens
+            asked.append(texts[row["question_id"]])
+            answers.append(drawn["text"])
+            expected.append(row["logistic"])
+    assert len(expected) >= 15
+    found = probe.score(model, tokenizer, asked, answers)
+    assert found.tolist() == pytest.approx(expected, abs=1e-4)
+    assert max(expected) - min(expected) > 1e-3
+    assert probe.score(model, tokenizer, asked[:2], ["", answers[1]]).isnan().tolist() == [True, False]
+    torch.manual_seed(0)
+    attached, several = probe.attach(model, tokenizer), {"do_sample": True, "num_return_sequences": 4}
+    given = attached.generate(asked[:20], max_new_tokens=3, **several)
+    plain = [row for row, text in enumerate(given.text) if text and text.isascii()]  # of which the text says the tokens
+    assert len(plain) > 5
+    again = probe.score(model, tokenizer, [asked[given.question[row]] for row in plain], [given.text[i] for i in plain])
+    torch.testing.assert_close(given.confidence[plain], again, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("options", [PROFILE, JOINED], ids=["alone", "joined"])
+def test_a_saved_probe_gives_a_question_the_confidence_of_its_run(
+    read_store: Path, tiny_folder: Path, tmp_path: Path, options: list[str]
+) -> None:
+    folder = run(read_store, tmp_path, "--model=Logistic", *options)
+    model, tokenizer = load_model(str(tiny_folder))
+    probe, store = load_probe(folder / "probe"), Store.open(read_store)
+    texts = {question.id: question.text for question in store.questions}
+    rows = pq.read_table(folder / "predictions.parquet").to_pylist()
+    questions, expected = [texts[row["question_id"]] for row in rows], [row["logistic"] for row in rows]
+    assert probe.score(model, tokenizer, questions).tolist() == pytest.approx(expected, abs=1e-4)
+    attached = probe.attach(model, tokenizer)
+    answers = attached.generate(questions[:4], max_new_tokens=2, do_sample=True, num_return_sequences=2)
+    twice = [one for one in expected[:4] for _ in range(2)]
+    assert answers.confidence.tolist() == pytest.approx(twice, abs=1e-4)
+
+
+@pytest.fixture(scope="module")
+def saved(made_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A probe of the entropy profile."""
+    options = ["--model=Logistic", "--data.target=response", *PROFILE]
+    return run(made_store, tmp_path_factory.mktemp("runs"), *options) / "probe"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("pooled.keys", ["hidden/1/last_answer"], "`pooled.keys` in .* to be a list of signal/layer/position"),
+        ("pooled.keys", ["tokens/3/entropy", "tokens/3/entropy"], "`pooled.keys`"),
+        ("pooled.keys", ["tokens/3/../entropy"], "`pooled.keys`"),
+        ("pooled.keys", [["tokens"]], "`pooled.keys`"),
+        ("pooled.keys", [], "`pooled.keys`"),
+        ("pooled.keys", ["tokens/3/entropy"], "`d_model` in .* to be 3, because `pooled` has 3 numbers, but got 9"),
+        ("pooled.pooling", ["os.system"], "`pooled.pooling`"),
+        ("pooled.pooling", [], "`pooled.pooling`"),
+        ("pooled.pooling", ["distribution"], "`pooled` in .* to be what a probe was trained on"),
+        ("pooled.pooling", ["windows_65"], "`pooled.pooling`"),
+        ("pooled.weights", "tokens/3/nll", "`pooled.weights`"),
+        ("pooled.weights", 3, "`pooled.weights`"),
+        ("pooled.more", 3, "'pooled.more' too"),
+        ("pooled", None, "`pooled` in"),
+        ("layer", 3, "`layer` in .* to be null, because 'entropy_profile' is no hidden state"),
+        ("signal", "hidden", "`layer` in"),
+        ("target", "capability", "`pooled.pooling`"),
+    ],
+)
+def test_a_config_that_names_what_can_not_be_read_is_refused(
+    saved: Path, tmp_path: Path, field: str, value: object, message: str
+) -> None:
+    probe = Path(shutil.copytree(saved, tmp_path / "probe"))
+    config = json.loads((probe / "config.json").read_text())
+    *outer, name = field.split(".")
+    (config[outer[0]] if outer else config)[name] = value
+    (probe / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match=message):
+        load_probe(probe)
+
+
+def test_a_layer_that_the_model_lacks_is_named(read_store: Path, tiny_folder: Path, tmp_path: Path) -> None:
+    probe = run(read_store, tmp_path, "--model=Logistic", *PROFILE) / "probe"
+    config = json.loads((probe / "config.json").read_text())
+    config["pooled"]["keys"][-1] = "entropy_profile/7/entropy"
+    (probe / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match="to have '7/entropy' of the signal 'entropy_profile'"):
+        load_probe(probe).score(*load_model(str(tiny_folder)), "Why?")
+
+
+def test_a_probe_of_the_format_before_still_loads(made_store: Path, tmp_path: Path) -> None:
+    probe = run(made_store, tmp_path, "--model=Logistic") / "probe"
+    config = json.loads((probe / "config.json").read_text())
+    assert config["format_version"] == 3
+    assert "pooled" not in config
+    (probe / "config.json").write_text(json.dumps({**config, "format_version": 2}))
+    assert load_probe(probe).layer == config["layer"]
+
+
+def test_a_comparison_goes_on_beside_token_signals(made_store: Path) -> None:
+    out = Comparison(str(made_store), probes=["logistic"], n_folds=2).run()
+    assert {"mean_entropy", "max_entropy"} < set(out.confidence)
+
+
+def test_a_signal_that_the_store_lacks_is_read(read_store: Path, tiny_folder: Path, tmp_path: Path) -> None:
+    store = Path(shutil.copytree(read_store, tmp_path / "store"))
+    questions = write_questions(tmp_path / "questions.jsonl", 60)
+    recipe = StoreRecipe(questions=str(questions), model=str(tiny_folder), k=4, policy=Decoding(max_new_tokens=3))
+    options: dict[str, Any] = {"target": "response", "signal": "tokens", "join": ["early_exit"], "pooling": ["mean"]}
+    FeatureDataModule(str(store), recipe, "short", **options).prepare_data()
+    assert not Store.open(store).unread("early_exit", "sample")
+    data = data_of(store, grader="planted", **options)
+    assert data.pooled is not None
+    assert data.pooled.signals == ["tokens", "early_exit"]
+    assert data.every().features.shape[2] == len(data.pooled.keys)

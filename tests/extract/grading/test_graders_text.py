@@ -1,0 +1,167 @@
+"""The graders `exact`, `contains` and `f1`, and what every grader does with empty, long and odd answers."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from extract.errors import InputError
+from extract.grading import GRADERS, grader_of_kinds, load_grader
+from extract.grading.base import Grade, without_reasoning
+from extract.grading.exact import token_f1
+from extract.grading.latex import stated_answer
+from extract.questions import Question
+
+LIMA = Question("q", "t", "Capital of Peru?", references=("Lima", "The City of Kings"))
+#: A question that each grader can grade, with an answer that is right.
+EASY = {
+    **dict.fromkeys(("short", "exact", "contains", "f1"), (LIMA, "Lima")),
+    **dict.fromkeys(("number",), (Question("n", "t", "?", references=("1250",), kind="number"), "1250")),
+    "number-strict": (Question("n", "t", "?", references=("1250",), kind="number"), "#### 1250"),
+    "boxed-integer": (Question("n", "t", "?", references=("125",), kind="number"), r"\boxed{125}"),
+    "choice": (Question("c", "t", "?", references=("B", "Lima"), choices=("Rome", "Lima"), kind="choice"), "B"),
+    "math": (Question("m", "t", "?", references=(r"\frac{1}{2}",), kind="math"), r"\boxed{1/2}"),
+}
+
+
+@pytest.mark.parametrize(
+    ("grader", "text", "right"),
+    [
+        ("exact", "lima", True),
+        ("exact", " The  LIMA! ", True),
+        ("exact", "city of kings", True),
+        ("exact", "It is Lima", False),
+        ("exact", "Limassol", False),
+        ("exact", "Lima\nQuestion: Capital of Chile?", True),
+        ("exact", "«Lima»", True),
+        ("exact", "\ufeffLima", True),
+        ("exact", "\u200bLima", True),
+        ("contains", "I think\nthat it is Lima, of course", True),
+        ("contains", "Limassol", False),
+        ("contains", "the city with kings", False),
+        ("f1", "It is Lima in Peru", False),
+        ("f1", "Lima in Peru", True),  # 2·1/(3+1), just enough
+        ("f1", "kings city", True),
+        ("f1", "Quito", False),
+    ],
+)
+def test_texts_are_compared_after_the_normalisation_of_squad(grader: str, text: str, right: bool) -> None:
+    assert load_grader(grader).grade(LIMA, text).right is right
+
+
+def test_f1_is_that_of_a_count_by_hand() -> None:
+    # shared: "of", "kings", once "city"; 3 of 4 words and 3 of 5
+    assert token_f1("city of old kings", "city city of all kings") == pytest.approx(2 * 3 / (4 + 5))
+    assert token_f1("a", "b") == token_f1("", "b") == 0
+
+
+def test_an_article_alone_is_kept_where_nothing_else_is_there() -> None:
+    band = Question("q", "t", "?", references=("The The",))
+    assert load_grader("exact").grade(band, "the the").right
+    assert not load_grader("exact").grade(band, "").right
+
+
+def test_every_grader_of_the_registry_has_an_easy_question_here() -> None:
+    assert set(EASY) == set(GRADERS)
+
+
+@pytest.mark.parametrize("grader", GRADERS)
+def test_an_easy_answer_is_right_also_after_reasoning_and_not_before_its_end(grader: str) -> None:
+    question, text = EASY[grader]
+    with load_grader(grader).running() as grade_all:
+        answers = [text, f"<think>{text}? no</think>\n\n{text}", f"<think>It is {text}", f"{text}</think> Rome 7"]
+        grades = grade_all([(question, one) for one in answers], {}, lambda items, tokens: None)
+    assert [grade.right for grade in grades] == [True, True, False, False]
+    assert grades[2].answer is None
+
+
+@pytest.mark.parametrize("grader", GRADERS)
+@pytest.mark.parametrize("text", ["", "  \n ", "<think>", "</think>", "...", "\u200b\u0301"])
+def test_an_answer_without_an_answer_is_wrong_and_unparsed(grader: str, text: str) -> None:
+    assert load_grader(grader).grade(EASY[grader][0], text) == Grade(False, None)
+
+
+HOSTILE = {
+    "digits": "9" * 100_000,
+    "groups": "1,234" + ",234" * 25_000,
+    "fractions": "1/" * 50_000,
+    "powers": "1x10^9" * 16_000,
+    "spaces": " " * 100_000 + "x",
+    "signs": "-$" * 50_000,
+    "backslashes": "\\" * 100_000,
+    "boxes": r"\boxed{" * 14_000,
+    "spaced boxes": (r"\boxed" + " " * 90) * 1_000,
+    "braces": "{" * 50_000 + "}" * 50_000,
+    "formulas": r"\[$\(" * 20_000,
+    "letters": "A or B, " * 12_500,
+    "articles": "a A a A " * 12_500,
+    "cues": "answer " * 14_000,
+    "cues with colons": "answer: is " * 9_000,
+    "brackets": "([*\"'" * 20_000,
+    "hashes": "#" * 100_000,
+    "lines": "\n" * 100_000,
+    "marks": "e\u0301\u200d" * 33_000,
+    "emoji": "\U0001f9d1\u200d\U0001f680" * 33_000,
+    "a lone surrogate": "\ud800" * 100_000,
+    "lists": "A. Rome\nB. Lima\n" * 6_000,
+    "fracs": r"\frac{1}{" * 11_000,
+}
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+def test_an_answer_of_100_kb_is_graded_by_every_grader(text: str) -> None:
+    for grader, (question, _) in EASY.items():
+        if grader == "math":
+            stated_answer(text)  # what it hands on has at most 2,000 characters, and time of its own
+        else:
+            load_grader(grader).grade(
+                question, text
+            )  # about a second; where it were quadratic, this test would not end
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(max_size=60))
+def test_no_text_makes_a_grader_fail(text: str) -> None:
+    for grader, (question, _) in EASY.items():
+        if grader == "math":
+            stated_answer(text)
+        else:
+            right, answer = load_grader(grader).grade(question, text)
+            assert right in (True, False)
+            assert answer is None or answer != ""
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(-9999, 9999), st.sampled_from(["{}", "  {} ", "\n{}\n", "It is {}.", "IT IS {}", "**{}**"]))
+def test_grades_change_with_the_value_and_not_with_case_and_spacing(number: int, form: str) -> None:
+    question = Question("n", "t", "?", references=(str(number),), kind="number")
+    for grader in ("number", "contains", "short"):
+        grade = load_grader(grader).grade
+        assert grade(question, form.format(number)).right
+        if grader == "number":
+            assert not grade(question, form.format(number + 1)).right
+            assert grade(question, form.format(number)).answer == str(number)
+
+
+def test_case_and_spacing_change_no_text_grade_and_another_word_does() -> None:
+    for grader in ("short", "exact", "f1", "contains"):
+        grade = load_grader(grader).grade
+        grades = {
+            grade(LIMA, text) for text in ("the city of kings", "The  City of KINGS.", "\tTHE CITY\u00a0OF KINGS!")
+        }
+        assert {one.right for one in grades} == {True}
+        assert len(grades) == 1
+        assert not grade(LIMA, "the town with no queens").right
+
+
+def test_only_what_stands_before_the_last_end_of_thinking_is_reasoning() -> None:
+    assert without_reasoning("a</think>b</think>c") == "c"
+    assert without_reasoning("no thinking <think>") == "no thinking <think>"
+
+
+def test_the_grader_is_that_of_the_kind_and_several_are_refused() -> None:
+    assert grader_of_kinds(["short", "cloze", "short"]) == "short"
+    assert [grader_of_kinds([kind]) for kind in ("number", "math", "choice")] == ["number", "math", "choice"]
+    with pytest.raises(InputError, match="these are math and short, which take math and short. Give --grader"):
+        grader_of_kinds(["short", "math"])

@@ -1,0 +1,41 @@
+"""`transformers serve` with the embedded model, started on loopback and ended with the test."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+
+from benchmarks.served import DRAWS, prompt_lengths, transformers_serve
+from extract import StoreRecipe, grade, sample
+from extract.errors import InputError
+from extract.models.embedded import embedded_model_folder
+from extract.policy import Decoding
+from extract.prompts import PromptTemplate
+from extract.sampling.run import encode_questions
+from extract.sampling.server.options import Server
+
+
+@pytest.mark.real_model
+def test_a_real_server_answers_every_question_and_is_refused_while_it_decodes_greedily(tmp_path: Path) -> None:
+    model = embedded_model_folder()
+
+    def recipe(url: str, **changed: object) -> StoreRecipe:
+        server = Server(**{"url": url, "logprobs": False, "extra": DRAWS, **changed})
+        policy = Decoding(max_new_tokens=6)
+        return StoreRecipe(n_questions=6, sampler="server", model=model.name, k=2, policy=policy, server=server)
+
+    with transformers_serve(model) as url:
+        with pytest.raises(InputError, match="--server.logprobs false"):
+            sample(str(tmp_path / "logprobs"), recipe(url, logprobs=True))
+        with pytest.raises(InputError, match=r"gave the same 4 times.*do_sample"):
+            sample(str(tmp_path / "greedy"), recipe(url, extra={}))
+        store = sample(str(tmp_path / "store"), recipe(url))
+
+    rows = store.samples().to_pylist()
+    assert {(row["question_id"], row["sample"]) for row in rows} == {(q.id, j) for q in store.questions for j in (0, 1)}
+    assert {row["finish_reason"] for row in rows} <= {"stop", "length"}
+    assert grade(str(store.path), "short").grades("short").num_rows == 12
+    prompts = encode_questions(AutoTokenizer.from_pretrained(model), PromptTemplate(), list(store.questions))
+    assert prompt_lengths(store) == {q.id: len(ids) for q, ids in zip(store.questions, prompts, strict=True)}

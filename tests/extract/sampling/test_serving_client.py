@@ -1,0 +1,702 @@
+"""The client of model servers and its trial, against an endpoint and a fault proxy on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import email.utils
+import json
+import logging
+import random
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import Any, TypeVar
+
+import pytest
+from jsonargparse import ArgumentParser
+
+from extract.errors import InputError
+from extract.questions.question import Question
+from extract.sampling.server.answer_rows import rows_of
+from extract.sampling.server.checks import Trial, nothing_varies, try_server
+from extract.sampling.server.client import BudgetSpent, Client, RefusedRequest, Spending, Stopped, Unanswered
+from extract.sampling.server.failures import back_off
+from extract.sampling.server.options import Server
+from extract.sampling.server.protocol import Reply, Request
+from extract.sampling.server.redact import public, without_key
+from extract.sampling.server.replies import BrokenReply, names_listed, read_reply
+from tests.helpers.serving_stub import MODEL, Options, Running, answer_text, faults, stub
+
+T = TypeVar("T")
+KEY = "sk-very-secret-0123456789"
+ASKED = Request([{"role": "user", "content": "What is 1 + 1?"}], temperature=1.0, seed=7, max_tokens=8)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    with stub() as running:
+        yield running
+
+
+def run(server: Server, work: Callable[[Client], Awaitable[T]], model: str = MODEL, **options: Any) -> T:
+    """What `work` makes of a client whose waits between attempts take no time."""
+
+    async def go() -> T:
+        async with Client(server, model, options.pop("spend", Spending(server)), sleep=no_time, **options) as client:
+            return await work(client)
+
+    return asyncio.run(go())
+
+
+async def no_time(seconds: float) -> None:
+    await asyncio.sleep(0)
+
+
+def ask(server: Server, request: Request = ASKED, **options: Any) -> Reply:
+    return run(server, lambda client: client.ask(request), **options)
+
+
+@contextmanager
+def answering(*answers: tuple[int, bytes, dict[str, str]]) -> Iterator[tuple[str, list[dict[str, str]]]]:
+    """A server that gives these replies in turn, the last one again and again; its address and the headers that came."""
+    left, came = list(answers), []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            came.append(dict(self.headers))
+            self.rfile.read(int(self.headers["content-length"]))
+            status, body, headers = left.pop(0) if len(left) > 1 else left[0]
+            self.send_response(status)
+            for name, value in ({"content-length": str(len(body))} | headers).items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = Thread(target=http.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{http.server_port}/v1", came
+    finally:
+        http.shutdown()
+        http.server_close()
+        thread.join()
+
+
+GOOD = b'{"model": "stub-model", "choices": [{"message": {"content": "yes"}, "finish_reason": "stop"}]}'
+
+
+# What is asked and what comes
+
+
+def test_a_chat_and_a_text_are_answered_with_all_that_the_server_tells(server: Running) -> None:
+    chat = ask(Server(server.url), replace(ASKED, n=2, logprobs=True))
+    assert [one.text for one in chat.choices] == [answer_text(Options(), ASKED.prompt, 7, 1.0, i) for i in (0, 1)]
+    assert [(one.finish_reason, one.logprobs) for one in chat.choices] == [("stop", [-0.5] * 3)] * 2
+    assert (chat.model, chat.completion_tokens) == (MODEL, 6)
+    text = ask(Server(server.url), replace(ASKED, prompt="1 + 1 =", logprobs=True)).choices[0]
+    assert (text.text, text.logprobs) == (answer_text(Options(), "1 + 1 =", 7, 1.0, 0), [-0.5] * 3)
+
+
+def test_only_what_has_an_effect_is_sent_and_extra_fields_can_rename_it() -> None:
+    body = Request("text", max_tokens=5).body("m")
+    assert body == {"model": "m", "prompt": "text", "temperature": 0.0, "top_p": 1.0, "max_tokens": 5}
+    asked = Request([], n=3, top_k=4, stop=("\n",), seed=1, logprobs=True, max_tokens=5)
+    body = replace(asked, extra={"max_tokens": None, "max_completion_tokens": 5}).body("m")
+    assert (body["n"], body["top_k"], body["stop"], body["seed"], body["logprobs"]) == (3, 4, ["\n"], 1, True)
+    assert "max_tokens" not in body
+    assert body["max_completion_tokens"] == 5
+
+
+def test_extra_fields_decide_nothing_that_an_option_decides() -> None:
+    Server(extra={"max_tokens": None, "top_k": -1})
+    with pytest.raises(InputError, match=r"no other option decides, but got 'temperature'.*--policy"):
+        Server(extra={"temperature": 0.5, "top_k": -1})
+
+
+def test_answers_may_be_empty_null_long_or_no_unicode() -> None:
+    def text(content: bytes, **request: Any) -> str:
+        body = b'{"choices": [{"message": {"content": %s}, "finish_reason": "length"}]}' % content
+        return read_reply(body, replace(ASKED, **request)).choices[0].text
+
+    assert text(b'""') == ""
+    assert text(b"null") == ""
+    assert text(b'"%s"' % (b"x" * 100_000)) == "x" * 100_000
+    assert text(rb'"a\ud83db"') == "a�b"
+    assert text(b'"a\xffb"') == "a�b"
+    assert text(rb'"\ud83d\ude00"') == "😀"
+    assert text(b'[{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]') == "ab"
+    assert text(b'"one. two. three"', stop=(" three", ".")) == "one"
+
+
+def test_a_thinking_model_tells_its_reasoning_apart_and_some_servers_the_tokens() -> None:
+    body = b'{"choices": [{"message": {"content": "4", "reasoning_content": "2+2"}, "finish_reason": "stop", "token_ids": [5, 2]}]}'
+    choice = read_reply(body, ASKED).choices[0]
+    assert (choice.text, choice.reasoning, choice.token_ids, choice.logprobs) == ("4", "2+2", [5, 2], None)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b'{"choices": [{"mess', "no whole JSON"),
+        (b"<html>busy</html>", "<html>busy</html>"),
+        (b"[]", "without choices"),
+        (b'{"choices": []}', "without choices"),
+        (b'{"error": {"message": "overloaded"}}', "overloaded"),
+        (b'{"choices": [{"message": {"content": "a"}, "finish_reason": "abort"}]}', "'abort'"),
+        (b'{"choices": [{"message": {"content": "a"}, "finish_reason": null}]}', "None"),
+        (b'{"choices": [null]}', "None"),
+        (b'{"choices": [{"finish_reason": "stop"}]}', "without a text"),
+        (b'{"choices": [{"message": null, "finish_reason": "stop"}]}', "without a text"),
+        (b'{"choices": [{"message": {"content": 42}, "finish_reason": "stop"}]}', "no text: 42"),
+        (b'{"choices": [{"text": [{"type": "text", "text": null}], "finish_reason": "stop"}]}', "no text: "),
+        (b'{"choices": [{"text": [{"type": "image"}], "finish_reason": "stop"}]}', "no text: .*image"),
+        (b'{"choices": [{"text": "a", "finish_reason": "%s"}]}' % (b"x" * 10**6), "for the reason 'x{100,300}…$"),
+    ],
+)
+def test_a_broken_reply_is_no_answer(body: bytes, said: str) -> None:
+    with pytest.raises(BrokenReply, match=said):
+        read_reply(body, ASKED)
+
+
+def answers(*choices: dict[str, Any], request: Request = ASKED, **usage: Any) -> Reply:
+    """What is read in a reply with such choices, which end where they don't say."""
+    whole = [{"finish_reason": "stop", **choice} for choice in choices]
+    return read_reply(json.dumps({"choices": whole, "usage": usage}).encode(), request)
+
+
+def test_an_answer_in_parts_is_its_texts_and_what_was_thought_is_apart() -> None:
+    nested = {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}
+    parts = [nested, {"type": "reasoning", "text": "!"}, {"type": "output_text", "text": "Li"}, "ma"]
+    choice = answers({"message": {"content": parts}}).choices[0]
+    assert (choice.text, choice.reasoning) == ("Lima", "hm!")
+
+
+@pytest.mark.parametrize("count", [True, -1, 2**31, 2**40, 5.0, "5"])
+def test_a_count_of_tokens_that_can_be_none_is_none(count: Any) -> None:
+    reply = answers({"text": "a"}, prompt_tokens=count, completion_tokens=2**31 - 1)
+    assert (reply.prompt_tokens, reply.completion_tokens) == (None, 2**31 - 1)
+
+
+def test_whole_answers_are_kept_by_index_when_others_of_the_reply_are_broken_or_repeated() -> None:
+    texts = [{"index": i, "text": text} for i, text in ((3, "d"), (0, "a"), (0, "b"), (2, "c"))]
+    reply = answers({"index": 1, "text": "broken", "finish_reason": "abort"}, *texts, completion_tokens=9)
+    assert ([choice.text for choice in reply.choices], reply.n_left_out) == (["a", "c", "d"], 2)
+    one = answers({"text": "a"}, {"text": "b", "finish_reason": "abort"}, completion_tokens=9)
+    assert rows_of("q", [0, 1], one)[0]["n_tokens"] is None  # they are the tokens of both
+
+
+def test_tokens_of_what_is_cut_off_are_not_the_answers() -> None:
+    logprobs = {"content": [{"logprob": -0.5}] * 4}
+    choice = {"text": "Lima\nQ: Peru", "token_ids": [1, 2, 3, 4], "logprobs": logprobs, "finish_reason": "length"}
+    row = rows_of("q", [0], answers(choice, request=replace(ASKED, stop=("\n",)), completion_tokens=4))[0]
+    assert [row[name] for name in ("text", "token_ids", "logprobs", "n_tokens")] == ["Lima", None, None, None]
+    assert row["finish_reason"] == "stop"
+    assert rows_of("q", [0], answers(choice, completion_tokens=4))[0]["token_ids"] == [1, 2, 3, 4]
+
+
+def test_log_probabilities_of_some_tokens_are_none() -> None:
+    def kept(n: int, **choice: Any) -> Any:
+        logprobs = {"content": [{"logprob": -0.5}] * n}
+        return rows_of("q", [0], answers({"text": "a", "logprobs": logprobs, **choice}, completion_tokens=8))[0]
+
+    assert (kept(1)["logprobs"], kept(1)["n_tokens"]) == (None, 8)
+    assert kept(7)["logprobs"] == [-0.5] * 7  # without the end token
+    thought = {"message": {"content": "a", "reasoning": "hm"}}
+    assert kept(3, **thought)["logprobs"] == [-0.5] * 3
+
+
+# Trying again
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        (429, b'{"error": {"message": "slow down"}}', {}),
+        (408, b"", {}),
+        (500, b"no JSON", {}),
+        (503, b"<html></html>", {"content-type": "text/html"}),
+        (200, b"<html></html>", {"content-type": "text/html"}),
+        (200, GOOD[:-20], {"content-type": "application/json"}),
+        (200, GOOD[:-20], {"content-length": str(len(GOOD))}),  # the connection ends before the body does
+        (200, b'{"error": "busy"}', {}),
+    ],
+)
+def test_what_may_pass_is_tried_again(bad: tuple[int, bytes, dict[str, str]]) -> None:
+    with answering(bad, bad, (200, GOOD, {})) as (url, came):
+        spend = Spending(Server(url, timeout=2))
+        assert ask(spend.server, spend=spend).choices[0].text == "yes"
+    assert (len(came), spend.requests, spend.retries) == (3, 3, 2)
+
+
+def test_a_stalled_reply_is_given_up_after_the_timeout_and_tried_again() -> None:
+    with stub(seconds=5.0) as slow, pytest.raises(InputError, match=r"did not answer within 0\.1 seconds"):
+        ask(Server(slow.url, timeout=0.1, attempts=2))
+
+
+def test_every_request_is_answered_through_a_proxy_that_breaks_a_third(server: Running) -> None:
+    async def all_of_them(client: Client) -> list[Reply]:
+        asked = [replace(ASKED, prompt=f"question {i}", seed=i) for i in range(300)]
+        return await asyncio.gather(*map(client.ask, asked))
+
+    with faults(server.url, 0.3, stall=20) as proxy:
+        replies = run(Server(proxy.url, in_flight=100, timeout=1, attempts=30), all_of_them)
+        assert len(proxy.faults()) == 8  # each of them, and none
+    texts = [reply.choices[0].text for reply in replies]
+    assert texts == [answer_text(Options(), f"question {i}", i, 1.0, 0) for i in range(300)]
+
+
+def test_the_last_reason_is_told_when_all_attempts_failed(server: Running) -> None:
+    async def first_well(client: Client) -> Reply:
+        await client.ask(ASKED)
+        return await client.ask(ASKED)
+
+    with (
+        answering((200, GOOD, {}), (500, b'{"error": {"message": "out of memory"}}', {})) as (url, _),
+        pytest.raises(Unanswered, match="3 attempts failed, the last one so: status 500: out of memory"),
+    ):
+        run(Server(url, attempts=3), first_well)
+
+
+def test_a_server_that_stops_answering_ends_the_run() -> None:
+    async def many(client: Client) -> list[str]:
+        await client.ask(ASKED)
+        ends = await asyncio.gather(*(client.ask(ASKED) for _ in range(20)), return_exceptions=True)
+        return [type(end).__name__ for end in ends]
+
+    with answering((200, GOOD, {}), (503, b"", {})) as (url, _):
+        ends = run(Server(url, attempts=2), many)
+    assert (ends.count("Unanswered"), ends.count("InputError")) == (15, 5)
+
+
+def test_waits_grow_with_the_failures_and_heed_retry_after() -> None:
+    chance = random.Random(0)
+    longest = [max(back_off(n, None, chance) for _ in range(500)) for n in (1, 2, 3, 12)]
+    assert longest == pytest.approx([0.5, 1, 2, 30], rel=0.05)
+    assert min(back_off(3, None, chance) for _ in range(500)) < 0.1
+    assert all(4 <= back_off(1, 4.0, chance) <= 4.5 for _ in range(100))
+    assert back_off(1, 1e9, chance) < 121
+
+
+@pytest.mark.parametrize(
+    ("header", "least", "most"),
+    [("3", 3, 3.5), ("0", 0, 0.5), (email.utils.formatdate(time.time() + 3600), 119, 122), ("soon", 0, 0.5)],
+)
+def test_retry_after_is_a_number_or_a_date(header: str, least: float, most: float) -> None:
+    waits: list[float] = []
+
+    async def go(url: str) -> None:
+        async def sleep(seconds: float) -> None:
+            waits.append(seconds)
+
+        server = Server(url)
+        async with Client(server, MODEL, Spending(server), sleep=sleep) as client:
+            await client.ask(ASKED)
+
+    with answering((429, b"{}", {"retry-after": header}), (200, GOOD, {})) as (url, _):
+        asyncio.run(go(url))
+    assert len(waits) == 1
+    assert least <= waits[0] <= most
+
+
+DEEP = b"[" * 10**6
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        (500, DEEP, {}),
+        (200, DEEP, {}),
+        *((500, b"bad", {"content-type": f"text/plain; charset={name}"}) for name in ("rot13", "hex", "idna")),
+        (503, b"", {"retry-after": "Fri, 31 Dec 9999 23:59:59 -2359"}),
+        (500, b"x" * 10**6, {}),
+    ],
+)
+def test_no_reply_is_too_odd_to_be_tried_again(bad: tuple[int, bytes, dict[str, str]]) -> None:
+    began = time.monotonic()
+    with answering(bad, (200, GOOD, {})) as (url, _):
+        assert ask(Server(url)).choices[0].text == "yes"
+    assert time.monotonic() - began < 5
+    assert names_listed(DEEP) == set()
+
+
+def test_a_client_that_is_stopped_begins_no_attempt_and_waits_for_those_under_way() -> None:
+    async def stopping(url: str, in_flight: int) -> list[str]:
+        server = Server(url, in_flight=in_flight)
+        async with Client(server, MODEL, Spending(server)) as client:
+            asked = [asyncio.ensure_future(client.ask(ASKED)) for _ in range(4)]
+            await asyncio.sleep(0.3)
+            client.stop()
+            return [type(end).__name__ for end in await asyncio.gather(*asked, return_exceptions=True)]
+
+    with answering((503, b"", {"retry-after": "100"})) as (url, came):
+        began = time.monotonic()
+        assert asyncio.run(stopping(url, 4)) == ["Stopped"] * 4  # out of their pauses
+        assert time.monotonic() - began < 10
+    assert len(came) == 4
+    with stub(seconds=1.0) as slow:
+        assert asyncio.run(stopping(slow.url, 1)) == ["Reply"] + ["Stopped"] * 3
+        assert len(slow.answered()) == 1
+    assert issubclass(Stopped, Unanswered)
+
+
+# What no retry mends
+
+
+def test_a_request_that_is_refused_is_told_from_a_server_that_refuses() -> None:
+    for status, kind in ((400, RefusedRequest), (413, RefusedRequest), (422, RefusedRequest), (404, InputError)):
+        with answering((status, b"", {})) as (url, _), pytest.raises(InputError) as error:
+            ask(Server(url))
+        assert type(error.value) is kind
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://[::1",
+        "http://host:abc/v1",
+        "http://ho\tst/v1",
+        "http://host:99999",
+        "http://host:0",
+        "http://a b",
+        [],
+        "",
+    ],
+)
+def test_what_is_no_address_is_one_line(url: str | list[str]) -> None:
+    with pytest.raises(InputError, match=r"Expected `server\.url`"):
+        Server(url)
+    assert Server("http://[::1]:8000/v1/").urls == ["http://[::1]:8000/v1"]
+
+
+@pytest.mark.parametrize("proxy", ["socks5://user:hush@127.0.0.1:9", "nonsense://user:hush@127.0.0.1"])
+def test_a_proxy_that_can_not_be_used_is_one_line(monkeypatch: pytest.MonkeyPatch, proxy: str) -> None:
+    monkeypatch.setenv("ALL_PROXY", proxy)
+    monkeypatch.setitem(sys.modules, "socksio", None)
+    with pytest.raises(InputError, match="ALL_PROXY") as error:
+        Client(Server(), MODEL, Spending(Server()))
+    assert "hush" not in str(error.value)
+
+
+def test_a_server_that_is_not_there_is_one_line_with_its_address(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(InputError, match=r"at http://127\.0\.0\.1:9/v1, but none is there: .*--server\.url"):
+        ask(Server("http://127.0.0.1:9/v1", attempts=3))
+    assert capsys.readouterr().err.count("\n") == 1  # said once that it is tried again
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "said"),
+    [
+        (400, b'{"error": {"message": "max_tokens is\\n too large."}}', "status 400: max_tokens is too large. Change"),
+        (403, b'{"error": "not yours"}', "status 403: not yours. Put a key"),
+        (401, b'{"error": {"message": "Incorrect key sk-1***9xyz."}}', "Incorrect key …. Put a key"),
+        (404, b"<html>" + b"x" * 1000, "--model"),
+        (422, b'{"detail": "Unexpected fields"}', "Unexpected fields.*--server.extra"),
+        (429, b'{"error": {"message": "no credit", "code": "insufficient_quota"}}', "no credit"),
+        (307, b"", "it moved to elsewhere"),
+    ],
+)
+def test_what_no_retry_mends_is_one_line_in_the_servers_words(status: int, body: bytes, said: str) -> None:
+    with answering((status, body, {})) as (url, came), pytest.raises(InputError, match=said) as error:
+        ask(Server(url))
+    assert len(came) == 1
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 700
+
+
+def test_a_redirect_is_not_followed(server: Running) -> None:
+    moved = (307, b"", {"location": f"{server.url}/chat/completions"})
+    with answering(moved) as (url, _), pytest.raises(InputError, match=r"it moved to http://127.*Give the new address"):
+        ask(Server(url))
+
+
+def test_another_model_is_refused_by_the_server_and_by_its_replies(server: Running) -> None:
+    with pytest.raises(InputError, match=r"The model `other` does not exist\..*--model"):
+        ask(Server(server.url), model="other")
+    said = r"by the model 'stub-model', but one came from 'fallback'"
+    with stub(says_model="fallback") as falls_back, pytest.raises(InputError, match=said):
+        ask(Server(falls_back.url), known_as=[MODEL])
+
+
+def test_a_missing_openai_is_one_line_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "openai", None)
+    with pytest.raises(InputError, match=r"pip install 'confidence-probes\[server\]'"):
+        Client(Server(), MODEL, Spending(Server()))
+
+
+# The key
+
+
+def test_a_key_comes_from_its_variable_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OPENAI_API_KEY", "OPENAI_ADMIN_KEY", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID"):
+        monkeypatch.setenv(name, f"of {name}")
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/elsewhere")
+    monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", "Authorization: Bearer custom")
+    monkeypatch.setenv("MY_KEY", KEY + "\n")
+    with answering((200, GOOD, {})) as (url, came):
+        ask(Server(url, key_variable="MY_KEY"))
+        ask(Server(url, key_variable="NO_KEY"))
+    assert [headers["authorization"] for headers in came] == [f"Bearer {KEY}", "Bearer none"]
+    assert not any("of OPENAI" in str(headers) for headers in came)
+    monkeypatch.setenv("MY_KEY", "sk-ключ")
+    with pytest.raises(InputError, match="MY_KEY to hold a key of plain letters and signs") as error:
+        Client(Server(key_variable="MY_KEY"), MODEL, Spending(Server()))
+    assert "sk-" not in str(error.value)
+
+
+def test_a_key_is_in_no_message_and_no_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    caplog.set_level(logging.DEBUG)
+    with stub(key="another") as refuses, pytest.raises(InputError, match="OPENAI_API_KEY") as error:
+        ask(Server(refuses.url))  # the stub repeats the key that it was given
+    with answering((500, f"bad key {KEY}".encode(), {})) as (url, _), pytest.raises(InputError) as failed:
+        ask(Server(url, attempts=2))
+    with answering((200, f"bad key {KEY}".encode(), {})) as (url, _), pytest.raises(InputError) as broken:
+        ask(Server(url, attempts=2))
+    client = Client(Server(), MODEL, Spending(Server()))
+    told = [str(error.value), str(failed.value), str(broken.value), caplog.text, *capsys.readouterr(), repr(client)]
+    assert len(caplog.records) > 10
+    assert not any(KEY in text for text in told)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        (401, rb'{"error": "no sk-very\/secret\u002b0123456789"}', {}),
+        (401, b"x " * 140 + b"sk-very/secret+0123456789", {}),  # cut in the middle of it
+        (401, b"no sk-v***6789", {}),
+        (302, b"", {"location": "http://127.0.0.1/?key=sk-very/secret+0123456789"}),
+        (302, b"", {"location": "http://127.0.0.1/?key=sk-very%2Fsecret%2B0123456789"}),
+        (200, rb'{"choices": "sk-very\/secret+0123456789', {}),
+        (200, b'{"choices": [{"finish_reason": "%ssk-very/secret+0123456789"}]}' % (b"x" * 60), {}),
+        (200, GOOD.replace(b"stub-model", b"sk-very/secret+0123456789"), {}),
+    ],
+)
+def test_a_key_is_in_no_message_however_the_server_writes_it(
+    answer: tuple[int, bytes, dict[str, str]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-very/secret+0123456789")
+    with answering(answer) as (url, _):
+        for work in (lambda: ask(Server(url, attempts=2), known_as=[MODEL]), lambda: trial(Server(url, attempts=1))):
+            with pytest.raises(InputError) as error:
+                work()
+            said = str(error.value) + capsys.readouterr().err
+            assert "sk-very" not in said
+            assert "6789" not in said
+
+
+def test_a_key_is_found_in_time_that_grows_with_the_text_alone() -> None:
+    began = time.monotonic()
+    for text in ("x" * 10**5, "*" * 10**5, "\\" * 10**5, "x-*" * 10**5):
+        without_key(text, KEY)
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"litellm_params": {"api_key": "x"}},
+        {"a": [{"user": {"api_key": "x"}}]},
+        {"auth": "Bearer x"},
+        {"headers": {"Authorization": "x"}},
+        {"metadata": {"note": f"see {KEY}"}},
+    ],
+)
+def test_extra_fields_hold_no_secrets_however_deep(extra: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    with pytest.raises(InputError, match=r"`server\.extra` to hold no secrets") as error:
+        Server(extra=extra)
+    assert KEY not in str(error.value)
+    Server(extra={"metadata": {"author": "x"}, "chat_template_kwargs": {"enable_thinking": False}})
+
+
+def test_a_private_question_is_said_in_no_other_writing_and_no_early_line(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "Which of these\n“elements” is the heaviest?"
+    secret = Question("7", "mine", text, meta={"private": True})
+    for words in (text.upper(), repr(text), json.dumps(text), " ".join(text.split())):
+        assert "private" in public(ValueError(f"can't answer {words} today"), secret)
+    short = Question("8", "mine", "Why 42?", meta={"private": True})
+    assert "private" in public(ValueError("what is 'why 42?'"), short)
+    failed = (500, json.dumps({"error": text}).encode(), {})
+    with answering(failed, (200, text.encode(), {}), (200, GOOD, {})) as (url, _):
+        ask(Server(url))
+    said = capsys.readouterr().err
+    assert "answers with status 500; trying again" in said
+    assert "elements" not in said
+
+
+# Budgets
+
+
+def test_requests_and_tokens_and_dollars_are_counted(server: Running) -> None:
+    spend = Spending(Server(server.url, price_prompt=2.0, price_answer=10.0))
+    assert Spending(Server()).dollars is None
+    reply = ask(spend.server, replace(ASKED, n=2), spend=spend)
+    assert (spend.requests, spend.prompt_tokens, spend.answer_tokens) == (1, reply.prompt_tokens, 6)
+    assert spend.dollars == pytest.approx((2.0 * spend.prompt_tokens + 60.0) / 1e6)
+
+
+def test_a_budget_of_requests_counts_every_attempt() -> None:
+    spent = pytest.raises(BudgetSpent, match="budget of 3 requests is spent")
+    with answering((500, b"", {})) as (url, came), spent:
+        ask(Server(url, budget_requests=3))
+    assert len(came) == 3
+
+
+@pytest.mark.parametrize(
+    ("budget", "temperature", "least"),
+    [({"budget_requests": 9}, 1.0, 10), ({"budget_requests": 1}, 0.0, 2), ({"budget_tokens": 100}, 1.0, None)],
+)
+def test_a_budget_that_a_trial_would_use_up_is_refused_before_anything_is_asked(
+    budget: dict[str, int], temperature: float, least: int | None
+) -> None:
+    with answering((200, GOOD, {})) as (url, came):
+        with pytest.raises(InputError, match=rf"budget_\w+` to be at least {least or ''}.*Nothing was asked"):
+            trial(Server([url, url], **budget), replace(ASKED, temperature=temperature))
+        assert came == []
+
+
+def test_a_budget_that_failures_use_up_in_the_trial_is_one_line() -> None:
+    with answering((500, b"", {})) as (url, _), pytest.raises(InputError, match=r"for the trial, but .*is spent"):
+        trial(Server(url, budget_requests=1, attempts=3), replace(ASKED, temperature=0.0))
+
+
+@pytest.mark.parametrize("ignores", [(), ("usage",)])
+def test_a_budget_of_tokens_is_never_passed_and_used_up_to_the_last_request(ignores: tuple[str, ...]) -> None:
+    async def many(client: Client) -> list[str]:
+        asked = (replace(ASKED, prompt=f"question {i:03}") for i in range(100))
+        ends = await asyncio.gather(*map(client.ask, asked), return_exceptions=True)
+        return [type(end).__name__ for end in ends]
+
+    with stub(ignores=ignores, seconds=0.001) as server:
+        spend = Spending(Server(server.url, budget_tokens=200, in_flight=50))
+        ends = run(spend.server, many, spend=spend)
+        n = len(server.answered())
+    assert set(ends) == {"Reply", "BudgetSpent"}
+    assert ends.count("Reply") == n == spend.requests
+    assert 200 - 16 < spend.tokens <= 200  # a request takes 6 or, of a server that tells nothing, at most 16
+
+
+# Several servers
+
+
+def test_several_servers_share_the_requests_and_one_that_fails_gets_few(server: Running) -> None:
+    async def many(client: Client) -> None:
+        for _ in range(10):
+            await asyncio.gather(*(client.ask(ASKED) for _ in range(40)))
+
+    with stub() as other, answering((500, b"", {})) as (bad, came):
+        run(Server([server.url, bad, other.url], in_flight=12), many)
+        assert 100 < len(other.answered()) < 300
+    assert len(came) < 40
+
+
+# The trial
+
+
+def trial(server: Server, request: Request = ASKED, model: str = MODEL, spend: Spending | None = None) -> Trial:
+    return asyncio.run(try_server(server, model, spend or Spending(server), [request, replace(request, seed=8)]))
+
+
+def test_a_trial_of_an_honest_server_keeps_its_first_answer(server: Running) -> None:
+    spend = Spending(Server(server.url))
+    learnt = trial(spend.server, replace(ASKED, n=2, logprobs=True), spend=spend)
+    assert (learnt.varies, learnt.notices, learnt.known_as) == (True, [], {MODEL})
+    assert learnt.replies[0].choices[0].text == answer_text(Options(), ASKED.prompt, 7, 1.0, 0)
+    assert spend.requests == 5
+    assert trial(Server(server.url), replace(ASKED, temperature=0.0)).varies is None
+
+
+def test_a_trial_asks_each_of_several_servers(server: Running) -> None:
+    learnt = trial(Server([server.url, server.url]))
+    assert [reply.choices[0].text for reply in learnt.replies] == [
+        answer_text(Options(), ASKED.prompt, seed, 1.0, 0) for seed in (7, 8)
+    ]
+    with stub(ignores=("temperature",)) as greedy, pytest.raises(InputError, match=greedy.url):
+        trial(Server([server.url, greedy.url]))
+
+
+@pytest.mark.parametrize(
+    ("options", "request_", "said"),
+    [
+        ({"ignores": ("temperature",)}, ASKED, r"vary at temperature 1, .*gave the same 4 times.*do_sample"),
+        ({"ignores": ("n",)}, replace(ASKED, n=3), r"3 answers to one request, but it gave 1\. .*per_request 1"),
+        ({"copies": True}, replace(ASKED, n=3), r"answers of one request to differ.*gave copies.*per_request 1"),
+        ({"ignores": ("logprobs",)}, replace(ASKED, logprobs=True), r"--server\.logprobs false"),
+        ({"ignores": ("max_tokens",), "length": 80}, ASKED, r"after 8 tokens, but it gave 20.*max_completion_tokens"),
+        ({"says_model": "stub-model-mini"}, ASKED, r"model 'stub-model', but its replies are by 'stub-model-mini'"),
+        ({"refuses": ("seed",)}, ASKED, r"Unexpected fields.*seed"),
+        ({"key": KEY}, ASKED, r"status 401"),
+        ({"seconds": 5.0}, ASKED, r"within 0\.5 seconds"),
+        ({"ignores": ("finish_reason",)}, ASKED, r"ended for the reason None"),
+    ],
+)
+def test_a_trial_refuses_what_is_not_as_asked(options: dict[str, Any], request_: Request, said: str) -> None:
+    with stub(**options) as server, pytest.raises(InputError, match=said) as error:
+        trial(Server(server.url, timeout=0.5, attempts=2), request_)
+    assert "\n" not in str(error.value)
+
+
+def test_a_trial_takes_an_alias_that_the_server_lists() -> None:
+    with stub(says_model="behind-it", lists=MODEL) as server:
+        learnt = trial(Server(server.url))
+    assert learnt.known_as == {"behind-it"}
+    assert learnt.notices == ["the server answers to the name 'stub-model' with the model 'behind-it'"]
+
+
+def test_a_trial_says_when_tokens_are_not_told_or_texts_are_empty() -> None:
+    with stub(ignores=("usage",)) as server:
+        assert "estimates" in trial(Server(server.url)).notices[0]
+    with stub(answers=("",)) as server:
+        learnt = trial(Server(server.url))
+    assert learnt.varies is None
+    assert "could not be seen" in learnt.notices[0]
+
+
+def test_a_trial_does_not_ask_for_variation_where_extra_fields_forbid_it() -> None:
+    constrained = replace(ASKED, extra={"guided_choice": ["a"]})
+    with stub(answers=("a",)) as server:
+        spend = Spending(Server(server.url))
+        learnt = trial(spend.server, constrained, spend=spend)
+    assert (learnt.varies, spend.requests) == (None, 1)
+    assert "--server.extra says what they look like" in learnt.notices[0]
+
+
+def test_a_trial_asks_for_log_probabilities_in_all_its_requests() -> None:
+    with stub() as fresh:
+        trial(Server(fresh.url), replace(ASKED, logprobs=True, extra={"top_logprobs": 5}))
+        assert [asked["logprobs"] for asked in fresh.answered()] == [True] * 5
+
+
+def test_a_trial_says_that_stop_texts_are_left_and_refuses_log_probabilities_of_some_tokens() -> None:
+    logprobs = {"content": [{"logprob": -0.5}]}
+    choice = {"message": {"content": "a b"}, "finish_reason": "stop", "logprobs": logprobs}
+    body = json.dumps({"choices": [choice], "usage": {"prompt_tokens": 3, "completion_tokens": 8}}).encode()
+    with answering((200, body, {})) as (url, _):
+        with pytest.raises(InputError, match=r"of 8 tokens it gave 1\. .*--server\.logprobs false"):
+            trial(Server(url), replace(ASKED, logprobs=True, temperature=0.0))
+        learnt = trial(Server(url), replace(ASKED, stop=(" b",), temperature=0.0))
+    assert "leaves stop texts" in learnt.notices[0]
+
+
+def test_answers_that_never_differ_are_no_accident_from_30_questions_on() -> None:
+    assert nothing_varies([["a", "a"]] * 30)
+    assert not nothing_varies([["a", "a"]] * 29 + [["a"]] * 50)
+    assert not nothing_varies([["a", "a"]] * 100 + [["a", "b"]])
+
+
+def test_a_generation_config_is_sent_as_a_text_also_from_a_command_line() -> None:
+    as_text = Server(extra={"generation_config": '{"do_sample": true, "top_k": 0}'})
+    parser = ArgumentParser()
+    parser.add_class_arguments(Server, "server")
+    line = ["--server.extra", "{generation_config: {do_sample: true, top_k: 0}}"]
+    assert parser.instantiate(parser.parse_args(line)).server.extra == as_text.extra

@@ -1,0 +1,316 @@
+"""Attention read beside SDPA: against eager attention by hand, what moves what, and that the pass itself stays as it is."""
+
+from __future__ import annotations
+
+import re
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from benchmarks.live import LiveBytes
+from extract.errors import InputError
+from extract.models.loading import load_model
+from extract.signals import attention_scores
+from extract.signals.answers import read_answers
+from extract.signals.attention import AttentionReader
+from extract.signals.attention_entropy import head_entropies
+from extract.signals.attention_scores import HIDDEN
+from extract.signals.base import Answer, Reader
+from extract.signals.questions import read_questions
+from extract.signals.token_spans import Rows
+from tests.conftest import tiny_model
+from tests.helpers.attention_by_hand import ANSWERS, FAMILIES, entropies_by_hand, family_model, macs_by_hand
+
+ALL = ("attention_entropy", "rollout", "rollout_max", "macs")
+WANTS = ("attention_entropy", "attention_blocks", "attention_macs", "mixing")
+
+
+def read_rows(model: Any, answers: list[Answer], signal: str, **options: Any) -> list[dict[str, np.ndarray]]:
+    """A signal's numbers of each answer by key."""
+    read = read_answers(model, answers, [signal], **options)[signal]
+    rows = {key: [one.numpy() for one in ragged.rows()] for key, ragged in read.items()}
+    return [{key: of_rows[i] for key, of_rows in rows.items()} for i in range(len(answers))]
+
+
+def eager(model: Any) -> Any:
+    copy = deepcopy(model)
+    copy.set_attn_implementation("eager")
+    return copy
+
+
+def assert_rows(found: list[dict[str, np.ndarray]], expected: list[dict[str, np.ndarray]], atol: float) -> None:
+    for row, wanted in zip(found, expected, strict=True):
+        assert row.keys() == wanted.keys()
+        for key, values in wanted.items():
+            np.testing.assert_allclose(row[key], values, rtol=1e-4, atol=atol, err_msg=key)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_entropies_and_macs_are_those_of_eager_attention_however_the_answers_are_batched(family: str) -> None:
+    model = family_model(family)
+    by_hand = eager(model)
+    for signal, of_answer in (("attention_entropy", entropies_by_hand), ("macs", macs_by_hand)):
+        expected = [of_answer(by_hand, answer) for answer in ANSWERS]
+        for options in ({}, {"left": True}, {"batch_tokens": 1}):
+            assert_rows(read_rows(model, ANSWERS, signal, **options), expected, atol=1e-5)
+
+
+def test_the_sinks_of_gpt_oss_are_left_out_of_its_weights() -> None:
+    config = transformers.GptOssConfig(vocab_size=258, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=8, intermediate_size=16, num_local_experts=2, num_experts_per_tok=1, sliding_window=4, pad_token_id=1, max_position_embeddings=64)  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.GptOssForCausalLM(config).eval().requires_grad_(False)
+    for block in model.model.layers:
+        block.self_attn.sinks.fill_(3.0)
+    model.name_or_path = "tiny-gpt-oss"
+    expected = [entropies_by_hand(model, answer) for answer in ANSWERS]
+    assert_rows(read_rows(model, ANSWERS, "attention_entropy", batch_tokens=1), expected, atol=1e-5)
+
+
+def test_the_last_prompt_token_of_a_question_is_where_its_answer_begins() -> None:
+    model = tiny_model()
+    prompts = [answer.prompt for answer in ANSWERS]
+    found = read_questions(model, prompts, ["attention_entropy"])["attention_entropy"]
+    rows = read_rows(model, ANSWERS, "attention_entropy")
+    assert found.keys() == rows[0].keys()
+    for key, values in found.items():
+        np.testing.assert_allclose(values, [row[key][0] for row in rows], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("budget", [1, 200, 4000])
+def test_how_much_is_in_memory_at_a_time_changes_nothing(budget: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model()
+    expected = [read_rows(model, ANSWERS, name) for name in ALL]
+    monkeypatch.setattr(attention_scores, "_CACHED", budget)
+    for name, rows in zip(ALL, expected, strict=True):
+        assert_rows(read_rows(model, ANSWERS, name), rows, atol=1e-6)
+
+
+@pytest.mark.real_model
+def test_of_the_embedded_model_they_are_those_of_eager_attention() -> None:
+    model, tokenizer = load_model(dtype="float32")
+    ids = tokenizer("The capital of Peru is Lima, and that of Chile is Santiago. The capital of")["input_ids"]
+    answer = Answer(tuple(ids[:7]), tuple(ids[7:]))
+    by_hand = eager(model)
+    for signal, of_answer in (("attention_entropy", entropies_by_hand), ("macs", macs_by_hand)):
+        assert_rows(read_rows(model, [answer], signal), [of_answer(by_hand, answer)], atol=1e-5)
+
+
+def test_entropies_are_exact_where_the_first_token_takes_everything() -> None:
+    of_head = torch.tensor([200.0, 1.0, 1.0, 2.0, HIDDEN]).repeat(1, 1, 1, 1)
+    found = head_entropies(of_head, torch.tensor([0]), torch.tensor([[4]]))
+    p = np.exp([1.0, 1.0, 2.0]) / np.exp([1.0, 1.0, 2.0]).sum()
+    assert float(found.whole) == 0
+    assert float(found.sink_free) == pytest.approx(-(p * np.log(p)).sum() / np.log(3))
+    alone = head_entropies(torch.tensor([5.0, HIDDEN]).repeat(1, 1, 1, 1), torch.tensor([0]), torch.tensor([[1]]))
+    assert float(alone.whole) == float(alone.sink_free) == 0
+    alike = head_entropies(torch.zeros(1, 1, 1, 7), torch.tensor([0]), torch.tensor([[7]]))
+    assert [float(alike.whole), float(alike.sink_free)] == pytest.approx([1, 1])
+    unseen = head_entropies(torch.tensor([HIDDEN, 1.0, 1.0]).repeat(1, 1, 1, 1), torch.tensor([0]), torch.tensor([[2]]))
+    assert [float(unseen.whole), float(unseen.sink_free)] == pytest.approx([1, 1])
+
+
+# What moves what
+
+
+def test_a_changed_head_moves_its_own_layer_and_later_ones_only() -> None:
+    model = tiny_model()
+    base = read_rows(model, ANSWERS, "attention_entropy")
+    model.model.layers[1].self_attn.q_proj.weight[:8] *= 3  # the first head
+    moved = read_rows(model, ANSWERS, "attention_entropy")
+    for before, after in zip(base, moved, strict=True):
+        assert np.array_equal(before["1/normalised"], after["1/normalised"])
+        for layer in (2, 3):
+            if before["1/normalised"].any():  # else there was one key to see
+                assert not np.allclose(before[f"{layer}/normalised"], after[f"{layer}/normalised"])
+
+
+def test_what_a_head_writes_does_not_move_where_its_layer_looks() -> None:
+    model = tiny_model()
+    base = read_rows(model, ANSWERS[:1], "attention_entropy")[0]
+    model.model.layers[1].self_attn.o_proj.weight[:, :8] *= 3
+    moved = read_rows(model, ANSWERS[:1], "attention_entropy")[0]
+    for key in base:
+        assert np.array_equal(base[key], moved[key]) == (key[0] != "3")
+
+
+def test_a_changed_token_moves_what_comes_after_it_only() -> None:
+    model = tiny_model()
+    base = Answer((5, 6, 7), (40, 41, 42, 43))
+    other = Answer((5, 6, 7), (40, 99, 42, 43))
+    for name in ("attention_entropy", "macs"):
+        first, second = (read_rows(model, [answer], name)[0] for answer in (base, other))
+        for key in first:
+            if name == "attention_entropy":  # y_2 is read after it was drawn
+                np.testing.assert_allclose(first[key][:2], second[key][:2], rtol=1e-5)
+                assert not np.allclose(first[key][2:], second[key][2:])
+            else:
+                assert not np.allclose(first[key], second[key])
+
+
+def test_an_answer_that_is_not_a_number_leaves_the_others_of_its_batch_alone() -> None:
+    model = tiny_model()
+    model.model.embed_tokens.weight[99] = torch.nan
+    answers = [Answer((5, 6), (40, 99, 41)), Answer((7, 8), (40, 42, 41))]
+    for name in ALL:
+        with_nan, alone = read_rows(model, answers, name), read_rows(model, answers[1:], name)
+        assert_rows(with_nan[1:], alone, atol=1e-6)
+        assert all(np.isnan(values).all() for key, values in with_nan[0].items() if "emit" not in key and key[0] != "1")
+
+
+# The pass itself
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("left", [False, True])
+def test_logits_are_the_same_bits_with_the_reader_on(family: str, left: bool) -> None:
+    model = family_model(family)
+    ids = torch.arange(2, 26).view(2, 12)
+    options: dict[str, Any] = {}
+    if left:
+        mask = torch.ones(2, 12, dtype=torch.int64)
+        mask[0, :3] = 0
+        options = {"attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
+    with torch.inference_mode():
+        plain = model(ids, **options).logits
+        with AttentionReader(model, WANTS) as reader:
+            untouched = model(ids, **options).logits
+            reader.look_at(Rows([5, 6], [4, 5], n_pad=[3 * left, 0]))
+            read = model(ids, **options).logits
+            assert len(reader.take().layers) == 3
+            after = model(ids, **options).logits
+    for logits in (untouched, read, after):
+        assert torch.equal(plain[0, 3 * left :], logits[0, 3 * left :])
+        assert torch.equal(plain[1], logits[1])
+
+
+def n_hooks(model: Any) -> int:
+    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_attention_and_hooks_are_as_before_even_after_an_error(family: str) -> None:
+    model = tiny_model(family)
+    before = model.config._attn_implementation, n_hooks(model)
+    with AttentionReader(model, WANTS):
+        assert (model.config._attn_implementation, n_hooks(model)) != before
+    assert (model.config._attn_implementation, n_hooks(model)) == before
+    with pytest.raises(ZeroDivisionError), Reader(model, WANTS):
+        raise ZeroDivisionError
+    assert (model.config._attn_implementation, n_hooks(model)) == before
+    model.model.layers[1].post_attention_layernorm = torch.nn.Identity()
+    del model.model.layers[1].post_attention_layernorm
+    with pytest.raises(InputError, match="that add what attention returns"):
+        AttentionReader(model, WANTS).__enter__()
+    assert (model.config._attn_implementation, n_hooks(model)) == before
+
+
+def test_a_reader_sees_its_own_model_alone() -> None:
+    model, other = tiny_model(), tiny_model("qwen2")
+    ids = torch.arange(5, 12)[None]
+    with torch.inference_mode(), AttentionReader(model, ["attention_entropy"]) as reader:
+        reader.look_at(Rows([3], [3]))
+        with AttentionReader(other, ["attention_entropy"]):
+            other(ids)
+        model(ids)
+        assert len(reader.take().layers) == 3
+
+
+def test_only_what_is_wanted_is_kept() -> None:
+    model = tiny_model()
+    kept = {
+        "attention_entropy": {"normalised", "sink_free", "smallest_head"},
+        "attention_blocks": {"mean", "sums"},
+        "attention_macs": set(),
+    }
+    for want, names in kept.items():
+        with torch.inference_mode(), AttentionReader(model, [want]) as reader:
+            reader.look_at(Rows([3], [3]))
+            model(torch.arange(5, 12)[None])
+            taken = reader.take()
+        assert [set(layer) for layer in taken.layers] == [names] * 3
+        assert set(taken.floors) == ({1, 20} if want == "attention_macs" else set())
+        assert taken.dots == []
+
+
+def test_no_heads_are_kept_and_few_are_there_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, answer = tiny_model(), Answer(tuple(range(2, 130)), tuple(range(130, 258)))
+    monkeypatch.setattr(attention_scores, "_CACHED", 1 << 12)
+    with torch.inference_mode(), LiveBytes() as of_reading, Reader(model, ["attention_blocks", "mixing"]) as reader:
+        kept = reader.answers([answer])
+    assert len(kept.the_attention.layers) == 3
+    blocks = 3 * 129 * 129 * 4
+    assert blocks < of_reading.now < 2 * blocks  # and the last hidden state, and fields that are made once
+    by_hand = eager(model)
+    with torch.inference_mode(), LiveBytes() as of_eager:
+        by_hand(torch.tensor([answer.prompt + answer.content]), output_attentions=True, logits_to_keep=1)
+    assert of_eager.peak > 3 * 4 * 256 * 256 * 4
+    assert of_reading.peak < of_eager.peak / 4  # a model of 4 heads
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_behind_an_answer_everything_is_0(left: bool) -> None:
+    with torch.inference_mode(), Reader(tiny_model(), WANTS) as reader:
+        attention = reader.answers(ANSWERS, left=left).the_attention
+    for row, answer in enumerate(ANSWERS):
+        places = len(answer.content) + 1
+        kept = [*attention.layers, *(dots._asdict() for dots in attention.dots)]
+        for name, values in (item for one in kept for item in one.items()):
+            assert not values[row, places:].any(), name
+            assert values[row, :places].any(), name
+        for layer in attention.layers:
+            assert not layer["mean"][row, :, places:].any()
+            assert not layer["mean"][row].triu(1).any()
+
+
+# Models that can't be read
+
+
+@pytest.mark.parametrize(
+    ("family", "want", "reason"),
+    [
+        ("GPTJ", "attention_entropy", "GPTJForCausalLM has 'eager' attention, in whose place no other can be put"),
+        ("Bloom", "attention_entropy", "BloomForCausalLM has 'eager' attention"),
+        ("Falcon", "attention_entropy", "FalconForCausalLM has 'sdpa' attention"),
+        ("GPTNeoX", "mixing", "those of GPTNeoXForCausalLM don't. Leave rollout and rollout_max out"),
+        ("Phi", "mixing", "those of PhiForCausalLM don't"),
+        ("Granite", "mixing", "those of GraniteForCausalLM don't"),
+    ],
+)
+def test_families_that_attend_or_mix_otherwise_are_refused(family: str, want: str, reason: str) -> None:
+    sizes: dict[str, Any] = {"vocab_size": 258, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 1}  # fmt: skip
+    if family == "GPTJ":
+        sizes |= {"rotary_dim": 4}
+    if family in ("GPTNeoX", "Phi", "Granite"):
+        sizes |= {"intermediate_size": 48}
+    if family == "Granite":
+        sizes |= {"residual_multiplier": 0.5}
+    model = getattr(transformers, f"{family}ForCausalLM")(getattr(transformers, f"{family}Config")(**sizes)).eval()
+    before = model.config._attn_implementation, n_hooks(model)
+    with pytest.raises(InputError, match=re.escape(reason)) as caught, Reader(model, [want]) as reader:
+        reader.answers(ANSWERS[:1])
+    assert "\n" not in str(caught.value)
+    assert (model.config._attn_implementation, n_hooks(model)) == before
+
+
+def test_a_layer_without_attention_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model()
+    block = model.model.layers[1].self_attn
+    monkeypatch.setattr(block, "forward", lambda hidden_states, **options: (hidden_states, None))
+    with pytest.raises(InputError, match="in each of its 3 layers, but LlamaForCausalLM did so in 2, 2 times in all"):
+        read_answers(model, ANSWERS, ["attention_entropy"])
+
+
+def test_attention_that_is_not_sdpa_or_eager_is_refused_and_what_is_unknown_too() -> None:
+    model = tiny_model()
+    model.config._attn_implementation_internal = "flash_attention_2"
+    with pytest.raises(InputError, match="has 'flash_attention_2' attention"), AttentionReader(model, WANTS):
+        pass
+    with pytest.raises(InputError, match="Expected `want` to be among attention_entropy, .*, but got 'all'"):
+        AttentionReader(model, ["all"])
+    model.config._attn_implementation_internal = "sdpa"
+    with AttentionReader(model, WANTS) as reader, pytest.raises(InputError, match="of answers, but got questions"):
+        reader.look_at(Rows([3], [1], read=False))

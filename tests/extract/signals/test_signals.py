@@ -1,0 +1,95 @@
+"""Hidden states against transformers' own, and what moves when something is perturbed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from extract.errors import InputError
+from extract.models.loading import tokenizer_hash, weight_fingerprint
+from extract.signals import load_signal
+from extract.signals.capture import HiddenCapture
+from extract.signals.positions import question_position
+from tests.conftest import read_hidden, tiny_model
+
+PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12, 13, 14], [20], [30, 31, 32, 33]]
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen2", "qwen3", "mistral", "phi3", "gemma2", "gemma3"])
+def test_hidden_states_equal_output_hidden_states(family: str) -> None:
+    model = tiny_model(family)
+    states = read_hidden(model, PROMPTS)
+    assert states.shape == (4, 4, 32)
+    for row, prompt in enumerate(PROMPTS):
+        expected = model(torch.tensor([prompt]), output_hidden_states=True).hidden_states
+        for layer in range(4):
+            torch.testing.assert_close(states[row, layer], expected[layer][0, -1], rtol=1e-4, atol=1e-4)
+
+
+def test_neither_batch_nor_order_nor_choice_of_layers_changes_a_state(model: Any) -> None:
+    together = read_hidden(model, PROMPTS)
+    alone = torch.cat([read_hidden(model, [prompt]) for prompt in PROMPTS])
+    small = read_hidden(model, PROMPTS, batch_tokens=1)
+    backwards = read_hidden(model, PROMPTS[::-1]).flip(0)
+    for other in (alone, small, backwards):
+        torch.testing.assert_close(other, together, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(read_hidden(model, PROMPTS, layers=[1, 3]), together[:, [1, 3]])
+
+
+def test_a_changed_token_moves_its_state_and_no_earlier_one(model: Any) -> None:
+    base, changed = read_hidden(model, [[5, 6, 7]]), read_hidden(model, [[4, 6, 7]])
+    assert torch.equal(base[:, 0], changed[:, 0])  # the embedding of the last token
+    assert not torch.allclose(base[:, 1:], changed[:, 1:])
+
+
+def test_a_changed_block_moves_only_later_layers() -> None:
+    model = tiny_model()
+    before = read_hidden(model, PROMPTS)
+    model.model.layers[1].mlp.down_proj.weight[0] += 1
+    after = read_hidden(model, PROMPTS)
+    assert torch.equal(before[:, :2], after[:, :2])
+    assert not torch.allclose(before[:, 2:], after[:, 2:])
+
+
+def test_hooks_are_gone_afterwards_and_also_after_an_error(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def hooks() -> int:
+        return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+
+    before = hooks()
+    read_hidden(model, PROMPTS)
+    monkeypatch.setattr(model.model.layers[1], "forward", lambda *args, **options: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        read_hidden(model, PROMPTS)
+    assert hooks() == before
+
+
+def test_positions_and_layers_outside_are_refused(model: Any) -> None:
+    with pytest.raises(InputError, match="prompt of 0 tokens"):
+        question_position("last_prompt", 0)
+    with pytest.raises(InputError, match="Did you mean `last_prompt`"):
+        question_position("last_promt", 3)
+    with pytest.raises(InputError, match=r"between 0 \(embeddings\) and 3, but got \[4\]"):
+        HiddenCapture(model, [1, 4])
+    with pytest.raises(InputError, match="Did you mean `hidden`"):
+        load_signal("hiden")
+
+
+def test_the_fingerprint_sees_one_changed_weight_and_two_swapped_ones() -> None:
+    model = tiny_model()
+    first = weight_fingerprint(model)
+    assert weight_fingerprint(tiny_model()) == first
+    weight = model.model.layers[2].mlp.up_proj.weight
+    weight[3, 5] += 1e-3
+    assert weight_fingerprint(model) != first
+    swapped = tiny_model()
+    rows = swapped.model.layers[0].self_attn.q_proj.weight
+    rows[[0, 1]] = rows[[1, 0]]
+    assert weight_fingerprint(swapped) != first
+
+
+def test_the_tokenizer_hash_forgets_padding(tokenizer: Any) -> None:
+    before = tokenizer_hash(tokenizer)
+    tokenizer(["a", "bcd"], padding=True, truncation=True, max_length=2)
+    assert tokenizer_hash(tokenizer) == before

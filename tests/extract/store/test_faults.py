@@ -1,0 +1,310 @@
+"""Kills, signals, full disks and memories, damage, and several processes at one store."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from filelock import FileLock
+
+from benchmarks.faults import Commands, content, finished, kill_often
+from benchmarks.tiny import write_questions
+from extract import StoreRecipe, grade, read, sample
+from extract.errors import InputError
+from extract.running.exit import Terminated, exit_status
+from extract.running.memory import halving
+from extract.running.worker import Worker
+from extract.sampling.local.sampler import LocalSampler
+from extract.store.store import Store
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> StoreRecipe:
+    questions = write_questions(tmp_path_factory.mktemp("questions") / "questions.jsonl", 22)
+    return StoreRecipe(questions=str(questions), model=str(tiny_folder), k=3, block_size=4)
+
+
+def make(folder: Path, recipe: StoreRecipe, worker: Worker | None = None) -> Path:
+    for command in (sample, grade, read):
+        options = {"recipe": recipe} if command is sample else {"model": recipe.model} if command is read else {}
+        command(str(folder), **options, worker=worker)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, recipe: StoreRecipe) -> dict[str, bytes]:
+    return content(make(tmp_path_factory.mktemp("stores") / "store", recipe))
+
+
+@pytest.fixture(scope="module")
+def commands(tmp_path_factory: pytest.TempPathFactory) -> Commands:
+    return Commands(tmp_path_factory.mktemp("commands"), n_questions=80)
+
+
+def test_after_kills_the_next_run_goes_on_rewrites_nothing_and_gives_the_bytes_of_an_undisturbed_one(
+    commands: Commands,
+) -> None:
+    stores = [commands.folder / name for name in ("undisturbed", "killed")]
+    counts = kill_often(commands, "sample", stores[1], kills=2, spread=0.3)
+    assert counts == {"kills": 2, "finished files changed": 0, "last run failed": 0}
+    assert commands.finish("sample", stores[0])[0] == 0
+    assert content(stores[1]) == content(stores[0])
+    assert not list(stores[1].rglob("*.tmp"))
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "word"), [(signal.SIGTERM, 143, "terminated"), (signal.SIGINT, 130, "interrupted")]
+)
+def test_a_signal_ends_a_command_with_one_line_and_what_is_finished_is_kept(
+    number: signal.Signals, status: int, word: str, commands: Commands, tmp_path: Path
+) -> None:
+    store = tmp_path / "store"
+    process = commands.start("sample", store)
+    deadline = time.monotonic() + 60
+    while not finished(store) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    process.send_signal(number)
+    said = process.communicate(timeout=60)[1]
+    assert process.returncode == status
+    assert [line for line in said.splitlines() if word in line] == [
+        f"error: {word}. What is finished is kept; run the same command again to go on."
+    ]
+    assert "Traceback" not in said
+    assert finished(store)
+    assert not list(store.rglob("*.tmp"))
+
+
+def test_workers_write_the_bytes_of_one(recipe: StoreRecipe, undisturbed: dict[str, bytes], tmp_path: Path) -> None:
+    for rank in (2, 0, 1):
+        make(tmp_path / "store", recipe, Worker(rank, 3))
+    assert content(tmp_path / "store") == undisturbed
+
+
+def test_workers_of_one_job_do_not_wait_for_each_other(recipe: StoreRecipe, tmp_path: Path) -> None:
+    store = make(tmp_path / "store", recipe)
+    with Worker(0, 2).writing(store), Worker(1, 2).writing(store):
+        pass
+
+
+def test_a_worker_has_every_block_of_its_own() -> None:
+    owners = [[rank for rank in range(3) if Worker(rank, 3).has(block)] for block in range(7)]
+    assert owners == [[0], [1], [2], [0], [1], [2], [0]]
+
+
+@pytest.mark.parametrize(("rank", "count"), [("2", "2"), ("-1", "2"), ("a", "2"), ("0", "x")])
+def test_an_impossible_rank_is_refused(rank: str, count: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("WORLD_SIZE", count)
+    with pytest.raises(InputError, match="RANK below WORLD_SIZE"):
+        Worker.from_environment()
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (Worker(), Worker()),
+        (Worker(1, 2), Worker()),
+        (Worker(), Worker(1, 2)),
+        (Worker(1, 3), Worker(0, 2)),
+        (Worker(1, 2), Worker(1, 2)),
+    ],
+)
+def test_a_second_run_waits_says_so_and_finds_nothing_left_to_do(
+    first: Worker, second: Worker, recipe: StoreRecipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = make(tmp_path / "store", recipe)
+    before, lock = finished(store), FileLock(store / f".writer-{first.rank}-of-{first.count}.lock")
+    lock.acquire()
+    thread = threading.Thread(target=grade, args=(str(store),), kwargs={"worker": second})
+    thread.start()
+    thread.join(0.3)
+    assert thread.is_alive()
+    lock.release()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert f"waiting: another run is writing {str(store)!r}" in capsys.readouterr().err
+    assert finished(store) == before
+
+
+def test_a_full_disk_is_one_line_and_the_next_run_goes_on(
+    recipe: StoreRecipe, undisturbed: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, fsync = [], os.fsync
+
+    def full_after_a_while(descriptor: int) -> None:
+        calls.append(descriptor)
+        if len(calls) == 9:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fsync(descriptor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full_after_a_while)
+        with pytest.raises(InputError, match=r"^Expected to be able to write .* No space left on device\. [^\n]*$"):
+            sample(str(tmp_path / "store"), recipe)
+    kept = content(tmp_path / "store")
+    assert 0 < len(finished(tmp_path / "store")) < 12
+    assert all(undisturbed[name] == data for name, data in kept.items())
+    assert content(make(tmp_path / "store", recipe)) == undisturbed
+
+
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("samples/00002.000-003.parquet", "sample"),
+        ("grades/short/00001.000-003.parquet", "grade"),
+        ("signals/hidden/question/00003.safetensors", "read"),
+        ("samples/00002.000-003.json", "sample"),
+    ],
+)
+def test_a_damaged_file_is_named_and_made_again(
+    name: str,
+    command: str,
+    recipe: StoreRecipe,
+    undisturbed: dict[str, bytes],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    store = make(tmp_path / "store", recipe)
+    data = bytearray((store / name).read_bytes())
+    data[len(data) // 2] ^= 1
+    (store / name).write_bytes(data)
+    others = {path: stamp for path, stamp in finished(store).items() if Path(path).stem != Path(name).stem}
+    make(store, recipe)
+    lines = [line for line in capsys.readouterr().err.splitlines() if "making it again" in line]
+    assert len(lines) == 1
+    assert lines[0].startswith(str(Path(name).with_suffix("")))
+    assert content(store) == undisturbed
+    assert {path: stamp for path, stamp in finished(store).items() if path in others} == others
+
+
+def test_damaged_parts_that_stand_side_by_side_are_made_again_as_they_were(recipe: StoreRecipe, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    make(store, replace(recipe, k=2))
+    make(store, recipe)
+    before = content(store)
+    for name in ("00001.000-002", "00001.002-003"):
+        (store / "samples" / f"{name}.parquet").write_bytes(b"")
+    make(store, recipe)
+    assert content(store) == before
+
+
+def test_damaged_questions_are_written_again(
+    recipe: StoreRecipe, undisturbed: dict[str, bytes], tmp_path: Path
+) -> None:
+    store = make(tmp_path / "store", recipe)
+    (store / "questions.parquet").write_bytes(b"nothing")
+    assert content(make(store, recipe)) == undisturbed
+
+
+def test_what_a_killed_run_left_is_taken_away_by_the_worker_whose_it_was(recipe: StoreRecipe, tmp_path: Path) -> None:
+    store = make(tmp_path / "store", recipe)
+    left = [store / "samples" / f".0000{block}.000-003.parquet.{'0' * 8}.tmp" for block in (0, 1)]
+    for path in [*left, store / ".manifest.json.00000000.tmp"]:
+        path.touch()
+    grade(str(store), worker=Worker(1, 2))
+    assert sorted(path.name for path in store.rglob("*.tmp")) == [
+        ".00000.000-003.parquet.00000000.tmp",
+        ".manifest.json.00000000.tmp",
+    ]
+    grade(str(store))
+    assert not list(store.rglob("*.tmp"))
+
+
+def out_of_memory_above(limit: int, of: Callable[[int], Any]) -> Callable[[int, Any], Any]:
+    def work(size: int, counted: Any) -> Any:
+        counted(1, 10)
+        if size > limit:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nmore lines")
+        return of(size)
+
+    return work
+
+
+def test_work_is_done_with_half_as_much_while_memory_runs_out(capsys: pytest.CaptureFixture[str]) -> None:
+    seen: list[tuple[int, int]] = []
+    done = halving(out_of_memory_above(100, str), 320, "answers", lambda items, tokens: seen.append((items, tokens)))
+    assert done == ("80", 80)
+    assert [sum(column) for column in zip(*seen, strict=True)] == [1, 10]  # what was done again is counted once
+    assert "out of memory: going on with 160 answers at a time" in capsys.readouterr().err
+
+
+def test_a_memory_too_small_for_one_is_refused() -> None:
+    with pytest.raises(
+        InputError, match=r"one of its answers at a time, but it is too small: CUDA out of memory[^\n]*$"
+    ):
+        halving(out_of_memory_above(0, str), 5, "answers", lambda items, tokens: None)
+
+
+def test_sampling_goes_on_with_fewer_answers_at_a_time_and_records_it(
+    recipe: StoreRecipe, undisturbed: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw = LocalSampler.sample_grid
+
+    def small_memory(self: LocalSampler, *arguments: Any) -> Any:
+        if self.max_rows > 5:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return draw(self, *arguments)
+
+    monkeypatch.setattr(LocalSampler, "sample_grid", small_memory)
+    store = sample(str(tmp_path / "store"), recipe)
+    for part in store.parts():
+        assert pq.read_schema(store.samples_file(part)).metadata[b"max_rows"] == b"5"
+    (tmp_path / "whole").mkdir()
+    for name, data in undisturbed.items():
+        (tmp_path / "whole" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "whole" / name).write_bytes(data)
+    fewer, many = (one.samples()["text"].to_pylist() for one in (store, Store.open(tmp_path / "whole")))
+    # rounding is another, so that a uniform next to a token's border may fall on its other side
+    assert sum(a == b for a, b in zip(fewer, many, strict=True)) >= 63
+    assert len(fewer) == 66
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "line"),
+    [
+        (InputError("Expected this, but got that."), 2, "error: Expected this, but got that."),
+        (KeyboardInterrupt(), 130, "error: interrupted. What is finished is kept"),
+        (Terminated(), 143, "error: terminated. What is finished is kept"),
+        (PermissionError(errno.EACCES, "Permission denied", "runs"), 2, "error: 'runs': Permission denied. What"),
+    ],
+)
+def test_a_command_that_does_not_come_to_its_end_says_why_in_one_line(
+    error: BaseException, status: int, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def command() -> None:
+        raise error
+
+    assert exit_status(command) == status
+    said = capsys.readouterr().err
+    assert said.startswith(line)
+    assert said.count("\n") == 1
+
+
+def test_a_mistake_of_ours_keeps_its_traceback() -> None:
+    with pytest.raises(ZeroDivisionError):
+        exit_status(lambda: 1 / 0)
+
+
+def test_a_store_below_a_file_is_one_line(commands: Commands, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = subprocess.run(
+        [sys.executable, *commands.line("sample", tmp_path / "file" / "store")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert [line for line in done.stderr.splitlines() if line.startswith("error: ")]

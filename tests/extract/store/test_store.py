@@ -1,0 +1,400 @@
+"""The store: identity, adding without rewriting, damage."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from safetensors import safe_open
+
+from datamodules import load_table
+from extract import Decoding, InputError, PromptTemplate, Store, StoreRecipe, grade, read, sample
+from extract.commands import make_store
+from extract.policy import differences
+from extract.store.asked import asked_schema
+from extract.store.files import write_file
+from extract.store.shards import Place, Scope
+from tests.conftest import write_questions
+from tests.helpers import altered_stores
+
+
+@pytest.fixture
+def questions(tmp_path: Path) -> str:
+    return str(write_questions(tmp_path / "questions.jsonl", 40))
+
+
+def recipe(questions: str, folder: Path, **changes: Any) -> StoreRecipe:
+    return StoreRecipe(
+        **{"questions": questions, "model": str(folder), "k": 3, "policy": Decoding(max_new_tokens=6), **changes}
+    )
+
+
+def contents(store: Path) -> dict[str, bytes]:
+    return {
+        str(p.relative_to(store)): p.read_bytes() for p in store.rglob("*") if p.is_file() and p.name != "manifest.json"
+    }
+
+
+def test_more_samples_add_files_and_rewrite_none(tmp_path: Path, questions: str, tiny_folder: Path) -> None:
+    path = tmp_path / "store"
+    sample(str(path), recipe(questions, tiny_folder))
+    grade(str(path))
+    before = contents(path)
+    sample(str(path), recipe(questions, tiny_folder, k=5))
+    after = contents(path)
+    assert {name: after[name] for name in before} == before
+    added = set(after) - set(before)
+    assert {name for name in added if name.endswith(".parquet")} == {
+        "samples/00000.003-005.parquet",
+        "samples/00001.003-005.parquet",
+    }
+    assert Store.open(path).samples().num_rows == 200
+    grade(str(path))
+    assert Store.open(path).grades("short").num_rows == 200
+
+
+def test_five_samples_at_once_or_in_two_goes_are_the_same(tmp_path: Path, questions: str, tiny_folder: Path) -> None:
+    sample(str(tmp_path / "a"), recipe(questions, tiny_folder, k=5))
+    for k in (2, 5):
+        sample(str(tmp_path / "b"), recipe(questions, tiny_folder, k=k))
+    rows = [
+        sorted((r["question_id"], r["sample"], r["text"]) for r in Store.open(tmp_path / name).samples().to_pylist())
+        for name in "ab"
+    ]
+    assert rows[0] == rows[1]
+
+
+def test_an_interrupted_run_goes_on_and_gives_the_same_bytes(tmp_path: Path, questions: str, tiny_folder: Path) -> None:
+    for name in ("whole", "broken"):
+        sample(str(tmp_path / name), recipe(questions, tiny_folder))
+        read(str(tmp_path / name), model=str(tiny_folder))
+    broken = tmp_path / "broken"
+    (broken / "samples/00001.000-003.json").unlink()
+    (broken / "samples/00001.000-003.parquet").write_bytes(b"half")
+    (broken / "signals/hidden/question/00000.safetensors").unlink()
+    (broken / "questions.parquet").unlink()
+    sample(str(broken), recipe(questions, tiny_folder))
+    read(str(broken), model=str(tiny_folder))
+    assert contents(broken) == contents(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"policy": Decoding(max_new_tokens=6, temperature=1.0)}, "policy.decoding.temperature: found 0.7, wanted 1.0"),
+        (
+            {"policy": Decoding(max_new_tokens=6, prompt=PromptTemplate("Q: {question}"))},
+            "policy.decoding.prompt.template",
+        ),
+        ({"block_size": 8}, "block_size: found 32, wanted 8"),
+        ({"n_questions": 20}, "questions: found"),
+    ],
+)
+def test_another_identity_is_refused_with_both_values(
+    tmp_path: Path, questions: str, tiny_folder: Path, changes: dict[str, Any], named: str
+) -> None:
+    sample(str(tmp_path / "store"), recipe(questions, tiny_folder))
+    with pytest.raises(InputError, match=named):
+        sample(str(tmp_path / "store"), recipe(questions, tiny_folder, **changes))
+
+
+def test_another_model_of_the_same_name_is_refused(tmp_path: Path, questions: str, tiny_folder: Path) -> None:
+    sample(str(tmp_path / "store"), recipe(questions, tiny_folder))
+    other = tmp_path / "tiny"
+    shutil.copytree(tiny_folder, other)
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(other / "model.safetensors")
+    tensors["model.layers.1.mlp.up_proj.weight"][0, 1] += 0.5
+    save_file(tensors, other / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(InputError, match="model.fingerprint: found"):
+        sample(str(tmp_path / "store"), recipe(questions, other, k=4))
+    with pytest.raises(InputError, match="Expected the model of the store .* differs in fingerprint"):
+        read(str(tmp_path / "store"), model=str(other))
+
+
+def test_device_and_k_are_not_in_the_identity(tmp_path: Path, questions: str, tiny_folder: Path) -> None:
+    first = sample(str(tmp_path / "a"), recipe(questions, tiny_folder, k=2))
+    second = sample(str(tmp_path / "b"), recipe(questions, tiny_folder, k=3, device="cpu"))
+    assert first.sha256 == second.sha256
+
+
+def test_verify_names_what_is_damaged(tmp_path: Path, small_store: Path) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(small_store, store)
+    assert list(Store.open(store).problems()) == []
+    file = store / "samples/00000.000-006.parquet"
+    content = bytearray(file.read_bytes())
+    content[100] ^= 1
+    file.write_bytes(content)
+    (store / "signals/hidden/question/00001.json").unlink()
+    (store / "grades/planted/00000.000-006.parquet").write_bytes(b"")
+    problems = "\n".join(Store.open(store).problems())
+    assert "samples/00000.000-006.parquet: its content changed" in problems
+    assert "signals/hidden/question/00001.safetensors: it is unfinished" in problems
+    assert "grades/planted/00000.000-006.parquet: 0 bytes are there" in problems
+
+
+def test_an_altered_identity_and_a_folder_that_is_no_store_are_refused(tmp_path: Path, small_store: Path) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(small_store, store)
+    record = json.loads((store / "identity.json").read_text())
+    record["of"]["policy"]["decoding"]["temperature"] = 0.1
+    (store / "identity.json").write_text(json.dumps(record))
+    with pytest.raises(InputError, match="it was altered"):
+        Store.open(store)
+    with pytest.raises(InputError, match="has no identity.json. Make one with `python -m extract sample"):
+        Store.open(tmp_path / "none")
+
+
+def test_the_tables_open_in_datasets_and_pandas(small_store: Path, tmp_path: Path) -> None:
+    files = sorted(str(path) for path in (small_store / "samples").glob("*.parquet"))
+    loaded = datasets.load_dataset("parquet", data_files=files, split="train", cache_dir=str(tmp_path))
+    assert len(loaded) == 720
+    assert set(pd.read_parquet(files[0])["finish_reason"]) <= {"stop", "length"}
+
+
+def test_one_layer_is_one_contiguous_tensor_with_rows_in_the_questions_order(small_store: Path) -> None:
+    store = Store.open(small_store)
+    assert store.signal_keys("hidden") == [f"{layer}/last_prompt" for layer in range(4)]
+    assert store.read_signal("hidden", "2/last_prompt").shape == (120, 32)
+    with safe_open(small_store / "signals/hidden/question/00001.safetensors", framework="pt") as file:
+        block = file.get_tensor("3/last_prompt")
+        stamp = {"identity": store.sha256, "signal": "hidden", "block": 1, "batch_tokens": 2048}
+        assert json.loads(file.metadata()["store"]) == stamp
+    assert torch.equal(store.read_signal("hidden", "3/last_prompt")[32:64], block)
+
+
+def test_a_missing_signal_is_refused_with_the_command_that_makes_it(small_store: Path) -> None:
+    with pytest.raises(InputError, match=r"`python -m extract read --store .* --signals \[entropy\]`"):
+        Store.open(small_store).signal_keys("entropy")
+
+
+def test_differences_name_both_values() -> None:
+    assert list(differences({"a": {"b": 1}, "c": 2}, {"a": {"b": 3}, "c": 2})) == ["a.b: found 1, wanted 3"]
+
+
+def test_another_dtype_is_refused_before_the_model_is_loaded(small_store: Path, tmp_path: Path) -> None:
+    questions = str(write_questions(tmp_path / "questions.jsonl", 120))
+    asked = StoreRecipe(questions=questions, model=str(tmp_path), dtype="bfloat16")
+    with pytest.raises(InputError, match="policy.model.dtype: found 'float32', wanted 'bfloat16'"):
+        asked.check_store(Store.open(small_store))
+
+
+def test_a_lost_part_of_an_extended_store_is_drawn_again(tmp_path: Path, questions: str, tiny_folder: Path) -> None:
+    path = tmp_path / "store"
+    for k in (3, 6):
+        sample(str(path), recipe(questions, tiny_folder, k=k))
+    grade(str(path))
+    before = contents(path)
+    for ending in ("parquet", "json"):
+        (path / f"samples/00000.000-003.{ending}").unlink()
+    assert any("00000.000-003.parquet: missing" in problem for problem in Store.open(path).problems())
+    with pytest.raises(InputError, match="some samples are gone"):
+        load_table(Store.open(path))
+    sample(str(path), recipe(questions, tiny_folder, k=6))
+    assert contents(path) == before
+
+
+def test_another_model_folder_is_refused_for_a_whole_store(tmp_path: Path, questions: str, tiny_folder: Path) -> None:
+    path = tmp_path / "store"
+    make_store(str(path), recipe(questions, tiny_folder), "short", ["hidden"])
+    other = Path(shutil.copytree(tiny_folder, tmp_path / "other"))
+    with pytest.raises(InputError, match="policy.model.id: found 'tiny', wanted 'other'"):
+        make_store(str(path), recipe(questions, other), "short", ["hidden"])
+
+
+def test_a_grader_or_signal_that_is_not_there_is_refused_before_anything_is_sampled(
+    tmp_path: Path, questions: str, tiny_folder: Path
+) -> None:
+    for grader, signal in (("shrt", "hidden"), ("short", "hiden")):
+        with pytest.raises(InputError, match="Did you mean"):
+            make_store(str(tmp_path / "store"), recipe(questions, tiny_folder), grader, [signal])
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_store_whose_model_was_a_folder_asks_for_its_place(
+    small_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = shutil.copytree(small_store, tmp_path / "store")
+    shutil.rmtree(store / "signals")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="a folder called 'tiny': a store keeps no paths. Give --model PATH"):
+        read(str(store))
+
+
+# What a model was asked, and signals of the answers: a store of 20 questions in 3 blocks of two parts, without a model
+
+HOW = {"model": "tiny", "prompts": ["Are you sure?"], "options": {"attempts": 3}}
+
+
+def asked_rows(store: Store, place: Place) -> list[dict[str, Any]]:
+    costs = {"prompt_tokens": 9, "completion_tokens": 2}
+    if isinstance(place, int):
+        one = {"text": "0.5", "mass": None, "attempts": 1, **costs}
+        return [{"question_id": id_, "value": None if i % 2 else 0.5, **one} for i, id_ in enumerate(store.ids(place))]
+    samples = range(place.start, place.stop)
+    return [{"question_id": id_, "sample": j, "value": 0.25, **costs} for id_ in store.ids(place) for j in samples]
+
+
+def ask(store: Store, scope: Scope, how: dict[str, Any] = HOW) -> None:
+    for place in store.places(scope):
+        store.write_asked("sure", place, asked_rows(store, place), asked_schema(scope, how))
+
+
+def embed(store: Store, scope: Scope, how: dict[str, Any] = HOW) -> None:
+    for i, place in enumerate(store.places(scope)):
+        vectors = torch.arange(store.n_rows(place) * 2).reshape(-1, 2).float() + 100 * i
+        store.write_signal("text_embedding", place, {"0/text": vectors}, how=how)
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Store:
+    return Store.open(altered_stores.make_store(tmp_path / "store"))
+
+
+@pytest.mark.parametrize(("scope", "n_rows"), [("question", 20), ("sample", 80)])
+def test_asked_tables_are_added_and_read_in_order(made: Store, scope: Scope, n_rows: int) -> None:
+    before = contents(made.path)
+    assert made.asked_names(scope) == []
+    assert made.unasked("sure", scope) == made.places(scope)
+    ask(made, scope)
+    table = Store.open(made.path).asked("sure", scope)
+    ids = [question.id for question in made.questions] if scope == "question" else made.samples()["question_id"]
+    assert table["question_id"].to_pylist() == list(map(str, ids))
+    assert table.num_rows == n_rows
+    assert table["value"].null_count == (10 if scope == "question" else 0)
+    assert json.loads(table.schema.metadata[b"how"]) == HOW
+    assert made.asked_names(scope) == ["sure"]
+    assert made.asked_names("sample" if scope == "question" else "question") == []
+    assert {name: content for name, content in contents(made.path).items() if name in before} == before
+    assert list(Store.open(made.path).problems()) == []
+    assert len(made.write_manifest()["files"]) == 1 + 6 + 6 + 3 + len(made.places(scope))
+
+
+@pytest.mark.parametrize("scope", ["question", "sample"])
+def test_asking_otherwise_is_refused_naming_what_differs(made: Store, scope: Scope) -> None:
+    ask(made, scope)
+    other = {**HOW, "options": {"attempts": 5}}
+    for store in (made, Store.open(made.path)):
+        with pytest.raises(
+            InputError, match="'sure' to be asked as it was begun .* options.attempts: found 3, wanted 5"
+        ):
+            ask(store, scope, other)
+        with pytest.raises(InputError, match="delete '.*/asked/sure' to ask anew"):
+            store.check_how("sure", scope, other)
+    shutil.rmtree(made.path / "asked")
+    ask(Store.open(made.path), scope, other)
+
+
+def test_a_baseline_that_was_not_asked_of_everything_is_refused(made: Store) -> None:
+    with pytest.raises(InputError, match=r"3 of 3 blocks lack it \(asked there: nothing\). Run `python -m extract ask"):
+        made.asked("sure")
+    ask(made, "sample")
+    made.asked_file("sure", made.parts()[1]).with_suffix(".json").unlink()
+    with pytest.raises(InputError, match="1 of 6 parts lack it"):
+        made.asked("sure", "sample")
+
+
+def test_rows_that_are_not_those_of_the_place_are_not_written(made: Store) -> None:
+    rows, schema = asked_rows(made, 0), asked_schema("question", HOW)
+    for wrong in (rows[::-1], rows[1:], [{**row, "value": np.nan} for row in rows]):
+        with pytest.raises(InputError, match="not the questions of block 0|`value` that is not finite"):
+            made.write_asked("sure", 0, wrong, schema)
+    assert not (made.path / "asked").exists()
+
+
+def _rewritten(path: Path, **changes: Any) -> None:
+    """A table with other metadata or other columns, and a voucher that fits."""
+    table = pq.read_table(path)
+    for name, value in changes.items():
+        if name in table.column_names:
+            place = table.column_names.index(name)
+            column = pa.array([value] * table.num_rows, table.schema.field(name).type)
+            table = table.set_column(place, table.schema.field(name), column)
+        else:
+            table = table.replace_schema_metadata({**table.schema.metadata, name.encode(): value})
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink)
+    write_file(path, sink.getvalue().to_pybytes())
+
+
+@pytest.mark.parametrize("scope", ["question", "sample"])
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"of": "{}"}, "its metadata says"),
+        ({"of": "["}, "its metadata says None"),
+        ({"how": "3"}, "its metadata says 3 of how it was asked"),
+        ({"how": '{"model": "other"}'}, "asked otherwise than another table: model: found"),
+        ({"value": np.inf}, "`value` that is not finite"),
+        ({"prompt_tokens": -1}, "`prompt_tokens` below 0"),
+        ({"completion_tokens": None}, "`completion_tokens` holds nulls"),
+        ({"question_id": "q99"}, "question"),
+    ],
+)
+def test_an_altered_asked_table_is_refused_and_verify_names_it(
+    made: Store, scope: Scope, changes: dict[str, Any], problem: str
+) -> None:
+    ask(made, scope)
+    path = made.asked_file("sure", made.places(scope)[1])
+    _rewritten(path, **changes)
+    with pytest.raises(InputError, match=problem):
+        Store.open(made.path).asked("sure", scope)
+    [found] = Store.open(made.path).problems()
+    assert "asked/sure/0000" in found
+
+
+def test_verify_names_asked_files_of_another_place_or_of_none(made: Store) -> None:
+    ask(made, "question")
+    ask(made, "sample")
+    folder = made.path / "asked/sure"
+    for to in ("00002", "00007", "00000.000-003", "foo"):
+        for ending in ("parquet", "json"):
+            shutil.copy(folder / f"00000.{ending}", folder / f"{to}.{ending}")
+    names = [problem.split(":")[0] for problem in Store.open(made.path).problems()]
+    assert names == [f"asked/sure/{name}.parquet" for name in ("00000.000-003", "00002", "00007", "foo")]
+
+
+@pytest.mark.parametrize("scope", ["question", "sample"])
+def test_embeddings_of_two_encoders_are_not_mixed(made: Store, scope: Scope) -> None:
+    embed(made, scope)
+    keys = Store.open(made.path).signal_keys("text_embedding", scope)
+    assert keys == ["0/text"]
+    whole = Store.open(made.path).read_signal("text_embedding", "0/text", scope)
+    parts = [made.read_block("text_embedding", place, "0/text") for place in made.places(scope)]
+    assert torch.equal(whole, torch.cat(parts))
+    other = {**HOW, "model": "another"}
+    with pytest.raises(InputError, match="made as it was begun, but this would differ in model: found 'tiny', wanted"):
+        embed(Store.open(made.path), scope, other)
+    first = made.places(scope)[0]
+    file = made.signal_file("text_embedding", first)
+    stash = {path: path.read_bytes() for path in file.parent.iterdir()}
+    shutil.rmtree(file.parent)
+    embed(made, scope, other)
+    for path in (file, file.with_suffix(".json")):
+        path.write_bytes(stash[path])
+    with pytest.raises(InputError, match="made otherwise than the files before it"):
+        Store.open(made.path).read_signal("text_embedding", "0/text", scope)
+
+
+def test_a_signal_of_answers_that_are_gone_is_named_and_one_of_an_answer_says_of_which(made: Store) -> None:
+    tensors = {part: torch.zeros(made.n_rows(part), 2) for part in made.parts()}
+    tensors[made.parts()[3]][5, 1] = torch.nan
+    for part, tensor in tensors.items():
+        made.write_signal("mean", part, {"0/answer": tensor})
+    with pytest.raises(InputError, match=r"not finite in row 5 \(question 'q10', sample 3\)"):
+        made.read_signal("mean", "0/answer", "sample")
+    made.samples_file(made.parts()[3]).unlink()
+    assert "signals/mean/sample/00001.002-004.safetensors: the store has no such part of the samples" in list(
+        Store.open(made.path).problems()
+    )

@@ -1,0 +1,166 @@
+"""Every signal of attention by its definition: whole T × T matrices in numpy and float64, from eager attention, row by row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from extract.signals.base import Answer
+from tests.conftest import tiny_model
+
+Array = np.ndarray
+
+#: Of the windowed families, windows smaller than the texts, in some layers or in all.
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "gpt2": {},
+    "qwen2": {},
+    "qwen3": {},
+    "mistral": {"sliding_window": 4},
+    "phi3": {},
+    "gemma2": {"sliding_window": 4, "attn_logit_softcapping": 2.0},
+    "gemma3": {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+}
+
+#: Two answers to a prompt, an answer of one token, a prompt of one token, and one that is much longer.
+ANSWERS = [
+    Answer((5, 6, 7), (40, 41, 42, 43)),
+    Answer((8, 9, 10, 11, 12), (50,)),
+    Answer((5, 6, 7), (40, 99)),
+    Answer((20,), (60, 61, 62)),
+    Answer((5, 6, 7, 8, 30, 31), (70, 71, 72, 73, 74, 75, 76)),
+]
+
+SHARES = {"share_50": 0.5, "share_70": 0.7, "share_90": 0.9}
+
+
+def family_model(family: str, **changes: Any) -> Any:
+    return tiny_model(family, **(FAMILIES[family] | changes))
+
+
+@torch.no_grad()
+def seen_eagerly(model: Any, ids: list[int]) -> tuple[Array, Array, Array]:
+    """Weights [layer, head, token, token], residuals before attention and what it adds, [layer, token, d_model], float64.
+
+    `model` has eager attention. What attention adds is the output of its module, or of the norm behind it.
+    """
+    added: list[Array] = []
+    handles = []
+    decoder = model.get_decoder()
+    for block in getattr(decoder, "layers", None) or decoder.h:
+        if hasattr(block, "pre_feedforward_layernorm"):
+            module = block.post_attention_layernorm
+        else:
+            module = getattr(block, "self_attn", None) or block.attn
+        handles.append(
+            module.register_forward_hook(
+                lambda module, args, out: added.append((out[0] if isinstance(out, tuple) else out)[0].double().numpy())
+            )
+        )
+    out = model(torch.tensor([ids]), output_attentions=True, output_hidden_states=True, use_cache=False)
+    for handle in handles:
+        handle.remove()
+    attention = np.stack([one[0].double().numpy() for one in out.attentions])
+    attention /= attention.sum(-1, keepdims=True)  # GPT-OSS leaves out what its sinks take
+    residuals = np.stack([one[0].double().numpy() for one in out.hidden_states[:-1]])
+    return attention, residuals, np.stack(added)
+
+
+def entropies_by_hand(model: Any, answer: Answer) -> dict[str, Array]:
+    attention, _, _ = seen_eagerly(model, [*answer.prompt, *answer.content])
+    found = {}
+    for layer, heads in enumerate(attention, start=1):
+        whole, rest = [], []
+        for t in range(1, len(answer.content) + 1):
+            rows = heads[:, len(answer.prompt) + t - 2]
+            seen = (rows > 0).any(0)
+            whole.append([spread(row[seen]) for row in rows])
+            seen[0] = False
+            rest.append([spread(row[seen]) for row in rows])
+        found[f"{layer}/normalised"] = np.mean(whole, axis=1)
+        found[f"{layer}/sink_free"] = np.mean(rest, axis=1)
+        found[f"{layer}/smallest_head"] = np.min(whole, axis=1)
+    return found
+
+
+def spread(weights: Array) -> float:
+    """Entropy over the largest possible."""
+    if len(weights) < 2:
+        return 0.0
+    p = weights / weights.sum()
+    return float(-sum(one * np.log(one) for one in p if one > 0) / np.log(len(p)))
+
+
+def shares_by_hand(h: Array, o: Array) -> dict[str, Array]:
+    """Attention's share of each token, [token] by mix."""
+    s = h + o
+
+    def length(x: Array) -> Array:
+        return np.asarray(np.sqrt((x * x).sum(-1)))
+
+    def cosine(x: Array) -> Array:
+        return np.asarray((x * s).sum(-1) / length(x) / length(s))
+
+    found = {name: np.full(len(h), 1 - rho) for name, rho in SHARES.items()}
+    found["norm"] = length(o) / (length(o) + length(h))
+    found["cosine"] = cosine(o) / (cosine(o) + cosine(h))
+    found["projection"] = (o * s).sum(-1) / (s * s).sum(-1)
+    return {name: np.clip(share, 0, 1) for name, share in found.items()}
+
+
+def with_field(mean: Array, field: str) -> Array:
+    """Ã of attention's mean over heads [T, T]."""
+    T = len(mean)
+    out = np.zeros_like(mean)
+    for i in range(T):
+        for j in range(i + 1):
+            weight = {"none": 1.0, "column": 1 / (T - j), "element": 1 / (i - j + 1)}[field]
+            out[i, j] = mean[i, j] * weight
+        out[i] /= out[i].sum()
+    return out
+
+
+def product_by_hand(attention: Array, residuals: Array, added: Array, T: int, mix: str, field: str) -> Array:
+    """R [T, T] = Â_L … Â_1 of the first T tokens."""
+    product = np.eye(T)
+    for heads, h, o in zip(attention, residuals, added, strict=True):
+        a = shares_by_hand(h, o)[mix][:T, None]
+        product = (a * with_field(heads.mean(0)[:T, :T], field) + (1 - a) * np.eye(T)) @ product
+    return product
+
+
+def rollout_by_hand(model: Any, answer: Answer) -> dict[str, Array]:
+    """`rollout` and `rollout_max` of one answer."""
+    P, N = len(answer.prompt), len(answer.prompt) + len(answer.content)
+    seen = seen_eagerly(model, [*answer.prompt, *answer.content])
+    found = {}
+    for align, T, first in (("emit", N - 1, P - 1), ("token", N, P)):
+        for mix in (*SHARES, "norm", "cosine", "projection"):
+            for field in ("none", "column", "element"):
+                R = product_by_hand(*seen, T, mix, field)
+                np.testing.assert_allclose(R.sum(1), 1)
+                of_name = {
+                    "mean": R.sum(0) / T,
+                    "rf_mean": R.sum(0) / (T - np.arange(T)),
+                    "last": R[-1],
+                    "max": R.max(0),
+                }
+                for name, values in of_name.items():
+                    found[f"{len(seen[0])}/{mix}_{field}_{name}_{align}"] = values[first:]
+    return found
+
+
+def macs_by_hand(model: Any, answer: Answer) -> dict[str, Array]:
+    P, N = len(answer.prompt), len(answer.prompt) + len(answer.content)
+    attention, _, _ = seen_eagerly(model, [*answer.prompt, *answer.content])
+    last, found = len(attention), {}
+    for floor in (1, 20):
+        eps = floor / 100
+        kept = np.prod([(1 - eps) * heads.max(0) + eps for heads in attention], axis=0) ** (1 / last)
+        for align, first, stop in (("emit", P - 1, N - 1), ("token", P, N)):
+            received = [[kept[i, j] for i in range(j, stop)] for j in range(first, stop)]
+            for name, of in {"rf_mean": np.mean, "max": np.max, "last": lambda one: one[-1]}.items():
+                found[f"{last}/floor_{floor}_{name}_{align}"] = np.array([of(one) for one in received])
+    return found

@@ -1,0 +1,214 @@
+"""Calibrators against scikit-learn, SciPy and loops, and what a saved one may hold."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize_scalar
+from sklearn.isotonic import IsotonicRegression
+from sklearn.linear_model import LogisticRegression
+from torch import Tensor
+
+from extract.errors import InputError
+from probes.fitting.calibration import (
+    CALIBRATORS,
+    Calibrator,
+    Isotonic,
+    Platt,
+    Temperature,
+    fit_calibrator,
+    fit_isotonic,
+    fit_platt,
+    fit_platt_many,
+    fit_temperature,
+)
+from probes.saved.calibrators import MOST_KNOTS
+
+KINDS = sorted(CALIBRATORS)
+
+
+def simulated(n: int = 300, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-odds that are twice too large, right and known answers."""
+    rng = np.random.default_rng(seed)
+    score = rng.normal(0.5, 3, n)
+    known = rng.integers(1, 11, n)
+    return torch.tensor(score), torch.tensor(rng.binomial(known, 1 / (1 + np.exp(-score / 2)))), torch.tensor(known)
+
+
+def loss(calibrator: Calibrator, score: Tensor, right: Tensor, known: Tensor) -> float:
+    """Negative log-likelihood of the answers, in nats."""
+    f = calibrator(score)
+    return float(-(right * f.log() + (known - right) * (1 - f).log()).sum())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_fit_makes_answers_likelier_and_their_mean_right_and_keeps_the_order(kind: str) -> None:
+    score, right, known = simulated()
+    calibrator = fit_calibrator(kind, score, right, known)
+    assert type(calibrator) is CALIBRATORS[kind]
+    assert calibrator.problem() is None
+    assert loss(calibrator, score, right, known) < loss(Platt(1.0, 0.0), score, right, known) - 20
+    assert float((known * calibrator(score)).sum() / right.sum()) == pytest.approx(1, abs=0.05)
+    f = calibrator(torch.linspace(-20, 20, 1000, dtype=torch.float64))
+    assert (f.diff() >= 0).all()
+    assert ((f > 0) & (f < 1)).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_confidences_have_the_shape_and_dtype_of_the_scores(kind: str) -> None:
+    calibrator = fit_calibrator(kind, *simulated())
+    score = torch.randn(4, 3, 2).transpose(0, 2)
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        f = calibrator(score.to(dtype))
+        assert (f.dtype, f.shape) == (dtype, score.shape)
+    one = calibrator(score[0, 0, 0])
+    assert one.shape == ()
+    assert float(one) == float(calibrator(score)[0, 0, 0])
+    assert calibrator(torch.tensor([torch.nan, 1.0])).isnan().tolist() == [True, False]
+    assert calibrator(torch.tensor([torch.inf, -torch.inf])).isfinite().all()
+
+
+def test_many_fits_at_once_are_the_single_ones_and_scikit_learns() -> None:
+    score, right, known = simulated()
+    noise = torch.tensor(np.random.default_rng(1).normal(size=(4, 300)))
+    candidates = torch.cat(
+        [torch.stack([score, score * 100 + 7, -score, score * 0 + 3, score * torch.nan]), score + 3 * noise]
+    )
+    slope, intercept = fit_platt_many(candidates, right, known)
+    base = float(torch.logit(right.sum() / known.sum().double()))
+    for i in range(len(candidates)):
+        alone = fit_platt(candidates[i], right, known)
+        assert [float(slope[i]), float(intercept[i])] == pytest.approx(
+            [float(alone.slope), float(alone.intercept)], abs=1e-9
+        )
+    assert slope[2:5].tolist() == [0, 0, 0]
+    assert intercept[2:5].tolist() == pytest.approx([base] * 3, abs=1e-12)
+    for i in (0, 1, 5, 8):
+        exploded = LogisticRegression(C=1e10, tol=1e-10, max_iter=1000).fit(
+            np.r_[candidates[i], candidates[i]][:, None],
+            np.r_[np.ones(300), np.zeros(300)],
+            np.r_[right, known - right],
+        )
+        exact = fit_platt_many(candidates[i : i + 1], right, known, ridge=0)
+        assert float(exact[0][0]) == pytest.approx(exploded.coef_[0, 0], rel=1e-4)
+        assert float(exact[1][0]) == pytest.approx(exploded.intercept_[0], abs=1e-3)
+
+
+def test_where_scores_separate_right_from_wrong_the_slope_stays_finite() -> None:
+    score, known = torch.linspace(-1, 1, 20), torch.full((20,), 4)
+    right = (score > 0) * 4
+    assert 1 < float(fit_platt(score, right, known).slope) < 1e4
+    assert 1e-4 < float(fit_temperature(score, right, known).temperature) < 1
+
+
+def test_the_temperature_has_the_greatest_likelihood() -> None:
+    score, right, known = simulated()
+    found = fit_temperature(score, right, known)
+    best = minimize_scalar(
+        lambda log: loss(Temperature(np.exp(log)), score, right, known),
+        bounds=(-3, 5),
+        method="bounded",
+        options={"xatol": 1e-9},
+    )
+    assert float(found.temperature) == pytest.approx(np.exp(best.x), rel=3e-3)  # but for the small penalty
+    assert float(found.temperature) == pytest.approx(2, abs=0.3)
+    assert float(fit_temperature(score * 1e3, right, known).temperature) == pytest.approx(
+        float(found.temperature) * 1e3
+    )
+
+
+def test_where_higher_scores_go_with_wrong_answers_the_temperature_says_one_half() -> None:
+    score, right, known = simulated()
+    for turned in (-score, score * 0):
+        f = fit_temperature(turned, right, known)(turned)
+        assert torch.allclose(f, torch.full_like(f, 0.5), atol=0.002)
+
+
+def test_isotonic_is_scikit_learns_but_never_certain() -> None:
+    score, right, known = simulated()
+    score = score.round(decimals=1)
+    right = torch.where(score < -3, 0, torch.where(score > 4, known, right))
+    ours = fit_isotonic(score, right, known)
+    theirs = IsotonicRegression(out_of_bounds="clip").fit(score, right / known, known)
+    grid = torch.linspace(-12, 12, 500, dtype=torch.float64)
+    margin = 0.5 / float(known.sum())
+    inner = (grid > -2.5) & (grid < 3.5)
+    assert torch.allclose(ours(grid)[inner], torch.tensor(theirs.predict(grid))[inner], atol=1e-7)
+    assert ours(grid)[[0, -1]].tolist() == pytest.approx([margin, 1 - margin])
+    assert len(ours.x) < 60
+
+
+def test_isotonic_of_a_constant_or_a_falling_score_is_the_mean_accuracy() -> None:
+    score, right, known = simulated()
+    mean = float(right.sum() / known.sum())
+    constant = fit_isotonic(torch.full_like(score, 2.0), right, known)
+    assert constant(torch.tensor([-1.0, 2.0, 9.0])).tolist() == pytest.approx([mean] * 3)
+    assert constant.problem() is None
+    falling = fit_isotonic(torch.arange(300.0), torch.where(torch.arange(300) < 150, known, 0), known)
+    assert falling.y.unique().numel() == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_answers_of_one_kind_cannot_be_calibrated_on(kind: str) -> None:
+    score, _, known = simulated()
+    with pytest.raises(InputError, match="right and wrong answers.*are wrong"):
+        fit_calibrator(kind, score, known * 0, known)
+    with pytest.raises(InputError, match="right and wrong answers.*are right"):
+        fit_calibrator(kind, score, known, known)
+
+
+def test_what_cannot_be_fitted_is_refused_in_a_line() -> None:
+    score, right, known = simulated()
+    with pytest.raises(InputError, match=r"at least 30 validation rows.*but got 29.*Use platt"):
+        fit_isotonic(score[:29], right[:29], known[:29])
+    with pytest.raises(InputError, match="`calibrator` to be one of platt, temperature, isotonic, but got 'beta'"):
+        fit_calibrator("beta", score, right, known)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_calibrator_is_made_again_from_its_saved_tensors(kind: str) -> None:
+    calibrator = fit_calibrator(kind, *simulated())
+    saved = calibrator.state_dict()
+    assert {tensor.dtype for tensor in saved.values()} == {torch.float64}
+    again = CALIBRATORS[kind].of_shapes({name: tuple(tensor.shape) for name, tensor in saved.items()})
+    again.load_state_dict(saved)
+    score = torch.randn(100)
+    assert torch.equal(again(score), calibrator(score))
+    assert repr(again) == repr(calibrator)
+
+
+@pytest.mark.parametrize(
+    ("kind", "shapes", "message"),
+    [
+        ("platt", {"slope": ()}, "`intercept` of a 'platt' calibrator is missing"),
+        ("platt", {"slope": (1,), "intercept": ()}, r"`slope` of a 'platt' calibrator is of shape \[1\]"),
+        ("temperature", {}, "`temperature` .* is missing"),
+        ("isotonic", {"x": (3,), "y": (3, 1)}, r"`y` .* is of shape \[3, 1\]"),
+        ("isotonic", {"x": (0,), "y": (0,)}, r"`x` .* is of shape \[0\]"),
+        ("isotonic", {"x": (MOST_KNOTS + 1,), "y": (2,)}, "`x` .* is of shape"),
+    ],
+)
+def test_shapes_that_no_fit_gives_are_refused(kind: str, shapes: dict[str, tuple[int, ...]], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        CALIBRATORS[kind].of_shapes(shapes)
+
+
+@pytest.mark.parametrize(
+    ("calibrator", "problem"),
+    [
+        (Platt(-0.1, 0.0), "`slope` is -0.1, below 0"),
+        (Platt(1.0, float("nan")), "`intercept` holds nan"),
+        (Temperature(0.0), "`temperature` is 0.0, not above 0"),
+        (Temperature(float("inf")), "`temperature` holds inf"),
+        (Isotonic([0.0, 0.0], [0.1, 0.2]), "`x` is not increasing"),
+        (Isotonic([-1.7e308, 1.7e308], [0.1, 0.2]), "`x` is not increasing"),
+        (Isotonic([0.0, 1.0], [0.2, 0.1]), "`y` is decreasing"),
+        (Isotonic([0.0, 1.0], [0.2, 1.1]), "`y` reaches from 0.2 to 1.1, outside [0, 1]"),
+        (Isotonic([0.0, float("nan")], [0.2, 0.3]), "`x` holds nan"),
+        (Isotonic([0.0, 1.0], [0.2]), "`x` has the shape [2] and `y` [1]"),
+        (Isotonic([], []), "`x` has the shape [0] and `y` [0]"),
+    ],
+)
+def test_values_that_no_fit_gives_are_named(calibrator: Calibrator, problem: str) -> None:
+    assert calibrator.problem() == problem

@@ -1,0 +1,252 @@
+"""The comparison of methods, and transfer between sets, on stores whose accuracies are made."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from benchmarks.synthetic import make_store
+from extract.errors import InputError
+from probes.baselines.registry import BASELINES
+from probes.commands import compare, transfer
+from probes.comparison.figures import paired_tests, scored
+from probes.comparison.out_of_fold import BEST, Comparison, OutOfFold
+from probes.comparison.page import page
+from probes.comparison.record import cheap_baselines, comparison_record
+
+PROBES = ["logistic", "difference_of_means"]
+
+
+def planted(n: int = 120, layers: int = 3, width: int = 8, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Features of which one direction of the last layer is the log-odds of the accuracy, and the accuracies."""
+    rng = np.random.default_rng(seed)
+    features = rng.normal(size=(n, layers, width)).astype(np.float32)
+    accuracy = 1 / (1 + np.exp(-2 * features[:, layers - 1, 0]))
+    return features, accuracy
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("stores") / "planted"
+    make_store(folder, *planted())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def out(store: Path) -> OutOfFold:
+    return Comparison(str(store), probes=PROBES, n_folds=3).run()
+
+
+@pytest.fixture(scope="module")
+def record(out: OutOfFold) -> dict[str, Any]:
+    return comparison_record(out, 3, 200, 0)
+
+
+def test_every_question_is_tested_once_by_a_probe_that_never_saw_it(store: Path) -> None:
+    comparison = Comparison(str(store), probes=PROBES, n_folds=3)
+    tested = torch.cat([fold.rows["test"] for fold in comparison._folds])
+    assert tested.sort().values.tolist() == list(range(120))
+    for fold in comparison._folds:
+        rows = torch.cat(list(fold.rows.values()))
+        assert rows.sort().values.tolist() == list(range(120))
+
+
+def test_what_a_probe_says_of_a_question_does_not_depend_on_its_own_answers(store: Path, out: OutOfFold) -> None:
+    comparison = Comparison(str(store), probes=PROBES, n_folds=3)
+    test = comparison._folds[0].rows["test"].numpy()
+    table = comparison.data.table
+    table.right[test] = 10 - table.right[test]
+    comparison.use_table(table)
+    same = comparison.run()
+    for name in (*PROBES, BEST, "constant", "base_rate"):
+        assert torch.equal(same.confidence[name][test], out.confidence[name][test]), name
+    assert not torch.equal(same.confidence["logistic"], out.confidence["logistic"])
+
+
+def test_the_planted_direction_is_found_and_a_constant_ranks_nothing(record: dict[str, Any]) -> None:
+    best = record["methods"][BEST]
+    assert best["auroc"]["value"] > 0.9 * best["auroc_ceiling"]["value"]
+    assert record["methods"]["constant"]["auroc"]["value"] == 0.5  # though it differs from fold to fold
+    assert {one["layer"] for one in record["chosen"]} == {2}
+
+
+def test_the_two_calibrations_differ_by_what_no_question_confidence_can_know(
+    out: OutOfFold, record: dict[str, Any]
+) -> None:
+    one = scored(out, BEST, half=False)
+    right, known = one.right.double(), one.known.double()
+    irreducible = float((right * (known - right) / (known * (known - 1))).mean())
+    for name, figures in record["methods"].items():
+        if not figures["half"]:
+            assert figures["gap"] == pytest.approx(irreducible, abs=1e-12), name
+
+
+def test_methods_that_spend_answers_are_scored_on_the_others_and_so_is_their_rival(record: dict[str, Any]) -> None:
+    assert record["methods"]["consistency"]["n_samples"] == 600
+    assert record["on_half"][BEST]["n_samples"] == 600
+    assert record["methods"][BEST]["n_samples"] == 1200
+    for row in record["tests"]:
+        assert row["half"] == (row["b"] in BASELINES and BASELINES[row["b"]].half)
+
+
+def test_p_values_are_corrected_for_all_pairs_of_a_metric(out: OutOfFold, record: dict[str, Any]) -> None:
+    assert all(row["p_holm"] >= row["p"] for row in record["tests"])
+    alone = paired_tests(out, [(BEST, "constant")], 1000)
+    assert all(row["p_holm"] == pytest.approx(row["p"]) for row in alone)
+    surely = {
+        row["b"] for row in record["tests"] if row["a"] == BEST and row["p_holm"] < 0.05 and row["metric"] == "auroc"
+    }
+    assert "constant" in surely
+
+
+def test_cost_and_what_is_missing_stand_in_the_record(out: OutOfFold, record: dict[str, Any]) -> None:
+    assert record["methods"][BEST]["tokens_read"] == 9
+    assert record["methods"][BEST]["tokens_written"] == 0
+    assert record["methods"]["consistency"]["tokens_written"] == 10  # five answers of two tokens
+    assert set(cheap_baselines(record)) == {"constant", "base_rate", "length"}
+    assert "extract ask" in record["masked"]["verbalized"]
+    assert "verbalized" not in record["methods"]
+
+
+def test_the_page_names_every_method_and_every_reason(record: dict[str, Any]) -> None:
+    text = page(json.loads(json.dumps(record, allow_nan=False)), ["methods"])
+    for name in (*record["methods"], *record["masked"], *record["answers"]):
+        assert name in text
+    assert "nan" not in text.lower().replace("nann", "")
+
+
+def test_compare_writes_its_page_record_pictures_and_predictions(store: Path, tmp_path: Path) -> None:
+    folder = compare(str(store), str(tmp_path / "out"), probes=["difference_of_means"], folds=2, n_resamples=100)
+    assert {path.name for path in folder.iterdir()} == {
+        "comparison.json",
+        "comparison.md",
+        "plots",
+        "predictions.parquet",
+    }
+    rows = pq.read_table(folder / "predictions.parquet").to_pylist()
+    assert len(rows) == 120
+    assert {"question_id", "fold", "right", "known", BEST, "constant"} < set(rows[0])
+    text = (folder / "comparison.md").read_text()
+    for picture in (folder / "plots").iterdir():
+        assert picture.read_bytes()[:4] == b"\x89PNG"
+        assert f"plots/{picture.name}" in text
+    with pytest.raises(InputError, match="`out` to be a new folder"):
+        compare(str(store), str(tmp_path / "out"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"probes": ["logistics"]}, "Did you mean .logistic"),
+        ({"folds": 1}, "`folds` to be at least 2"),
+        ({"folds": 40}, "at least 160 questions"),
+        ({"n_resamples": 99}, "`n_resamples` to be at least 100"),
+        ({"probes": []}, "at least one probe"),
+        ({"seed": -1}, "`seed` to be from 0"),
+        ({"grader": "nobody"}, "nobody"),
+    ],
+)
+def test_impossible_comparisons_are_refused_and_leave_no_folder(
+    store: Path, tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        compare(str(store), str(tmp_path / "out"), **options)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("k", "said"), [(2, "Left out: the held-out half"), (3, "Left out"), (4, "(k = 2)")])
+def test_few_answers_leave_no_half_to_be_scored_on(tmp_path: Path, k: int, said: str) -> None:
+    make_store(tmp_path / "store", *planted(), k=k)
+    folder = compare(str(tmp_path / "store"), str(tmp_path / "out"), ["difference_of_means"], folds=2, n_resamples=100)
+    assert said in (folder / "comparison.md").read_text()
+
+
+def test_accuracies_that_are_all_alike_have_no_skill_and_no_ceiling(tmp_path: Path) -> None:
+    features, _ = planted()
+    store = make_store(tmp_path / "store", features, np.full(120, 0.5))
+    for part in store.parts():  # five right and five wrong answers to every question
+        rows = [{**row, "right": row["sample"] % 2 == 0} for row in store.grades("made", part).to_pylist()]
+        store.write_grades("alike", part, rows, "every second")
+    folder = compare(
+        str(tmp_path / "store"), str(tmp_path / "out"), ["logistic"], grader="alike", folds=2, n_resamples=100
+    )
+    record = json.loads((folder / "comparison.json").read_text())
+    assert record["methods"][BEST]["auroc_ceiling"] is None
+    assert record["methods"][BEST]["brier_skill"] is None
+
+
+def test_a_comparison_that_breaks_leaves_nothing_behind(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("probes.commands.predictions", stop)
+    with pytest.raises(KeyboardInterrupt):
+        compare(str(store), str(tmp_path / "out"), ["difference_of_means"], folds=2, n_resamples=100)
+    assert not list(tmp_path.iterdir())
+
+
+def test_transfer_shows_where_a_direction_holds(tmp_path: Path) -> None:
+    features, _ = planted(n=160)
+    own = np.array([0, 0, 1, 2])[np.arange(160) % 4]  # two groups share a direction, two have their own
+    accuracy = 1 / (1 + np.exp(-3 * features[np.arange(160), 2, own]))
+    make_store(tmp_path / "store", features, accuracy)
+    folder = transfer([str(tmp_path / "store")], str(tmp_path / "out"), folds=2, n_resamples=100)
+    record = json.loads((folder / "transfer.json").read_text())
+    auroc = {(one["train"], one["test"]): one["auroc"]["value"] for one in record["cells"]}
+    assert auroc["group 0", "group 1"] > 0.8
+    assert auroc["group 1", "group 0"] > 0.8
+    assert abs(auroc["group 0", "group 2"] - 0.5) < 0.25
+    assert len(record["cells"]) == 16 + 4
+    assert {one["n_questions"] for one in record["cells"]} == {40}
+    assert "| all others |" in (folder / "transfer.md").read_text()
+
+
+def test_transfer_between_stores_wants_one_model(store: Path, tmp_path: Path) -> None:
+    make_store(tmp_path / "other", *planted(n=60, seed=1), name="other")
+    folder = transfer(
+        [str(store), str(tmp_path / "other")], str(tmp_path / "out"), "difference_of_means", folds=2, n_resamples=100
+    )
+    record = json.loads((folder / "transfer.json").read_text())
+    assert [(one["train"], one["test"]) for one in record["cells"]] == [
+        ("planted", "planted"),
+        ("planted", "other"),
+        ("other", "other"),
+        ("other", "planted"),
+    ]
+    assert len(record["stores"]) == 2
+
+
+def test_a_set_that_nothing_can_be_learnt_from_is_left_out_with_its_reason(tmp_path: Path) -> None:
+    features, accuracy = planted(n=160)
+    accuracy[3::4] = 0.0  # the fourth group is always wrong
+    make_store(tmp_path / "store", features, accuracy)
+    folder = transfer([str(tmp_path / "store")], str(tmp_path / "out"), folds=2, n_resamples=100)
+    record = json.loads((folder / "transfer.json").read_text())
+    assert list(record["masked"]) == ["trained on group 3"]
+    assert {one["train"] for one in record["cells"]} == {"group 0", "group 1", "group 2", "all others"}
+    assert "Left out, `trained on group 3`" in (folder / "transfer.md").read_text()
+
+
+def test_transfer_between_what_can_not_be_compared_is_refused(store: Path, tmp_path: Path) -> None:
+    features, accuracy = planted(n=60, seed=1)
+    make_store(tmp_path / "layers", features[:, :2], accuracy, name="other")
+    make_store(tmp_path / "same", features, accuracy)
+    make_store(tmp_path / "deeper/planted", features, accuracy, name="other")
+    for stores, message in (
+        ([store, tmp_path / "same"], "share 60"),
+        ([store, tmp_path / "layers"], "same layers"),
+        ([store, tmp_path / "deeper/planted"], "different names"),
+        ([], "at least one store"),
+        ([store, tmp_path / "nowhere"], "nowhere"),
+    ):
+        with pytest.raises(InputError, match=message):
+            transfer([str(one) for one in stores], str(tmp_path / "out"), "difference_of_means")
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,420 @@
+"""Pictures of signals: AUROC by layer and position, entropy profiles, and answers token by token."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.synthetic import add_answer_signals, make_store
+from benchmarks.tiny import byte_tokenizer
+from datamodules.table import load_table
+from extract import Decoding, Question, Store
+from extract.errors import InputError
+from extract.models.loading import tokenizer_hash
+from extract.policy import Identity, ModelIdentity, Policy
+from extract.questions import questions_hash
+from extract.running.cli import run
+from extract.store.ragged import Ragged
+from extract.store.shards import Part
+from extract.viewing.answers import ShownAnswer, choose
+from extract.viewing.curve import LONGEST as LONGEST_OF_A_CURVE
+from extract.viewing.curve import drawable, entropy_curve
+from extract.viewing.html import DARK, LIGHT, page
+from extract.viewing.show import show
+from extract.viewing.token_texts import LONGEST, Piece, pieces
+from probes.report.layer_map import FoldedRows, layer_map, out_of_fold
+from probes.report.layer_picture import layer_heat_map
+from probes.report.profile_pictures import profile, profile_picture
+from probes.report.signal_pictures import pictures
+from tests.probes.test_comparison import planted
+
+TOKENIZER = byte_tokenizer()
+#: Two questions with two answers each: plain, with markup, of characters of several bytes, and empty.
+TEXTS = ("It is 4.", '<script>alert("x")</script> & </p> $x^2$\n\nno', "Vielleicht 四 oder 🙂", "")
+
+
+def ids_of(text: str) -> list[int]:
+    return list(TOKENIZER(text)["input_ids"]) if text else []
+
+
+@pytest.fixture(scope="module")
+def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tokenizer") / "made"
+    byte_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def told_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store of `TEXTS` with the entropies and influences of their tokens."""
+    folder = tmp_path_factory.mktemp("stores") / "told"
+    questions = [Question(id=f"q{i}", dataset="made", text=f"<b>{i}</b> & what?", references=("4",)) for i in range(2)]
+    model = ModelIdentity("made", None, "a" * 64, "float32", tokenizer_hash(TOKENIZER), "c" * 64)
+    store = Store.create(
+        folder, Identity(Policy(model, Decoding(max_new_tokens=64)), questions_hash(questions), 2), questions
+    )
+    part, rows = Part(0, 0, 2), []
+    for i, text in enumerate(TEXTS):
+        ids = [*ids_of(text), 0]
+        drawn = {"token_ids": ids, "text": text, "logprobs": [-0.5] * len(ids), "finish_reason": "stop"}
+        rows.append({"question_id": f"q{i // 2}", "sample": i % 2, **drawn, "prompt_tokens": 5})
+    store.write_samples(part, rows)
+    grades = [
+        (row["question_id"], row["sample"], right) for row, right in zip(rows, (True, False, False, None), strict=True)
+    ]
+    store.write_grades("made", part, [dict(zip(("question_id", "sample", "right", "answer"), (*one, "4"), strict=True)) for one in grades], "made")  # fmt: skip
+    rng = torch.Generator().manual_seed(0)
+    lengths = [len(ids_of(text)) for text in TEXTS]
+
+    def drawn_values() -> Ragged:
+        return Ragged.of([torch.rand(n, generator=rng) * 3 for n in lengths])
+
+    names = ("entropy", "one_minus_pmax", "nll")
+    store.write_signal("tokens", part, {f"3/{name}": drawn_values() for name in names})
+    store.write_signal("rollout", part, {f"3/{name}_mean_token": drawn_values() for name in ("norm_element", "cosine_none")})  # fmt: skip
+    return folder
+
+
+@pytest.fixture(scope="module")
+def full_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("stores") / "full"
+    add_answer_signals(make_store(folder, *planted(), k=6))
+    return folder
+
+
+# Right and wrong answers
+
+
+def test_pictures_of_a_store_are_made_with_their_numbers_beside_them(full_store: Path, tmp_path: Path) -> None:
+    folder = pictures(str(full_store), str(tmp_path / "out"), n_resamples=100)
+    assert {path.name for path in folder.iterdir()} == {"layers.png", "entropy_profile.png", "pictures.json"}
+    record = json.loads((folder / "pictures.json").read_text())
+    assert record["missing"] == {}
+    for target, n_rows in (("capability", 120), ("response", 720)):
+        one = record["layers"][target]
+        assert one["n_rows"] == n_rows
+        assert one["best"]["corrected"] is False
+        assert one["best"]["of"] == len(one["positions"]) * len(one["layers"])
+        assert one["best"]["auroc"]["value"] == max(max(row) for row in one["auroc"])
+    assert sum(record["entropy_profile"]["n_answers"]) + record["entropy_profile"]["n_missing"] == 720
+    with pytest.raises(InputError, match="`out` to be a new folder"):
+        pictures(str(full_store), str(folder))
+
+
+def test_the_map_is_highest_where_the_answer_was_planted(full_store: Path) -> None:
+    store = Store.open(full_store)
+    for probe in ("ridge", "difference_of_means"):
+        found = layer_map(store, load_table(store), "response", probe, n_resamples=100)
+        assert found.positions == ["mean_answer", "last_answer"]
+        assert found.layers[found.best[1]] == 1
+        assert (found.auroc[:, 1] > 0.8).all()
+        assert (found.auroc[:, 0] < 0.6).all()
+        assert found.interval is not None
+        assert found.interval["low"] < found.auroc.max() < found.interval["high"]
+
+
+def test_no_probe_of_the_map_has_seen_the_question_it_scores() -> None:
+    rng = torch.Generator().manual_seed(0)
+    question = torch.arange(40).repeat_interleave(3)
+    right = torch.randint(2, (120,), generator=rng)
+    rows = FoldedRows(right, torch.ones(120, dtype=torch.int64), question, question % 4)
+    features = torch.randn(120, 5, generator=rng)
+    features[7] = torch.nan
+    scores = out_of_fold(features, rows)
+    of_fold = rows.fold == 2
+    turned = out_of_fold(features, rows._replace(right=torch.where(of_fold, 1 - right, right)))
+    assert torch.equal(scores[of_fold].nan_to_num(0), turned[of_fold].nan_to_num(0))
+    assert not torch.equal(scores[~of_fold].nan_to_num(0), turned[~of_fold].nan_to_num(0))
+    assert scores.isnan().nonzero()[:, 0].tolist() == [7]
+
+
+def test_a_map_of_few_or_many_layers_says_what_it_is(full_store: Path) -> None:
+    store = Store.open(full_store)
+    found = layer_map(store, load_table(store), "capability", n_resamples=100)
+    assert f"best of {found.auroc.numel()}" in str(layer_heat_map([found], "made").axes[0].get_title(loc="left"))
+    wide = layer_heat_map([one_with_layers(found, 81)], "made")
+    assert not wide.axes[0].texts  # no room for numbers: the bar of colours has to do
+    assert "not corrected" in wide.axes[0].get_title(loc="left")
+
+
+def one_with_layers(found: Any, n_layers: int) -> Any:
+    auroc = torch.linspace(0.4, 0.9, n_layers, dtype=torch.float64)[None].clone()
+    auroc[0, 3] = torch.nan
+    return type(found)(**{**vars(found), "layers": list(range(n_layers)), "auroc": auroc, "best": (0, n_layers - 1)})
+
+
+def test_bands_are_about_the_plain_means_and_take_the_question_as_the_unit() -> None:
+    rng = np.random.default_rng(0)
+    question = np.repeat(np.arange(60), 4)
+    means = rng.gamma(3, 1, size=(2, 60))[:, question] + 0.1 * rng.normal(size=(2, 240))
+    right, known = (rng.random(240) < 0.5).astype(int), (rng.random(240) < 0.9).astype(int)
+    means[:, 5], known[5], right[5] = np.nan, 1, 1
+
+    def of(repeats: int) -> Any:
+        given = (torch.from_numpy(np.repeat(one, repeats, axis=-1)) for one in (means, right, known, question))
+        return profile([1, 2], *given, n_resamples=500)
+
+    found = of(1)
+    for bands, kind in ((found.right, 1), (found.wrong, 0)):
+        chosen = (known == 1) & (right == kind) & np.isfinite(means[0])
+        for layer, band in enumerate(bands):
+            assert band is not None
+            assert band["value"] == pytest.approx(means[layer, chosen].mean())
+            assert band["low"] < band["value"] < band["high"]
+    assert found.difference[0]["value"] == pytest.approx(found.wrong[0]["value"] - found.right[0]["value"])
+    assert found.n_missing == 1
+    repeated = of(5)  # more answers that say the same make no band narrower
+    for one, other in zip(found.right + found.difference, repeated.right + repeated.difference, strict=True):
+        assert one == pytest.approx(other)
+    assert "1 answers without" in str(profile_picture(found, "made").get_suptitle())
+
+
+def test_what_was_not_read_is_left_out_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_store(tmp_path / "store", *planted(), k=4)
+    folder = pictures(str(tmp_path / "store"), str(tmp_path / "out"), n_resamples=100)
+    assert {path.name for path in folder.iterdir()} == {"layers.png", "pictures.json"}
+    said = capsys.readouterr().out
+    assert "--signals [entropy_profile] --scope sample" in said
+    for file in (tmp_path / "store/signals/hidden").rglob("*"):
+        if file.is_file():
+            file.unlink()
+    with pytest.raises(InputError, match=r"hidden.*entropy_profile.*Run `python -m extract read"):
+        pictures(str(tmp_path / "store"), str(tmp_path / "other"))
+    assert not (tmp_path / "other").exists()
+
+
+def test_bad_options_of_pictures_are_one_line(
+    full_store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = [f"--store={full_store}", f"--out={tmp_path / 'out'}"]
+    for option, said in (
+        ("--probe=ridg", "Did you mean `ridge`"),
+        ("--grader=x", "`grader`"),
+        ("--folds=1", "folds"),
+        ("--n_resamples=9", "100"),
+        ("--seed=-1", "`seed` to be from 0"),
+    ):
+        assert run({"pictures": pictures}, "probes", ["pictures", *base, option]) == 2
+        line = capsys.readouterr().err.strip().splitlines()[-1]
+        assert said in line
+        assert line.startswith("error: Expected")
+    with pytest.raises(InputError, match="0 are right and 3 wrong"):
+        profile([1], torch.rand(1, 3), torch.zeros(3), torch.ones(3), torch.arange(3))
+
+
+# Tokens as text
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=30), st.data())
+def test_texts_of_tokens_join_to_the_text_and_no_character_is_cut(text: str, data: st.DataObject) -> None:
+    ids = ids_of(text)
+    cut = text[: data.draw(st.integers(max(0, len(text) - 1), len(text)))]  # a stop text may begin in the last token
+    found = pieces(TOKENIZER, ids, cut)
+    assert "".join(piece.text for piece in found) == cut
+    assert [place for piece in found for place in piece.tokens] == list(range(len(ids)))
+    if cut == text and "\ufffd" not in text:
+        assert [piece.text for piece in found] == list(text)
+
+
+def test_special_tokens_and_broken_bytes_stand_with_their_neighbours() -> None:
+    a, b, end = ids_of("a")[0], ids_of("b")[0], 0
+    assert [(one.text, list(one.tokens)) for one in pieces(TOKENIZER, [a, end, b], "ab")] == [("a", [0]), ("b", [1, 2])]
+    assert [(one.text, list(one.tokens)) for one in pieces(TOKENIZER, [a, end], "a")] == [("a", [0, 1])]
+    broken = ids_of("四")[:2]
+    text = TOKENIZER.decode([a, *broken])
+    assert [(one.text, list(one.tokens)) for one in pieces(TOKENIZER, [a, *broken], text)] == [("a", [0]), (text[1:], [1, 2])]  # fmt: skip
+    assert pieces(TOKENIZER, [], "") == []
+    assert [one.text for one in pieces(TOKENIZER, [end], "")] == [""]
+
+
+# The page
+
+
+class Reader(HTMLParser):
+    """What a browser would make of a page: the texts of its answers, its tags, titles and addresses."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.answers: list[str] = []
+        self.titles: list[str] = []
+        self.tags: set[str] = set()
+        self.addresses: list[str] = []
+        self._open: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+        self.close()
+        assert not self._open, "tags that are never closed"
+
+    def handle_starttag(self, tag: str, attrs: Sequence[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.tags.add(tag)
+        self.addresses += [str(given[name]) for name in ("src", "href", "data", "action") if name in given]
+        if "title" in given:
+            self.titles.append(str(given["title"]))
+        if tag not in ("meta", "link", "img"):
+            self._open.append((tag, given))
+        if (given.get("class") or "").startswith("answer"):
+            self.answers.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop()[0] == tag
+
+    def handle_data(self, data: str) -> None:
+        kinds = [given.get("class") or "" for _, given in self._open]
+        if any(kind.startswith("answer") for kind in kinds) and "nl" not in kinds:
+            self.answers[-1] += data
+
+
+def test_a_page_says_every_answer_as_it_is_and_nothing_in_it_runs_or_loads(
+    told_store: Path, tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    out = show(str(told_store), ["q0", "q1"], out=str(tmp_path / "page.html"), model=str(tokenizer_folder))
+    text = out.read_text(encoding="utf-8")
+    read = Reader(text)
+    assert [one.replace("\u200b", "") for one in read.answers] == list(TEXTS)
+    assert not read.tags & {"script", "link", "img", "iframe", "b"}
+    assert read.addresses == []
+    assert not re.search(r"https?:|url\(|@import", text)
+    assert "default-src 'none'" in text
+    assert "&lt;b&gt;0&lt;/b&gt; &amp; what?" in text
+    assert [verdict in text for verdict in ("✓ </span>right", "✗ </span>wrong", "? </span>unknown")] == [True] * 3
+    assert "prefers-color-scheme:dark" in text
+    assert "3/norm_element_mean_token" in text
+
+
+def test_numbers_of_every_token_stand_in_its_title_and_in_the_table(
+    told_store: Path, tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    out = show(str(told_store), ["q1"], [0], str(tmp_path / "page.html"), model=str(tokenizer_folder))
+    text, store = out.read_text(encoding="utf-8"), Store.open(told_store)
+    entropy = store.read_ragged("tokens", "3/entropy").rows()[2]
+    influence = store.read_ragged("rollout", "3/norm_element_mean_token").rows()[2]
+    titles = Reader(text).titles
+    lines = [line for title in titles for line in title.split("\n")]
+    assert len(titles) == len(TEXTS[2]) < len(lines) == len(entropy)  # tokens of one character share a title
+    for t, line in enumerate(lines):
+        assert line.startswith(f"token {t + 1}, entropy {float(entropy[t]):.3f} nats")
+        assert f"influence {float(influence[t]):.3f} ({float(100 * influence[t] / influence.sum()):.1f} %" in line
+    assert text.count('<th scope="row">') == len(entropy)
+
+
+def shown_answer(text: str, entropy: Sequence[float], influence: Sequence[float] | None = None) -> ShownAnswer:
+    ids, values = ids_of(text), torch.tensor(entropy, dtype=torch.float64)
+    weights = None if influence is None else torch.tensor(influence, dtype=torch.float64)
+    found = pieces(TOKENIZER, ids, text)
+    return ShownAnswer("q", 0, "Why?", ("x",), True, True, None, False, found, values, values / 4, values, weights)
+
+
+def test_shades_follow_the_entropies_and_what_has_no_number_is_hatched() -> None:
+    text = page([shown_answer("abc", [0, 1, 2], [0, 1, 4]), shown_answer("d", [torch.nan], [torch.nan])], "made", "s")
+    assert re.findall(r"--e:([\d.]+)", text) == ["0.000", "0.500", "1.000"]
+    assert re.findall(r"--i:([\d.]+)", text) == ["0.000", "0.250", "1.000"]
+    assert "2 nats" in text
+    assert 'class="t none"' in text
+    assert "entropy no number" in text
+    assert "--i" not in page([shown_answer("a", [1], [0])], "made", "s", "x").split("<main>")[1]
+
+
+@pytest.mark.parametrize("scheme", [LIGHT, DARK])
+def test_text_is_easy_to_read_on_every_shade(scheme: Any) -> None:
+    def luminance(colour: Sequence[float]) -> float:
+        linear = [c / 255 / 12.92 if c / 255 <= 0.04045 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in colour]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    def contrast(a: Sequence[float], b: Sequence[float]) -> float:
+        light, dark = sorted((luminance(a), luminance(b)), reverse=True)
+        return (light + 0.05) / (dark + 0.05)
+
+    for strength in np.linspace(0, scheme.most, 21):
+        shade = [(1 - strength) * p + strength * c for p, c in zip(scheme.paper, scheme.entropy, strict=True)]
+        assert contrast(scheme.ink, shade) >= 4.5  # WCAG 2 AA
+    assert contrast(scheme.quiet, scheme.paper) >= 4.5
+    full = [(1 - scheme.most) * p + scheme.most * c for p, c in zip(scheme.paper, scheme.entropy, strict=True)]
+    assert contrast(full, scheme.paper) > 2
+    assert contrast(scheme.influence, scheme.paper) > 4.5
+
+
+def test_without_ids_a_right_and_a_wrong_answer_to_a_handful_of_questions_are_shown() -> None:
+    right: dict[tuple[str, int], bool | None] = {(f"q{i}", j): j > i % 3 for i in range(30) for j in range(4)}
+    right |= {("all wrong", j): False for j in range(4)} | {("odd", j): None for j in range(4)}
+    chosen = choose(right, None, None, "s")
+    assert len({one for one, _ in chosen}) == 4
+    assert [right[one] for one in chosen] == [True, False] * 4
+    assert choose({("a", 0): None, ("b", 3): None}, None, None, "s") == [("a", 0), ("b", 3)]
+    assert choose(right, ["q2", "q1"], [3, 0], "s") == [("q2", 3), ("q2", 0), ("q1", 3), ("q1", 0)]
+    assert choose(right, ["q2"], None, "s") == [("q2", j) for j in range(4)]
+
+
+# The curve
+
+
+def test_the_curve_of_one_answer_has_its_tokens_below(told_store: Path, tokenizer_folder: Path, tmp_path: Path) -> None:
+    for suffix in ("png", "svg", "pdf"):
+        out = show(str(told_store), ["q0"], [1], str(tmp_path / f"curve.{suffix}"), model=str(tokenizer_folder))
+        assert out.stat().st_size > 5000
+    figure = entropy_curve(
+        shown_answer("a $\n四" + "b" * 150, np.linspace(0, 3, 157), np.ones(157)), "made", "rollout/x"
+    )
+    assert len(figure.subfigs) == 3  # a long answer goes on below
+    axes = figure.subfigs[0].axes
+    assert [axis.get_ylabel() for axis in axes] == ["entropy\n(nats)", "1 − pₘₐₓ", "share of\ninfluence"]
+    assert [tick.get_text() for tick in axes[-1].get_xticklabels()][:8] == ["a", "␣", "$", "↵", drawable("四"), "", "", "b"]  # fmt: skip
+    figure.savefig(tmp_path / "long.png")
+    assert drawable("a\U0010ffffb\n") == "a\ufffdb\n"
+
+
+def test_what_is_too_long_for_a_picture_is_not_drawn_and_stays_whole_on_a_page() -> None:
+    long = shown_answer("a" * (LONGEST_OF_A_CURVE + 1), [0.5] * (LONGEST_OF_A_CURVE + 1))
+    with pytest.raises(InputError, match=r"at most 800 tokens for a picture.*--out answers.html"):
+        entropy_curve(long, "model")
+    text = "ab" * LONGEST
+    assert pieces(byte_tokenizer(), ids_of(text), text) == [Piece(text, range(2 * LONGEST))]
+
+
+# What can't be shown
+
+
+def test_what_can_not_be_shown_is_one_line_with_what_to_do(
+    told_store: Path, full_store: Path, tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    out, model = str(tmp_path / "x.html"), str(tokenizer_folder)
+    for options, said in (
+        ({"questions": ["q9"]}, r"ids of questions.*'q9'.*Did you mean `q"),
+        ({"questions": ["q0"], "samples": [7]}, r"`samples` to be among those of question 'q0', 0 to 1, but got 7"),
+        ({"influence": "norm_elements_mean_token"}, "Did you mean `norm_element_mean_token`"),
+        ({"influence": "tokens/entropy"}, "`influence` to be of one of rollout, rollout_max, macs, but got 'tokens"),
+        ({"questions": []}, "`questions` to name at least one"),
+        ({"samples": []}, "`samples` to name at least one"),
+        ({"influence": "macs/floor_1_mean_token"}, r"none were read. Run.*--signals \[macs\]"),
+        ({"grader": "other"}, "`grader`"),
+        ({"out": "x.txt"}, r"to end in \.html"),
+        ({"out": str(tmp_path / "x.png"), "questions": ["q0"]}, r"one answer for a picture, but got 2.*--questions"),
+        ({"out": str(tmp_path / "x.png"), "questions": ["q1"], "samples": [1]}, "with tokens that have entropies"),
+        ({"model": None}, "Give --model PATH"),
+        ({"model": str(tmp_path)}, "can't be loaded"),
+    ):
+        with pytest.raises(InputError, match=said) as error:
+            show(str(told_store), **{"out": out, "model": model, **options})  # type: ignore[arg-type]
+        assert "\n" not in str(error.value)
+    with pytest.raises(InputError, match="tokenizer of 'made'.*differs"):
+        show(str(full_store), out=out, model=model)
+    unread = Store.open(full_store)
+    for file in (path for path in (unread.path / "signals/tokens/sample").iterdir()):
+        file.rename(tmp_path / file.name)
+    try:
+        with pytest.raises(InputError, match=r"--signals \[tokens\] --scope sample|signal 'tokens' of the answers"):
+            show(str(full_store), out=out, model=model)
+    finally:
+        for file in tmp_path.glob("0*"):
+            file.rename(unread.path / "signals/tokens/sample" / file.name)
+    assert not Path(out).exists()

@@ -15,7 +15,7 @@ from extract.errors import InputError
 from extract.models.loading import check_prompts
 from extract.policy import Decoding
 from extract.prompts import PromptTemplate
-from extract.running.memory import halving
+from extract.running.memory import retry_with_smaller_batch
 from extract.running.progress import Counted
 from extract.sampling.local.attention import shared_attention
 from extract.sampling.local.batching import common_prefix
@@ -99,7 +99,7 @@ class YesNoReader(LocalSampler):
         def read_with(batch_tokens: int, counted: Counted) -> Tensor:
             return self._read(prompts, batch_tokens, counted)
 
-        read, self._batch_tokens = halving(read_with, self._batch_tokens, "prompt tokens", progress)
+        read, self._batch_tokens = retry_with_smaller_batch(read_with, self._batch_tokens, "prompt tokens", progress)
         if read.isnan().any():
             raise InputError(
                 f"Expected finite logits, but the model gave NaN in {str(self.model.dtype).removeprefix('torch.')}. Sample the store with --dtype float32 or bfloat16."

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from extract.errors import InputError
 from extract.models.loading import resolve_device, tokenizer_hash, weight_fingerprint
-from extract.running.memory import halving
+from extract.running.memory import retry_with_smaller_batch
 from extract.running.progress import Counted
 from extract.signals.batches import by_length
 from extract.store.files import one_line
@@ -124,7 +124,7 @@ class TextReader:
         def read_with(batch_tokens: int, counted: Counted) -> Tensor:
             return self._read(encoded, result, batch_tokens, counted)
 
-        read, self.batch_tokens = halving(read_with, self.batch_tokens, "tokens", progress)
+        read, self.batch_tokens = retry_with_smaller_batch(read_with, self.batch_tokens, "tokens", progress)
         return read
 
     @torch.inference_mode()

@@ -10,7 +10,7 @@ from typing import Any
 from extract.asking.base import Done, TableBaseline
 from extract.asking.chats import asking_prompt, question_words
 from extract.policy import Decoding
-from extract.running.memory import halving
+from extract.running.memory import retry_with_smaller_batch
 from extract.running.progress import Counted
 from extract.sampling.local.sampler import LocalSampler, Sample
 from extract.store.shards import Place, Scope
@@ -137,7 +137,7 @@ class Verbalized(TableBaseline):
             self._sampler.max_rows = max_rows
             return self._sampler.sample(names, prompts, attempts, lambda _, tokens: counted(0, tokens))
 
-        replies, self._sampler.max_rows = halving(draw, self._sampler.max_rows, "replies", progress)
+        replies, self._sampler.max_rows = retry_with_smaller_batch(draw, self._sampler.max_rows, "replies", progress)
         return [replies[i : i + len(attempts)] for i in range(0, len(replies), len(attempts))]
 
 

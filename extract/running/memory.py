@@ -1,4 +1,4 @@
-"""Going on with half as much at a time when the accelerator's memory is full."""
+"""Retrying with smaller batches when the accelerator runs out of memory."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from extract.running.progress import Counted
 Result = TypeVar("Result")
 
 
-def halving(
+def retry_with_smaller_batch(
     work: Callable[[int, Counted], Result], size: int, what: str, progress: Callable[[int, int], None]
 ) -> tuple[Result, int]:
-    """Do work with `size` things at a time, and again with half as many while memory runs out.
+    """Run `work` with batches of `size`; halve the size and start again each time memory runs out.
 
     Args:
-        work: Called with the number of things at a time and a progress callback; starts from the beginning each time.
-        size: How many to begin with.
-        what: What is counted, for the message.
-        progress: Told of what is done; what has to be done again is taken back.
+        work: Called with the batch size and a progress callback; starts from the beginning each time.
+        size: First batch size.
+        what: What a batch consists of, for messages.
+        progress: Progress callback; counts of an attempt that failed are taken back.
 
     Returns:
-        The result, and how many at a time it was done with.
+        The result, and the batch size that it was computed with.
 
     Raises:
-        InputError: Memory is too small for one at a time.
+        InputError: If memory is too small for a batch of one.
     """
     while True:
         counted = Counted(progress)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from extract.prompts import PromptTemplate
 from extract.questions.question import Question
-from extract.running.memory import halving
+from extract.running.memory import retry_with_smaller_batch
 from extract.running.progress import Counted, Progress
 from extract.running.worker import Worker
 from extract.store.files import Damaged, check_file
@@ -74,7 +74,7 @@ def _sample_part(stores: Mapping[float, Store], part: Part, sampler: LocalSample
         sampler.max_rows = max_rows
         return sampler.sample_grid(ids, prompts, samples, list(stores), counted)
 
-    drawn, max_rows = halving(draw, sampler.max_rows, "answers", progress)
+    drawn, max_rows = retry_with_smaller_batch(draw, sampler.max_rows, "answers", progress)
     for temperature, answers in drawn.items():
         stores[temperature].write_samples(part, [asdict(one) for one in answers], max_rows)
 

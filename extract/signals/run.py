@@ -10,7 +10,7 @@ from typing import Any
 
 from extract.errors import InputError
 from extract.models.store_model import check_lengths
-from extract.running.memory import halving
+from extract.running.memory import retry_with_smaller_batch
 from extract.running.progress import Counted, Progress
 from extract.running.worker import Worker
 from extract.sampling.run import encode_questions, is_damaged, prompt_of, say
@@ -178,7 +178,7 @@ class _Reader:
         def at_once(batch_tokens: int, counted: Counted) -> dict[str, Any]:
             return read(names, self._layers_of(names), batch_tokens, counted)
 
-        signals, batch_tokens = halving(at_once, BATCH_TOKENS, "tokens", progress)
+        signals, batch_tokens = retry_with_smaller_batch(at_once, BATCH_TOKENS, "tokens", progress)
         for name, tensors in signals.items():
             missing = [any(rows) for rows in zip(*map(_is_nan, tensors.values()), strict=True)]
             n_broken = sum(nan and numbers for nan, numbers in zip(missing, has_numbers, strict=True))

@@ -24,7 +24,7 @@ from benchmarks.tiny import write_questions
 from extract import StoreRecipe, grade, read, sample
 from extract.errors import InputError
 from extract.running.exit import Terminated, exit_status
-from extract.running.memory import halving
+from extract.running.memory import retry_with_smaller_batch
 from extract.running.worker import Worker
 from extract.sampling.local.sampler import LocalSampler
 from extract.store.store import Store
@@ -234,7 +234,9 @@ def out_of_memory_above(limit: int, of: Callable[[int], Any]) -> Callable[[int, 
 
 def test_work_is_done_with_half_as_much_while_memory_runs_out(capsys: pytest.CaptureFixture[str]) -> None:
     seen: list[tuple[int, int]] = []
-    done = halving(out_of_memory_above(100, str), 320, "answers", lambda items, tokens: seen.append((items, tokens)))
+    done = retry_with_smaller_batch(
+        out_of_memory_above(100, str), 320, "answers", lambda items, tokens: seen.append((items, tokens))
+    )
     assert done == ("80", 80)
     assert [sum(column) for column in zip(*seen, strict=True)] == [1, 10]  # what was done again is counted once
     assert "out of memory: going on with 160 answers at a time" in capsys.readouterr().err
@@ -244,7 +246,7 @@ def test_a_memory_too_small_for_one_is_refused() -> None:
     with pytest.raises(
         InputError, match=r"one of its answers at a time, but it is too small: CUDA out of memory[^\n]*$"
     ):
-        halving(out_of_memory_above(0, str), 5, "answers", lambda items, tokens: None)
+        retry_with_smaller_batch(out_of_memory_above(0, str), 5, "answers", lambda items, tokens: None)
 
 
 def test_sampling_goes_on_with_fewer_answers_at_a_time_and_records_it(

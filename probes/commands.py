@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-import pyarrow.parquet as pq
-from matplotlib.figure import Figure
 
 from datamodules.table import load_table
 from extract.store.store import Store
@@ -19,7 +14,7 @@ from probes.comparison.record import comparison_record
 from probes.comparison.transfer import question_sets, transfer_record
 from probes.comparison.transfer_page import transfer_page, transfer_picture
 from probes.fitting.options import check_resamples, check_seed
-from probes.report.folders import new_folder
+from probes.report.results import new_folder, write_files
 from probes.training_free.grid import make_grid
 from probes.training_free.heat_map import grid_pictures
 from probes.training_free.page import page as signals_page
@@ -61,8 +56,8 @@ def compare(
         found = Comparison(store, grader, probes, folds, seed).run()
         record = comparison_record(found, folds, n_resamples, seed)
         pictures = comparison_pictures(found, record)
-        _write(folder, "comparison", record, page(record, list(pictures)), pictures)
-        pq.write_table(predictions(found), folder / "predictions.parquet")
+        files = {"comparison.md": page(record, list(pictures)), "comparison.json": record}
+        write_files(folder, {**files, "predictions.parquet": predictions(found)}, pictures)
     print(f"{verdict(record)}\n\nComparison: {final / 'comparison.md'}")
     return final
 
@@ -99,7 +94,8 @@ def transfer(
     with new_folder(out or default) as (folder, final):
         sets, masked = question_sets(stores, grader, probe)
         record = transfer_record(sets, masked, probe, folds, n_resamples, seed)
-        _write(folder, "transfer", record, transfer_page(record), {"transfer": transfer_picture(record)})
+        files = {"transfer.md": transfer_page(record), "transfer.json": record}
+        write_files(folder, files, {"transfer": transfer_picture(record)})
     print(f"Transfer: {final / 'transfer.md'}")
     return final
 
@@ -137,18 +133,7 @@ def signals(
         grid = make_grid(kept, load_table(kept, grader), test_fraction, seed, 5 * n_resamples)
         record = grid_record(grid, n_resamples, seed)
         pictures = grid_pictures(grid)
-        _write(folder, "signals", record, signals_page(record, list(pictures)), pictures, "report")
-        pq.write_table(grid.as_table(), folder / "grid.parquet")
+        files = {"signals.md": signals_page(record, list(pictures)), "report.json": record}
+        write_files(folder, {**files, "grid.parquet": grid.as_table()}, pictures)
     print(f"{signals_verdict(record)}\n\nSignals: {final / 'signals.md'}")
     return final
-
-
-def _write(
-    folder: Path, name: str, record: dict[str, Any], text: str, pictures: dict[str, Figure], data: str | None = None
-) -> None:
-    """Write a page with its record, which is called `data` where that is not the page's name, and its pictures."""
-    (folder / "plots").mkdir()
-    for picture, figure in pictures.items():
-        figure.savefig(folder / "plots" / f"{picture}.png")
-    (folder / f"{data or name}.json").write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    (folder / f"{name}.md").write_text(text, encoding="utf-8")

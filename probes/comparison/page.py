@@ -8,7 +8,10 @@ from typing import Any
 
 from probes.comparison.out_of_fold import BEST
 from probes.comparison.record import cheap_baselines
-from probes.saved.card import COLUMNS, figure, inline, model_words, table, tried
+from probes.report.templates import COLUMNS, inline, p_value, table
+from probes.report.templates import difference as difference_text
+from probes.report.templates import metric as figure
+from probes.saved.card import model_words, tried
 
 _COLUMNS = tuple(one for one in COLUMNS if one[0] != "auroc_hard")
 _LEVEL = 0.05
@@ -104,8 +107,8 @@ def verdict(record: dict[str, Any]) -> str:
                 continue
             sure = row["p_holm"] is not None and row["p_holm"] < _LEVEL
             said = "not told apart from" if not sure else "better than" if row["value"] * better > 0 else "worse than"
-            interval = f"{row['value']:+.3f} [{row['low']:+.3f}, {row['high']:+.3f}]"
-            groups[said].append(f"`{name}` ({interval}, p {_p(row['p_holm'])})")
+            interval = difference_text(row)
+            groups[said].append(f"`{name}` ({interval}, p {p_value(row['p_holm'])})")
         parts = [f"{said} {', '.join(names)}" for said, names in groups.items() if names]
         lines.append(f"- by {label} {'; '.join(parts)}.")
     return "\n".join(lines)
@@ -150,9 +153,7 @@ def tests_table(tests: Sequence[dict[str, Any]]) -> str:
             for metric in ("auroc", "brier")
             for row in [found.get(metric)]
             for text in (
-                ("–", "–", "–")
-                if row is None
-                else (f"{row['value']:+.3f} [{row['low']:+.3f}, {row['high']:+.3f}]", _p(row["p"]), _p(row["p_holm"]))
+                ("–", "–", "–") if row is None else (difference_text(row), p_value(row["p"]), p_value(row["p_holm"]))
             )
         ]
         for (a, b), found in pairs.items()
@@ -175,9 +176,3 @@ def masked(reasons: dict[str, str]) -> str:
     if not reasons:
         return ""
     return "## Not in the tables\n\n" + "\n".join(f"- `{name}`: {reason}" for name, reason in reasons.items()) + "\n"
-
-
-def _p(value: float | None) -> str:
-    if value is None:
-        return "–"
-    return f"{value:.3f}" if value >= 0.001 else "< 0.001"

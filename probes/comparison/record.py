@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -12,9 +11,8 @@ from probes.baselines.registry import BASELINES, Cost, free
 from probes.comparison.figures import answer_figures, figures, is_half, paired_tests
 from probes.comparison.methods import PROBES
 from probes.comparison.out_of_fold import BEST, OutOfFold
+from probes.report.results import record_header
 
-FORMAT_VERSION = 1
-_PACKAGES = ("confidence-probes", "lightning", "torch", "transformers", "scikit-learn", "numpy")
 #: Methods for questions whose confidence also stands in the table of single answers.
 _ALSO_FOR_ANSWERS = ("constant", "base_rate", BEST)
 
@@ -32,21 +30,14 @@ def comparison_record(out: OutOfFold, n_folds: int, n_resamples: int, seed: int)
         ``methods``: figures by method on all answers, or on the held-out half for those that spend the other (`half`);
         ``on_half``: the chosen probe on that half; ``answers``: figures on single answers; ``tests``; ``chosen``; ``masked``; ``notes``.
     """
-    table, store = out.data.table, out.data.store
+    table = out.data.table
     methods = {name: _method(out, name, n_resamples, seed) for name in out.confidence}
     of_answers = [*out.of_answers, *(name for name in _ALSO_FOR_ANSWERS if name in out.confidence)]
     baselines = [name for name in out.confidence if name not in PROBES and name != BEST]
     pairs = [(BEST, name) for name in baselines] + [(name, "constant") for name in PROBES if name in out.confidence]
     return {
-        "format_version": FORMAT_VERSION,
-        "identity": store.sha256,
-        "policy": store.identity["policy"],
-        "datasets": sorted({question.dataset for question in store.questions}),
-        "grader": table.grader,
-        "seed": seed,
+        **record_header(out.data.store, table, seed, n_resamples),
         "folds": n_folds,
-        "n_resamples": n_resamples,
-        "versions": versions(),
         "n_questions": len(out.questions),
         "n_answers": int(table.known[out.questions].sum()),
         "accuracy": float(np.mean(table.accuracy[out.questions])),
@@ -58,11 +49,6 @@ def comparison_record(out: OutOfFold, n_folds: int, n_resamples: int, seed: int)
         "masked": out.masked,
         "notes": out.notes,
     }
-
-
-def versions() -> dict[str, str]:
-    """Versions of the packages that numbers depend on."""
-    return {package: version(package) for package in _PACKAGES}
 
 
 def _method(out: OutOfFold, name: str, n_resamples: int, seed: int) -> dict[str, Any]:

@@ -15,9 +15,9 @@ from extract.errors import InputError, nearest
 from extract.policy import differences
 from probes.comparison.folds import VAL_SHARE, fit, folds, split_rows
 from probes.comparison.methods import PROBES
-from probes.comparison.record import FORMAT_VERSION, versions
 from probes.metrics.intervals import Interval, bootstrap
 from probes.report.evaluate import Scored, metric_of, usable
+from probes.report.results import FORMAT_VERSION, versions
 
 #: Questions that a set has to have to be trained on or tested on.
 LEAST_QUESTIONS = 20

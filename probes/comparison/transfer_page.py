@@ -9,7 +9,8 @@ from matplotlib.figure import Figure
 
 from probes.comparison.transfer import OTHERS
 from probes.report.plots import INK, new_figure, styled
-from probes.saved.card import cell, table
+from probes.report.templates import interval as cell
+from probes.report.templates import table
 
 
 def transfer_page(record: dict[str, Any]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,10 @@ from extract.errors import InputError
 from extract.store.shards import Scope
 from extract.store.store import Store
 from probes.fitting.options import check_resamples, check_seed
-from probes.report.folders import new_folder
 from probes.report.layer_map import layer_map
 from probes.report.layer_picture import layer_heat_map
 from probes.report.profile_pictures import profile_picture, read_profile
+from probes.report.results import new_folder, write_files
 
 #: Targets of the map with the scope at which hidden states have to be there.
 _MAPS: dict[str, Scope] = {"capability": "question", "response": "sample"}
@@ -56,10 +55,7 @@ def pictures(
     table = load_table(kept, grader)
     with new_folder(out or f"runs/pictures-{Path(store).resolve().name}") as (folder, final):
         drawn, record = signal_pictures(kept, table, probe, folds, seed, n_resamples)
-        for name, figure in drawn.items():
-            figure.savefig(folder / f"{name}.png")
-        text = json.dumps(record, indent=1, allow_nan=False) + "\n"
-        (folder / "pictures.json").write_text(text, encoding="utf-8")
+        write_files(folder, {"pictures.json": record, **{f"{name}.png": figure for name, figure in drawn.items()}})
     for what, command in record["missing"].items():
         print(f"Not drawn: {what}, which was not read. Run `{command}` and draw anew.")
     print("\n".join(f"Picture: {final / name}.png" for name in drawn))

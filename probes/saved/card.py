@@ -6,44 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from extract.signals.features import Pooled
+from probes.report.templates import COLUMNS, difference, inline, metric, table
 
 #: Options of which a probe tries several values, in words.
 OPTIONS = {"l2": "L2", "n_neighbors": "number of neighbours"}
-#: Figures in the order of the tables, with their headings.
-COLUMNS = (
-    ("auroc", "AUROC"),
-    ("brier", "Brier"),
-    ("brier_skill", "skill"),
-    ("ece_width", "ECE"),
-    ("ece_mass", "ECE (mass)"),
-    ("rmsce", "RMSCE"),
-    ("spearman", "Spearman"),
-    ("aurc", "AURC"),
-    ("auroc_hard", "AUROC of p̂ ≥ ½"),
-)
-
 #: Fewer test questions say little.
 _FEW_QUESTIONS = 30
-
-
-def cell(interval: dict[str, float] | None) -> str:
-    """``0.69 [0.62, 0.75]``, or a dash."""
-    return "–" if interval is None else f"{interval['value']:.3f} [{interval['low']:.3f}, {interval['high']:.3f}]"
-
-
-def figure(figures: dict[str, Any], key: str) -> str:
-    """A figure in a table; calibration errors without their interval, which would not mean what it says.
-
-    The plain ones are too large, and more so in a resample; of the debiased one see docs/statistics.md.
-    """
-    one = figures[key]
-    return f"{one['value']:.3f}" if one is not None and key in ("ece_width", "ece_mass", "rmsce") else cell(one)
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def methods_table(methods: dict[str, Any]) -> str:
@@ -52,7 +20,7 @@ def methods_table(methods: dict[str, Any]) -> str:
     rows = [
         [
             name,
-            *(figure(figures, key) for key, _ in columns),
+            *(metric(figures, key) for key, _ in columns),
             str(figures["n_questions"]),
             str(figures["n_samples"]),
             str(figures["n_unknown"]),
@@ -67,7 +35,7 @@ def summary_table(methods: dict[str, Any]) -> str:
     shown = next(iter(methods.values()))
     columns = [key for key in ("auroc", "brier", "brier_skill", "ece_width") if key in shown]
     rows = [("test split, 95 % intervals", *(label for key, label in COLUMNS if key in columns))]
-    rows += [(name, *(figure(figures, key) for key in columns)) for name, figures in methods.items()]
+    rows += [(name, *(metric(figures, key) for key in columns)) for name, figures in methods.items()]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return "\n".join(
         "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows
@@ -101,10 +69,7 @@ def markdown_report(record: dict[str, Any], identity: dict[str, Any], pictures: 
     ends = (min(record["tried"]), max(record["tried"]))
     option, value = tried(chosen)
     edge = " (the end of the range that was tried)" if len(record["tried"]) > 1 and float(value) in ends else ""
-    paired = [
-        [f"{row['a']} − {row['b']}", row["metric"], f"{row['value']:+.3f} [{row['low']:+.3f}, {row['high']:+.3f}]"]
-        for row in record["paired"]
-    ]
+    paired = [[f"{row['a']} − {row['b']}", row["metric"], difference(row)] for row in record["paired"]]
     warning = f"\n**{record['warning']}**\n" if record["warning"] else ""
     n_answers = round(methods[probe]["n_samples"] / methods[probe]["n_questions"], 1)
     few = (
@@ -178,11 +143,6 @@ def model_words(model: dict[str, Any]) -> str:
     return f"`{inline(model['id'])}` ({model['dtype'] or 'behind a server'})"
 
 
-def inline(text: str) -> str:
-    """A text on one line, as it may stand between backquotes."""
-    return text.replace("`", "'").replace("\n", "⏎")
-
-
 def _ceiling(figures: dict[str, Any]) -> str:
     one = figures.get("auroc_ceiling")
     if one is None:
@@ -242,7 +202,7 @@ Trained on {training["n_questions"]["train"]} questions of {", ".join(training["
 
 | on {test["n_questions"]} test questions | 95 % interval over questions |
 |---|---|
-{chr(10).join(f"| {label} | {figure(test, key)} |" for key, label in _CARD if key in test)}
+{chr(10).join(f"| {label} | {metric(test, key)} |" for key, label in _CARD if key in test)}
 
 Questions of another kind than those it was trained on get numbers that nobody has checked.
 """

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from probes.saved.card import cell, inline, model_words, table
+from probes.report.templates import inline, p_value, table
+from probes.report.templates import interval as cell
+from probes.saved.card import model_words
 from probes.training_free.record import LENGTH, LEVEL, TRUNCATED
 
 #: Fewer test questions say little.
@@ -86,13 +88,13 @@ def verdict(record: dict[str, Any]) -> str:
         else "the test finds more than chance in it, but by its interval it may be chance: more test questions would tell"
     )
     lines = [
-        f"{begin} On {chosen['n_answers']:,} answers to {test['n_questions']} test questions its AUROC is {cell(chosen['auroc'])}: {side if sure else 'it is not told apart from chance'} (p {_p(p)})."
+        f"{begin} On {chosen['n_answers']:,} answers to {test['n_questions']} test questions its AUROC is {cell(chosen['auroc'])}: {side if sure else 'it is not told apart from chance'} (p {p_value(p)})."
     ]
     for one in record["tests"]:
         if one["a"] == record["chosen"]:
             better = one["p_holm"] is not None and one["p_holm"] < LEVEL
             said = "not told apart from" if not better else "better than" if one["value"] > 0 else "worse than"
-            lines.append(f"It is {said} {_called(one['b'], record)} ({_difference(one)}, p {_p(one['p_holm'])}).")
+            lines.append(f"It is {said} {_called(one['b'], record)} ({_difference(one)}, p {p_value(one['p_holm'])}).")
     if record["chosen"] == record["reference"]:
         lines.append("It is the mean token entropy itself.")
     within = chosen["equal_length"]
@@ -147,7 +149,7 @@ def families_table(record: dict[str, Any]) -> str:
                 f"`{row['name']}`",
                 "–" if row["auroc_val"] is None else f"{row['auroc_val']:.3f}",
                 cell(row["auroc"]),
-                _p(row["p_corrected"]),
+                p_value(row["p_corrected"]),
                 cell(row["uncut"]),
                 cell(row["equal_length"]),
                 f"{row['n_answers']:,}",
@@ -168,7 +170,13 @@ def tests_table(tests: Sequence[dict[str, Any]]) -> str:
     if not tests:
         return "None could be made: there are too few right or wrong answers."
     rows = [
-        [f"`{one['a']}` − `{one['b']}`", _difference(one), _p(one["p"]), _p(one["p_holm"]), f"{one['n_answers']:,}"]
+        [
+            f"`{one['a']}` − `{one['b']}`",
+            _difference(one),
+            p_value(one["p"]),
+            p_value(one["p_holm"]),
+            f"{one['n_answers']:,}",
+        ]
         for one in tests
     ]
     return table(["difference", "AUROC", "p", "p (Holm)", "answers"], rows)
@@ -226,9 +234,3 @@ def _masked(reasons: dict[str, str]) -> str:
     if not reasons:
         return ""
     return "Left out:\n\n" + "\n".join(f"- `{name}`: {reason}" for name, reason in reasons.items()) + "\n\n"
-
-
-def _p(value: float | None) -> str:
-    if value is None:
-        return "–"
-    return f"{value:.3f}" if value >= 0.001 else "< 0.001"

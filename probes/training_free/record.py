@@ -9,15 +9,14 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from probes.comparison.record import versions
 from probes.metrics.intervals import Interval, WeightedMetric, bootstrap, paired_bootstrap
 from probes.metrics.significance import bootstrap_p, holm
 from probes.report.evaluate import Scored, metric_of, usable
+from probes.report.results import record_header
 from probes.training_free.clustered_auroc import LEAST_OF_A_CLASS, clustered
 from probes.training_free.correction import max_t
 from probes.training_free.grid import PARTS, Grid
 
-FORMAT_VERSION = 1
 LEVEL = 0.05
 #: Lengths of one stratum differ by less than this factor.
 LENGTH_RATIO = 1.25
@@ -81,7 +80,7 @@ class _Tested:
 
     def record(self) -> dict[str, Any]:
         """See `grid_record`."""
-        grid, store = self._grid, self._grid.store
+        grid = self._grid
         p_values = max_t(
             torch.stack(list(self._scores.values())),
             self._part.right,
@@ -95,14 +94,7 @@ class _Tested:
             for name, p in zip(tqdm(self._scores, desc="figures", unit=" scores"), p_values.tolist(), strict=True)
         ]
         return {
-            "format_version": FORMAT_VERSION,
-            "identity": store.sha256,
-            "policy": store.identity["policy"],
-            "datasets": sorted({question.dataset for question in store.questions}),
-            "grader": grid.table.grader,
-            "seed": self._seed,
-            "n_resamples": self._n_resamples,
-            "versions": versions(),
+            **record_header(grid.store, grid.table, self._seed, self._n_resamples),
             "parts": {name: self._counts(name) for name in PARTS},
             "n_questions_left_out": int((grid.table.known < 2).sum()),
             "longer_is_wrong": self._longer_is_wrong,

@@ -1,0 +1,98 @@
+"""The results of a command: a new folder with a page for people, a record for machines, tables and pictures."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from matplotlib.figure import Figure
+
+from datamodules.table import QuestionTable
+from extract.errors import InputError
+from extract.store.store import Store
+
+FORMAT_VERSION = 1
+_PACKAGES = ("confidence-probes", "lightning", "torch", "transformers", "scikit-learn", "numpy")
+
+
+@contextmanager
+def new_folder(path: str) -> Iterator[tuple[Path, Path]]:
+    """Create a folder as a whole or not at all.
+
+    Args:
+        path: The folder to create.
+
+    Yields:
+        A temporary folder to write into, and the final one, to which it is renamed at the end.
+
+    Raises:
+        InputError: If the final folder exists or cannot be created.
+    """
+    final = Path(path)
+    if final.exists():
+        raise InputError(f"Expected `out` to be a new folder, but {path!r} exists. Give another --out, or delete it.")
+    try:
+        final.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = Path(tempfile.mkdtemp(prefix=f".{final.name}-", dir=final.parent))
+    except OSError as error:
+        raise InputError(
+            f"Expected `out` to be a folder that can be created, but {path!r} cannot: {error.strerror}. "
+            "Give another --out."
+        ) from error
+    try:
+        yield unfinished, final
+        unfinished.chmod(0o755)
+        unfinished.rename(final)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def write_files(
+    folder: Path,
+    files: Mapping[str, str | dict[str, Any] | pa.Table | Figure],
+    plots: Mapping[str, Figure] | None = None,
+) -> None:
+    """Write the files of a result.
+
+    Args:
+        folder: Where to write.
+        files: Contents by path below the folder: text, a record (JSON), a table (Parquet) or a picture.
+        plots: Pictures by name, which become ``plots/NAME.png``.
+    """
+    for name, content in (dict(files) | {f"plots/{name}.png": plot for name, plot in (plots or {}).items()}).items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(content, Figure):
+            content.savefig(path)
+        elif isinstance(content, pa.Table):
+            pq.write_table(content, path)
+        else:
+            text = content if isinstance(content, str) else json.dumps(content, indent=1, allow_nan=False) + "\n"
+            path.write_text(text, encoding="utf-8")
+
+
+def record_header(store: Store, table: QuestionTable, seed: int, n_resamples: int) -> dict[str, Any]:
+    """The fields that the record of every command begins with: its format, store, grader, seed and versions."""
+    return {
+        "format_version": FORMAT_VERSION,
+        "identity": store.sha256,
+        "policy": store.identity["policy"],
+        "datasets": sorted({question.dataset for question in store.questions}),
+        "grader": table.grader,
+        "seed": seed,
+        "n_resamples": n_resamples,
+        "versions": versions(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Versions of the packages that the numbers depend on."""
+    return {package: version(package) for package in _PACKAGES}

@@ -1,0 +1,100 @@
+"""Markdown pages from jinja2 templates (``*.md.j2``, beside the module that fills them), and how they write numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+#: Metrics in the order of the tables, with their headings.
+COLUMNS = (
+    ("auroc", "AUROC"),
+    ("brier", "Brier"),
+    ("brier_skill", "skill"),
+    ("ece_width", "ECE"),
+    ("ece_mass", "ECE (mass)"),
+    ("rmsce", "RMSCE"),
+    ("spearman", "Spearman"),
+    ("aurc", "AURC"),
+    ("auroc_hard", "AUROC of p̂ ≥ ½"),
+)
+#: Calibration errors, whose intervals are not valid near 0: docs/statistics.md.
+_WITHOUT_INTERVAL = ("ece_width", "ece_mass", "rmsce")
+
+
+def render(template: str, **context: Any) -> str:
+    """Fill a template.
+
+    Args:
+        template: Path of the template below ``probes/``, for example ``comparison/comparison.md.j2``.
+        context: Variables of the template; one that the template uses and that is not given is an error.
+
+    Returns:
+        The page.
+    """
+    return _environment().get_template(template).render(**context)
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parents[1]),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {
+        "interval": interval,
+        "difference": difference,
+        "p": p_value,
+        "number": number,
+        "inline": inline,
+    }
+    environment.globals |= {"table": table, "metric": metric}
+    return environment
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """``0.690``, or a dash for a missing value."""
+    return "–" if value is None else f"{value:.{digits}f}"
+
+
+def interval(estimate: dict[str, Any] | None) -> str:
+    """``0.690 [0.620, 0.750]``, the value alone where it has no interval, or a dash for a missing estimate."""
+    if estimate is None or estimate["low"] is None:
+        return _value(estimate)
+    return f"{estimate['value']:.3f} [{estimate['low']:.3f}, {estimate['high']:.3f}]"
+
+
+def difference(estimate: dict[str, Any]) -> str:
+    """``+0.051 [+0.026, +0.073]``."""
+    return f"{estimate['value']:+.3f} [{estimate['low']:+.3f}, {estimate['high']:+.3f}]"
+
+
+def p_value(p: float | None) -> str:
+    """``0.012``, ``< 0.001``, or a dash."""
+    return "< 0.001" if p is not None and p < 0.001 else number(p)
+
+
+def inline(text: str) -> str:
+    """A text on one line, as it may stand between backquotes."""
+    return text.replace("`", "'").replace("\n", "⏎")
+
+
+def metric(figures: dict[str, Any], name: str) -> str:
+    """A metric of a method in a table; calibration errors without their interval."""
+    return (_value if name in _WITHOUT_INTERVAL else interval)(figures[name])
+
+
+def _value(estimate: dict[str, Any] | None) -> str:
+    return number(None if estimate is None else estimate["value"])
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from benchmarks.result import report
+from extract.store.shards import Block
 
 WIDTH = 1024  # float32 values a row
 
@@ -28,9 +29,9 @@ def make_store(folder: Path, layers: int, megabytes: int, block_size: int) -> No
     model = ModelIdentity("made", None, "a" * 64, "float32", "b" * 64, "c" * 64)
     identity = Identity(Policy(model, Decoding()), questions_hash(questions), block_size)
     store = Store.create(folder, identity, questions)
-    for block in range(store.n_blocks):
-        rows = torch.randn(layers, store.n_rows(block), WIDTH)
-        store.write_signal("hidden", block, {f"{layer}/last_prompt": rows[layer] for layer in range(layers)})
+    for block in range(store.questions.n_blocks):
+        rows = torch.randn(layers, store.questions.n_rows(Block(block)), WIDTH)
+        store.signals.write("hidden", Block(block), {f"{layer}/last_prompt": rows[layer] for layer in range(layers)})
 
 
 def measure(folder: Path, key: str, small: Path) -> dict[str, float]:
@@ -78,13 +79,13 @@ def measure(folder: Path, key: str, small: Path) -> dict[str, float]:
 
     # a stand-in for a class of safetensors, which no type says it may be: hence the ignore
     tensors_open, tensors.safe_open = tensors.safe_open, Counting  # type: ignore[misc, assignment]
-    Store.open(small).read_signal("hidden", "0/last_prompt")
+    Store.open(small).signals.read("hidden", "0/last_prompt")
     taken.clear()
     store = Store.open(folder)
     _ = store.questions  # which reading a signal has no part in
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     before = resident("VmRSS")
-    layer = store.read_signal("hidden", key)
+    layer = store.signals.read("hidden", key)
     return {"layer": layer.nbytes, "taken": sum(taken), "grown": resident("VmHWM") - before}
 
 

@@ -19,7 +19,7 @@ def main() -> None:
     prompts = dict(
         zip((q.id for q in store.questions), encode_questions(tokenizer, template, store.questions), strict=True)
     )
-    rows = store.samples().to_pylist()[::12]
+    rows = store.samples.read().to_pylist()[::12]
     worst, n_tokens = 0.0, 0
     for row in rows:
         prompt, answer = prompts[row["question_id"]], row["token_ids"]

@@ -26,9 +26,11 @@ from extract.questions.question import Question, questions_hash
 from extract.running.worker import Worker
 from extract.sampling.server.answer_log import AnswerLog
 from extract.sampling.server.queue import parts_to_ask
-from extract.store.parquet import GRADES_SCHEMA, SERVED_SAMPLES_SCHEMA, Questions, write_arrow
-from extract.store.shards import Part
+from extract.store.parquet import GRADES_SCHEMA, SERVED_SAMPLES_SCHEMA, write_arrow
+from extract.store.questions import Questions
+from extract.store.shards import Block, SampleRange
 from extract.store.store import Store
+from extract.store.verify import find_problems
 from extract.viewing.inspection import describe
 
 WORDS = np.array("the of a is in it answer river city was born year thus we so that sum equals times and".split())
@@ -41,14 +43,14 @@ def make_store(folder: Path, n_blocks: int, n_rows: int) -> Store:
         Question(id=f"q{i:08d}", dataset="made", text=f"What is known of number {i}?", references=("x",))
         for i in range(n_blocks * n_rows)
     ]
-    table = Questions.of(questions)
+    table = Questions.of(questions, n_rows)
     policy = Policy(ModelIdentity("served", None, None, None, None, None), Decoding(max_new_tokens=4096), request={})
     return Store.create(folder, Identity(policy, questions_hash(table), n_rows, SERVED_VERSION), table)
 
 
-def answers(store: Store, part: Part, n_tokens: int, rng: np.random.Generator) -> pa.Table:
+def answers(store: Store, part: SampleRange, n_tokens: int, rng: np.random.Generator) -> pa.Table:
     """Answers of a part with text and log-probabilities, of `n_tokens` in the mean."""
-    ids, samples = store.ids(part), range(part.start, part.stop)
+    ids, samples = store.questions.ids(part), range(part.start, part.stop)
     n = len(ids) * len(samples)
     lengths = np.maximum(1, rng.geometric(1 / n_tokens, n))
     texts = [" ".join(WORDS[rng.integers(len(WORDS), size=max(1, round(one * TOKENS_OF_TEXT / 5)))]) for one in lengths]
@@ -68,33 +70,41 @@ def answers(store: Store, part: Part, n_tokens: int, rng: np.random.Generator) -
     return pa.table(columns, schema=SERVED_SAMPLES_SCHEMA)
 
 
-def write_part(store: Store, part: Part, table: pa.Table, right: NDArray[np.bool_]) -> None:
+def write_part(store: Store, part: SampleRange, table: pa.Table, right: NDArray[np.bool_]) -> None:
     """Keep answers and grades of a part."""
-    write_arrow(store.samples_file(part), table)
+    write_arrow(store.samples.file(part), table)
     columns = {"question_id": table["question_id"], "sample": table["sample"], "right": right, "answer": table["text"]}
     schema = GRADES_SCHEMA.with_metadata({"grader": "made", "rule": "none"})
-    write_arrow(store.grades_file("made", part), pa.table(columns, schema=schema))
+    write_arrow(store.grades.file("made", part), pa.table(columns, schema=schema))
 
 
 def bytes_of(n_tokens: int, n_rows: int = 1024) -> dict[str, float]:
     """Bytes of an answer on the disk: in the table, in the log before, and of its grade; and seconds to read a million."""
     rng = np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as folder:
-        store, part = make_store(Path(folder), 1, n_rows), Part(0, 0, 10)
+        store, part = make_store(Path(folder), 1, n_rows), SampleRange(0, 0, 10)
         table = answers(store, part, n_tokens, rng)
         write_part(store, part, table, rng.random(table.num_rows) < 0.4)
         few = table.slice(0, 1000).to_pylist()
         with_ids = [{**row, "token_ids": rng.integers(128_000, size=row["n_tokens"]).tolist()} for row in few]
-        log, size = AnswerLog(store.log_file(Part(0, 10, 20)), store.sha256, Part(0, 10, 20), store.ids(0)), {}
+        log, size = (
+            AnswerLog(
+                store.samples.log_file(SampleRange(0, 10, 20)),
+                store.sha256,
+                SampleRange(0, 10, 20),
+                store.questions.ids(Block(0)),
+            ),
+            {},
+        )
         for row in few:
             log.append([row])
         log.close()
         size["log"] = log.path.stat().st_size / len(few)
         write_arrow(Path(folder) / "ids.parquet", pa.Table.from_pylist(with_ids, schema=SERVED_SAMPLES_SCHEMA))
         size["table with token ids"] = (Path(folder) / "ids.parquet").stat().st_size / len(few)
-        size["table"] = store.samples_file(part).stat().st_size / table.num_rows
-        size["grade"] = store.grades_file("made", part).stat().st_size / table.num_rows
-        size["seconds to read a million"] = seconds(lambda: store.samples(part)) / table.num_rows * 1e6
+        size["table"] = store.samples.file(part).stat().st_size / table.num_rows
+        size["grade"] = store.grades.file("made", part).stat().st_size / table.num_rows
+        size["seconds to read a million"] = seconds(lambda: store.samples.read(part)) / table.num_rows * 1e6
     return {name: round(value, 1) for name, value in size.items()}
 
 
@@ -110,19 +120,19 @@ def by_parts(n_parts: int, n_rows: int, k: int) -> dict[str, float]:
     rng = np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as folder:
         store = make_store(Path(folder), n_parts // k, n_rows)
-        for block in range(store.n_blocks):
+        for block in range(store.questions.n_blocks):
             for sample in range(k):
-                part = Part(block, sample, sample + 1)
+                part = SampleRange(block, sample, sample + 1)
                 write_part(store, part, answers(store, part, 20, rng), rng.random(n_rows) < 0.4)
         opened = Store.open(folder)
         _ = opened.questions
         actions: dict[str, Callable[[], object]] = {
-            "list": opened.parts,
+            "list": opened.samples.ranges,
             "find what is missing": lambda: parts_to_ask(opened, k, 1, [], Worker()),
             "manifest": opened.write_manifest,
             "inspect": lambda: describe(opened),
-            "verify": lambda: list(opened.problems()),
-            "samples()": opened.samples,
+            "verify": lambda: list(find_problems(opened)),
+            "samples()": opened.samples.read,
         }
         found = {name: seconds(action) / n_parts * 1000 for name, action in actions.items()}
         found["manifest bytes a part"] = (Path(folder) / "manifest.json").stat().st_size / n_parts

@@ -87,13 +87,13 @@ def refusal(folder: Path, recipe: StoreRecipe) -> str:
 
 def accuracies(store: Store) -> dict[str, float]:
     """Share of right answers of each question."""
-    table = store.grades("short").to_pandas()
+    table = store.grades.read("short").to_pandas()
     return table.groupby("question_id")["right"].mean().to_dict()
 
 
 def prompt_lengths(store: Store) -> dict[str, int]:
     """Prompt tokens of each question."""
-    rows = store.samples().select(["question_id", "prompt_tokens"]).to_pylist()
+    rows = store.samples.read().select(["question_id", "prompt_tokens"]).to_pylist()
     return {row["question_id"]: row["prompt_tokens"] for row in rows}
 
 
@@ -106,7 +106,7 @@ def difference(a: dict[str, float], b: dict[str, float]) -> tuple[float, float]:
 
 def compared(store: Store, local: Store, n_answers: int) -> dict[str, Any]:
     """What came of the server against the local sampler's."""
-    rows = store.samples().select(["question_id", "sample"]).to_pylist()
+    rows = store.samples.read().select(["question_id", "sample"]).to_pylist()
     a, b = accuracies(store), accuracies(local)
     low, high = difference(a, b)
     return {

@@ -110,7 +110,7 @@ def main() -> None:
         kept, n_invented = Store.open(store), 0
         asks = {q.id: PromptTemplate().messages(q.prompt) for q in kept.questions}
         seed_of_answer = {answer: seed for seed, answer in seeds.items()}
-        for row in kept.samples().to_pylist():
+        for row in kept.samples.read().to_pylist():
             id_, seed = row["question_id"], seed_of_answer[row["question_id"], row["sample"]]
             n_invented += row["text"] != answer_text(Options(), asks[id_], seed, TEMPERATURE, 0)
     once = set(counts) == set(seeds.values()) and counts.total() == len(seeds)

@@ -54,8 +54,10 @@ def make(name: str, data: Path, folder: Path) -> Store:
 
 def rows_of(store: Store) -> list[dict[str, Any]]:
     """Samples with their grades."""
-    grades = {(row["question_id"], row["sample"]): row for row in store.grades(store.graders()[0]).to_pylist()}
-    return [row | grades[row["question_id"], row["sample"]] for row in store.samples().to_pylist()]
+    grades = {
+        (row["question_id"], row["sample"]): row for row in store.grades.read(store.grades.names()[0]).to_pylist()
+    }
+    return [row | grades[row["question_id"], row["sample"]] for row in store.samples.read().to_pylist()]
 
 
 def accuracy(rows: list[dict[str, Any]]) -> dict[str, float]:

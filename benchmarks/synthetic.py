@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from extract import Decoding, Question, Store
 from extract.policy import Identity, ModelIdentity, Policy
 from extract.questions import questions_hash
-from extract.store.asked import asked_schema
 from extract.store.ragged import Ragged
-from extract.store.shards import Part
+from extract.store.shards import Block, SampleRange
+from extract.store.verify import write_manifest
 
 WORDS = ("ash", "birch", "cedar", "elm", "fir", "larch", "oak", "pine")
 #: The last layer of the token signals.
@@ -59,18 +59,18 @@ def make_store(
     model = ModelIdentity("made", None, "a" * 64, "float32", "b" * 64, "c" * 64)
     identity = Identity(Policy(model, Decoding(max_new_tokens=max(4, longest))), questions_hash(questions), block_size)
     store = Store.create(folder, identity, questions)
-    for block in range(store.n_blocks):
+    for block in range(store.questions.n_blocks):
         held = range(block * block_size, min((block + 1) * block_size, n))
         rows = [_answer(f"{name}{i}", j, bool(rng.random() < accuracy[i]), rng) for i in held for j in range(k)]
         if longest > 1:
             for sample, grade in rows:
                 sample |= _tokens(grade["right"], longest, of_lengths)
-        part = Part(block, 0, k)
-        store.write_samples(part, [sample for sample, _ in rows])
-        store.write_grades("made", part, [grade for _, grade in rows], "as it was drawn")
+        part = SampleRange(block, 0, k)
+        store.samples.write(part, [sample for sample, _ in rows])
+        store.grades.write("made", part, [grade for _, grade in rows], "as it was drawn")
         states = torch.from_numpy(features[held.start : held.stop])
-        store.write_signal("hidden", block, {f"{i}/last_prompt": states[:, i] for i in range(layers)})
-    store.write_manifest()
+        store.signals.write("hidden", Block(block), {f"{i}/last_prompt": states[:, i] for i in range(layers)})
+    write_manifest(store)
     return store
 
 
@@ -82,35 +82,37 @@ def add_answer_signals(store: Store, seed: int = 0, width: int = 8) -> None:
     rng, of_tokens = np.random.default_rng(seed), np.random.default_rng([seed, 1])
     of_text = {text: _unit(rng.normal(size=(1, width)))[0] for text in ("right", *WORDS)}
     right_of: dict[str, list[bool]] = {}
-    for part in store.parts():
-        samples, grades = store.samples(part).to_pylist(), store.grades("made", part).to_pylist()
+    for part in store.samples.ranges():
+        samples, grades = store.samples.read(part).to_pylist(), store.grades.read("made", part).to_pylist()
         right = np.array([grade["right"] for grade in grades])
         for grade in grades:
             right_of.setdefault(grade["question_id"], []).append(grade["right"])
         hidden = rng.normal(size=(2, len(samples), width))
         hidden[1, :, 0] += 2 * right
         keys = [(layer, name) for layer in range(2) for name in ("last_answer", "mean_answer")]
-        store.write_signal("hidden", part, {f"{i}/{name}": torch.from_numpy(hidden[i]).float() for i, name in keys})
+        store.signals.write("hidden", part, {f"{i}/{name}": torch.from_numpy(hidden[i]).float() for i, name in keys})
         entropy = rng.exponential(np.where(right, 0.3, 0.8))
         lengths = np.array([len(one["token_ids"]) - (one["finish_reason"] == "stop") for one in samples])
         for signal, tensors in _token_signals(entropy, lengths, of_tokens).items():
-            store.write_signal(signal, part, tensors)
+            store.signals.write(signal, part, tensors)
         vectors = _unit(
             np.stack([of_text[one["text"]] for one in samples]) + 0.1 * rng.normal(size=(len(samples), width))
         )
         how = {"model": "made", "weights": "a" * 64}
-        store.write_signal("text_embedding", part, {"0/answer": torch.from_numpy(vectors).float()}, how=how)
-    for block in range(store.n_blocks):
-        ids = store.ids(block)
+        store.signals.write("text_embedding", part, {"0/answer": torch.from_numpy(vectors).float()}, settings=how)
+    for block in range(store.questions.n_blocks):
+        ids = store.questions.ids(Block(block))
         vectors = _unit(rng.normal(size=(len(ids), width)))
-        store.write_signal("text_embedding", block, {"0/question": torch.from_numpy(vectors).float()}, how=how)
+        store.signals.write(
+            "text_embedding", Block(block), {"0/question": torch.from_numpy(vectors).float()}, settings=how
+        )
         entropy = of_tokens.exponential([0.8 - 0.5 * np.mean(right_of[one]) for one in ids])
         for signal, held in _first_token(entropy, of_tokens).items():
-            store.write_signal(signal, block, {key: torch.from_numpy(one).float() for key, one in held.items()})
+            store.signals.write(signal, Block(block), {key: torch.from_numpy(one).float() for key, one in held.items()})
         for name in ("verbalized", "p_true"):
             rows = [_said(one, float(np.mean(right_of[one])), rng) for one in ids]
-            store.write_asked(name, block, rows, asked_schema("question", {"model": "made"}))
-    store.write_manifest()
+            store.asked.write(name, Block(block), rows, {"model": "made"})
+    write_manifest(store)
 
 
 def _token_signals(

@@ -180,13 +180,13 @@ class Found:
         numbers = torch.empty(n_rows, 0) if self.pooled is None else self.pooled.vector(self._of_tokens)
         if not self.keys:
             return numbers[:, None]
-        width = self.store.layout(self.signal, self.scope)[self.keys[0]].shape[0]
+        width = self.store.signals.layout(self.signal, self.scope)[self.keys[0]].shape[0]
         features = torch.empty(n_rows, len(self.keys), width + numbers.shape[1])
         for place, key in enumerate(self.keys):
-            features[:, place, :width] = self.store.read_signal(self.signal, key, self.scope)
+            features[:, place, :width] = self.store.signals.read(self.signal, key, self.scope)
         features[:, :, width:] = numbers[:, None]
         return features
 
     def _of_tokens(self, signal: str, key: str) -> Tensor | Ragged:
-        read = self.store.read_ragged if self.scope == "sample" else self.store.read_signal
+        read = self.store.signals.read_ragged if self.scope == "sample" else self.store.signals.read
         return read(signal, key, self.scope)

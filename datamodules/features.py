@@ -226,7 +226,7 @@ class FeatureDataModule(L.LightningDataModule):
         Raises:
             InputError: The store does not hold them.
         """
-        read = self.store.read_signal("text_embedding", "0/answer", "sample").float()
+        read = self.store.signals.read("text_embedding", "0/answer", "sample").float()
         answers = self.table.answers
         held = torch.full((len(self.table.ids), int(answers.sample.max()) + 1, read.shape[1]), torch.nan)
         held[torch.from_numpy(answers.question), torch.from_numpy(answers.sample)] = read
@@ -234,7 +234,7 @@ class FeatureDataModule(L.LightningDataModule):
 
     def asked_of_answers(self, baseline: str) -> Asked:
         """What the model was asked about each answer, [answer]."""
-        return asked_of_answers(self.table, self.store.asked(baseline, "sample"))
+        return asked_of_answers(self.table, self.store.asked.read(baseline, "sample"))
 
     def _resident(self, split: str) -> Batch:
         """A split where it is used: moved once, not batch by batch."""

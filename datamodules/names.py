@@ -43,7 +43,7 @@ def chosen_keys(
     Raises:
         InputError: The store lacks the signal, a position or a layer.
     """
-    held, path = store.signal_keys(signal, scope), str(store.path)
+    held, path = store.signals.keys(signal, scope), str(store.path)
     there, numbers = sorted({name.split("/")[1] for name in held}), [int(name.split("/")[0]) for name in held]
     for position in positions or []:
         if position not in there:
@@ -70,7 +70,7 @@ def chosen_keys(
 
 def _check_shapes(store: Store, signal: str, scope: Scope, names: Sequence[str]) -> None:
     """Refuse features that are no vectors of one width, which can't stand in one tensor."""
-    layout = store.layout(signal, scope)
+    layout = store.signals.layout(signal, scope)
     first = list(layout[names[0]].shape)
     for name in names:
         shape = list(layout[name].shape)

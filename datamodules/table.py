@@ -119,16 +119,16 @@ def load_table(store: Store, grader: str | None = None) -> QuestionTable:
         InputError: No grades, or several graders and none named, samples without a grade, or a file that is damaged.
     """
     name = choose_grader(store, grader)
-    if store.ungraded_parts(name):
+    if store.grades.missing(name):
         raise InputError(
             f"Expected every sample of {str(store.path)!r} to be graded by {name!r}, but some are not. Run `python -m extract grade --store {store.path} --grader {name}`."
         )
-    if set(store.graded_parts(name)) - set(store.parts()):
+    if set(store.grades.ranges(name)) - set(store.samples.ranges()):
         raise InputError(
             f"Expected every grade of {str(store.path)!r} to have its sample, but some samples are gone. Run `python -m extract sample` with the settings of the store again."
         )
     row_of = {question.id: row for row, question in enumerate(store.questions)}
-    samples, grades = store.samples(), store.grades(name)
+    samples, grades = store.samples.read(), store.grades.read(name)
     answers = _answers(samples, grades, row_of, store.served)
     half = _count(answers, len(row_of), answers.held)
     every = _count(answers, len(row_of), np.ones(len(answers.question), dtype=bool))
@@ -152,9 +152,9 @@ def load_table(store: Store, grader: str | None = None) -> QuestionTable:
         grader=name,
         answers=answers,
         asked={
-            baseline: _asked(store.asked(baseline), row_of)
-            for baseline in store.asked_names("question")
-            if not store.unasked(baseline)  # else it is still being asked
+            baseline: _asked(store.asked.read(baseline), row_of)
+            for baseline in store.asked.names("question")
+            if not store.asked.missing(baseline)  # else it is still being asked
         },
     )
 

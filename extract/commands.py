@@ -15,8 +15,9 @@ from extract.running.worker import Worker, alone
 from extract.sampling.run import say_if_endless
 from extract.signals import load_signal
 from extract.signals.run import fill_signals
+from extract.store import verify as verify_module
 from extract.store.identity import check_place
-from extract.store.parquet import Questions
+from extract.store.questions import Questions
 from extract.store.shards import Scope
 from extract.store.store import Store
 
@@ -66,7 +67,7 @@ def sample_served(folder: Path, recipe: StoreRecipe, worker: Worker) -> Store:
 
     loaded, decoding = recipe.load()
     say_if_endless(decoding)
-    questions, server, tried = Questions.of(loaded), recipe.server, None
+    questions, server, tried = Questions.of(loaded, recipe.block_size), recipe.server, None
     check_place(folder)
     identity = recipe.served_identity(questions_hash(questions), decoding)
     with worker.writing(folder):
@@ -84,7 +85,7 @@ def sample_served(folder: Path, recipe: StoreRecipe, worker: Worker) -> Store:
 def write_manifest(store: Store) -> None:
     """Index what a command added, one worker at a time."""
     with alone(store.path):
-        store.write_manifest()
+        verify_module.write_manifest(store)
 
 
 def make_store(
@@ -107,11 +108,11 @@ def make_store(
     if (Path(store) / "identity.json").is_file():
         kept = Store.open(store)
         recipe.check_store(kept)
-        grader = grader or next(iter(kept.graders()), None) or grader_of_kinds(one.kind for one in kept.questions)
+        grader = grader or next(iter(kept.grades.names()), None) or grader_of_kinds(one.kind for one in kept.questions)
         if not (
-            kept.missing_parts(recipe.k)
-            or kept.ungraded_parts(grader)
-            or any(kept.unread(signal, scope) for signal in signals)
+            kept.samples.missing(recipe.k)
+            or kept.grades.missing(grader)
+            or any(kept.signals.missing(signal, scope) for signal in signals)
         ):
             return kept
     if grader is not None:
@@ -208,12 +209,12 @@ def verify(store: str) -> None:
         InputError: A file is damaged or unfinished; the message lists all of them.
     """
     kept = Store.open(store)
-    problems = list(kept.problems())
+    problems = list(verify_module.find_problems(kept))
     if problems:
         raise InputError(
             f"Expected the files of {store!r} to be whole, but {len(problems)} are not: {'; '.join(problems)}. Run the command that made them (sample, grade, read or ask) again, which makes them anew, and delete what no command made."
         )
-    manifest = kept.write_manifest()
+    manifest = verify_module.write_manifest(kept)
     print(
-        f"{store}: {len(manifest['files'])} files whole, identity {kept.sha256[:12]}, {len(kept.questions)} questions in {kept.n_blocks} blocks"
+        f"{store}: {len(manifest['files'])} files whole, identity {kept.sha256[:12]}, {len(kept.questions)} questions in {kept.questions.n_blocks} blocks"
     )

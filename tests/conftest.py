@@ -58,12 +58,12 @@ def make_small_store(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path
 
 def plant_grades(store: Any, seed: int) -> None:
     """Grade the answers by coins whose bias is a direction of layer 2."""
-    hidden = store.read_signal("hidden", "2/last_prompt").numpy()
+    hidden = store.signals.read("hidden", "2/last_prompt").numpy()
     rng = np.random.default_rng(seed)
     standardised = (hidden - hidden.mean(0)) / hidden.std(0)
     logit = standardised @ rng.normal(size=hidden.shape[1]) / 2
     probability = dict(zip((q.id for q in store.questions), 1 / (1 + np.exp(-logit)), strict=True))
-    for part in store.parts():
+    for part in store.samples.ranges():
         rows = [
             {
                 "question_id": row["question_id"],
@@ -71,9 +71,9 @@ def plant_grades(store: Any, seed: int) -> None:
                 "right": bool(rng.random() < probability[row["question_id"]]),
                 "answer": row["text"][:1],
             }
-            for row in store.samples(part).to_pylist()
+            for row in store.samples.read(part).to_pylist()
         ]
-        store.write_grades("planted", part, rows, "a biased coin")
+        store.grades.write("planted", part, rows, "a biased coin")
 
 
 @pytest.fixture(scope="session")

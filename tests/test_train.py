@@ -365,7 +365,7 @@ def test_the_whole_way_on_the_embedded_model(tmp_path: Path) -> None:
     ]
     folder = train.run(options)
     store = Store.open(tmp_path / "store")
-    samples = store.samples().to_pylist()
+    samples = store.samples.read().to_pylist()
     assert len(samples) == 160
     hf_model, tokenizer = load_model()
     check_logprobs(hf_model, store, samples[::17])

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from extract.questions.question import Question
-from extract.store.asked import asked_schema
-from extract.store.shards import Part, Place, Scope, scope_of
+from extract.store.shards import SampleRange, Scope, Shard
 from extract.store.store import Store
 
 #: Told of the questions or answers, and of the tokens, that are done.
@@ -87,11 +86,11 @@ class Baseline(ABC):
         """
 
     @abstractmethod
-    def file(self, place: Place) -> Path:
+    def file(self, place: Shard) -> Path:
         """Where a block or part is kept."""
 
     @abstractmethod
-    def check_file(self, place: Place) -> None:
+    def check_file(self, place: Shard) -> None:
         """Look at a finished file.
 
         Raises:
@@ -106,45 +105,45 @@ class Baseline(ABC):
         """
 
     @abstractmethod
-    def fill(self, place: Place, progress: Done) -> int:
+    def fill(self, place: Shard, progress: Done) -> int:
         """Ask about a block or part and keep what comes; returns how many rows have no usable value."""
 
-    def questions(self, place: Place) -> list[Question]:
+    def questions(self, place: Shard) -> list[Question]:
         """Questions of a block, or of a part's block."""
-        return self.store.block(block_of(place))
+        return self.store.questions.block(place)
 
-    def answers(self, place: Place) -> list[dict[str, Any]]:
+    def answers(self, place: Shard) -> list[dict[str, Any]]:
         """Rows of the samples of a part."""
-        assert isinstance(place, Part)
-        return self.store.samples(place).to_pylist()
+        assert isinstance(place, SampleRange)
+        return self.store.samples.read(place).to_pylist()
 
 
 class TableBaseline(Baseline):
     """A baseline that is kept as a table of values and what they cost."""
 
     @abstractmethod
-    def rows(self, place: Place, progress: Done) -> list[dict[str, Any]]:
+    def rows(self, place: Shard, progress: Done) -> list[dict[str, Any]]:
         """Rows of the table of a block or part, as the store keeps them."""
 
     def check_how(self, scope: Scope) -> None:
         """Refuse to go on otherwise than it was begun."""
-        self.store.check_how(self.name, scope, self.how(scope))
+        self.store.asked.check_settings(self.name, scope, self.how(scope))
 
-    def file(self, place: Place) -> Path:
+    def file(self, place: Shard) -> Path:
         """The table's file."""
-        return self.store.asked_file(self.name, place)
+        return self.store.asked.file(self.name, place)
 
-    def check_file(self, place: Place) -> None:
+    def check_file(self, place: Shard) -> None:
         """Read the table."""
-        self.store.asked_table(self.name, place)
+        self.store.asked.read_shard(self.name, place)
 
-    def fill(self, place: Place, progress: Done) -> int:
+    def fill(self, place: Shard, progress: Done) -> int:
         """Ask about a block or part and keep the table; returns how many values are null."""
-        rows, schema = self.rows(place, progress), asked_schema(scope_of(place), self.how(scope_of(place)))
-        self.store.write_asked(self.name, place, rows, schema)
+        rows = self.rows(place, progress)
+        self.store.asked.write(self.name, place, rows, self.how(place.scope))
         return sum(row["value"] is None for row in rows)
 
 
-def block_of(place: Place) -> int:
+def block_of(place: Shard) -> int:
     """Number of a block, or of a part's block."""
-    return place.block if isinstance(place, Part) else place
+    return place.block

@@ -12,7 +12,7 @@ from extract.asking.entailment import Answer, Classifier, Clusters, cluster
 from extract.errors import InputError
 from extract.grading.base import without_reasoning
 from extract.grading.short import first_line
-from extract.store.shards import Part, Place, Scope
+from extract.store.shards import SampleRange, Scope, Shard
 from extract.store.store import Store
 from extract.viewing.inspection import choose_grader
 
@@ -34,7 +34,7 @@ class Entailment(TableBaseline):
                 "Expected `nli_model` for the baseline 'entailment', but got none. Give --nli_model with a Hub id or a folder of a classifier with the labels entailment, neutral and contradiction."
             )
         self._grader = choose_grader(store, means.grader)
-        ungraded = store.ungraded_parts(self._grader)
+        ungraded = store.grades.missing(self._grader)
         if ungraded:
             raise InputError(
                 f"Expected all answers of {str(store.path)!r} to be graded, because equal answers share a cluster, but {len(ungraded)} parts lack grades by {self._grader!r}. Run `python -m extract grade --store {store.path} --grader {self._grader}`."
@@ -51,11 +51,11 @@ class Entailment(TableBaseline):
         text = "the question and the first line of the answer"
         return {**self.classifier.reader.how, "grader": self._grader, "entailment": "strict", "text": text}
 
-    def rows(self, place: Place, progress: Done) -> list[dict[str, Any]]:
+    def rows(self, place: Shard, progress: Done) -> list[dict[str, Any]]:
         """A row an answer: the index of its cluster's first member, and the tokens that were read to find it."""
-        assert isinstance(place, Part)
+        assert isinstance(place, SampleRange)
         held: dict[str, Clusters] = defaultdict(Clusters)
-        for earlier in self.store.parts():
+        for earlier in self.store.samples.ranges():
             if earlier.block == place.block and earlier.start < place.start:
                 self._recall(held, earlier)
         answers = self._answers(place)
@@ -76,19 +76,19 @@ class Entailment(TableBaseline):
             for id_, answer in answers
         ]
 
-    def _recall(self, held: dict[str, Clusters], part: Part) -> None:
+    def _recall(self, held: dict[str, Clusters], part: SampleRange) -> None:
         """Add the clusters of a part that was asked about before."""
-        numbers = self.store.asked_table(self.name, part).to_pylist()
+        numbers = self.store.asked.read_shard(self.name, part).to_pylist()
         number = {(row["question_id"], row["sample"]): int(row["value"]) for row in numbers}
         for id_, answer in self._answers(part):
             held[id_].of[answer.normalised] = number[id_, answer.sample]
             if number[id_, answer.sample] == answer.sample:
                 held[id_].firsts.append(answer)
 
-    def _answers(self, part: Part) -> list[tuple[str, Answer]]:
+    def _answers(self, part: SampleRange) -> list[tuple[str, Answer]]:
         """Question id and answer of each row of a part, those of a question by j."""
         words = {question.id: question_words(question) for question in self.questions(part)}
-        grades = self.store.grades(self._grader, part).to_pylist()
+        grades = self.store.grades.read(self._grader, part).to_pylist()
         normalised = {(row["question_id"], row["sample"]): row["answer"] for row in grades}
         rows = [
             (row["question_id"], row["sample"], first_line(without_reasoning(row["text"])))

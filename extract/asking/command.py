@@ -54,7 +54,7 @@ def ask(
         )
     worker, kinds = worker or Worker.from_environment(), [load_baseline(name) for name in dict.fromkeys(baselines)]
     kept = Store.open(store)
-    if any("sample" in kind.scopes for kind in kinds) and not kept.parts():
+    if any("sample" in kind.scopes for kind in kinds) and not kept.samples.ranges():
         raise InputError(
             f"Expected the store {store!r} to hold answers, but it has none. Run `python -m extract sample --store {store}`."
         )

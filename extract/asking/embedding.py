@@ -15,7 +15,7 @@ from extract.asking.chats import question_words
 from extract.asking.readers import EMBEDDED_ENCODER, TextReader
 from extract.grading.base import without_reasoning
 from extract.grading.short import first_line
-from extract.store.shards import Part, Place, Scope, scope_of
+from extract.store.shards import SampleRange, Scope, Shard
 
 #: What is embedded, in words, for the record.
 _TEXT: dict[Scope, str] = {"question": "the question", "sample": "the question and the first line of the answer"}
@@ -92,22 +92,22 @@ class TextEmbedding(Baseline):
         """Which encoder, and what it reads of the questions or answers."""
         return {**self._encoder.reader.how, "pooling": "mean", "text": _TEXT[scope]}
 
-    def file(self, place: Place) -> Path:
+    def file(self, place: Shard) -> Path:
         """The signal's file."""
-        return self.store.signal_file(self.name, place)
+        return self.store.signals.file(self.name, place)
 
-    def check_file(self, place: Place) -> None:
+    def check_file(self, place: Shard) -> None:
         """Look at the signal's file."""
-        self.store.block_layout(self.name, place)
+        self.store.signals.shard_layout(self.name, place)
 
     def check_how(self, scope: Scope) -> None:
         """Refuse another encoder."""
-        self.store.check_signal_how(self.name, scope, self.how(scope))
+        self.store.signals.check_settings(self.name, scope, self.how(scope))
 
-    def fill(self, place: Place, progress: Done) -> int:
+    def fill(self, place: Shard, progress: Done) -> int:
         """Embed a block or part; returns how many answers are empty."""
         words = {question.id: question_words(question) for question in self.questions(place)}
-        if isinstance(place, Part):
+        if isinstance(place, SampleRange):
             answers = [
                 (words[row["question_id"]], first_line(without_reasoning(row["text"]))) for row in self.answers(place)
             ]
@@ -116,7 +116,7 @@ class TextEmbedding(Baseline):
         else:
             embedded, empty = self._encoder.embed(list(words.values()), progress), []
         embedded[empty] = torch.nan
-        key = "0/answer" if isinstance(place, Part) else "0/question"
-        batch_tokens, how = self._encoder.reader.batch_tokens, self.how(scope_of(place))
-        self.store.write_signal(self.name, place, {key: embedded}, batch_tokens, how)
+        key = "0/answer" if isinstance(place, SampleRange) else "0/question"
+        batch_tokens, how = self._encoder.reader.batch_tokens, self.how(place.scope)
+        self.store.signals.write(self.name, place, {key: embedded}, batch_tokens, how)
         return len(empty)

@@ -21,7 +21,7 @@ from extract.sampling.local.attention import shared_attention
 from extract.sampling.local.batching import common_prefix
 from extract.sampling.local.sampler import LocalSampler
 from extract.signals.batches import by_length
-from extract.store.shards import Place, Scope
+from extract.store.shards import Scope, Shard
 
 #: Below this probability of all forms of Yes and No together, the model was about to say something else, and their ratio
 #: is that of two leftovers rather than an opinion.
@@ -143,7 +143,7 @@ class PTrue(TableBaseline):
         """Load the store's model and find its forms of Yes and No."""
         self._reader = YesNoReader(*self.means.loaded)
 
-    def rows(self, place: Place, progress: Done) -> list[dict[str, Any]]:
+    def rows(self, place: Shard, progress: Done) -> list[dict[str, Any]]:
         """A row a question. The token whose distribution is read counts as the one of a reply."""
         questions, tokenizer = self.questions(place), self.means.loaded[1]
         prompts = [self.prompt.encode(tokenizer, question_words(question)) for question in questions]
@@ -173,7 +173,7 @@ class PTrueAnswer(PTrue):
     scopes = ("sample",)
     template = "Is the proposed answer to the question correct? Reply with one word, Yes or No.\n\nQuestion: {question}"
 
-    def rows(self, place: Place, progress: Done) -> list[dict[str, Any]]:
+    def rows(self, place: Shard, progress: Done) -> list[dict[str, Any]]:
         """A row an answer."""
         words = {question.id: question_words(question) for question in self.questions(place)}
         answers, tokenizer = self.answers(place), self.means.loaded[1]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from extract.asking.base import Baseline, block_of
-from extract.running.progress import Progress
+from extract.running.progress import Progress, say
 from extract.running.worker import Worker
-from extract.sampling.run import is_damaged, say
 from extract.store.files import is_finished
-from extract.store.shards import Place
+from extract.store.fill import is_damaged
+from extract.store.shards import Shard
 from extract.store.store import Store
 
 
@@ -30,16 +30,16 @@ def fill_asked(store: Store, baselines: Sequence[Baseline], worker: Worker) -> N
             say(f"ask: {baseline.name} is there for every {' and '.join(baseline.scopes)}")
             continue
         baseline.prepare()
-        total = sum(map(store.n_rows, places))
+        total = sum(map(store.questions.n_rows, places))
         with Progress(f"ask {baseline.name}{worker.label}", total, "asked") as progress:
             n_unusable = sum(baseline.fill(place, progress) for place in places)
         say(f"ask: {baseline.name}, {total} asked, {n_unusable} without a usable value")
 
 
-def _missing(store: Store, baseline: Baseline, worker: Worker) -> list[Place]:
-    own = [place for scope in baseline.scopes for place in store.places(scope) if worker.has(block_of(place))]
+def _missing(store: Store, baseline: Baseline, worker: Worker) -> list[Shard]:
+    own = [place for scope in baseline.scopes for place in store.shards(scope) if worker.has(block_of(place))]
     return [place for place in own if not is_finished(baseline.file(place)) or _is_damaged(store, baseline, place)]
 
 
-def _is_damaged(store: Store, baseline: Baseline, place: Place) -> bool:
+def _is_damaged(store: Store, baseline: Baseline, place: Shard) -> bool:
     return is_damaged(store, baseline.file(place), lambda: baseline.check_file(place))

@@ -13,7 +13,7 @@ from extract.policy import Decoding
 from extract.running.memory import retry_with_smaller_batch
 from extract.running.progress import Counted
 from extract.sampling.local.sampler import LocalSampler, Sample
-from extract.store.shards import Place, Scope
+from extract.store.shards import Scope, Shard
 
 #: How often a question is asked until a reply holds a number.
 ATTEMPTS = 3
@@ -103,7 +103,7 @@ class Verbalized(TableBaseline):
         """Load the store's model."""
         self._sampler = LocalSampler(*self.means.loaded, self.decoding, _MAX_ROWS)
 
-    def rows(self, place: Place, progress: Done) -> list[dict[str, Any]]:
+    def rows(self, place: Shard, progress: Done) -> list[dict[str, Any]]:
         """A row a question: its probability, the last reply, and the tokens of all attempts."""
         questions, tokenizer = self.questions(place), self.means.loaded[1]
         prompts = [self.decoding.prompt.encode(tokenizer, question_words(question)) for question in questions]

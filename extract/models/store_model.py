@@ -9,8 +9,9 @@ from typing import Any
 
 from extract.errors import InputError
 from extract.models.embedded import EMBEDDED_MODEL
+from extract.running.progress import say
 from extract.running.worker import alone
-from extract.sampling.run import encode_questions, prompt_of, say
+from extract.sampling.run import encode_questions, prompt_of
 from extract.store.reader import write_reader
 from extract.store.store import Store
 
@@ -69,9 +70,11 @@ def _check_prompts(store: Store, tokenizer: Any) -> None:
     Raises:
         InputError: They differ.
     """
-    for part in store.parts()[:1]:
-        encoded = encode_questions(tokenizer, prompt_of(store), store.block(part.block))
-        check_lengths(store, dict(zip(store.ids(part), encoded, strict=True)), store.samples(part).to_pylist())
+    for part in store.samples.ranges()[:1]:
+        encoded = encode_questions(tokenizer, prompt_of(store), store.questions.block(part))
+        check_lengths(
+            store, dict(zip(store.questions.ids(part), encoded, strict=True)), store.samples.read(part).to_pylist()
+        )
 
 
 def check_lengths(store: Store, prompts: Mapping[str, Sequence[int]], answers: Sequence[Mapping[str, Any]]) -> None:

@@ -96,3 +96,8 @@ def spent(
     if price_prompt is None or price_answer is None:
         return f"{prompt_tokens:,} prompt and {answer_tokens:,} answer tokens"
     return f"${(prompt_tokens * price_prompt + answer_tokens * price_answer) / 1e6:,.2f} spent"
+
+
+def say(line: str) -> None:
+    """Print a line for the user on standard error."""
+    print(line, file=sys.stderr)

@@ -19,7 +19,7 @@ from extract.recipe import StoreRecipe
 from extract.running.worker import Worker, alone
 from extract.sampling.run import fill_samples, say_if_endless
 from extract.store.identity import check_place, member_stores
-from extract.store.parquet import Questions
+from extract.store.questions import Questions
 from extract.store.store import Store
 
 
@@ -82,7 +82,7 @@ def sample_grid(places: Mapping[float, Path], recipe: StoreRecipe, worker: Worke
 
     loaded, decoding = recipe.load()
     say_if_endless(decoding)
-    questions = Questions.of(loaded)
+    questions = Questions.of(loaded, recipe.block_size)
     for temperature, place in places.items():  # before the model is loaded
         check_place(place)
         if (place / "identity.json").is_file():

@@ -11,14 +11,15 @@ from typing import Any
 from extract.errors import InputError
 from extract.models.store_model import check_lengths
 from extract.running.memory import retry_with_smaller_batch
-from extract.running.progress import Counted, Progress
+from extract.running.progress import Counted, Progress, say
 from extract.running.worker import Worker
-from extract.sampling.run import encode_questions, is_damaged, prompt_of, say
+from extract.sampling.run import encode_questions, prompt_of
 from extract.signals import SIGNALS, load_signal
 from extract.store.files import Damaged, is_finished
+from extract.store.fill import is_damaged
 from extract.store.grid import copy_known
 from extract.store.ragged import Ragged
-from extract.store.shards import Part, Place, Scope
+from extract.store.shards import Block, SampleRange, Scope, Shard
 from extract.store.store import Store
 
 #: Tokens that are read at the same time.
@@ -55,13 +56,13 @@ def fill_signals(
         raise InputError(
             f"Expected `layers` with a signal that has some, but {', '.join(names)} has none. Leave `layers` out."
         )
-    if not store.places(scope):
+    if not store.shards(scope):
         raise InputError(
             f"Expected the store {str(store.path)!r} to hold answers, but it has none. Run `python -m extract sample`."
         )
-    missing: dict[Place, list[str]] = {}
-    for place in store.places(scope):
-        if worker.has(place.block if isinstance(place, Part) else place):
+    missing: dict[Shard, list[str]] = {}
+    for place in store.shards(scope):
+        if worker.has(place.block):
             lacking = [name for name in names if _is_missing(store, name, place)]
             missing |= {place: lacking} if lacking else {}
     if not missing:
@@ -72,13 +73,13 @@ def fill_signals(
         if not missing:
             return
     reader = _Reader(store, *load(), kept)
-    n_rows = sum(map(store.n_rows, missing))
+    n_rows = sum(map(store.questions.n_rows, missing))
     with Progress(f"read{worker.label}", n_rows, f"{scope}s".replace("sample", "answer")) as progress:
         for place, lacking in missing.items():
-            if isinstance(place, Part):
-                reader.read_part(place, lacking, progress)
-            else:
+            if isinstance(place, Block):
                 reader.read_block(place, lacking, progress)
+            else:
+                reader.read_part(place, lacking, progress)
     if reader.untold:
         say(
             f"read: {len(reader.untold)} answers came after thinking whose tokens the server did not tell, and have no numbers"
@@ -100,7 +101,7 @@ def _layers(store: Store, signal: str, scope: Scope, layers: Sequence[int] | Non
     if wanted == []:
         raise InputError("Expected `layers` to name at least one layer, but got none. Leave it out for all.")
     if wanted is not None and held is not None and not set(wanted) <= set(held):
-        folder = store.signal_file(signal, store.places(scope)[0]).parent
+        folder = store.signals.file(signal, store.shards(scope)[0]).parent
         raise InputError(
             f"Expected `layers` to be among those that {str(store.path)!r} holds of {signal!r}, {held}, but got {wanted}. Leave it out to go on with them, or delete {str(folder)!r} to read others."
         )
@@ -109,10 +110,10 @@ def _layers(store: Store, signal: str, scope: Scope, layers: Sequence[int] | Non
 
 def _held_layers(store: Store, signal: str, scope: Scope) -> list[int] | None:
     """Layers in the first file of a signal that is as it was written; None without any."""
-    for place in store.places(scope):
-        if is_finished(store.signal_file(signal, place)):
+    for place in store.shards(scope):
+        if is_finished(store.signals.file(signal, place)):
             with contextlib.suppress(Damaged):
-                return sorted({int(key.split("/")[0]) for key in store.block_layout(signal, place)})
+                return sorted({int(key.split("/")[0]) for key in store.signals.shard_layout(signal, place)})
     return None
 
 
@@ -122,9 +123,9 @@ def _is_nan(tensor: Any) -> list[bool]:
     return [bool(row.isnan().any()) for row in rows]
 
 
-def _is_missing(store: Store, signal: str, place: Place) -> bool:
-    file = store.signal_file(signal, place)
-    return not is_finished(file) or is_damaged(store, file, lambda: store.block_layout(signal, place))
+def _is_missing(store: Store, signal: str, place: Shard) -> bool:
+    file = store.signals.file(signal, place)
+    return not is_finished(file) or is_damaged(store, file, lambda: store.signals.shard_layout(signal, place))
 
 
 @dataclass(frozen=True)
@@ -147,17 +148,17 @@ class _Reader:
     broken: dict[str, int] = field(default_factory=dict)
     untold: list[tuple[str, int]] = field(default_factory=list)
 
-    def read_block(self, block: int, names: Sequence[str], progress: Progress) -> None:
+    def read_block(self, block: Block, names: Sequence[str], progress: Progress) -> None:
         """Read signals of the questions of a block."""
         from extract.signals.questions import read_questions
 
-        prompts = encode_questions(self.tokenizer, prompt_of(self.store), self.store.block(block))
-        if self.store.served and block in self._first_part:
-            by_id = dict(zip(self.store.ids(block), prompts, strict=True))
-            check_lengths(self.store, by_id, self.store.samples(self._first_part[block]).to_pylist())
+        prompts = encode_questions(self.tokenizer, prompt_of(self.store), self.store.questions.block(block))
+        if self.store.served and block.block in self._first_part:
+            by_id = dict(zip(self.store.questions.ids(block), prompts, strict=True))
+            check_lengths(self.store, by_id, self.store.samples.read(self._first_part[block.block]).to_pylist())
         self._write(partial(read_questions, self.model, prompts), block, names, [True] * len(prompts), progress)
 
-    def read_part(self, part: Part, names: Sequence[str], progress: Progress) -> None:
+    def read_part(self, part: SampleRange, names: Sequence[str], progress: Progress) -> None:
         """Read signals of the answers of a part."""
         from extract.signals.answers import read_answers
 
@@ -168,7 +169,7 @@ class _Reader:
     def _write(
         self,
         read: Callable[..., dict[str, Any]],
-        place: Place,
+        place: Shard,
         names: Sequence[str],
         has_numbers: Sequence[bool],
         progress: Progress,
@@ -183,7 +184,7 @@ class _Reader:
             missing = [any(rows) for rows in zip(*map(_is_nan, tensors.values()), strict=True)]
             n_broken = sum(nan and numbers for nan, numbers in zip(missing, has_numbers, strict=True))
             self.broken[name] = self.broken.get(name, 0) + n_broken
-            self.store.write_signal(name, place, tensors, batch_tokens)
+            self.store.signals.write(name, place, tensors, batch_tokens)
 
     def _layers_of(self, names: Sequence[str]) -> list[int]:
         from extract.signals.capture import n_layers
@@ -192,7 +193,7 @@ class _Reader:
         chosen = (self.layers[name] for name in names if name in self.layers)
         return sorted({layer for layers in chosen for layer in (every if layers is None else layers)})
 
-    def _answers(self, part: Part) -> list[Any]:
+    def _answers(self, part: SampleRange) -> list[Any]:
         """Prompt and content tokens of the answers of a part, in the order of its table.
 
         Raises:
@@ -202,9 +203,9 @@ class _Reader:
         from extract.signals.answers import content_tokens, drawn_tokens
         from extract.signals.base import Answer
 
-        encoded = encode_questions(self.tokenizer, prompt_of(self.store), self.store.block(part.block))
-        prompts = dict(zip(self.store.ids(part), map(tuple, encoded), strict=True))
-        end, rows, answers = end_tokens(self.model, self.tokenizer), self.store.samples(part).to_pylist(), []
+        encoded = encode_questions(self.tokenizer, prompt_of(self.store), self.store.questions.block(part))
+        prompts = dict(zip(self.store.questions.ids(part), map(tuple, encoded), strict=True))
+        end, rows, answers = end_tokens(self.model, self.tokenizer), self.store.samples.read(part).to_pylist(), []
         check_lengths(self.store, prompts, rows)
         for row in rows:
             drawn = drawn_tokens(self.tokenizer, row)
@@ -215,5 +216,5 @@ class _Reader:
         return answers
 
     @cached_property
-    def _first_part(self) -> dict[int, Part]:
-        return {part.block: part for part in reversed(self.store.parts())}
+    def _first_part(self) -> dict[int, SampleRange]:
+        return {part.block: part for part in reversed(self.store.samples.ranges())}

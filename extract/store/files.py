@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, NoReturn
 from extract.errors import InputError
 from extract.hashing import sha256_file
 
-_LARGEST_VOUCHER = 2**12  # bytes
+_LARGEST_SIDECAR = 2**12  # bytes
 _PIECE = 2**20  # bytes that are copied together
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 100
@@ -35,7 +35,7 @@ class Damaged(InputError):
         self.path, self.problem = path, problem
 
 
-class Voucher(NamedTuple):
+class Sidecar(NamedTuple):
     """What the JSON beside a data file says of it: `size` in bytes and `sha256` in hex."""
 
     size: int
@@ -46,30 +46,30 @@ def write_file(path: Path, content: bytes) -> None:
     """Write a data file, then the JSON beside it that vouches for it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, content)
-    voucher = Voucher(len(content), hashlib.sha256(content).hexdigest())
-    replace_file(path.with_suffix(".json"), json.dumps(voucher._asdict()).encode())
+    sidecar = Sidecar(len(content), hashlib.sha256(content).hexdigest())
+    replace_file(path.with_suffix(".json"), json.dumps(sidecar._asdict()).encode())
 
 
 def copy_data_file(path: Path, to: Path) -> None:
-    """Copy a data file with its voucher, however large, and see that what is read is what was written.
+    """Copy a data file with its sidecar, however large, and see that what is read is what was written.
 
     Raises:
         Damaged: The file is not as it was written.
         InputError: As `replace_file`.
     """
-    voucher, found = read_voucher(path), hashlib.sha256()
+    sidecar, found = read_sidecar(path), hashlib.sha256()
 
     def pieces() -> Iterator[bytes]:
         with path.open("rb") as file:
             while piece := file.read(_PIECE):
                 found.update(piece)
                 yield piece
-        if found.hexdigest() != voucher.sha256:
+        if found.hexdigest() != sidecar.sha256:
             raise Damaged(path, "its content changed (checksum differs)")
 
     to.parent.mkdir(parents=True, exist_ok=True)
     _replace(to, pieces())
-    replace_file(to.with_suffix(".json"), json.dumps(voucher._asdict()).encode())
+    replace_file(to.with_suffix(".json"), json.dumps(sidecar._asdict()).encode())
 
 
 def replace_file(path: Path, content: bytes) -> None:
@@ -98,7 +98,7 @@ def _replace(path: Path, pieces: Iterable[bytes]) -> None:
 
 
 def is_finished(path: Path) -> bool:
-    """Whether a data file and its voucher are there."""
+    """Whether a data file and its sidecar are there."""
     return path.is_file() and path.with_suffix(".json").is_file()
 
 
@@ -145,26 +145,26 @@ def shown(value: object) -> str:
     return _SHORT.repr(value)
 
 
-def read_voucher(path: Path) -> Voucher:
+def read_sidecar(path: Path) -> Sidecar:
     """What vouches for a data file.
 
     Raises:
-        Damaged: There is no voucher, or it is not one.
+        Damaged: There is no sidecar, or it is not one.
     """
     file = path.with_suffix(".json")
     if not file.is_file():
         raise Damaged(path, f"it is unfinished (no {file.name})")
     try:
-        stated = read_json(file, _LARGEST_VOUCHER)
+        stated = read_json(file, _LARGEST_SIDECAR)
     except ValueError as error:
         raise Damaged(path, f"{file.name}, which vouches for it, can't be used: {error}") from None
     kinds = {key: type(value) for key, value in stated.items()} if isinstance(stated, dict) else {}
     if kinds != {"size": int, "sha256": str}:
         raise Damaged(path, f"{file.name}, which vouches for it, holds {shown(stated)} and not a size and a sha256")
-    return Voucher(**stated)
+    return Sidecar(**stated)
 
 
-def check_size(path: Path, folder: Path) -> Voucher:
+def check_size(path: Path, folder: Path) -> Sidecar:
     """Refuse a data file that lies elsewhere or has another size than was written; reads nothing of it.
 
     Args:
@@ -172,7 +172,7 @@ def check_size(path: Path, folder: Path) -> Voucher:
         folder: Folder that it has to lie in with every link followed, so that a store reads nothing but itself.
 
     Returns:
-        Its voucher.
+        Its sidecar.
 
     Raises:
         Damaged: It is missing, a link out of the folder, unfinished, or of another size.
@@ -182,10 +182,10 @@ def check_size(path: Path, folder: Path) -> Voucher:
     for file in (path, path.with_suffix(".json")):
         if not is_inside(file, folder):
             raise Damaged(path, f"{file.name} is a link to a file outside {str(folder)!r}")
-    voucher, size = read_voucher(path), path.stat().st_size
-    if size != voucher.size:
-        raise Damaged(path, f"{size} bytes are there where {shown(voucher.size)} were written")
-    return voucher
+    sidecar, size = read_sidecar(path), path.stat().st_size
+    if size != sidecar.size:
+        raise Damaged(path, f"{size} bytes are there where {shown(sidecar.size)} were written")
+    return sidecar
 
 
 def check_file(path: Path, folder: Path) -> None:
@@ -194,12 +194,12 @@ def check_file(path: Path, folder: Path) -> None:
     Raises:
         Damaged: As `check_size`, or it can't be read, or the checksum differs.
     """
-    voucher = check_size(path, folder)
+    sidecar = check_size(path, folder)
     try:
         found = sha256_file(path)
     except OSError as error:
         raise Damaged(path, f"it can't be read ({one_line(error)})") from None
-    if found != voucher.sha256:
+    if found != sidecar.sha256:
         raise Damaged(path, "its content changed (checksum differs)")
 
 
@@ -218,13 +218,13 @@ def read_file(path: Path, folder: Path, largest: int) -> bytes:
     Raises:
         Damaged: As `check_file`, or it has more than `largest` bytes.
     """
-    voucher = check_size(path, folder)
-    if voucher.size > largest:
-        raise Damaged(path, f"it has {voucher.size} bytes where at most {largest} are read")
+    sidecar = check_size(path, folder)
+    if sidecar.size > largest:
+        raise Damaged(path, f"it has {sidecar.size} bytes where at most {largest} are read")
     try:
         content = path.read_bytes()
     except OSError as error:
         raise Damaged(path, f"it can't be read ({one_line(error)})") from None
-    if hashlib.sha256(content).hexdigest() != voucher.sha256:
+    if hashlib.sha256(content).hexdigest() != sidecar.sha256:
         raise Damaged(path, "its content changed (checksum differs)")
     return content

@@ -8,16 +8,16 @@ from copy import deepcopy
 from typing import Any
 
 from extract.errors import InputError
-from extract.sampling.run import say
+from extract.running.progress import say
 from extract.store.files import Damaged, is_finished
 from extract.store.identity import member_stores
-from extract.store.shards import Place
+from extract.store.shards import Shard
 from extract.store.store import Store
 
 
 def copy_known(
-    store: Store, missing: Mapping[Place, list[str]], layers: dict[str, list[int] | None]
-) -> dict[Place, list[str]]:
+    store: Store, missing: Mapping[Shard, list[str]], layers: dict[str, list[int] | None]
+) -> dict[Shard, list[str]]:
     """Copy what another store of the family holds of the signals that a store's blocks of questions lack.
 
     Args:
@@ -32,13 +32,13 @@ def copy_known(
     for name in dict.fromkeys(name for names in missing.values() for name in names):
         for sibling in siblings(store):
             held = [place for place, names in left.items() if name in names and _holds(sibling, name, place)]
-            found = {int(key.split("/")[0]) for place in held for key in sibling.block_layout(name, place)}
+            found = {int(key.split("/")[0]) for place in held for key in sibling.signals.shard_layout(name, place)}
             if not held or (name in layers and found != set(layers[name] or found)):
                 continue
             if name in layers:
                 layers[name] = sorted(found)
             for place in held:
-                store.copy_signal(name, place, sibling)
+                store.signals.copy(name, place, sibling.signals)
                 left[place].remove(name)
             say(f"read: {name} of {len(held)} blocks copied from {str(sibling.path)!r}, whose prompts are the same")
     return {place: names for place, names in left.items() if names}
@@ -61,10 +61,10 @@ def _at_any(store: Store) -> dict[str, Any]:
     return identity
 
 
-def _holds(store: Store, signal: str, place: Place) -> bool:
+def _holds(store: Store, signal: str, place: Shard) -> bool:
     """Whether a signal of a block is there and as it was written."""
-    if not is_finished(store.signal_file(signal, place)):
+    if not is_finished(store.signals.file(signal, place)):
         return False
     with suppress(Damaged):
-        return bool(store.block_layout(signal, place))
+        return bool(store.signals.shard_layout(signal, place))
     return False

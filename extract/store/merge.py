@@ -10,21 +10,21 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Sequence
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from extract.errors import InputError
+from extract.running.progress import say
 from extract.running.worker import Worker, alone
-from extract.sampling.run import is_damaged, say
 from extract.sampling.server.answer_log import AnswerLog
 from extract.sampling.server.queue import logged_parts
-from extract.store.files import check_size, copy_data_file, is_finished, is_whole, read_voucher
+from extract.store.files import check_size, copy_data_file, is_finished, is_whole, read_sidecar
+from extract.store.fill import is_damaged
 from extract.store.identity import check_place, member_stores, write_identity
 from extract.store.reader import write_reader
-from extract.store.shards import Part, Scope, place_of
+from extract.store.shards import SampleRange, Scope, overlap, shard_of
 from extract.store.store import Store
-from extract.store.verify import data_files
+from extract.store.verify import data_files, write_manifest
 
 _SCOPES: tuple[Scope, Scope] = ("question", "sample")
 
@@ -86,10 +86,10 @@ def _merge_one(place: Path, other: Store, worker: Worker) -> Store:
         if other.reader is not None and into.reader is None:
             write_reader(into.path, into.sha256, other.reader)
         n_answers = sum(_merge_log(into, other, part) for part in logs)
-        for part in (part for part in logged_parts(into) if is_finished(into.samples_file(part))):
-            say(f"merge: {part.stem} is finished now; what {str(into.log_file(part))!r} held of it is left out")
+        for part in (part for part in logged_parts(into) if is_finished(into.samples.file(part))):
+            say(f"merge: {part.stem} is finished now; what {str(into.samples.log_file(part))!r} held of it is left out")
         with alone(place):
-            into.write_manifest()
+            write_manifest(into)
     logged = f", {n_answers:,} answers of unfinished parts" if logs else ""
     say(
         f"merge: {len(copied):,} files of {str(other.path)!r} copied into {str(place)!r}{logged}; {n_there:,} were there"
@@ -114,20 +114,20 @@ def _copied_files(into: Store, other: Store, worker: Worker) -> tuple[list[Path]
     Raises:
         InputError: Files that both hold and that differ, or samples that both hold in other parts.
     """
-    _check_apart(into, [*into.parts(), *logged_parts(into)], other, other.parts())
+    _check_apart(into, [*into.samples.ranges(), *logged_parts(into)], other, other.samples.ranges())
     copied, differing, n_there = [], [], 0
     for file in sorted(data_files(other.path), key=lambda file: (file.parent.name != "samples", file)):
         name = file.relative_to(other.path)
         if name.parts == ("questions.parquet",) or not is_finished(file):
             continue
-        place = place_of(file, other.n_blocks)
-        if not worker.has(place.block if isinstance(place, Part) else place):
+        place = shard_of(file, other.questions.n_blocks)
+        if not worker.has(place.block):
             continue
         there = into.path / name
         check_size(file, other.path)  # its content is compared while it is copied
         if not is_finished(there) or is_damaged(into, there, partial(check_size, there, into.path)):
             copied.append(file)
-        elif read_voucher(there) == read_voucher(file):
+        elif read_sidecar(there) == read_sidecar(file):
             n_there += 1
         else:
             differing.append(str(name))
@@ -138,17 +138,18 @@ def _copied_files(into: Store, other: Store, worker: Worker) -> tuple[list[Path]
     return copied, n_there
 
 
-def _check_apart(into: Store, held: Iterable[Part], other: Store, coming: Iterable[Part]) -> None:
+def _check_apart(into: Store, held: Iterable[SampleRange], other: Store, coming: Iterable[SampleRange]) -> None:
     """Refuse parts that share samples without being the same part.
 
     Raises:
         InputError: There are some.
     """
-    for before, part in pairwise(sorted({*held, *coming})):
-        if before.block == part.block and part.start < before.stop:
-            raise InputError(
-                f"Expected {str(into.path)!r} and {str(other.path)!r} to hold different samples or the same parts, but {before.stem} and {part.stem} share some. Delete one of the two, with what was made of it, and merge again."
-            )
+    if clash := overlap([*held, *coming]):
+        raise InputError(
+            f"Expected {str(into.path)!r} and {str(other.path)!r} to hold different samples or the same parts, but "
+            f"{clash[0].stem} and {clash[1].stem} share some. Delete one of the two, with what was made of it, and "
+            "merge again."
+        )
 
 
 def _check_alike(into: Store, other: Store) -> None:
@@ -162,51 +163,51 @@ def _check_alike(into: Store, other: Store) -> None:
             f"Expected {str(into.path)!r} and {str(other.path)!r} to be read with the same model, but their reader.json differ. Merge stores that one model read."
         )
     for scope in _SCOPES:
-        for name in {*into.signals()} & {*other.signals()}:
+        for name in {*into.signals.names()} & {*other.signals.names()}:
             here, there = _first_signal(into, name, scope), _first_signal(other, name, scope)
             if here and there and here != there:
                 raise InputError(
                     f"Expected the signal {name!r} of {str(into.path)!r} and {str(other.path)!r} to have the same layers and settings, but they differ. Delete {str(other.path / 'signals' / name)!r}, or read it again with the same --layers."
                 )
-        for name in {*into.asked_names(scope)} & {*other.asked_names(scope)}:
-            how = other.how(name, scope)
+        for name in {*into.asked.names(scope)} & {*other.asked.names(scope)}:
+            how = other.asked.settings(name, scope)
             if how is not None:
-                into.check_how(name, scope, how)
+                into.asked.check_settings(name, scope, how)
 
 
 def _first_signal(store: Store, name: str, scope: Scope) -> Any:
-    places = (place for place in store.places(scope) if is_finished(store.signal_file(name, place)))
+    places = (place for place in store.shards(scope) if is_finished(store.signals.file(name, place)))
     first = next(places, None)
-    return None if first is None else (store.block_layout(name, first), store.signal_how(name, first))
+    return None if first is None else (store.signals.shard_layout(name, first), store.signals.settings(name, first))
 
 
-def _logs_to_merge(into: Store, other: Store, worker: Worker) -> list[Part]:
+def _logs_to_merge(into: Store, other: Store, worker: Worker) -> list[SampleRange]:
     """Unfinished parts of the other store whose answers are to be kept.
 
     Raises:
         InputError: Their samples are held here in other parts.
     """
     coming = [
-        part for part in logged_parts(other) if worker.has(part.block) and not is_finished(other.samples_file(part))
+        part for part in logged_parts(other) if worker.has(part.block) and not is_finished(other.samples.file(part))
     ]
-    held = [*into.parts(), *other.parts(), *logged_parts(into)]
+    held = [*into.samples.ranges(), *other.samples.ranges(), *logged_parts(into)]
     _check_apart(into, held, other, coming)
     return coming
 
 
-def _merge_log(into: Store, other: Store, part: Part) -> int:
+def _merge_log(into: Store, other: Store, part: SampleRange) -> int:
     """Append what an unfinished part of the other store holds to the log of this one; returns how many answers."""
-    ids = into.ids(part)
+    ids = into.questions.ids(part)
     with tempfile.TemporaryDirectory() as folder:  # a log that is opened is repaired, and the other store is only read
-        coming = AnswerLog(Path(shutil.copy(other.log_file(part), folder)), other.sha256, part, ids)
+        coming = AnswerLog(Path(shutil.copy(other.samples.log_file(part), folder)), other.sha256, part, ids)
         coming.close()
         rows = coming.rows()
-    if is_finished(into.samples_file(part)):
+    if is_finished(into.samples.file(part)):
         say(
-            f"merge: {len(rows):,} answers in {str(other.log_file(part))!r} left out: {part.stem} is finished in {str(into.path)!r}"
+            f"merge: {len(rows):,} answers in {str(other.samples.log_file(part))!r} left out: {part.stem} is finished in {str(into.path)!r}"
         )
         return 0
-    log = AnswerLog(into.log_file(part), into.sha256, part, ids)
+    log = AnswerLog(into.samples.log_file(part), into.sha256, part, ids)
     try:
         new = [row for row in rows if (row["question_id"], row["sample"]) not in log.held]
         for row in new:
@@ -214,5 +215,5 @@ def _merge_log(into: Store, other: Store, part: Part) -> int:
     finally:
         log.close()
     if len(new) < len(rows):
-        say(f"merge: {len(rows) - len(new):,} answers in {str(other.log_file(part))!r} were there already")
+        say(f"merge: {len(rows) - len(new):,} answers in {str(other.samples.log_file(part))!r} were there already")
     return len(new)

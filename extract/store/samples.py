@@ -1,174 +1,96 @@
-"""The part of a store that all others stand on: questions in blocks, and samples of their answers in parts."""
+"""Samples of a store: one Parquet file for each range of samples of a block."""
 
 from __future__ import annotations
 
-from itertools import groupby
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from extract.errors import InputError
-from extract.hashing import sha256_json
-from extract.questions.question import Question
-from extract.store.parquet import (
-    SAMPLES_SCHEMA,
-    SERVED_NULLABLE,
-    SERVED_SAMPLES_SCHEMA,
-    Questions,
-    read_questions,
-    read_table,
-    write_table,
-)
-from extract.store.reader import read_reader
-from extract.store.shards import Part, Place, Scope, finished_parts, gaps
-from extract.store.validate import check_prompts, check_samples, check_served_samples
+from extract.store.files import Damaged, is_finished, read_sidecar
+from extract.store.folder import StoreFolder
+from extract.store.parquet import SAMPLES_SCHEMA, SERVED_NULLABLE, SERVED_SAMPLES_SCHEMA, read_table, write_table
+from extract.store.shards import SampleRange, missing_ranges
 
 
-class Answers:
-    """Questions and samples on disk.
+class Samples:
+    """Samples on disk.
 
-    Attributes:
-        path: The store's directory.
-        identity: Content of the identity, plain JSON types.
-        sha256: The identity's hash.
+    Args:
+        folder: The store.
     """
 
-    def __init__(self, path: Path, identity: dict[str, Any]) -> None:
-        self.path, self.identity, self.sha256 = path, identity, sha256_json(identity)
-        self._questions: Questions | None = None
+    def __init__(self, folder: StoreFolder) -> None:
+        self._folder = folder
+        self._served = str(folder.identity["sampler"]).startswith("server")
 
-    @property
-    def served(self) -> bool:
-        """Whether the answers are by a model behind a server, of which nothing but its name is known."""
-        return str(self.identity["sampler"]).startswith("server")
-
-    @property
-    def model_id(self) -> str:
-        """What the model that answered is called."""
-        return str(self.identity["policy"]["model"]["id"])
-
-    @property
-    def reader(self) -> dict[str, Any] | None:
-        """The local copy of a served model that the store is read with; None before it is, and for other stores.
+    def ranges(self) -> list[SampleRange]:
+        """Finished ranges of samples, by block and sample.
 
         Raises:
-            InputError: reader.json is not as it was written.
+            Damaged: A Parquet file that is not named after a range, or ranges that overlap.
         """
-        return read_reader(self.path, self.sha256) if self.served else None
+        return self._folder.ranges()
 
-    @property
-    def model(self) -> dict[str, Any]:
-        """The model whose inside is read, a `ModelIdentity` as a dict: the one that answered, or its local copy.
+    def missing(self, k: int) -> list[SampleRange]:
+        """Ranges that are missing for k samples of every question."""
+        return missing_ranges(self.ranges(), self._folder.questions.n_blocks, k)
+
+    def file(self, samples: SampleRange) -> Path:
+        """Where a range of samples is, or will be."""
+        return self._folder.samples_file(samples)
+
+    def log_file(self, samples: SampleRange) -> Path:
+        """Where the answers of a served model wait until their range is complete."""
+        return self.file(samples).with_suffix(".jsonl")
+
+    def sha256(self, samples: SampleRange) -> str | None:
+        """SHA-256 of the file of a range; None where there is none."""
+        return read_sidecar(self.file(samples)).sha256 if is_finished(self.file(samples)) else None
+
+    def write(self, samples: SampleRange, rows: list[dict[str, Any]], max_rows: int | None = None) -> None:
+        """Write a range of samples.
+
+        Args:
+            samples: The range.
+            rows: One row for each sample.
+            max_rows: Answers that were drawn at a time, on which their last bits depend.
+        """
+        schema = SERVED_SAMPLES_SCHEMA if self._served else SAMPLES_SCHEMA.with_metadata({"max_rows": str(max_rows)})
+        write_table(self.file(samples), rows, schema)
+
+    def read(self, samples: SampleRange | None = None) -> pa.Table:
+        """Samples of a range, or all of them, by block, range and question.
+
+        Columns: `question_id`, `sample`, `text`, `token_ids`, `logprobs` (nats), `n_tokens`, `finish_reason` and
+        `prompt_tokens`; of a served model also `reasoning`, and null where its server did not tell.
 
         Raises:
-            InputError: A server answered, and no local copy of its model was read yet.
+            Damaged: A file is damaged.
         """
-        reader: dict[str, Any] | None = self.reader if self.served else self.identity["policy"]["model"]
-        if reader is None:
-            raise InputError(
-                f"Expected a local copy of {self.model_id!r}, whose answers the store {str(self.path)!r} holds, because a server shows nothing of a model's inside. Run `python -m extract read --store {self.path} --model PATH_OR_HUB_ID`."
-            )
-        return reader
+        tables = [self._read(part) for part in (self.ranges() if samples is None else [samples])]
+        if self._served:
+            return pa.concat_tables([SERVED_SAMPLES_SCHEMA.empty_table(), *tables])
+        table = pa.concat_tables([SAMPLES_SCHEMA.empty_table(), *tables])
+        n_tokens = pc.list_value_length(table["token_ids"]).cast(pa.int32())
+        return table.append_column(SERVED_SAMPLES_SCHEMA.field("n_tokens"), n_tokens)
 
-    @property
-    def questions(self) -> Questions:
-        """The questions in their order.
-
-        Raises:
-            Damaged: They are not those of the identity.
-        """
-        if self._questions is None:
-            path = self.path / "questions.parquet"
-            self._questions = read_questions(path, self.path, self.identity["questions"])
-        return self._questions
-
-    @property
-    def n_blocks(self) -> int:
-        """Number of blocks."""
-        return -(-len(self.questions) // self.identity["block_size"])
-
-    def block(self, index: int) -> list[Question]:
-        """Questions of a block."""
-        size = self.identity["block_size"]
-        return self.questions[index * size : (index + 1) * size]
-
-    def ids(self, place: Place) -> list[str]:
-        """Question ids of a block, or of a part's block."""
-        size, block = self.identity["block_size"], place.block if isinstance(place, Part) else place
-        return self.questions.ids(block * size, (block + 1) * size)
-
-    def places(self, scope: Scope) -> list[Place]:
-        """What there is a file of, in the order of the rows: every block, or every part of the samples."""
-        return list(range(self.n_blocks)) if scope == "question" else list(self.parts())
-
-    def n_rows(self, place: Place) -> int:
-        """Questions of a block, or answers of a part."""
-        size = self.identity["block_size"]
-        block, per_question = (place.block, place.stop - place.start) if isinstance(place, Part) else (place, 1)
-        return min(size, len(self.questions) - block * size) * per_question
-
-    def parts(self) -> list[Part]:
-        """Finished parts of the samples, by block and sample.
-
-        Raises:
-            Damaged: A Parquet file that is no part, or parts that hold the same samples.
-        """
-        return finished_parts(self.path / "samples", self.n_blocks)
-
-    def missing_parts(self, k: int) -> list[Part]:
-        """Parts that are missing for k samples of every question."""
-        return gaps(self.parts(), self.n_blocks, k)
-
-    def write_samples(self, part: Part, rows: list[dict[str, Any]], max_rows: int | None = None) -> None:
-        """Keep the samples of a part, one row each, and how many were drawn at a time, which their last bits depend on."""
-        schema = SERVED_SAMPLES_SCHEMA if self.served else SAMPLES_SCHEMA.with_metadata({"max_rows": str(max_rows)})
-        write_table(self.samples_file(part), rows, schema)
-
-    def samples(self, part: Part | None = None) -> pa.Table:
-        """Samples of a part, or all of them, by block, part and question.
-
-        Of a model in this process and of a served one the columns `question_id`, `sample`, `text`, `token_ids`, `logprobs`,
-        `n_tokens`, `finish_reason` and `prompt_tokens`; of a served one also `reasoning`, and null where its server told
-        nothing.
-
-        Raises:
-            Damaged: A file that is not as it was written, or that holds what no sampler gives.
-        """
-        tables = {self.samples_file(one): self._read_samples(one) for one in (self.parts() if part is None else [part])}
-        if self.served:
-            return pa.concat_tables([SERVED_SAMPLES_SCHEMA.empty_table(), *tables.values()])
-        check_prompts(tables)
-        table = pa.concat_tables([SAMPLES_SCHEMA.empty_table(), *tables.values()])
-        counts = pc.list_value_length(table["token_ids"]).cast(pa.int32())
-        return table.append_column(SERVED_SAMPLES_SCHEMA.field("n_tokens"), counts)
-
-    def check_samples(self) -> None:
-        """See that the parts of the samples agree with each other, holding those of a block at a time.
-
-        Raises:
-            Damaged: As `samples` of all parts.
-        """
-        for _, parts in groupby(self.parts(), key=lambda part: part.block):
-            tables = {self.samples_file(part): self._read_samples(part) for part in parts}
-            if not self.served:
-                check_prompts(tables)
-
-    def _read_samples(self, part: Part) -> pa.Table:
-        path, ids = self.samples_file(part), self.ids(part)
-        if self.served:
-            table = read_table(path, self.path, SERVED_SAMPLES_SCHEMA, self.n_rows(part), SERVED_NULLABLE)
-            check_served_samples(table, part, ids, path)
-            return table
-        table = read_table(path, self.path, SAMPLES_SCHEMA, self.n_rows(part))
-        check_samples(table, part, ids, self.identity["policy"]["decoding"]["max_new_tokens"], path)
+    def _read(self, samples: SampleRange) -> pa.Table:
+        schema, nullable = (SERVED_SAMPLES_SCHEMA, SERVED_NULLABLE) if self._served else (SAMPLES_SCHEMA, ())
+        file = self.file(samples)
+        table = read_table(file, self._folder.path, schema, self._folder.questions.n_rows(samples), nullable)
+        check_keys(table, samples, self._folder.questions.ids(samples), file)
         return table
 
-    def samples_file(self, part: Part) -> Path:
-        """Where the samples of a part are, or will be."""
-        return self.path / "samples" / f"{part.stem}.parquet"
 
-    def log_file(self, part: Part) -> Path:
-        """Where the answers of a part of a served model are until they are all there."""
-        return self.samples_file(part).with_suffix(".jsonl")
+def check_keys(table: pa.Table, samples: SampleRange, ids: Sequence[str], file: Path) -> None:
+    """Refuse a table whose rows are not the questions and samples of a range, each once.
+
+    Raises:
+        Damaged: They are not.
+    """
+    keys = set(zip(table["question_id"].to_pylist(), table["sample"].to_pylist(), strict=True))
+    if keys != {(id_, sample) for id_ in ids for sample in range(samples.start, samples.stop)}:
+        raise Damaged(file, f"its rows are not the samples {samples.stem}, each once")

@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from extract.errors import InputError
 from extract.sampling.server.answer_log import check_log
-from extract.store.files import Damaged, is_finished, is_inside, read_json, read_voucher, replace_file, shown
-from extract.store.shards import Part, block_of, place_of
-
-if TYPE_CHECKING:
-    from extract.store.store import Store
+from extract.store.files import Damaged, is_finished, is_inside, read_json, read_sidecar, replace_file, shown
+from extract.store.shards import range_of, shard_of
+from extract.store.store import Store
 
 _DATA = (".parquet", ".safetensors")
 _LARGEST_MANIFEST = 2**28  # bytes
@@ -50,25 +48,22 @@ def _check(store: Store, path: Path) -> None:
     match path.relative_to(store.path).parts:
         case ("questions.parquet",):
             _ = store.questions
-        case ("samples",):
-            store.check_samples()
         case ("samples", name) if name.endswith(".parquet"):
-            store.samples(Part.of(path, store.n_blocks))
+            store.samples.read(range_of(path, store.questions.n_blocks))
         case ("samples", name) if name.endswith(".jsonl"):
             _check_log(store, path)
         case ("reader.json",):
             _ = store.model
         case ("grades", grader) if path.is_dir():
-            store.graded_parts(grader)
+            store.grades.ranges(grader)
         case ("grades", grader, name) if name.endswith(".parquet"):
-            store.grades(grader, Part.of(path, store.n_blocks))
+            store.grades.read(grader, range_of(path, store.questions.n_blocks))
         case ("signals", signal, "question" | "sample" as scope):
-            store.layout(signal, scope)
+            store.signals.layout(signal, scope)
         case ("signals", signal, "question" | "sample" as scope, name) if name.endswith(".safetensors"):
-            place = (block_of if scope == "question" else Part.of)(path, store.n_blocks)
-            store.check_values(signal, place)
+            store.signals.shard_layout(signal, shard_of(path, store.questions.n_blocks))
         case ("asked", baseline, name) if name.endswith(".parquet"):
-            store.asked_table(baseline, place_of(path, store.n_blocks))
+            store.asked.read_shard(baseline, shard_of(path, store.questions.n_blocks))
         case _ if path.suffix in _DATA:
             raise Damaged(path, "it is no file of a store")
 
@@ -81,7 +76,7 @@ def _check_log(store: Store, path: Path) -> None:
     """
     if not store.served:
         raise Damaged(path, "it is no file of a store whose model was asked in its own process")
-    check_log(path, store.sha256, Part.of(path, store.n_blocks))
+    check_log(path, store.sha256, range_of(path, store.questions.n_blocks))
 
 
 def _manifest_problems(store: Store) -> Iterator[str]:
@@ -118,14 +113,14 @@ def write_manifest(store: Store) -> dict[str, Any]:
         Damaged: What vouches for a file is no voucher.
     """
     files = {
-        str(path.relative_to(store.path)): read_voucher(path)._asdict()
+        str(path.relative_to(store.path)): read_sidecar(path)._asdict()
         for path in data_files(store.path)
         if is_finished(path)
     }
     manifest = {
         "identity": store.sha256,
         "n_questions": len(store.questions),
-        "n_blocks": store.n_blocks,
+        "n_blocks": store.questions.n_blocks,
         "files": files,
     }
     replace_file(store.path / "manifest.json", json.dumps(manifest, indent=1, sort_keys=True).encode())

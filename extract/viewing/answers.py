@@ -90,18 +90,18 @@ def read_answers(
     Raises:
         InputError: An id or a sample that is not there, or a signal that was not read.
     """
-    rows = {(one["question_id"], one["sample"]): (row, one) for row, one in enumerate(store.samples().to_pylist())}
+    rows = {(one["question_id"], one["sample"]): (row, one) for row, one in enumerate(store.samples.read().to_pylist())}
     grades = {}
-    if grader is not None or store.graders():
-        table = store.grades(choose_grader(store, grader)).to_pylist()
+    if grader is not None or store.grades.names():
+        table = store.grades.read(choose_grader(store, grader)).to_pylist()
         grades = {(one["question_id"], one["sample"]): one for one in table}
     right = {key: grades[key]["right"] if key in grades else None for key in rows}
     chosen = choose(right, questions, samples, str(store.path))
-    layer = max(int(key.split("/")[0]) for key in store.signal_keys("tokens", "sample"))
+    layer = max(int(key.split("/")[0]) for key in store.signals.keys("tokens", "sample"))
     names = ("entropy", "one_minus_pmax", "nll")
-    named = {name: store.read_ragged("tokens", f"{layer}/{name}", "sample") for name in names}
+    named = {name: store.signals.read_ragged("tokens", f"{layer}/{name}", "sample") for name in names}
     signal, key = influence_key(store, influence)
-    weights = None if signal is None else store.read_ragged(signal, key, "sample")
+    weights = None if signal is None else store.signals.read_ragged(signal, key, "sample")
     asked = {question.id: question for question in store.questions}
     if any(asked[one].private for one, _ in chosen):
         raise InputError(
@@ -207,10 +207,10 @@ def influence_key(store: Store, influence: str | None) -> tuple[str | None, str]
         if (
             one.weights
             and of_signal in ("", signal)
-            and signal in store.signals()
-            and not store.unread(signal, "sample")
+            and signal in store.signals.names()
+            and not store.signals.missing(signal, "sample")
         ):
-            held[signal] = store.signal_keys(signal, "sample")
+            held[signal] = store.signals.keys(signal, "sample")
             for key in held[signal]:
                 if key.split("/", 1)[1] == name:
                     return signal, key

@@ -33,7 +33,7 @@ def choose_grader(store: Store, grader: str | None) -> str:
     Raises:
         InputError: No grades, several graders and none named, or no grades by the named one.
     """
-    held = store.graders()
+    held = store.grades.names()
     if grader is None and len(held) == 1:
         return held[0]
     if not held:
@@ -94,7 +94,7 @@ def compared(stores: Sequence[Store], grader: str | None = None) -> str:
 
 def _usual_grader(store: Store) -> str | None:
     """The grader of the questions' kind where the store holds its grades, else the first that it holds."""
-    held = store.graders()
+    held = store.grades.names()
     usual = (
         name for name in dict.fromkeys(GRADER_OF_KIND[question.kind] for question in store.questions) if name in held
     )
@@ -130,18 +130,21 @@ def _policy(store: Store) -> Iterator[str]:
     yield f"model      {model['id']}  {known}"
     yield f"policy     temperature {decoding['temperature']}, top-p {decoding['top_p']}, top-k {decoding['top_k']}, at most {decoding['max_new_tokens']} tokens{stop}, seed {decoding['seed']}"
     yield f"prompt     {_short(repr(prompt['template']))}, {', '.join(around)}"
-    yield f"questions  {len(store.questions):,} in {_plural(store.n_blocks, 'block')}"
+    yield f"questions  {len(store.questions):,} in {_plural(store.questions.n_blocks, 'block')}"
 
 
 def _held(store: Store) -> list[str]:
     """A line for each signal and each asked baseline, with how much of it there is."""
-    n_blocks, n_parts = store.n_blocks, len(store.parts())
+    n_blocks, n_parts = store.questions.n_blocks, len(store.samples.ranges())
     lines = []
-    for signal in store.signals():
-        counts = n_blocks - len(store.unread_blocks(signal)), n_parts - len(store.unread_parts(signal))
+    for signal in store.signals.names():
+        counts = (
+            n_blocks - len(store.signals.missing(signal, "question")),
+            n_parts - len(store.signals.missing(signal, "sample")),
+        )
         lines.append(f"signal     {signal}: {_of(counts, n_blocks, n_parts)}")
-    for name in sorted({*store.asked_names("question"), *store.asked_names("sample")}):
-        counts = n_blocks - len(store.unasked(name)), n_parts - len(store.unasked(name, "sample"))
+    for name in sorted({*store.asked.names("question"), *store.asked.names("sample")}):
+        counts = n_blocks - len(store.asked.missing(name)), n_parts - len(store.asked.missing(name, "sample"))
         lines.append(f"asked      {name}: {_of(counts, n_blocks, n_parts)}")
     return lines
 

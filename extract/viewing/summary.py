@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from extract.store.shards import Part
+from extract.store.shards import SampleRange
 from extract.store.store import Store
 
 Counts = NDArray[np.int64]
@@ -61,7 +61,7 @@ class GradeCounts:
 class Shown(NamedTuple):
     """A graded answer that is going to be shown: where it is, and what its grader said and took for the answer."""
 
-    part: Part
+    part: SampleRange
     question_id: str
     sample: int
     right: bool | None
@@ -106,21 +106,21 @@ def summarize(store: Store, show_of: str | None, n_shown: int) -> Summary:
     """
     n = len(store.questions)
     summary = Summary(np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64))
-    summary.grades = {name: GradeCounts(*np.zeros((4, n), dtype=np.int64)) for name in store.graders()}
-    graded = {name: set(store.graded_parts(name)) for name in summary.grades}
+    summary.grades = {name: GradeCounts(*np.zeros((4, n), dtype=np.int64)) for name in store.grades.names()}
+    graded = {name: set(store.grades.ranges(name)) for name in summary.grades}
     tokens, chosen = [summary.n_tokens], _Chosen(n_shown)
-    for number, parts in groupby(store.parts(), key=lambda part: part.block):
-        ids, texts = store.ids(number), []
+    for number, parts in groupby(store.samples.ranges(), key=lambda part: part.block):
+        ids, texts = store.questions.ids(number), []
         block = slice(number * store.identity["block_size"], number * store.identity["block_size"] + len(ids))
         for part in parts:
-            answers = store.samples(part)
+            answers = store.samples.read(part)
             places = _places(answers, ids)
             texts.append(pa.table({"question": places, "text": answers["text"]}))
             summary.n_samples[block] += np.bincount(places, minlength=len(ids))
             summary.finish_reasons.update(_value_counts(answers["finish_reason"]))
             tokens.append(answers["n_tokens"].drop_null().to_numpy())
             for name in (name for name, held in graded.items() if part in held):
-                grades = store.grades(name, part)
+                grades = store.grades.read(name, part)
                 summary.grades[name].add(block, _places(grades, ids), grades)
                 if name == show_of:
                     chosen.add(part, grades)
@@ -167,7 +167,7 @@ class _Chosen:
         self._n = n
         self._by_mark: dict[bool | None, list[tuple[float, Shown]]] = {mark: [] for mark in MARKS}
 
-    def add(self, part: Part, grades: pa.Table) -> None:
+    def add(self, part: SampleRange, grades: pa.Table) -> None:
         """Look at the grades of a part."""
         numbers = np.random.default_rng((part.block, part.start, part.stop)).random(grades.num_rows)
         for mark, held in self._by_mark.items():
@@ -196,7 +196,7 @@ def texts_of(store: Store, shown: Sequence[Shown]) -> dict[Shown, str]:
     """The texts of chosen answers."""
     texts = {}
     for part, ones in groupby(sorted(shown, key=lambda one: one.part), key=lambda one: one.part):
-        answers = store.samples(part)
+        answers = store.samples.read(part)
         for one in ones:
             is_it = pc.and_(pc.equal(answers["question_id"], one.question_id), pc.equal(answers["sample"], one.sample))
             texts[one] = answers.filter(is_it)["text"][0].as_py()

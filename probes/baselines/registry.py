@@ -159,7 +159,7 @@ def token_entropy(how: str) -> Callable[[FeatureDataModule], NDArray[np.float64]
 
     def values(data: FeatureDataModule) -> NDArray[np.float64]:
         (key,) = chosen_keys(data.store, "tokens", "sample", ["entropy"], layers=None)
-        return pool(data.store.read_ragged("tokens", key), how).double().numpy()
+        return pool(data.store.signals.read_ragged("tokens", key), how).double().numpy()
 
     return values
 
@@ -197,7 +197,7 @@ def entailment_semantic_entropy(data: FeatureDataModule) -> Callable[[NDArray[np
 
 def embedding_uncertainty(data: FeatureDataModule) -> Callable[[NDArray[np.int64]], float]:
     """Mean cosine distance of the answers' embeddings (SEU)."""
-    read = data.store.read_signal("text_embedding", "0/answer", "sample").numpy()
+    read = data.store.signals.read("text_embedding", "0/answer", "sample").numpy()
     return lambda spent: seu(read[spent])
 
 
@@ -245,8 +245,11 @@ def available(
 ) -> bool:
     """Whether the store holds what a baseline needs."""
     needs, store = baselines[name].needs, data.store
-    held = {*data.table.asked, *(asked for asked in store.asked_names("sample") if not store.unasked(asked, "sample"))}
-    held |= {signal for signal in store.signals() if not store.unread(signal, "sample")}
+    held = {
+        *data.table.asked,
+        *(asked for asked in store.asked.names("sample") if not store.asked.missing(asked, "sample")),
+    }
+    held |= {signal for signal in store.signals.names() if not store.signals.missing(signal, "sample")}
     return needs is None or any(f"[{one}]" in needs for one in held)
 
 

@@ -134,7 +134,8 @@ class Comparison:
         missing = [
             f"the signal {signal} at {what} scope"
             for signal, what in wanted
-            if signal is not None and (signal not in self.data.store.signals() or self.data.store.unread(signal, what))
+            if signal is not None
+            and (signal not in self.data.store.signals.names() or self.data.store.signals.missing(signal, what))
         ]
         return self._holds(name, not missing, " and ".join(missing))
 

@@ -123,13 +123,13 @@ def layer_map(
             f"Expected `probe` to be one of {', '.join(SOLVERS)}, but got {probe!r}.{nearest(probe, SOLVERS)}"
         )
     scope = TARGETS[target]
-    held = {key.split("/")[1] for key in store.signal_keys("hidden", scope)}
+    held = {key.split("/")[1] for key in store.signals.keys("hidden", scope)}
     positions = [name for name in _POSITIONS[target] if name in held] or list(_POSITIONS[target])
     keys = feature_names(store, "hidden", scope, positions, None)
     rows = _tested(table, target, n_folds, seed)
     scores = torch.stack(
         [
-            out_of_fold(store.read_signal("hidden", key, scope).float(), rows, probe)
+            out_of_fold(store.signals.read("hidden", key, scope).float(), rows, probe)
             for key in tqdm(keys, desc=f"layers ({target})", unit=" probes")
         ]
     )

@@ -50,8 +50,8 @@ def read_profile(store: Store, table: QuestionTable, n_resamples: int = 2000, se
     Raises:
         InputError: The entropies were not read, or no graded answers of both kinds have them.
     """
-    keys = [key for key in store.signal_keys("entropy_profile", "sample") if key.endswith("/entropy")]
-    means = torch.stack([pool(store.read_ragged("entropy_profile", key, "sample"), "mean") for key in keys])
+    keys = [key for key in store.signals.keys("entropy_profile", "sample") if key.endswith("/entropy")]
+    means = torch.stack([pool(store.signals.read_ragged("entropy_profile", key, "sample"), "mean") for key in keys])
     answers = table.answers
     right, known, question = (torch.from_numpy(one) for one in (answers.right, answers.known, answers.question))
     layers = [int(key.split("/")[0]) for key in keys]

@@ -92,7 +92,7 @@ def signal_pictures(
 
 def _is_read(store: Store, signal: str, scope: Scope, missing: dict[str, str]) -> bool:
     """Whether a signal is there for all rows; notes the command that reads it where it is not."""
-    if store.places(scope) and not store.unread(signal, scope):
+    if store.shards(scope) and not store.signals.missing(signal, scope):
         return True
     option = " --scope sample" if scope == "sample" else ""
     what = f"{signal} of the {'answers' if scope == 'sample' else 'questions'}"

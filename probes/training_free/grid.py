@@ -26,7 +26,7 @@ LEAST_COVERAGE = 0.95
 PARTS = ("val", "test")
 
 
-class Part(NamedTuple):
+class SampleRange(NamedTuple):
     """The graded answers to some of the questions.
 
     Attributes:
@@ -65,7 +65,7 @@ class Grid:
 
     store: Store
     table: QuestionTable
-    parts: dict[str, Part]
+    parts: dict[str, SampleRange]
     names: list[Score]
     found: dict[str, Clustered]
     p: Tensor
@@ -192,7 +192,7 @@ def make_grid(
     )
 
 
-def split(table: QuestionTable, test_fraction: float, seed: int) -> dict[str, Part]:
+def split(table: QuestionTable, test_fraction: float, seed: int) -> dict[str, SampleRange]:
     """The answers that choose and those that test, by question, the test questions those of `train.py`'s split.
 
     Nothing is trained, so that what is for training there chooses here too. Questions with fewer than two graded answers are
@@ -224,12 +224,12 @@ def split(table: QuestionTable, test_fraction: float, seed: int) -> dict[str, Pa
     return parts
 
 
-def _part(table: QuestionTable, questions: list[int]) -> Part:
+def _part(table: QuestionTable, questions: list[int]) -> SampleRange:
     place = np.full(len(table.ids), -1)
     place[questions] = np.arange(len(questions))
     of_answer, known = place[table.answers.question], table.answers.known == 1
     rows = np.flatnonzero((of_answer >= 0) & known)
-    return Part(
+    return SampleRange(
         row=torch.from_numpy(rows),
         right=torch.from_numpy(table.answers.right[rows] == 1),
         question=torch.from_numpy(of_answer[rows]),

@@ -86,19 +86,19 @@ class Scores:
         self._keys: dict[str, list[str]] = {}
         #: Signals that are left out, and why.
         self.masked: dict[str, str] = {}
-        there = set(store.signals())
+        there = set(store.signals.names())
         for signal in (name for name, one in SIGNALS.items() if name in there and one.per_token):
-            missing = len(store.unread(signal, "sample"))
+            missing = len(store.signals.missing(signal, "sample"))
             if not missing:
-                layout = store.layout(signal, "sample")
+                layout = store.signals.layout(signal, "sample")
                 held = [key for key, entry in layout.items() if entry.ragged and not entry.shape]
                 self._keys[signal] = sorted(held, key=_in_order)
-            elif missing < len(store.places("sample")):
+            elif missing < len(store.shards("sample")):
                 self.masked[signal] = f"{missing} parts of the answers lack it: run `{_read(store, signal)}`"
         plain = [signal for signal, keys in self._keys.items() if keys and not SIGNALS[signal].weights]
         if not plain:
             raise InputError(
-                f"Expected the store {str(store.path)!r} to hold token signals of all its answers, but it has none (signals begun: {', '.join(store.signals()) or 'none'}). Run `{_read(store, TOKENS)}`."
+                f"Expected the store {str(store.path)!r} to hold token signals of all its answers, but it has none (signals begun: {', '.join(store.signals.names()) or 'none'}). Run `{_read(store, TOKENS)}`."
             )
         #: Signals that are scores.
         self.signals = plain
@@ -154,7 +154,7 @@ class Scores:
             pooled = pool_each(values, list(POOLINGS))
             return torch.cat([one.T for one in pooled.values()])
         names = list(dict.fromkeys(score.weighting for score in group))
-        weights = [self._store.read_ragged(*self.weightings[name]) for name in names]
+        weights = [self._store.signals.read_ragged(*self.weightings[name]) for name in names]
         stacked = Ragged(torch.stack([one.values for one in weights], 1)[:, None], weights[0].offsets)
         pooled = pool_each(Ragged(values.values[:, :, None], values.offsets), list(POOLINGS), stacked)
         return torch.cat([one.flatten(1).T for one in pooled.values()])
@@ -176,7 +176,7 @@ class Scores:
 
     def _read(self, signal: str, keys: Sequence[str]) -> Ragged:
         """[sum of lengths, key] of some keys of a signal."""
-        read = [self._store.read_ragged(signal, key) for key in keys]
+        read = [self._store.signals.read_ragged(signal, key) for key in keys]
         return Ragged(torch.stack([one.values for one in read], 1), read[0].offsets)
 
 

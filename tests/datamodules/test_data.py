@@ -14,6 +14,7 @@ from datamodules import FeatureDataModule, load_table
 from datamodules.splits import split_questions
 from datamodules.table import modal_share
 from extract import InputError, Store
+from extract.store.shards import Block
 
 IDS = [f"q{i}" for i in range(200)]
 GROUPS = ["abc"[i % 3] if i < 150 else "d" for i in range(200)]
@@ -45,7 +46,7 @@ def test_fractions_that_do_not_sum_to_one_are_refused() -> None:
 def test_unknown_grades_are_left_out_and_counted(tmp_path: Path, small_store: Path) -> None:
     shutil.copytree(small_store, tmp_path / "store")
     store = Store.open(tmp_path / "store")
-    for part in store.parts():
+    for part in store.samples.ranges():
         rows = [
             {
                 "question_id": row["question_id"],
@@ -53,9 +54,9 @@ def test_unknown_grades_are_left_out_and_counted(tmp_path: Path, small_store: Pa
                 "right": [True, None, False][row["sample"] % 3],
                 "answer": "",
             }
-            for row in store.samples(part).to_pylist()
+            for row in store.samples.read(part).to_pylist()
         ]
-        store.write_grades("partial", part, rows, "by index")
+        store.grades.write("partial", part, rows, "by index")
     table = load_table(store, "partial")
     assert set(table.right) == {2}
     assert set(table.known) == {4}
@@ -69,7 +70,7 @@ def test_unknown_grades_are_left_out_and_counted(tmp_path: Path, small_store: Pa
 
 def test_the_table_counts_what_the_grades_say(small_store: Path) -> None:
     store = Store.open(small_store)
-    table, grades = load_table(store), store.grades("planted").to_pandas()
+    table, grades = load_table(store), store.grades.read("planted").to_pandas()
     by_question = grades.groupby("question_id")["right"].sum()
     assert [by_question[i] for i in table.ids] == table.right.tolist()
     assert table.known.tolist() == [6] * 120
@@ -101,7 +102,7 @@ def test_only_the_asked_layers_are_read(small_store: Path) -> None:
     assert data.batch("val").features.shape == (24, 2, 32)
     store = Store.open(small_store)
     assert torch.equal(
-        data.batch("val").features[:, 1], store.read_signal("hidden", "3/last_prompt")[data.split_rows["val"]]
+        data.batch("val").features[:, 1], store.signals.read("hidden", "3/last_prompt")[data.split_rows["val"]]
     )
 
 
@@ -124,12 +125,12 @@ def test_what_the_store_lacks_is_refused(small_store: Path, options: dict[str, o
 def test_a_split_with_one_class_is_refused(tmp_path: Path, small_store: Path) -> None:
     shutil.copytree(small_store, tmp_path / "store")
     store = Store.open(tmp_path / "store")
-    for part in store.parts():
+    for part in store.samples.ranges():
         rows = [
             {"question_id": r["question_id"], "sample": r["sample"], "right": False, "answer": ""}
-            for r in store.samples(part).to_pylist()
+            for r in store.samples.read(part).to_pylist()
         ]
-        store.write_grades("harsh", part, rows, "all wrong")
+        store.grades.write("harsh", part, rows, "all wrong")
     with pytest.raises(
         InputError,
         match="train split to have right and wrong answers, but all 432 answers to its 72 questions are wrong",
@@ -140,9 +141,9 @@ def test_a_split_with_one_class_is_refused(tmp_path: Path, small_store: Path) ->
 def test_a_question_with_a_missing_feature_is_left_out_and_counted(tmp_path: Path, small_store: Path) -> None:
     shutil.copytree(small_store, tmp_path / "store")
     store = Store.open(tmp_path / "store")
-    tensors = {key: store.read_signal("hidden", key)[:32].clone() for key in store.signal_keys("hidden")}
+    tensors = {key: store.signals.read("hidden", key)[:32].clone() for key in store.signals.keys("hidden")}
     tensors["2/last_prompt"][5] = torch.nan
-    store.write_signal("hidden", 0, tensors)
+    store.signals.write("hidden", Block(0), tensors)
     data = FeatureDataModule(str(tmp_path / "store"))
     data.setup()
     assert data.n_unusable == 1

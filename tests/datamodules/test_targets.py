@@ -14,6 +14,7 @@ from benchmarks.synthetic import add_answer_signals, make_store
 from datamodules import FeatureDataModule
 from datamodules.semantic import discrete_entropy, entropy_threshold
 from extract.errors import InputError
+from extract.store.shards import Block
 from extract.store.store import Store
 from probes.baselines.registry import ANSWER_BASELINES, BASELINES, answer_confidence, available, confidence
 from probes.comparison.out_of_fold import Comparison
@@ -47,7 +48,7 @@ def test_response_rows_are_graded_answers_and_no_question_is_in_two_splits(full_
     answers = data.table.answers
     assert batch.target.tolist() == answers.right[batch.row.numpy()].tolist()
     assert set(batch.known.tolist()) == {1.0}
-    states = data.store.read_signal("hidden", "1/last_answer", "sample")
+    states = data.store.signals.read("hidden", "1/last_answer", "sample")
     place = data.feature_names.index("1/last_answer")
     assert torch.equal(batch.features[:, place], states[batch.row])
 
@@ -55,13 +56,13 @@ def test_response_rows_are_graded_answers_and_no_question_is_in_two_splits(full_
 def test_an_answer_without_a_state_is_in_no_split(full_store: Path, tmp_path: Path) -> None:
     store = make_store(tmp_path / "store", *planted(), k=6)
     add_answer_signals(store)
-    part = store.parts()[0]
-    held = {key: store.read_block("hidden", part, key) for key in store.block_layout("hidden", part)}
+    part = store.samples.ranges()[0]
+    held = {key: store.read_block("hidden", part, key) for key in store.signals.shard_layout("hidden", part)}
     for tensor in held.values():
         tensor[5] = torch.nan
     for suffix in (".safetensors", ".json"):
-        store.signal_file("hidden", part).with_suffix(suffix).unlink()
-    store.write_signal("hidden", part, held)
+        store.signals.file("hidden", part).with_suffix(suffix).unlink()
+    store.signals.write("hidden", part, held)
     data = data_of(tmp_path / "store", "response")
     assert data.n_unusable == 1
     assert 5 not in torch.cat(list(data.split_rows.values()))
@@ -155,12 +156,12 @@ def test_a_comparison_with_everything_has_every_method(full_store: Path) -> None
 def test_a_question_whose_answers_say_nothing_has_no_agreement_and_is_in_no_split(tmp_path: Path) -> None:
     store = make_store(tmp_path / "store", *planted(), k=6)
     add_answer_signals(store)
-    part = store.parts()[0]
+    part = store.samples.ranges()[0]
     vectors = store.read_block("text_embedding", part, "0/answer")
     vectors[6 * 7 : 6 * 8 - 1] = torch.nan  # five of the six answers to the eighth question
     for suffix in (".safetensors", ".json"):
-        store.signal_file("text_embedding", part).with_suffix(suffix).unlink()
-    store.write_signal("text_embedding", part, {"0/answer": vectors}, how={"model": "made", "weights": "a" * 64})
+        store.signals.file("text_embedding", part).with_suffix(suffix).unlink()
+    store.signals.write("text_embedding", part, {"0/answer": vectors}, settings={"model": "made", "weights": "a" * 64})
     data = data_of(tmp_path / "store", "seu")
     assert data.n_unusable == 1
     assert 7 not in torch.cat(list(data.split_rows.values()))
@@ -171,7 +172,7 @@ def test_what_is_asked_in_part_is_as_if_it_was_not_asked(tmp_path: Path) -> None
     store = make_store(tmp_path / "store", *planted(), k=6)
     add_answer_signals(store)
     for suffix in (".parquet", ".json"):
-        store.asked_file("verbalized", 1).with_suffix(suffix).unlink()
+        store.asked.file("verbalized", Block(1)).with_suffix(suffix).unlink()
     data = data_of(tmp_path / "store", "capability")
     assert set(data.table.asked) == {"p_true"}
     masked = Comparison(str(tmp_path / "store"), probes=["logistic"], n_folds=2).run().masked
@@ -220,7 +221,7 @@ def test_what_can_not_be_predicted_is_refused(full_store: Path, small_store: Pat
         data_of(small_store, "response")
     with pytest.raises(InputError, match="text_embedding"):
         data_of(small_store, "seu")
-    assert Store.open(full_store).asked_names("question") == ["p_true", "verbalized"]
+    assert Store.open(full_store).asked.names("question") == ["p_true", "verbalized"]
 
 
 def test_fewer_than_twenty_questions_are_refused(tmp_path: Path) -> None:

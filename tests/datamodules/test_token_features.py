@@ -43,7 +43,7 @@ def data_of(store: Path, **options: Any) -> FeatureDataModule:
 
 
 def tokens_of(store: Path, signal: str, key: str) -> list[np.ndarray]:
-    return [row.double().numpy() for row in Store.open(store).read_ragged(signal, key).rows()]
+    return [row.double().numpy() for row in Store.open(store).signals.read_ragged(signal, key).rows()]
 
 
 def test_a_token_signal_is_one_feature_of_all_its_keys_each_pooled_in_every_way(made_store: Path) -> None:
@@ -73,23 +73,26 @@ def test_positions_and_layers_choose_keys(made_store: Path) -> None:
 
 
 def test_an_answer_without_tokens_or_with_a_nan_is_in_no_split_and_counted(made_store: Path, tmp_path: Path) -> None:
-    lengths = Store.open(made_store).read_ragged("tokens", "3/entropy").lengths
+    lengths = Store.open(made_store).signals.read_ragged("tokens", "3/entropy").lengths
     n_empty = int((lengths == 0).sum())
     assert n_empty > 0
     assert data_of(made_store, signal="tokens").n_unusable == n_empty
     shutil.copytree(made_store, tmp_path / "store")
     store = Store.open(tmp_path / "store")
-    part = store.parts()[0]
-    whole = {key: store.read_ragged("entropy_profile", key) for key in store.signal_keys("entropy_profile", "sample")}
-    n_rows = store.n_rows(part)
+    part = store.samples.ranges()[0]
+    whole = {
+        key: store.signals.read_ragged("entropy_profile", key)
+        for key in store.signals.keys("entropy_profile", "sample")
+    }
+    n_rows = store.questions.n_rows(part)
     held = {
         key: Ragged(one.values[: one.offsets[n_rows]].clone(), one.offsets[: n_rows + 1]) for key, one in whole.items()
     }
     row = int((lengths[:n_rows] > 1).nonzero()[0])
     held["2/entropy"].rows()[row].fill_(torch.nan)
     for suffix in (".safetensors", ".json"):
-        store.signal_file("entropy_profile", part).with_suffix(suffix).unlink()
-    store.write_signal("entropy_profile", part, held)  # type: ignore[arg-type]
+        store.signals.file("entropy_profile", part).with_suffix(suffix).unlink()
+    store.signals.write("entropy_profile", part, held)  # type: ignore[arg-type]
     data = data_of(tmp_path / "store", signal="hidden", join=["entropy_profile"])
     assert data.n_unusable == n_empty + 1
     assert row not in torch.cat(list(data.split_rows.values()))
@@ -119,9 +122,9 @@ def test_questions_have_one_number_of_each_key(made_store: Path) -> None:
     batch, store = data.every(), data.store
     assert data.pooled == Pooled(tuple(f"entropy_profile/{layer}/entropy" for layer in (1, 2, 3)))
     for layer in (1, 2, 3):
-        assert torch.equal(batch.features[:, 0, layer - 1], store.read_signal("entropy_profile", f"{layer}/entropy"))
+        assert torch.equal(batch.features[:, 0, layer - 1], store.signals.read("entropy_profile", f"{layer}/entropy"))
     joined = data_of(made_store, target="semantic_entropy", join=["tokens/margin"]).every()
-    margin = store.read_signal("tokens", "3/margin")[joined.row]
+    margin = store.signals.read("tokens", "3/margin")[joined.row]
     assert torch.equal(joined.features[:, :, -1], margin[:, None].expand(-1, joined.features.shape[1]))
 
 
@@ -152,7 +155,7 @@ def test_the_shape_of_the_entropy_curve_and_windows_are_poolings_too(made_store:
     data = data_of(made_store, **options, pooling=["distribution", "windows_4"])
     assert data.pooled is not None
     assert [name.split()[-1] for name in data.pooled.names] == [*PEAKS[0], *(f"windows_4_{i}" for i in range(4))]
-    expected = peak_features(data.store.read_ragged("tokens", "3/entropy"))
+    expected = peak_features(data.store.signals.read_ragged("tokens", "3/entropy"))
     batch = data.every()
     for place, values in enumerate(expected.values()):
         assert torch.equal(batch.features[:, 0, place], values[batch.row])
@@ -217,7 +220,7 @@ def test_mean_and_max_entropy_are_those_of_the_tokens(made_store: Path) -> None:
 
 
 def run(store: Path, tmp_path: Path, *options: str) -> Path:
-    fixed = ["--data.recipe=null", f"--data.grader={Store.open(store).graders()[0]}", "--n_resamples=50"]
+    fixed = ["--data.recipe=null", f"--data.grader={Store.open(store).grades.names()[0]}", "--n_resamples=50"]
     return train.run(
         [*options[:1], f"--data.store={store}", *fixed, f"--runs={tmp_path}", "--trainer.logger=false", *options[1:]]
     )
@@ -268,7 +271,7 @@ def test_a_saved_probe_gives_an_answer_the_confidence_of_its_run(
     model, tokenizer = load_model(str(tiny_folder))
     probe, store = load_probe(folder / "probe"), Store.open(read_store)
     texts = {question.id: question.text for question in store.questions}
-    said = {(row["question_id"], row["sample"]): row for row in store.samples().to_pylist()}
+    said = {(row["question_id"], row["sample"]): row for row in store.samples.read().to_pylist()}
     asked, answers, expected = [], [], []
     for row in pq.read_table(folder / "predictions.parquet").to_pylist():
         drawn = said[row["question_id"], row["sample"]]
@@ -378,7 +381,7 @@ def test_a_signal_that_the_store_lacks_is_read(read_store: Path, tiny_folder: Pa
     recipe = StoreRecipe(questions=str(questions), model=str(tiny_folder), k=4, policy=Decoding(max_new_tokens=3))
     options: dict[str, Any] = {"target": "response", "signal": "tokens", "join": ["early_exit"], "pooling": ["mean"]}
     FeatureDataModule(str(store), recipe, "short", **options).prepare_data()
-    assert not Store.open(store).unread("early_exit", "sample")
+    assert not Store.open(store).signals.missing("early_exit", "sample")
     data = data_of(store, grader="planted", **options)
     assert data.pooled is not None
     assert data.pooled.signals == ["tokens", "early_exit"]

@@ -22,7 +22,8 @@ from extract.policy import Identity, ModelIdentity, Policy
 from extract.questions.question import questions_hash
 from extract.store.files import write_file
 from extract.store.ragged import Ragged
-from extract.store.shards import Part
+from extract.store.shards import Block, SampleRange
+from extract.store.verify import write_manifest
 from tests.helpers.altering import Alteration, bad_json, bomb, lie, set_field
 
 #: What a refusal says of a file that is there no more, by the folder that it was in.
@@ -37,33 +38,36 @@ def make_store(folder: Path) -> Path:
     policy = Policy(model, Decoding(max_new_tokens=3))
     store = Store.create(folder, Identity(policy, questions_hash(questions), block_size=8), questions)
     for block in range(3):
-        for part in (Part(block, 0, 2), Part(block, 2, 4)):
-            keys = [(q.id, j) for q in store.block(block) for j in range(part.start, part.stop)]
+        for part in (SampleRange(block, 0, 2), SampleRange(block, 2, 4)):
+            keys = [(q.id, j) for q in store.questions.block(Block(block)) for j in range(part.start, part.stop)]
             answer = {"token_ids": [5, 0], "text": "x", "logprobs": [-0.5, -1.0], "finish_reason": "stop"}
-            store.write_samples(part, [{"question_id": q, "sample": j, "prompt_tokens": 4, **answer} for q, j in keys])
+            store.samples.write(part, [{"question_id": q, "sample": j, "prompt_tokens": 4, **answer} for q, j in keys])
             grades = [
                 {"question_id": q, "sample": j, "right": bool(rng.random() < 0.5), "answer": "x"} for q, j in keys
             ]
-            store.write_grades("coin", part, grades, "a coin")
-        n = len(store.block(block))
+            store.grades.write("coin", part, grades, "a coin")
+        n = len(store.questions.block(Block(block)))
         states = torch.from_numpy(rng.normal(size=(3, n, 4))).float()
-        store.write_signal("hidden", block, {f"{layer}/last_prompt": states[layer] for layer in range(3)})
-    store.write_manifest()
+        store.signals.write("hidden", Block(block), {f"{layer}/last_prompt": states[layer] for layer in range(3)})
+    write_manifest(store)
     return folder
 
 
 def add_tokens(folder: Path) -> Path:
     """A token signal of the answers of such a store, of 0 to 5 tokens each; the answers of one part have none at all."""
     store, rng = Store.open(folder), torch.Generator().manual_seed(0)
-    for part in store.parts():
-        rows = [torch.rand(int(torch.randint(6, (), generator=rng)), generator=rng) for _ in range(store.n_rows(part))]
-        if part == Part(2, 0, 2):
+    for part in store.samples.ranges():
+        rows = [
+            torch.rand(int(torch.randint(6, (), generator=rng)), generator=rng)
+            for _ in range(store.questions.n_rows(part))
+        ]
+        if part == SampleRange(2, 0, 2):
             rows = [torch.zeros(0)] * len(rows)
         tokens = Ragged.of(rows)
-        store.write_signal(
+        store.signals.write(
             "tokens", part, {"2/entropy": tokens, "1/entropy": tokens._replace(values=tokens.values + 1)}
         )
-    store.write_manifest()
+    write_manifest(store)
     return folder
 
 

@@ -170,9 +170,9 @@ def test_few_answers_leave_no_half_to_be_scored_on(tmp_path: Path, k: int, said:
 def test_accuracies_that_are_all_alike_have_no_skill_and_no_ceiling(tmp_path: Path) -> None:
     features, _ = planted()
     store = make_store(tmp_path / "store", features, np.full(120, 0.5))
-    for part in store.parts():  # five right and five wrong answers to every question
-        rows = [{**row, "right": row["sample"] % 2 == 0} for row in store.grades("made", part).to_pylist()]
-        store.write_grades("alike", part, rows, "every second")
+    for part in store.samples.ranges():  # five right and five wrong answers to every question
+        rows = [{**row, "right": row["sample"] % 2 == 0} for row in store.grades.read("made", part).to_pylist()]
+        store.grades.write("alike", part, rows, "every second")
     folder = compare(
         str(tmp_path / "store"), str(tmp_path / "out"), ["logistic"], grader="alike", folds=2, n_resamples=100
     )

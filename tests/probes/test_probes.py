@@ -193,7 +193,7 @@ def test_the_predictions_are_those_of_the_saved_probe(data: FeatureDataModule, f
     report = Report(fitted, data, seed=0, n_resamples=50)
     rows = report.predictions().to_pylist()
     probe = report.probe()
-    hidden = data.store.read_signal("hidden", f"{probe.layer}/{probe.position}")
+    hidden = data.store.signals.read("hidden", f"{probe.layer}/{probe.position}")
     expected = dict(zip(data.table.ids, probe.confidence(hidden).tolist(), strict=True))
     assert len(rows) == 120
     for row in rows:

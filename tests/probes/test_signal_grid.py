@@ -21,6 +21,7 @@ from extract.errors import InputError
 from extract.signals.pooling import pool
 from extract.store.ragged import Ragged
 from extract.store.store import Store
+from extract.store.verify import write_manifest
 from probes.commands import signals
 from probes.metrics import functional as F
 from probes.metrics.intervals import bootstrap, by_question, resampled
@@ -67,8 +68,8 @@ def fill(folder: Path, made: Made = ALL, n: int = 100, k: int = 4, seed: int = 0
     """A store whose answers have such signals. Wrong answers are longer, the longest ones were cut, and some are empty."""
     rng = np.random.default_rng(seed)
     store = make_store(folder, np.zeros((n, 1, 2), np.float32), rng.beta(1, 1.2, n), k=k, seed=seed, longest=12)
-    for part in store.parts():
-        samples, grades = store.samples(part).to_pylist(), store.grades("made", part).to_pylist()
+    for part in store.samples.ranges():
+        samples, grades = store.samples.read(part).to_pylist(), store.grades.read("made", part).to_pylist()
         lengths = np.array([len(row["token_ids"]) - (row["finish_reason"] == "stop") for row in samples])
         offsets = torch.from_numpy(np.concatenate([[0], lengths.cumsum()]))
         tensors: dict[str, dict[str, Tensor | Ragged]] = {}
@@ -76,8 +77,8 @@ def fill(folder: Path, made: Made = ALL, n: int = 100, k: int = 4, seed: int = 0
             one = values(np.array([row["right"] for row in grades]), lengths, rng)
             tensors.setdefault(signal, {})[key] = Ragged(torch.from_numpy(one).float(), offsets)
         for signal, held in tensors.items():
-            store.write_signal(signal, part, held)
-    store.write_manifest()
+            store.signals.write(signal, part, held)
+    write_manifest(store)
     return store
 
 
@@ -247,9 +248,9 @@ def test_missing_answers_are_left_out_of_exchanges_too() -> None:
 
 
 def test_scores_are_the_pooled_signals_turned_so_that_higher_is_right(store: Store, grid: Grid) -> None:
-    entropy, margin = store.read_ragged("tokens", "3/entropy"), store.read_ragged("tokens", "3/margin")
-    weights = store.read_ragged("rollout", "3/norm_none_mean_emit")
-    nll, rows = store.read_ragged("tokens", "3/nll"), grid.parts["test"].row
+    entropy, margin = store.signals.read_ragged("tokens", "3/entropy"), store.signals.read_ragged("tokens", "3/margin")
+    weights = store.signals.read_ragged("rollout", "3/norm_none_mean_emit")
+    nll, rows = store.signals.read_ragged("tokens", "3/nll"), grid.parts["test"].row
     wanted = {
         Score("tokens", "3/entropy", "max"): -pool(entropy, "max"),
         Score("tokens", "3/margin", "q25"): pool(margin, "q25"),
@@ -274,7 +275,7 @@ def test_predictive_entropy_is_made_of_other_answers_than_it_is_scored_on(store:
     grid = make_grid(store, table, 0.4, n_draws=99)
     row = grid.places[Score("mc_predictive_entropy", "3/nll", "mean")]
     part, answers = grid.parts["test"], table.answers
-    mean = pool(store.read_ragged("tokens", "3/nll"), "mean").numpy()
+    mean = pool(store.signals.read_ragged("tokens", "3/nll"), "mean").numpy()
     for value, answer in zip(grid.scores[row].tolist(), part.row.tolist(), strict=True):
         spent = (answers.question == answers.question[answer]) & (answers.sample % 2 == 0)
         if answers.sample[answer] % 2:
@@ -494,7 +495,7 @@ def test_a_store_of_one_signal_has_a_page_too(tmp_path: Path, keys: list[tuple[s
 
 def test_a_signal_that_is_not_read_to_the_end_is_left_out_with_its_command(tmp_path: Path) -> None:
     store = fill(tmp_path / "store")
-    store.signal_file("entropy_profile", store.parts()[0]).with_suffix(".json").unlink()
+    store.signals.file("entropy_profile", store.samples.ranges()[0]).with_suffix(".json").unlink()
     store = Store.open(tmp_path / "store")
     grid = make_grid(store, load_table(store), 0.4, n_draws=99)
     assert "read --store" in grid.masked["entropy_profile"]
@@ -530,8 +531,8 @@ def test_a_store_without_token_signals_names_the_command_that_reads_them(tmp_pat
 
 def test_answers_that_are_all_right_say_nothing(tmp_path: Path) -> None:
     store = fill(tmp_path / "store", TOKENS, n=40)
-    for part in store.parts():
-        rows = [{**row, "right": True} for row in store.grades("made", part).to_pylist()]
-        store.write_grades("alike", part, rows, "all are right")
+    for part in store.samples.ranges():
+        rows = [{**row, "right": True} for row in store.grades.read("made", part).to_pylist()]
+        store.grades.write("alike", part, rows, "all are right")
     with pytest.raises(InputError, match="val part to have right and wrong answers, but all 128"):
         signals(str(store.path), str(tmp_path / "out"), grader="alike")

@@ -25,7 +25,7 @@ from extract.policy import Identity, ModelIdentity, Policy
 from extract.questions import questions_hash
 from extract.running.cli import run
 from extract.store.ragged import Ragged
-from extract.store.shards import Part
+from extract.store.shards import SampleRange
 from extract.viewing.answers import ShownAnswer, choose
 from extract.viewing.curve import LONGEST as LONGEST_OF_A_CURVE
 from extract.viewing.curve import drawable, entropy_curve
@@ -63,16 +63,16 @@ def told_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     store = Store.create(
         folder, Identity(Policy(model, Decoding(max_new_tokens=64)), questions_hash(questions), 2), questions
     )
-    part, rows = Part(0, 0, 2), []
+    part, rows = SampleRange(0, 0, 2), []
     for i, text in enumerate(TEXTS):
         ids = [*ids_of(text), 0]
         drawn = {"token_ids": ids, "text": text, "logprobs": [-0.5] * len(ids), "finish_reason": "stop"}
         rows.append({"question_id": f"q{i // 2}", "sample": i % 2, **drawn, "prompt_tokens": 5})
-    store.write_samples(part, rows)
+    store.samples.write(part, rows)
     grades = [
         (row["question_id"], row["sample"], right) for row, right in zip(rows, (True, False, False, None), strict=True)
     ]
-    store.write_grades("made", part, [dict(zip(("question_id", "sample", "right", "answer"), (*one, "4"), strict=True)) for one in grades], "made")  # fmt: skip
+    store.grades.write("made", part, [dict(zip(("question_id", "sample", "right", "answer"), (*one, "4"), strict=True)) for one in grades], "made")  # fmt: skip
     rng = torch.Generator().manual_seed(0)
     lengths = [len(ids_of(text)) for text in TEXTS]
 
@@ -80,8 +80,8 @@ def told_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return Ragged.of([torch.rand(n, generator=rng) * 3 for n in lengths])
 
     names = ("entropy", "one_minus_pmax", "nll")
-    store.write_signal("tokens", part, {f"3/{name}": drawn_values() for name in names})
-    store.write_signal("rollout", part, {f"3/{name}_mean_token": drawn_values() for name in ("norm_element", "cosine_none")})  # fmt: skip
+    store.signals.write("tokens", part, {f"3/{name}": drawn_values() for name in names})
+    store.signals.write("rollout", part, {f"3/{name}_mean_token": drawn_values() for name in ("norm_element", "cosine_none")})  # fmt: skip
     return folder
 
 
@@ -297,8 +297,8 @@ def test_numbers_of_every_token_stand_in_its_title_and_in_the_table(
 ) -> None:
     out = show(str(told_store), ["q1"], [0], str(tmp_path / "page.html"), model=str(tokenizer_folder))
     text, store = out.read_text(encoding="utf-8"), Store.open(told_store)
-    entropy = store.read_ragged("tokens", "3/entropy").rows()[2]
-    influence = store.read_ragged("rollout", "3/norm_element_mean_token").rows()[2]
+    entropy = store.signals.read_ragged("tokens", "3/entropy").rows()[2]
+    influence = store.signals.read_ragged("rollout", "3/norm_element_mean_token").rows()[2]
     titles = Reader(text).titles
     lines = [line for title in titles for line in title.split("\n")]
     assert len(titles) == len(TEXTS[2]) < len(lines) == len(entropy)  # tokens of one character share a title

@@ -27,7 +27,7 @@ _lock = threading.Lock()
 _users: Counter[int] = Counter()  # how many samplers use a model, by its id
 
 
-class Part(NamedTuple):
+class SampleRange(NamedTuple):
     """Attention to a part of the tokens before normalising, all float32.
 
     Attributes:
@@ -41,7 +41,7 @@ class Part(NamedTuple):
     total: Tensor
 
 
-def attend_to(queries: Tensor, keys: Tensor, values: Tensor, scaling: float, bias: Tensor | None = None) -> Part:
+def attend_to(queries: Tensor, keys: Tensor, values: Tensor, scaling: float, bias: Tensor | None = None) -> SampleRange:
     """Attention of queries [..., query, d_head] to keys and values [..., token, d_head].
 
     Args:
@@ -56,10 +56,10 @@ def attend_to(queries: Tensor, keys: Tensor, values: Tensor, scaling: float, bia
         scores += bias
     top = scores.amax(-1, keepdim=True)
     weights = (scores - top).exp_()
-    return Part((weights.to(values.dtype) @ values).float(), top, weights.sum(-1, keepdim=True))
+    return SampleRange((weights.to(values.dtype) @ values).float(), top, weights.sum(-1, keepdim=True))
 
 
-def merge(parts: Sequence[Part]) -> Tensor:
+def merge(parts: Sequence[SampleRange]) -> Tensor:
     """[..., query, d_head] float32: attention to all parts together."""
     top = torch.stack([part.top for part in parts]).amax(0)
     shares = [(part.top - top).exp_() for part in parts]
@@ -114,18 +114,18 @@ def _attend_to_parts(
     if prefix is not None:
         together = queries.transpose(0, 1).flatten(1, 2)[None]  # [1, key head, row · query, d_head]
         part = attend_to(together, prefix[0], prefix[1], scaling)
-        parts.append(Part(*(one[0].unflatten(1, (n_rows, -1)).transpose(0, 1) for one in part)))
+        parts.append(SampleRange(*(one[0].unflatten(1, (n_rows, -1)).transpose(0, 1) for one in part)))
     return merge(parts).flatten(1, 2)
 
 
-def _attend_to_prompts(cache: AnswerCache, layer: int, queries: Tensor, scaling: float) -> Part:
+def _attend_to_prompts(cache: AnswerCache, layer: int, queries: Tensor, scaling: float) -> SampleRange:
     """The queries of a question's answers go together to its prompt: [question, key head, slot · query, d_head]."""
     slots, n_queries = cache.slots, queries.shape[2]
     gathered = queries[slots.flatten()].unflatten(0, slots.shape).transpose(1, 2).flatten(2, 3)
     keys, values = cache.layers[layer].prompts
     part = attend_to(gathered, keys, values, scaling, cache.prompt_bias)
     back = (one.unflatten(2, (-1, n_queries)).transpose(1, 2).flatten(0, 1)[cache.places] for one in part)
-    return Part(*back)
+    return SampleRange(*back)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from typing import Any
 from extract.errors import InputError
 from extract.store.files import is_inside, shown
 from extract.store.schemas import TEXT, TEXT_OR_NULL, Field, Schema, check_record, number, one_of, whole
-from extract.store.shards import Part
+from extract.store.shards import SampleRange
 
 _FORMAT = "confidence-probes answers"
 _LONGEST_FIRST = 2**12  # bytes
@@ -74,7 +74,7 @@ class AnswerLog:
         OSError: It can't be read or written, for example because the disk is full.
     """
 
-    def __init__(self, path: Path, identity: str, part: Part, ids: Sequence[str]) -> None:
+    def __init__(self, path: Path, identity: str, part: SampleRange, ids: Sequence[str]) -> None:
         self.path, self._part, self._place = path, part, {id_: place for place, id_ in enumerate(ids)}
         self._lock = threading.Lock()  # one thread writes it, another one syncs it
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -158,7 +158,7 @@ class AnswerLog:
                         self.path.unlink()
 
 
-def check_log(path: Path, identity: str, part: Part) -> None:
+def check_log(path: Path, identity: str, part: SampleRange) -> None:
     """Refuse a log that is not of a store's part, by its first line; one whose first line was torn holds nothing.
 
     Args:
@@ -182,7 +182,7 @@ def check_log(path: Path, identity: str, part: Part) -> None:
         )
 
 
-def _first_line(identity: str, part: Part) -> dict[str, Any]:
+def _first_line(identity: str, part: SampleRange) -> dict[str, Any]:
     return {"format": _FORMAT, "identity": identity, **asdict(part)}
 
 

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from extract.sampling.server.answer_log import Row
 from extract.sampling.server.protocol import Choice, Reply
-from extract.store.validate import ROUNDING
 
 _LARGEST = 3e38  # of a float32
+#: A log-probability may lie above 0 by what float32 loses of logits in the hundreds.
+ROUNDING = 1e-3
 
 
 def rows_of(question_id: str, samples: Sequence[int], reply: Reply) -> list[Row]:

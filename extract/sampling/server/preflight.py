@@ -9,8 +9,8 @@ from typing import NamedTuple
 from extract.errors import InputError
 from extract.policy import Decoding
 from extract.questions.question import Question
+from extract.running.progress import say
 from extract.running.worker import Worker
-from extract.sampling.run import say
 from extract.sampling.server.asyncio_runner import run_async
 from extract.sampling.server.budget import BudgetSpent, Spending
 from extract.sampling.server.checks import Trial, nothing_varies, try_server
@@ -123,9 +123,9 @@ def look_for_variation(store: Store, block: int, trial: Trial) -> None:
         InputError: None do, and the trial did not see it either.
     """
     texts = defaultdict(list)
-    for part in store.parts():
+    for part in store.samples.ranges():
         if part.block == block:
-            table = store.samples(part)
+            table = store.samples.read(part)
             for question, text in zip(table["question_id"].to_pylist(), table["text"].to_pylist(), strict=True):
                 texts[question].append(text)
     if not nothing_varies(texts.values()):

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from extract.errors import InputError
 from extract.policy import Decoding
 from extract.questions.question import Question
-from extract.running.progress import Progress, spent
+from extract.running.progress import Progress, say, spent
 from extract.running.worker import Worker
-from extract.sampling.run import damaged_samples, say
+from extract.sampling.run import damaged_samples
 from extract.sampling.server.answer_log import AnswerLog
 from extract.sampling.server.answer_rows import rows_of
 from extract.sampling.server.asyncio_runner import run_async
@@ -23,7 +23,7 @@ from extract.sampling.server.policy import request_of
 from extract.sampling.server.preflight import TRIES, Tried, look_for_variation, try_asks
 from extract.sampling.server.queue import Ask, OpenPart, first_asks, n_logged, parts_to_ask, tidy_logs
 from extract.sampling.server.redact import public
-from extract.store.shards import Part
+from extract.store.shards import SampleRange
 from extract.store.store import Store
 
 #: Seconds between two times that what arrived is synced to the disk.
@@ -64,7 +64,7 @@ def fill_served_samples(
     if tried is None:
         asks = first_asks(store, parts, server.per_request, TRIES * len(server.urls))
         tried = try_asks(asks, store.model_id, decoding, server)
-    n_missing = sum(store.n_rows(part) - n_logged(store, part) for part in parts)
+    n_missing = sum(store.questions.n_rows(part) - n_logged(store, part) for part in parts)
     with Progress(f"sample{worker.label}", n_missing, "answers") as progress:
         run = _Run(store, parts, decoding, server, tried, progress)
         run_async(run.ask_all())
@@ -92,7 +92,7 @@ class _Run:
     """
 
     store: Store
-    parts: Sequence[Part]
+    parts: Sequence[SampleRange]
     decoding: Decoding
     server: Server
     tried: Tried
@@ -104,8 +104,8 @@ class _Run:
     stopped: Exception | None = None
     _n_refused: int = 0  # questions in a row
     _client: Client | None = None
-    _open: dict[Part, OpenPart] = field(default_factory=dict)
-    _asked: set[Part] = field(default_factory=set)  # all that the server does not refuse is there
+    _open: dict[SampleRange, OpenPart] = field(default_factory=dict)
+    _asked: set[SampleRange] = field(default_factory=set)  # all that the server does not refuse is there
 
     async def ask_all(self) -> None:
         """Ask for everything, many requests at a time, until all is there or something stops it; `conclude` says what did."""
@@ -252,7 +252,7 @@ class _Run:
             raise InputError(
                 f"Expected a reply to every question, but {far} The parts that they belong to stay unfinished. Have the server take them and run the same command again, or leave them out of the questions of another --store."
             )
-        if left := [log for part in self.parts if (log := self.store.log_file(part)).exists()]:
+        if left := [log for part in self.parts if (log := self.store.samples.log_file(part)).exists()]:
             raise InputError(
                 f"Expected {str(left[0])!r} to hold all answers that came, but some are lost. Run the same command again to ask for them. {far}"
             )

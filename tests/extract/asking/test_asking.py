@@ -166,7 +166,7 @@ def test_without_a_temperature_there_is_one_attempt(tmp_path: Path, yes_no_folde
         str(tmp_path / "greedy"), StoreRecipe(questions=str(questions), model=str(yes_no_folder), k=2, policy=policy)
     )
     store = ask(str(tmp_path / "greedy"), ["verbalized"], model=str(yes_no_folder), max_new_tokens=3)
-    assert store.asked("verbalized")["attempts"].to_pylist() == [1, 1]
+    assert store.asked.read("verbalized")["attempts"].to_pylist() == [1, 1]
 
 
 # P(True)
@@ -207,7 +207,7 @@ def test_p_true_asks_about_the_question_in_the_chat_template(
     monkeypatch.setattr(p_true, "LEAST_MASS", 0.0)
     store = asking("p_true")
     model, tokenizer = load_model(str(yes_no_folder))
-    row, question = store.asked("p_true").to_pylist()[18], store.questions[18]
+    row, question = store.asked.read("p_true").to_pylist()[18], store.questions[18]
     prompt = tokenizer(f"<user>{PTrue.template.replace('{question}', question.text)}</s><assistant>")["input_ids"]
     forms = surface_forms(tokenizer, 10_000)
     value, mass = yes_against_no(last_logits(model, prompt), forms)
@@ -220,7 +220,7 @@ def test_p_true_asks_about_the_question_in_the_chat_template(
         "completion_tokens": 1,
         "attempts": 1,
     }
-    values = store.asked("p_true")["value"].to_pylist()
+    values = store.asked.read("p_true")["value"].to_pylist()
     assert len(set(values)) > 10
 
 
@@ -361,7 +361,7 @@ def test_answers_are_needed_to_ask_about_them(store: Path, yes_no_folder: Path) 
 def test_the_command_line_asks(store: Path, yes_no_folder: Path) -> None:
     arguments = ["ask", "--store", str(store), "--baselines", "[p_true]", "--model", str(yes_no_folder)]
     assert run(COMMANDS, "python -m extract", arguments) == 0
-    assert Store.open(store).asked_names() == ["p_true"]
+    assert Store.open(store).asked.names() == ["p_true"]
 
 
 @pytest.mark.real_model

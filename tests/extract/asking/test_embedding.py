@@ -127,13 +127,13 @@ def test_questions_and_answers_are_embedded_into_the_store(
     encoder = Encoder(str(encoder_folder))
     texts = [question.text for question in held.questions]
     torch.testing.assert_close(
-        held.read_signal("text_embedding", "0/question"), encoder.embed(texts), atol=1e-5, rtol=1e-4
+        held.signals.read("text_embedding", "0/question"), encoder.embed(texts), atol=1e-5, rtol=1e-4
     )
     text_of = {question.id: question.text for question in held.questions}
     rows = held.samples().to_pylist()
     lines = [["", "One", row["text"].strip().split("\n")[0]][row["sample"]] for row in rows]
     expected = encoder.embed([f"{text_of[row['question_id']]} {line}" for row, line in zip(rows, lines, strict=True)])
-    answers = held.read_signal("text_embedding", "0/answer", "sample")
+    answers = held.signals.read("text_embedding", "0/answer", "sample")
     empty = torch.tensor([row["sample"] == 0 for row in rows])
     assert answers.dtype == torch.float32
     assert torch.equal(answers.isnan().all(1), empty)

@@ -26,6 +26,7 @@ from extract.running.cli import run
 from extract.sampling.server.client import BudgetSpent, Request, Unanswered
 from extract.sampling.server.options import Server
 from extract.sampling.server.protocol import Choice, Reply
+from extract.store.verify import find_problems
 from tests.helpers.serving_stub import MODEL, stub
 
 Says = Callable[[str], str | Exception]
@@ -81,7 +82,7 @@ NAME = "judge-org-A-judge-8b"
 
 
 def rows(store: Path, name: str = NAME) -> list[dict[str, Any]]:
-    return Store.open(store).grades(name).to_pylist()
+    return Store.open(store).grades.read(name).to_pylist()
 
 
 @pytest.mark.parametrize(
@@ -126,18 +127,18 @@ def test_equal_answers_to_a_question_are_asked_about_once_also_over_parts(
     assert sorted(client.asked) == sorted(question.id for question in Store.open(store).questions)
     recipe = StoreRecipe(questions=str(store.parent / "questions.jsonl"), k=5)
     kept = Store.open(store)
-    for part in kept.missing_parts(recipe.k):  # more answers, which say the same
-        first = kept.samples(next(one for one in kept.parts() if one.block == part.block)).to_pylist()
+    for part in kept.samples.missing(recipe.k):  # more answers, which say the same
+        first = kept.samples.read(next(one for one in kept.samples.ranges() if one.block == part.block)).to_pylist()
         by_question = {row["question_id"]: row for row in first}
         new = [{**by_question[id_], "sample": j} for id_ in by_question for j in range(part.start, part.stop)]
-        kept.write_samples(part, [{key: row[key] for key in _columns(kept)} for row in new], 1)
+        kept.samples.write(part, [{key: row[key] for key in _columns(kept)} for row in new], 1)
     grade(str(store), "judge", judge=JUDGE)
     assert len(client.asked) == 10
     assert {row["right"] for row in rows(store)} == {True}
 
 
 def _columns(store: Store) -> list[str]:
-    return list(pq.read_schema(store.samples_file(store.parts()[0])).names)
+    return list(pq.read_schema(store.samples.file(store.samples.ranges()[0])).names)
 
 
 def test_what_was_unknown_is_asked_again_and_the_rest_is_left_alone(store: Path, client: type[FakeClient]) -> None:
@@ -160,7 +161,7 @@ def test_what_was_unknown_is_asked_again_and_the_rest_is_left_alone(store: Path,
     grade(str(store), "judge", judge=JUDGE)
     assert client.asked == []
     assert {path: path.read_bytes() for path in content} == content
-    assert not list(Store.open(store).problems())
+    assert not list(find_problems(Store.open(store)))
 
 
 @pytest.mark.parametrize(
@@ -185,22 +186,22 @@ def test_a_judge_that_was_never_there_leaves_no_grades(store: Path, client: type
     client.says = staticmethod(lambda text: InputError("Expected a server, but none is there."))
     with pytest.raises(InputError, match="none is there"):
         grade(str(store), "judge", judge=JUDGE)
-    assert Store.open(store).graders() == []
+    assert Store.open(store).grades.names() == []
 
 
 def test_judges_stand_side_by_side_and_two_rules_never_in_one_folder(store: Path, client: type[FakeClient]) -> None:
     grade(str(store))
     grade(str(store), "judge", judge=JUDGE)
     grade(str(store), "judge", judge=Judge(model="another"))
-    assert Store.open(store).graders() == ["judge-another", NAME, "short"]
-    part = Store.open(store).parts()[0]
-    rule = Store.open(store).rule(NAME, part)
+    assert Store.open(store).grades.names() == ["judge-another", NAME, "short"]
+    part = Store.open(store).samples.ranges()[0]
+    rule = Store.open(store).grades.rule(NAME, part)
     assert "'org/A judge:8b'" in rule
     assert messages_for(Case(Question("q", "t", "?", references=("a",)), "b", "b"))[0]["content"] in rule
     with pytest.raises(InputError, match="by the rule of this run.*--judge.name"):
         grade(str(store), "judge", judge=Judge(model="org/A-judge-8b"))
     grade(str(store), "judge", judge=Judge(model="org/A-judge-8b", name="second"))
-    assert "judge-second" in Store.open(store).graders()
+    assert "judge-second" in Store.open(store).grades.names()
     with pytest.raises(InputError, match="among short, .*, judge, but got 'judge-third'. Grade with `--grader judge"):
         grade(str(store), "judge-third")
 
@@ -296,14 +297,16 @@ def test_the_grader_is_that_of_the_questions_kind(tmp_path: Path, tiny_folder: P
     questions.write_text("\n".join(map(json.dumps, lines)))
     sample(str(tmp_path / "store"), StoreRecipe(questions=str(questions), model=str(tiny_folder), k=2))
     grade(str(tmp_path / "store"))
-    assert Store.open(tmp_path / "store").graders() == ["number"]
+    assert Store.open(tmp_path / "store").grades.names() == ["number"]
 
 
 def test_answers_that_could_not_be_read_are_never_the_same(store: Path) -> None:
     kept = Store.open(store)
-    for part in kept.parts():
-        key = [{"question_id": row["question_id"], "sample": row["sample"]} for row in kept.samples(part).to_pylist()]
-        kept.write_grades("made", part, [{**one, "right": False, "answer": None} for one in key], "by hand")
+    for part in kept.samples.ranges():
+        key = [
+            {"question_id": row["question_id"], "sample": row["sample"]} for row in kept.samples.read(part).to_pylist()
+        ]
+        kept.grades.write("made", part, [{**one, "right": False, "answer": None} for one in key], "by hand")
     table = load_table(kept, "made")
     assert set(table.consistency.tolist()) == {1 / 2}  # each of the two answers of the half is alone
     assert table.known.tolist() == [3] * 10
@@ -313,8 +316,8 @@ def test_answers_that_could_not_be_read_are_never_the_same(store: Path) -> None:
 
 def test_a_right_answer_that_is_none_is_refused(store: Path) -> None:
     kept = Store.open(store)
-    part = kept.parts()[0]
-    key = [{"question_id": row["question_id"], "sample": row["sample"]} for row in kept.samples(part).to_pylist()]
-    kept.write_grades("made", part, [{**one, "right": True, "answer": None} for one in key], "by hand")
+    part = kept.samples.ranges()[0]
+    key = [{"question_id": row["question_id"], "sample": row["sample"]} for row in kept.samples.read(part).to_pylist()]
+    kept.grades.write("made", part, [{**one, "right": True, "answer": None} for one in key], "by hand")
     with pytest.raises(InputError, match="is right and has no `answer`"):
-        kept.grades("made")
+        kept.grades.read("made")

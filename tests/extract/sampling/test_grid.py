@@ -25,6 +25,7 @@ from extract.sampling.local.draws import draw
 from extract.sampling.local.sampler import LocalSampler
 from extract.sampling.server.options import Server
 from extract.sampling.temperature_grid import member_name, sample_family
+from extract.store.verify import find_problems
 from tests.conftest import tiny_model, write_questions
 from tests.helpers.serving_stub import MODEL, stub
 
@@ -72,7 +73,9 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def answers(store: Path | Store) -> list[tuple[Any, ...]]:
     kept = store if isinstance(store, Store) else Store.open(store)
-    return [(row["question_id"], row["sample"], row["token_ids"], row["text"]) for row in kept.samples().to_pylist()]
+    return [
+        (row["question_id"], row["sample"], row["token_ids"], row["text"]) for row in kept.samples.read().to_pylist()
+    ]
 
 
 # Drawing
@@ -180,7 +183,7 @@ def test_a_grid_makes_a_store_of_each_temperature_that_is_as_one_made_alone(
         alone = sample(str(tmp_path / f"alone-{temperature}"), recipe(temperature))
         assert store.identity == alone.identity
         assert answers(store) == answers(alone)
-        assert list(store.problems()) == []
+        assert list(find_problems(store)) == []
         sample(str(store.path), recipe(temperature))  # there is nothing to add
 
 
@@ -202,7 +205,7 @@ def test_a_wider_grid_and_more_samples_add_files_and_rewrite_none(
     after = contents(family)
     assert {name: after[name] for name in before} == before
     for name in ("t0.0", "t0.25", "t0.5", "t0.75", "t1.0"):
-        assert Store.open(family / name).samples().num_rows == 200
+        assert Store.open(family / name).samples.read().num_rows == 200
     assert (family / "t0.25/samples/00000.000-005.parquet").is_file()
     assert (family / "t0.5/samples/00000.003-005.parquet").is_file()
 
@@ -265,8 +268,8 @@ def test_a_served_models_grid_is_one_store_after_the_other_by_any_number_of_work
     for name, temperature in (("t0.5", 0.5), ("t1.0", 1.0)):
         kept = Store.open(tmp_path / "two" / name)
         assert kept.identity["policy"]["decoding"]["temperature"] == temperature
-        assert kept.samples().num_rows == 12
-        assert kept.samples() == Store.open(tmp_path / "one" / name).samples()
+        assert kept.samples.read().num_rows == 12
+        assert kept.samples.read() == Store.open(tmp_path / "one" / name).samples.read()
 
 
 # Commands
@@ -323,7 +326,7 @@ def test_signals_of_questions_are_read_once_for_all_temperatures(
     read(str(family / "t0.5"), signals=["hidden", "tokens"], model="nowhere")  # it isn't loaded
     assert "hidden of 2 blocks copied from" in capsys.readouterr().err
     assert contents(family / "t0.5/signals") == contents(alone / "signals")
-    assert list(Store.open(family / "t0.5").problems()) == []
+    assert list(find_problems(Store.open(family / "t0.5"))) == []
     with pytest.raises(InputError, match="nowhere"):  # other layers are not there
         read(str(family / "t1.0"), layers=[0], model="nowhere")
     sample(str(family / "other"), recipe(policy=Decoding(1.0, max_new_tokens=6, seed=1)))
@@ -349,5 +352,5 @@ def test_a_grid_that_was_killed_is_gone_on_with(
     sample_family(str(family), recipe(block_size=1))
     for name, temperature in (("t0.0", 0.0), ("t0.5", 0.5), ("t1.0", 1.0)):
         kept = Store.open(family / name)
-        assert list(kept.problems()) == []
+        assert list(find_problems(kept)) == []
         assert answers(kept) == answers(sample(str(tmp_path / name), recipe(temperature, block_size=1)))

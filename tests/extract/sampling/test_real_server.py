@@ -33,7 +33,7 @@ def test_a_real_server_answers_every_question_and_is_refused_while_it_decodes_gr
             sample(str(tmp_path / "greedy"), recipe(url, extra={}))
         store = sample(str(tmp_path / "store"), recipe(url))
 
-    rows = store.samples().to_pylist()
+    rows = store.samples.read().to_pylist()
     assert {(row["question_id"], row["sample"]) for row in rows} == {(q.id, j) for q in store.questions for j in (0, 1)}
     assert {row["finish_reason"] for row in rows} <= {"stop", "length"}
     assert grade(str(store.path), "short").grades("short").num_rows == 12

@@ -37,7 +37,7 @@ from extract.sampling.server.protocol import Choice, Reply, Request
 from extract.sampling.server.queue import OpenPart
 from extract.store.files import Damaged
 from extract.store.parquet import SERVED_SAMPLES_SCHEMA, write_arrow
-from extract.store.shards import Part
+from extract.store.shards import SampleRange
 from tests.helpers.serving_stub import MODEL, Running, answer_text, faults, stub
 from tests.helpers.serving_stub import Options as StubOptions
 
@@ -87,7 +87,7 @@ def logged(store: Path) -> list[dict[str, Any]]:
 
 def check_whole(store: Store, k: int) -> None:
     """Each question has each sample once, with the stub's own answer to it, and no log is left."""
-    rows = store.samples().to_pylist()
+    rows = store.samples.read().to_pylist()
     assert Counter((row["question_id"], row["sample"]) for row in rows) == Counter(
         (question.id, j) for question in store.questions for j in range(k)
     )
@@ -104,13 +104,13 @@ def test_every_question_gets_its_answers_with_what_the_server_tells_of_them(
 ) -> None:
     store = sample(str(tmp_path / "store"), recipe(server.url, questions))
     check_whole(store, 2)
-    table = store.samples()
+    table = store.samples.read()
     assert table.schema.equals(SERVED_SAMPLES_SCHEMA)
     row = table.to_pylist()[0]
     assert (row["finish_reason"], row["n_tokens"], row["logprobs"]) == ("stop", 3, [-0.5] * 3)
     assert row["token_ids"] is row["reasoning"] is None
     assert row["prompt_tokens"] > 0
-    assert store.parts() == [Part(block, j, j + 1) for block in range(3) for j in range(2)]
+    assert store.samples.ranges() == [SampleRange(block, j, j + 1) for block in range(3) for j in range(2)]
     verify(str(tmp_path / "store"))
     assert "answers/s" in capsys.readouterr().err
 
@@ -166,8 +166,8 @@ def test_more_samples_ask_only_for_those_that_are_missing(server: Running, quest
 
 def test_several_answers_of_one_request_are_several_samples(server: Running, questions: str, tmp_path: Path) -> None:
     store = sample(str(tmp_path / "store"), recipe(server.url, questions, k=5, per_request=2))
-    assert {(part.start, part.stop) for part in store.parts()} == {(0, 2), (2, 4), (4, 5)}
-    rows = store.samples().to_pylist()
+    assert {(part.start, part.stop) for part in store.samples.ranges()} == {(0, 2), (2, 4), (4, 5)}
+    rows = store.samples.read().to_pylist()
     assert len({(row["question_id"], row["sample"]) for row in rows}) == len({row["text"] for row in rows}) == 100
     assert {row["n_tokens"] for row in rows} == {3}  # of the log-probabilities, because usage is of both together
 
@@ -228,7 +228,7 @@ def test_after_a_kill_no_answer_that_had_arrived_is_asked_for_again(questions: s
         process.kill()
         process.communicate()
         held = {(row["question_id"], row["sample"]) for row in logged(path)}
-        held |= {(row["question_id"], row["sample"]) for row in Store.open(path).samples().to_pylist()}
+        held |= {(row["question_id"], row["sample"]) for row in Store.open(path).samples.read().to_pylist()}
         assert 21 <= len(held) < 80
         store = sample(str(path), recipe(server.url, questions, k=4))
         check_whole(store, 4)
@@ -252,7 +252,7 @@ def test_a_signal_ends_it_with_one_line_and_what_arrived_is_kept(
     assert "Traceback" not in said
     assert "never retrieved" not in said
     assert f"error: {word}. What is finished is kept; run the same command again to go on." in said
-    held = Store.open(path).samples().num_rows + len(logged(path))
+    held = Store.open(path).samples.read().num_rows + len(logged(path))
     assert 12 <= held < 80
 
 
@@ -267,13 +267,13 @@ def test_another_n_finishes_the_parts_that_were_begun_first(server: Running, que
     store = stopped_early(server, questions, tmp_path / "store", k=6, per_request=4)
     (log,) = store.path.glob("samples/*.jsonl")
     assert log.name == "00001.000-004.jsonl"
-    assert store.parts() == [Part(0, 0, 4)]
+    assert store.samples.ranges() == [SampleRange(0, 0, 4)]
     held = {(row["question_id"], row["sample"]): row["text"] for row in logged(store.path)}
     assert held
     store = sample(str(store.path), recipe(server.url, questions, k=6, per_request=3))
-    assert {(part.start, part.stop) for part in store.parts() if part.block < 2} == {(0, 4), (4, 6)}
-    assert {(part.start, part.stop) for part in store.parts() if part.block == 2} == {(0, 3), (3, 6)}
-    texts = {(row["question_id"], row["sample"]): row["text"] for row in store.samples().to_pylist()}
+    assert {(part.start, part.stop) for part in store.samples.ranges() if part.block < 2} == {(0, 4), (4, 6)}
+    assert {(part.start, part.stop) for part in store.samples.ranges() if part.block == 2} == {(0, 3), (3, 6)}
+    texts = {(row["question_id"], row["sample"]): row["text"] for row in store.samples.read().to_pylist()}
     assert len(texts) == 120
     assert {one: texts[one] for one in held} == held
 
@@ -319,20 +319,20 @@ def test_the_log_of_another_store_or_part_is_refused(server: Running, questions:
 def test_the_log_of_a_finished_part_is_taken_away(server: Running, questions: str, tmp_path: Path) -> None:
     store = stopped_early(server, questions, tmp_path / "store")
     (log,) = store.path.glob("samples/*.jsonl")
-    left = store.log_file(store.parts()[0])
+    left = store.samples.log_file(store.samples.ranges()[0])
     left.write_text(log.read_text())
     check_whole(sample(str(store.path), recipe(server.url, questions, k=3)), 3)
 
 
 def test_a_whole_log_becomes_its_part_without_asking_anyone(server: Running, questions: str, tmp_path: Path) -> None:
     store = sample(str(tmp_path / "store"), recipe(server.url, questions))
-    for part in store.parts():
-        rows, ids = store.samples(part).to_pylist(), store.ids(part)
-        log = AnswerLog(store.log_file(part), store.sha256, part, ids)
+    for part in store.samples.ranges():
+        rows, ids = store.samples.read(part).to_pylist(), store.questions.ids(part)
+        log = AnswerLog(store.samples.log_file(part), store.sha256, part, ids)
         for row in reversed(rows):
             log.append([row])
         log.close()
-        store.samples_file(part).with_suffix(".json").unlink()  # killed between the table and what vouches for it
+        store.samples.file(part).with_suffix(".json").unlink()  # killed between the table and what vouches for it
     check_whole(sample(str(store.path), recipe("http://127.0.0.1:9/v1", questions)), 2)
 
 
@@ -340,7 +340,7 @@ def test_a_damaged_part_is_named_and_asked_again(
     server: Running, questions: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = sample(str(tmp_path / "store"), recipe(server.url, questions))
-    store.samples_file(Part(1, 0, 1)).write_bytes(b"nothing")
+    store.samples.file(SampleRange(1, 0, 1)).write_bytes(b"nothing")
     check_whole(sample(str(store.path), recipe(server.url, questions)), 2)
     assert "samples/00001.000-001.parquet" in capsys.readouterr().err
 
@@ -349,7 +349,7 @@ def test_workers_ask_for_their_own_blocks(server: Running, questions: str, tmp_p
     made = recipe(server.url, questions)
     for rank in (1, 0):
         store = sample(str(tmp_path / "store"), made, Worker(rank, 2))
-        assert {part.block for part in store.parts()} == ({1} if rank else {0, 1, 2})
+        assert {part.block for part in store.samples.ranges()} == ({1} if rank else {0, 1, 2})
     check_whole(store, 2)
 
 
@@ -360,7 +360,7 @@ def test_a_budget_stops_it_balanced_and_the_next_run_goes_on(server: Running, qu
     path = tmp_path / "store"
     with pytest.raises(InputError, match=r"^Expected a budget for all answers[^\n]*first 1 answers\.$"):
         sample(str(path), recipe(server.url, questions, k=3, budget_requests=34))
-    counts = Counter(row["question_id"] for row in [*Store.open(path).samples().to_pylist(), *logged(path)])
+    counts = Counter(row["question_id"] for row in [*Store.open(path).samples.read().to_pylist(), *logged(path)])
     assert len(counts) == 20
     assert set(counts.values()) <= {1, 2}
     assert counts.total() == 34 - 4  # the trial asks for four short texts
@@ -391,7 +391,7 @@ def test_what_stays_unanswered_is_missing_and_asked_for_by_the_next_run(
             patch.setattr(Client, "ask", ask_or_not)
             with pytest.raises(InputError, match=r"answers are missing: [^\n]* Run the same command again[^\n]*$"):
                 sample(str(path), recipe(server.url, questions, k=3))
-        assert len([*Store.open(path).samples().to_pylist(), *logged(path)]) == 60 - calls["ask"] // 7
+        assert len([*Store.open(path).samples.read().to_pylist(), *logged(path)]) == 60 - calls["ask"] // 7
         check_whole(sample(str(path), recipe(server.url, questions, k=3)), 3)
         assert set(asked(server).values()) == {1}
 
@@ -466,7 +466,7 @@ def test_a_full_disk_is_one_line_and_the_next_run_goes_on(
             sample(str(path), recipe(server.url, questions))
     assert full.value.errno == errno.ENOSPC
     assert str(full.value.filename).endswith(".jsonl")
-    kept = [*Store.open(path).samples().to_pylist(), *logged(path)]
+    kept = [*Store.open(path).samples.read().to_pylist(), *logged(path)]
     assert 20 < len(kept) < 30
     before = asked(server)
     check_whole(sample(str(path), recipe(server.url, questions)), 2)
@@ -497,11 +497,11 @@ def test_samples_that_no_server_gives_are_refused(
     column: str, value: Any, problem: str, served: Store, tmp_path: Path
 ) -> None:
     store = Store.open(shutil.copytree(served.path, tmp_path / "store"))
-    rows = store.samples(Part(1, 0, 1)).to_pylist()
+    rows = store.samples.read(SampleRange(1, 0, 1)).to_pylist()
     rows[3] |= {"logprobs": [-1.0, -2.0], "token_ids": [5, 6], column: value}
-    store.write_samples(Part(1, 0, 1), rows)
+    store.samples.write(SampleRange(1, 0, 1), rows)
     with pytest.raises(Damaged, match=problem):
-        store.samples()
+        store.samples.read()
     with pytest.raises(InputError, match=problem):
         verify(str(store.path))
 
@@ -572,7 +572,7 @@ def test_a_refused_question_blocks_no_other_and_is_named_with_the_servers_words(
                 patch.setattr(Client, "ask", refuse)
                 with pytest.raises(InputError, match=rf"refuses 1 question[^\n]*{first.id}[^\n]*too long[^\n]*$"):
                     sample(str(path), recipe(server.url, questions, k=k))
-            assert len([*Store.open(path).samples().to_pylist(), *logged(path)]) == 19 * k
+            assert len([*Store.open(path).samples.read().to_pylist(), *logged(path)]) == 19 * k
         check_whole(sample(str(path), recipe(server.url, questions, k=3)), 3)
         assert set(asked(server).values()) == {1}
 
@@ -598,7 +598,7 @@ def test_replies_of_the_trial_go_to_the_samples_that_they_were_asked_for(
 ) -> None:
     store = stopped_early(server, questions, tmp_path / "store", k=4, per_request=4)
     before = asked(server)
-    rows = {(row["question_id"], row["sample"]) for row in [*store.samples().to_pylist(), *logged(store.path)]}
+    rows = {(row["question_id"], row["sample"]) for row in [*store.samples.read().to_pylist(), *logged(store.path)]}
     made = recipe(server.url, questions, k=4, per_request=1)
     sample(str(store.path), replace(made, server=replace(made.server, url=[server.url] * 3)))
     new = asked(server) - before
@@ -610,7 +610,7 @@ def test_a_part_with_too_few_rows_is_damaged_and_asked_again(
     server: Running, questions: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = sample(str(tmp_path / "store"), recipe(server.url, questions))
-    store.write_samples(Part(1, 0, 1), store.samples(Part(1, 0, 1)).to_pylist()[:-2])
+    store.samples.write(SampleRange(1, 0, 1), store.samples.read(SampleRange(1, 0, 1)).to_pylist()[:-2])
     check_whole(sample(str(store.path), recipe(server.url, questions)), 2)
     assert "samples/00001.000-001.parquet: it has 6 rows where 8 belong" in capsys.readouterr().err
 
@@ -619,10 +619,10 @@ def test_a_log_takes_no_row_that_it_could_not_give_back_and_no_part_is_written_w
     served: Store, tmp_path: Path
 ) -> None:
     store = Store.open(shutil.copytree(served.path, tmp_path / "store"))
-    part = Part(1, 0, 1)
-    rows = store.samples(part).to_pylist()
-    store.samples_file(part).unlink()
-    store.samples_file(part).with_suffix(".json").unlink()
+    part = SampleRange(1, 0, 1)
+    rows = store.samples.read(part).to_pylist()
+    store.samples.file(part).unlink()
+    store.samples.file(part).with_suffix(".json").unlink()
     opened = OpenPart(store, part, 1)
     for change in ({"n_tokens": True}, {"prompt_tokens": 2**40}, {"sample": 7}, {"question_id": "nobody"}):
         with pytest.raises(InputError):
@@ -631,8 +631,8 @@ def test_a_log_takes_no_row_that_it_could_not_give_back_and_no_part_is_written_w
     opened.log.append(rows)
     opened.log.path.write_bytes(b"".join(opened.log.path.read_bytes().splitlines(keepends=True)[:1]))  # lost
     opened.close()
-    assert not store.samples_file(part).exists()
-    assert store.log_file(part).exists()
+    assert not store.samples.file(part).exists()
+    assert store.samples.log_file(part).exists()
     (row,) = rows_of("q", [3], Reply(MODEL, [choice()], 2**40, True))
     assert (row["prompt_tokens"], row["n_tokens"]) == (None, None)
 
@@ -642,7 +642,7 @@ def test_one_failing_file_lets_what_is_in_flight_be_kept(
 ) -> None:
     path = tmp_path / "store"
 
-    def full(self: Store, part: Part, rows: Any) -> None:
+    def full(self: Store, part: SampleRange, rows: Any) -> None:
         raise InputError("Expected to be able to write, but: No space left on device.")
 
     with stub(seconds=0.05) as server:
@@ -673,7 +673,7 @@ def test_a_log_that_cannot_be_synced_stops_the_run(
 def test_what_could_not_be_synced_is_synced_again(
     served: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    part, calls = Part(0, 0, 1), list[int]()
+    part, calls = SampleRange(0, 0, 1), list[int]()
 
     def once_broken(fd: int) -> None:
         calls.append(fd)
@@ -725,31 +725,31 @@ def test_several_answers_at_temperature_0_are_said_to_be_the_same(
 def test_grades_of_answers_that_were_replaced_are_named_and_given_again(
     questions: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path, part = tmp_path / "store", Part(1, 0, 1)
+    path, part = tmp_path / "store", SampleRange(1, 0, 1)
     with stub() as server:
         sample(str(path), recipe(server.url, questions))
     grade(str(path))
     store = Store.open(path)
-    changed = [{**row, "text": "word"} for row in store.samples(part).to_pylist()]
-    store.write_samples(part, changed)
+    changed = [{**row, "text": "word"} for row in store.samples.read(part).to_pylist()]
+    store.samples.write(part, changed)
     with pytest.raises(InputError, match=r"grades/short/00001.000-001.parquet: its grades are of other answers"):
         verify(str(path))
     capsys.readouterr()
     grade(str(path))
     assert "grades/short/00001.000-001.parquet: its grades are of other answers" in capsys.readouterr().err
     verify(str(path))
-    assert store.grades("short").num_rows == 40
+    assert store.grades.read("short").num_rows == 40
 
 
 def test_grades_that_do_not_say_of_which_answers_they_are_stay(served: Store, tmp_path: Path) -> None:
     store = Store.open(shutil.copytree(served.path, tmp_path / "store"))
     grade(str(store.path))
-    for part in store.parts():
-        file = store.grades_file("short", part)
+    for part in store.samples.ranges():
+        file = store.grades.file("short", part)
         table = pq.read_table(file)
         assert b"samples" in table.schema.metadata
         write_arrow(file, table.replace_schema_metadata({"grader": "short", "rule": "as it was"}))
-    before = [store.grades_file("short", part).read_bytes() for part in store.parts()]
+    before = [store.grades.file("short", part).read_bytes() for part in store.samples.ranges()]
     grade(str(store.path))
     verify(str(store.path))
-    assert [store.grades_file("short", part).read_bytes() for part in store.parts()] == before
+    assert [store.grades.file("short", part).read_bytes() for part in store.samples.ranges()] == before

@@ -20,7 +20,8 @@ from extract.signals.base import Answer
 from extract.signals.batches import by_length
 from extract.signals.positions import ANSWER_POSITIONS, answer_position
 from extract.store.ragged import Ragged
-from extract.store.shards import Part
+from extract.store.shards import SampleRange
+from extract.store.verify import find_problems
 from tests.conftest import byte_tokenizer, tiny_model, write_questions
 
 ANSWERS = [
@@ -212,10 +213,10 @@ def signal_bytes(store: Path) -> dict[str, bytes]:
 
 def test_rows_are_in_the_order_of_the_samples(whole: Path, model: Any, tokenizer: Any) -> None:
     store = Store.open(whole)
-    rows = store.samples().to_pylist()
-    assert store.signal_keys("hidden", "sample")[:4] == [f"{layer}/first_answer" for layer in range(4)]
-    last = store.read_signal("hidden", "2/last_answer", "sample")
-    entropies = store.read_ragged("tokens", "3/entropy", "sample").rows()
+    rows = store.samples.read().to_pylist()
+    assert store.signals.keys("hidden", "sample")[:4] == [f"{layer}/first_answer" for layer in range(4)]
+    last = store.signals.read("hidden", "2/last_answer", "sample")
+    entropies = store.signals.read_ragged("tokens", "3/entropy", "sample").rows()
     assert last.shape == (60, 32)
     assert len(entropies) == 60
     prompts = {q.id: tokenizer(tokenizer.apply_chat_template([{"role": "user", "content": q.text}], tokenize=False, add_generation_prompt=True))["input_ids"] for q in store.questions}  # fmt: skip
@@ -230,7 +231,7 @@ def test_rows_are_in_the_order_of_the_samples(whole: Path, model: Any, tokenizer
         logprobs = output.logits[0, len(prompt) - 1 : -1].double().log_softmax(-1)
         wanted = (-logprobs.exp() * logprobs).sum(-1)
         torch.testing.assert_close(entropies[i].double(), wanted, rtol=1e-4, atol=1e-5)
-    assert list(store.problems()) == []
+    assert list(find_problems(store)) == []
 
 
 def test_workers_and_a_killed_run_write_the_bytes_of_one(store: Path, whole: Path, recipe: StoreRecipe) -> None:
@@ -254,7 +255,7 @@ def test_a_damaged_file_is_refused_and_made_again(
     with pytest.raises(
         InputError, match=r"00001.000-002.safetensors' to be as it was written, but its content changed"
     ):
-        Store.open(store).read_signal("hidden", "1/mean_answer", "sample")
+        Store.open(store).signals.read("hidden", "1/mean_answer", "sample")
     read(str(store), ["hidden"], "sample", model=recipe.model)
     assert (
         "00001.000-002.safetensors: its content changed (checksum differs); making it again" in capsys.readouterr().err
@@ -264,24 +265,24 @@ def test_a_damaged_file_is_refused_and_made_again(
 
 def test_what_was_read_of_other_answers_is_refused_and_read_again(store: Path, recipe: StoreRecipe) -> None:
     opened = Store.open(store)
-    part = Part(0, 0, 2)
-    rows = opened.samples(part).to_pylist()
+    part = SampleRange(0, 0, 2)
+    rows = opened.samples.read(part).to_pylist()
     rows[0] |= {"token_ids": [70, 71], "text": "no", "logprobs": [-1.0, -1.0]}
-    opened.write_samples(part, rows)
+    opened.samples.write(part, rows)
     with pytest.raises(InputError, match="its metadata says"):
-        Store.open(store).read_signal("hidden", "1/mean_answer", "sample")
+        Store.open(store).signals.read("hidden", "1/mean_answer", "sample")
     read(str(store), ["hidden", "tokens"], "sample", model=recipe.model)
-    assert list(Store.open(store).problems()) == []
+    assert list(find_problems(Store.open(store))) == []
 
 
 def test_more_samples_add_files_and_a_signal_of_some_answers_is_refused(store: Path, recipe: StoreRecipe) -> None:
     before = signal_bytes(store)
     sample(str(store), StoreRecipe(**{**vars(recipe), "k": 4}))
-    assert Store.open(store).unread_parts("hidden") == [Part(block, 3, 4) for block in range(3)]
+    assert Store.open(store).signals.missing("hidden") == [SampleRange(block, 3, 4) for block in range(3)]
     with pytest.raises(InputError, match=r"of the answers, but 3 of 9 parts lack it .*\[hidden\] --scope sample`"):
-        Store.open(store).signal_keys("hidden", "sample")
+        Store.open(store).signals.keys("hidden", "sample")
     read(str(store), ["hidden"], "sample", model=recipe.model)
-    assert Store.open(store).read_signal("hidden", "0/first_answer", "sample").shape == (80, 32)
+    assert Store.open(store).signals.read("hidden", "0/first_answer", "sample").shape == (80, 32)
     assert {name: content for name, content in signal_bytes(store).items() if name in before} == before
 
 
@@ -289,12 +290,12 @@ def test_other_layers_than_those_that_there_are_are_refused(store: Path, recipe:
     shutil.rmtree(store / "signals")
     for scope in ("question", "sample"):
         read(str(store), ["hidden"], scope, [3, 1, 3], model=recipe.model)
-        assert {int(key.split("/")[0]) for key in Store.open(store).layout("hidden", scope)} == {1, 3}
+        assert {int(key.split("/")[0]) for key in Store.open(store).signals.layout("hidden", scope)} == {1, 3}
         next(iter((store / "signals/hidden" / scope).glob("*.safetensors"))).unlink()
         with pytest.raises(InputError, match=r"holds of 'hidden', \[1, 3\], but got \[2\]. Leave it out"):
             read(str(store), ["hidden"], scope, [2], model=recipe.model)
         read(str(store), ["hidden"], scope, model=recipe.model)
-        assert len(Store.open(store).signal_keys("hidden", scope)) == (2 if scope == "question" else 6)
+        assert len(Store.open(store).signals.keys("hidden", scope)) == (2 if scope == "question" else 6)
     with pytest.raises(InputError, match="`signals` to name at least one of hidden, tokens"):
         read(str(store), [], "sample", model=recipe.model)
     with pytest.raises(InputError, match="at least one layer"):
@@ -314,7 +315,7 @@ def test_a_store_without_answers_and_prompts_that_changed_are_refused(
     with pytest.raises(InputError, match="to hold answers, but it has none"):
         read(str(store), ["hidden"], "sample", model=recipe.model)
     with pytest.raises(InputError, match="to hold answers, but it has none"):
-        Store.open(store).signal_keys("hidden", "sample")
+        Store.open(store).signals.keys("hidden", "sample")
 
 
 @pytest.mark.parametrize("name", ["00009.000-002", "00000.000-003", "00000", "foo"])
@@ -322,7 +323,7 @@ def test_verify_names_a_file_that_is_of_no_answers(store: Path, name: str) -> No
     folder = store / "signals/hidden/sample"
     for ending in ("safetensors", "json"):
         shutil.copy(folder / f"00000.000-002.{ending}", folder / f"{name}.{ending}")
-    problems = list(Store.open(store).problems())
+    problems = list(find_problems(Store.open(store)))
     assert [problem.split(":")[0] for problem in problems] == [f"signals/hidden/sample/{name}.safetensors"]
 
 
@@ -332,7 +333,7 @@ def test_the_command_reads_answers_and_an_unknown_scope_is_refused_in_one_line(
     shutil.rmtree(store / "signals")
     common = ["read", "--store", str(store), "--model", recipe.model]
     assert run(COMMANDS, "python -m extract", [*common, "--scope", "sample", "--layers", "[2]"]) == 0
-    assert Store.open(store).signal_keys("hidden", "sample") == [f"2/{position}" for position in ANSWER_POSITIONS]
+    assert Store.open(store).signals.keys("hidden", "sample") == [f"2/{position}" for position in ANSWER_POSITIONS]
     capsys.readouterr()
     with pytest.raises(SystemExit, match="2"):
         run(COMMANDS, "python -m extract", [*common, "--scope", "answer"])
@@ -348,5 +349,5 @@ def test_a_store_is_made_with_signals_of_its_answers(tmp_path: Path, recipe: Sto
     path = str(tmp_path / "store")
     for _ in range(2):  # the second time nothing is missing
         made = make_store(path, recipe, "short", ["hidden"], "sample")
-    assert made.unread_parts("hidden") == []
-    assert made.unread_blocks("hidden") == [0, 1, 2]
+    assert made.signals.missing("hidden") == []
+    assert made.signals.missing("hidden") == [0, 1, 2]

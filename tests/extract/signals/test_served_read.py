@@ -22,8 +22,8 @@ from extract.commands import make_store, verify
 from extract.models.loading import model_identity
 from extract.questions import questions_hash
 from extract.sampling.server.options import Server
-from extract.store.parquet import Questions
-from extract.store.shards import Scope
+from extract.store.questions import Questions
+from extract.store.shards import Block, Scope
 from extract.viewing.inspection import describe
 from extract.viewing.show import show
 from probes import load_probe
@@ -52,17 +52,17 @@ def served_recipe(folder: Path, n: int, k: int) -> StoreRecipe:
 def make(folder: Path, n: int, k: int, answer: Callable[[int, int], dict[str, Any]]) -> Store:
     """A store as the server sampler writes it. `answer` gives of question i and sample j what the server told."""
     recipe = served_recipe(folder, n, k)
-    questions = Questions.of(load_questions(recipe.questions))
+    questions = Questions.of(load_questions(recipe.questions), recipe.block_size)
     identity = recipe.served_identity(questions_hash(questions), recipe.policy)
     store = Store.create(folder / "store", identity, questions)
     untold = dict.fromkeys(("reasoning", "token_ids", "logprobs", "n_tokens", "prompt_tokens"))
-    for part in store.missing_parts(k):
+    for part in store.samples.missing(k):
         rows = [
             {"question_id": id_, "sample": j, "text": "x", "finish_reason": "stop", **untold, **answer(int(id_[1:]), j)}
-            for id_ in store.ids(part)
+            for id_ in store.questions.ids(part)
             for j in range(part.start, part.stop)
         ]
-        store.write_samples(part, rows)
+        store.samples.write(part, rows)
     return store
 
 
@@ -151,7 +151,7 @@ def test_tokens_are_the_servers_or_else_the_tokenizers_and_none_where_thinking_c
     ]
     store = make(tmp_path, 3, len(kinds), lambda i, j: kinds[j])
     read(str(store.path), ["tokens"], "sample", model=str(tiny_folder))
-    nll = store.read_ragged("tokens", "3/nll")
+    nll = store.signals.read_ragged("tokens", "3/nll")
     rows = [nll.values[nll.offsets[i] : nll.offsets[i + 1]] for i in range(len(kinds))]
     assert [len(row) for row in rows] == [2, 2, 2, 0, 4, 0]
     assert "read: 3 answers came after thinking whose tokens the server did not tell" in capsys.readouterr().err
@@ -175,14 +175,14 @@ def test_what_a_server_did_not_tell_is_no_number(tmp_path: Path) -> None:
 
 def plant(store: Store) -> None:
     """Grades of both kinds for most questions."""
-    for part in store.parts():
-        rows = store.samples(part).to_pylist()
+    for part in store.samples.ranges():
+        rows = store.samples.read(part).to_pylist()
         graded = [
             {"question_id": row["question_id"], "sample": row["sample"], "answer": row["text"]}
             | {"right": (int(row["question_id"][1:]) + row["sample"]) % 3 > 0}
             for row in rows
         ]
-        store.write_grades("planted", part, graded, "a rule of the test")
+        store.grades.write("planted", part, graded, "a rule of the test")
 
 
 @pytest.fixture(scope="module")
@@ -233,7 +233,7 @@ def test_asking_about_a_served_store_takes_the_local_copy(tmp_path: Path) -> Non
     with pytest.raises(InputError, match="--model PATH_OR_HUB_ID"):
         ask(str(store.path), ["verbalized"])
     ask(str(store.path), ["verbalized"], model=str(copy), max_new_tokens=4)
-    how = pq.read_schema(store.asked_file("verbalized", 0)).metadata[b"how"]
+    how = pq.read_schema(store.asked.file("verbalized", Block(0))).metadata[b"how"]
     assert json.loads(how)["model"] == store.model
 
 

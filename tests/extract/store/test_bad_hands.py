@@ -20,6 +20,7 @@ from extract.__main__ import COMMANDS
 from extract.commands import verify
 from extract.running.cli import run
 from extract.store.files import write_file
+from extract.store.shards import Block
 from probes import load_probe
 from tests.helpers import altered_probes, altered_stores
 
@@ -134,11 +135,11 @@ def test_a_signal_is_checked_once_however_many_keys_are_read(
 @pytest.mark.parametrize(
     "read",
     [
-        lambda store: store.read_signal("../hidden", "0/last_prompt"),
-        lambda store: store.read_signal("hidden", "../0/last_prompt"),
-        lambda store: store.read_signal("hidden", "7/last_prompt"),
-        lambda store: store.grades("/etc"),
-        lambda store: store.write_grades("../coin", store.parts()[0], [], ""),
+        lambda store: store.signals.read("../hidden", "0/last_prompt"),
+        lambda store: store.signals.read("hidden", "../0/last_prompt"),
+        lambda store: store.signals.read("hidden", "7/last_prompt"),
+        lambda store: store.grades.read("/etc"),
+        lambda store: store.grades.write("../coin", store.samples.ranges()[0], [], ""),
         lambda store: load_table(store, "../coin"),
     ],
 )
@@ -154,14 +155,14 @@ def test_what_is_neither_a_folder_nor_a_hub_id_is_refused(probe: str) -> None:
 
 def test_a_row_that_is_nan_as_a_whole_is_missing_and_one_that_is_so_in_part_is_named(store: Path) -> None:
     opened = Store.open(store)
-    tensors = {key: opened.read_signal("hidden", key)[8:16].clone() for key in opened.signal_keys("hidden")}
+    tensors = {key: opened.signals.read("hidden", key)[8:16].clone() for key in opened.signals.keys("hidden")}
     tensors["1/last_prompt"][2] = torch.nan
-    opened.write_signal("hidden", 1, tensors)
+    opened.signals.write("hidden", Block(1), tensors)
     data = FeatureDataModule(str(store), val_fraction=0.6)
     data.setup()
     assert data.n_unusable == 1
     tensors["1/last_prompt"][4, 3] = torch.inf
-    opened.write_signal("hidden", 1, tensors)
+    opened.signals.write("hidden", Block(1), tensors)
     message = refusal(train, store, "signals/hidden/question/00001.safetensors", "NaN")
     assert "'1/last_prompt' is not finite in row 4 (question 'q12')" in message
 

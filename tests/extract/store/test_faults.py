@@ -261,8 +261,8 @@ def test_sampling_goes_on_with_fewer_answers_at_a_time_and_records_it(
 
     monkeypatch.setattr(LocalSampler, "sample_grid", small_memory)
     store = sample(str(tmp_path / "store"), recipe)
-    for part in store.parts():
-        assert pq.read_schema(store.samples_file(part)).metadata[b"max_rows"] == b"5"
+    for part in store.samples.ranges():
+        assert pq.read_schema(store.samples.file(part)).metadata[b"max_rows"] == b"5"
     (tmp_path / "whole").mkdir()
     for name, data in undisturbed.items():
         (tmp_path / "whole" / name).parent.mkdir(parents=True, exist_ok=True)

@@ -20,10 +20,10 @@ from extract.questions.question import questions_hash
 from extract.running.cli import run
 from extract.running.worker import Worker
 from extract.sampling.server.answer_log import AnswerLog
-from extract.store.asked import asked_schema
 from extract.store.files import Damaged
 from extract.store.merge import merge
-from extract.store.shards import Part
+from extract.store.shards import Block, SampleRange
+from extract.store.verify import find_problems, write_manifest
 from tests.helpers import altered_stores
 
 HOW = {"model": "tiny", "prompts": ["Are you sure?"]}
@@ -47,11 +47,11 @@ def whole(tmp_path: Path) -> Path:
     """A store of 3 blocks with samples, grades, signals and asked tables."""
     folder = altered_stores.add_tokens(altered_stores.make_store(tmp_path / "whole"))
     store = Store.open(folder)
-    for place in store.places("question"):
+    for place in store.shards("question"):
         costs = {"prompt_tokens": 9, "completion_tokens": 2, "attempts": 1, "text": "0.5", "mass": None, "value": 0.5}
-        rows = [{"question_id": id_, **costs} for id_ in store.ids(place)]
-        store.write_asked("sure", place, rows, asked_schema("question", HOW))
-    store.write_manifest()
+        rows = [{"question_id": id_, **costs} for id_ in store.questions.ids(place)]
+        store.asked.write("sure", place, rows, HOW)
+    write_manifest(store)
     return folder
 
 
@@ -67,7 +67,7 @@ def test_halves_become_the_bytes_of_the_whole(tmp_path: Path, whole: Path, halve
     before = [contents(Path(half)) for half in halves]
     (store,) = merge(str(tmp_path / "new"), halves)
     assert contents(tmp_path / "new") == contents(whole)
-    assert list(store.problems()) == []
+    assert list(find_problems(store)) == []
     assert [contents(Path(half)) for half in halves] == before
     merge(halves[0], [halves[1]])  # into one of them
     assert contents(Path(halves[0])) == contents(whole)
@@ -96,15 +96,17 @@ def test_further_samples_and_graders_are_put_beside(tmp_path: Path, whole: Path)
     shutil.rmtree(other / "signals/tokens")
     (other / "grades/coin").rename(other / "grades/dice")
     store = Store.open(other)
-    for part in store.graded_parts("dice"):
+    for part in store.grades.ranges("dice"):
         rows = [
-            {"question_id": id_, "sample": j, "right": True, "answer": "x"} for id_ in store.ids(part) for j in range(2)
+            {"question_id": id_, "sample": j, "right": True, "answer": "x"}
+            for id_ in store.questions.ids(part)
+            for j in range(2)
         ]
-        store.write_grades("dice", part, rows, "a die")
+        store.grades.write("dice", part, rows, "a die")
     (merged,) = merge(str(whole), [str(other)])
-    assert merged.graders() == ["coin", "dice"]
+    assert merged.grades.names() == ["coin", "dice"]
     assert merged.samples().num_rows == 80
-    assert list(merged.problems()) == []
+    assert list(find_problems(merged)) == []
 
 
 def test_other_identities_are_refused_before_anything_is_copied(tmp_path: Path, whole: Path, halves: list[str]) -> None:
@@ -127,16 +129,16 @@ def test_other_identities_are_refused_before_anything_is_copied(tmp_path: Path, 
         merge(halves[0], [])
 
 
-def rewrite(store: Store, part: Part, **changes: Any) -> None:
-    rows = store.samples(part).select(
+def rewrite(store: Store, part: SampleRange, **changes: Any) -> None:
+    rows = store.samples.read(part).select(
         ["question_id", "sample", "token_ids", "text", "logprobs", "finish_reason", "prompt_tokens"]
     )
-    store.write_samples(part, [{**row, **changes} for row in rows.to_pylist()])
+    store.samples.write(part, [{**row, **changes} for row in rows.to_pylist()])
 
 
 def test_two_answers_to_one_sample_are_refused_by_name(tmp_path: Path, whole: Path) -> None:
     other = Path(shutil.copytree(whole, tmp_path / "other"))
-    rewrite(Store.open(other), Part(1, 0, 2), text="something else")
+    rewrite(Store.open(other), SampleRange(1, 0, 2), text="something else")
     before = contents(whole)
     with pytest.raises(InputError, match=r"but 1 differ: samples/00001.000-002.parquet\. Delete them"):
         merge(str(whole), [str(other)])
@@ -149,8 +151,8 @@ def test_parts_that_share_samples_are_refused(tmp_path: Path, whole: Path) -> No
         for name in ("00000.000-002", "00000.002-004"):
             (other / f"samples/{name}.{ending}").unlink()
     store = Store.open(other)
-    rows = Store.open(whole).samples(Part(0, 0, 2)).drop(["n_tokens"]).to_pylist()
-    store.write_samples(Part(0, 1, 3), [{**row, "sample": row["sample"] + 1} for row in rows])
+    rows = Store.open(whole).samples.read(SampleRange(0, 0, 2)).drop(["n_tokens"]).to_pylist()
+    store.samples.write(SampleRange(0, 1, 3), [{**row, "sample": row["sample"] + 1} for row in rows])
     with pytest.raises(InputError, match="but 00000.000-002 and 00000.001-003 share some"):
         merge(str(whole), [str(other)])
 
@@ -171,7 +173,7 @@ def test_a_damaged_file_is_not_copied(tmp_path: Path, halves: list[str]) -> None
 def test_signals_and_tables_that_were_made_otherwise_are_refused(tmp_path: Path, halves: list[str]) -> None:
     other = Store.open(halves[1])
     shutil.rmtree(other.path / "signals/hidden")
-    other.write_signal("hidden", 1, {"0/last_prompt": torch.zeros(8, 4)})
+    other.signals.write("hidden", Block(1), {"0/last_prompt": torch.zeros(8, 4)})
     with pytest.raises(InputError, match="signal 'hidden' of .* to have the same layers"):
         merge(halves[0], [halves[1]])
     shutil.rmtree(other.path / "signals/hidden")
@@ -186,9 +188,9 @@ def test_signals_and_tables_that_were_made_otherwise_are_refused(tmp_path: Path,
             "mass": None,
             "value": 1.0,
         }
-        for id_ in other.ids(1)
+        for id_ in other.questions.ids(Block(1))
     ]
-    other.write_asked("sure", 1, rows, asked_schema("question", {**HOW, "model": "large"}))
+    other.asked.write("sure", Block(1), rows, {**HOW, "model": "large"})
     with pytest.raises(InputError, match="model: found 'tiny', wanted 'large'"):
         merge(halves[0], [halves[1]])
 
@@ -242,30 +244,30 @@ def row(question: str, sample: int, text: str) -> dict[str, Any]:
     return {"question_id": question, "sample": sample, "text": text, "finish_reason": "stop", **told}
 
 
-def log(store: Store, part: Part, rows: list[dict[str, Any]]) -> None:
-    opened = AnswerLog(store.log_file(part), store.sha256, part, store.ids(part))
+def log(store: Store, part: SampleRange, rows: list[dict[str, Any]]) -> None:
+    opened = AnswerLog(store.samples.log_file(part), store.sha256, part, store.questions.ids(part))
     opened.append(rows)
     opened.close()
 
 
-def logged(store: Store, part: Part) -> list[tuple[str, int, str]]:
-    opened = AnswerLog(store.log_file(part), store.sha256, part, store.ids(part))
+def logged(store: Store, part: SampleRange) -> list[tuple[str, int, str]]:
+    opened = AnswerLog(store.samples.log_file(part), store.sha256, part, store.questions.ids(part))
     opened.close()
     return [(one["question_id"], one["sample"], one["text"]) for one in opened.rows()]
 
 
 def test_answers_of_unfinished_parts_come_along_and_none_twice(tmp_path: Path) -> None:
     a, b = served(tmp_path / "a"), served(tmp_path / "b")
-    log(a, Part(0, 0, 2), [row("q0", 0, "a")])
-    log(b, Part(0, 0, 2), [row("q0", 0, "other"), row("q1", 1, "b")])
-    log(b, Part(1, 0, 2), [row("q2", 0, "b")])
-    with b.log_file(Part(1, 0, 2)).open("a") as file:
+    log(a, SampleRange(0, 0, 2), [row("q0", 0, "a")])
+    log(b, SampleRange(0, 0, 2), [row("q0", 0, "other"), row("q1", 1, "b")])
+    log(b, SampleRange(1, 0, 2), [row("q2", 0, "b")])
+    with b.samples.log_file(SampleRange(1, 0, 2)).open("a") as file:
         file.write('[{"question_id": "q3", "sam')  # torn
     before = contents(b.path)
     for _ in range(2):
         (merged,) = merge(str(a.path), [str(b.path)])
-        assert logged(merged, Part(0, 0, 2)) == [("q0", 0, "a"), ("q1", 1, "b")]
-        assert logged(merged, Part(1, 0, 2)) == [("q2", 0, "b")]
+        assert logged(merged, SampleRange(0, 0, 2)) == [("q0", 0, "a"), ("q1", 1, "b")]
+        assert logged(merged, SampleRange(1, 0, 2)) == [("q2", 0, "b")]
     assert contents(b.path) == before
 
 
@@ -273,16 +275,16 @@ def test_answers_that_are_finished_elsewhere_give_way_and_that_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     a, b = served(tmp_path / "a"), served(tmp_path / "b")
-    part, rows = Part(0, 0, 1), [row("q0", 0, "whole"), row("q1", 0, "whole")]
-    a.write_samples(part, rows)
+    part, rows = SampleRange(0, 0, 1), [row("q0", 0, "whole"), row("q1", 0, "whole")]
+    a.samples.write(part, rows)
     log(b, part, [row("q0", 0, "b")])
     merge(str(a.path), [str(b.path)])
     assert "1 answers in" in (said := capsys.readouterr().err)
     assert "left out: 00000.000-001 is finished in" in said
     merge(str(b.path), [str(a.path)])
-    assert Store.open(b.path).samples()["text"].to_pylist() == ["whole", "whole"]
+    assert Store.open(b.path).samples.read()["text"].to_pylist() == ["whole", "whole"]
     assert "00000.000-001 is finished now" in capsys.readouterr().err
-    log(b, Part(1, 0, 2), [row("q2", 0, "b")])
-    log(a, Part(1, 1, 3), [row("q2", 1, "a")])
+    log(b, SampleRange(1, 0, 2), [row("q2", 0, "b")])
+    log(a, SampleRange(1, 1, 3), [row("q2", 1, "a")])
     with pytest.raises(InputError, match="00001.000-002 and 00001.001-003 share some"):
         merge(str(a.path), [str(b.path)])

@@ -16,7 +16,8 @@ from extract.commands import verify
 from extract.hashing import sha256_file
 from extract.store.files import Damaged
 from extract.store.ragged import Ragged
-from extract.store.shards import Part
+from extract.store.shards import Block, SampleRange
+from extract.store.verify import find_problems
 from extract.viewing.inspection import describe
 from tests.helpers import altered_stores
 from tests.helpers.altering import Alteration
@@ -49,11 +50,11 @@ def test_rows_of_different_lengths_become_ragged_and_padded_and_rows_again() -> 
 
 
 def test_tokens_of_all_answers_are_read_in_the_order_of_the_samples(store: Store) -> None:
-    read = store.read_ragged("tokens", "2/entropy")
+    read = store.signals.read_ragged("tokens", "2/entropy")
     rows = iter(read.rows())
-    assert read.n_rows == store.samples().num_rows == 80
-    for part in store.parts():
-        held = load_file(store.signal_file("tokens", part))
+    assert read.n_rows == store.samples.read().num_rows == 80
+    for part in store.samples.ranges():
+        held = load_file(store.signals.file("tokens", part))
         values, offsets = held["2/entropy"], held["2/entropy.offsets"].tolist()
         assert offsets[0] == 0
         assert offsets[-1] == len(values)  # no padding
@@ -61,89 +62,93 @@ def test_tokens_of_all_answers_are_read_in_the_order_of_the_samples(store: Store
             assert torch.equal(next(rows), values[start:stop])
     assert next(rows, None) is None
     assert 0 in read.lengths
-    assert torch.equal(store.read_ragged("tokens", "1/entropy").values, read.values + 1)
+    assert torch.equal(store.signals.read_ragged("tokens", "1/entropy").values, read.values + 1)
 
 
 def test_offsets_are_no_keys_and_the_layout_says_what_is_ragged(store: Store) -> None:
-    assert store.signal_keys("tokens", "sample") == ["1/entropy", "2/entropy"]
-    assert [entry.ragged for entry in store.layout("tokens", "sample").values()] == [True, True]
-    assert [entry.shape for entry in store.layout("tokens", "sample").values()] == [(), ()]
-    assert not any(entry.ragged for entry in store.layout("hidden").values())
+    assert store.signals.keys("tokens", "sample") == ["1/entropy", "2/entropy"]
+    assert [entry.ragged for entry in store.signals.layout("tokens", "sample").values()] == [True, True]
+    assert [entry.shape for entry in store.signals.layout("tokens", "sample").values()] == [(), ()]
+    assert not any(entry.ragged for entry in store.signals.layout("hidden").values())
     assert "signal     tokens: 6 of 6 parts of answers" in describe(store)
-    assert list(store.problems()) == []
+    assert list(find_problems(store)) == []
 
 
 def test_vectors_of_tokens_and_tensors_of_rows_stand_in_one_file_and_may_be_of_questions(store: Store) -> None:
     generator = torch.Generator().manual_seed(0)
     written = []
-    for block in range(store.n_blocks):
-        rows = [torch.rand(i % 3, 4, 2, generator=generator).half() for i in range(store.n_rows(block))]
+    for block in range(store.questions.n_blocks):
+        rows = [
+            torch.rand(i % 3, 4, 2, generator=generator).half() for i in range(store.questions.n_rows(Block(block)))
+        ]
         written += rows
-        store.write_signal("mixed", block, {"0/states": Ragged.of(rows), "0/count": torch.ones(len(rows))})
-    read = store.read_ragged("mixed", "0/states", "question")
+        store.signals.write("mixed", Block(block), {"0/states": Ragged.of(rows), "0/count": torch.ones(len(rows))})
+    read = store.signals.read_ragged("mixed", "0/states", "question")
     assert read.values.dtype == torch.float16
     assert all(torch.equal(a, b) for a, b in zip(read.rows(), written, strict=True))
-    assert torch.equal(store.read_signal("mixed", "0/count"), torch.ones(20))
+    assert torch.equal(store.signals.read("mixed", "0/count"), torch.ones(20))
 
 
 def test_answers_without_a_single_token_are_read_as_such(store: Store) -> None:
-    for part in store.parts():
-        nothing = of_lengths(*[0] * store.n_rows(part))
-        store.write_signal("none", part, {"0/a": nothing, "0/b": nothing})
-    read = store.read_ragged("none", "0/b")
+    for part in store.samples.ranges():
+        nothing = of_lengths(*[0] * store.questions.n_rows(part))
+        store.signals.write("none", part, {"0/a": nothing, "0/b": nothing})
+    read = store.signals.read_ragged("none", "0/b")
     assert (read.values.shape, read.n_rows) == ((0,), 80)
-    assert list(store.problems()) == []
+    assert list(find_problems(store)) == []
 
 
 def test_a_tensor_longer_than_a_piece_is_read_whole(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = store.read_ragged("tokens", "2/entropy")
+    whole = store.signals.read_ragged("tokens", "2/entropy")
     monkeypatch.setattr("extract.store.tensors._CHUNK", 12)  # bytes: three tokens
-    assert torch.equal(store.read_ragged("tokens", "2/entropy").values, whole.values)
+    assert torch.equal(store.signals.read_ragged("tokens", "2/entropy").values, whole.values)
     altered_stores.TOKEN_ALTERATIONS["token that is not finite"](store.path, random.Random(0))
     with pytest.raises(Damaged, match="not finite in row"):
-        [Store.open(store.path).read_ragged("tokens", key) for key in ("1/entropy", "2/entropy")]
+        [Store.open(store.path).signals.read_ragged("tokens", key) for key in ("1/entropy", "2/entropy")]
 
 
 def test_each_way_of_reading_refuses_what_the_other_one_reads(store: Store) -> None:
     with pytest.raises(InputError, match="'2/entropy' of the signal 'tokens' .* tokens of each row. Use `read_ragged`"):
-        store.read_signal("tokens", "2/entropy", "sample")
+        store.signals.read("tokens", "2/entropy", "sample")
     with pytest.raises(InputError, match="Use `read_ragged`"):
-        store.read_block("tokens", store.parts()[0], "2/entropy")
+        store.read_block("tokens", store.samples.ranges()[0], "2/entropy")
     with pytest.raises(InputError, match="one tensor for each row. Use `read_signal`"):
-        store.read_ragged("hidden", "0/last_prompt", "question")
+        store.signals.read_ragged("hidden", "0/last_prompt", "question")
     with pytest.raises(InputError, match="Expected `key` to be one that the signal 'tokens'"):
-        store.read_ragged("tokens", "2/entropy.offsets")
+        store.signals.read_ragged("tokens", "2/entropy.offsets")
     with pytest.raises(InputError, match="Run `python -m extract read .* --signals .rollout. --scope sample`"):
-        store.read_ragged("rollout", "2/entropy")
+        store.signals.read_ragged("rollout", "2/entropy")
 
 
 def test_a_missing_answer_is_nan_in_all_of_its_tokens_and_one_that_is_so_in_part_is_named(store: Store) -> None:
-    part, tokens = Part(1, 0, 2), of_lengths(2, 0, 3, *[1] * 13)
+    part, tokens = SampleRange(1, 0, 2), of_lengths(2, 0, 3, *[1] * 13)
     tokens.values[2:5] = torch.nan
-    store.write_signal("tokens", part, {"2/entropy": tokens, "1/entropy": of_lengths(*tokens.lengths.tolist())})
-    read = store.read_ragged("tokens", "2/entropy")
+    store.signals.write("tokens", part, {"2/entropy": tokens, "1/entropy": of_lengths(*tokens.lengths.tolist())})
+    read = store.signals.read_ragged("tokens", "2/entropy")
     assert [int(row.isnan().sum()) for row in read.rows()[32:36]] == [0, 0, 3, 0]
     tokens.values[3] = 0.0
-    store.write_signal("tokens", part, {"2/entropy": tokens, "1/entropy": of_lengths(*tokens.lengths.tolist())})
+    store.signals.write("tokens", part, {"2/entropy": tokens, "1/entropy": of_lengths(*tokens.lengths.tolist())})
     with pytest.raises(Damaged, match=r"'2/entropy' is not finite in row 2 \(question 'q9', sample 0\)"):
-        store.read_ragged("tokens", "2/entropy")
-    assert "not finite in row 2" in next(store.problems())
+        store.signals.read_ragged("tokens", "2/entropy")
+    assert "not finite in row 2" in next(find_problems(store))
 
 
 def test_parts_of_which_one_is_ragged_and_one_is_not_are_refused(store: Store) -> None:
-    part = Part(1, 0, 2)
-    store.write_signal("tokens", part, {f"{layer}/entropy": torch.ones(store.n_rows(part)) for layer in (1, 2)})
+    part = SampleRange(1, 0, 2)
+    store.signals.write(
+        "tokens", part, {f"{layer}/entropy": torch.ones(store.questions.n_rows(part)) for layer in (1, 2)}
+    )
     with pytest.raises(Damaged, match="'1/entropy' is F32 of shape .. a row while it is F32 of shape .. a token in"):
-        store.signal_keys("tokens", "sample")
+        store.signals.keys("tokens", "sample")
 
 
 def test_keys_of_one_file_are_of_the_same_tokens(store: Store) -> None:
-    part = store.parts()[0]
-    n = store.n_rows(part)
+    part = store.samples.ranges()[0]
+    n = store.questions.n_rows(part)
     one, other = (Ragged.of([torch.ones(2 + (row == place)) for row in range(n)]) for place in (3, 5))
-    store.write_signal("tokens", part, {"2/entropy": one, "2/nll": other})
+    store.signals.write("tokens", part, {"2/entropy": one, "2/nll": other})
     with pytest.raises(Damaged, match=r"'2/nll.offsets' are others than '2/entropy.offsets', of the same tokens"):
-        store.block_layout("tokens", part)
+        store.signals.shard_layout("tokens", part)
 
 
 def test_the_file_is_hashed_once_however_many_keys_are_read(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,8 +160,8 @@ def test_the_file_is_hashed_once_however_many_keys_are_read(store: Store, monkey
 
     monkeypatch.setattr("extract.store.files.sha256_file", counted)
     for key in ("1/entropy", "2/entropy", "1/entropy"):
-        store.read_ragged("tokens", key)
-    assert sorted(hashed) == sorted(store.signal_file("tokens", part) for part in store.parts())
+        store.signals.read_ragged("tokens", key)
+    assert sorted(hashed) == sorted(store.signals.file("tokens", part) for part in store.samples.ranges())
 
 
 def test_what_is_whole_is_not_refused_and_there_are_alterations(whole_store: Path) -> None:
@@ -171,7 +176,7 @@ def test_altered_tokens_are_refused_in_one_line_that_names_the_file(
 ) -> None:
     named = alter(store.path, random.Random(seed))
     for read in (
-        lambda: [Store.open(store.path).read_ragged("tokens", key) for key in ("1/entropy", "2/entropy")],
+        lambda: [Store.open(store.path).signals.read_ragged("tokens", key) for key in ("1/entropy", "2/entropy")],
         lambda: verify(str(store.path)),
     ):
         with pytest.raises(InputError) as refused:

@@ -20,9 +20,9 @@ from datamodules import load_table
 from extract import Decoding, InputError, PromptTemplate, Store, StoreRecipe, grade, read, sample
 from extract.commands import make_store
 from extract.policy import differences
-from extract.store.asked import asked_schema
 from extract.store.files import write_file
-from extract.store.shards import Place, Scope
+from extract.store.shards import Block, Scope, Shard
+from extract.store.verify import find_problems, write_manifest
 from tests.conftest import write_questions
 from tests.helpers import altered_stores
 
@@ -57,9 +57,9 @@ def test_more_samples_add_files_and_rewrite_none(tmp_path: Path, questions: str,
         "samples/00000.003-005.parquet",
         "samples/00001.003-005.parquet",
     }
-    assert Store.open(path).samples().num_rows == 200
+    assert Store.open(path).samples.read().num_rows == 200
     grade(str(path))
-    assert Store.open(path).grades("short").num_rows == 200
+    assert Store.open(path).grades.read("short").num_rows == 200
 
 
 def test_five_samples_at_once_or_in_two_goes_are_the_same(tmp_path: Path, questions: str, tiny_folder: Path) -> None:
@@ -67,7 +67,9 @@ def test_five_samples_at_once_or_in_two_goes_are_the_same(tmp_path: Path, questi
     for k in (2, 5):
         sample(str(tmp_path / "b"), recipe(questions, tiny_folder, k=k))
     rows = [
-        sorted((r["question_id"], r["sample"], r["text"]) for r in Store.open(tmp_path / name).samples().to_pylist())
+        sorted(
+            (r["question_id"], r["sample"], r["text"]) for r in Store.open(tmp_path / name).samples.read().to_pylist()
+        )
         for name in "ab"
     ]
     assert rows[0] == rows[1]
@@ -131,14 +133,14 @@ def test_device_and_k_are_not_in_the_identity(tmp_path: Path, questions: str, ti
 def test_verify_names_what_is_damaged(tmp_path: Path, small_store: Path) -> None:
     store = tmp_path / "store"
     shutil.copytree(small_store, store)
-    assert list(Store.open(store).problems()) == []
+    assert list(find_problems(Store.open(store))) == []
     file = store / "samples/00000.000-006.parquet"
     content = bytearray(file.read_bytes())
     content[100] ^= 1
     file.write_bytes(content)
     (store / "signals/hidden/question/00001.json").unlink()
     (store / "grades/planted/00000.000-006.parquet").write_bytes(b"")
-    problems = "\n".join(Store.open(store).problems())
+    problems = "\n".join(find_problems(Store.open(store)))
     assert "samples/00000.000-006.parquet: its content changed" in problems
     assert "signals/hidden/question/00001.safetensors: it is unfinished" in problems
     assert "grades/planted/00000.000-006.parquet: 0 bytes are there" in problems
@@ -165,18 +167,18 @@ def test_the_tables_open_in_datasets_and_pandas(small_store: Path, tmp_path: Pat
 
 def test_one_layer_is_one_contiguous_tensor_with_rows_in_the_questions_order(small_store: Path) -> None:
     store = Store.open(small_store)
-    assert store.signal_keys("hidden") == [f"{layer}/last_prompt" for layer in range(4)]
-    assert store.read_signal("hidden", "2/last_prompt").shape == (120, 32)
+    assert store.signals.keys("hidden") == [f"{layer}/last_prompt" for layer in range(4)]
+    assert store.signals.read("hidden", "2/last_prompt").shape == (120, 32)
     with safe_open(small_store / "signals/hidden/question/00001.safetensors", framework="pt") as file:
         block = file.get_tensor("3/last_prompt")
         stamp = {"identity": store.sha256, "signal": "hidden", "block": 1, "batch_tokens": 2048}
         assert json.loads(file.metadata()["store"]) == stamp
-    assert torch.equal(store.read_signal("hidden", "3/last_prompt")[32:64], block)
+    assert torch.equal(store.signals.read("hidden", "3/last_prompt")[32:64], block)
 
 
 def test_a_missing_signal_is_refused_with_the_command_that_makes_it(small_store: Path) -> None:
     with pytest.raises(InputError, match=r"`python -m extract read --store .* --signals \[entropy\]`"):
-        Store.open(small_store).signal_keys("entropy")
+        Store.open(small_store).signals.keys("entropy")
 
 
 def test_differences_name_both_values() -> None:
@@ -198,7 +200,7 @@ def test_a_lost_part_of_an_extended_store_is_drawn_again(tmp_path: Path, questio
     before = contents(path)
     for ending in ("parquet", "json"):
         (path / f"samples/00000.000-003.{ending}").unlink()
-    assert any("00000.000-003.parquet: missing" in problem for problem in Store.open(path).problems())
+    assert any("00000.000-003.parquet: missing" in problem for problem in find_problems(Store.open(path)))
     with pytest.raises(InputError, match="some samples are gone"):
         load_table(Store.open(path))
     sample(str(path), recipe(questions, tiny_folder, k=6))
@@ -237,24 +239,29 @@ def test_a_store_whose_model_was_a_folder_asks_for_its_place(
 HOW = {"model": "tiny", "prompts": ["Are you sure?"], "options": {"attempts": 3}}
 
 
-def asked_rows(store: Store, place: Place) -> list[dict[str, Any]]:
+def asked_rows(store: Store, place: Shard) -> list[dict[str, Any]]:
     costs = {"prompt_tokens": 9, "completion_tokens": 2}
     if isinstance(place, int):
         one = {"text": "0.5", "mass": None, "attempts": 1, **costs}
-        return [{"question_id": id_, "value": None if i % 2 else 0.5, **one} for i, id_ in enumerate(store.ids(place))]
+        return [
+            {"question_id": id_, "value": None if i % 2 else 0.5, **one}
+            for i, id_ in enumerate(store.questions.ids(place))
+        ]
     samples = range(place.start, place.stop)
-    return [{"question_id": id_, "sample": j, "value": 0.25, **costs} for id_ in store.ids(place) for j in samples]
+    return [
+        {"question_id": id_, "sample": j, "value": 0.25, **costs} for id_ in store.questions.ids(place) for j in samples
+    ]
 
 
 def ask(store: Store, scope: Scope, how: dict[str, Any] = HOW) -> None:
-    for place in store.places(scope):
-        store.write_asked("sure", place, asked_rows(store, place), asked_schema(scope, how))
+    for place in store.shards(scope):
+        store.asked.write("sure", place, asked_rows(store, place), how)
 
 
 def embed(store: Store, scope: Scope, how: dict[str, Any] = HOW) -> None:
-    for i, place in enumerate(store.places(scope)):
-        vectors = torch.arange(store.n_rows(place) * 2).reshape(-1, 2).float() + 100 * i
-        store.write_signal("text_embedding", place, {"0/text": vectors}, how=how)
+    for i, place in enumerate(store.shards(scope)):
+        vectors = torch.arange(store.questions.n_rows(place) * 2).reshape(-1, 2).float() + 100 * i
+        store.signals.write("text_embedding", place, {"0/text": vectors}, settings=how)
 
 
 @pytest.fixture
@@ -265,20 +272,20 @@ def made(tmp_path: Path) -> Store:
 @pytest.mark.parametrize(("scope", "n_rows"), [("question", 20), ("sample", 80)])
 def test_asked_tables_are_added_and_read_in_order(made: Store, scope: Scope, n_rows: int) -> None:
     before = contents(made.path)
-    assert made.asked_names(scope) == []
-    assert made.unasked("sure", scope) == made.places(scope)
+    assert made.asked.names(scope) == []
+    assert made.asked.missing("sure", scope) == made.shards(scope)
     ask(made, scope)
-    table = Store.open(made.path).asked("sure", scope)
-    ids = [question.id for question in made.questions] if scope == "question" else made.samples()["question_id"]
+    table = Store.open(made.path).asked.read("sure", scope)
+    ids = [question.id for question in made.questions] if scope == "question" else made.samples.read()["question_id"]
     assert table["question_id"].to_pylist() == list(map(str, ids))
     assert table.num_rows == n_rows
     assert table["value"].null_count == (10 if scope == "question" else 0)
     assert json.loads(table.schema.metadata[b"how"]) == HOW
-    assert made.asked_names(scope) == ["sure"]
-    assert made.asked_names("sample" if scope == "question" else "question") == []
+    assert made.asked.names(scope) == ["sure"]
+    assert made.asked.names("sample" if scope == "question" else "question") == []
     assert {name: content for name, content in contents(made.path).items() if name in before} == before
-    assert list(Store.open(made.path).problems()) == []
-    assert len(made.write_manifest()["files"]) == 1 + 6 + 6 + 3 + len(made.places(scope))
+    assert list(find_problems(Store.open(made.path))) == []
+    assert len(write_manifest(made)["files"]) == 1 + 6 + 6 + 3 + len(made.shards(scope))
 
 
 @pytest.mark.parametrize("scope", ["question", "sample"])
@@ -291,25 +298,25 @@ def test_asking_otherwise_is_refused_naming_what_differs(made: Store, scope: Sco
         ):
             ask(store, scope, other)
         with pytest.raises(InputError, match="delete '.*/asked/sure' to ask anew"):
-            store.check_how("sure", scope, other)
+            store.asked.check_settings("sure", scope, other)
     shutil.rmtree(made.path / "asked")
     ask(Store.open(made.path), scope, other)
 
 
 def test_a_baseline_that_was_not_asked_of_everything_is_refused(made: Store) -> None:
     with pytest.raises(InputError, match=r"3 of 3 blocks lack it \(asked there: nothing\). Run `python -m extract ask"):
-        made.asked("sure")
+        made.asked.read("sure")
     ask(made, "sample")
-    made.asked_file("sure", made.parts()[1]).with_suffix(".json").unlink()
+    made.asked.file("sure", made.samples.ranges()[1]).with_suffix(".json").unlink()
     with pytest.raises(InputError, match="1 of 6 parts lack it"):
-        made.asked("sure", "sample")
+        made.asked.read("sure", "sample")
 
 
 def test_rows_that_are_not_those_of_the_place_are_not_written(made: Store) -> None:
-    rows, schema = asked_rows(made, 0), asked_schema("question", HOW)
+    rows, schema = asked_rows(made, 0), HOW
     for wrong in (rows[::-1], rows[1:], [{**row, "value": np.nan} for row in rows]):
         with pytest.raises(InputError, match="not the questions of block 0|`value` that is not finite"):
-            made.write_asked("sure", 0, wrong, schema)
+            made.asked.write("sure", Block(0), wrong, schema)
     assert not (made.path / "asked").exists()
 
 
@@ -346,11 +353,11 @@ def test_an_altered_asked_table_is_refused_and_verify_names_it(
     made: Store, scope: Scope, changes: dict[str, Any], problem: str
 ) -> None:
     ask(made, scope)
-    path = made.asked_file("sure", made.places(scope)[1])
+    path = made.asked.file("sure", made.shards(scope)[1])
     _rewritten(path, **changes)
     with pytest.raises(InputError, match=problem):
-        Store.open(made.path).asked("sure", scope)
-    [found] = Store.open(made.path).problems()
+        Store.open(made.path).asked.read("sure", scope)
+    [found] = find_problems(Store.open(made.path))
     assert "asked/sure/0000" in found
 
 
@@ -361,40 +368,40 @@ def test_verify_names_asked_files_of_another_place_or_of_none(made: Store) -> No
     for to in ("00002", "00007", "00000.000-003", "foo"):
         for ending in ("parquet", "json"):
             shutil.copy(folder / f"00000.{ending}", folder / f"{to}.{ending}")
-    names = [problem.split(":")[0] for problem in Store.open(made.path).problems()]
+    names = [problem.split(":")[0] for problem in find_problems(Store.open(made.path))]
     assert names == [f"asked/sure/{name}.parquet" for name in ("00000.000-003", "00002", "00007", "foo")]
 
 
 @pytest.mark.parametrize("scope", ["question", "sample"])
 def test_embeddings_of_two_encoders_are_not_mixed(made: Store, scope: Scope) -> None:
     embed(made, scope)
-    keys = Store.open(made.path).signal_keys("text_embedding", scope)
+    keys = Store.open(made.path).signals.keys("text_embedding", scope)
     assert keys == ["0/text"]
-    whole = Store.open(made.path).read_signal("text_embedding", "0/text", scope)
-    parts = [made.read_block("text_embedding", place, "0/text") for place in made.places(scope)]
+    whole = Store.open(made.path).signals.read("text_embedding", "0/text", scope)
+    parts = [made.read_block("text_embedding", place, "0/text") for place in made.shards(scope)]
     assert torch.equal(whole, torch.cat(parts))
     other = {**HOW, "model": "another"}
     with pytest.raises(InputError, match="made as it was begun, but this would differ in model: found 'tiny', wanted"):
         embed(Store.open(made.path), scope, other)
-    first = made.places(scope)[0]
-    file = made.signal_file("text_embedding", first)
+    first = made.shards(scope)[0]
+    file = made.signals.file("text_embedding", first)
     stash = {path: path.read_bytes() for path in file.parent.iterdir()}
     shutil.rmtree(file.parent)
     embed(made, scope, other)
     for path in (file, file.with_suffix(".json")):
         path.write_bytes(stash[path])
     with pytest.raises(InputError, match="made otherwise than the files before it"):
-        Store.open(made.path).read_signal("text_embedding", "0/text", scope)
+        Store.open(made.path).signals.read("text_embedding", "0/text", scope)
 
 
 def test_a_signal_of_answers_that_are_gone_is_named_and_one_of_an_answer_says_of_which(made: Store) -> None:
-    tensors = {part: torch.zeros(made.n_rows(part), 2) for part in made.parts()}
-    tensors[made.parts()[3]][5, 1] = torch.nan
+    tensors = {part: torch.zeros(made.questions.n_rows(part), 2) for part in made.samples.ranges()}
+    tensors[made.samples.ranges()[3]][5, 1] = torch.nan
     for part, tensor in tensors.items():
-        made.write_signal("mean", part, {"0/answer": tensor})
+        made.signals.write("mean", part, {"0/answer": tensor})
     with pytest.raises(InputError, match=r"not finite in row 5 \(question 'q10', sample 3\)"):
-        made.read_signal("mean", "0/answer", "sample")
-    made.samples_file(made.parts()[3]).unlink()
+        made.signals.read("mean", "0/answer", "sample")
+    made.samples.file(made.samples.ranges()[3]).unlink()
     assert "signals/mean/sample/00001.002-004.safetensors: the store has no such part of the samples" in list(
-        Store.open(made.path).problems()
+        find_problems(Store.open(made.path))
     )

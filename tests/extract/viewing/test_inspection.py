@@ -17,7 +17,7 @@ from extract import Decoding, InputError, Question, Store
 from extract.policy import Identity, ModelIdentity, Policy
 from extract.questions.question import questions_hash
 from extract.running.progress import Progress
-from extract.store.shards import Part
+from extract.store.shards import Block, SampleRange
 from extract.viewing.inspection import compared, describe
 from extract.viewing.summary import interval, summarize
 
@@ -34,8 +34,8 @@ def make(
     policy = Policy(model, Decoding(temperature=temperature, max_new_tokens=1000))
     store = Store.create(folder, Identity(policy, questions_hash(questions), block_size=3), questions)
     said = dict(zip((question.id for question in questions), texts, strict=True))
-    for block in range(store.n_blocks):
-        part = Part(block, 0, len(texts[0]))
+    for block in range(store.questions.n_blocks):
+        part = SampleRange(block, 0, len(texts[0]))
         rows = [
             {
                 "question_id": id_,
@@ -45,22 +45,22 @@ def make(
                 "logprobs": [-1.0] * max(1, len(text)),
             }
             | {"finish_reason": "stop", "prompt_tokens": 4, **row}
-            for id_ in store.ids(block)
+            for id_ in store.questions.ids(Block(block))
             for j, text in enumerate(said[id_])
         ]
-        store.write_samples(part, rows)
+        store.samples.write(part, rows)
     return store
 
 
 def grade(store: Store, name: str, planted: Sequence[str]) -> None:
     of = dict(zip((question.id for question in store.questions), planted, strict=True))
-    for part in store.parts():
+    for part in store.samples.ranges():
         rows = []
-        for id_ in store.ids(part):
+        for id_ in store.questions.ids(part):
             for j, letter in enumerate(of[id_]):
                 right, answer = GRADES[letter]
                 rows.append({"question_id": id_, "sample": j, "right": right, "answer": answer})
-        store.write_grades(name, part, rows[::-1], "planted")  # in another order than the samples
+        store.grades.write(name, part, rows[::-1], "planted")  # in another order than the samples
 
 
 def ask(n: int, **changes: Any) -> list[Question]:
@@ -210,11 +210,13 @@ def test_questions_that_are_all_alike_are_no_certainty() -> None:
 
 
 def test_a_grader_that_is_behind_is_pointed_out(store: Store) -> None:
-    part = store.parts()[0]
+    part = store.samples.ranges()[0]
     rows = [
-        {"question_id": id_, "sample": j, "right": True, "answer": "x"} for id_ in store.ids(part) for j in range(3)
+        {"question_id": id_, "sample": j, "right": True, "answer": "x"}
+        for id_ in store.questions.ids(part)
+        for j in range(3)
     ]
-    store.write_grades("late", part, rows, "says right")
+    store.grades.write("late", part, rows, "says right")
     assert "3 answers without a grade by late: run `python -m extract grade" in describe(store)
 
 

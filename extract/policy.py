@@ -10,7 +10,7 @@ from typing import Any
 from extract.errors import InputError
 from extract.hashing import sha256_json, sha256_text
 from extract.prompts import PromptTemplate
-from extract.store.schemas import DECODING, Field
+from extract.schemas import DECODING, Field
 
 #: Raised whenever the same policy would give other samples than before.
 SAMPLER_VERSION = "local-2"

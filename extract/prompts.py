@@ -80,7 +80,7 @@ class PromptTemplate:
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> PromptTemplate:
-        """The template of a record that is as `extract.store.schemas.PROMPT` says."""
+        """The template of a record that is as `extract.schemas.PROMPT` says."""
         return cls(**record)
 
     def messages(self, prompt: str | Sequence[dict[str, str]]) -> list[dict[str, str]]:

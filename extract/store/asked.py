@@ -8,10 +8,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from extract.errors import InputError
+from extract.errors import InputError, shown
 from extract.hashing import canonical_json
 from extract.policy import differences
-from extract.store.files import Damaged, is_finished, shown
+from extract.store.files import Damaged, is_finished
 from extract.store.folder import StoreFolder
 from extract.store.parquet import ASKED_QUESTIONS_SCHEMA, ASKED_SAMPLES_SCHEMA, read_table, write_table
 from extract.store.samples import check_keys

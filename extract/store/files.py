@@ -5,19 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import reprlib
 import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from extract.errors import InputError
+from extract.errors import InputError, shown
 from extract.hashing import sha256_file
 
 _LARGEST_SIDECAR = 2**12  # bytes
 _PIECE = 2**20  # bytes that are copied together
-_SHORT = reprlib.Repr()
-_SHORT.maxstring = _SHORT.maxother = 100
 
 
 class Damaged(InputError):
@@ -138,11 +135,6 @@ def _no_number(constant: str) -> NoReturn:
 def one_line(error: Exception) -> str:
     """What a library says of a file, whose bytes it may repeat, without what would break or hide a line."""
     return " ".join("".join(letter if letter.isprintable() else " " for letter in str(error)).split())
-
-
-def shown(value: object) -> str:
-    """A value from a file as it may stand in a message: on one line, and short however large it is."""
-    return _SHORT.repr(value)
 
 
 def read_sidecar(path: Path) -> Sidecar:

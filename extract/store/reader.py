@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from extract.errors import InputError
+from extract.schemas import MODEL, OBJECT, SHA256, check_record, one_of
 from extract.store.files import is_inside, read_json, replace_file
-from extract.store.schemas import MODEL, OBJECT, SHA256, check_record, one_of
 
 _FORMAT = "confidence-probes reader"
 _NAME = "reader.json"

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from extract.errors import InputError
+from extract.errors import InputError, shown
 from extract.policy import differences
-from extract.store.files import Damaged, is_finished, shown
+from extract.store.files import Damaged, is_finished
 from extract.store.folder import StoreFolder
 from extract.store.ragged import Ragged
 from extract.store.shards import Scope, Shard, check_name, folder_names

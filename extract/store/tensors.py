@@ -17,8 +17,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from extract.errors import shown
 from extract.hashing import canonical_json
-from extract.store.files import Damaged, check_file, check_size, one_line, shown, write_file
+from extract.store.files import Damaged, check_file, check_size, one_line, write_file
 from extract.store.ragged import Ragged
 
 #: Dtypes of signals by their names in safetensors.

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from extract.errors import InputError
+from extract.errors import InputError, shown
 from extract.sampling.server.answer_log import check_log
-from extract.store.files import Damaged, is_finished, is_inside, read_json, read_sidecar, replace_file, shown
+from extract.store.files import Damaged, is_finished, is_inside, read_json, read_sidecar, replace_file
 from extract.store.shards import range_of, shard_of
 from extract.store.store import Store
 

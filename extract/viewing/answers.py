@@ -8,11 +8,10 @@ from typing import Any
 
 from torch import Tensor
 
-from extract.errors import InputError, nearest
+from extract.errors import InputError, nearest, shown
 from extract.questions.question import shown_text
 from extract.signals import SIGNALS
 from extract.signals.answers import drawn_tokens
-from extract.store.files import shown
 from extract.store.ragged import Ragged
 from extract.store.store import Store
 from extract.viewing.inspection import choose_grader

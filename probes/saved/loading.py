@@ -10,11 +10,9 @@ from typing import Any, NamedTuple
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from extract.errors import InputError
+from extract.errors import InputError, shown
 from extract.hashing import sha256_file
-from extract.signals.features import Pooled, is_key, is_pooling, is_weights, token_signals
-from extract.store.files import is_inside, one_line, read_json, shown
-from extract.store.schemas import (
+from extract.schemas import (
     DECODING,
     MODEL,
     OBJECT,
@@ -29,6 +27,8 @@ from extract.store.schemas import (
     one_of,
     whole,
 )
+from extract.signals.features import Pooled, is_key, is_pooling, is_weights, token_signals
+from extract.store.files import is_inside, one_line, read_json
 from extract.store.shards import Scope
 from probes.saved.calibrators import CALIBRATORS, MOST_KNOTS, Calibrator
 from probes.saved.head import HEADS, Head

@@ -16,9 +16,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from extract.errors import InputError
-from extract.store.files import is_inside, shown
-from extract.store.schemas import TEXT, TEXT_OR_NULL, Field, Schema, check_record, number, one_of, whole
+from extract.errors import InputError, shown
+from extract.schemas import TEXT, TEXT_OR_NULL, Field, Schema, check_record, number, one_of, whole
+from extract.store.files import is_inside
 from extract.store.shards import SampleRange
 
 _FORMAT = "confidence-probes answers"

@@ -1,4 +1,4 @@
-"""What our JSON files hold, field by field: exact keys, types and ranges, so that nothing after reading has to doubt them."""
+"""Schemas of options and of JSON files, field by field: exact keys, types and ranges."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from extract.errors import InputError
-from extract.store.files import shown
+from extract.errors import InputError, shown
 
 
 class Field(NamedTuple):
@@ -40,6 +39,11 @@ def number(expected: str, holds: Callable[[float], bool] = lambda value: True) -
     """A finite number for which `holds`."""
     largest = sys.float_info.max  # a comparison takes whole numbers that no float can hold
     return Field(expected, lambda value: type(value) in (int, float) and abs(value) <= largest and holds(value))
+
+
+def or_null(field: Field) -> Field:
+    """Null, or a value of the field."""
+    return Field(f"null, or {field.expected}", lambda value: value is None or field.holds(value))
 
 
 def one_of(known: Iterable[str]) -> Field:
@@ -126,6 +130,24 @@ SERVED_IDENTITY: Schema = {
     "policy": {"model": SERVED_MODEL, "decoding": {**DECODING, "prompt": PROMPT}, "request": OBJECT},
     **_STORE,
 }
+
+
+def check_options(options: object, fields: Mapping[str, Any], prefix: str = "") -> None:
+    """Refuse the attributes of an object of options that are not as their fields say.
+
+    Args:
+        options: The object.
+        fields: `Field` by attribute; anything else is passed over.
+        prefix: Dotted name of the options on the command line, with a dot at its end.
+
+    Raises:
+        InputError: A value is of another type or out of its range.
+    """
+    for name, field in fields.items():
+        value = getattr(options, name, None)
+        value = list(value) if isinstance(value, tuple) else value
+        if isinstance(field, Field) and not field.holds(value):
+            raise InputError(f"Expected `{prefix}{name}` to be {field.expected}, but got {shown(value)}.")
 
 
 def check_record(record: Any, schema: Schema, path: Path, optional: Schema | None = None, prefix: str = "") -> None:

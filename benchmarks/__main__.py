@@ -75,7 +75,7 @@ def page(results: list[dict[str, Any]]) -> str:
 
 def short(value: Any) -> str:
     """A figure in a table's cell: numbers to three digits, intervals in brackets."""
-    if isinstance(value, dict) and value.keys() == {"value", "low", "high"}:
+    if isinstance(value, dict) and value.keys() == {"value", "low", "high"} and value["low"] is not None:
         return f"{value['value']:.3f} [{value['low']:.3f}, {value['high']:.3f}]"
     if isinstance(value, dict):
         return "; ".join(f"{key}: {short(one)}" for key, one in value.items())

@@ -127,10 +127,11 @@ def intervals(questions: Questions, right: Tensor, k: int, reference: float, see
     """The report's intervals for f, and for its differences from g; without those that there are none of."""
     known = torch.full_like(right, k)
     first, second = (Scored(score, right, known) for score in (questions.confidence, questions.weaker))
-    names = ("auroc", "brier", "brier_skill", *BESIDE)
+    names = ("auroc", "brier", "brier_skill", *(name for name in BESIDE if name != "rmsce"))
     alone = {name: bootstrap(metric_of(first, name, reference), len(right), seed=seed) for name in names}
-    if alone["rmsce"] is not None:  # as the report has it: nothing below 0
-        alone["rmsce"] = {end: max(0.0, float(value)) for end, value in alone["rmsce"].items()}
+    squared = bootstrap(lambda w: squared_calibration_error(first.confidence, right, known, w), len(right), seed=seed)
+    if squared is not None:  # clipped at 0, before the root
+        alone["rmsce"] = {end: max(0.0, float(value)) for end, value in squared.items()}  # type: ignore[assignment]
     pairs = compare("f", "g", first, second, "simulated", reference, seed=seed)
     differences = {f"{row['metric']}_difference": row for row in pairs}
     return {name: interval for name, interval in (alone | differences).items() if interval is not None}

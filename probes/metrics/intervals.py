@@ -1,10 +1,10 @@
-"""Intervals by resampling questions, each with all its samples.
+"""Confidence intervals by resampling questions, each with all its answers (the cluster bootstrap).
 
-The interval is Efron's bias-corrected and accelerated one (BCa; Better Bootstrap Confidence Intervals, JASA 82, 1987),
-reaching as far as Student's t instead of the normal (Hesterberg, What Teachers Should Know about the Bootstrap, The
-American Statistician 69, 2015), as in `CI.bca` of the R package `resample`. A plain percentile interval is too short on
-a few hundred questions and lies too far to the good side: squared errors have a long right tail. docs/statistics.md has
-the measured coverage.
+The interval is Efron's bias-corrected and accelerated one (BCa; Better Bootstrap Confidence Intervals, JASA 82, 1987)
+with quantiles of Student's t instead of the normal (Hesterberg, What Teachers Should Know about the Bootstrap, The
+American Statistician 69, 2015), as in `CI.bca` of the R package `resample`. On a few hundred questions a percentile
+interval is too short and biased to the good side, because squared errors have a long right tail. docs/statistics.md
+has the measured coverage.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 
 #: A metric as a differentiable function of resampling weights [resample, question], giving [resample].
 WeightedMetric = Callable[[Tensor], Tensor]
-#: Weights held at once, which bounds the memory that resamples take.
+#: Largest number of weights in memory at once.
 _CHUNK = 2**24
 
 
@@ -40,23 +40,23 @@ def resample_weights(n_questions: int, n_resamples: int, seed: int) -> Tensor:
 
 
 def by_question(metric: WeightedMetric, question: Tensor) -> WeightedMetric:
-    """A metric over rows as a metric over questions: every answer counts as often as its question is drawn.
+    """Turn a metric over rows into a metric over questions: an answer counts as often as its question is drawn.
 
     Args:
         metric: From weights [resample, row] to values [resample].
-        question: [row] int64, the question of each row, counted from 0.
+        question: [row] int64, question of each row, from 0.
 
     Returns:
         From weights [resample, question] to values [resample], for `bootstrap` and `paired_bootstrap`.
     """
     step = max(1, _CHUNK // len(question))
-    return lambda weights: torch.cat([metric(part[:, question]) for part in weights.split(step)])
+    return lambda weights: torch.cat([metric(chunk[:, question]) for chunk in weights.split(step)])
 
 
 def resampled(metric: WeightedMetric, n_questions: int, n_resamples: int, seed: int) -> Tensor | None:
-    """The metric's values over resampled questions that are numbers, at most [resample].
+    """Finite values of a metric over resampled questions, at most [resample].
 
-    None where there are fewer than two questions, or over a tenth of the resamples have no value.
+    None if there are fewer than two questions, or if more than a tenth of the resamples have no finite value.
     """
     step = max(1, _CHUNK // n_questions)
     values = torch.cat([metric(weights) for weights in resample_weights(n_questions, n_resamples, seed).split(step)])
@@ -67,18 +67,18 @@ def resampled(metric: WeightedMetric, n_questions: int, n_resamples: int, seed: 
 def bootstrap(
     metric: WeightedMetric, n_questions: int, n_resamples: int = 2000, seed: int = 0, level: float = 0.95
 ) -> Interval | None:
-    """A metric with its BCa interval over resampled questions (the cluster bootstrap).
+    """A metric with its BCa interval over resampled questions.
 
     Args:
         metric: From weights [resample, question] to values [resample].
         n_questions: Number of questions.
         n_resamples: Number of resamples.
-        seed: Seed of the resamples; the same seed gives two metrics the same resamples.
+        seed: Seed of the resamples, which are the same for all metrics.
         level: Coverage of the interval.
 
     Returns:
-        The interval, or None where there are fewer than two questions, or where the metric itself or over a tenth of
-        the resamples is not a number.
+        The interval. None if there are fewer than two questions, or if the metric or more than a tenth of its resamples
+        is not finite.
     """
     value, influence = _value_and_influence(metric, n_questions)
     usable = resampled(metric, n_questions, n_resamples, seed)
@@ -89,7 +89,7 @@ def bootstrap(
 
 
 def _value_and_influence(metric: WeightedMetric, n_questions: int) -> tuple[float, Tensor]:
-    """The metric, and its derivative by the weight of each question, [question] float64."""
+    """The metric, and its derivative with respect to the weight of each question, [question] float64."""
     weights = torch.ones(1, n_questions, dtype=torch.float64, requires_grad=True)
     with torch.enable_grad():
         value = metric(weights).sum()
@@ -98,12 +98,15 @@ def _value_and_influence(metric: WeightedMetric, n_questions: int) -> tuple[floa
 
 
 def _bca_levels(value: float, influence: Tensor, resampled: Tensor, level: float) -> Tensor:
-    r"""The quantiles of the resampled values at which the interval ends, [2] float64.
+    r"""Levels of the quantiles of the resampled values that bound the interval, [2] float64.
 
-    .. math:: \Phi\Big(z_0 + \frac{z_0 \pm t}{1 - a (z_0 \pm t)}\Big), \quad a = \tfrac16 \sum U_i^3 \Big/ \Big(\sum U_i^2\Big)^{3/2}
+    .. math::
+        \Phi\Big(z_0 + \frac{z_0 \pm t}{1 - a (z_0 \pm t)}\Big), \quad
+        a = \tfrac16 \sum U_i^3 \Big/ \Big(\sum U_i^2\Big)^{3/2}
 
-    z₀ is where the value lies among the resampled ones, a the skewness of the influences U, and t the quantile of
-    Student's distribution with N − 1 degrees of freedom, times √(N/(N−1)): resampled values vary that much too little.
+    z₀ is the normal quantile of the value's rank among the resampled ones, a the skewness of the influences U, and t
+    the quantile of Student's distribution with N − 1 degrees of freedom times √(N/(N−1)), because resampled values vary
+    too little by that factor.
     """
     n = len(influence)
     below = (resampled < value).double().mean() + (resampled == value).double().mean() / 2
@@ -117,5 +120,5 @@ def _bca_levels(value: float, influence: Tensor, resampled: Tensor, level: float
 
 
 def paired_bootstrap(a: WeightedMetric, b: WeightedMetric, n_questions: int, **options: Any) -> Interval | None:
-    """The difference a − b of two metrics on the same questions, with its interval over the same resamples."""
+    """The difference a − b of two metrics on the same questions, with an interval over the same resamples."""
     return bootstrap(lambda weights: a(weights) - b(weights), n_questions, **options)

@@ -1,6 +1,6 @@
-"""Tests of a difference between two methods on the same questions, and the correction for many of them.
+"""Tests of a difference between two methods on the same questions, and Holm's correction for many tests.
 
-docs/statistics.md says what each p-value means. All tests are two-sided, and none gives exactly 0: what was observed
+docs/statistics.md explains each p-value. All tests are two-sided. No p-value is exactly 0, because the observed value
 counts as one of the draws.
 """
 
@@ -11,29 +11,28 @@ from torch import Tensor
 
 from probes.metrics.intervals import WeightedMetric, resampled
 
-#: Questions up to which all sign patterns are tried: 2^19 sums, by symmetry.
+#: Most questions for which all sign patterns are enumerated: 2^19 sums, by symmetry.
 _MOST_EXACT = 20
-#: Signs held at once.
+#: Largest number of signs in memory at once.
 _CHUNK = 2**22
 
 
 def sign_flip(differences: Tensor, n_flips: int = 10_000, seed: int = 0) -> float:
-    """P-value of the sign-flip test: how often random signs make a mean difference as far from 0 as the observed one.
+    """P-value of the sign-flip test: share of sign patterns whose mean difference is at least as far from 0.
 
-    Exact over all sign patterns for up to 20 questions; above that over random patterns, with the observed one counted
-    in, (1 + hits) / (1 + flips).
+    Exact over all sign patterns for up to 20 questions; above that over random patterns, (1 + hits) / (1 + flips).
 
     Args:
-        differences: [question] finite differences of two methods, one a question: of `functional.brier_terms`, or of
-            accuracies. Where a question has several rows, their mean.
-        n_flips: Random sign patterns, for more than 20 questions. The least possible p-value is about 1 / n_flips.
+        differences: [question] finite differences of two methods, for example of `functional.brier_terms`. If a
+            question has several rows, pass their mean.
+        n_flips: Random sign patterns for more than 20 questions. The smallest possible p-value is about 1 / n_flips.
         seed: Seed of the patterns.
 
     Returns:
         The p-value, in (0, 1].
 
     Raises:
-        ValueError: No differences, of another shape than [question], or not finite.
+        ValueError: If `differences` are empty, not one-dimensional or not finite.
 
     >>> sign_flip(torch.tensor([1.0, 2.0, 3.0]))  # 2 of 8 patterns reach 6
     0.25
@@ -41,12 +40,13 @@ def sign_flip(differences: Tensor, n_flips: int = 10_000, seed: int = 0) -> floa
     values = differences.double()
     if values.dim() != 1 or not len(values) or not values.isfinite().all():
         raise ValueError(
-            f"Expected `differences` to be finite numbers [question], but got shape {tuple(differences.shape)} with {int((~values.isfinite()).sum())} not finite. Leave those questions out and count them."
+            f"Expected `differences` to be finite numbers [question], but got shape {tuple(differences.shape)} with "
+            f"{int((~values.isfinite()).sum())} not finite. Leave those questions out and count them."
         )
-    # sums that are equal in exact arithmetic are hits, however they are rounded
+    # the tolerance counts sums that are equal in exact arithmetic as hits
     reach = float(values.sum().abs() - 1e-12 * values.abs().sum())
     if len(values) <= _MOST_EXACT:
-        sums = values[:1]  # one sign fixed: turning all signs round keeps the distance from 0
+        sums = values[:1]  # one sign is fixed: flipping all signs keeps the distance from 0
         for value in values[1:]:
             sums = torch.cat([sums + value, sums - value])
         return float((sums.abs() >= reach).double().mean())
@@ -61,13 +61,14 @@ def sign_flip(differences: Tensor, n_flips: int = 10_000, seed: int = 0) -> floa
 def bootstrap_p(
     a: WeightedMetric, b: WeightedMetric, n_questions: int, n_resamples: int = 10_000, seed: int = 0
 ) -> float | None:
-    r"""P-value of the difference a − b of two metrics on the same questions, from paired resamples of the questions.
+    r"""P-value of the difference a − b of two metrics, from paired resamples of the questions.
 
-    .. math:: p = \min\Big\{1, 2 \min\Big[\frac{1 + \#(\Delta^* \le 0)}{B + 1}, \frac{1 + \#(\Delta^* \ge 0)}{B + 1}\Big]\Big\}
+    .. math::
+        p = \min\Big\{1, 2 \min\Big[\frac{1 + \#(\Delta^* \le 0)}{B + 1},
+            \frac{1 + \#(\Delta^* \ge 0)}{B + 1}\Big]\Big\}
 
-    It asks where 0 lies among the resampled differences, and reads the tail of a percentile interval. The least possible
-    value is 2 / (B + 1): report one of 2,000 resamples as 0.001 at best. The same seed gives the resamples of
-    `paired_bootstrap`.
+    This is the tail of a percentile interval beyond 0. The smallest possible value is 2 / (B + 1). The same seed gives
+    the resamples of `paired_bootstrap`.
 
     Args:
         a: From weights [resample, question] to values [resample].
@@ -77,7 +78,7 @@ def bootstrap_p(
         seed: Seed of the resamples.
 
     Returns:
-        The p-value, in (0, 1]; None where `paired_bootstrap` has no interval for want of questions or values.
+        The p-value, in (0, 1]; None if `resampled` is None.
     """
     differences = resampled(lambda weights: a(weights) - b(weights), n_questions, n_resamples, seed)
     if differences is None:
@@ -87,25 +88,23 @@ def bootstrap_p(
 
 
 def holm(p_values: Tensor) -> Tensor:
-    """P-values adjusted for their number (Holm 1979): the least is multiplied by m, the next by m − 1, and so on.
+    """Holm-adjusted p-values (Holm 1979): the smallest is multiplied by m, the next by m − 1, and so on.
 
-    Rejecting what stays below a level makes any false rejection at most that likely, however the tests depend on one
-    another. NaN is no test: it stays NaN and isn't counted.
+    Rejecting adjusted p-values below a level bounds the probability of any false rejection by that level, for any
+    dependence between the tests.
 
     Args:
-        p_values: [test] p-values in [0, 1] or NaN.
+        p_values: [test] p-values in [0, 1]. NaN means "not tested": it stays NaN and is not counted in m.
 
     Returns:
-        [test] float64 adjusted p-values, at most 1, in the order of the p-values.
+        [test] float64 adjusted p-values, at most 1, in the given order.
 
     >>> holm(torch.tensor([0.01, 0.04, 0.03], dtype=torch.float64))
     tensor([0.0300, 0.0600, 0.0600], dtype=torch.float64)
     """
     values = p_values.double()
     if ((values < 0) | (values > 1)).any():
-        raise ValueError(
-            f"Expected `p_values` in [0, 1], but they reach from {values.min():.3g} to {values.max():.3g}."
-        )
+        raise ValueError(f"Expected `p_values` in [0, 1], but got {values.min():.3g} to {values.max():.3g}.")
     tested = values.isfinite().nonzero()[:, 0]
     order = tested[values[tested].argsort()]
     factors = torch.arange(len(order), 0, -1, dtype=torch.float64)

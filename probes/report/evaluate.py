@@ -1,4 +1,4 @@
-"""Every figure of every method on one split, each with its interval and counts, and the paired differences."""
+"""All figures of a method on one split with intervals and counts, and paired differences of two methods."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from probes.metrics import functional
 from probes.metrics.intervals import Interval, bootstrap, by_question, paired_bootstrap
 
-#: Metrics of a question's confidence, by name in the order of the report: from (preds, right, known, weights) to values.
+#: Metrics of confidences of questions, by name in the order of the report.
 CAPABILITY: dict[str, Callable[..., Tensor]] = {
     "auroc": functional.capability_auroc,
     "auroc_hard": functional.hard_auroc,
@@ -22,11 +22,11 @@ CAPABILITY: dict[str, Callable[..., Tensor]] = {
     "brier_skill": functional.brier_skill,
     "ece_width": partial(functional.expected_calibration_error, by="width"),
     "ece_mass": partial(functional.expected_calibration_error, by="mass"),
-    "rmsce": functional.squared_calibration_error,  # of which `evaluate` takes the root, when it has an interval
+    "rmsce": functional.rmsce,
     "spearman": functional.spearman,
     "aurc": functional.aurc,
 }
-#: Metrics of a confidence in single answers; an answer is right or wrong, so nothing has to be debiased.
+#: Metrics of confidences of single answers, which are right or wrong, so that nothing has to be debiased.
 RESPONSE: dict[str, Callable[..., Tensor]] = {
     "auroc": functional.capability_auroc,
     "brier": functional.response_brier,
@@ -35,19 +35,21 @@ RESPONSE: dict[str, Callable[..., Tensor]] = {
     "aurc": functional.aurc,
 }
 METRICS = {"capability": CAPABILITY, "response": RESPONSE}
+#: Metrics without a valid interval: resampling adds noise to an error that is never negative (docs/statistics.md).
+WITHOUT_INTERVAL = ("ece_width", "ece_mass", "rmsce")
 _STRATIFIED = ("auroc", "auroc_hard")
 
 
 @dataclass(frozen=True)
 class Scored:
-    """A method's confidences for some rows, and the answers that they are scored on.
+    """Confidences of a method for some rows, and the answers that they are scored on.
 
     Attributes:
         confidence: [row] float64 in [0, 1].
         right: [row] right answers.
         known: [row] graded answers.
-        question: [row] int64, which question a row belongs to, counted from 0; None where rows are questions.
-        fold: [row] int64, which of several fitted probes gave the confidence; None where one gave all.
+        question: [row] int64, question of each row; None if rows are questions.
+        fold: [row] int64, number of the fitted probe that gave the confidence; None if one probe gave all.
     """
 
     confidence: Tensor
@@ -56,26 +58,26 @@ class Scored:
     question: Tensor | None = None
     fold: Tensor | None = None
 
-    def take(self, kept: Tensor) -> Scored:
-        """Some of the rows."""
-        question, fold = (one if one is None else one[kept] for one in (self.question, self.fold))
-        return Scored(self.confidence[kept], self.right[kept], self.known[kept], question, fold)
+    def take(self, rows: Tensor) -> Scored:
+        """A subset of the rows, by index or mask."""
+        columns = (self.confidence, self.right, self.known, self.question, self.fold)
+        return Scored(*(column if column is None else column[rows] for column in columns))  # type: ignore[arg-type]
 
     @property
     def n_questions(self) -> int:
-        """How many questions there are."""
+        """Number of questions."""
         return len(self.confidence) if self.question is None else len(self.question.unique())
 
 
 def usable(scored: Scored, target: str = "capability") -> Tensor:
-    """[row] bool: a finite confidence, and two graded answers to a question, or one grade of an answer."""
+    """[row] bool: whether the confidence is finite and the question has two graded answers, or the answer a grade."""
     return scored.confidence.isfinite() & (scored.known >= (2 if target == "capability" else 1))
 
 
 def metric_of(
     scored: Scored, name: str, reference: float | Tensor, target: str = "capability"
 ) -> Callable[[Tensor], Tensor]:
-    """A metric of a method as a function of resampling weights [resample, question]."""
+    """A metric of a method as a function of resampling weights, from [resample, question] to [resample]."""
     options: dict[str, Any] = {"reference": reference} if name == "brier_skill" else {}
     if name in _STRATIFIED and scored.fold is not None:
         options["strata"] = scored.fold
@@ -98,33 +100,35 @@ def evaluate(
 
     Args:
         scored: Confidences and answers.
-        n_unknown: Answers of these questions whose grade is unknown; they are left out.
-        reference: The training split's mean accuracy, for the skill; one number or one a row.
+        n_unknown: Answers of these questions whose grade is unknown; they are left out and counted.
+        reference: Mean accuracy of the training split for the skill; one number, or one per row.
         n_resamples: Resamples of the questions.
         seed: Seed of the resamples.
         target: `capability` for confidences of questions, `response` for those of answers.
 
     Returns:
-        ``{metric: {value, low, high} or None}`` with 95 % intervals; `auroc_ceiling` for questions, whose low and high
-        are a bracket of estimates (see `functional.auroc_ceiling`); and `n_questions`, `n_samples`, `n_unknown`,
-        `n_masked` (rows left out).
+        ``{metric: {value, low, high} or None}`` with 95 % intervals; `low` and `high` are None for the calibration
+        errors, which have no valid interval. For questions also `auroc_ceiling`, whose `low` and `high` are a bracket of
+        estimates (see `functional.auroc_ceiling`). And `n_questions`, `n_samples`, `n_unknown`, `n_masked` (rows left
+        out).
     """
-    kept = usable(scored, target)
-    method = scored.take(kept)
+    scorable = usable(scored, target)
+    method = scored.take(scorable)
     if isinstance(reference, Tensor):
-        reference = reference[kept]
+        reference = reference[scorable]
     n = method.n_questions
-    figures: dict[str, Any] = {
-        name: bootstrap(metric_of(method, name, reference, target), n, n_resamples, seed) if n else None
-        for name in METRICS[target]
-    }
-    if figures.get("rmsce") is not None:
-        figures["rmsce"] = {end: max(0.0, value) ** 0.5 for end, value in figures["rmsce"].items()}
+    figures: dict[str, Any] = dict.fromkeys(METRICS[target])
+    for name in METRICS[target] if n else ():
+        metric = metric_of(method, name, reference, target)
+        if name not in WITHOUT_INTERVAL:
+            figures[name] = bootstrap(metric, n, n_resamples, seed)
+        elif n > 1:
+            figures[name] = {"value": float(metric(torch.ones(1, n, dtype=torch.float64))), "low": None, "high": None}
     counts = {
         "n_questions": n,
         "n_samples": int(method.known.sum()),
         "n_unknown": n_unknown,
-        "n_masked": int((~kept).sum()),
+        "n_masked": int((~scorable).sum()),
     }
     if target == "response":
         return {**figures, **counts}
@@ -144,16 +148,15 @@ def compare(
     seed: int = 0,
     target: str = "capability",
 ) -> list[dict[str, Any]]:
-    """Paired differences a − b in AUROC and Brier on the rows that both methods score.
-
-    Both must be scored on the same answers: where one spends half of them, give the other its held-out half too.
+    """Paired differences a − b in AUROC and Brier score on the rows that both methods score.
 
     Raises:
-        ValueError: The two are scored on different answers.
+        ValueError: If the two are scored on different answers.
     """
     if not (torch.equal(scored_a.right, scored_b.right) and torch.equal(scored_a.known, scored_b.known)):
         raise ValueError(
-            f"Expected {a!r} and {b!r} to be scored on the same answers, but they are not. Score both on the held-out half."
+            f"Expected {a!r} and {b!r} to be scored on the same answers, but got different counts. "
+            "Score both on the held-out half."
         )
     both = usable(scored_a, target) & usable(scored_b, target)
     if not both.any():

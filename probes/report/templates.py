@@ -21,8 +21,6 @@ COLUMNS = (
     ("aurc", "AURC"),
     ("auroc_hard", "AUROC of p̂ ≥ ½"),
 )
-#: Calibration errors, whose intervals are not valid near 0: docs/statistics.md.
-_WITHOUT_INTERVAL = ("ece_width", "ece_mass", "rmsce")
 
 
 def render(template: str, **context: Any) -> str:
@@ -66,7 +64,7 @@ def number(value: float | None, digits: int = 3) -> str:
 def interval(estimate: dict[str, Any] | None) -> str:
     """``0.690 [0.620, 0.750]``, the value alone where it has no interval, or a dash for a missing estimate."""
     if estimate is None or estimate["low"] is None:
-        return _value(estimate)
+        return number(None if estimate is None else estimate["value"])
     return f"{estimate['value']:.3f} [{estimate['low']:.3f}, {estimate['high']:.3f}]"
 
 
@@ -86,12 +84,8 @@ def inline(text: str) -> str:
 
 
 def metric(figures: dict[str, Any], name: str) -> str:
-    """A metric of a method in a table; calibration errors without their interval."""
-    return (_value if name in _WITHOUT_INTERVAL else interval)(figures[name])
-
-
-def _value(estimate: dict[str, Any] | None) -> str:
-    return number(None if estimate is None else estimate["value"])
+    """A metric of a method in a table."""
+    return interval(figures[name])
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

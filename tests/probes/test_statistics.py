@@ -11,7 +11,7 @@ from torch import Tensor
 
 from probes.metrics import functional as F
 from probes.metrics.intervals import bootstrap, paired_bootstrap, resample_weights
-from probes.report.evaluate import CAPABILITY, Scored, compare, evaluate, metric_of
+from probes.report.evaluate import CAPABILITY, METRICS, WITHOUT_INTERVAL, Scored, compare, evaluate, metric_of
 from tests.probes.test_functional import simulated
 
 
@@ -109,11 +109,24 @@ def test_saturated_confidences_have_every_figure_with_a_finite_interval() -> Non
     _, right, known, p = simulated()
     saturated = (p > 0.5).double()
     figures = evaluate(Scored(saturated, right, known), 0, reference=0.4, n_resamples=200)
-    for name in CAPABILITY:
+    for name in set(CAPABILITY) - set(WITHOUT_INTERVAL):
         assert figures[name] is not None, name
         assert np.isfinite(list(figures[name].values())).all()
     one_sided = evaluate(Scored(torch.ones(60), right, known), 0, reference=0.4, n_resamples=200)
     assert {name for name in CAPABILITY if one_sided[name] is None} == {"spearman"}
+
+
+@pytest.mark.parametrize("target", ["capability", "response"])
+def test_calibration_errors_have_a_value_and_no_interval(target: str) -> None:
+    f, right, known, _ = simulated()
+    if target == "response":
+        right, known = (right / known > 0.5).long(), torch.ones_like(known)
+    figures = evaluate(Scored(f, right, known), 0, reference=0.4, n_resamples=50, target=target)
+    for name in set(WITHOUT_INTERVAL) & set(METRICS[target]):
+        value = float(METRICS[target][name](f, right, known))
+        assert figures[name] == {"value": pytest.approx(value, abs=1e-12), "low": None, "high": None}
+    single = evaluate(Scored(f[:1], right[:1], known[:1]), 0, reference=0.4, target=target)
+    assert all(single[name] is None for name in METRICS[target])
 
 
 def test_confidences_that_are_integers_have_the_skill_of_the_same_floats() -> None:

@@ -1,24 +1,17 @@
 """Metrics of a confidence against measured accuracy, as pure tensor functions.
 
-All take `preds` [question], the confidence or score, higher = more likely right; `right` and `known` [question], the
-right answers c and the graded answers n ≥ 1; and `weights` [..., question], how often each question counts (all once
-when left out). Extra leading axes of `weights` are resamples: a metric comes back for each of them. Computed in
-float64. The estimators are unbiased for the true accuracies p when preds don't depend on the samples that gave c.
+All take `preds` [question], confidences or scores, higher = more likely right; `right` and `known` [question], the
+number of right answers c and of graded answers n ≥ 1; and `weights` [..., question], how often each question counts
+(once by default). Leading axes of `weights` are resamples: the result has one value for each. All results are float64.
+The estimators are unbiased for the true accuracies p if `preds` do not depend on the samples that gave c.
 
-Where single answers have confidences of their own, a row is an answer with `known` 1, and the same functions give the
-figures against single answers; `probes.metrics.intervals.by_question` resamples such rows with their questions.
+To score confidences of single answers, pass one row per answer with `known` = 1.
+`probes.metrics.intervals.by_question` resamples such rows together with their questions.
 """
 
-from probes.metrics.functional.binned import (
-    bin_index,
-    expected_calibration_error,
-    rmsce,
-    squared_calibration_error,
-)
+from probes.metrics.functional.binned import bin_index, expected_calibration_error, rmsce, squared_calibration_error
 from probes.metrics.functional.brier import brier_skill, brier_terms, debiased_brier, response_brier
-from probes.metrics.functional.ceiling import auroc_ceiling
-from probes.metrics.functional.inputs import midranks
-from probes.metrics.functional.ranking import aurc, capability_auroc, hard_auroc, spearman
+from probes.metrics.functional.ranking import aurc, auroc_ceiling, capability_auroc, hard_auroc, spearman
 
 __all__ = [
     "aurc",
@@ -30,7 +23,6 @@ __all__ = [
     "debiased_brier",
     "expected_calibration_error",
     "hard_auroc",
-    "midranks",
     "response_brier",
     "rmsce",
     "spearman",

@@ -1,4 +1,4 @@
-"""Brier scores: squared distance of confidences from accuracies or answers."""
+"""Brier scores: squared distance of confidences from accuracies or from single answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def debiased_brier(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor 
 
     .. math:: \frac1N \sum_i f_i^2 - 2 f_i \hat p_i + \frac{c_i (c_i-1)}{n_i (n_i-1)}
 
-    The plain mean of (f − p̂)² is too large by mean p(1−p)/n. May be slightly negative; never clipped. Needs n ≥ 2.
+    The plain mean of (f − p̂)² is too large by mean p(1−p)/n. Requires n ≥ 2. May be slightly negative; not clipped.
     """
     preds, right, known, weights = prepare(preds, right, known, weights, 2)
     check_probability(preds)
@@ -30,8 +30,8 @@ def response_brier(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor 
 def brier_terms(preds: Tensor, right: Tensor, known: Tensor) -> Tensor:
     """Brier score of each question against its single answers, f² − 2fp̂ + p̂: [question] float64.
 
-    Two confidences of the same questions differ in these terms as they do in those of `debiased_brier`, whose further
-    part doesn't depend on the confidence: the differences are what a sign-flip test takes.
+    For two confidences of the same questions, differences of these terms equal those of the terms of `debiased_brier`:
+    the remaining part does not depend on the confidence. `sign_flip` tests these differences.
     """
     preds, right, known, _ = prepare(preds, right, known, None, 1)
     check_probability(preds)
@@ -47,7 +47,7 @@ def brier_skill(
         preds: [question] confidences.
         right: [question] right answers c.
         known: [question] graded answers n.
-        reference: The mean accuracy of the training split, or [question] that of each question's own training folds.
+        reference: Mean accuracy of the training split, or [question] that of each question's own training folds.
         weights: [..., question] how often each question counts.
 
     Returns:

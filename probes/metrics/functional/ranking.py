@@ -1,32 +1,39 @@
-"""Metrics of the order of scores: AUROC, rank correlation, and the risk at each coverage."""
+"""Metrics of the order of scores: AUROC and its ceiling, rank correlation, area under the risk–coverage curve."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
 
 from probes.metrics.functional.inputs import by_group, mean, midranks, prepare
 
+#: Random half-splits behind the lower bound of `auroc_ceiling`.
+_HALF_SPLITS = 20
+
 
 def capability_auroc(
     preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None = None, strata: Tensor | None = None
 ) -> Tensor:
-    r"""Probability that of two answers to different questions, one right and one wrong, the right one has the higher score.
+    r"""Probability that a right answer scores higher than a wrong answer to a different question.
 
-    .. math:: A = \sum_{i \ne j} \hat p_i (1-\hat p_j) [1(f_i>f_j) + \tfrac12 1(f_i=f_j)] \Big/ \sum_{i \ne j} \hat p_i (1-\hat p_j)
+    .. math::
+        A = \sum_{i \ne j} \hat p_i (1-\hat p_j) [1(f_i>f_j) + \tfrac12 1(f_i=f_j)]
+            \Big/ \sum_{i \ne j} \hat p_i (1-\hat p_j)
 
-    The expected accuracy p̂ = c/n is a soft label: question i brings mass p̂ of right and 1 − p̂ of wrong answers. Pairs
-    of a question with itself, and with copies of itself in a resample, are left out: they are ties by construction.
-    O(N log N): sort, group ties, accumulate. The best possible value is below 1, see `auroc_ceiling`.
+    The expected accuracy p̂ = c/n is a soft label: question i contributes mass p̂ of right and 1 − p̂ of wrong answers.
+    Pairs of a question with itself, or with its copies in a resample, are ties by construction and left out. The best
+    possible value is below 1, see `auroc_ceiling`. Takes O(N log N).
 
     Args:
         preds: [question] scores.
         right: [question] right answers c.
         known: [question] graded answers n.
         weights: [..., question] how often each question counts.
-        strata: [question] int64; where given, only pairs of one stratum count, in numerator and denominator. Scores of
-            different folds come from different probes: a fold with many right answers leaves few to train on, so that
-            even constants would rank questions of different folds, and the wrong way round.
+        strata: [question] int64; if given, only pairs within a stratum count. Use it for folds: their scores come from
+            different probes, and even constants rank questions across folds, in the wrong direction, because a fold
+            with many right answers leaves few for training.
 
     Returns:
         [...] AUROC; NaN without both right and wrong answers.
@@ -39,7 +46,7 @@ def capability_auroc(
     group_positive, group_negative = by_group(positive, group, n_groups), by_group(negative, group, n_groups)
     below = group_negative.cumsum(-1) - group_negative
     first = torch.searchsorted(stratum_of_group, torch.arange(n_strata, device=preds.device))
-    below = below - below[..., first[stratum_of_group]]  # what lies in strata before one's own
+    below = below - below[..., first[stratum_of_group]]  # without the strata before one's own
     same_question = (weights**2 * accuracy * (1 - accuracy)).sum(-1)
     won = (group_positive * (below + group_negative / 2)).sum(-1) - same_question / 2
     all_pairs = by_group(positive, stratum, n_strata) * by_group(negative, stratum, n_strata)
@@ -48,12 +55,9 @@ def capability_auroc(
 
 
 def _tie_groups(preds: Tensor, strata: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Stratum and group of each question, both [question] counted from 0, and the stratum of each group [group].
+    """Stratum and group of each question, [question] int64 from 0, and the stratum of each group, [group].
 
-    A group holds the equal scores of one stratum. Groups are in the order of strata, then of scores.
-
-    Raises:
-        ValueError: `strata` of another shape.
+    A group holds the equal scores of one stratum. Groups are ordered by stratum, then by score.
     """
     if strata is not None and strata.shape != preds.shape:
         raise ValueError(
@@ -68,16 +72,73 @@ def _tie_groups(preds: Tensor, strata: Tensor | None) -> tuple[Tensor, Tensor, T
 def hard_auroc(
     preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None = None, strata: Tensor | None = None
 ) -> Tensor:
-    """Ordinary AUROC for the label p̂ ≥ ½; equals torchmetrics' BinaryAUROC. [...], NaN with one class.
+    """AUROC of the label p̂ ≥ ½, as torchmetrics' BinaryAUROC; `strata` as in `capability_auroc`.
 
-    `strata` as in `capability_auroc`.
+    Returns:
+        [...] AUROC; NaN with a single class.
     """
     preds, right, known, weights = prepare(preds, right, known, weights, 1)
     return capability_auroc(preds, (right / known >= 0.5).double(), torch.ones_like(known), weights, strata)
 
 
+def auroc_ceiling(right: Tensor, known: Tensor) -> tuple[float, float, float]:
+    r"""Capability AUROC of an oracle that knows every accuracy p, with a bracket of estimates.
+
+    .. math:: \tfrac12 + \frac{E|p-p'|}{4 m (1-m)}, \qquad m = E[p]
+
+    The value assumes Beta-distributed accuracies, fitted by moments after subtracting the sampling noise, and uses the
+    closed form of the Beta distribution's mean difference. The upper bound is optimistic: it ranks questions by p̂ and
+    scores on the same answers. The lower bound is pessimistic: it ranks by a random half of each question's answers and
+    scores on the other half; it is the mean AUROC of 20 such half-splits, drawn with a fixed seed.
+
+    Args:
+        right: [question] right answers c.
+        known: [question] graded answers n ≥ 2.
+
+    Returns:
+        Value, lower bound and upper bound; all NaN if the accuracies vary no more than sampling noise.
+    """
+    preds = right.double() / known.double()
+    _, right, known, _ = prepare(preds, right, known, None, 2)
+    m = float(preds.mean())
+    spread = float(preds.var() - (preds * (1 - preds) / (known - 1)).mean()) if len(preds) > 1 else 0.0
+    if not 0 < m < 1 or spread <= 0 or spread >= m * (1 - m):
+        return math.nan, math.nan, math.nan
+    total = m * (1 - m) / spread - 1
+    a, b = m * total, (1 - m) * total
+    log_difference = math.log(4 / total) + _log_beta(total, total) - _log_beta(a, a) - _log_beta(b, b)
+    value = 0.5 + math.exp(log_difference) / (4 * m * (1 - m))
+    high = float(capability_auroc(preds, right, known))
+    low = _half_ceiling(right, known)
+    return min(max(value, low), high), low, high
+
+
+def _log_beta(a: float, b: float) -> float:
+    return math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)
+
+
+def _half_ceiling(right: Tensor, known: Tensor) -> float:
+    """Mean AUROC of one half of the answers scored on the other, over `_HALF_SPLITS` random half-splits."""
+    generator = torch.Generator().manual_seed(0)
+    first = (known / 2).floor()
+    values = []
+    for _ in range(_HALF_SPLITS):
+        # a hypergeometric draw: the answers are in random order and the first half ranks
+        noise = torch.rand(len(known), int(known.max()), generator=generator, dtype=torch.float64)
+        index = torch.arange(int(known.max()))[None]
+        noise = noise.masked_fill(index >= known[:, None], 2.0)
+        chosen = noise.argsort(-1).argsort(-1) < first[:, None]
+        in_first = (chosen & (index < right[:, None])).sum(-1).double()
+        values.append(capability_auroc(in_first / first, right - in_first, known - first))
+    return float(torch.stack(values).nanmean())  # NaN if a half has no right or no wrong answer
+
+
 def spearman(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Rank correlation of the score with p̂, ties at their mean rank. [...], NaN where either is constant."""
+    """Spearman's rank correlation of the score with p̂, ties at their mean rank.
+
+    Returns:
+        [...] correlation; NaN if either is constant.
+    """
     preds, right, known, weights = prepare(preds, right, known, weights, 1)
     x, y = midranks(preds, weights), midranks(right / known, weights)
     x, y = x - mean(x, weights)[..., None], y - mean(y, weights)[..., None]
@@ -86,18 +147,17 @@ def spearman(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None
 
 
 def aurc(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None = None) -> Tensor:
-    r"""Area under the risk–coverage curve: mean over k = 1 … N of the share of wrong answers among the k most confident.
+    r"""Area under the risk–coverage curve: mean of the share of wrong answers among the k most confident, k = 1 … N.
 
-    Lower is better. What a user meets who has only the k most confident questions answered, with every k as likely
-    (Geifman and El-Yaniv, Selective Classification for Deep Neural Networks, 2017; here with 1 − p̂ as the risk). A score
-    without information has the mean share of wrong answers; nobody reaches 0 where some answers are wrong.
+    Lower is better (Geifman and El-Yaniv, Selective Classification for Deep Neural Networks, 2017; here the risk of a
+    question is 1 − p̂). An uninformative score has the mean share of wrong answers.
 
-    Tied scores count in expectation over their orders. A tie of m questions with mean risk ē, after W questions with the
+    Tied scores count in expectation over their orders. A tie of m questions with mean risk ē, after W questions with
     summed risk E, adds
 
     .. math:: \sum_{t=1}^m \frac{E + t \bar e}{W + t} = m \bar e + (E - W \bar e) [\psi(W+m+1) - \psi(W+1)]
 
-    with ψ the digamma function, which also gives the sum a derivative by the weights.
+    with ψ the digamma function, which makes the sum differentiable in the weights.
 
     Returns:
         [...] area in [0, 1].

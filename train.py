@@ -30,8 +30,8 @@ from extract.errors import InputError
 from extract.running.cli import OneLineErrors
 from extract.running.exit import exit_status
 from extract.signals import load_signal
-from extract.store.files import one_line
 from extract.store.shards import check_name
+from extract.text import one_line
 from probes.difference_of_means import DifferenceOfMeans
 from probes.fitting.module import ProbeModule
 from probes.knn import KNN

@@ -10,7 +10,6 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from extract.errors import InputError
-from extract.questions.question import shown_text
 from extract.store.store import Store
 from extract.viewing.inspection import choose_grader
 
@@ -140,7 +139,7 @@ def load_table(store: Store, grader: str | None = None) -> QuestionTable:
     return QuestionTable(
         ids=list(row_of),
         groups=[question.group for question in store.questions],
-        texts=[shown_text(question) for question in store.questions],
+        texts=[question.public_prompt for question in store.questions],
         prompt_tokens=prompt_tokens,
         right=every[0],
         known=every[1],

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import reprlib
 from collections.abc import Iterable
-
-_SHORT = reprlib.Repr()
-_SHORT.maxstring = _SHORT.maxother = 100
 
 
 class InputError(ValueError):
@@ -18,8 +14,3 @@ def nearest(word: str, known: Iterable[str]) -> str:
     """A hint such as ``" Did you mean `limit`?"``, or an empty string when nothing known is close to `word`."""
     match = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
     return f" Did you mean `{match[0]}`?" if match else ""
-
-
-def shown(value: object) -> str:
-    """A value for a message: its repr on one line, short however large the value is."""
-    return _SHORT.repr(value)

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from extract.errors import InputError, shown
+from extract.errors import InputError
+from extract.text import shown
 
 
 class Field(NamedTuple):

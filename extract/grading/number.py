@@ -14,7 +14,7 @@ from unicodedata import normalize
 from extract.errors import InputError
 from extract.grading.base import Grade
 from extract.grading.boxed import last_boxed
-from extract.questions.question import Question, shown
+from extract.questions.question import Question
 
 RULE = (
     "The number on the line after the first ####, else the last number in the last \\boxed{}, else the last number of all; thousands "
@@ -241,7 +241,7 @@ def _reference(question: Question, reference: str) -> Fraction:
     found = list(numbers(reference))
     if len(found) != 1:
         raise InputError(
-            f"Expected the references of question {question.id!r} to be numbers, which this grader compares, but got {shown(question, reference[:100])!r}. Give another --grader, or correct the question."
+            f"Expected the references of question {question.id!r} to be numbers, which this grader compares, but got {question.public(reference[:100])!r}. Give another --grader, or correct the question."
         )
     return found[0]
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from extract.errors import InputError
 from extract.questions.files import json_lines
-from extract.store.files import one_line
+from extract.text import one_line
 
 #: Files whose rows can be read.
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
@@ -152,7 +152,7 @@ class Place:
     def _refused(self, error: Exception) -> InputError:
         from huggingface_hub import get_token
 
-        reason = one_line(error)[:300].rstrip(".")
+        reason = one_line(error, 300).rstrip(".")
         if self.path is not None:
             return InputError(
                 f"Expected {str(self.path)!r} to be a dataset that can be read, but it is not ({reason}). Correct it, or give another one."

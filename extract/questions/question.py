@@ -65,6 +65,16 @@ class Question:
         """Whether its texts, and answers that may repeat them, are kept out of tables, pages, logs and messages."""
         return bool(self.meta.get("private"))
 
+    def public(self, text: str) -> str:
+        """A text of the question, or an answer to it, for people: the text itself, unless the question is private."""
+        return HIDDEN if self.private else text
+
+    @property
+    def public_prompt(self) -> str:
+        """What is asked, for people: the text with its options, or the last message; nothing of a private question."""
+        asked = self.prompt
+        return self.public(asked if isinstance(asked, str) else str(asked[-1]["content"]))
+
     def record(self) -> dict[str, Any]:
         """The question as plain JSON types, the form that is hashed."""
         return {
@@ -73,17 +83,6 @@ class Question:
             "references": list(self.references),
             "choices": list(self.choices),
         }
-
-
-def shown(question: Question, text: str) -> str:
-    """A text of a question, or an answer to it, for people: the text itself, unless the question is private."""
-    return HIDDEN if question.private else text
-
-
-def shown_text(question: Question) -> str:
-    """What was asked, for people: the text with its options, or the last message; nothing of a private question."""
-    asked = question.prompt
-    return shown(question, asked if isinstance(asked, str) else str(asked[-1]["content"]))
 
 
 def check_questions(questions: Iterable[Question], source: str) -> Iterator[Question]:
@@ -112,7 +111,7 @@ def check_questions(questions: Iterable[Question], source: str) -> Iterator[Ques
         empty = [reference for reference in question.references if not says_anything(question.kind, reference)]
         if empty:
             raise InputError(
-                f"Expected `references` of {where} to hold words or numbers, but got {shown(question, repr(empty[0]))}. Correct the reference."
+                f"Expected `references` of {where} to hold words or numbers, but got {question.public(repr(empty[0]))}. Correct the reference."
             )
         if bool(question.text.strip()) == bool(question.messages):
             raise InputError(f"Expected {where} to have exactly one of `text` and `messages`. Give one of them.")
@@ -123,7 +122,7 @@ def check_questions(questions: Iterable[Question], source: str) -> Iterator[Ques
                 or not all(isinstance(x, str) for x in message.values())
             ):
                 raise InputError(
-                    f"Expected `messages` of {where} to hold objects of a `role` and a `content`, both texts, but got {shown(question, repr(message))}. Correct the field."
+                    f"Expected `messages` of {where} to hold objects of a `role` and a `content`, both texts, but got {question.public(repr(message))}. Correct the field."
                 )
         try:
             canonical_json(question.record()).encode()
@@ -138,7 +137,7 @@ def check_questions(questions: Iterable[Question], source: str) -> Iterator[Ques
         letters = ascii_uppercase[: len(question.choices) or None]
         if question.kind == "choice" and (len(question.choices) > 26 or question.references[0] not in tuple(letters)):
             raise InputError(
-                f"Expected `references` of {where} to begin with the letter of the right one of at most 26 `choices`, but got {shown(question, repr(question.references[0]))}. Give the letter first, as in [B, Lima]."
+                f"Expected `references` of {where} to begin with the letter of the right one of at most 26 `choices`, but got {question.public(repr(question.references[0]))}. Give the letter first, as in [B, Lima]."
             )
         seen.add(question.id)
         yield question
@@ -164,7 +163,7 @@ def check_loaded(questions: Iterable[Question], source: str) -> Iterator[Questio
         for reference in question.references if question.kind == "number" else ():
             if len(list(numbers(reference))) != 1:
                 raise InputError(
-                    f"Expected `references` of {where} to be a number each, because its kind is number, but got {shown(question, repr(reference[:40]))}. Correct the reference, or give another kind."
+                    f"Expected `references` of {where} to be a number each, because its kind is number, but got {question.public(repr(reference[:40]))}. Correct the reference, or give another kind."
                 )
         if question.kind == "choice" and question.text and not question.choices:
             raise InputError(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from extract.errors import InputError, shown
+from extract.errors import InputError
 from extract.hashing import canonical_json
 from extract.policy import differences
 from extract.store.files import Damaged, is_finished
@@ -16,6 +16,7 @@ from extract.store.folder import StoreFolder
 from extract.store.parquet import ASKED_QUESTIONS_SCHEMA, ASKED_SAMPLES_SCHEMA, read_table, write_table
 from extract.store.samples import check_keys
 from extract.store.shards import SampleRange, Scope, Shard, check_name, folder_names
+from extract.text import shown
 
 _SCHEMAS: dict[Scope, pa.Schema] = {"question": ASKED_QUESTIONS_SCHEMA, "sample": ASKED_SAMPLES_SCHEMA}
 

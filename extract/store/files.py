@@ -10,8 +10,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from extract.errors import InputError, shown
+from extract.errors import InputError
 from extract.hashing import sha256_file
+from extract.text import one_line, shown
 
 _LARGEST_SIDECAR = 2**12  # bytes
 _PIECE = 2**20  # bytes that are copied together
@@ -130,11 +131,6 @@ def read_json(path: Path, largest: int) -> Any:
 
 def _no_number(constant: str) -> NoReturn:
     raise ValueError(f"it holds {constant}")
-
-
-def one_line(error: Exception) -> str:
-    """What a library says of a file, whose bytes it may repeat, without what would break or hide a line."""
-    return " ".join("".join(letter if letter.isprintable() else " " for letter in str(error)).split())
 
 
 def read_sidecar(path: Path) -> Sidecar:

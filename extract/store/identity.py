@@ -7,11 +7,12 @@ import os
 from pathlib import Path
 from typing import Any
 
-from extract.errors import InputError, shown
+from extract.errors import InputError
 from extract.hashing import sha256_json
 from extract.policy import SCHEMA_VERSION
 from extract.schemas import IDENTITY, OBJECT, SERVED_IDENTITY, SHA256, check_prompt, check_record, one_of
 from extract.store.files import is_inside, read_json, replace_file
+from extract.text import shown
 
 _FORMAT = "confidence-probes store"
 _LARGEST = 2**20  # bytes

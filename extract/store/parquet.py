@@ -9,7 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from extract.store.files import Damaged, check_file, one_line, read_file, write_file
+from extract.store.files import Damaged, check_file, read_file, write_file
+from extract.text import one_line
 
 QUESTIONS_SCHEMA = pa.schema(
     [

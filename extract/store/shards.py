@@ -9,8 +9,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from extract.errors import InputError, shown
+from extract.errors import InputError
 from extract.store.files import Damaged, is_finished
+from extract.text import shown
 
 #: What the rows of a shard are: one for each question, or one for each sample.
 Scope = Literal["question", "sample"]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from extract.errors import InputError, shown
+from extract.errors import InputError
 from extract.policy import differences
 from extract.store.files import Damaged, is_finished
 from extract.store.folder import StoreFolder
@@ -26,6 +26,7 @@ from extract.store.tensors import (
     read_offsets,
     write_tensors,
 )
+from extract.text import shown
 
 #: Signals that `ask` computes with another model than the store's.
 _ASKED = ("text_embedding",)

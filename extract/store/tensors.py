@@ -17,10 +17,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from extract.errors import shown
 from extract.hashing import canonical_json
-from extract.store.files import Damaged, check_file, check_size, one_line, write_file
+from extract.store.files import Damaged, check_file, check_size, write_file
 from extract.store.ragged import Ragged
+from extract.text import one_line, shown
 
 #: Dtypes of signals by their names in safetensors.
 DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64}

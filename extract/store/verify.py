@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from extract.errors import InputError, shown
+from extract.errors import InputError
 from extract.sampling.server.answer_log import check_log
 from extract.store.files import Damaged, is_finished, is_inside, read_json, read_sidecar, replace_file
 from extract.store.shards import range_of, shard_of
 from extract.store.store import Store
+from extract.text import shown
 
 _DATA = (".parquet", ".safetensors")
 _LARGEST_MANIFEST = 2**28  # bytes

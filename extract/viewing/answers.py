@@ -8,12 +8,12 @@ from typing import Any
 
 from torch import Tensor
 
-from extract.errors import InputError, nearest, shown
-from extract.questions.question import shown_text
+from extract.errors import InputError, nearest
 from extract.signals import SIGNALS
 from extract.signals.answers import drawn_tokens
 from extract.store.ragged import Ragged
 from extract.store.store import Store
+from extract.text import shown
 from extract.viewing.inspection import choose_grader
 from extract.viewing.token_texts import Piece, pieces
 
@@ -115,7 +115,7 @@ def read_answers(
             ShownAnswer(
                 question_id=own[0],
                 sample=own[1],
-                question=shown_text(question),
+                question=question.public_prompt,
                 references=question.references,
                 right=right[own],
                 graded=own in grades,

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from extract.text import one_line
 from extract.viewing.answers import ShownAnswer
 from extract.viewing.token_texts import Piece
 
@@ -166,7 +167,7 @@ def _answer(one: ShownAnswer, name: str, top: float) -> str:
     if one.n_tokens and bool(one.entropy.isfinite().all()):
         facts.append(f"mean entropy {float(one.entropy.mean()):.2f} nats")
     facts += ["cut at the token limit"] * one.cut
-    facts += [f"taken as “{shorten(one.taken)}”"] if one.taken else []
+    facts += [f"taken as “{one_line(one.taken, 60)}”"] if one.taken else []
     kind = " with-influence" if one.influence is not None else ""
     tokens = "".join(_token(one, piece, top) for piece in one.pieces) or '<span class="nl">(no text)</span>'
     return f"""<article aria-labelledby="{name}">
@@ -228,12 +229,6 @@ def _table(one: ShownAnswer) -> str:
         rows.append(f'<tr><th scope="row">{t + 1}</th><td>{own}</td>{cells}</tr>')
     body = "\n".join(rows)
     return f'<details><summary>Numbers</summary><div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table></div></details>'
-
-
-def shorten(text: str, most: int = 60) -> str:
-    """A text on one line, cut where it is longer."""
-    line = " ".join(text.split())
-    return line if len(line) <= most else line[: most - 1] + "…"
 
 
 def _text(text: str) -> str:

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from extract.errors import InputError
 from extract.grading import GRADER_OF_KIND
-from extract.questions.question import shown, shown_text
 from extract.sampling.run import prompt_of
 from extract.store.store import Store
+from extract.text import one_line
 from extract.viewing.summary import MARKS, GradeCounts, Summary, interval, summarize, texts_of
 
 #: Most letters that are shown of a question, and of an answer.
@@ -109,7 +109,7 @@ def _asked(store: Store) -> list[str]:
         turns = [(one["role"], one["content"]) for one in prompt.messages(asked)]
     else:
         turns = [("text", prompt.text(asked))]
-    lines = [f"  {role:9}  {shown(question, line)}" for role, text in turns for line in text.split("\n")]
+    lines = [f"  {role:9}  {question.public(line)}" for role, text in turns for line in text.split("\n")]
     if len(lines) > _MOST_LINES:
         left = len(lines) - _MOST_LINES
         lines[_MOST_LINES // 2 : -(_MOST_LINES // 2)] = [f"  … {left} lines …"]
@@ -129,7 +129,7 @@ def _policy(store: Store) -> Iterator[str]:
     yield f"store      {store.path}   identity {store.sha256[:12]}"
     yield f"model      {model['id']}  {known}"
     yield f"policy     temperature {decoding['temperature']}, top-p {decoding['top_p']}, top-k {decoding['top_k']}, at most {decoding['max_new_tokens']} tokens{stop}, seed {decoding['seed']}"
-    yield f"prompt     {_short(repr(prompt['template']))}, {', '.join(around)}"
+    yield f"prompt     {one_line(repr(prompt['template']), _LONGEST, keep_end=True)}, {', '.join(around)}"
     yield f"questions  {len(store.questions):,} in {_plural(store.questions.n_blocks, 'block')}"
 
 
@@ -248,7 +248,7 @@ def _groups(store: Store, name: str, counts: GradeCounts) -> list[str]:
     for group, places in [("all", every), *of_groups]:
         of_group = accuracy[places]
         never, always = (f"{int((of_group == bound).sum()):,}" for bound in (0, 1))
-        rows.append([_short(group, 40), f"{len(places):,}", _accuracy(of_group), never, always])
+        rows.append([one_line(group, 40, keep_end=True), f"{len(places):,}", _accuracy(of_group), never, always])
     left_out = len(members) - len(kept) if len(members) > 1 else 0
     return _aligned(rows) + ([f"({_plural(left_out, 'smaller group')} left out)"] if left_out else [])
 
@@ -280,22 +280,15 @@ def _answers(store: Store, name: str, summary: Summary) -> list[str]:
     lines = [f"{len(texts)} answers, graded by {name}"]
     for one in summary.shown:
         question = questions[one.question_id]
-        took = "nothing" if one.answer is None else repr(_short(shown(question, one.answer), 60))
+        answer = one_line(question.public(texts[one]), _LONGEST, keep_end=True)
+        took = "nothing" if one.answer is None else repr(one_line(question.public(one.answer), 60, keep_end=True))
+        expected = one_line(question.public(" | ".join(question.references)), 80, keep_end=True)
         lines += [
-            f"  {MARKS[one.right]:7}  {_short(shown_text(question))}",
-            f"           → {_short(shown(question, texts[one])) or '(empty)'}",
-            f"           took {took}; expected {_short(shown(question, ' | '.join(question.references)), 80)}",
+            f"  {MARKS[one.right]:7}  {one_line(question.public_prompt, _LONGEST, keep_end=True)}",
+            f"           → {answer or '(empty)'}",
+            f"           took {took}; expected {expected}",
         ]
     return lines
-
-
-def _short(text: str, longest: int = _LONGEST) -> str:
-    """A text on one line, with its middle left out where it is long."""
-    line = " ".join(text.split())
-    if len(line) <= longest:
-        return line
-    end = longest // 3
-    return f"{line[: longest - end - 3]} … {line[-end:]}"
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from extract.errors import InputError, shown
+from extract.errors import InputError
 from extract.hashing import sha256_file
 from extract.schemas import (
     DECODING,
@@ -28,8 +28,9 @@ from extract.schemas import (
     whole,
 )
 from extract.signals.features import Pooled, is_key, is_pooling, is_weights, token_signals
-from extract.store.files import is_inside, one_line, read_json
+from extract.store.files import is_inside, read_json
 from extract.store.shards import Scope
+from extract.text import one_line, shown
 from probes.saved.calibrators import CALIBRATORS, MOST_KNOTS, Calibrator
 from probes.saved.head import HEADS, Head
 

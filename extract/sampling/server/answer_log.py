@@ -16,10 +16,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from extract.errors import InputError, shown
+from extract.errors import InputError
 from extract.schemas import TEXT, TEXT_OR_NULL, Field, Schema, check_record, number, one_of, whole
 from extract.store.files import is_inside
 from extract.store.shards import SampleRange
+from extract.text import shown
 
 _FORMAT = "confidence-probes answers"
 _LONGEST_FIRST = 2**12  # bytes

@@ -16,7 +16,8 @@ from extract.sampling.server.budget import BudgetSpent, Spending
 from extract.sampling.server.client import Client, Unanswered
 from extract.sampling.server.options import Server
 from extract.sampling.server.protocol import Reply, Request
-from extract.sampling.server.replies import same_model, shortened
+from extract.sampling.server.replies import same_model
+from extract.text import one_line
 
 #: Requests that must not all get the same answer, and the tokens of each. A model that draws from its distribution
 #: would have to take the likelier way at each of 3 × 32 tokens; with 9 of 10 at each that is once in 25,000.
@@ -96,7 +97,9 @@ async def _try_url(server: Server, model: str, spend: Spending, request: Request
             reply = await client.ask(request)
             if reply.model is not None and not same_model(model, reply.model):
                 check_alias(model, reply.model, await client.model_names(), server)
-                notices.append(f"the server answers to the name {model!r} with the model {shortened(reply.model)!r}")
+                notices.append(
+                    f"the server answers to the name {model!r} with the model {one_line(reply.model, 300)!r}"
+                )
             check_reply(request, reply, server)
             varies = await _vary(client, request, server)
         except Unanswered as unanswered:
@@ -123,7 +126,7 @@ def check_alias(model: str, says: str, names: Collection[str], server: Server) -
     """
     if model not in names or says in names:
         raise InputError(
-            f"Expected {server.urls[0]} to answer with the model {model!r}, but its replies are by {shortened(says)!r}. Give that name with --model, or the address of another server."
+            f"Expected {server.urls[0]} to answer with the model {model!r}, but its replies are by {one_line(says, 300)!r}. Give that name with --model, or the address of another server."
         )
 
 
@@ -195,7 +198,7 @@ async def _vary(client: Client, request: Request, server: Server) -> bool | None
     answers = [[(choice.text, choice.reasoning) for choice in reply.choices] for reply in replies]
     if not any(text or reasoning for answer in answers for text, reasoning in answer):
         return None
-    text = shortened(answers[0][0][0] or answers[0][0][1] or "", 80)
+    text = one_line(answers[0][0][0] or answers[0][0][1] or "", 80)
     if len({answer[0] for answer in answers}) == 1:
         raise InputError(
             f"Expected answers that vary at temperature {request.temperature:g}, but {server.urls[0]} gave the same {_VARIED} times at temperature {asked.temperature:g}: {text!r}. It takes the most likely token, or repeats what it keeps. For `transformers serve` add --server.extra '{{generation_config: {{do_sample: true, top_k: 0}}}}'; turn off the cache of a proxy."

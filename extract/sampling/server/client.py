@@ -20,7 +20,8 @@ from extract.sampling.server.failures import Failure, RefusedRequest, back_off, 
 from extract.sampling.server.options import Server
 from extract.sampling.server.protocol import Choice, Reply, Request
 from extract.sampling.server.redact import without_key
-from extract.sampling.server.replies import BrokenReply, names_listed, read_reply, same_model, shortened
+from extract.sampling.server.replies import BrokenReply, names_listed, read_reply, same_model
+from extract.text import one_line
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -215,7 +216,7 @@ class Client:
             raise refused(error.status_code, error.response.headers, text, self.server, endpoint.url) from None
         except openai.APIConnectionError as error:
             cause = error.__cause__
-            words = shortened(str(cause or error)) or type(cause).__name__
+            words = one_line(str(cause or error), 300) or type(cause).__name__
             raise Failure(f"{endpoint.url}: {words}", reached="Connect" not in type(cause).__name__) from None
         except Exception as error:  # what openai and the layer under it make of a reply that is no proper HTTP
             raise Failure(f"{endpoint.url} sent what can't be read ({type(error).__name__})") from None
@@ -225,7 +226,7 @@ class Client:
             return
         if reply.model is not None and not same_model(self.model, reply.model):
             raise InputError(
-                f"Expected all answers to be by the model {self.model!r}, but one came from {shortened(reply.model)!r}. Ask a server that does not fall back to other models; what has arrived is kept."
+                f"Expected all answers to be by the model {self.model!r}, but one came from {one_line(reply.model, 300)!r}. Ask a server that does not fall back to other models; what has arrived is kept."
             )
         self._known_as.add(reply.model)
 

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 
 from extract.errors import InputError
 from extract.sampling.server.options import Server
-from extract.sampling.server.replies import server_words, shortened
+from extract.sampling.server.replies import server_words
+from extract.text import one_line
 
 #: Statuses besides 5xx after which the same request may be answered.
 _PASSING = (408, 409, 425, 429)
@@ -72,7 +73,7 @@ def refused(status: int, headers: Mapping[str, str], text: str, server: Server, 
         content = json.loads(text)
     except (ValueError, RecursionError):
         content = None
-    words = shortened(server_words(content) or text or "no reason given").rstrip(".")
+    words = one_line(server_words(content) or text or "no reason given", 300).rstrip(".")
     spent = "insufficient_quota" in text  # a 429 that waiting does not mend
     if (status in _PASSING or status >= 500) and not spent:
         return Failure(
@@ -84,7 +85,7 @@ def refused(status: int, headers: Mapping[str, str], text: str, server: Server, 
         case 404:
             next_step = "Give the model's name as the server knows it with --model, and with --server.url an address that ends before /chat/completions, most often in /v1."
         case _ if 300 <= status < 400:
-            words = f"it moved to {shortened(headers.get('location', 'elsewhere'))}"
+            words = f"it moved to {one_line(headers.get('location', 'elsewhere'), 300)}"
             next_step = "Give the new address with --server.url."
         case _:
             next_step = (

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
-from extract.errors import InputError, shown
+from extract.errors import InputError
+from extract.text import shown
 
 _SECRET = re.compile("(?i)key|token$|secret|password|auth(?!ors?$)|bearer|credential")
 #: Characters of a key that is looked for among values; the word that stands in for one where a server wants none is shorter.

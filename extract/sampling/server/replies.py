@@ -7,12 +7,12 @@ import re
 from typing import Any, Literal, TypeVar
 
 from extract.sampling.server.protocol import Choice, Reply, Request
+from extract.text import one_line
 
 #: What servers add to a model's name: a revision, the usual tag, or a date.
 _VERSION = re.compile(r"(@[^/]*|:latest|-\d{4}-\d{2}-\d{2}|-\d{8})$")
 _Number = TypeVar("_Number", int, float)
 #: More characters of a server's words than this are not looked at.
-_MOST_WORDS = 2**16
 #: Types of the parts that some servers divide an answer into.
 _TEXT_PARTS = ("text", "output_text")
 _REASONING_PARTS = ("thinking", "reasoning", "reasoning_text")
@@ -50,10 +50,10 @@ def read_reply(body: bytes, request: Request) -> Reply:
     try:
         content = json.loads(text)
     except (ValueError, RecursionError):
-        raise BrokenReply(f"a reply that is no whole JSON: {shortened(text)}") from None
+        raise BrokenReply(f"a reply that is no whole JSON: {one_line(text, 300)}") from None
     choices = content.get("choices") if isinstance(content, dict) else None
     if not isinstance(choices, list) or not choices:
-        raise BrokenReply(f"a reply without choices: {shortened(server_words(content) or text)}")
+        raise BrokenReply(f"a reply without choices: {one_line(server_words(content) or text, 300)}")
     whole, problem = _whole(choices, request.stop)
     if not whole:
         raise problem
@@ -182,16 +182,10 @@ def server_words(content: Any) -> str | None:
     return words if words is None or isinstance(words, str) else _shown(words)
 
 
-def shortened(text: str, length: int = 300) -> str:
-    """One line of at most `length` characters."""
-    line = " ".join(valid_text(text[:_MOST_WORDS]).split())
-    return line if len(line) <= length else f"{line[: length - 1]}…"
-
-
 def _shown(value: Any) -> str:
     """A value out of a reply, cut at its end alone, so that a key in it is known by its beginning."""
     try:
-        return shortened(repr(value))
+        return one_line(repr(value), 300)
     except RecursionError:
         return "…"
 

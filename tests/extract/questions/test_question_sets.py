@@ -25,7 +25,7 @@ from extract.prompts import TEMPLATES
 from extract.questions import SETS, Question, load_questions
 from extract.questions.fields import number
 from extract.questions.loaders import find_source
-from extract.questions.question import HIDDEN, shown, shown_text
+from extract.questions.question import HIDDEN
 from extract.questions.subset import subset
 from extract.recipe import StoreRecipe
 from extract.running.cli import run
@@ -195,7 +195,7 @@ def test_choices_of_gpqa_are_shuffled_by_record_and_seed_alone(tmp_path: Path) -
 def test_texts_of_gpqa_are_shown_to_nobody(tmp_path: Path) -> None:
     (question,) = load_questions(f"gpqa={write(tmp_path / 'gpqa.csv', GPQA)}")
     assert question.private
-    assert shown_text(question) == HIDDEN == shown(question, "as the question says …")
+    assert question.public_prompt == HIDDEN == question.public("as the question says …")
     for options in ({"fields": {"text": "Question", "references": "Correct Answer"}}, {}):
         for questions in ("gpqa",) if options else ("Idavidrein/gpqa:gpqa_main", "idavidrein/GPQA"):
             with pytest.raises(InputError, match="ask that none of it be shown"):

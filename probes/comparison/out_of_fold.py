@@ -12,15 +12,19 @@ from tqdm import tqdm
 
 from datamodules import FeatureDataModule, QuestionTable
 from datamodules.features import LEAST_VALIDATION
-from extract.errors import InputError, nearest
+from extract.errors import InputError
 from extract.store.shards import Scope
 from probes.baselines.registry import ANSWER_BASELINES, BASELINES, answer_confidence, available, confidence
 from probes.comparison.folds import Fold, fit, folds, validation_loss
-from probes.comparison.methods import ANSWER_PROBE, PROBES, TEXT_EMBEDDING, Method
 from probes.fitting.options import check_seed
+from probes.registry import METHODS, PROBES, ProbeMethod
 
 #: What validation chose in every fold.
 BEST = "best_probe"
+#: The probe that reads an answer with its question.
+ANSWER_PROBE = "response"
+#: A baseline that is fitted like a probe, on what the question says instead of what the model makes of it.
+TEXT_EMBEDDING = "text_embedding"
 
 
 @dataclass
@@ -81,13 +85,10 @@ class Comparison:
             raise InputError("Expected `probes` to name at least one probe, but it is empty. Leave it out for all.")
         check_seed(seed)
         for name in wanted:
-            if name not in PROBES:
-                raise InputError(
-                    f"Expected `probes` to be among {', '.join(PROBES)}, but got {name!r}.{nearest(name, PROBES)}"
-                )
+            _ = PROBES[name]  # refuses an unknown name
         self.store, self.grader, self.n_folds, self.seed, self._wanted = store, grader, n_folds, seed, wanted
         self._data: dict[tuple[Any, ...], FeatureDataModule] = {}
-        self.data = self._data_of(Method(PROBES["logistic"].make))
+        self.data = self._data_of(PROBES["logistic"])
         self._begin()
 
     def use_table(self, table: QuestionTable) -> None:
@@ -113,7 +114,7 @@ class Comparison:
             if self._holds(f"{name} (of an answer)", available(name, self.data, ANSWER_BASELINES), one.needs)
         ]
 
-    def _data_of(self, method: Method) -> FeatureDataModule:
+    def _data_of(self, method: ProbeMethod) -> FeatureDataModule:
         """The datamodule of what a probe is taught and reads; one for all probes that share it."""
         key = method.target, method.signal, method.positions
         if key not in self._data:
@@ -128,7 +129,7 @@ class Comparison:
             self._data[key] = data
         return self._data[key]
 
-    def _is_there(self, name: str, method: Method) -> bool:
+    def _is_there(self, name: str, method: ProbeMethod) -> bool:
         scope: Scope = "sample" if method.target == "response" else "question"
         wanted: list[tuple[str | None, Scope]] = [(method.signal, scope), (method.needs, "sample")]
         missing = [
@@ -146,9 +147,9 @@ class Comparison:
 
     def run(self) -> OutOfFold:
         """Fit and apply every method in every fold."""
-        of_answers = self._is_there("answer_probe", ANSWER_PROBE)
-        embeds = self._is_there("text_embedding", TEXT_EMBEDDING)
-        fitted = {**self.probes, **({"text_embedding": TEXT_EMBEDDING} if embeds else {})}
+        of_answers = self._is_there(ANSWER_PROBE, METHODS[ANSWER_PROBE])
+        embeds = self._is_there(TEXT_EMBEDDING, METHODS[TEXT_EMBEDDING])
+        fitted = {**self.probes, **({TEXT_EMBEDDING: METHODS[TEXT_EMBEDDING]} if embeds else {})}
         with tqdm(total=self.n_folds * (len(fitted) + of_answers), desc="compare", unit=" fits") as progress:
             for fold in self._folds:
                 losses: dict[str, tuple[float, dict[str, Any]]] = {}
@@ -173,11 +174,11 @@ class Comparison:
         self.out.confidence.pop(name, None)
         self.out.of_answers.pop(name, None)
 
-    def _fit(self, name: str, method: Method, fold: Fold) -> tuple[float, dict[str, Any]]:
+    def _fit(self, name: str, method: ProbeMethod, fold: Fold) -> tuple[float, dict[str, Any]]:
         """Fit a probe in a fold and keep what it says of the fold's test questions; its validation loss and what it chose."""
         data = self._data_of(method)
         data.use_split({split: rows.tolist() for split, rows in fold.rows.items()})
-        module = fit(method.make, data, method.epochs, self.seed)
+        module = fit(method.load(), data, method.epochs, self.seed)
         if module.warning is not None:
             self.out.notes.append(f"`{name}`, fold {fold.number}: {module.warning}")
         test, val, choice = data.batch("test"), data.batch("val"), module.choice
@@ -220,15 +221,16 @@ class Comparison:
 
     def _fit_answers(self, fold: Fold) -> None:
         """Confidences of a probe that reads answers."""
-        if "answer_probe" in self.out.masked:
+        if ANSWER_PROBE in self.out.masked:
             return
         try:
-            data = self._data_of(ANSWER_PROBE)
+            method = METHODS[ANSWER_PROBE]
+            data = self._data_of(method)
             data.use_split({split: chosen.tolist() for split, chosen in fold.rows.items()})
-            module = fit(ANSWER_PROBE.make, data, ANSWER_PROBE.epochs, self.seed)
+            module = fit(method.load(), data, method.epochs, self.seed)
         except InputError as error:
-            self._mask("answer_probe", error)
+            self._mask(ANSWER_PROBE, error)
             return
         batch = data.batch("test")
         with torch.no_grad():
-            self.out.keep(False, "answer_probe", batch.row, module.predict(batch.features))
+            self.out.keep(False, ANSWER_PROBE, batch.row, module.predict(batch.features))

@@ -9,8 +9,8 @@ import numpy as np
 
 from probes.baselines.registry import BASELINES, Cost, free
 from probes.comparison.figures import answer_figures, figures, is_half, paired_tests
-from probes.comparison.methods import PROBES
 from probes.comparison.out_of_fold import BEST, OutOfFold
+from probes.registry import PROBES
 from probes.report.results import record_header
 
 #: Methods for questions whose confidence also stands in the table of single answers.

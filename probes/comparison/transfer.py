@@ -11,11 +11,11 @@ from torch import Tensor
 from tqdm import tqdm
 
 from datamodules import FeatureDataModule
-from extract.errors import InputError, nearest
+from extract.errors import InputError
 from extract.policy import differences
 from probes.comparison.folds import VAL_SHARE, fit, folds, split_rows
-from probes.comparison.methods import PROBES
 from probes.metrics.intervals import Interval, bootstrap
+from probes.registry import PROBES
 from probes.report.evaluate import Scored, metric_of, usable
 from probes.report.results import FORMAT_VERSION, versions
 
@@ -65,15 +65,12 @@ def question_sets(stores: Sequence[str], grader: str | None, probe: str) -> tupl
     Raises:
         InputError: Unknown probe, stores between which a probe can't go, or less than two sets that are large enough.
     """
-    if probe not in PROBES:
-        raise InputError(
-            f"Expected `probe` to be one of {', '.join(PROBES)}, but got {probe!r}.{nearest(probe, PROBES)}"
-        )
+    method = PROBES[probe]
     if not stores:
         raise InputError(
             "Expected `stores` to name at least one store, but it is empty. Give --stores '[stores/facts]'."
         )
-    method, names = PROBES[probe], [Path(store).resolve().name for store in stores]
+    names = [Path(store).resolve().name for store in stores]
     if len(set(names)) < len(names):
         raise InputError(
             f"Expected `stores` of different names, by which the sets are told apart, but got {', '.join(names)}. Rename a folder."
@@ -189,7 +186,7 @@ class _Trained:
         rest = every[~torch.isin(every, questions)]
         data.use_split({"train": part[0].tolist(), "val": part[1].tolist(), "test": rest.tolist()})
         self._seed = seed
-        self._module = fit(PROBES[probe].make, data, PROBES[probe].epochs, seed)
+        self._module = fit(PROBES[probe].load(), data, PROBES[probe].epochs, seed)
 
     @torch.no_grad()
     def scored(self, one: QuestionSet) -> Scored:

@@ -148,8 +148,8 @@ def test_a_comparison_with_everything_has_every_method(full_store: Path) -> None
     assert {"sep", "seu_ridge", "text_embedding", "verbalized", "p_true", "seu", "mean_entropy"} < set(
         record["methods"]
     )
-    assert {"answer_probe", "mean_nll", "max_entropy", "best_probe"} < set(record["answers"])
-    assert record["answers"]["answer_probe"]["auroc"]["value"] > record["answers"]["best_probe"]["auroc"]["value"] - 0.2
+    assert {"response", "mean_nll", "max_entropy", "best_probe"} < set(record["answers"])
+    assert record["answers"]["response"]["auroc"]["value"] > record["answers"]["best_probe"]["auroc"]["value"] - 0.2
     assert record["methods"]["verbalized"]["n_masked"] > 0
 
 

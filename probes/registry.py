@@ -1,0 +1,103 @@
+"""The probes by name: what each is taught, what it reads, and how a comparison fits it.
+
+A new probe is one file with a `ProbeModule`, and one entry here. `train.py --model`, the comparison, transfer, reports
+and the table in docs/methods.md take names and options from this registry. Classes are imported when they are used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from extract.registry import Registry, import_object
+
+if TYPE_CHECKING:
+    from probes.fitting.module import ProbeModule
+
+#: Options whose values a probe tries, so that validation can choose one: in words, for reports.
+OPTIONS = {"l2": "L2", "n_neighbors": "number of neighbours"}
+
+
+@dataclass(frozen=True)
+class ProbeMethod:
+    """A probe class with what it is taught and what it reads.
+
+    Attributes:
+        path: Module and name of the class, ``module:Name``.
+        description: One line for people.
+        target: Target of the `FeatureDataModule`: what the probe is taught.
+        signal: Signal that it reads.
+        positions: Positions of the signal.
+        epochs: Epochs of training in a comparison.
+        needs: Signal of the answers that training needs besides `signal`; None for none.
+        compared: Whether validation may choose it as the best probe of a comparison.
+    """
+
+    path: str
+    description: str
+    target: str = "capability"
+    signal: str = "hidden"
+    positions: tuple[str, ...] = ("last_prompt",)
+    epochs: int = 1
+    needs: str | None = None
+    compared: bool = True
+
+    @property
+    def class_name(self) -> str:
+        """Name of the class, as `train.py --model` takes it."""
+        return self.path.partition(":")[2]
+
+    def load(self) -> type[ProbeModule]:
+        """The class."""
+        loaded: type[ProbeModule] = import_object(self.path)
+        return loaded
+
+
+LINEAR, LOGISTIC, RIDGE = "probes.linear:Linear", "probes.logistic:Logistic", "probes.ridge:Ridge"
+#: Every method.
+METHODS = Registry(
+    "probe",
+    {
+        "linear": ProbeMethod(LINEAR, "linear map and sigmoid, by gradient descent", epochs=100),
+        "logistic": ProbeMethod(LOGISTIC, "logistic regression, solved exactly"),
+        "ridge": ProbeMethod(RIDGE, "ridge regression of the accuracy, solved exactly"),
+        "difference_of_means": ProbeMethod(
+            "probes.difference_of_means:DifferenceOfMeans", "direction between the means of right and wrong"
+        ),
+        "mlp": ProbeMethod("probes.mlp:MLP", "one hidden layer of rectified units", epochs=60),
+        "knn": ProbeMethod("probes.knn:KNN", "mean accuracy of the nearest training rows"),
+        "latent": ProbeMethod(
+            "probes.latent:Latent", "ASEU-like: predicted spread of the answers", epochs=40, needs="text_embedding"
+        ),
+        "sep": ProbeMethod(LOGISTIC, "semantic entropy probe: whether the answers agree", target="semantic_entropy"),
+        "seu_ridge": ProbeMethod(
+            RIDGE, "ridge regression of the answers' agreement (1 − SEU)", target="seu", needs="text_embedding"
+        ),
+        "response": ProbeMethod(
+            LOGISTIC,
+            "logistic regression on an answer with its question: whether that answer is right",
+            target="response",
+            positions=("last_answer", "mean_answer"),
+            compared=False,
+        ),
+        "text_embedding": ProbeMethod(
+            LOGISTIC,
+            "logistic regression on a sentence embedding of the question: a baseline that is fitted like a probe",
+            signal="text_embedding",
+            positions=("question",),
+            compared=False,
+        ),
+    },
+)
+#: Those that read hidden states of questions; validation chooses the best of them in a comparison.
+PROBES = Registry("probe", {name: method for name, method in METHODS.items() if method.compared})
+
+
+def method_name(class_name: str, target: str, signal: str) -> str | None:
+    """Name of the method that a class is with a target and a signal; None where no entry is of these.
+
+    >>> method_name("Logistic", "semantic_entropy", "hidden"), method_name("MLP", "response", "hidden")
+    ('sep', None)
+    """
+    found = (class_name, target, signal)
+    return next((name for name, one in METHODS.items() if (one.class_name, one.target, one.signal) == found), None)

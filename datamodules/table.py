@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from extract.errors import InputError
 from extract.store.store import Store
+from extract.viewing.inspection import choose_grader
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ def load_table(store: Store, grader: str | None = None) -> QuestionTable:
     Raises:
         InputError: No grades, or several graders and none named, samples without a grade, or a file that is damaged.
     """
-    name = store.grades.choose(grader)
+    name = choose_grader(store, grader)
     if store.grades.missing(name):
         raise InputError(
             f"Expected every sample of {str(store.path)!r} to be graded by {name!r}, but some are not. Run `python -m extract grade --store {store.path} --grader {name}`."

@@ -8,11 +8,10 @@ from pathlib import Path
 from datamodules.table import load_table
 from extract.store.store import Store
 from probes.comparison.out_of_fold import Comparison
-from probes.comparison.page import page, verdict
-from probes.comparison.pictures import comparison_pictures, predictions
-from probes.comparison.record import comparison_record
+from probes.comparison.page import comparison_page, comparison_verdict, transfer_page
+from probes.comparison.pictures import comparison_pictures, transfer_picture
+from probes.comparison.record import comparison_record, predictions
 from probes.comparison.transfer import question_sets, transfer_record
-from probes.comparison.transfer_page import transfer_page, transfer_picture
 from probes.fitting.options import check_resamples, check_seed
 from probes.report.results import new_folder, write_files
 from probes.training_free.grid import make_grid
@@ -56,9 +55,9 @@ def compare(
         found = Comparison(store, grader, probes, folds, seed).run()
         record = comparison_record(found, folds, n_resamples, seed)
         pictures = comparison_pictures(found, record)
-        files = {"comparison.md": page(record, list(pictures)), "comparison.json": record}
+        files = {"comparison.md": comparison_page(record, list(pictures)), "comparison.json": record}
         write_files(folder, {**files, "predictions.parquet": predictions(found)}, pictures)
-    print(f"{verdict(record)}\n\nComparison: {final / 'comparison.md'}")
+    print(f"{comparison_verdict(record)}\n\nComparison: {final / 'comparison.md'}")
     return final
 
 

@@ -13,7 +13,6 @@ from extract.store.shards import Shard
 from extract.store.store import Store
 
 Item = TypeVar("Item")
-Result = TypeVar("Result")
 AnyShard = TypeVar("AnyShard", bound=Shard)
 
 
@@ -45,10 +44,10 @@ def fill(
     unit: str,
     items: Sequence[Item],
     n_rows: Callable[[Item], int],
-    make: Callable[[Item, Progress], Result],
+    make: Callable[[Item, Progress], object],
     worker: Worker,
-) -> list[Result]:
-    """Make one item after the other under a progress bar; returns what `make` returned for each.
+) -> None:
+    """Make one item after the other under a progress bar.
 
     Args:
         label: What is made, for the bar.
@@ -59,7 +58,8 @@ def fill(
         worker: The worker, for the bar.
     """
     with Progress(f"{label}{worker.label}", sum(map(n_rows, items)), unit) as progress:
-        return [make(item, progress) for item in items]
+        for item in items:
+            make(item, progress)
 
 
 def is_damaged(store: Store, path: Path, check: Callable[[], object] | None = None) -> bool:

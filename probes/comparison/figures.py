@@ -1,4 +1,4 @@
-"""The figures of a comparison: each method's with intervals, both calibrations, and paired tests corrected for their number."""
+"""The numbers of a comparison: metrics of each method with intervals, and paired tests, corrected for their number."""
 
 from __future__ import annotations
 
@@ -11,50 +11,52 @@ from probes.baselines.registry import BASELINES, counts
 from probes.comparison.out_of_fold import OutOfFold
 from probes.metrics import functional
 from probes.metrics.intervals import paired_bootstrap
-from probes.metrics.significance import bootstrap_p, holm, sign_flip
+from probes.metrics.significance import add_holm, bootstrap_p, sign_flip
 from probes.report.evaluate import Scored, evaluate, metric_of, usable
 
 
 def scored(out: OutOfFold, name: str, half: bool) -> Scored:
-    """A method's confidences of the tested questions, with all answers or those of the held-out half."""
+    """Confidences of a method for the tested questions, with all answers or with those of the held-out half."""
     right, known = counts(out.data.table, half)
     rows = out.questions
     return Scored(out.confidence[name][rows], right[rows], known[rows], fold=out.fold[rows])
 
 
 def scored_answers(out: OutOfFold, name: str) -> Scored:
-    """A method's confidences of the graded answers to the tested questions; a question's confidence stands for all its answers."""
+    """Confidences of a method for the graded answers to the tested questions.
+
+    A method for questions gives all answers to a question the same confidence.
+    """
     answers = out.data.table.answers
-    question = torch.from_numpy(answers.question)
-    rows = (torch.from_numpy(answers.known).bool() & (out.fold[question] >= 0)).nonzero()[:, 0]
-    given = out.of_answers[name] if name in out.of_answers else out.confidence[name][question]
-    right, known = torch.from_numpy(answers.right), torch.from_numpy(answers.known)
-    return Scored(given[rows], right[rows], known[rows], question[rows], out.fold[question[rows]])
+    question, right, known = (torch.from_numpy(column) for column in (answers.question, answers.right, answers.known))
+    rows = (known.bool() & (out.fold[question] >= 0)).nonzero()[:, 0]
+    confidence = out.of_answers[name] if name in out.of_answers else out.confidence[name][question]
+    return Scored(confidence[rows], right[rows], known[rows], question[rows], out.fold[question[rows]])
 
 
 def is_half(name: str) -> bool:
-    """Whether a method spends one half of the answers and is scored on the other."""
+    """Whether a method uses one half of the answers and is scored on the other."""
     return name in BASELINES and BASELINES[name].half
 
 
 def figures(out: OutOfFold, name: str, half: bool, n_resamples: int, seed: int) -> dict[str, Any]:
-    """All figures of a method on questions, with the two calibrations: against accuracies, and against single answers.
+    """All metrics of a method on questions, see `evaluate`, against accuracies and against single answers.
 
-    `response_brier` is the Brier score against single answers, `gap` what it has more than the capability's: the mean
-    p(1−p), which no confidence that is given before the answer can take away.
+    `response_brier` is the Brier score against single answers. `gap` is its excess over the debiased Brier score: the
+    mean of p(1−p), which no confidence given before the answer can remove.
     """
     method, reference = scored(out, name, half), scored(out, "constant", half).confidence
     unknown = out.data.table.held_unknown if half else out.data.table.unknown
     record = evaluate(method, int(torch.from_numpy(unknown)[out.questions].sum()), reference, n_resamples, seed)
-    kept = method.take(usable(method))
     if record["brier"] is None:
         return {**record, "response_brier": None, "gap": None}
-    against_answers = float(functional.response_brier(kept.confidence, kept.right, kept.known))
+    method = method.take(usable(method))
+    against_answers = float(functional.response_brier(method.confidence, method.right, method.known))
     return {**record, "response_brier": against_answers, "gap": against_answers - record["brier"]["value"]}
 
 
 def answer_figures(out: OutOfFold, name: str, n_resamples: int, seed: int) -> dict[str, Any]:
-    """All figures of a method on single answers."""
+    """All metrics of a method on single answers, see `evaluate`."""
     answers, tested = out.data.table.answers, out.fold[torch.from_numpy(out.data.table.answers.question)] >= 0
     n_unknown = int(((1 - torch.from_numpy(answers.known)) * tested).sum())
     return evaluate(scored_answers(out, name), n_unknown, 0.5, n_resamples, seed, target="response")
@@ -63,33 +65,39 @@ def answer_figures(out: OutOfFold, name: str, n_resamples: int, seed: int) -> di
 def paired_tests(
     out: OutOfFold, pairs: Sequence[tuple[str, str]], n_resamples: int = 10_000, seed: int = 0
 ) -> list[dict[str, Any]]:
-    """Paired tests of methods on the same questions and answers, each metric's p-values corrected for their number (Holm).
+    """Paired tests of methods on the same questions and answers, with p-values corrected over each metric (Holm).
 
-    AUROC by the paired bootstrap over questions; Brier by sign flips of the questions' differences.
+    AUROC by the paired bootstrap over questions, Brier by sign flips of the differences of the questions.
+
+    Args:
+        out: Out-of-fold confidences.
+        pairs: Names of methods a and b.
+        n_resamples: Resamples, or sign flips, behind each p-value.
+        seed: Seed of both.
+
+    Returns:
+        One record per pair and metric: `a`, `b`, `metric`, `half`, `n_questions`, the difference a − b as `value`, `low`
+        and `high`, `p` and `p_holm`; pairs without a difference are left out.
     """
-    rows: list[dict[str, Any]] = []
+    tests: list[dict[str, Any]] = []
     for a, b in pairs:
         half = is_half(a) or is_half(b)
         first, second = scored(out, a, half), scored(out, b, half)
         both = usable(first) & usable(second)
         first, second, n = first.take(both), second.take(both), int(both.sum())
-        reference = scored(out, "constant", half).confidence[both]
-        for metric in ("auroc", "brier"):
-            ours, theirs = (metric_of(one, metric, reference) for one in (first, second))
-            difference = paired_bootstrap(ours, theirs, n, seed=seed) if n else None
+        for metric in ("auroc", "brier") if n else ():
+            metric_a, metric_b = (metric_of(method, metric, 0.5) for method in (first, second))
+            difference = paired_bootstrap(metric_a, metric_b, n, seed=seed)
             if difference is None:
                 continue
-            if metric == "brier":
-                terms = [functional.brier_terms(one.confidence, one.right, one.known) for one in (first, second)]
-                p: float | None = sign_flip(terms[0] - terms[1], n_resamples, seed)
+            if metric == "auroc":
+                p = bootstrap_p(metric_a, metric_b, n, n_resamples, seed)
             else:
-                p = bootstrap_p(ours, theirs, n, n_resamples, seed)
-            rows.append({"a": a, "b": b, "metric": metric, "half": half, "n_questions": n, **difference, "p": p})
+                terms_a, terms_b = (
+                    functional.brier_terms(method.confidence, method.right, method.known) for method in (first, second)
+                )
+                p = sign_flip(terms_a - terms_b, n_resamples, seed)
+            tests.append({"a": a, "b": b, "metric": metric, "half": half, "n_questions": n, **difference, "p": p})
     for metric in ("auroc", "brier"):
-        chosen = [row for row in rows if row["metric"] == metric]
-        adjusted = holm(
-            torch.tensor([torch.nan if row["p"] is None else row["p"] for row in chosen], dtype=torch.float64)
-        )
-        for row, value in zip(chosen, adjusted.tolist(), strict=True):
-            row["p_holm"] = None if value != value else value
-    return rows
+        add_holm([test for test in tests if test["metric"] == metric])
+    return tests

@@ -1,4 +1,4 @@
-"""Cross-validation: every question is tested once, by probes that never saw it."""
+"""Cross-validation: every question is tested once, by probes that were fitted without it."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from probes.fitting.module import ProbeModule
 
 #: Share of the questions outside a fold that choose and calibrate.
 VAL_SHARE = 0.25
+_LIGHTNING_WARNINGS = ".*(LeafSpec|training batches|many workers|configure_optimizers|no optimizer)"
 
 
 class Fold(NamedTuple):
-    """One of several splits: rows of the question table for training, validation and test."""
+    """One fold: rows of the question table for training, validation and test."""
 
     number: int
     rows: dict[str, Tensor]
@@ -35,22 +36,21 @@ def folds(table: QuestionTable, questions: Tensor, n_folds: int, seed: int, leas
         table: The question table.
         questions: [question] rows of the table to use.
         n_folds: Number of folds.
-        seed: Seed of the folds, and of the split into training and validation inside each.
-        least_val: Fewest questions that have to choose and calibrate in each.
+        seed: Seed of the folds, and of the split into training and validation in each.
+        least_val: Minimum number of validation questions in each fold.
 
     Raises:
-        InputError: Less than two folds, or too few questions.
+        InputError: If there are fewer than two folds or too few questions.
     """
     if n_folds < 2:
         raise InputError(f"Expected `folds` to be at least 2, but got {n_folds}. 5 is the default.")
     least = max(4 * n_folds, math.ceil(least_val / VAL_SHARE * n_folds / (n_folds - 1)))
     if len(questions) < least:
         raise InputError(
-            f"Expected at least {least} questions with two graded answers for {n_folds} folds with {least_val} validation questions each, but got {len(questions)}. Use a store of more questions."
+            f"Expected at least {least} questions with two graded answers for {n_folds} folds with {least_val} "
+            f"validation questions each, but got {len(questions)}. Use a store of more questions."
         )
-
-    parts = split_rows(table, questions, [1 / n_folds] * n_folds, seed)
-    for number, test in enumerate(parts):
+    for number, test in enumerate(split_rows(table, questions, [1 / n_folds] * n_folds, seed)):
         rest = questions[~torch.isin(questions, test)]
         train, val = split_rows(table, rest, [1 - VAL_SHARE, VAL_SHARE], seed + 1)
         yield Fold(number, {"train": train, "val": val, "test": test})
@@ -58,30 +58,21 @@ def folds(table: QuestionTable, questions: Tensor, n_folds: int, seed: int, leas
 
 def split_rows(table: QuestionTable, questions: Tensor, shares: list[float], seed: int) -> list[Tensor]:
     """Rows of the question table in parts of the given shares, stratified by group."""
-    chosen = questions.tolist()
-    part = torch.tensor(
-        split_questions([table.ids[row] for row in chosen], [table.groups[row] for row in chosen], shares, seed)
-    )
+    ids, groups = ([column[row] for row in questions.tolist()] for column in (table.ids, table.groups))
+    part = torch.tensor(split_questions(ids, groups, shares, seed))
     return [questions[part == number] for number in range(len(shares))]
 
 
 def fit(make: Callable[[], ProbeModule], data: FeatureDataModule, epochs: int, seed: int) -> ProbeModule:
-    """A probe fitted on the training split of a datamodule, its choices made on validation.
+    """Fit a probe on the training split of a datamodule; its choices are made on validation.
 
     Raises:
         InputError: As the probe's `setup` and calibrator.
     """
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
     with warnings.catch_warnings():
-        for said in (
-            ".*LeafSpec.*",
-            ".*training batches.*",
-            ".*many workers.*",
-            ".*configure_optimizers.*",
-            ".*no optimizer.*",
-        ):
-            warnings.filterwarnings("ignore", message=said)
-        for name in ("lightning.pytorch", "lightning.fabric"):
-            logging.getLogger(name).setLevel(logging.WARNING)
+        warnings.filterwarnings("ignore", message=_LIGHTNING_WARNINGS)
         L.seed_everything(seed, verbose=False)
         module = make()
         trainer = L.Trainer(
@@ -98,7 +89,7 @@ def fit(make: Callable[[], ProbeModule], data: FeatureDataModule, epochs: int, s
 
 
 def validation_loss(confidence: Tensor, right: Tensor, known: Tensor) -> float:
-    """Mean cross-entropy of calibrated confidences against p̂ on validation, in nats: what methods are chosen by."""
+    """Mean cross-entropy in nats of calibrated confidences against p̂, by which validation chooses a method."""
     accuracy = right / known
     bounded = confidence.double().clamp(1e-6, 1 - 1e-6)
     return float(-(accuracy * bounded.log() + (1 - accuracy) * (-bounded).log1p()).mean())

@@ -1,97 +1,108 @@
-"""The pictures of a comparison, and its confidences as a table."""
+"""The pictures of a comparison and of a transfer."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import pyarrow as pa
+import numpy as np
 import torch
 from matplotlib.figure import Figure
-from torch import Tensor
 
 from probes.comparison.figures import scored
 from probes.comparison.out_of_fold import BEST, OutOfFold
-from probes.metrics.functional import bin_index
+from probes.comparison.transfer import sets_of
 from probes.report.evaluate import Scored, usable
-from probes.report.plots import BLUE, GREY, INK, METHOD_COLOURS, RED, new_figure, styled
+from probes.report.plots import (
+    BLUE,
+    GREY,
+    INK,
+    METHOD_COLOURS,
+    RED,
+    annotate_cells,
+    calibration_bins,
+    new_figure,
+    styled,
+)
 
-_COLOUR_OF = {"chosen": RED, "probe": BLUE, "baseline": GREY}
-#: Methods drawn as curves, those of them that are there: all would hide each other.
+_COLOURS_OF_KINDS = {"chosen": RED, "probe": BLUE, "baseline": GREY}
+#: Methods drawn as curves, where they are available: more would hide each other.
 _CURVES = (BEST, "text_embedding", "base_rate", "verbalized_isotonic", "p_true_isotonic", "length")
+_CURVE_COLOURS = (RED, *(colour for colour in METHOD_COLOURS if colour != RED))
 
 
 def comparison_pictures(out: OutOfFold, record: dict[str, Any]) -> dict[str, Figure]:
-    """The pictures by file name, without ending."""
-    drawn = {name: scored(out, name, half=False) for name in _CURVES if name in out.confidence}
-    kept = {name: one.take(usable(one)) for name, one in drawn.items() if usable(one).any()}
+    """The pictures of a comparison by name."""
+    curves = {name: scored(out, name, half=False) for name in _CURVES if name in out.confidence}
+    curves = {name: method.take(usable(method)) for name, method in curves.items() if usable(method).any()}
     return {
         "methods": forest(record["methods"]),
-        "risk_coverage": risk_coverage(kept),
-        "calibration": calibration(kept),
+        "risk_coverage": risk_coverage(curves),
+        "calibration": calibration(curves),
     }
 
 
 @styled
 def forest(methods: dict[str, Any]) -> Figure:
     """AUROC and Brier skill of every method with 95 % intervals, the best at the top."""
-    shown = {name: one for name, one in methods.items() if one["auroc"] is not None}
+    shown = {name: figures for name, figures in methods.items() if figures["auroc"] is not None}
     order = sorted(shown, key=lambda name: float(shown[name]["auroc"]["value"]))
     figure, axes = new_figure(8.4, 0.8 + 0.27 * len(order), ncols=2, sharey=True)
-    for axis, key, label in zip(axes, ("auroc", "brier_skill"), ("capability AUROC", "Brier skill"), strict=True):
-        for place, name in enumerate(order):
-            interval, colour = shown[name][key], _COLOUR_OF[shown[name]["kind"]]
-            if interval is None:
-                continue
-            axis.plot([interval["low"], interval["high"]], [place, place], color=colour, lw=1.6)
-            axis.plot([interval["value"]], [place], color=colour, marker="o", ms=4.5)
+    for axis, metric, label, neutral in zip(
+        axes, ("auroc", "brier_skill"), ("capability AUROC", "Brier skill"), (0.5, 0), strict=True
+    ):
+        for row, name in enumerate(order):
+            estimate, colour = shown[name][metric], _COLOURS_OF_KINDS[shown[name]["kind"]]
+            if estimate is not None:
+                axis.plot([estimate["low"], estimate["high"]], [row, row], color=colour, lw=1.6)
+                axis.plot([estimate["value"]], [row], color=colour, marker="o", ms=4.5)
+        axis.axvline(neutral, color=GREY, lw=1, ls="--")
         axis.set(xlabel=f"{label}, 95 % interval")
         axis.grid(axis="x", color="#e4e4e4", lw=0.7)
         axis.set_axisbelow(True)
-    axes[0].axvline(0.5, color=GREY, lw=1, ls="--")
-    axes[1].axvline(0, color=GREY, lw=1, ls="--")
-    lowest = min((one["brier_skill"]["low"] for one in shown.values() if one["brier_skill"] is not None), default=0.0)
-    axes[1].set_xlim(left=max(lowest - 0.05, -1))  # what is worse than twice the constant's score is off the page
+    lowest = min((figures["brier_skill"]["low"] for figures in shown.values() if figures["brier_skill"]), default=0.0)
+    axes[1].set_xlim(left=max(lowest - 0.05, -1))  # anything below −1 is cut off
     axes[0].set_yticks(range(len(order)), [_label(name, shown[name]) for name in order])
-    for kind, colour in _COLOUR_OF.items():
-        axes[1].plot([], [], color=colour, marker="o", ms=4.5, label={"chosen": "chosen on validation"}.get(kind, kind))
+    for kind, colour in _COLOURS_OF_KINDS.items():
+        axes[1].plot(
+            [], [], color=colour, marker="o", ms=4.5, label="chosen on validation" if kind == "chosen" else kind
+        )
     figure.legend(*axes[1].get_legend_handles_labels(), loc="outside upper center", ncols=3, fontsize=8)
     return figure
 
 
 def _label(name: str, figures: dict[str, Any]) -> str:
-    """A method's name, with what it is scored on where that is not all."""
-    said = [f"{figures['n_questions']} questions"] * bool(figures["n_masked"]) + ["half of the answers"] * figures[
-        "half"
-    ]
-    return f"{name} ({', '.join(said)})" if said else name
+    """Name of a method, and the subset that it is scored on."""
+    subset = [f"{figures['n_questions']} questions"] * bool(figures["n_masked"])
+    subset += ["half of the answers"] * figures["half"]
+    return f"{name} ({', '.join(subset)})" if subset else name
 
 
 @styled
 def risk_coverage(methods: dict[str, Scored]) -> Figure:
-    """Share of wrong answers among the most confident questions, by how many of them are answered."""
+    """Share of wrong answers among the most confident questions, by the share of questions answered."""
     figure, axes = new_figure(4.8, 3.8)
-    for (name, one), colour in zip(methods.items(), _colours(methods), strict=True):
-        coverage, risk = risk_curve(one)
+    for (name, method), colour in zip(methods.items(), _CURVE_COLOURS, strict=False):
+        coverage, risk = risk_curve(method)
         axes.plot(coverage, risk, color=colour, lw=2 if name == BEST else 1.3, label=name)
     axes.set(xlim=(0, 1), xlabel="share of questions answered", ylabel="share of wrong answers", ylim=(0, None))
     axes.legend(loc="lower right", fontsize=8)
     return figure
 
 
-def risk_curve(scored: Scored) -> tuple[list[float], list[float]]:
-    """Coverage and risk at every distinct confidence, from the highest down; questions that tie enter together."""
-    wrong = 1 - scored.right.double() / scored.known.double()
-    values, group = (-scored.confidence).unique(sorted=True, return_inverse=True)
+def risk_curve(method: Scored) -> tuple[list[float], list[float]]:
+    """Coverage and risk at every distinct confidence in descending order; tied questions enter together."""
+    wrong = 1 - method.right.double() / method.known.double()
+    values, group = (-method.confidence).unique(sorted=True, return_inverse=True)
     counts, total = (
-        torch.zeros(len(values), dtype=torch.float64).index_add_(0, group, one).cumsum(0)
-        for one in (torch.ones_like(wrong), wrong)
+        torch.zeros(len(values), dtype=torch.float64).index_add_(0, group, weight).cumsum(0)
+        for weight in (torch.ones_like(wrong), wrong)
     )
     return (counts / len(wrong)).tolist(), (total / counts).tolist()
 
 
 @styled
 def calibration(methods: dict[str, Scored], n_bins: int = 8) -> Figure:
-    """Mean accuracy in bins of equal mass of the confidence, with standard errors over questions, one panel a method."""
+    """Mean accuracy in bins of equal mass of the confidence with standard errors over questions, one panel per method."""
     columns = min(3, len(methods))
     rows = -(-len(methods) // columns)
     figure, axes = new_figure(
@@ -99,8 +110,8 @@ def calibration(methods: dict[str, Scored], n_bins: int = 8) -> Figure:
     )
     for axis in axes.flat[len(methods) :]:
         axis.set_visible(False)
-    for axis, (name, one), colour in zip(axes.flat, methods.items(), _colours(methods), strict=False):
-        x, y, error = _bins(one, n_bins)
+    for axis, (name, method), colour in zip(axes.flat, methods.items(), _CURVE_COLOURS, strict=False):
+        x, y, error, _ = calibration_bins(method, n_bins, "mass")
         axis.plot([0, 1], [0, 1], color=GREY, lw=1, ls="--")
         axis.errorbar(x, y, yerr=error, color=colour, marker="o", ms=4, lw=1.2, capsize=2)
         axis.set(xlim=(0, 1), ylim=(0, 1))
@@ -110,35 +121,22 @@ def calibration(methods: dict[str, Scored], n_bins: int = 8) -> Figure:
     return figure
 
 
-def _bins(one: Scored, n_bins: int) -> tuple[list[float], list[float], list[float]]:
-    accuracy = one.right.double() / one.known.double()
-    bins = bin_index(one.confidence, n_bins, "mass")
-    held = [accuracy[bins == i] for i in bins.unique().tolist()]
-    x = [float(one.confidence[bins == i].mean()) for i in bins.unique().tolist()]
-    error = [float(values.std() / len(values) ** 0.5) if len(values) > 1 else 0.0 for values in held]
-    return x, [float(values.mean()) for values in held], error
-
-
-def _colours(methods: dict[str, Scored]) -> list[str]:
-    return [RED, *(colour for colour in METHOD_COLOURS if colour != RED)][: len(methods)]
-
-
-def predictions(out: OutOfFold) -> pa.Table:
-    """One row a question: its fold, counts, and every method's out-of-fold confidence (null where there is none)."""
-    table, rows = out.data.table, out.questions
-
-    def column(values: Tensor) -> list[float | None]:
-        return [None if value != value else value for value in values[rows].tolist()]
-
-    return pa.table(
-        {
-            "question_id": [table.ids[row] for row in rows.tolist()],
-            "group": [table.groups[row] for row in rows.tolist()],
-            "fold": out.fold[rows].tolist(),
-            "right": table.right[rows].tolist(),
-            "known": table.known[rows].tolist(),
-            "held_right": table.held_right[rows].tolist(),
-            "held_known": table.held_known[rows].tolist(),
-            **{name: column(values) for name, values in out.confidence.items()},
-        }
-    )
+@styled
+def transfer_picture(record: dict[str, Any]) -> Figure:
+    """AUROC of every pair of sets as a heat map, bold where the interval excludes 0.5."""
+    trains, tests = sets_of(record)
+    values = np.full((len(trains), len(tests)), np.nan)
+    excludes_half = np.zeros_like(values, dtype=bool)
+    for cell in record["cells"]:
+        if auroc := cell["auroc"]:
+            place = trains.index(cell["train"]), tests.index(cell["test"])
+            values[place], excludes_half[place] = auroc["value"], not auroc["low"] <= 0.5 <= auroc["high"]
+    figure, axes = new_figure(1.6 + 0.85 * len(tests), 1.2 + 0.5 * len(trains))
+    image = axes.imshow(values, cmap="RdBu", vmin=0, vmax=1, aspect="auto")
+    annotate_cells(axes, image, values, 8, bold=excludes_half)
+    axes.set_xticks(range(len(tests)), tests, rotation=40, ha="right", fontsize=8)
+    axes.set_yticks(range(len(trains)), trains, fontsize=8)
+    axes.set(xlabel="tested on", ylabel="trained on")
+    axes.set_title("AUROC (bold: the interval excludes 0.5)", fontsize=10)
+    figure.colorbar(image, ax=axes, shrink=0.8)
+    return figure

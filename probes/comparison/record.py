@@ -1,4 +1,4 @@
-"""A comparison as one record, for machines: figures of every method, costs, tests, choices, and what is missing."""
+"""The record of a comparison: metrics and costs of every method, tests, choices, and what is missing."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import math
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+from torch import Tensor
 
 from probes.baselines.registry import BASELINES, Cost, free
 from probes.comparison.figures import answer_figures, figures, is_half, paired_tests
@@ -18,7 +20,7 @@ _ALSO_FOR_ANSWERS = ("constant", "base_rate", BEST)
 
 
 def comparison_record(out: OutOfFold, n_folds: int, n_resamples: int, seed: int) -> dict[str, Any]:
-    """Everything that a comparison says.
+    """The record of a comparison.
 
     Args:
         out: Out-of-fold confidences.
@@ -27,23 +29,23 @@ def comparison_record(out: OutOfFold, n_folds: int, n_resamples: int, seed: int)
         seed: Seed of the resamples.
 
     Returns:
-        ``methods``: figures by method on all answers, or on the held-out half for those that spend the other (`half`);
-        ``on_half``: the chosen probe on that half; ``answers``: figures on single answers; ``tests``; ``chosen``; ``masked``; ``notes``.
+        ``methods``: metrics by method on all answers, or on the held-out half for methods that use the other (`half`);
+        ``on_half``: the chosen probe on that half; ``answers``: metrics on single answers; ``tests``; ``chosen``;
+        ``masked``; ``notes``.
     """
-    table = out.data.table
-    methods = {name: _method(out, name, n_resamples, seed) for name in out.confidence}
-    of_answers = [*out.of_answers, *(name for name in _ALSO_FOR_ANSWERS if name in out.confidence)]
-    baselines = [name for name in out.confidence if name not in PROBES and name != BEST]
-    pairs = [(BEST, name) for name in baselines] + [(name, "constant") for name in PROBES if name in out.confidence]
+    table, names = out.data.table, list(out.confidence)
+    answer_names = [*out.of_answers, *(name for name in _ALSO_FOR_ANSWERS if name in names)]
+    pairs = [(BEST, name) for name in names if _kind(name) == "baseline"]
+    pairs += [(name, "constant") for name in PROBES if name in names]
     return {
         **record_header(out.data.store, table, seed, n_resamples),
         "folds": n_folds,
         "n_questions": len(out.questions),
         "n_answers": int(table.known[out.questions].sum()),
         "accuracy": float(np.mean(table.accuracy[out.questions])),
-        "methods": methods,
+        "methods": {name: _method(out, name, n_resamples, seed) for name in names},
         "on_half": {BEST: figures(out, BEST, True, n_resamples, seed)},
-        "answers": {name: answer_figures(out, name, n_resamples, seed) for name in of_answers},
+        "answers": {name: answer_figures(out, name, n_resamples, seed) for name in answer_names},
         "tests": paired_tests(out, pairs, 5 * n_resamples, seed),
         "chosen": out.chosen,
         "masked": out.masked,
@@ -51,37 +53,54 @@ def comparison_record(out: OutOfFold, n_folds: int, n_resamples: int, seed: int)
     }
 
 
+def _kind(name: str) -> str:
+    return "chosen" if name == BEST else "probe" if name in PROBES else "baseline"
+
+
 def _method(out: OutOfFold, name: str, n_resamples: int, seed: int) -> dict[str, Any]:
-    cost = mean_cost(out, name)
+    """Metrics of a method, and the mean number of tokens per question that the answering model reads and writes."""
+    if name in BASELINES:
+        cost = BASELINES[name].cost(out.data)
+    elif _kind(name) == "baseline":
+        cost = free(out.data)  # an encoder of its own reads the question
+    else:
+        cost = Cost(out.data.table.prompt_tokens, np.zeros_like(out.data.table.prompt_tokens))
+    n_read, n_written = (float(tokens[out.questions].mean()) for tokens in cost)
     return {
-        "kind": "chosen" if name == BEST else "probe" if name in PROBES else "baseline",
+        "kind": _kind(name),
         "half": is_half(name),
-        "tokens_read": cost[0],
-        "tokens_written": cost[1],
+        "tokens_read": None if math.isnan(n_read) else n_read,
+        "tokens_written": None if math.isnan(n_written) else n_written,
         **figures(out, name, is_half(name), n_resamples, seed),
     }
 
 
-def mean_cost(out: OutOfFold, name: str) -> tuple[float | None, float | None]:
-    """Tokens that the answering model reads and writes for a method's number, a question on average; None where unknown."""
-    if name in BASELINES:
-        cost = BASELINES[name].cost(out.data)
-    elif name in PROBES or name == BEST:
-        cost = Cost(out.data.table.prompt_tokens, np.zeros_like(out.data.table.prompt_tokens))
-    else:
-        cost = free(out.data)  # an encoder of its own reads the question
-    read, written = (float(tokens[out.questions].mean()) for tokens in cost)
-    return None if math.isnan(read) else read, None if math.isnan(written) else written
-
-
 def cheap_baselines(record: dict[str, Any]) -> list[str]:
-    """Baselines that cost no more tokens than the chosen probe, reading and writing together, as far as that is known."""
+    """Baselines that are known to cost no more tokens, read and written together, than the chosen probe."""
+
+    def cost(figures: dict[str, Any], unknown: float) -> float:
+        tokens = figures["tokens_read"], figures["tokens_written"]
+        return float(sum(unknown if count is None else count for count in tokens))
+
     methods = record["methods"]
-    budget = (methods[BEST]["tokens_read"] or 0) + (methods[BEST]["tokens_written"] or 0)
-    return [
-        name
-        for name, one in methods.items()
-        if one["kind"] == "baseline"
-        and None not in (one["tokens_read"], one["tokens_written"])
-        and one["tokens_read"] + one["tokens_written"] <= budget + 1e-9
-    ]
+    budget = cost(methods[BEST], 0) + 1e-9
+    baselines = [name for name, figures in methods.items() if figures["kind"] == "baseline"]
+    return [name for name in baselines if cost(methods[name], math.inf) <= budget]
+
+
+def predictions(out: OutOfFold) -> pa.Table:
+    """One row per question: its fold, counts, and the out-of-fold confidence of every method, null for none."""
+    table, rows = out.data.table, out.questions
+
+    def confidences(values: Tensor) -> pa.Array:
+        return pa.array(values[rows].numpy(), from_pandas=True)
+
+    return pa.table(
+        {
+            "question_id": [table.ids[row] for row in rows.tolist()],
+            "group": [table.groups[row] for row in rows.tolist()],
+            "fold": out.fold[rows].tolist(),
+            **{name: getattr(table, name)[rows].tolist() for name in ("right", "known", "held_right", "held_known")},
+            **{name: confidences(values) for name, values in out.confidence.items()},
+        }
+    )

@@ -1,7 +1,8 @@
-"""Transfer: a probe trained on each set or kind of questions, tested on each. Its record, for machines."""
+"""Transfer: a probe trained on each set of questions and tested on each, as a record."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,25 +15,25 @@ from datamodules import FeatureDataModule
 from extract.errors import InputError
 from extract.policy import differences
 from probes.comparison.folds import VAL_SHARE, fit, folds, split_rows
-from probes.metrics.intervals import Interval, bootstrap
+from probes.metrics.intervals import bootstrap
 from probes.registry import PROBES
 from probes.report.evaluate import Scored, metric_of, usable
 from probes.report.results import FORMAT_VERSION, versions
 
-#: Questions that a set has to have to be trained on or tested on.
+#: Fewest questions of a set.
 LEAST_QUESTIONS = 20
-#: A kind of question may be small; its intervals say so.
-LEAST_VALIDATION_OF_A_SET = 4
-#: The row of probes that were trained on all other sets.
+#: Fewest validation questions in a fold; a set may be small, and its intervals are wide then.
+LEAST_VALIDATION = 4
+#: Name of the training set that consists of all sets but the tested one.
 OTHERS = "all others"
 
 
 class QuestionSet(NamedTuple):
-    """Some questions of one store.
+    """Some questions of a store.
 
     Attributes:
         name: Name of the set.
-        data: The store's data.
+        data: The data of the store.
         questions: [question] rows of its question table.
     """
 
@@ -41,126 +42,135 @@ class QuestionSet(NamedTuple):
     questions: Tensor
 
 
-class Cell(NamedTuple):
-    """How a probe that was trained on one set does on another.
-
-    Attributes:
-        train: Name of the training set, or `OTHERS`.
-        test: Name of the test set.
-        n_questions: Questions that were tested.
-        auroc: AUROC with its interval.
-        brier_skill: Skill over the mean accuracy of the tested questions.
-    """
-
-    train: str
-    test: str
-    n_questions: int
-    auroc: Interval | None
-    brier_skill: Interval | None
-
-
 def question_sets(stores: Sequence[str], grader: str | None, probe: str) -> tuple[list[QuestionSet], dict[str, str]]:
-    """The sets to go between: the stores, or the groups of the only one; and why others are left out.
+    """The sets of a transfer: the stores, or the groups of the only store.
+
+    Args:
+        stores: Folders of the stores.
+        grader: Grader whose grades are used; None takes the only one.
+        probe: Name of the probe.
+
+    Returns:
+        The sets, and why others are left out, by name.
 
     Raises:
-        InputError: Unknown probe, stores between which a probe can't go, or less than two sets that are large enough.
+        InputError: For an unknown probe, stores that a probe cannot be transferred between, or fewer than two sets that
+            are large enough.
     """
-    method = PROBES[probe]
+    method, names = PROBES[probe], [Path(store).resolve().name for store in stores]
     if not stores:
         raise InputError(
             "Expected `stores` to name at least one store, but it is empty. Give --stores '[stores/facts]'."
         )
-    names = [Path(store).resolve().name for store in stores]
     if len(set(names)) < len(names):
         raise InputError(
-            f"Expected `stores` of different names, by which the sets are told apart, but got {', '.join(names)}. Rename a folder."
+            f"Expected `stores` with different names, which name the sets, but got {', '.join(names)}. Rename a folder."
         )
-    loaded = [
-        FeatureDataModule(
-            store, grader=grader, target=method.target, signal=method.signal, positions=list(method.positions)
-        )
-        for store in stores
-    ]
-    for i, data in enumerate(loaded):
+    loaded: list[FeatureDataModule] = []
+    for store in stores:
+        positions = list(method.positions)
+        data = FeatureDataModule(store, None, grader, method.target, method.signal, positions)
         data.load()
-        for earlier in loaded[:i]:
-            _check_alike(earlier, data)
+        for earlier in loaded:
+            _check_compatible(earlier, data)
+        loaded.append(data)
     if len(loaded) == 1:
-        data, questions = loaded[0], loaded[0].every().question
-        of_group: dict[str, list[int]] = {}
-        for row in questions.tolist():
-            of_group.setdefault(data.table.groups[row], []).append(row)
+        (data,), of_group = loaded, defaultdict(list)
+        for row in data.every().question.tolist():
+            of_group[data.table.groups[row]].append(row)
         sets = [QuestionSet(group, data, torch.tensor(rows)) for group, rows in sorted(of_group.items())]
     else:
         sets = [QuestionSet(name, data, data.every().question) for name, data in zip(names, loaded, strict=True)]
-    large = [one for one in sets if len(one.questions) >= LEAST_QUESTIONS]
+    large = [group for group in sets if len(group.questions) >= LEAST_QUESTIONS]
     if len(large) < 2:
+        sizes = ", ".join(f"{group.name!r} of {len(group.questions)}" for group in sets)
         raise InputError(
-            f"Expected at least two sets of {LEAST_QUESTIONS} questions, but got {', '.join(f'{one.name!r} of {len(one.questions)}' for one in sets)}. Give several --stores, or one whose questions have groups."
+            f"Expected at least two sets of {LEAST_QUESTIONS} questions, but got {sizes}. Give several --stores, or one "
+            "whose questions have groups."
         )
     return large, {
-        one.name: f"{len(one.questions)} questions, of which {LEAST_QUESTIONS} are needed"
-        for one in sets
-        if one not in large
+        group.name: f"{len(group.questions)} questions, of which {LEAST_QUESTIONS} are needed"
+        for group in sets
+        if len(group.questions) < LEAST_QUESTIONS
     }
 
 
-def _check_alike(first: FeatureDataModule, other: FeatureDataModule) -> None:
-    """Refuse two stores between which a probe can't go, or would be tested on what it was trained on.
-
-    Raises:
-        InputError: Another model or other features, or questions that both have.
-    """
+def _check_compatible(first: FeatureDataModule, other: FeatureDataModule) -> None:
+    """Refuse stores of different models or features, and stores that share questions."""
     pair = f"{other.store_path!r} and {first.store_path!r}"
-    wrong = list(differences(other.store.model, first.store.model))
-    if wrong:
+    if wrong := list(differences(other.store.model, first.store.model)):
         raise InputError(
-            f"Expected `stores` of one model, but {pair} differ in {'; '.join(wrong)}. A probe reads the states of the model that it was trained on."
+            f"Expected `stores` of one model, but {pair} differ in {'; '.join(wrong)}. A probe reads the states of the "
+            "model that it was trained on."
         )
     if (other.feature_names, other.pooled) != (first.feature_names, first.pooled):
         raise InputError(
-            f"Expected `stores` with the same layers and positions, but {pair} hold {len(other.feature_names)} and {len(first.feature_names)} that are not the same. Read both with the same --layers."
+            f"Expected `stores` with the same layers and positions, but {pair} hold {len(other.feature_names)} and "
+            f"{len(first.feature_names)} that differ. Read both with the same --layers."
         )
-    shared = set(other.table.ids) & set(first.table.ids)
-    if shared:
+    if shared := set(other.table.ids) & set(first.table.ids):
         raise InputError(
-            f"Expected `stores` of different questions, but {pair} share {len(shared)}, for example {min(shared)!r}: a probe would be tested on questions that it was trained on. Use other questions."
+            f"Expected `stores` of different questions, but {pair} share {len(shared)}, for example {min(shared)!r}: a "
+            "probe would be tested on questions that it was trained on. Use other questions."
         )
 
 
 def transfer_record(
     sets: Sequence[QuestionSet], masked: dict[str, str], probe: str, n_folds: int, n_resamples: int, seed: int
 ) -> dict[str, Any]:
-    """Everything that a transfer says: ``cells``, one a pair of training and test set, and ``masked``, what is left out and why.
+    """The record of a transfer.
 
-    A set is tested by probes of its own out of fold. The groups of one store also get a row of probes that were trained
-    on all other groups.
+    A set is tested out of fold by its own probes. The groups of one store are also tested by probes that were trained on
+    all other groups.
+
+    Args:
+        sets: The sets.
+        masked: Why other sets are left out, by name.
+        probe: Name of the probe.
+        n_folds: Number of folds.
+        n_resamples: Resamples behind each interval.
+        seed: Seed of folds, training and resamples.
+
+    Returns:
+        ``cells``: one per pair of training and test set, with `n_questions`, `auroc` and `brier_skill` (over the mean
+        accuracy of the tested questions); ``masked``: what is left out, and why.
+
+    Raises:
+        InputError: If no set can be trained on.
     """
-    one_store = len({id(one.data) for one in sets}) == 1
-    cells: list[Cell] = []
+    stores = list({group.data.store_path: group.data for group in sets}.values())
+    cells: list[dict[str, Any]] = []
     masked = dict(masked)
-    with tqdm(total=len(sets) * (2 + one_store), desc="transfer", unit=" sets") as progress:
+
+    def cell(train: str, test: QuestionSet, scored: Scored) -> dict[str, Any]:
+        scored = scored.take(usable(scored))
+        n, reference = scored.n_questions, float((scored.right / scored.known).mean())
+        metrics = {
+            name: bootstrap(metric_of(scored, name, reference), n, n_resamples, seed) if n else None
+            for name in ("auroc", "brier_skill")
+        }
+        return {"train": train, "test": test.name, "n_questions": n, **metrics}
+
+    with tqdm(total=len(sets) * (2 if len(stores) == 1 else 1), desc="transfer", unit=" sets") as progress:
         for own in sets:
-            others = [one for one in sets if one is not own]
-            rest = torch.cat([one.questions for one in others]).sort().values
+            others = [group for group in sets if group is not own]
             try:
-                cells.append(_within(own, probe, n_folds, seed, n_resamples))
-                progress.update()
-                cells += _Trained(probe, own.data, own.questions, seed).cells(own.name, others, n_resamples)
+                cells.append(cell(own.name, own, _out_of_fold(own, probe, n_folds, seed)))
+                trained = _Trained(probe, own.data, own.questions, seed)
+                cells += [cell(own.name, group, trained.scored(group)) for group in others]
             except InputError as error:
                 masked[f"trained on {own.name}"] = str(error)
             progress.update()
-            if one_store:
+            if len(stores) == 1:
+                rest = torch.cat([group.questions for group in others]).sort().values
                 try:
-                    cells += _Trained(probe, own.data, rest, seed).cells(OTHERS, [own], n_resamples)
+                    cells.append(cell(OTHERS, own, _Trained(probe, own.data, rest, seed).scored(own)))
                 except InputError as error:
                     masked[f"trained on all but {own.name}"] = str(error)
                 progress.update()
     if not cells:
-        raise InputError(
-            f"Expected a set to train on, but there is none. {'; '.join(f'{k}: {v}' for k, v in masked.items())}"
-        )
-    stores = list({one.data.store_path: one.data for one in sets}.values())
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in masked.items())
+        raise InputError(f"Expected a set that a probe can be trained on, but there is none. {reasons}")
     return {
         "format_version": FORMAT_VERSION,
         "stores": [
@@ -173,7 +183,7 @@ def transfer_record(
         "seed": seed,
         "versions": versions(),
         "masked": masked,
-        "cells": [cell._asdict() for cell in cells],
+        "cells": cells,
     }
 
 
@@ -181,41 +191,33 @@ class _Trained:
     """A probe trained, chosen and calibrated on some questions of a store."""
 
     def __init__(self, probe: str, data: FeatureDataModule, questions: Tensor, seed: int) -> None:
-        part = split_rows(data.table, questions, [1 - VAL_SHARE, VAL_SHARE], seed + 1)  # as in a comparison
+        train, val = split_rows(data.table, questions, [1 - VAL_SHARE, VAL_SHARE], seed + 1)  # as in a comparison
         every = data.every().question
         rest = every[~torch.isin(every, questions)]
-        data.use_split({"train": part[0].tolist(), "val": part[1].tolist(), "test": rest.tolist()})
-        self._seed = seed
+        data.use_split({"train": train.tolist(), "val": val.tolist(), "test": rest.tolist()})
         self._module = fit(PROBES[probe].load(), data, PROBES[probe].epochs, seed)
 
     @torch.no_grad()
-    def scored(self, one: QuestionSet) -> Scored:
-        """Its confidences in the questions of a set."""
-        every = one.data.every()
-        batch = every.take(torch.isin(every.question, one.questions).nonzero()[:, 0])
+    def scored(self, group: QuestionSet) -> Scored:
+        """Its confidences for the questions of a set."""
+        every = group.data.every()
+        batch = every.take(torch.isin(every.question, group.questions).nonzero()[:, 0])
         return Scored(self._module.predict(batch.features).double(), batch.right, batch.known)
 
-    def cells(self, name: str, sets: Sequence[QuestionSet], n_resamples: int) -> list[Cell]:
-        """How it does on other sets."""
-        return [_cell(name, one, self.scored(one), n_resamples, self._seed) for one in sets]
+
+def _out_of_fold(own: QuestionSet, probe: str, n_folds: int, seed: int) -> Scored:
+    """Confidences for a set of probes that are trained on its other folds."""
+    parts = []
+    for fold in folds(own.data.table, own.questions, n_folds, seed, LEAST_VALIDATION):
+        train = torch.cat([fold.rows["train"], fold.rows["val"]]).sort().values
+        scored = _Trained(probe, own.data, train, seed).scored(own._replace(questions=fold.rows["test"]))
+        parts.append((scored.confidence, scored.right, scored.known, torch.full_like(scored.right, fold.number)))
+    confidence, right, known, number = (torch.cat(columns) for columns in zip(*parts, strict=True))
+    return Scored(confidence, right, known, fold=number.long())
 
 
-def _within(own: QuestionSet, probe: str, n_folds: int, seed: int, n_resamples: int) -> Cell:
-    """The cell of a set with itself, out of fold."""
-    data, found = own.data, []
-    for fold in folds(data.table, own.questions, n_folds, seed, LEAST_VALIDATION_OF_A_SET):
-        trained = _Trained(probe, data, torch.cat([fold.rows["train"], fold.rows["val"]]).sort().values, seed)
-        one = trained.scored(QuestionSet(own.name, data, fold.rows["test"]))
-        found.append((one.confidence, one.right, one.known, torch.full_like(one.right, fold.number)))
-    confidence, right, known, number = (torch.cat(parts) for parts in zip(*found, strict=True))
-    return _cell(own.name, own, Scored(confidence, right, known, fold=number.long()), n_resamples, seed)
-
-
-def _cell(train: str, test: QuestionSet, scored: Scored, n_resamples: int, seed: int) -> Cell:
-    one = scored.take(usable(scored))
-    n, reference = one.n_questions, float((one.right / one.known).mean())
-    auroc, skill = (
-        bootstrap(metric_of(one, name, reference), n, n_resamples, seed) if n else None
-        for name in ("auroc", "brier_skill")
-    )
-    return Cell(train, test.name, n, auroc, skill)
+def sets_of(record: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """Training and test sets of a record in the order of its cells, probes that were trained on all others last."""
+    trains, tests = (list(dict.fromkeys(cell[end] for cell in record["cells"])) for end in ("train", "test"))
+    trains.sort(key=lambda name: name == OTHERS)
+    return trains, sorted(tests, key=lambda name: trains.index(name) if name in trains else len(trains))

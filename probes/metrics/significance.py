@@ -6,6 +6,9 @@ counts as one of the draws.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -112,3 +115,10 @@ def holm(p_values: Tensor) -> Tensor:
     if len(order):
         adjusted[order] = (values[order] * factors).cummax(0).values.clamp_max(1)
     return adjusted
+
+
+def add_holm(tests: Sequence[dict[str, Any]]) -> None:
+    """Add `p_holm` to tests, their p-values `p` adjusted for the number of tests; None stays None."""
+    p_values = [torch.nan if test["p"] is None else test["p"] for test in tests]
+    for test, p in zip(tests, holm(torch.tensor(p_values, dtype=torch.float64)).tolist(), strict=True):
+        test["p_holm"] = None if p != p else p

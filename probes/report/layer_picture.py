@@ -10,10 +10,9 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 
 from probes.report.layer_map import LayerMap
-from probes.report.plots import INK, RED, new_figure, styled
+from probes.report.plots import RED, annotate_cells, frame_cell, new_figure, styled
 
 #: Inches that a number in a cell takes, and most inches of a picture.
 _CELL, _WIDEST = 0.3, 14.0
@@ -67,13 +66,9 @@ def _panel(axis: Axes, one: LayerMap, layers: list[int], scale: tuple[float, flo
     places = [layers.index(layer) for layer in one.layers]
     shown[:, places] = one.auroc.numpy()
     drawn = axis.imshow(shown, cmap=_RAMP, vmin=scale[0], vmax=scale[1], aspect="auto", interpolation="nearest")
-    for (row, column), value in np.ndenumerate(shown):
-        if numbers and value == value:
-            text = f"{value:.2f}".removeprefix("0")
-            colour = _legible_on(drawn.to_rgba(value))
-            axis.text(column, row, text, ha="center", va="center", fontsize=7.5, color=colour)
-    row, column = one.best[0], places[one.best[1]]
-    axis.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, ec=RED, lw=2, zorder=5, clip_on=False))
+    if numbers:
+        annotate_cells(axis, drawn, shown, 7.5)
+    frame_cell(axis, one.best[0], places[one.best[1]], RED)
     step = max(1, -(-len(layers) // 45))
     ticks = range(0, len(layers), step)
     axis.set_xticks(list(ticks), [str(layers[i]) for i in ticks], fontsize=8)
@@ -104,10 +99,3 @@ def _caption(one: LayerMap, between: str) -> str:
         value += f" [{one.interval['low']:.2f}, {one.interval['high']:.2f}]"
     best = f"framed: best of {int(one.auroc.isfinite().sum())}, layer {one.layers[layer]}, {value}, not corrected for the choice"
     return f"{one.target}, {of}{missing};{between}{best}"
-
-
-def _legible_on(colour: Any) -> str:
-    """White or ink, whichever has the higher contrast (WCAG 2) on a colour of red, green and blue in [0, 1]."""
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in colour[:3]]
-    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-    return "white" if 1.05 / (luminance + 0.05) > (luminance + 0.05) / 0.066 else INK  # 0.066: that of ink, and 0.05

@@ -7,8 +7,13 @@ from functools import wraps
 from typing import Any, ParamSpec
 
 import matplotlib
+import numpy as np
 import torch
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+from matplotlib.patches import Rectangle
+from numpy.typing import NDArray
 from torch import Tensor
 
 from probes.metrics.functional import bin_index
@@ -45,38 +50,85 @@ def styled(draw: Callable[_Args, Figure]) -> Callable[_Args, Figure]:
     return styled
 
 
+def annotate_cells(
+    axes: Axes, image: AxesImage, values: NDArray[np.float64], fontsize: float, bold: NDArray[np.bool_] | None = None
+) -> None:
+    """Write the values of a heat map into its cells, except NaN.
+
+    Args:
+        axes: Axes of the heat map.
+        image: What `imshow` returned.
+        values: [row, column] the values.
+        fontsize: Size of the numbers.
+        bold: [row, column] whether a number is bold; None for none.
+    """
+    rgba = image.to_rgba(values)
+    for (row, column), value in np.ndenumerate(values):
+        if value == value:
+            text, weight = (
+                f"{value:.2f}".removeprefix("0"),
+                "normal" if bold is None or not bold[row, column] else "bold",
+            )
+            axes.text(
+                column,
+                row,
+                text,
+                ha="center",
+                va="center",
+                size=fontsize,
+                weight=weight,
+                color=_legible_on(rgba[row, column]),
+            )
+
+
+def _legible_on(colour: Any) -> str:
+    """White or ink, whichever has the higher contrast (WCAG 2) on a colour of red, green and blue in [0, 1]."""
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in colour[:3]]
+    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    return "white" if 1.05 / (luminance + 0.05) > (luminance + 0.05) / 0.066 else INK  # 0.066: that of ink, and 0.05
+
+
+def frame_cell(axes: Axes, row: int, column: int, colour: str) -> None:
+    """Draw a frame around a cell of a heat map."""
+    axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, ec=colour, lw=1.8, zorder=5, clip_on=False))
+
+
+def calibration_bins(scored: Scored, n_bins: int, by: str) -> tuple[list[float], list[float], list[float], list[int]]:
+    """Confidence, accuracy, standard error of the accuracy, and count in each bin of the confidence that is not empty.
+
+    Args:
+        scored: Confidences and answers.
+        n_bins: Number of bins.
+        by: Bins of equal `width` or of equal `mass`.
+    """
+    accuracy = scored.right.double() / scored.known.double()
+    bins = bin_index(scored.confidence, n_bins, by)
+    members = [(scored.confidence[bins == i], accuracy[bins == i]) for i in bins.unique().tolist()]
+    return (
+        [float(confidence.mean()) for confidence, _ in members],
+        [float(accuracy.mean()) for _, accuracy in members],
+        [float(accuracy.std() / len(accuracy) ** 0.5) if len(accuracy) > 1 else 0.0 for _, accuracy in members],
+        [len(accuracy) for _, accuracy in members],
+    )
+
+
 @styled
 def reliability(method: str, scored: Scored, ece: Interval | None, n_bins: int = 10, what: str = "questions") -> Figure:
     """Mean measured accuracy in bins of the confidence, with standard errors over questions, above the bins' counts."""
-    confidence, accuracy = scored.confidence, scored.right.double() / scored.known.double()
-    bins = bin_index(confidence, n_bins, "width")
     figure, (top, bottom) = new_figure(4.2, 4.8, nrows=2, sharex=True, height_ratios=[3.2, 1])
-    counts = torch.bincount(bins, minlength=n_bins)
     top.plot([0, 1], [0, 1], color=GREY, lw=1, ls="--", label="perfectly calibrated")
-    filled = [i for i in range(n_bins) if counts[i] > 0]
-    x = [float(confidence[bins == i].mean()) for i in filled]
-    y = [float(accuracy[bins == i].mean()) for i in filled]
-    error = [float(accuracy[bins == i].std() / counts[i].sqrt()) if counts[i] > 1 else 0.0 for i in filled]
-    top.errorbar(
-        x, y, yerr=error, color=BLUE, marker="o", ms=5, lw=1.2, capsize=2, label=f"{method} (bars: ± 1 standard error)"
-    )
+    x, y, error, counts = calibration_bins(scored, n_bins, "width")
+    label = f"{method} (bars: ± 1 standard error)"
+    top.errorbar(x, y, yerr=error, color=BLUE, marker="o", ms=5, lw=1.2, capsize=2, label=label)
     top.set(xlim=(0, 1), ylim=(0, 1), ylabel="measured accuracy", title=f"Reliability of {method}")
     if ece is not None:
-        top.text(
-            0.97,
-            0.05,
-            f"ECE {ece['value']:.3f}",
-            ha="right",
-            transform=top.transAxes,
-            color=INK,
-        )
+        top.text(0.97, 0.05, f"ECE {ece['value']:.3f}", ha="right", transform=top.transAxes, color=INK)
     top.legend(loc="upper left", fontsize=8)
-    bottom.bar([(i + 0.5) / n_bins for i in range(n_bins)], counts.tolist(), width=0.9 / n_bins, color=BLUE, alpha=0.6)
-    for i in filled:
-        bottom.text(
-            (i + 0.5) / n_bins, int(counts[i]), str(int(counts[i])), ha="center", va="bottom", fontsize=8, color=INK
-        )
-    bottom.set(xlabel="confidence", ylabel=what, ylim=(0, float(counts.max()) * 1.25))
+    centres = [(i + 0.5) / n_bins for i in bin_index(scored.confidence, n_bins, "width").unique().tolist()]
+    bottom.bar(centres, counts, width=0.9 / n_bins, color=BLUE, alpha=0.6)
+    for centre, count in zip(centres, counts, strict=True):
+        bottom.text(centre, count, str(count), ha="center", va="bottom", fontsize=8, color=INK)
+    bottom.set(xlabel="confidence", ylabel=what, ylim=(0, max(counts) * 1.25))
     return figure
 
 

@@ -21,6 +21,8 @@ COLUMNS = (
     ("aurc", "AURC"),
     ("auroc_hard", "AUROC of p̂ ≥ ½"),
 )
+#: Significance level of the tests, by corrected p-values.
+LEVEL = 0.05
 
 
 def render(template: str, **context: Any) -> str:
@@ -49,6 +51,8 @@ def _environment() -> Environment:
         "interval": interval,
         "difference": difference,
         "p": p_value,
+        "p_equation": p_equation,
+        "relation": relation,
         "number": number,
         "inline": inline,
     }
@@ -69,13 +73,27 @@ def interval(estimate: dict[str, Any] | None) -> str:
 
 
 def difference(estimate: dict[str, Any]) -> str:
-    """``+0.051 [+0.026, +0.073]``."""
+    """``+0.051 [+0.026, +0.073]``, or a dash for an empty estimate."""
+    if not estimate:
+        return "–"
     return f"{estimate['value']:+.3f} [{estimate['low']:+.3f}, {estimate['high']:+.3f}]"
 
 
 def p_value(p: float | None) -> str:
     """``0.012``, ``< 0.001``, or a dash."""
     return "< 0.001" if p is not None and p < 0.001 else number(p)
+
+
+def p_equation(p: float | None) -> str:
+    """``p = 0.012`` or ``p < 0.001``, for a sentence."""
+    return f"p {p_value(p)}" if p is not None and p < 0.001 else f"p = {p_value(p)}"
+
+
+def relation(test: dict[str, Any], higher_is_better: bool = True) -> str:
+    """The result of a test of a difference in words, by its corrected p-value."""
+    if test["p_holm"] is None or test["p_holm"] >= LEVEL:
+        return "not significantly different from"
+    return "significantly better than" if (test["value"] > 0) == higher_is_better else "significantly worse than"
 
 
 def inline(text: str) -> str:

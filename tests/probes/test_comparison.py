@@ -17,7 +17,7 @@ from probes.baselines.registry import BASELINES
 from probes.commands import compare, transfer
 from probes.comparison.figures import paired_tests, scored
 from probes.comparison.out_of_fold import BEST, Comparison, OutOfFold
-from probes.comparison.page import page
+from probes.comparison.page import comparison_page
 from probes.comparison.record import cheap_baselines, comparison_record
 
 PROBES = ["logistic", "difference_of_means"]
@@ -50,16 +50,16 @@ def record(out: OutOfFold) -> dict[str, Any]:
 
 def test_every_question_is_tested_once_by_a_probe_that_never_saw_it(store: Path) -> None:
     comparison = Comparison(str(store), probes=PROBES, n_folds=3)
-    tested = torch.cat([fold.rows["test"] for fold in comparison._folds])
+    tested = torch.cat([fold.rows["test"] for fold in comparison.folds])
     assert tested.sort().values.tolist() == list(range(120))
-    for fold in comparison._folds:
+    for fold in comparison.folds:
         rows = torch.cat(list(fold.rows.values()))
         assert rows.sort().values.tolist() == list(range(120))
 
 
 def test_what_a_probe_says_of_a_question_does_not_depend_on_its_own_answers(store: Path, out: OutOfFold) -> None:
     comparison = Comparison(str(store), probes=PROBES, n_folds=3)
-    test = comparison._folds[0].rows["test"].numpy()
+    test = comparison.folds[0].rows["test"].numpy()
     table = comparison.data.table
     table.right[test] = 10 - table.right[test]
     comparison.use_table(table)
@@ -115,7 +115,7 @@ def test_cost_and_what_is_missing_stand_in_the_record(out: OutOfFold, record: di
 
 
 def test_the_page_names_every_method_and_every_reason(record: dict[str, Any]) -> None:
-    text = page(json.loads(json.dumps(record, allow_nan=False)), ["methods"])
+    text = comparison_page(json.loads(json.dumps(record, allow_nan=False)), ["methods"])
     for name in (*record["methods"], *record["masked"], *record["answers"]):
         assert name in text
     assert "nan" not in text.lower().replace("nann", "")
@@ -232,7 +232,7 @@ def test_a_set_that_nothing_can_be_learnt_from_is_left_out_with_its_reason(tmp_p
     record = json.loads((folder / "transfer.json").read_text())
     assert list(record["masked"]) == ["trained on group 3"]
     assert {one["train"] for one in record["cells"]} == {"group 0", "group 1", "group 2", "all others"}
-    assert "Left out, `trained on group 3`" in (folder / "transfer.md").read_text()
+    assert "- `trained on group 3`: Expected right and wrong answers" in (folder / "transfer.md").read_text()
 
 
 def test_transfer_between_what_can_not_be_compared_is_refused(store: Path, tmp_path: Path) -> None:

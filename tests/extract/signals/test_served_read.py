@@ -17,7 +17,7 @@ import train
 from benchmarks.tiny import save_model, tiny_model, write_questions
 from datamodules import load_table
 from extract import Decoding, InputError, PromptTemplate, Store, StoreRecipe, load_model, load_questions, read
-from extract.asking.run import ask
+from extract.asking.command import ask
 from extract.commands import make_store, verify
 from extract.models.loading import model_identity
 from extract.questions import questions_hash
@@ -28,7 +28,7 @@ from extract.viewing.inspection import describe
 from extract.viewing.show import show
 from probes import load_probe
 from probes.comparison.out_of_fold import Comparison
-from probes.comparison.page import page
+from probes.comparison.page import comparison_page
 from probes.comparison.record import comparison_record
 from tests.conftest import plant_grades
 from tests.test_readme import accept, commands
@@ -225,7 +225,7 @@ def test_a_comparison_has_no_cost_where_the_server_told_none(readable: Store) ->
     assert record["methods"]["logistic"]["tokens_read"] is None
     assert record["methods"]["constant"]["tokens_read"] == 0
     json.dumps(record, allow_nan=False)
-    assert "–, 0" in page(record, [])
+    assert "–, 0" in comparison_page(record, [])
 
 
 def test_asking_about_a_served_store_takes_the_local_copy(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
-"""Three sets that people know, asked and graded: accuracy with intervals, and how often a person agrees with the grader.
+"""Three sets that people know, asked and graded: accuracy with intervals, and how often labels made by reading 50 answers agree with the grader.
 
-Needs ../shared/data, or another folder with the same files by --data. Labels of the person are in
+Needs ../shared/data, or another folder with the same files by --data. The labels are in
 benchmarks/hand_grades.json by a hash of question and answer, so that they hold for these very answers only.
 """
 
@@ -77,7 +77,7 @@ def key(row: dict[str, Any]) -> str:
 
 
 def labelled(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The answers that a person looks at, each once: half graded right, half wrong, by a hash; fewer of one where it lacks them."""
+    """The answers that are labelled, each once: half graded right, half wrong, by a hash; fewer where a half lacks them."""
     distinct = {key(row): row for row in rows}
     ordered = [list(distinct.values())[i] for i in hash_order(list(distinct), seed=0)]
     right, wrong = ([row for row in ordered if row["right"] is graded] for graded in (True, False))
@@ -86,7 +86,7 @@ def labelled(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Make the stores, print what a person is to look at where there is no label, and report."""
+    """Make the stores, print the answers that have no label yet, and report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--stores", type=Path, default=Path("stores"))
@@ -97,12 +97,12 @@ def main() -> None:
         store = make(name, options.data, options.stores)
         rows = rows_of(store)
         questions = {question.id: question for question in store.questions}
-        looked_at = labelled(rows)
-        for row in looked_at:
+        answers = labelled(rows)
+        for row in answers:
             if key(row) not in labels:
                 question = questions[row["question_id"]]
                 print(json.dumps([key(row), question.prompt, question.references, row["text"], row["right"]]))
-        agreed = [labels[key(row)] == row["right"] for row in looked_at if key(row) in labels]
+        agreed = [labels[key(row)] == row["right"] for row in answers if key(row) in labels]
         figures[name] = {
             "accuracy": accuracy(rows),
             "unread": sum(row["answer"] is None for row in rows) / len(rows),
@@ -113,7 +113,7 @@ def main() -> None:
             "labelled": len(agreed),
         }
     every = all(one["labelled"] == N_LABELLED for one in figures.values())
-    report("sets", figures, "50 answers of each set looked at", every)
+    report("sets", figures, "50 answers of each set are labelled", every)
 
 
 if __name__ == "__main__":

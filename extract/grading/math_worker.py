@@ -65,20 +65,20 @@ def load_equal() -> Callable[[list[str], str], Verdict]:
         return parse(f"\\boxed{{{latex}}}", boxes, parsing_timeout=None)
 
     def equal(golds: list[str], answer: str) -> Verdict:
+        verdict: Verdict = False
         try:
             stated = parsed(answer)
-        except RecursionError:
-            return "unread"
-        if all(isinstance(one, str) for one in stated):  # the text that was found, and no expression
-            return "unread"
-        try:
-            return any(
-                verify(parsed(gold), stated, _PLACES, timeout_seconds=None, raise_on_error=True) for gold in golds
-            )
-        except (MemoryError, RecursionError):
+            if all(isinstance(expression, str) for expression in stated):  # the text that was found, and no expression
+                return "unread"
+            for gold in golds:
+                try:
+                    if verify(parsed(gold), stated, _PLACES, timeout_seconds=None, raise_on_error=True):
+                        return True
+                except Exception:  # of many kinds; another gold may be equal all the same
+                    verdict = None
+        except Exception:
             return None
-        except Exception:  # of many kinds: expressions that have no value, or can't be compared
-            return False
+        return verdict
 
     return equal
 

@@ -19,6 +19,7 @@ from extract.grading import Grade, load_grader
 from extract.grading import math as mathematics
 from extract.grading.latex import spelled, stated_answer
 from extract.grading.math import Algebra, equal_as_it_stands
+from extract.grading.math_worker import load_equal
 from extract.questions import Question
 
 
@@ -226,6 +227,20 @@ def test_an_unknown_grade_is_no_wrong_one(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(Algebra, "equal", lambda *given: None)
     question = Question("m", "t", "?", references=("2x",), kind="math")
     assert load_grader("math").grade(question, r"\boxed{x+x}") == Grade(None, "x+x")
+
+
+def test_an_error_of_math_verify_is_unknown_unless_another_gold_is_equal(monkeypatch: pytest.MonkeyPatch) -> None:
+    def verify(gold: object, stated: object, *args: object, **options: object) -> bool:
+        if "y" in str(gold):
+            raise TypeError("these can not be compared")
+        return str(gold) == str(stated)
+
+    monkeypatch.setattr("math_verify.verify", verify)
+    equal = load_equal()
+    assert equal(["2y"], "2x") is None
+    assert equal(["3x", "2y"], "2x") is None
+    assert equal(["2y", "2x"], "2x") is True
+    assert equal(["3x"], "2x") is False
 
 
 def test_the_process_ends_with_whoever_started_it(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from extract.errors import InputError
@@ -160,7 +160,9 @@ def test_strictly_only_hashes_with_a_bare_number_count(text: str, expected: bool
     assert right("number-strict", "18", text) is expected
 
 
-@given(st.sampled_from(["", "-"]), st.text("#0123456789.\n", max_size=30))
+@given(st.sampled_from(["", "-"]), st.text("#0123456789.\n$", max_size=30))
+@example("", "0.$1")
+@example("-", "0.$1")
 def test_what_is_taken_strictly_is_never_another_number_flexibly(sign: str, text: str) -> None:
     question = Question("q", "t", "?", references=("1",))
     strict, flexible = (load_grader(name).grade(question, f"#### {sign}{text}") for name in ("number-strict", "number"))

@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks import wikidata
 from benchmarks.quality import default_data
 from benchmarks.result import report
-from extract.asking.command import ask
+from extract.asking.run import ask
 from extract.commands import read
 from probes.commands import compare, transfer
 from probes.comparison.out_of_fold import BEST

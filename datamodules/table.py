@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from extract.errors import InputError
 from extract.store.store import Store
-from extract.viewing.inspection import choose_grader
 
 
 @dataclass(frozen=True)
@@ -117,7 +116,7 @@ def load_table(store: Store, grader: str | None = None) -> QuestionTable:
     Raises:
         InputError: No grades, or several graders and none named, samples without a grade, or a file that is damaged.
     """
-    name = choose_grader(store, grader)
+    name = store.grades.choose(grader)
     if store.grades.missing(name):
         raise InputError(
             f"Expected every sample of {str(store.path)!r} to be graded by {name!r}, but some are not. Run `python -m extract grade --store {store.path} --grader {name}`."

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from extract import commands
-from extract.asking.command import ask
+from extract.asking.run import ask
 from extract.running.cli import run
 from extract.running.exit import end_process
 from extract.sampling.temperature_grid import each_member, inspect_all, sample_family

@@ -1,4 +1,4 @@
-"""What every asked baseline has in common: its files in the store, how it asks, and the models that it shares with others."""
+"""Base classes of the asked baselines, the context that they ask with, and the prompts that they share."""
 
 from __future__ import annotations
 
@@ -7,26 +7,31 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
+from extract.asking.registry import ASKED
+from extract.grading.base import without_reasoning
+from extract.grading.short import first_line
+from extract.hashing import sha256_text
+from extract.prompts import PromptTemplate
 from extract.questions.question import Question
 from extract.store.shards import SampleRange, Scope, Shard
 from extract.store.store import Store
 
-#: Told of the questions or answers, and of the tokens, that are done.
+#: Called with the number of questions or answers, and of tokens, that are done.
 Done = Callable[[int, int], None]
 
 
 @dataclass
-class Means:
-    """What baselines ask with.
+class AskContext:
+    """Models and options that baselines ask with.
 
     Attributes:
-        load: Gives the store's model and tokenizer; called once, and only if one of them is needed.
-        device: Where other models go: auto, cpu, cuda or cuda:N.
+        load: Loads the store's model and tokenizer; called once, and only if a baseline needs them.
+        device: Device of other models: auto, cpu, cuda or cuda:N.
         embedding_model: Sentence encoder: a name, a Hub id or a folder.
         nli_model: Entailment classifier, or None.
-        grader: Whose normalised answers are compared, or None for the only grader.
+        grader: Grader whose normalised answers are compared; None takes the only one.
         max_new_tokens: Longest reply of `verbalized`.
     """
 
@@ -43,107 +48,122 @@ class Means:
         return self.load()
 
 
-class Baseline(ABC):
-    """A baseline that asks a model, one block or part at a time.
+class AskedBaseline(ABC):
+    """A baseline that asks a model, one shard at a time.
 
     Args:
+        name: Its name in the registry and in the store.
         store: The store.
-        means: What it asks with.
-
-    Attributes:
-        name: Its name in the store.
-        scopes: What it asks about.
+        context: What it asks with.
     """
 
-    name: ClassVar[str]
-    scopes: ClassVar[tuple[Scope, ...]] = ("question",)
-
-    def __init__(self, store: Store, means: Means) -> None:
-        self.store, self.means = store, means
+    def __init__(self, name: str, store: Store, context: AskContext) -> None:
+        self.name, self.store, self.context = name, store, context
+        self.scopes = ASKED[name].scopes
 
     @property
     def model(self) -> dict[str, Any]:
-        """Identity of the store's model; where a server answered, of the local copy, which is loaded to know it."""
+        """Identity of the store's model. For a served model, the local copy is loaded to know it."""
         if self.store.served and self.store.reader is None:
-            _ = self.means.loaded
+            _ = self.context.loaded
         return self.store.model
 
     @property
-    def always_checked(self) -> bool:
-        """Whether settings are compared with those in the store also when nothing is missing."""
+    def always_compared(self) -> bool:
+        """Whether the settings are compared with those in the store even if nothing is missing."""
         return True
 
     @abstractmethod
-    def how(self, scope: Scope) -> dict[str, Any]:
+    def settings(self, scope: Scope) -> dict[str, Any]:
         """Model, prompts and options, JSON types: the same in all files of a scope."""
 
     @abstractmethod
-    def check_how(self, scope: Scope) -> None:
-        """Refuse to go on otherwise than it was begun.
+    def check_settings(self, scope: Scope) -> None:
+        """Refuse settings other than those of the files in the store.
 
         Raises:
-            InputError: What is held was asked otherwise.
+            InputError: The settings differ.
         """
 
     @abstractmethod
-    def file(self, place: Shard) -> Path:
-        """Where a block or part is kept."""
+    def file(self, shard: Shard) -> Path:
+        """Where the values of a shard are, or will be."""
 
     @abstractmethod
-    def check_file(self, place: Shard) -> None:
-        """Look at a finished file.
+    def check_file(self, shard: Shard) -> None:
+        """Read a finished file.
 
         Raises:
-            Damaged: It is not as it was written, or not of this place.
+            Damaged: The file is damaged, or belongs to another shard.
         """
 
-    def prepare(self) -> None:  # noqa: B027 (there may be nothing left to do)
-        """Load what it asks with, as far as `how` did not need it; before the first `fill`.
+    def prepare(self) -> None:  # noqa: B027 (optional)
+        """Load what `settings` did not need. Called once, before the first `fill`.
 
         Raises:
-            InputError: That can't be loaded, or not be asked this way.
+            InputError: A model can't be loaded, or can't be asked this way.
         """
 
     @abstractmethod
-    def fill(self, place: Shard, progress: Done) -> int:
-        """Ask about a block or part and keep what comes; returns how many rows have no usable value."""
+    def fill(self, shard: Shard, progress: Done) -> int:
+        """Ask about a shard and write its file; returns the number of rows without a usable value."""
 
-    def questions(self, place: Shard) -> list[Question]:
-        """Questions of a block, or of a part's block."""
-        return self.store.questions.block(place)
+    def questions(self, shard: Shard) -> list[Question]:
+        """Questions of a shard."""
+        return self.store.questions.block(shard)
 
-    def answers(self, place: Shard) -> list[dict[str, Any]]:
-        """Rows of the samples of a part."""
-        assert isinstance(place, SampleRange)
-        return self.store.samples.read(place).to_pylist()
+    def answers(self, shard: Shard) -> list[dict[str, Any]]:
+        """Rows of the samples of a shard."""
+        assert isinstance(shard, SampleRange)
+        return self.store.samples.read(shard).to_pylist()
 
 
-class TableBaseline(Baseline):
-    """A baseline that is kept as a table of values and what they cost."""
+class AskedTable(AskedBaseline):
+    """A baseline whose values are stored as a table, with the tokens that they cost."""
 
     @abstractmethod
-    def rows(self, place: Shard, progress: Done) -> list[dict[str, Any]]:
-        """Rows of the table of a block or part, as the store keeps them."""
+    def rows(self, shard: Shard, progress: Done) -> list[dict[str, Any]]:
+        """Rows of a shard's table, in the columns of `Asked.write`."""
 
-    def check_how(self, scope: Scope) -> None:
-        """Refuse to go on otherwise than it was begun."""
-        self.store.asked.check_settings(self.name, scope, self.how(scope))
+    def check_settings(self, scope: Scope) -> None:
+        """Refuse settings other than those of the tables in the store."""
+        self.store.asked.check_settings(self.name, scope, self.settings(scope))
 
-    def file(self, place: Shard) -> Path:
-        """The table's file."""
-        return self.store.asked.file(self.name, place)
+    def file(self, shard: Shard) -> Path:
+        """File of a shard's table."""
+        return self.store.asked.file(self.name, shard)
 
-    def check_file(self, place: Shard) -> None:
-        """Read the table."""
-        self.store.asked.read_shard(self.name, place)
+    def check_file(self, shard: Shard) -> None:
+        """Read a finished table."""
+        self.store.asked.read_shard(self.name, shard)
 
-    def fill(self, place: Shard, progress: Done) -> int:
-        """Ask about a block or part and keep the table; returns how many values are null."""
-        rows = self.rows(place, progress)
-        self.store.asked.write(self.name, place, rows, self.how(place.scope))
+    def fill(self, shard: Shard, progress: Done) -> int:
+        """Ask about a shard and write its table; returns the number of null values."""
+        rows = self.rows(shard, progress)
+        self.store.asked.write(self.name, shard, rows, self.settings(shard.scope))
         return sum(row["value"] is None for row in rows)
 
 
-def block_of(place: Shard) -> int:
-    """Number of a block, or of a part's block."""
-    return place.block
+def asking_prompt(policy: dict[str, Any], template: str) -> PromptTemplate:
+    """Prompt of a question to the store's model.
+
+    It uses the chat template wherever the tokenizer has one, even if the policy's own prompt is plain text for the
+    model to continue. The policy's system message stays.
+
+    Args:
+        policy: `policy` of a store's identity.
+        template: Text with one ``{question}``.
+    """
+    chat = policy["model"]["chat_template"] != sha256_text("")
+    return PromptTemplate(template, policy["decoding"]["prompt"]["system"] if chat else None, chat)
+
+
+def question_text(question: Question) -> str:
+    """Text of a question with its options; of a chat, one line for each message, after its role."""
+    prompt = question.prompt
+    return prompt if isinstance(prompt, str) else "\n".join(f"{turn['role']}: {turn['content']}" for turn in prompt)
+
+
+def answer_line(text: str) -> str:
+    """The first line of an answer, without the reasoning before it; empty for an empty answer."""
+    return first_line(without_reasoning(text))

@@ -1,22 +1,28 @@
-"""Clusters of answers that mean the same: each entails the other, by a classifier of pairs of sentences.
+"""The baseline `entailment`: clusters of answers that mean the same, because each entails the other, by a classifier.
 
-Kuhn et al. 2023 and Farquhar et al. 2024 with strict entailment: an answer joins the first cluster whose first member it
-entails and is entailed by. Other members are not asked, and an answer is in one cluster only.
+Kuhn et al. 2023 (https://arxiv.org/abs/2302.09664) and Farquhar et al. 2024 with strict entailment: an answer joins the
+first cluster whose first member it entails and is entailed by. Other members are not compared with it.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from functools import cached_property
+from typing import Any, NamedTuple
 
+from extract.asking.base import AskContext, AskedTable, Done, answer_line, question_text
 from extract.asking.readers import TextReader
+from extract.errors import InputError
+from extract.store.shards import SampleRange, Scope, Shard
+from extract.store.store import Store
 
 _LABELS = ("entailment", "neutral", "contradiction")
 
 
 class Answer(NamedTuple):
-    """An answer: its index j, its normalised form, and the text that the classifier reads."""
+    """An answer: its sample index, its normalised form, and the text that the classifier reads."""
 
     sample: int
     normalised: str
@@ -28,10 +34,10 @@ class Clusters:
     """The clusters of one question's answers.
 
     Attributes:
-        of: Number of the cluster by normalised answer: the index j of its first member, so that answers that come later
+        of: Cluster of each normalised answer: the sample index of the cluster's first member, so that later answers
             change no number.
-        firsts: First member of each cluster, in the order in which they were opened.
-        tokens: Tokens read, by the normalised answer that was looking for its cluster.
+        firsts: First member of each cluster, in the order in which the clusters were opened.
+        tokens: Tokens that were read to place each normalised answer.
     """
 
     of: dict[str, int] = field(default_factory=dict)
@@ -39,18 +45,18 @@ class Clusters:
     tokens: dict[str, int] = field(default_factory=dict)
 
 
-#: From pairs (premise, hypothesis) to whether each is entailed, and how many tokens were read for it.
+#: From pairs (premise, hypothesis) to whether each is entailed, and the tokens that were read for it.
 Entails = Callable[[Sequence[tuple[str, str]]], Sequence[tuple[bool, int]]]
 
 
 def cluster(questions: Sequence[tuple[Clusters, Iterable[Answer]]], entails: Entails) -> None:
-    """Put answers into clusters; those of all questions in step, so that their pairs are read together.
+    """Put answers into clusters; those of all questions in step, so that their pairs are read in the same batches.
 
-    The same as when one answer after another looks at its question's clusters in their order. Answers with the same
-    normalised form are one. No pair is read twice, and its second direction only where the first is entailed.
+    The result is that of one answer after another looking at its question's clusters in their order. Answers with the
+    same normalised form are one. No pair is read twice, and its second direction only if the first is entailed.
 
     Args:
-        questions: For each, the clusters that there are, which are added to, and its further answers by j.
+        questions: For each question, its clusters, which are extended, and its further answers by sample index.
         entails: The classifier.
     """
     pending = [_distinct(answers, clusters) for clusters, answers in questions]
@@ -62,31 +68,31 @@ def cluster(questions: Sequence[tuple[Clusters, Iterable[Answer]]], entails: Ent
                 opener = pending[q].pop(0)
                 clusters.firsts.append(opener)
                 clusters.of[opener.normalised] = opener.sample
-            compared += [(q, clusters.firsts[step], one) for one in pending[q]]
+            compared += [(q, clusters.firsts[step], answer) for answer in pending[q]]
         for forward in (True, False):
-            pairs = [(first.text, one.text) if forward else (one.text, first.text) for _, first, one in compared]
+            pairs = [(a.text, b.text) if forward else (b.text, a.text) for _, a, b in compared]
             verdicts = entails(pairs) if pairs else []
-            for (q, _, one), (_, tokens) in zip(compared, verdicts, strict=True):
-                spent = questions[q][0].tokens
-                spent[one.normalised] = spent.get(one.normalised, 0) + tokens
+            for (q, _, answer), (_, n_tokens) in zip(compared, verdicts, strict=True):
+                tokens = questions[q][0].tokens
+                tokens[answer.normalised] = tokens.get(answer.normalised, 0) + n_tokens
             compared = [case for case, (entailed, _) in zip(compared, verdicts, strict=True) if entailed]
-        for q, first, one in compared:
-            questions[q][0].of[one.normalised] = first.sample
-            pending[q].remove(one)
+        for q, first, answer in compared:
+            questions[q][0].of[answer.normalised] = first.sample
+            pending[q].remove(answer)
         step += 1
 
 
 def _distinct(answers: Iterable[Answer], clusters: Clusters) -> list[Answer]:
     """The first answer of each normalised form that has no cluster yet."""
     firsts: dict[str, Answer] = {}
-    for one in answers:
-        if one.normalised not in clusters.of:
-            firsts.setdefault(one.normalised, one)
+    for answer in answers:
+        if answer.normalised not in clusters.of:
+            firsts.setdefault(answer.normalised, answer)
     return list(firsts.values())
 
 
 class Classifier:
-    """An entailment classifier: labels entailment, neutral and contradiction, in whatever order its config names them.
+    """An entailment classifier with the labels entailment, neutral and contradiction, in the order of its config.
 
     Args:
         name: A Hub id or a folder.
@@ -97,24 +103,104 @@ class Classifier:
         n_pairs: Pairs that were read so far.
 
     Raises:
-        InputError: It can't be loaded, or it has other labels.
+        InputError: The model can't be loaded, or has other labels.
     """
 
     def __init__(self, name: str, device: str = "auto") -> None:
-        self.reader = TextReader(
-            name, "nli_model", "an entailment classifier", "AutoModelForSequenceClassification", device
-        )
+        auto_class = "AutoModelForSequenceClassification"
+        self.reader = TextReader(name, "nli_model", "an entailment classifier", auto_class, device)
         labels = {int(i): str(label).casefold() for i, label in self.reader.model.config.id2label.items()}
         if sorted(labels.values()) != sorted(_LABELS):
-            held = ", ".join(labels[i] for i in sorted(labels))
-            raise self.reader.refused(f"its labels are {held} and not {', '.join(_LABELS)}")
+            found = ", ".join(labels[i] for i in sorted(labels))
+            raise self.reader.refusal(f"its labels are {found} and not {', '.join(_LABELS)}")
         self._entailment = next(i for i, label in labels.items() if label == "entailment")
         self.n_pairs = 0
 
     def __call__(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[bool, int]]:
-        """For each pair (premise, hypothesis): whether entailment is its likeliest label, and its tokens."""
+        """For each pair (premise, hypothesis): whether entailment is the likeliest label, and the number of tokens."""
         encoded = self.reader.encode(pairs)
         logits = self.reader.read(encoded, lambda output, mask: output.logits)
         self.n_pairs += len(pairs)
         entailed = (logits.argmax(-1) == self._entailment).tolist()
-        return [(yes, len(one["input_ids"])) for yes, one in zip(entailed, encoded, strict=True)]
+        return [(yes, len(inputs["input_ids"])) for yes, inputs in zip(entailed, encoded, strict=True)]
+
+
+class Entailment(AskedTable):
+    """Numbers the cluster of each answer. The classifier reads the question and the first line of the answer.
+
+    Answers that the grader normalises alike share a cluster unread. A range of samples continues the clusters of the
+    ranges before it, so that the clusters do not depend on how a question's answers were divided into ranges.
+    """
+
+    def __init__(self, name: str, store: Store, context: AskContext) -> None:
+        super().__init__(name, store, context)
+        if context.nli_model is None:
+            raise InputError(
+                f"Expected `nli_model` for the baseline {name!r}, but got none. Give --nli_model with a Hub id or a "
+                f"folder of a classifier with the labels {', '.join(_LABELS)}."
+            )
+        self._grader = store.grades.choose(context.grader)
+        if n_missing := len(store.grades.missing(self._grader)):
+            raise InputError(
+                f"Expected all answers of {str(store.path)!r} to be graded, because equal answers share a cluster, "
+                f"but {n_missing} sample ranges lack grades by {self._grader!r}. "
+                f"Run `python -m extract grade --store {store.path} --grader {self._grader}`."
+            )
+
+    @cached_property
+    def classifier(self) -> Classifier:
+        """The entailment classifier."""
+        assert self.context.nli_model is not None
+        return Classifier(self.context.nli_model, self.context.device)
+
+    def settings(self, scope: Scope) -> dict[str, Any]:
+        """The classifier, the grader whose normalised answers are compared, and what is read."""
+        text = "the question and the first line of the answer"
+        return {**self.classifier.reader.settings, "grader": self._grader, "entailment": "strict", "text": text}
+
+    def rows(self, shard: Shard, progress: Done) -> list[dict[str, Any]]:
+        """One row for each answer: the sample index of its cluster's first member, and the tokens read to find it."""
+        assert isinstance(shard, SampleRange)
+        clusters: dict[str, Clusters] = defaultdict(Clusters)
+        for earlier in self.store.samples.ranges():
+            if earlier.block == shard.block and earlier.start < shard.start:
+                self._restore(clusters, earlier)
+        answers = self._answers(shard)
+        by_question: dict[str, list[Answer]] = defaultdict(list)
+        for id_, answer in answers:
+            by_question[id_].append(answer)
+        cluster([(clusters[id_], of_question) for id_, of_question in by_question.items()], self.classifier)
+        progress(len(answers), sum(sum(of_question.tokens.values()) for of_question in clusters.values()))
+        return [
+            {
+                "question_id": id_,
+                "sample": answer.sample,
+                "value": float(clusters[id_].of[answer.normalised]),
+                # the cost is charged to the first of equal answers
+                "prompt_tokens": clusters[id_].tokens.pop(answer.normalised, 0),
+                "completion_tokens": 0,
+            }
+            for id_, answer in answers
+        ]
+
+    def _restore(self, clusters: dict[str, Clusters], samples: SampleRange) -> None:
+        """Add the clusters of a range from its table."""
+        rows = self.store.asked.read_shard(self.name, samples).to_pylist()
+        numbers = {(row["question_id"], row["sample"]): int(row["value"]) for row in rows}
+        for id_, answer in self._answers(samples):
+            clusters[id_].of[answer.normalised] = numbers[id_, answer.sample]
+            if numbers[id_, answer.sample] == answer.sample:
+                clusters[id_].firsts.append(answer)
+
+    def _answers(self, shard: Shard) -> list[tuple[str, Answer]]:
+        """Question id and answer of each row of a shard; those of a question by sample index."""
+        assert isinstance(shard, SampleRange)
+        questions = {question.id: question_text(question) for question in self.questions(shard)}
+        grades = self.store.grades.read(self._grader, shard).to_pylist()
+        normalised = {(row["question_id"], row["sample"]): row["answer"] for row in grades}
+        answers = []
+        for row in self.answers(shard):
+            id_, sample, line = row["question_id"], row["sample"], answer_line(row["text"])
+            # answers without a normalised form are compared by their line
+            answers.append((id_, Answer(sample, normalised[id_, sample] or line, f"{questions[id_]} {line}")))
+        return answers

@@ -1,4 +1,7 @@
-"""P(True): the model is asked whether it can answer, or whether an answer is right, and its Yes is weighed against its No."""
+"""P(True): the probability of Yes against No when the model is asked whether it can answer, or an answer is right.
+
+Kadavath et al. 2022, https://arxiv.org/abs/2207.05221.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from extract.asking.base import Done, TableBaseline
-from extract.asking.chats import asking_prompt, question_words
+from extract.asking.base import AskedTable, Done, asking_prompt, question_text
 from extract.errors import InputError
 from extract.models.loading import check_prompts
 from extract.policy import Decoding
@@ -23,40 +25,41 @@ from extract.sampling.local.sampler import LocalSampler
 from extract.signals.batches import by_length
 from extract.store.shards import Scope, Shard
 
-#: Below this probability of all forms of Yes and No together, the model was about to say something else, and their ratio
-#: is that of two leftovers rather than an opinion.
+#: Least probability of all forms of Yes and No together. Below it the model was about to say something else, and the
+#: ratio of the two means nothing.
 LEAST_MASS = 1e-3
 _BATCH_TOKENS = 2048
 
 
 class YesNo(NamedTuple):
-    """Token ids of all single-token forms of two words."""
+    """Token ids of all single-token forms of Yes and of No."""
 
     yes: list[int]
     no: list[int]
 
 
 def surface_forms(tokenizer: Any, n_vocab: int) -> YesNo:
-    """The tokens that are a yes or a no, whatever their case and the space around them (`` Yes``, ``yes``, ``YES``, …).
+    """Tokens that are Yes or No in any case, with any space around them (`` Yes``, ``yes``, ``YES``, …).
 
     Args:
         tokenizer: The model's tokenizer.
-        n_vocab: Tokens that the model has logits for.
+        n_vocab: Number of tokens that the model has logits for.
 
     Raises:
-        InputError: There is no such token for one of the words.
+        InputError: One of the words has no such token.
     """
     texts = tokenizer.batch_decode([[i] for i in range(min(n_vocab, len(tokenizer)))])
     forms = [[i for i, text in enumerate(texts) if text.strip().casefold() == word] for word in ("yes", "no")]
     if not all(forms):
         raise InputError(
-            "Expected a tokenizer with single tokens for Yes and No, which P(True) compares, but this one has none for one of them. Leave `p_true` and `p_true_answer` out of `baselines`."
+            "Expected a tokenizer with single tokens for Yes and No, which P(True) compares, but this one lacks one "
+            "of them. Leave `p_true` and `p_true_answer` out of `baselines`."
         )
     return YesNo(*forms)
 
 
 def yes_against_no(logits: Tensor, forms: YesNo) -> tuple[Tensor, Tensor]:
-    """P(yes) / (P(yes) + P(no)), and the mass P(yes) + P(no), each word summed over its surface forms.
+    """Compute P(yes) / (P(yes) + P(no)) and the mass P(yes) + P(no), each summed over the surface forms.
 
     Args:
         logits: [..., vocab], raw, of the token after the prompt.
@@ -71,9 +74,9 @@ def yes_against_no(logits: Tensor, forms: YesNo) -> tuple[Tensor, Tensor]:
 
 
 class YesNoReader(LocalSampler):
-    """Reads the raw distribution (temperature 1) of the first token after each prompt; nothing is drawn.
+    """Reads the raw distribution (temperature 1) of the first token after each prompt, without drawing tokens.
 
-    What all prompts of a call begin with is read once, as the sampler does it.
+    The common prefix of the prompts is computed once, as in `LocalSampler`.
 
     Args:
         model: Causal language model in evaluation mode.
@@ -89,10 +92,10 @@ class YesNoReader(LocalSampler):
         self._batch_tokens = _BATCH_TOKENS
 
     def read(self, prompts: Sequence[Sequence[int]], progress: Done) -> list[tuple[float | None, float]]:
-        """Value and mass after each prompt, see `yes_against_no`; None for a value of less than `LEAST_MASS`.
+        """Value and mass after each prompt, see `yes_against_no`; the value is None if the mass is below `LEAST_MASS`.
 
         Raises:
-            InputError: A prompt that the model can't read, or logits that are NaN.
+            InputError: A prompt is too long for the model, or the logits are NaN.
         """
         check_prompts(self.model, prompts, 1)
 
@@ -102,7 +105,8 @@ class YesNoReader(LocalSampler):
         read, self._batch_tokens = retry_with_smaller_batch(read_with, self._batch_tokens, "prompt tokens", progress)
         if read.isnan().any():
             raise InputError(
-                f"Expected finite logits, but the model gave NaN in {str(self.model.dtype).removeprefix('torch.')}. Sample the store with --dtype float32 or bfloat16."
+                "Expected finite logits, but the model gave NaN in "
+                f"{str(self.model.dtype).removeprefix('torch.')}. Sample the store with --dtype float32 or bfloat16."
             )
         return [(value if mass >= LEAST_MASS else None, mass) for value, mass in read.tolist()]
 
@@ -119,75 +123,65 @@ class YesNoReader(LocalSampler):
         return result
 
 
-class PTrue(TableBaseline):
-    """Asks the store's model, before it answers, whether it is able to.
+class PTrue(AskedTable):
+    """Asks the store's model, before it answers, whether it can answer the question.
 
-    The question comes last, so that all prompts begin alike and that beginning is read once.
+    The question comes last, so that the prompts share a prefix.
     """
 
-    name = "p_true"
     template: ClassVar[str] = (
-        "Are you able to answer the following question correctly? Reply with one word, Yes or No.\n\nQuestion: {question}"
+        "Are you able to answer the following question correctly? Reply with one word, Yes or No.\n\n"
+        "Question: {question}"
     )
 
     @cached_property
     def prompt(self) -> PromptTemplate:
-        """The words around a question, or around a question and an answer."""
+        """Prompt around a question, or around a question and an answer."""
         return asking_prompt({**self.store.identity["policy"], "model": self.model}, self.template)
 
-    def how(self, scope: Scope) -> dict[str, Any]:
+    def settings(self, scope: Scope) -> dict[str, Any]:
         """Model, prompt and the least mass."""
         return {"model": self.model, "prompt": self.prompt.record(), "least_mass": LEAST_MASS}
 
     def prepare(self) -> None:
-        """Load the store's model and find its forms of Yes and No."""
-        self._reader = YesNoReader(*self.means.loaded)
+        """Load the store's model and find its tokens for Yes and No."""
+        self._reader = YesNoReader(*self.context.loaded)
 
-    def rows(self, place: Shard, progress: Done) -> list[dict[str, Any]]:
-        """A row a question. The token whose distribution is read counts as the one of a reply."""
-        questions, tokenizer = self.questions(place), self.means.loaded[1]
-        prompts = [self.prompt.encode(tokenizer, question_words(question)) for question in questions]
+    def rows(self, shard: Shard, progress: Done) -> list[dict[str, Any]]:
+        """One row for each question. The token whose distribution is read counts as one token of a reply."""
+        questions, tokenizer = self.questions(shard), self.context.loaded[1]
+        prompts = [self.prompt.encode(tokenizer, question_text(question)) for question in questions]
+        read = self._reader.read(prompts, progress)
+        cost = {"completion_tokens": 1, "attempts": 1}
         return [
-            {
-                "question_id": question.id,
-                "value": value,
-                "text": "",
-                "mass": mass,
-                "prompt_tokens": len(prompt),
-                "completion_tokens": 1,
-                "attempts": 1,
-            }
-            for question, prompt, (value, mass) in zip(
-                questions, prompts, self._reader.read(prompts, progress), strict=True
-            )
+            {"question_id": question.id, "value": value, "text": "", "mass": mass, "prompt_tokens": len(prompt), **cost}
+            for question, prompt, (value, mass) in zip(questions, prompts, read, strict=True)
         ]
 
 
 class PTrueAnswer(PTrue):
     """Shows the store's model each answer and asks whether it is right.
 
-    The same answer to a question is asked about once, and each of its rows has the cost of asking.
+    Equal answers to a question are asked about once, and each of their rows has the cost of asking.
     """
 
-    name = "p_true_answer"
-    scopes = ("sample",)
     template = "Is the proposed answer to the question correct? Reply with one word, Yes or No.\n\nQuestion: {question}"
 
-    def rows(self, place: Shard, progress: Done) -> list[dict[str, Any]]:
-        """A row an answer."""
-        words = {question.id: question_words(question) for question in self.questions(place)}
-        answers, tokenizer = self.answers(place), self.means.loaded[1]
+    def rows(self, shard: Shard, progress: Done) -> list[dict[str, Any]]:
+        """One row for each answer."""
+        words = {question.id: question_text(question) for question in self.questions(shard)}
+        answers, tokenizer = self.answers(shard), self.context.loaded[1]
         asked = [f"{words[row['question_id']]}\nProposed answer: {row['text'].strip()}" for row in answers]
-        prompts = {one: self.prompt.encode(tokenizer, one) for one in asked}
+        prompts = {text: self.prompt.encode(tokenizer, text) for text in asked}
         read = dict(zip(prompts, self._reader.read(list(prompts.values()), progress), strict=True))
         progress(len(answers) - len(read), 0)
         return [
             {
                 "question_id": row["question_id"],
                 "sample": row["sample"],
-                "value": read[one][0],
-                "prompt_tokens": len(prompts[one]),
+                "value": read[text][0],
+                "prompt_tokens": len(prompts[text]),
                 "completion_tokens": 1,
             }
-            for row, one in zip(answers, asked, strict=True)
+            for row, text in zip(answers, asked, strict=True)
         ]

@@ -1,45 +1,97 @@
-"""Filling a store with what baselines ask: the blocks and parts that lack it, a worker's own, one file at a time."""
+"""The command ``python -m extract ask``: fill a store with asked baselines."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from extract.asking.base import Baseline, block_of
-from extract.running.progress import Progress, say
+from extract.asking.base import AskContext, AskedBaseline
+from extract.asking.registry import ASKED
+from extract.commands import write_manifest
+from extract.errors import InputError
+from extract.models.embedded import EMBEDDED_ENCODER
+from extract.models.store_model import model_of
+from extract.registry import fill_names
+from extract.running.progress import say
 from extract.running.worker import Worker
-from extract.store.files import is_finished
-from extract.store.fill import is_damaged
-from extract.store.shards import Shard
+from extract.store.fill import fill, missing_shards
 from extract.store.store import Store
 
 
-def fill_asked(store: Store, baselines: Sequence[Baseline], worker: Worker) -> None:
-    """Ask what is missing. All settings are compared with what is held before the first model is asked.
+@fill_names(baselines=[f"{name} ({entry.summary})" for name, entry in ASKED.items()])
+def ask(
+    store: str,
+    baselines: Sequence[str] = ("verbalized", "p_true", "text_embedding"),
+    model: str | None = None,
+    device: str = "auto",
+    device_map: str | None = None,
+    embedding_model: str = EMBEDDED_ENCODER,
+    nli_model: str | None = None,
+    grader: str | None = None,
+    max_new_tokens: int = 48,
+    worker: Worker | None = None,
+) -> Store:
+    """Ask models about the questions and answers of a store, where that is missing.
+
+    Args:
+        store: Folder of the store.
+        baselines: Of {baselines}.
+        model: Path of the store's model if it was loaded from a folder, or the local copy of a served model; null
+            takes the name in the store.
+        device: auto, cpu, cuda or cuda:N.
+        device_map: How transformers spreads a large model over devices.
+        embedding_model: Sentence encoder of text_embedding: its name, a Hub id or a folder.
+        nli_model: Classifier of entailment: a Hub id or a folder.
+        grader: Grader whose normalised answers entailment compares; null takes the only one.
+        max_new_tokens: Longest reply of verbalized; a model that reasons at length needs more.
+        worker: As for `sample`.
+
+    Returns:
+        The store.
 
     Raises:
-        InputError: Settings differ, or a model can't be loaded or read.
+        InputError: Unknown baseline, no store, another model than the store's, a model that can't be loaded, or
+            settings that differ from those in the store.
     """
-    missing = {baseline.name: _missing(store, baseline, worker) for baseline in baselines}
+    if max_new_tokens < 1:
+        raise InputError(
+            f"Expected `max_new_tokens` to be at least 1, but got {max_new_tokens}. 48 suits a small model."
+        )
+    worker, entries = worker or Worker.from_environment(), {name: ASKED[name] for name in baselines}
+    opened = Store.open(store)
+    if any("sample" in entry.scopes for entry in entries.values()) and not opened.samples.ranges():
+        raise InputError(
+            f"Expected the store {store!r} to hold answers, but it has none. "
+            f"Run `python -m extract sample --store {store}`."
+        )
+    context = AskContext(
+        lambda: model_of(opened, model, device, device_map), device, embedding_model, nli_model, grader, max_new_tokens
+    )
+    with worker.writing(opened.path):
+        fill_asked(opened, [entry.load()(name, opened, context) for name, entry in entries.items()], worker)
+        write_manifest(opened)
+    return opened
+
+
+def fill_asked(store: Store, baselines: Sequence[AskedBaseline], worker: Worker) -> None:
+    """Ask what is missing. All settings are compared with those in the store before the first model is asked.
+
+    Raises:
+        InputError: Settings differ, or a model can't be loaded or asked.
+    """
+    missing = {}
     for baseline in baselines:
-        if missing[baseline.name] or baseline.always_checked:
+        shards = [shard for scope in baseline.scopes for shard in store.shards(scope)]
+        missing[baseline.name] = missing_shards(store, shards, worker, baseline.file, baseline.check_file)
+    for baseline in baselines:
+        if missing[baseline.name] or baseline.always_compared:
             for scope in baseline.scopes:
-                baseline.check_how(scope)
+                baseline.check_settings(scope)
     for baseline in baselines:
-        places = missing[baseline.name]
-        if not places:
+        shards = missing[baseline.name]
+        if not shards:
             say(f"ask: {baseline.name} is there for every {' and '.join(baseline.scopes)}")
             continue
         baseline.prepare()
-        total = sum(map(store.questions.n_rows, places))
-        with Progress(f"ask {baseline.name}{worker.label}", total, "asked") as progress:
-            n_unusable = sum(baseline.fill(place, progress) for place in places)
-        say(f"ask: {baseline.name}, {total} asked, {n_unusable} without a usable value")
-
-
-def _missing(store: Store, baseline: Baseline, worker: Worker) -> list[Shard]:
-    own = [place for scope in baseline.scopes for place in store.shards(scope) if worker.has(block_of(place))]
-    return [place for place in own if not is_finished(baseline.file(place)) or _is_damaged(store, baseline, place)]
-
-
-def _is_damaged(store: Store, baseline: Baseline, place: Shard) -> bool:
-    return is_damaged(store, baseline.file(place), lambda: baseline.check_file(place))
+        n_rows = store.questions.n_rows
+        n_unusable = sum(fill(f"ask {baseline.name}", "asked", shards, n_rows, baseline.fill, worker))
+        say(f"ask: {baseline.name}, {sum(map(n_rows, shards))} asked, {n_unusable} without a usable value")

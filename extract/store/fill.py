@@ -13,6 +13,7 @@ from extract.store.shards import Shard
 from extract.store.store import Store
 
 Item = TypeVar("Item")
+Result = TypeVar("Result")
 AnyShard = TypeVar("AnyShard", bound=Shard)
 
 
@@ -44,10 +45,10 @@ def fill(
     unit: str,
     items: Sequence[Item],
     n_rows: Callable[[Item], int],
-    make: Callable[[Item, Progress], object],
+    make: Callable[[Item, Progress], Result],
     worker: Worker,
-) -> None:
-    """Make one item after the other under a progress bar.
+) -> list[Result]:
+    """Make one item after the other under a progress bar; returns what `make` returned for each.
 
     Args:
         label: What is made, for the bar.
@@ -58,8 +59,7 @@ def fill(
         worker: The worker, for the bar.
     """
     with Progress(f"{label}{worker.label}", sum(map(n_rows, items)), unit) as progress:
-        for item in items:
-            make(item, progress)
+        return [make(item, progress) for item in items]
 
 
 def is_damaged(store: Store, path: Path, check: Callable[[], object] | None = None) -> bool:

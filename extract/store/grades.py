@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from extract.errors import InputError
 from extract.store.files import Damaged
 from extract.store.folder import StoreFolder
 from extract.store.parquet import GRADES_SCHEMA, read_table, write_table
@@ -28,6 +29,25 @@ class Grades:
     def names(self) -> list[str]:
         """Names of the graders whose grades the store holds."""
         return [name for name in folder_names(self._folder.path / "grades", "grader") if self.ranges(name)]
+
+    def choose(self, grader: str | None) -> str:
+        """The named grader, or the only one.
+
+        Raises:
+            InputError: There are no grades, none by the named grader, or several graders and none is named.
+        """
+        names, path = self.names(), self._folder.path
+        if not names:
+            raise InputError(
+                f"Expected the store {str(path)!r} to hold grades, but it has none. "
+                f"Run `python -m extract grade --store {path}`."
+            )
+        if grader not in names and (grader is not None or len(names) > 1):
+            raise InputError(
+                f"Expected `grader` to be one of {', '.join(names)}, whose grades {str(path)!r} holds, "
+                f"but got {grader!r}. Name one of them, or run `python -m extract grade`."
+            )
+        return grader or names[0]
 
     def ranges(self, grader: str) -> list[SampleRange]:
         """Ranges that a grader has graded.

@@ -14,7 +14,6 @@ from extract.signals.answers import drawn_tokens
 from extract.store.ragged import Ragged
 from extract.store.store import Store
 from extract.text import shown
-from extract.viewing.inspection import choose_grader
 from extract.viewing.token_texts import Piece, pieces
 
 #: Questions that are shown where none is named.
@@ -92,7 +91,7 @@ def read_answers(
     rows = {(one["question_id"], one["sample"]): (row, one) for row, one in enumerate(store.samples.read().to_pylist())}
     grades = {}
     if grader is not None or store.grades.names():
-        table = store.grades.read(choose_grader(store, grader)).to_pylist()
+        table = store.grades.read(store.grades.choose(grader)).to_pylist()
         grades = {(one["question_id"], one["sample"]): one for one in table}
     right = {key: grades[key]["right"] if key in grades else None for key in rows}
     chosen = choose(right, questions, samples, str(store.path))

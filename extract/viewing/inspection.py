@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from extract.errors import InputError
 from extract.grading import GRADER_OF_KIND
 from extract.sampling.run import prompt_of
 from extract.store.store import Store
@@ -27,26 +26,6 @@ _MOST_LINES = 30
 _MANY_CUT = 0.1
 
 
-def choose_grader(store: Store, grader: str | None) -> str:
-    """The named grader, or the only one there is.
-
-    Raises:
-        InputError: No grades, several graders and none named, or no grades by the named one.
-    """
-    held = store.grades.names()
-    if grader is None and len(held) == 1:
-        return held[0]
-    if not held:
-        raise InputError(
-            f"Expected the store {str(store.path)!r} to hold grades, but it has none. Run `python -m extract grade --store {store.path}`."
-        )
-    if grader not in held:
-        raise InputError(
-            f"Expected `grader` to be one of {', '.join(held)}, whose grades {str(store.path)!r} holds, but got {grader!r}. Name one of them, or run `python -m extract grade`."
-        )
-    return grader
-
-
 def describe(store: Store, grader: str | None = None, n_answers: int = 10) -> str:
     """A page about a store: policy, counts, accuracy by grader and by group with its spread, and answers to read.
 
@@ -59,7 +38,7 @@ def describe(store: Store, grader: str | None = None, n_answers: int = 10) -> st
         InputError: No grades by this grader, or a file that is not as it was written.
     """
     if grader is not None:
-        choose_grader(store, grader)
+        store.grades.choose(grader)
     name = grader or _usual_grader(store)
     summary = summarize(store, name, n_answers)
     lines = [*_policy(store), *_held(store), *_samples(store, summary)]

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from extract.store.shards import SampleRange
+from extract.store.shards import Block, SampleRange
 from extract.store.store import Store
 
 Counts = NDArray[np.int64]
@@ -110,7 +110,7 @@ def summarize(store: Store, show_of: str | None, n_shown: int) -> Summary:
     graded = {name: set(store.grades.ranges(name)) for name in summary.grades}
     tokens, chosen = [summary.n_tokens], _Chosen(n_shown)
     for number, parts in groupby(store.samples.ranges(), key=lambda part: part.block):
-        ids, texts = store.questions.ids(number), []
+        ids, texts = store.questions.ids(Block(number)), []
         block = slice(number * store.identity["block_size"], number * store.identity["block_size"] + len(ids))
         for part in parts:
             answers = store.samples.read(part)

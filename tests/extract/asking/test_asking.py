@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 from collections.abc import Callable
@@ -15,9 +14,9 @@ import torch
 from extract import Decoding, InputError, Store, StoreRecipe, grade, load_model, sample
 from extract.__main__ import COMMANDS
 from extract.asking import p_true, verbalized
-from extract.asking.chats import asking_prompt
-from extract.asking.command import ask
+from extract.asking.base import asking_prompt
 from extract.asking.p_true import PTrue, PTrueAnswer, YesNo, YesNoReader, surface_forms, yes_against_no
+from extract.asking.run import ask
 from extract.asking.verbalized import TEMPLATE, Verbalized, parse_confidence
 from extract.running.cli import run
 from extract.running.worker import Worker
@@ -140,7 +139,7 @@ def test_a_question_is_asked_again_until_a_reply_parses_and_every_attempt_costs(
         ]
 
     monkeypatch.setattr(Verbalized, "_replies", replies)
-    rows = {row["question_id"]: row for row in asking("verbalized").asked("verbalized").to_pylist()}
+    rows = {row["question_id"]: row for row in asking("verbalized").asked.read("verbalized").to_pylist()}
     one, two, none = (rows[id_] for id_ in ("q0", "q1", "q5"))
     assert [(row["value"], row["attempts"]) for row in (one, two, none)] == [(0.5, 1), (0.9, 2), (None, 3)]
     assert [row["completion_tokens"] for row in (one, two, none)] == [1, 3, 6]
@@ -152,7 +151,7 @@ def test_a_question_is_asked_again_until_a_reply_parses_and_every_attempt_costs(
 def test_replies_that_do_not_parse_are_null_and_counted(
     asking: Callable[..., Store], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rows = asking("verbalized").asked("verbalized").to_pylist()
+    rows = asking("verbalized").asked.read("verbalized").to_pylist()
     assert {row["value"] for row in rows} == {None}
     assert {row["attempts"] for row in rows} == {verbalized.ATTEMPTS}
     assert all(3 <= row["completion_tokens"] <= 15 for row in rows)
@@ -228,7 +227,7 @@ def test_a_yes_and_no_that_the_model_would_not_say_are_no_value(
     asking: Callable[..., Store], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(p_true, "LEAST_MASS", 2.0)
-    rows = asking("p_true").asked("p_true").to_pylist()
+    rows = asking("p_true").asked.read("p_true").to_pylist()
     assert {row["value"] for row in rows} == {None}
     assert all(0 < row["mass"] < 1 for row in rows)
     assert "p_true, 20 asked, 20 without a usable value" in capsys.readouterr().err
@@ -249,7 +248,7 @@ def test_equal_answers_are_asked_about_once_and_each_has_the_cost(
 
     monkeypatch.setattr(YesNoReader, "read", read)
     monkeypatch.setattr(PTrueAnswer, "answers", first_and_third_alike)
-    rows = asking("p_true_answer").asked("p_true_answer", "sample").to_pylist()
+    rows = asking("p_true_answer").asked.read("p_true_answer", "sample").to_pylist()
     by_place = {(row["question_id"], row["sample"]): row for row in rows}
     assert n_read == [32, 8]  # two different answers of three
     for i in range(20):
@@ -318,10 +317,11 @@ def test_asking_again_with_other_settings_is_refused_with_both_values(asking: Ca
         asking("verbalized", max_new_tokens=7)
 
 
-def test_how_it_was_asked_stands_in_the_table(asking: Callable[..., Store]) -> None:
-    how = json.loads(asking("p_true").asked("p_true").schema.metadata[b"how"])
-    assert how["prompt"]["template"] == PTrue.template
-    assert how["model"]["id"] == "yesno"
+def test_settings_are_stored_in_the_table(asking: Callable[..., Store]) -> None:
+    settings = asking("p_true").asked.settings("p_true", "question")
+    assert settings is not None
+    assert settings["prompt"]["template"] == PTrue.template
+    assert settings["model"]["id"] == "yesno"
 
 
 @pytest.mark.parametrize(

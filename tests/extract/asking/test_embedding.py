@@ -13,10 +13,11 @@ import pytest
 import torch
 
 from extract import Decoding, InputError, StoreRecipe, grade, sample
-from extract.asking.command import ask
 from extract.asking.embedding import Encoder, TextEmbedding, mean_pooled
 from extract.asking.entailment import Answer, Classifier, Clusters, cluster
-from extract.asking.readers import EMBEDDED_ENCODER, TextReader
+from extract.asking.readers import TextReader
+from extract.asking.run import ask
+from extract.models.embedded import EMBEDDED_ENCODER
 from tests.conftest import byte_tokenizer, write_questions
 
 NLI_LABELS = {0: "CONTRADICTION", 1: "entailment", 2: "neutral"}
@@ -130,7 +131,7 @@ def test_questions_and_answers_are_embedded_into_the_store(
         held.signals.read("text_embedding", "0/question"), encoder.embed(texts), atol=1e-5, rtol=1e-4
     )
     text_of = {question.id: question.text for question in held.questions}
-    rows = held.samples().to_pylist()
+    rows = held.samples.read().to_pylist()
     lines = [["", "One", row["text"].strip().split("\n")[0]][row["sample"]] for row in rows]
     expected = encoder.embed([f"{text_of[row['question_id']]} {line}" for row, line in zip(rows, lines, strict=True)])
     answers = held.signals.read("text_embedding", "0/answer", "sample")
@@ -150,7 +151,7 @@ def test_another_encoder_is_refused_and_a_lost_file_is_made_again(
     ask(str(store), ["text_embedding"], embedding_model=str(encoder_folder))
     assert file.read_bytes() == before
     other = save_tiny(tmp_path / "other", hidden_size=16)
-    with pytest.raises(InputError, match="differ in model: found 'encoder', wanted 'other'"):
+    with pytest.raises(InputError, match="differs in model: found 'encoder', wanted 'other'"):
         ask(str(store), ["text_embedding"], embedding_model=str(other))
 
 
@@ -168,7 +169,7 @@ def test_a_missing_package_is_said_with_what_installs_it(store: Path, monkeypatc
     ("make", "reason"),
     [
         (lambda folder, tiny: folder / "nowhere", "can't be used: "),
-        (lambda folder, tiny: tiny, "each of its tokens sees only those before it"),
+        (lambda folder, tiny: tiny, "each of its tokens attends only to those before it"),
         (lambda folder, tiny: as_pickle(save_tiny(folder / "pickle")), "can't be used: "),
         (lambda folder, tiny: broken(save_tiny(folder / "broken")), "can't be used: "),
         (lambda folder, tiny: without_a_layer(save_tiny(folder / "part")), "its weights lack 'encoder.layer.1."),
@@ -346,15 +347,15 @@ def test_answers_of_a_store_are_clustered_and_more_of_them_join(
     monkeypatch.setattr(Classifier, "__call__", call)
     ask(str(store), ["entailment"], nli_model=str(nli_folder))
     sample(str(store), recipe(store.parent, tiny_folder, k=6))
-    with pytest.raises(InputError, match="parts lack grades by 'short'"):
+    with pytest.raises(InputError, match="sample ranges lack grades by 'short'"):
         ask(str(store), ["entailment"], nli_model=str(nli_folder))
     grade(str(store))
     held = ask(str(store), ["entailment"], nli_model=str(nli_folder))
     number = {
-        (row["question_id"], row["sample"]): row["value"] for row in held.asked("entailment", "sample").to_pylist()
+        (row["question_id"], row["sample"]): row["value"] for row in held.asked.read("entailment", "sample").to_pylist()
     }
-    form = {(row["question_id"], row["sample"]): row["answer"] for row in held.grades("short").to_pylist()}
-    text = {(row["question_id"], row["sample"]): row["text"] for row in held.samples().to_pylist()}
+    form = {(row["question_id"], row["sample"]): row["answer"] for row in held.grades.read("short").to_pylist()}
+    text = {(row["question_id"], row["sample"]): row["text"] for row in held.samples.read().to_pylist()}
     for question in held.questions:
         firsts: dict[int, str] = {}
         seen: dict[str, int] = {}
@@ -377,7 +378,7 @@ def test_a_store_without_grades_is_told_to_grade(store: Path, nli_folder: Path) 
 
 def test_another_classifier_is_refused(store: Path, nli_folder: Path, tmp_path: Path) -> None:
     held = ask(str(store), ["entailment"], nli_model=str(nli_folder))
-    values = held.asked("entailment", "sample")["value"].to_pylist()
+    values = held.asked.read("entailment", "sample")["value"].to_pylist()
     assert set(values) <= {0.0, 1.0, 2.0}
     other = save_tiny(tmp_path / "other", "DebertaV2", "ForSequenceClassification", id2label=NLI_LABELS)
     with pytest.raises(InputError, match="differs in model: found 'nli', wanted 'other'"):
@@ -385,6 +386,6 @@ def test_another_classifier_is_refused(store: Path, nli_folder: Path, tmp_path: 
 
 
 def test_a_reader_says_what_it_is_and_no_path(encoder_folder: Path) -> None:
-    how = TextReader(str(encoder_folder), "embedding_model", "a sentence encoder", "AutoModel").how
-    assert (how["model"], how["most_tokens"], len(how["weights"])) == ("encoder", 64, 64)
-    assert str(encoder_folder) not in str(how)
+    settings = TextReader(str(encoder_folder), "embedding_model", "a sentence encoder", "AutoModel").settings
+    assert (settings["model"], settings["most_tokens"], len(settings["weights"])) == ("encoder", 64, 64)
+    assert str(encoder_folder) not in str(settings)

@@ -90,18 +90,25 @@ class FeatureDataModule(L.LightningDataModule):
         self.target, self.scope = target, TARGETS[target]
         self.wanted = Wanted.of(self.scope, signal, positions, layers, join, pooling, weights)
         self.batch_size = batch_size
+        #: What `extract ask` has to put into the store; a probe may add to it.
+        self.needs = {"text_embedding"} if target == "seu" else set()
         self.fractions = (1 - val_fraction - test_fraction, val_fraction, test_fraction)
         self.split_seed = split_seed
         self._batches: dict[str, Batch] = {}
 
     def prepare_data(self) -> None:
-        """Make the store if it is missing or unfinished; needs the model only then."""
+        """Create or finish the store, with the embeddings that training needs; a model is loaded for what is missing."""
         if self.recipe is None:
             Store.open(self.store_path)
             return
+        from extract.asking.run import ask
         from extract.commands import make_store
+        from extract.running.worker import Worker
 
-        make_store(self.store_path, self.recipe, self.grader, self.wanted.signals, self.scope)
+        store = make_store(self.store_path, self.recipe, self.grader, self.wanted.signals, self.scope)
+        missing = sorted(name for name in self.needs if store.signals.missing(name, "sample"))
+        if missing:
+            ask(self.store_path, missing, device=self.recipe.device, worker=Worker())
 
     def setup(self, stage: str | None = None) -> None:
         """Read the chosen features and split the questions.

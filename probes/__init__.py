@@ -11,6 +11,7 @@ from typing import Any
 _PUBLIC = {
     "ConfidenceProbe": "probes.saved.artefact",
     "DifferenceOfMeans": "probes.difference_of_means",
+    "KNN": "probes.knn",
     "Latent": "probes.latent",
     "Linear": "probes.linear",
     "Logistic": "probes.logistic",

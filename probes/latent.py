@@ -50,6 +50,7 @@ class Latent(Descent):
 
     name = "latent"
     taught = "The probe was taught how far the embeddings of a question's answers lie apart, without grades; layer and calibrator go by the accuracy p̂, the share of right answers, and so do the figures."
+    needs = ("text_embedding",)
     log_odds = False
     weight_in: nn.Parameter
     bias_in: nn.Parameter

@@ -21,6 +21,7 @@ from extract.errors import InputError
 from extract.running import cli as extract_cli
 from extract.running.cli import run
 from probes import load_probe
+from probes.registry import METHODS
 from tests.conftest import write_questions
 from tests.helpers.offline_run import OfflineRun
 
@@ -82,12 +83,54 @@ def test_a_config_file_is_read_before_the_options_after_it(small_store: Path, tm
     }
 
 
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> list[str]:
+    """Options of a store of the tiny model, whose random letters are right now and then."""
+    questions = tmp_path_factory.mktemp("questions") / "questions.jsonl"
+    rows = [{"id": f"q{i}", "text": f"Say {i}", "references": [*"abcdefghijklm0123"]} for i in range(80)]
+    questions.write_text("\n".join(map(json.dumps, rows)))
+    values = {"questions": questions, "model": tiny_folder, "n_questions": "null", "k": 4, "policy.max_new_tokens": 12}
+    return [f"--data.recipe.{key}={value}" for key, value in values.items()]
+
+
+@pytest.fixture(scope="module")
+def sampled(tmp_path_factory: pytest.TempPathFactory, recipe: list[str]) -> Path:
+    """A store with the samples of the recipe and their grades, and nothing that a probe reads."""
+    folder = tmp_path_factory.mktemp("stores")
+    train.run([f"--data.store={folder / 'store'}", f"--runs={folder}", *recipe, "--trainer.max_epochs=1"])
+    shutil.rmtree(folder / "store" / "signals")
+    return folder / "store"
+
+
+#: Configs that are named by what they read, and not by their probe.
+NAMED_OTHERWISE = {
+    "default": "linear",
+    "debug": "linear",
+    "joined": "response",
+    "entropy_features": "logistic",
+    "entropy_profile": "logistic",
+}
+
+
+@pytest.mark.filterwarnings("ignore:The latent spread has collapsed")  # two epochs are few
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.name)
-def test_every_config_parses(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as stopped:
-        train.run([f"--config={path}", "--print_config"])
-    assert stopped.value.code == 0
+def test_every_config_runs_alone(path: Path, sampled: Path, recipe: list[str], tmp_path: Path) -> None:
+    store = shutil.copytree(sampled, tmp_path / "store")
+    quick = ["--trainer.max_epochs=2", "--n_resamples=20", f"--runs={tmp_path}"]
+    folder = train.run([f"--config={path}", f"--data.store={store}", *recipe, *quick])
+    report = json.loads((folder / "report.json").read_text())
+    (methods,) = report["splits"]["test"].values()
+    assert next(iter(methods)) == NAMED_OTHERWISE.get(path.stem, path.stem)
+
+
+def test_help_lists_our_options_before_lightnings(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        train.run(["--help"])
+    shown = capsys.readouterr().out
+    ours = [shown.index(option) for option in ("--model CONFIG", "--data.store", "--runs", "--n_resamples")]
+    assert ours == sorted(ours)
+    assert ours[-1] < shown.index("--trainer.max_epochs")
+    assert all(method.class_name in shown for method in METHODS.values())
 
 
 def shell(*arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -150,7 +193,8 @@ def test_a_store_in_the_folder_of_a_run_that_fails_is_kept(small_store: Path, tm
     assert not folder.exists()
     train.new_run_folder(tmp_path / "runs", "mine", "linear")
     store = shutil.copytree(small_store, folder / "store")
-    train.discard(folder)
+    with pytest.raises(InputError), train.discarding(folder):
+        raise InputError("no epochs")
     assert sorted(path.name for path in folder.iterdir()) == ["store"]
     assert (store / "identity.json").is_file()
 

@@ -17,6 +17,7 @@ import train
 from datamodules import FeatureDataModule
 from extract import Store
 from probes import load_probe
+from probes.fitting.calibration import fit_platt
 from probes.metrics.functional import capability_auroc, debiased_brier
 from probes.report.report import Report
 from tests.helpers.offline_run import OfflineRun
@@ -65,10 +66,24 @@ def test_the_summary_holds_the_validation_figures_of_the_saved_probe(
     assert logged.summary["best/val_brier"] == pytest.approx(
         float(debiased_brier(confidence, batch.right, batch.known)), abs=1e-6
     )
-    uncalibrated = probe.head(hidden).double()
+
+
+def test_the_validation_loss_is_of_confidences_whose_calibrator_has_not_seen_them(
+    folder: Path, logged: OfflineRun, small_store: Path
+) -> None:
+    """Recomputed with scikit-learn's log-loss: every fifth question is calibrated by the others."""
+    data = FeatureDataModule(store=str(small_store), grader="planted")
+    data.setup()
+    probe, batch = load_probe(folder / "probe"), data.batch("val")
+    score = probe.head(batch.features[:, data.feature_names.index(f"{probe.layer}/{probe.position}")]).double()
+    fold = torch.arange(len(score)) % 5
+    confidence = torch.zeros_like(score)
+    for number in range(5):
+        others = fold != number
+        confidence[~others] = fit_platt(score[others], batch.right[others], batch.known[others])(score[~others])
     labels = torch.cat([torch.ones_like(batch.right), torch.zeros_like(batch.right)])
     weights = torch.cat([batch.right / batch.known, 1 - batch.right / batch.known])
-    loss = log_loss(labels, torch.sigmoid(uncalibrated).repeat(2), sample_weight=weights)
+    loss = log_loss(labels, confidence.repeat(2), sample_weight=weights)
     assert logged.summary["best/val_loss"] == pytest.approx(loss, rel=1e-4)
     assert logged.summary["best/val_loss"] != logged.summary["val/loss"]
 
@@ -138,11 +153,15 @@ def test_no_place_of_this_machine_reaches_the_config(logged: OfflineRun, small_s
     ],
 )
 def test_only_paths_of_this_machine_are_shortened(value: Any, sent: Any) -> None:
-    assert train.without_places(value) == sent
+    assert train.without_paths(value) == sent
 
 
 def test_a_run_that_breaks_is_a_failed_one(
-    small_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Path, logged: OfflineRun
+    small_store: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    logged: OfflineRun,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     def broken(*_: Any) -> None:
         raise RuntimeError("no space left")
@@ -152,3 +171,4 @@ def test_a_run_that_breaks_is_a_failed_one(
     with pytest.raises(RuntimeError, match="no space left"):
         experiment(small_store, tmp_path, "--name=broken")
     assert OfflineRun(tmp_path / "runs/broken").exit_code == 1
+    assert "anonymous" not in capfd.readouterr().err  # a setting that Lightning passes and W&B warns of

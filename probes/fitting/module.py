@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import warnings
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import lightning as L
 import torch
@@ -12,9 +15,10 @@ from torchmetrics import Metric
 
 from datamodules import Batch, FeatureDataModule
 from extract.errors import InputError, nearest
-from probes.fitting.calibration import CALIBRATORS, Calibrator, fit_calibrator, fit_platt_many
+from probes.fitting.calibration import CALIBRATORS, Calibrator, cross_fitted_loss, fit_calibrator, fit_platt_many
 from probes.metrics.functional import capability_auroc, debiased_brier, response_brier
 from probes.metrics.metrics import BrierSkill, CapabilityAUROC, DebiasedBrier, ResponseBrier
+from probes.registry import method_name
 from probes.saved.head import Head
 
 
@@ -55,6 +59,8 @@ class ProbeModule(L.LightningModule):
     option = "l2"
     #: What the probe is taught, in a sentence, where that is not the target of the datamodule.
     taught: str | None = None
+    #: What `extract ask` has to put into the store before the probe can be trained, besides what the target needs.
+    needs: ClassVar[tuple[str, ...]] = ()
     #: Whether the scores are log-odds of the target, so that their cross-entropy is the validation loss as they stand.
     log_odds = True
     mean: Tensor
@@ -125,6 +131,7 @@ class ProbeModule(L.LightningModule):
             self.scale.copy_(scale)
             self.train_accuracy = float((train.right / train.known).mean())
         self.feature_names = self.data.feature_names
+        self.name = method_name(type(self).__name__, self.data.target, self.data.signal) or type(self).name
         self.test_metrics = nn.ModuleDict(_metrics(self.data.scope, self.train_accuracy))
 
     def _make(self, n_features: int, d_model: int) -> None:
@@ -164,6 +171,15 @@ class ProbeModule(L.LightningModule):
         """Choose and calibrate with the weights that are kept, whenever validation ran last."""
         batch = self.data.batch("val").to(self.device)
         self._choose(self.candidate_scores(self.standardised(batch.features)), batch)
+        assert self.choice is not None
+        assert self._val_scores is not None
+        assert self._val_batch is not None
+        scores = self._val_scores[self.penalties.index(self.choice.value), :, self.choice.feature]
+        of = self._val_batch
+        self.val_figures.pop("val/loss")  # of scores before they were calibrated
+        loss = cross_fitted_loss(self.calibrator, scores, of.right, of.known, of.question)
+        if loss is not None:
+            self.val_figures["val/loss"] = loss
 
     def _choose(self, scores: Tensor, batch: Batch) -> None:
         """Choose the candidate of least validation loss, and calibrate it."""
@@ -266,3 +282,12 @@ def soft_label_loss(logits: Tensor, target: Tensor) -> Tensor:
     """
     label = target.to(logits.dtype)[None, :, None].expand_as(logits)
     return nn.functional.binary_cross_entropy_with_logits(logits, label, reduction="none").mean(1)
+
+
+def quiet_lightning() -> None:
+    """Silence Lightning's remarks on hardware, workers and loggers; its errors and our own lines stay."""
+    os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")  # Lightning 2.6 calls what 4.49 deprecated
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    for remark in ("intended to run from within Python", "many workers", "LeafSpec", "number of training batches"):
+        warnings.filterwarnings("ignore", message=f".*{remark}.*")

@@ -17,6 +17,7 @@ from probes.fitting.calibration import (
     Isotonic,
     Platt,
     Temperature,
+    cross_fitted_loss,
     fit_calibrator,
     fit_isotonic,
     fit_platt,
@@ -164,6 +165,22 @@ def test_what_cannot_be_fitted_is_refused_in_a_line() -> None:
         fit_isotonic(score[:29], right[:29], known[:29])
     with pytest.raises(InputError, match="`calibrator` to be one of platt, temperature, isotonic, but got 'beta'"):
         fit_calibrator("beta", score, right, known)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_cross_fitted_loss_is_that_of_new_rows_and_not_of_those_of_the_fit(kind: str) -> None:
+    score, right, known = simulated()
+    calibrator, new = fit_calibrator(kind, score, right, known), simulated(3000, seed=1)
+    p = new[1] / new[2]
+    f = calibrator(new[0])
+    of_new_rows = float(-(p * f.log() + (1 - p) * (1 - f).log()).mean())
+    rows = torch.arange(300)
+    assert cross_fitted_loss(kind, score, right, known, rows) == pytest.approx(of_new_rows, rel=0.1)
+    few = slice(0, 35)  # too few for isotonic regression once some are held out
+    assert (cross_fitted_loss(kind, score[few], right[few], known[few], rows[few]) is None) == (kind == "isotonic")
+    # all rows are of one question, which is held out as a whole: none is left for the fit
+    same = cross_fitted_loss(kind, score, right, known, torch.zeros(300, dtype=torch.int64))
+    assert same is None
 
 
 @pytest.mark.parametrize("kind", KINDS)

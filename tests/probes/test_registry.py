@@ -1,0 +1,46 @@
+"""The registry of probes: names, classes, needs, and what derives from them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import yaml
+
+import probes
+from datamodules import FeatureDataModule
+from probes.registry import METHODS, OPTIONS, PROBES, method_name
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_every_entry_is_a_public_class_with_the_name_of_the_entry() -> None:
+    for name, method in METHODS.items():
+        probe = method.load()
+        assert getattr(probes, method.class_name) is probe
+        assert probe.option in OPTIONS
+        assert method_name(method.class_name, method.target, method.signal) == name
+        if (method.target, method.signal) == ("capability", "hidden"):
+            assert probe.name == name
+
+
+def test_the_comparison_asks_for_what_training_needs() -> None:
+    for method in METHODS.values():
+        needed = FeatureDataModule(target=method.target).needs | set(method.load().needs)
+        assert needed == {method.needs} - {None}
+
+
+def test_the_documented_probes_are_those_of_the_registry() -> None:
+    page = (ROOT / "docs/methods.md").read_text(encoding="utf-8")
+    section = page.split("\n## Probes\n")[1].split("\n## ")[0]
+    assert re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE) == [*PROBES, "response"]
+
+
+def test_configs_and_sweeps_name_probes_of_the_registry() -> None:
+    classes = {method.path.replace(":", ".") for method in METHODS.values()}
+    configs = {path.name: yaml.safe_load(path.read_text()) for path in (ROOT / "configs").glob("*.yaml")}
+    assert {config["model"]["class_path"] for config in configs.values() if "model" in config} == classes
+    for path in (ROOT / "configs/sweeps").glob("*.yaml"):
+        (base,) = re.findall(r"--config=configs/([\w.]+)", path.read_text())
+        option = configs[base]["model"]["class_path"].rsplit(".", 1)[0].rsplit(".", 1)[1]
+        assert path.stem == option

@@ -28,7 +28,7 @@ from datamodules.features import FeatureDataModule
 from extract.errors import InputError
 from extract.running.cli import OneLineErrors
 from extract.running.exit import exit_status
-from extract.signals import load_signal
+from extract.signals.registry import load_signal
 from extract.store.shards import check_name
 from extract.text import one_line
 from probes.fitting.module import ProbeModule, quiet_lightning

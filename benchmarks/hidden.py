@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from benchmarks.result import alternating, report
-from extract.signals.capture import HiddenCapture, decoder_of, n_layers
+from extract.signals.hidden import HiddenCapture
+from extract.signals.model_parts import decoder_of, n_layers
 
 
 def load(random: bool) -> Any:
@@ -46,19 +47,24 @@ def plain(model: Any, ids: torch.Tensor) -> None:
     decoder_of(model)(input_ids=ids, use_cache=False)
 
 
+def last_tokens(ids: torch.Tensor) -> list[list[range]]:
+    """The last token of each row, as one position."""
+    return [[range(ids.shape[1] - 1, ids.shape[1])] * len(ids)]
+
+
 @torch.inference_mode()
 def hooked(model: Any, ids: torch.Tensor) -> torch.Tensor:
     """The same passes with every layer kept at the last position, and brought to the CPU."""
     with HiddenCapture(model, range(n_layers(model) + 1)) as capture:
-        capture.positions = torch.full((len(ids),), ids.shape[1] - 1, device=ids.device)
+        capture.start(last_tokens(ids))
         decoder_of(model)(input_ids=ids, use_cache=False)
-        return capture.stacked()
+        return torch.cat([capture.states[layer] for layer in capture.layers], dim=1).cpu()
 
 
 def live_bytes(model: Any, ids: torch.Tensor) -> int:
     """Bytes that reading keeps alive at the end of a pass, beyond what the pass itself leaves."""
     with torch.inference_mode(), HiddenCapture(model, range(n_layers(model) + 1)) as capture:
-        capture.positions = torch.full((len(ids),), ids.shape[1] - 1, device=ids.device)
+        capture.start(last_tokens(ids))
         decoder_of(model)(input_ids=ids, use_cache=False)
         storages = {
             state.untyped_storage().data_ptr(): state.untyped_storage().nbytes() for state in capture.states.values()

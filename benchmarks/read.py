@@ -13,8 +13,8 @@ import torch
 
 from benchmarks.hidden import load
 from benchmarks.result import alternating, report
-from extract.signals.answers import read_answers
 from extract.signals.base import Answer
+from extract.signals.reading import read_answers
 
 #: tokens is negative log-likelihood and entropy; rollout_max costs n³ and is no part of the bar.
 SIGNALS = ("tokens", "entropy_profile", "evolution", "early_exit", "attention_entropy", "rollout", "macs")

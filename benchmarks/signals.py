@@ -21,7 +21,7 @@ from benchmarks.quality import default_recipe
 from benchmarks.result import report
 from extract.commands import make_store, read
 from extract.recipe import StoreRecipe
-from extract.signals import SIGNALS
+from extract.signals.registry import SIGNALS
 from probes.commands import signals
 from probes.report.signal_pictures import pictures
 

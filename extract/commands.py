@@ -13,7 +13,7 @@ from extract.questions import questions_hash
 from extract.recipe import StoreRecipe
 from extract.running.worker import Worker, alone
 from extract.sampling.run import say_if_endless
-from extract.signals import load_signal
+from extract.signals.registry import load_signal
 from extract.signals.run import fill_signals
 from extract.store import verify as verify_module
 from extract.store.identity import check_place

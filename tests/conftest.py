@@ -13,7 +13,7 @@ import torch
 from hypothesis import settings
 
 from benchmarks.tiny import byte_tokenizer, save_model, tiny_model, write_questions
-from extract.signals.questions import read_questions
+from extract.signals.reading import read_questions
 
 settings.register_profile("the same in every run", derandomize=True, deadline=None)
 settings.load_profile("the same in every run")

@@ -22,7 +22,7 @@ from extract.running.progress import Counted
 from extract.sampling.local.attention import shared_attention
 from extract.sampling.local.batching import common_prefix
 from extract.sampling.local.sampler import LocalSampler
-from extract.signals.batches import by_length
+from extract.signals.reader import by_length
 from extract.store.shards import Scope, Shard
 
 #: Least probability of all forms of Yes and No together. Below it the model was about to say something else, and the

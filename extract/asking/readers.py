@@ -16,7 +16,7 @@ from extract.models.embedded import EMBEDDED_ENCODER, embedded_encoder_folder
 from extract.models.loading import resolve_device, tokenizer_hash, weight_fingerprint
 from extract.running.memory import retry_with_smaller_batch
 from extract.running.progress import Counted, quiet_loggers
-from extract.signals.batches import by_length
+from extract.signals.reader import by_length
 from extract.text import one_line
 
 _BATCH_TOKENS = 4096

@@ -1,214 +1,98 @@
-"""What attention does at the places of an answer, read from queries and keys while the pass itself is left as it is.
-
-transformers calls an attention function by name. Ours calls the one that the model had, so that not a bit of the pass
-changes, then forms the weights of the answer's own queries, a few heads and queries at a time, and keeps sums of them.
-"""
+"""The signals of attention: `attention_entropy`, `rollout`, `rollout_max` and `macs`."""
 
 from __future__ import annotations
-
-import sys
-from collections import Counter
-from collections.abc import Callable, Collection
-from contextlib import AbstractContextManager, ExitStack
-from contextvars import ContextVar
-from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from extract.errors import InputError
-from extract.signals.attention_scores import Places, query_index
-from extract.signals.attention_sums import Fields, read_layer
-from extract.signals.capture import decoder_blocks
-from extract.signals.macs import FLOORS, log_floor
-from extract.signals.mixing import Dots, MixingCapture
-from extract.signals.token_spans import Rows
+from extract.signals.attention_math import (
+    ALIGNMENTS,
+    ENTROPIES,
+    FIELDS,
+    MIXES,
+    attention_shares,
+    received,
+    rows_largest,
+    rows_summed,
+)
+from extract.signals.base import Pass
 
-#: What can be wanted of attention.
-WANTS = ("attention_entropy", "attention_blocks", "attention_macs", "mixing")
 
-_active: ContextVar[AttentionReader | None] = ContextVar("attention_reader", default=None)
+def attention_entropy(batch: Pass) -> dict[str, Tensor]:
+    """Entropies of attention where each token was drawn: [row, token] float32 in [0, 1] by ``layer/name``, layers from 1.
 
-
-@dataclass(frozen=True)
-class Attention:
-    """Attention at the places of each answer, as far as it was wanted; float32, and 0 behind a row's places.
-
-    Queries and keys of blocks are the n + 1 places from the one that drew y_1 to y_n's own.
-
-    Attributes:
-        places: Where queries and keys stand.
-        layers: What `read_layer` gives of each layer, without `largest`.
-        floors: By floor in hundredths, [row, query, key], sums over layers of `log_floor`, where no weight is one of 0.
-        dots: Of each layer, [row, query] each; see `mixing`.
+    - ``normalised``: mean over heads of each head's entropy, divided by the logarithm of the keys that it could see.
+    - ``sink_free``: the same without the first token.
+    - ``smallest_head``: as ``normalised``, of the head with the smallest one, and no mean.
     """
+    found: dict[str, Tensor] = {}
+    for layer, numbers in enumerate(batch.attention.layers, start=1):
+        values = torch.stack([numbers[name] for name in ENTROPIES])[..., : batch.spans.widest].cpu()
+        found |= {f"{layer}/{name}": entropy for name, entropy in zip(ENTROPIES, values, strict=True)}
+    return found
 
-    places: Places
-    layers: list[dict[str, Tensor]]
-    floors: dict[int, Tensor]
-    dots: list[Dots]
 
+def rollout(batch: Pass) -> dict[str, Tensor]:
+    """Influence of each token: [row, token] float32, at least 0, by ``L/MIX_FIELD_AGG_ALIGN``.
 
-class AttentionReader(AbstractContextManager["AttentionReader"]):
-    """Reads attention in the passes of a model: `look_at` before a pass, `take` after it.
-
-    Other passes are left alone. On exit the model attends as before.
-
-    Args:
-        model: Causal language model with SDPA or eager attention.
-        want: Among `WANTS`; nothing else is computed. All but attention_entropy need answers that the pass reads.
-
-    Raises:
-        InputError: A model that does not call transformers' attention function once a layer, or in whose blocks nothing
-            is mixed; seen when the context is entered, in the pass or at `take`.
+    MIX is the residual's share, the same for all tokens (share_50, share_70, share_90) or as in `attention_shares`; FIELD
+    the receptive field that attention is divided by; AGG how rows of R become one number: `mean` over all T, `rf_mean`
+    over those that see the token, `last`. `emit` is the influence of the place that drew y_t, among the tokens without
+    y_n; `token` that of y_t's own place, among all.
     """
-
-    def __init__(self, model: Any, want: Collection[str]) -> None:
-        unknown = sorted(set(want) - set(WANTS))
-        if unknown:
-            raise InputError(f"Expected `want` to be among {', '.join(WANTS)}, but got {unknown[0]!r}.")
-        self._model, self._want = model, frozenset(want)
-        self._mixing = MixingCapture(model) if "mixing" in self._want else None
-        self._layers: dict[int, int] = {}  # of every module in a block, by its id
-        self._pass: _Pass | None = None
-        self._exit = ExitStack()
-
-    def __enter__(self) -> Self:
-        blocks = decoder_blocks(self._model)
-        self._layers = {id(module): layer for layer, block in enumerate(blocks) for module in block.modules()}
-        with ExitStack() as stack:
-            had = self._model.config._attn_implementation
-            if had not in ("sdpa", "eager") or not self._model._can_set_attn_implementation():
-                raise self._refusal(f"has {had!r} attention, in whose place no other can be put")
-            stack.callback(self._model.set_attn_implementation, had)
-            self._model.set_attn_implementation(_registered(had))
-            stack.callback(_active.reset, _active.set(self))
-            if self._mixing is not None:
-                stack.enter_context(self._mixing)
-            self._exit = stack.pop_all()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._pass = None
-        self._exit.close()
-
-    def look_at(self, rows: Rows) -> None:
-        """Say where the answers stand in the next pass.
-
-        Raises:
-            InputError: Answers that the pass does not read, where more than attention_entropy is wanted.
-        """
-        last = bool(self._want - {"attention_entropy"})
-        if last and not rows.read:
-            raise InputError("Expected `rows` of answers, but got questions. Want only attention_entropy of these.")
-        self._pass = _Pass(rows, self._want, last)
-        if self._mixing is not None:
-            self._mixing.index = query_index(rows, last)
-
-    def take(self) -> Attention:
-        """What the last pass showed; nothing is kept of the next one until `look_at`.
-
-        Raises:
-            InputError: A layer whose attention function was not called once.
-        """
-        done, self._pass = self._pass, None
-        if done is None:
-            raise RuntimeError("take() without look_at()")
-        if done.calls != Counter(set(self._layers.values())):
-            raise self._refusal(f"did so in {len(done.calls)}, {done.calls.total()} times in all")
-        return done.attention([] if self._mixing is None else self._mixing.take())
-
-    def see(self, module: Any, query: Tensor, key: Tensor, mask: Tensor | None, options: dict[str, Any]) -> None:
-        """Read one layer from what its attention function was given."""
-        layer = self._layers.get(id(module))
-        if self._pass is None or layer is None:
-            return
-        causal = options.get("is_causal")
-        causal = getattr(module, "is_causal", True) if causal is None else causal
-        if options.get("position_bias") is not None or not causal:
-            raise self._refusal("adds biases to its scores or looks ahead")
-        self._pass.see(layer, query, key, mask, scaling=options.get("scaling"), softcap=options.get("softcap"))
-
-    def _refusal(self, reason: str) -> InputError:
-        n = len(set(self._layers.values()))
-        return InputError(
-            f"Expected a model that calls transformers' attention function once in each of its {n} layers, but {type(self._model).__name__} {reason}. Leave attention_entropy, rollout, rollout_max and macs out, or use another model."
-        )
+    places, width = batch.attention.places, batch.spans.widest
+    sums = rows_summed(*_rollout_layers(batch), places.query, places.n_tokens, places.valid).cpu()
+    place = places.query.cpu()[:, None, None]
+    n_tokens = torch.stack([places.n_tokens - 1, places.n_tokens], 1)[..., None, None].cpu()
+    found = {}
+    for a, align in enumerate(ALIGNMENTS):
+        total, last = sums[..., a, a : a + width].unbind(3)  # [row, field, mix, token]
+        T, j = n_tokens[:, a, None], place[..., a : a + width]
+        by_aggregation = {"mean": total / T, "rf_mean": total / (T - j).clamp_min(1), "last": last}
+        for aggregation, values in by_aggregation.items():
+            for f, field in enumerate(FIELDS):
+                for m, mix in enumerate(MIXES):
+                    found[f"{batch.n_layers}/{mix}_{field}_{aggregation}_{align}"] = values[:, f, m]
+    return found
 
 
-class _Pass:
-    """What is kept of one pass while it runs."""
-
-    def __init__(self, rows: Rows, want: frozenset[str], last: bool) -> None:
-        self.calls: Counter[int] = Counter()
-        self._rows, self._want, self._last = rows, want, last
-        self._places: dict[torch.device, tuple[Places, Fields | None]] = {}
-        self._layers: dict[int, dict[str, Tensor]] = {}
-        self._floors: dict[int, Tensor] = {}
-
-    @torch.no_grad()
-    def see(self, layer: int, query: Tensor, key: Tensor, mask: Tensor | None, **options: float | None) -> None:
-        """Read a layer; arguments as of `read_layer`."""
-        self.calls[layer] += 1
-        if query.device not in self._places:
-            places = Places.of(self._rows, query.shape[2], key.shape[2], self._last, query.device)
-            self._places[query.device] = places, Fields.of(places) if "attention_blocks" in self._want else None
-        places, fields = self._places[query.device]
-        read = read_layer(query, key, mask, places, self._want, fields, **options)
-        if (largest := read.pop("largest", None)) is not None:
-            for floor in FLOORS:
-                logs = log_floor(largest, floor)
-                self._floors[floor] = logs.add_(self._floors[floor].to(logs.device)) if floor in self._floors else logs
-        self._layers[layer] = read
-
-    def attention(self, dots: list[Dots]) -> Attention:
-        """All of it."""
-        places = next(iter(self._places.values()))[0]
-        return Attention(
-            places,
-            [self._layers[layer] for layer in sorted(self._layers)],
-            self._floors,
-            [Dots(*(dot.masked_fill(~places.valid.to(dot.device), 0.0) for dot in of_layer)) for of_layer in dots],
-        )
+def rollout_max(batch: Pass) -> dict[str, Tensor]:
+    """As `rollout`, by ``L/MIX_FIELD_max_ALIGN``: the largest influence that a token has on any of the places."""
+    places, width = batch.attention.places, batch.spans.widest
+    largest = rows_largest(*_rollout_layers(batch), places.query, places.n_tokens, places.valid).cpu()
+    return {
+        f"{batch.n_layers}/{mix}_{field}_max_{align}": largest[:, f, m, a, a : a + width]
+        for f, field in enumerate(FIELDS)
+        for m, mix in enumerate(MIXES)
+        for a, align in enumerate(ALIGNMENTS)
+    }
 
 
-def _registered(implementation: str) -> str:
-    """The name under which transformers knows our function for a model that attends by `implementation`."""
-    from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import eager_mask, sdpa_mask
-
-    name = f"answer_attention_{implementation}"
-    AttentionInterface.register(name, {"sdpa": _attend_by_sdpa, "eager": _attend_eagerly}[implementation])
-    AttentionMaskInterface.register(name, {"sdpa": sdpa_mask, "eager": eager_mask}[implementation])
-    return name
-
-
-def _attend_by_sdpa(module: Any, *args: Any, **options: Any) -> Any:
-    """The attention function of transformers' signature, for models on SDPA."""
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
-    return _seen(sdpa_attention_forward, module, *args, **options)
+def _rollout_layers(batch: Pass) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """By layer the first three arguments of `rows_summed`: attention's mean over heads, row sums and shares."""
+    layers, shares = batch.attention.layers, map(attention_shares, batch.attention.dots)
+    return (
+        [layer["mean"] for layer in layers],
+        [layer["sums"] for layer in layers],
+        [torch.stack([by_mix[mix] for mix in MIXES], 1) for by_mix in shares],
+    )
 
 
-def _attend_eagerly(module: Any, *args: Any, **options: Any) -> Any:
-    """The same for models that have no SDPA, because of soft caps or sinks, or that were asked to do without."""
-    return _seen(sys.modules[type(module).__module__].eager_attention_forward, module, *args, **options)
+def macs(batch: Pass) -> dict[str, Tensor]:
+    """How strongly later tokens attend to a token in every layer (Hu et al. 2025, "MACS", arXiv 2509.17178).
 
+    Attention of the strongest head, kept from 0 by a floor, is multiplied over the layers. The product of 32 numbers of
+    0.01 is 0 in any float, so that its logarithms are summed and the signal is the geometric mean over layers, [row, token]
+    by ``L/floor_EPS_AGG_ALIGN``.
 
-def _seen(
-    attend: Callable[..., Any],
-    module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    **options: Any,
-) -> Any:
-    reader = _active.get()
-    if reader is not None:
-        reader.see(module, query, key, attention_mask, options)
-    return attend(module, query, key, value, attention_mask, **options)
+    AGG `rf_mean` and `max` are over the places that see a token, from its own to the answer's last one; `last` is that of
+    the last one. With ALIGN `emit` the places are those that drew y_1 … y_n, with `token` those of y_1 … y_n themselves.
+    """
+    width, found = batch.spans.widest, {}
+    for floor, logs in batch.attention.floors.items():
+        means = (logs / batch.n_layers).exp()
+        for start, align in enumerate(ALIGNMENTS):
+            block = means[:, start : start + width, start : start + width]
+            for name, values in received(block, batch.attention.places.valid[:, 1:]).items():
+                found[f"{batch.n_layers}/floor_{floor}_{name}_{align}"] = values.cpu()
+    return found

@@ -1,19 +1,17 @@
-"""Attention scores of chosen queries, a chunk at a time: what a model's attention has before its softmax."""
+"""Attention scores of an answer's queries, a chunk at a time, and the sums over heads and keys that are kept of a layer."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from extract.errors import InputError
-from extract.signals.token_spans import Rows
-
-#: Score of a key that a query can't see. Its exponential is exactly 0, and 0 times it is 0 and not NaN as with −inf.
-HIDDEN = -1e30
+from extract.signals.attention_math import HIDDEN, head_entropies, normalisers, over_heads
+from extract.signals.spans import Places
 
 #: Scores in memory at a time on a CPU, where they should stay in the cache.
 _CACHED = 1 << 19
@@ -22,71 +20,82 @@ _CACHED = 1 << 19
 _OF_ROW = 1 << 23
 
 
-@dataclass(frozen=True)
-class Places:
-    """Where queries of interest and keys stand, in one pass over a batch.
+def read_layer(
+    query: Tensor,
+    key: Tensor,
+    mask: Tensor | None,
+    places: Places,
+    needs: Collection[str],
+    fields: tuple[Tensor, Tensor] | None = None,
+    scaling: float | None = None,
+    softcap: float | None = None,
+) -> dict[str, Tensor]:
+    """Attention of one layer at `places`, float32 whatever the model's dtype, and 0 behind a row's places.
 
-    A place counts a row's tokens from 0, with those that were read before the pass and without padding.
+    Args:
+        query: [row, head, token, d_head]; this and the next two as of `score_chunks`.
+        key: [row, key head, key, d_head].
+        mask: [row, 1, token, key] or None.
+        places: Where the queries and keys are.
+        needs: Among attention_entropy, attention_blocks and attention_macs.
+        fields: Receptive fields of all keys, from `column_field` and `element_field`, for attention_blocks.
+        scaling: Multiplies the scores; None for 1/√d_head.
+        softcap: Bounds the scores.
 
-    Attributes:
-        index: [row, query] int64, each query among the tokens of the pass.
-        query: [row, query] int64, its place.
-        key: [row, key] int64, the place of each key.
-        valid: [row, query] bool, whether the row has so many queries; what is said of the others is 0.
-        n_tokens: [row] int64 N, tokens of prompt and answer.
-        sink: [row] int64, the key at place 0.
-        rows: What the places are of.
+    Returns:
+        For attention_entropy the names of `over_heads`, [row, query]. For attention_blocks `mean` [row, query, key], the
+        mean over heads among the answer's places, and `sums` [row, query, normaliser] of whole rows, see `normalisers`.
+        For attention_macs `largest` [row, query, key], the maximum over heads.
     """
-
-    index: Tensor
-    query: Tensor
-    key: Tensor
-    valid: Tensor
-    n_tokens: Tensor
-    sink: Tensor
-    rows: Rows
-
-    @staticmethod
-    def of(rows: Rows, n_queries: int, n_keys: int, last: bool, device: torch.device) -> Places:
-        """Places of a pass over `n_queries` tokens of a row, with `n_keys` keys.
-
-        Args:
-            rows: Where the answers stand.
-            n_queries: Tokens of the pass.
-            n_keys: Keys, those that were there before first.
-            last: Whether to look at y_n's own place too, one more than those that drew y_1 … y_n.
-            device: Where to put the tensors.
-        """
-        first, n_answer = torch.tensor(rows.first), torch.tensor(rows.n_tokens)
-        pad = torch.tensor(rows.n_pad or [0] * len(first))
-        step = torch.arange(rows.widest + last)
-        key = torch.arange(n_keys).expand(len(first), -1)
-        return Places(
-            index=query_index(rows, last).clamp_max(n_queries - 1).to(device),
-            query=(rows.n_before + first - pad)[:, None].add(step).to(device),
-            key=torch.where(key < rows.n_before, key, key - pad[:, None]).to(device),
-            valid=(step < (n_answer + last)[:, None]).to(device),
-            n_tokens=(rows.n_before + first - pad + 1 + n_answer).to(device),
-            sink=(pad * (rows.n_before == 0)).to(device),
-            rows=rows,
-        )
+    own = places.spans.n_before + places.index  # keys of the queries' own tokens
+    parts: dict[str, list[Tensor]] = defaultdict(list)
+    for chunk in score_chunks(query, key, mask, places, scaling, softcap):
+        entropies, whole = _over_heads(chunk, places, needs)
+        for name, values in entropies.items():
+            parts[name].append(values)
+        if "mean" in whole and fields is not None:
+            column, element = fields[0][..., : chunk.n_keys], fields[1][:, chunk.queries, : chunk.n_keys]
+            parts["sums"].append(normalisers(whole["mean"], column, element))
+        columns = own.clamp_max(chunk.n_keys - 1)[:, None].expand(-1, chunk.n_visible.shape[1], -1)
+        for name, weights in whole.items():
+            parts[name].append(weights.gather(2, columns))
+    layer = {name: torch.cat(chunks, 1) for name, chunks in parts.items()}
+    behind = ~places.valid
+    for name, values in layer.items():
+        if name in ("mean", "largest"):  # keys behind a row's last token were taken to be that one
+            values.tril_()
+        values.masked_fill_(behind if values.dim() == 2 else behind[..., None], 0.0)
+    return layer
 
 
-def query_index(rows: Rows, last: bool) -> Tensor:
-    """[row, query] int64 indices into a pass's tokens of what drew y_1 … y_n, and with `last` of y_n's own place.
-
-    Rows with fewer tokens have indices behind them.
-    """
-    return torch.tensor(rows.first)[:, None] + torch.arange(rows.widest + last)
+def _over_heads(chunk: Chunk, places: Places, needs: Collection[str]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Entropies [row, query], and `mean` and `largest` over heads [row, query, key], by name."""
+    n_heads, entropies = 0, []
+    whole: dict[str, Tensor] = {}
+    for scores in chunk.scores:
+        n_heads += scores.shape[1]
+        if "attention_blocks" in needs or "attention_macs" in needs:
+            weights = scores.softmax(-1)
+            if "attention_blocks" in needs:
+                total = weights.sum(1)
+                whole["mean"] = whole["mean"].add_(total) if "mean" in whole else total
+            if "attention_macs" in needs:
+                largest = weights.amax(1)
+                whole["largest"] = torch.maximum(whole["largest"], largest) if "largest" in whole else largest
+        if "attention_entropy" in needs:
+            entropies.append(head_entropies(scores, places.sink, chunk.n_visible))  # overwrites the scores
+    if "mean" in whole:
+        whole["mean"].div_(n_heads)
+    return over_heads(entropies) if entropies else {}, whole
 
 
 class Chunk(NamedTuple):
     """Scores of some queries.
 
     Attributes:
-        queries: Which.
+        queries: Which queries.
         n_keys: Keys that any of them can see; those behind are left out.
-        n_visible: [row, query] int64 keys that each can see.
+        n_visible: [row, query] int64, number of keys that each can see.
         scores: [row, head, query, key] float32 of some heads at a time, `HIDDEN` where a query can't see a key.
     """
 
@@ -109,18 +118,19 @@ def score_chunks(
     Args:
         query: [row, head, token, d_head], any float dtype.
         key: [row, key head, key, d_head]; each key head serves as many successive heads.
-        mask: [row, 1, token, key], bool (true: visible) or added to the scores; None lets every token see those before it.
-        places: Where to look.
+        mask: [row, 1, token, key], bool (true: visible) or added to the scores; None for causal attention.
+        places: Where the queries and keys are.
         scaling: Multiplies the scores; None for 1/√d_head.
         softcap: Scores s become softcap · tanh(s / softcap).
 
     Raises:
-        InputError: A mask that differs between heads.
+        InputError: If the mask differs between heads.
     """
     (n_rows, n_heads, _, d_head), n_key_heads = query.shape, key.shape[1]
     if mask is not None and mask.shape[1] != 1:
         raise InputError(
-            f"Expected one attention mask for all heads, but got {mask.shape[1]}. This architecture's attention can't be read; use another model."
+            f"Expected one attention mask for all heads, but got {mask.shape[1]}. This architecture's attention can't be "
+            "read; use another model."
         )
     at = places.index[:, None, :, None].expand(-1, n_heads, -1, d_head)
     queries = query.gather(2, at).float() * (d_head**-0.5 if scaling is None else scaling)
@@ -131,7 +141,7 @@ def score_chunks(
     n_groups = min(n_key_heads, max(1, budget // (row * min(n_queries, 32))))
     size = min(n_queries, max(1, budget // (row * n_groups)))
 
-    def of_heads(part: slice, n_keys: int, sight: _Sight) -> Iterator[Tensor]:
+    def of_heads(part: slice, n_keys: int, visibility: _Visibility) -> Iterator[Tensor]:
         for group in range(0, n_key_heads, n_groups):
             some = slice(group, group + n_groups)
             of_some = queries[:, some, :, part]
@@ -139,21 +149,21 @@ def score_chunks(
             scores = scores.unflatten(2, of_some.shape[2:4]).flatten(1, 2)
             if softcap is not None:
                 scores = scores.div_(softcap).tanh_().mul_(softcap)
-            yield sight.hide(scores)
+            yield visibility.hide(scores)
 
-    start_of_last = places.rows.n_before + max(places.rows.first)
+    start_of_last = places.spans.n_before + max(places.spans.first)
     for start in range(0, n_queries, size):
         part = slice(start, min(start + size, n_queries))
         n_keys = min(start_of_last + part.stop, key.shape[2])
-        sight = _causal(places, part, n_keys) if mask is None else _masked(mask, places, part, n_keys)
-        yield Chunk(part, n_keys, sight.n_visible, of_heads(part, n_keys, sight))
+        visibility = _causal(places, part, n_keys) if mask is None else _masked(mask, places, part, n_keys)
+        yield Chunk(part, n_keys, visibility.n_visible, of_heads(part, n_keys, visibility))
 
 
-class _Sight(NamedTuple):
-    """What the queries of a chunk see of the keys from `start` on; all see those before.
+class _Visibility(NamedTuple):
+    """Which keys the queries of a chunk see from `start` on; all see those before.
 
     Attributes:
-        start: First key that `hidden` is of.
+        start: First key that `hidden` covers.
         hidden: [row, query, key − start] bool.
         bias: As `hidden`, float32, added to the scores.
         n_visible: [row, query] int64.
@@ -173,17 +183,17 @@ class _Sight(NamedTuple):
         return scores
 
 
-def _causal(places: Places, part: slice, n_keys: int) -> _Sight:
-    own = places.rows.n_before + places.index[:, part]  # the key of the query's own token
-    start = min(places.rows.n_before + min(places.rows.first) + part.start + 1, n_keys)
-    return _Sight(start, torch.arange(start, n_keys, device=own.device) > own[..., None], None, own + 1)
+def _causal(places: Places, part: slice, n_keys: int) -> _Visibility:
+    own = places.spans.n_before + places.index[:, part]  # the key of the query's own token
+    start = min(places.spans.n_before + min(places.spans.first) + part.start + 1, n_keys)
+    return _Visibility(start, torch.arange(start, n_keys, device=own.device) > own[..., None], None, own + 1)
 
 
-def _masked(mask: Tensor, places: Places, part: slice, n_keys: int) -> _Sight:
+def _masked(mask: Tensor, places: Places, part: slice, n_keys: int) -> _Visibility:
     index = places.index[:, part]
     row = torch.arange(len(index), device=mask.device)[:, None]
     rows = mask[:, 0, :, :n_keys].expand(len(index), -1, -1)[row, index]
     if mask.dtype == torch.bool:
-        return _Sight(0, ~rows, None, rows.sum(-1))
+        return _Visibility(0, ~rows, None, rows.sum(-1))
     hidden = rows <= torch.finfo(mask.dtype).min / 2
-    return _Sight(0, hidden, rows.float().masked_fill(hidden, 0.0), (~hidden).sum(-1))
+    return _Visibility(0, hidden, rows.float().masked_fill(hidden, 0.0), (~hidden).sum(-1))

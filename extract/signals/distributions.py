@@ -1,4 +1,4 @@
-"""Numbers of distributions over words, from logits, in float32: entropy, the two likeliest words, divergences. Pure functions.
+"""Numbers of distributions over words, from logits, in float32: entropy, the two most_likely words, divergences. Pure functions.
 
 A softmax is kept undivided, as weights and their sum, because each division and each logarithm over all words costs as
 much as the rest of an entropy.
@@ -54,8 +54,8 @@ def log_probability(p: Softmax, words: Tensor) -> Tensor:
     return p.shifted.gather(-1, words[:, None])[:, 0] - p.total.log()
 
 
-def likeliest(p: Softmax) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each token: the likeliest word, its probability, and by how much that is more than the next one's; [token] each."""
+def most_likely(p: Softmax) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each token: the most_likely word, its probability, and by how much that is more than the next one's; [token] each."""
     best = p.shifted.topk(2)
     first, second = best.values.exp().unbind(-1)
     return best.indices[:, 0], first / p.total, (first - second) / p.total

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from extract.errors import InputError, nearest
-from extract.signals import SIGNALS
 from extract.signals.pooling import PEAKS, POOLINGS, WEIGHTS, peak_features, pool_each, windows
+from extract.signals.registry import SIGNALS, signals_of
 from extract.store.ragged import Ragged
 from extract.store.shards import Scope
 
@@ -128,7 +128,7 @@ def _position(key: str) -> tuple[str, str]:
 
 def token_signals(scope: Scope) -> list[str]:
     """Signals with a number a token, or one for the first token of a question's answer."""
-    return [name for name, signal in SIGNALS.items() if signal.per_token and getattr(signal, scope)]
+    return signals_of(scope, per_token=True)
 
 
 def is_key(value: Any, scope: Scope) -> bool:

@@ -1,26 +1,154 @@
-"""The signal `hidden`: the residual stream at named positions of a prompt or of an answer, for every layer."""
+"""The signal `hidden`: the residual stream of every layer at named positions of a prompt or an answer."""
 
 from __future__ import annotations
 
-from torch import Tensor
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, Self
 
+import torch
+from torch import Tensor, nn
+
+from extract.errors import InputError
 from extract.signals.base import Pass
-from extract.signals.positions import ANSWER_POSITIONS, QUESTION_POSITIONS
+from extract.signals.model_parts import Hooks, decoder_blocks, decoder_of, n_layers
+from extract.store.shards import Scope
+
+#: By scope and name, the token indices of a position, from the prompt's P tokens and the answer's n. The mean of their
+#: states is kept. Answer token y_t is at index P + t − 1, where the state has seen it; it was drawn at P + t − 2, so that
+#: the distribution of the first answer token is read at `last_prompt`.
+POSITIONS: dict[Scope, dict[str, Callable[[int, int], range]]] = {
+    "question": {"last_prompt": lambda n_prompt, n_answer: range(n_prompt - 1, n_prompt)},
+    "sample": {
+        "first_answer": lambda n_prompt, n_answer: range(n_prompt, n_prompt + 1),
+        "last_answer": lambda n_prompt, n_answer: range(n_prompt + n_answer - 1, n_prompt + n_answer),
+        "mean_answer": lambda n_prompt, n_answer: range(n_prompt, n_prompt + n_answer),
+    },
+}
 
 
-def question_signal(read: Pass) -> dict[str, Tensor]:
-    """Layers at the positions of a prompt: tensors [row, d_model] in the model's dtype by key ``layer/position``."""
-    return _by_key(read, list(QUESTION_POSITIONS))
+def position_ranges(scope: Scope, n_prompt: Sequence[int], n_answer: Sequence[int]) -> list[list[range]]:
+    """Token indices of each position of a scope in each row, [position][row].
+
+    Args:
+        scope: Scope of the positions.
+        n_prompt: Prompt tokens of each row.
+        n_answer: Content tokens of each row's answer.
+
+    Raises:
+        InputError: If a position is outside the prompt, or outside the answer at sample scope.
+    """
+    lengths = list(zip(n_prompt, n_answer, strict=True))
+    for name, place in POSITIONS[scope].items():
+        for prompt, answer in lengths:
+            indices, first = place(prompt, answer), 0 if scope == "question" else prompt
+            if prompt < 1 or not first <= indices.start < indices.stop <= prompt + answer:
+                raise InputError(
+                    f"Expected position {name!r} to be in a prompt of {prompt} tokens and an answer of {answer}, but it "
+                    f"is from {indices.start} to {indices.stop - 1}. Leave empty prompts and answers out."
+                )
+    return [[place(*row) for row in lengths] for place in POSITIONS[scope].values()]
 
 
-def answer_signal(read: Pass) -> dict[str, Tensor]:
-    """Layers at the positions of an answer: tensors [row, d_model] in the model's dtype by key ``layer/position``."""
-    return _by_key(read, list(ANSWER_POSITIONS))
-
-
-def _by_key(read: Pass, positions: list[str]) -> dict[str, Tensor]:
+def hidden(batch: Pass) -> dict[str, Tensor]:
+    """Residual stream at the positions of the scope: [row, d_model] in the model's dtype by ``layer/position``."""
+    positions = POSITIONS["question" if batch.tokens is None else "sample"]
     return {
         f"{layer}/{position}": states[:, i]
-        for layer, states in read.states.items()
+        for layer, states in batch.states.items()
         for i, position in enumerate(positions)
     }
+
+
+class _Span(NamedTuple):
+    """Tokens of each row: [row] int64 `start` and `stop`, the smallest start, the largest stop, whether all are one token."""
+
+    start: Tensor
+    stop: Tensor
+    first: int
+    last: int
+    single: bool
+
+    @staticmethod
+    def of(rows: Sequence[range], device: torch.device) -> _Span:
+        start, stop = (
+            torch.tensor(ends, device=device) for ends in zip(*((r.start, r.stop) for r in rows), strict=True)
+        )
+        first, last = min(r.start for r in rows), max(r.stop for r in rows)
+        return _Span(start, stop, first, last, all(len(r) == 1 for r in rows))
+
+    def mean(self, hidden: Tensor) -> Tensor:
+        """Mean [row, d_model] of `hidden` [row, token, d_model] over the tokens, summed in float32."""
+        start, stop = self.start.to(hidden.device), self.stop.to(hidden.device)
+        if self.single:
+            return hidden[torch.arange(len(hidden), device=hidden.device), start]
+        token = torch.arange(self.first, self.last, device=hidden.device)
+        inside = (token >= start[:, None]) & (token < stop[:, None])
+        total = torch.where(inside[..., None], hidden[:, self.first : self.last].float(), 0.0).sum(1)
+        return (total / (stop - start)[:, None]).to(hidden.dtype)
+
+
+class HiddenCapture(Hooks):
+    """Hooks that keep the hidden states of chosen layers and tokens during forward passes inside the context.
+
+    Layers are counted as by transformers' `output_hidden_states`: 0 is the embeddings as they enter the first block,
+    l the residual stream after block l, and L the last one after the final norm.
+
+    Args:
+        model: A causal language model.
+        layers: Layers to keep.
+
+    Attributes:
+        states: [row, position, d_model] by layer, of the last pass.
+
+    Raises:
+        InputError: If the model has no such layer.
+    """
+
+    def __init__(self, model: Any, layers: Iterable[int]) -> None:
+        super().__init__()
+        self.layers = sorted(set(layers))
+        last = n_layers(model)
+        outside = [layer for layer in self.layers if not 0 <= layer <= last]
+        if outside:
+            raise InputError(
+                f"Expected `layers` between 0 (embeddings) and {last}, but got {outside}. This model has {last} blocks."
+            )
+        self.states: dict[int, Tensor] = {}
+        self._spans: list[_Span] = []
+        self._model = model
+
+    def start(self, positions: Sequence[Sequence[range]]) -> None:
+        """Set the tokens to keep in the next passes: [position][row] indices among the tokens of a pass; empty for none."""
+        self._spans = [_Span.of(rows, self._model.device) for rows in positions]
+
+    def finish(self) -> dict[int, Tensor]:
+        """The states of the last pass by layer, in the model's dtype; nothing is kept from the next until `start`."""
+        states, self.states, self._spans = self.states, {}, []
+        return states
+
+    def __enter__(self) -> Self:
+        blocks, last = decoder_blocks(self._model), n_layers(self._model)
+        for layer in self.layers:
+            if layer == 0:
+                handle = blocks[0].register_forward_pre_hook(self._before_first, with_kwargs=True)
+            elif layer == last:
+                handle = decoder_of(self._model).register_forward_hook(self._after(layer))
+            else:
+                handle = blocks[layer - 1].register_forward_hook(self._after(layer))
+            self._handles.append(handle)
+        return self
+
+    def _before_first(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._keep(0, args[0] if args else kwargs["hidden_states"])
+
+    def _after(self, layer: int) -> Any:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            if not isinstance(output, Tensor):
+                output = output.last_hidden_state if hasattr(output, "last_hidden_state") else output[0]
+            self._keep(layer, output)
+
+        return hook
+
+    def _keep(self, layer: int, hidden: Tensor) -> None:
+        if self._spans:
+            self.states[layer] = torch.stack([span.mean(hidden) for span in self._spans], dim=1)

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from extract.errors import InputError, nearest
-from extract.signals import SIGNALS
 from extract.signals.padding import Padded, over_rows
+from extract.signals.registry import signals_of
 from extract.store.ragged import Ragged
 
 # Plain
@@ -264,7 +264,7 @@ def weight_of(name: str) -> Weight:
     if name in WEIGHTS:
         return WEIGHTS[name]
     signal, _, position = name.partition("/")
-    influences = [one for one, entry in SIGNALS.items() if getattr(entry, "weights", False)]
+    influences = signals_of("sample", weights=True)
     if signal not in influences or not position:
         known = [*WEIGHTS, *(f"{one}/POSITION" for one in influences)]
         raise InputError(

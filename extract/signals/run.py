@@ -14,7 +14,7 @@ from extract.running.memory import retry_with_smaller_batch
 from extract.running.progress import Counted, Progress, say
 from extract.running.worker import Worker
 from extract.sampling.run import encode_questions, prompt_of
-from extract.signals import SIGNALS, load_signal
+from extract.signals.registry import SIGNALS, load_signal
 from extract.store.files import Damaged, is_finished
 from extract.store.fill import is_damaged
 from extract.store.grid import copy_known
@@ -150,7 +150,7 @@ class _Reader:
 
     def read_block(self, block: Block, names: Sequence[str], progress: Progress) -> None:
         """Read signals of the questions of a block."""
-        from extract.signals.questions import read_questions
+        from extract.signals.reading import read_questions
 
         prompts = encode_questions(self.tokenizer, prompt_of(self.store), self.store.questions.block(block))
         if self.store.served and block.block in self._first_part:
@@ -160,7 +160,7 @@ class _Reader:
 
     def read_part(self, part: SampleRange, names: Sequence[str], progress: Progress) -> None:
         """Read signals of the answers of a part."""
-        from extract.signals.answers import read_answers
+        from extract.signals.reading import read_answers
 
         answers = self._answers(part)
         has_content = [bool(answer.content) for answer in answers]
@@ -187,7 +187,7 @@ class _Reader:
             self.store.signals.write(name, place, tensors, batch_tokens)
 
     def _layers_of(self, names: Sequence[str]) -> list[int]:
-        from extract.signals.capture import n_layers
+        from extract.signals.model_parts import n_layers
 
         every = list(range(n_layers(self.model) + 1))
         chosen = (self.layers[name] for name in names if name in self.layers)
@@ -200,8 +200,8 @@ class _Reader:
             InputError: The questions don't become the prompts that were answered.
         """
         from extract.models.loading import end_tokens
-        from extract.signals.answers import content_tokens, drawn_tokens
         from extract.signals.base import Answer
+        from extract.signals.reading import content_tokens, drawn_tokens
 
         encoded = encode_questions(self.tokenizer, prompt_of(self.store), self.store.questions.block(part))
         prompts = dict(zip(self.store.questions.ids(part), map(tuple, encoded), strict=True))

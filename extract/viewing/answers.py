@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from extract.errors import InputError, nearest
-from extract.signals import SIGNALS
-from extract.signals.answers import drawn_tokens
+from extract.signals.reading import drawn_tokens
+from extract.signals.registry import SIGNALS
 from extract.store.ragged import Ragged
 from extract.store.store import Store
 from extract.text import shown
@@ -37,7 +37,7 @@ class ShownAnswer:
         cut: Whether it was cut at the token limit.
         pieces: Its text, cut where its tokens begin; none for an answer without tokens.
         entropy: [token] entropy of the distribution that the token was drawn from, in nats; NaN where it has no number.
-        one_minus_pmax: [token] 1 less the probability of the likeliest token.
+        one_minus_pmax: [token] 1 less the probability of the most_likely token.
         nll: [token] −log of the token's own probability, in nats.
         influence: [token] ≥ 0, how much the token matters; None where it was not read.
     """

@@ -13,7 +13,7 @@ from extract.errors import InputError
 
 if TYPE_CHECKING:
     from extract.prompts import Prompt
-    from extract.signals.capture import HiddenCapture
+    from extract.signals.hidden import HiddenCapture
     from probes.saved.artefact import ConfidenceProbe
 
     Prompts = Prompt | Sequence[Prompt] | Tensor
@@ -68,7 +68,7 @@ def score(
 
 def _score_questions(probe: ConfidenceProbe, hf_model: Any, prompts: Sequence[Sequence[int]]) -> Tensor:
     """Confidences [question], by one pass over every prompt."""
-    from extract.signals.questions import read_questions
+    from extract.signals.reading import read_questions
 
     read = read_questions(hf_model, prompts, probe.signals, layers=_layers(probe))
     return probe.confidence(probe.features(read))
@@ -96,8 +96,8 @@ def _score_answers(
     probe: ConfidenceProbe, hf_model: Any, prompts: Sequence[Sequence[int]], contents: Sequence[Sequence[int]]
 ) -> Tensor:
     """Confidences [answer], by one pass over every prompt with its answer; NaN for an answer without tokens."""
-    from extract.signals.answers import read_answers
     from extract.signals.base import Answer
+    from extract.signals.reading import read_answers
 
     answers = [Answer(tuple(prompt), tuple(content)) for prompt, content in zip(prompts, contents, strict=True)]
     read = read_answers(hf_model, answers, probe.signals, layers=_layers(probe))
@@ -255,13 +255,13 @@ class ConfidentModel:
             return sequences, _score_questions(self.probe, self._model, prompts)
         with _PromptCapture(self._model, self.probe.layer, ids.shape[1]) as capture:
             sequences = _sequences(self._model.generate(input_ids=ids, attention_mask=mask, **options))
-        read = self.probe.confidence(capture.states[self.probe.layer]).cpu()
+        read = self.probe.confidence(capture.states[self.probe.layer][:, 0]).cpu()
         return sequences, read[:: len(read) // len(ids)]
 
     def _read_answers(self, prompts: list[list[int]], ids: Tensor, mask: Tensor, options: dict[str, Any]) -> Answers:
         """Answers that end as those did which the probe was trained on, each read once more with its prompt."""
         from extract.models.loading import end_tokens
-        from extract.signals.answers import content_tokens
+        from extract.signals.reading import content_tokens
 
         stop = list(self.probe.config.get("decoding", {}).get("stop", []))
         if stop:
@@ -287,7 +287,8 @@ class _PromptCapture:
     """Captures a layer at the last prompt token, in whichever of the passes of a generation that token comes by."""
 
     def __init__(self, model: Any, layer: int, n_prompt: int) -> None:
-        from extract.signals.capture import HiddenCapture, decoder_of
+        from extract.signals.hidden import HiddenCapture
+        from extract.signals.model_parts import decoder_of
 
         self._capture: HiddenCapture = HiddenCapture(model, [layer])
         self._decoder, self._n_prompt, self._seen = decoder_of(model), n_prompt, 0
@@ -305,7 +306,8 @@ class _PromptCapture:
         given = kwargs["inputs_embeds"] if given is None else given
         n_rows, n_tokens = given.shape[:2]
         if self._seen < self._n_prompt <= self._seen + n_tokens:
-            self._capture.positions = torch.full((n_rows,), self._n_prompt - 1 - self._seen, device=given.device)
+            last = self._n_prompt - 1 - self._seen
+            self._capture.start([[range(last, last + 1)] * n_rows])
         else:
-            self._capture.positions = None
+            self._capture.start([])
         self._seen += n_tokens

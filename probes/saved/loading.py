@@ -153,11 +153,10 @@ def read_config(path: Path) -> dict[str, Any]:
 
 def _reading(target: Any, signal: Any) -> tuple[Schema, Schema]:
     """Fields that say what a probe of a target and a signal, any JSON values, reads; and those that may be there."""
-    from extract.signals import SIGNALS
-    from extract.signals.positions import ANSWER_POSITIONS, QUESTION_POSITIONS
+    from extract.signals.hidden import POSITIONS
+    from extract.signals.registry import SIGNALS
 
     scope: Scope = "sample" if target == "response" else "question"
-    positions = ANSWER_POSITIONS if scope == "sample" else QUESTION_POSITIONS
     pooled: Schema = {
         "keys": Field(
             f"a list of signal/layer/position, each once, of {', '.join(token_signals(scope))}",
@@ -176,7 +175,7 @@ def _reading(target: Any, signal: Any) -> tuple[Schema, Schema]:
         null = Field(f"null, because {signal!r} is no hidden state", lambda value: value is None)
         return {"signal": one_of(token_signals(scope)), "layer": null, "position": null, "pooled": pooled}, {}
     layer = whole(0, 2**16, "a layer's number")
-    return {"signal": one_of(SIGNALS), "layer": layer, "position": one_of(positions)}, {"pooled": pooled}
+    return {"signal": one_of(SIGNALS), "layer": layer, "position": one_of(POSITIONS[scope])}, {"pooled": pooled}
 
 
 def _is_list(value: Any, holds: Callable[[Any], bool]) -> bool:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from datamodules.table import AnswerTable
 from extract.errors import InputError
-from extract.signals import SIGNALS
 from extract.signals.pooling import POOLINGS, WEIGHTS, pool_each
+from extract.signals.registry import SIGNALS
 from extract.store.ragged import Ragged
 from extract.store.store import Store
 

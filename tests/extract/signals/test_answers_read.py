@@ -14,11 +14,11 @@ from extract.__main__ import COMMANDS
 from extract.commands import make_store
 from extract.running.cli import run
 from extract.running.worker import Worker
-from extract.signals import load_signal
-from extract.signals.answers import content_tokens, read_answers
 from extract.signals.base import Answer
-from extract.signals.batches import by_length
-from extract.signals.positions import ANSWER_POSITIONS, answer_position
+from extract.signals.hidden import POSITIONS, position_ranges
+from extract.signals.reader import by_length
+from extract.signals.reading import content_tokens, read_answers
+from extract.signals.registry import load_signal
 from extract.store.ragged import Ragged
 from extract.store.shards import SampleRange
 from extract.store.verify import find_problems
@@ -112,7 +112,7 @@ def test_a_changed_token_moves_its_own_place_and_what_comes_later_only(model: An
         assert torch.equal(base[f"hidden/{layer}/first_answer"], other_last[f"hidden/{layer}/first_answer"])
         for position in ("last_answer", "mean_answer"):
             assert not torch.allclose(base[f"hidden/{layer}/{position}"], other_last[f"hidden/{layer}/{position}"])
-        for position in ANSWER_POSITIONS:
+        for position in POSITIONS["sample"]:
             assert not torch.allclose(base[f"hidden/{layer}/{position}"], other_first[f"hidden/{layer}/{position}"])
 
 
@@ -122,7 +122,7 @@ def test_chosen_layers_alone_are_kept_and_hooks_are_gone_afterwards(model: Any) 
 
     before, every = hooks(), read_all(model, ANSWERS)
     chosen = read_answers(model, ANSWERS, ["hidden"], [1, 3])["hidden"]
-    assert set(chosen) == {f"{layer}/{position}" for layer in (1, 3) for position in ANSWER_POSITIONS}
+    assert set(chosen) == {f"{layer}/{position}" for layer in (1, 3) for position in POSITIONS["sample"]}
     torch.testing.assert_close(chosen["3/mean_answer"], every["hidden/3/mean_answer"], equal_nan=True)
     assert hooks() == before
     with pytest.raises(InputError, match="between 0"):
@@ -139,13 +139,10 @@ def test_states_of_half_precision_models_are_summed_in_float32() -> None:
 
 
 def test_answer_positions_are_checked() -> None:
-    assert [answer_position(name, 3, 4) for name in ANSWER_POSITIONS] == [range(3, 4), range(6, 7), range(3, 7)]
-    for name in ANSWER_POSITIONS:
-        for n_prompt, n_answer in ((3, 0), (0, 2), (3, -1)):
-            with pytest.raises(InputError, match="to lie in an answer of"):
-                answer_position(name, n_prompt, n_answer)
-    with pytest.raises(InputError, match="Did you mean `last_answer`"):
-        answer_position("last_anser", 3, 2)
+    assert position_ranges("sample", [3], [4]) == [[range(3, 4)], [range(6, 7)], [range(3, 7)]]
+    for n_prompt, n_answer in ((3, 0), (0, 2), (3, -1)):
+        with pytest.raises(InputError, match="to be in a prompt of"):
+            position_ranges("sample", [n_prompt], [n_answer])
     with pytest.raises(InputError, match="among hidden, tokens, .* at `scope` question, but got 'rollout'"):
         load_signal("rollout", "question")
 
@@ -333,7 +330,7 @@ def test_the_command_reads_answers_and_an_unknown_scope_is_refused_in_one_line(
     shutil.rmtree(store / "signals")
     common = ["read", "--store", str(store), "--model", recipe.model]
     assert run(COMMANDS, "python -m extract", [*common, "--scope", "sample", "--layers", "[2]"]) == 0
-    assert Store.open(store).signals.keys("hidden", "sample") == [f"2/{position}" for position in ANSWER_POSITIONS]
+    assert Store.open(store).signals.keys("hidden", "sample") == [f"2/{position}" for position in POSITIONS["sample"]]
     capsys.readouterr()
     with pytest.raises(SystemExit, match="2"):
         run(COMMANDS, "python -m extract", [*common, "--scope", "answer"])

@@ -16,12 +16,11 @@ from transformers import OPTConfig, OPTForCausalLM
 
 from extract.errors import InputError
 from extract.models.loading import load_model
-from extract.signals import SIGNALS, of_tokens
-from extract.signals.answers import read_answers
 from extract.signals.base import Answer
-from extract.signals.distributions import entropy, jensen_shannon, kl, likeliest, softmax
-from extract.signals.early_exit import THRESHOLDS
-from extract.signals.questions import read_questions
+from extract.signals.distributions import entropy, jensen_shannon, kl, most_likely, softmax
+from extract.signals.lens_signals import THRESHOLDS
+from extract.signals.reading import read_answers, read_questions
+from extract.signals.registry import SIGNALS, Signal
 from extract.store.ragged import Ragged
 from tests.conftest import tiny_model
 
@@ -217,7 +216,7 @@ def test_a_changed_token_moves_what_comes_after_it_and_nothing_that_led_to_it(mo
 def test_numbers_are_the_same_however_many_logits_are_in_memory(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = read_all(model)
     monkeypatch.setattr("extract.signals.lens._LOGITS", {"cpu": 258 * 2})
-    monkeypatch.setattr("extract.signals.lens._AT_ONCE", {"cpu": 258})
+    monkeypatch.setattr("extract.signals.lens._REDUCED", {"cpu": 258})
     assert_same(read_all(model), whole)
     alone = ragged(read_answers(model, ANSWERS, ["entropy_profile"]))  # layer by layer, in the pass
     assert_same(alone, {key: one for key, one in whole.items() if key.startswith("entropy_profile")})
@@ -252,7 +251,7 @@ def test_the_signal_that_the_docs_add_is_one_function_and_one_line(model: Any, m
     # the page's own code is what is tested
     exec(compile(f"from __future__ import annotations\nimport torch\n{code}", "architecture.md", "exec"), vars(module))
     monkeypatch.setitem(sys.modules, "renyi", module)
-    monkeypatch.setitem(SIGNALS, "renyi", of_tokens("renyi:renyi"))
+    monkeypatch.setitem(SIGNALS, "renyi", Signal("renyi:renyi", "Rényi entropy of order 2"))
     read = read_answers(model, ANSWERS, ["renyi", "tokens"], batch_tokens=12)["renyi"]["3/renyi_2"]
     assert isinstance(read, Ragged)
     for answer, found in zip(ANSWERS, read.rows(), strict=True):
@@ -305,5 +304,5 @@ def test_entropies_of_large_vocabularies_hold_to_a_thousandth_of_a_nat() -> None
     for name, values in wanted.items():
         torch.testing.assert_close(found[name].double(), values, rtol=0, atol=2e-4, msg=lambda m, n=name: f"{n}: {m}")
     best = p.topk(2).values
-    torch.testing.assert_close(likeliest(first)[2].double(), best[:, 0] - best[:, 1], rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(most_likely(first)[2].double(), best[:, 0] - best[:, 1], rtol=1e-4, atol=1e-6)
     assert float(found["jsd"].max()) <= np.log(2) + 1e-6

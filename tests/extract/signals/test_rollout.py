@@ -10,9 +10,19 @@ import torch
 from torch import Tensor
 
 from extract.models.loading import load_model
-from extract.signals.base import Answer, Reader
-from extract.signals.mixing import MIXES, Dots, attention_shares, dots
-from extract.signals.rollout import FIELDS, column_field, element_field, normalisers, rows_largest, rows_summed
+from extract.signals.attention_math import (
+    FIELDS,
+    MIXES,
+    attention_shares,
+    column_field,
+    dots,
+    element_field,
+    normalisers,
+    rows_largest,
+    rows_summed,
+)
+from extract.signals.base import Answer, Dots
+from extract.signals.reader import Reader
 from tests.conftest import tiny_model
 from tests.extract.signals.test_attention import assert_rows, eager, read_rows
 from tests.helpers.attention_by_hand import ANSWERS, FAMILIES, family_model, rollout_by_hand
@@ -100,7 +110,7 @@ def test_one_token_keeps_the_product_of_what_it_gives_itself() -> None:
     with torch.inference_mode(), Reader(model, ["attention_blocks", "mixing"]) as reader:
         read = reader.answers([answer])
     found = both(model, [answer])[0]
-    own = [float(layer["mean"][0, 1, 1]) for layer in read.the_attention.layers]
+    own = [float(layer["mean"][0, 1, 1]) for layer in read.attention.layers]
     kept = np.prod([0.7 + 0.3 * one for one in own])
     for name in ("last", "max", "rf_mean"):
         assert found[f"3/share_70_none_{name}_token"] == pytest.approx([kept])

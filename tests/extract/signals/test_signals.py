@@ -9,9 +9,8 @@ import torch
 
 from extract.errors import InputError
 from extract.models.loading import tokenizer_hash, weight_fingerprint
-from extract.signals import load_signal
-from extract.signals.capture import HiddenCapture
-from extract.signals.positions import question_position
+from extract.signals.hidden import HiddenCapture, position_ranges
+from extract.signals.registry import load_signal
 from tests.conftest import read_hidden, tiny_model
 
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12, 13, 14], [20], [30, 31, 32, 33]]
@@ -67,9 +66,7 @@ def test_hooks_are_gone_afterwards_and_also_after_an_error(model: Any, monkeypat
 
 def test_positions_and_layers_outside_are_refused(model: Any) -> None:
     with pytest.raises(InputError, match="prompt of 0 tokens"):
-        question_position("last_prompt", 0)
-    with pytest.raises(InputError, match="Did you mean `last_prompt`"):
-        question_position("last_promt", 3)
+        position_ranges("question", [0], [0])
     with pytest.raises(InputError, match=r"between 0 \(embeddings\) and 3, but got \[4\]"):
         HiddenCapture(model, [1, 4])
     with pytest.raises(InputError, match="Did you mean `hidden`"):

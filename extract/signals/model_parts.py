@@ -1,0 +1,132 @@
+"""Parts of a causal language model: its decoder and blocks, its final norm, and its head on chosen hidden states."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from extract.errors import InputError
+
+#: Names of the norm behind the last block.
+_NORMS = ("norm", "ln_f", "final_layernorm", "final_layer_norm")
+
+
+def n_layers(model: Any) -> int:
+    """Number of blocks L; hidden states have L + 1 entries, of which 0 is the embeddings."""
+    return int(model.config.get_text_config().num_hidden_layers)
+
+
+def decoder_of(model: Any) -> nn.Module:
+    """The decoder without its language-model head."""
+    decoder = model.get_decoder() if hasattr(model, "get_decoder") else None
+    return decoder if isinstance(decoder, nn.Module) and decoder is not model else model.base_model
+
+
+def decoder_blocks(model: Any) -> nn.ModuleList:
+    """The decoder's blocks, in order.
+
+    Raises:
+        InputError: If the decoder has no module list with one entry per layer.
+    """
+    for module in decoder_of(model).children():
+        if isinstance(module, nn.ModuleList) and len(module) == n_layers(model):
+            return module
+    raise InputError(
+        f"Expected a decoder with a list of {n_layers(model)} blocks, but {type(model).__name__} has none. This "
+        "architecture can't be read; use another model."
+    )
+
+
+class Hooks:
+    """Context whose hooks, put into `_handles` on entering it, are removed on leaving it."""
+
+    def __init__(self) -> None:
+        self._handles: list[Any] = []
+
+    def __exit__(self, *error: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+
+class ModelHead:
+    """From hidden states to logits, by the model's own forward with its decoder replaced by a constant.
+
+    So scales, soft caps and biases are the model's own. One token is read, to learn the type of the decoder's output.
+
+    Args:
+        model: Causal language model.
+    """
+
+    @torch.inference_mode()
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
+        self._output = type(decoder_of(model)(input_ids=token, use_cache=False))
+
+    def chunk_size(self, n_logits: dict[str, int]) -> int:
+        """Number of tokens, at least one, that have `n_logits` logits; given by device type."""
+        vocab: int = self._model.config.get_text_config().vocab_size
+        return max(1, n_logits.get(self._model.device.type, n_logits["cpu"]) // vocab)
+
+    def __call__(self, states: Tensor) -> Tensor:
+        """Logits [token, vocab] of hidden states [token, d_model] after the final norm, in the model's dtype.
+
+        Raises:
+            InputError: If the model's logits do not come from its decoder's output.
+        """
+        ids = torch.zeros(1, len(states), dtype=torch.int64, device=self._model.device)
+        with _constant(decoder_of(self._model), self._output(last_hidden_state=states[None])) as calls:
+            logits: Tensor = self._model(input_ids=ids, use_cache=False).logits[0]
+        if calls != [1] or len(logits) != len(states):
+            raise InputError(
+                "Expected a model whose logits come from its decoder's output, but those of "
+                f"{type(self._model).__name__} don't. Its distributions can't be read; use another model."
+            )
+        return logits.to(states.device)
+
+
+@contextmanager
+def _constant(decoder: nn.Module, output: Any) -> Iterator[list[int]]:
+    """Have a decoder return `output` whatever it is given, without its hooks; yields a list with a 1 for each call."""
+    calls: list[int] = []
+
+    def call(*args: Any, **options: Any) -> Any:
+        calls.append(1)
+        return output
+
+    decoder.__dict__["_call_impl"] = call  # what torch runs, hooks and `forward` included
+    try:
+        yield calls
+    finally:
+        del decoder.__dict__["_call_impl"]
+
+
+def final_norm(model: Any) -> nn.Module:
+    """The norm between a decoder's last block and its head.
+
+    Raises:
+        InputError: If the decoder has none under a known name, or its output is not what the head takes.
+    """
+    decoder = decoder_of(model)
+    for name in _NORMS:
+        if isinstance(norm := getattr(decoder, name, None), nn.Module):
+            if len({weight.shape[-1] for weight in (*norm.parameters(), model.get_output_embeddings().weight)}) > 1:
+                raise not_norm_alone(model)
+            return norm
+    raise InputError(
+        f"Expected a decoder whose final norm is called one of {', '.join(_NORMS)}, but {type(model).__name__} has none "
+        "of them. Its layers can't be read through its head; leave out the signals that do so, or use another model."
+    )
+
+
+def not_norm_alone(model: Any) -> InputError:
+    """The error for a model that does more than a norm between its last block and its head."""
+    return InputError(
+        f"Expected the last block of {type(model).__name__} to be followed by its final norm alone, but it is not. Its "
+        "layers can't be read through its head; leave out the signals that do so, or use another model."
+    )

@@ -1,0 +1,170 @@
+"""`Reader`: runs one forward pass over a batch, with the hooks that the requested signals need, and returns a `Pass`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack
+from copy import deepcopy
+from typing import Any, Self, cast
+
+import torch
+from torch import Tensor
+
+from extract.signals.attention_reader import AttentionReader
+from extract.signals.base import Answer, Attention, Lens, Pass
+from extract.signals.hidden import HiddenCapture, position_ranges
+from extract.signals.lens import LensReader
+from extract.signals.model_parts import decoder_of
+from extract.signals.spans import TokenSpans
+
+_LENS = {"logits", "lens", "exit", "divergence"}
+_ATTENTION = {"attention_entropy", "attention_blocks", "attention_macs", "mixing"}
+
+
+class Reader:
+    """Runs passes for signals. The model has the hooks that they need inside the context, and none outside.
+
+    Args:
+        model: Causal language model in evaluation mode.
+        needs: What the signals need, among `NEEDS`.
+        layers: Layers whose hidden states are kept.
+
+    Raises:
+        InputError: If the model has no such layer, or can't be read for one of the needs.
+    """
+
+    def __init__(self, model: Any, needs: Collection[str], layers: Sequence[int] = ()) -> None:
+        self._model, self._needs = model, frozenset(needs)
+        self._hidden = HiddenCapture(model, layers)
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        lens, attention = self._needs & _LENS, self._needs & _ATTENTION
+        with ExitStack() as stack:
+            self._lens = stack.enter_context(LensReader(self._model, lens)) if lens else None
+            self._attention = stack.enter_context(AttentionReader(self._model, attention)) if attention else None
+            if self._hidden.layers:
+                stack.enter_context(self._hidden)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def questions(self, prompts: Sequence[Sequence[int]]) -> Pass:
+        """Read prompts; the only token of each row is the one that is going to be drawn after its prompt."""
+        n_prompt = [len(prompt) for prompt in prompts]
+        self._hidden.start(position_ranges("question", n_prompt, [0] * len(prompts)))
+        spans = TokenSpans([n - 1 for n in n_prompt], [1] * len(prompts))
+        return self._pass(right_padded(prompts, self._model.device), spans, None)
+
+    def answers(self, answers: Sequence[Answer], shared: SharedPrompt | None = None, left: bool = False) -> Pass:
+        """Read answers behind their prompts.
+
+        Args:
+            answers: Answers with at least one content token.
+            shared: Beginning of all prompts, when it has been read already.
+            left: Pad on the left and not on the right, as for generation.
+        """
+        n_before = 0 if shared is None else len(shared.tokens)
+        ids = [answer.prompt[n_before:] + answer.content for answer in answers]
+        longest = max(map(len, ids))
+        n_pad = [longest - len(row) if left else 0 for row in ids]
+        n_answer = [len(answer.content) for answer in answers]
+        starts = [pad + len(row) - n for pad, row, n in zip(n_pad, ids, n_answer, strict=True)]
+        self._hidden.start(position_ranges("sample", starts, n_answer))
+        spans = TokenSpans([start - 1 for start in starts], n_answer, n_before, n_pad)
+        padded = right_padded([[0] * pad + list(row) for pad, row in zip(n_pad, ids, strict=True)], self._model.device)
+        drawn = right_padded([answer.content for answer in answers], torch.device("cpu"))
+        options = {"past_key_values": shared.cache(len(answers)), "use_cache": True} if n_before and shared else {}
+        if left:
+            place = torch.arange(longest, device=padded.device) - torch.tensor(n_pad, device=padded.device)[:, None]
+            options |= {"attention_mask": (place >= 0).long(), "position_ids": place.clamp(min=0)}
+        return self._pass(padded, spans, drawn, **options)
+
+    def _pass(self, ids: Tensor, spans: TokenSpans, drawn: Tensor | None, **options: Any) -> Pass:
+        for reader in (self._lens, self._attention):
+            if reader is not None:
+                reader.start(spans)
+        output = decoder_of(self._model)(**{"input_ids": ids, "use_cache": False} | options)
+        return Pass(
+            self._model,
+            output,
+            spans,
+            drawn,
+            self._hidden.finish(),
+            Lens() if self._lens is None else self._lens.finish(output.last_hidden_state, drawn),
+            cast("Attention", None if self._attention is None else self._attention.finish()),
+        )
+
+
+# Batches. A causal model never looks to the right, so that padding there needs no mask and its value does not matter.
+
+
+def by_length(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
+    """Batches of sequence indices, shortest first, of at most `batch_tokens` tokens with padding or of one sequence.
+
+    >>> list(by_length([3, 1, 2, 9], batch_tokens=6))
+    [[1, 2], [0], [3]]
+    """
+    batch: list[int] = []
+    for i in sorted(range(len(lengths)), key=lambda i: lengths[i]):
+        if batch and lengths[i] * (len(batch) + 1) > batch_tokens:
+            yield batch
+            batch = []
+        batch.append(i)
+    if batch:
+        yield batch
+
+
+def right_padded(sequences: Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    """Token ids [row, token] int64, padded with 0."""
+    longest = max(map(len, sequences))
+    return torch.tensor([[*ids, *[0] * (longest - len(ids))] for ids in sequences], device=device)
+
+
+class SharedPrompt:
+    """Keys and values of the first tokens of several sequences, which are read once.
+
+    Args:
+        model: Causal language model of which `can_share` is true.
+
+    Attributes:
+        tokens: The tokens that were read.
+    """
+
+    def __init__(self, model: Any) -> None:
+        from transformers import DynamicCache
+
+        self._model, self.tokens = model, tuple[int, ...]()
+        self._cache: Any = DynamicCache(config=model.config)
+
+    @torch.inference_mode()
+    def then(self, tokens: Sequence[int]) -> SharedPrompt:
+        """These tokens followed by others; this object stays as it is."""
+        longer = SharedPrompt(self._model)
+        longer._cache, longer.tokens = deepcopy(self._cache), (*self.tokens, *tokens)
+        if tokens:
+            ids = torch.tensor([list(tokens)], device=self._model.device)
+            decoder_of(self._model)(input_ids=ids, past_key_values=longer._cache, use_cache=True)
+        return longer
+
+    def cache(self, n_rows: int) -> Any:
+        """A copy of the cache for `n_rows` sequences, to be filled further."""
+        copy = deepcopy(self._cache)
+        copy.batch_repeat_interleave(n_rows)
+        return copy
+
+
+def can_share(model: Any) -> bool:
+    """Whether the model remembers a prompt as all of its keys and values, in transformers' plain cache.
+
+    Models with sliding windows, whose caches forget, and with recurrent or compressed states do not.
+    """
+    from transformers import DynamicCache
+    from transformers.cache_utils import DynamicLayer
+
+    cache = DynamicCache(config=model.config)
+    config = model.config.get_text_config().to_dict()
+    windowed = any(config.get(name) for name in ("sliding_window", "attention_chunk_size"))
+    return not windowed and bool(cache.layers) and all(type(layer) is DynamicLayer for layer in cache.layers)

@@ -1,0 +1,151 @@
+"""Signals by name. A new signal is a function from a `Pass` to tensors, in one file, and one entry in `SIGNALS`.
+
+The function returns tensors [row, …] by ``layer/name``; those of a token signal are [row, token], padded, and are cut to
+the answers' lengths by the reader. All requested signals are computed from the same pass. A signal's module, and with it
+the model code, is imported when the signal is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from extract.errors import InputError, nearest
+from extract.store.shards import Scope
+
+#: What a pass can be read for beside the decoder's output, and where a function finds it in its `Pass`.
+NEEDS = {
+    "hidden": "`states`: hidden states at named positions",
+    "logits": "`lens`: log_p, entropy, largest, margin of the model's own distribution",
+    "lens": "`lens`: entropies of every layer's distribution",
+    "exit": "`lens`: margins, agrees, next_cosines, last_cosines of every layer",
+    "divergence": "`lens`: kl, jsd, early_late",
+    "attention_entropy": "`attention.layers`: entropies of attention",
+    "attention_blocks": "`attention.layers`: attention among the answer's tokens, mean over heads",
+    "attention_macs": "`attention.floors`: products over layers of the strongest head's attention",
+    "mixing": "`attention.dots`: how much attention adds to the residual stream",
+}
+
+_BOTH: tuple[Scope, ...] = ("question", "sample")
+_SAMPLE: tuple[Scope, ...] = ("sample",)
+
+
+class Signal(NamedTuple):
+    """A signal's function and the meaning of its numbers.
+
+    Attributes:
+        function: The function, as ``module:function``.
+        description: What it says, in a few words, for help and documentation.
+        needs: What the pass is read for, among `NEEDS`; nothing if the decoder's output is enough.
+        scopes: Whether it reads questions (the last token of the prompt), answers (every token), or both.
+        per_token: Whether it has one number per token of an answer, and not one tensor per answer.
+        by_layer: Whether its layers can be chosen before reading.
+        weights: Whether its numbers say how much a token matters, and not how uncertain the model was.
+        rising: Names whose larger numbers speak for a right answer; all others speak for a wrong one.
+    """
+
+    function: str
+    description: str
+    needs: tuple[str, ...] = ()
+    scopes: tuple[Scope, ...] = _BOTH
+    per_token: bool = True
+    by_layer: bool = False
+    weights: bool = False
+    rising: tuple[str, ...] = ()
+
+
+SIGNALS: dict[str, Signal] = {
+    "hidden": Signal(
+        "extract.signals.hidden:hidden",
+        "hidden states of every layer at named positions",
+        ("hidden",),
+        per_token=False,
+        by_layer=True,
+    ),
+    "tokens": Signal(
+        "extract.signals.lens_signals:tokens",
+        "probability of the drawn token, entropy and margin of its distribution",
+        ("logits",),
+        rising=("margin",),
+    ),
+    "entropy_profile": Signal(
+        "extract.signals.lens_signals:entropy_profile", "entropy of every layer's distribution", ("lens",)
+    ),
+    "evolution": Signal(
+        "extract.signals.lens_signals:evolution",
+        "divergence of the last layers' distributions from the final one",
+        ("lens", "divergence"),
+    ),
+    "early_exit": Signal(
+        "extract.signals.lens_signals:early_exit",
+        "layer at which the model could have stopped",
+        ("lens", "exit"),
+    ),
+    "attention_entropy": Signal(
+        "extract.signals.attention:attention_entropy", "entropy of every layer's attention", ("attention_entropy",)
+    ),
+    "rollout": Signal(
+        "extract.signals.attention:rollout",
+        "influence of a token through all layers (attention rollout)",
+        ("attention_blocks", "mixing"),
+        _SAMPLE,
+        weights=True,
+    ),
+    "rollout_max": Signal(
+        "extract.signals.attention:rollout_max",
+        "its largest influence on any token; costs n³ and not n²",
+        ("attention_blocks", "mixing"),
+        _SAMPLE,
+        weights=True,
+    ),
+    "macs": Signal(
+        "extract.signals.attention:macs",
+        "attention of later tokens to a token, strongest head of every layer (MACS)",
+        ("attention_macs",),
+        _SAMPLE,
+        weights=True,
+    ),
+}
+
+
+def signals_of(scope: Scope, **properties: bool) -> list[str]:
+    """Names of the signals of a scope with these properties.
+
+    >>> signals_of("sample", weights=True)
+    ['rollout', 'rollout_max', 'macs']
+    """
+    return [
+        name
+        for name, signal in SIGNALS.items()
+        if scope in signal.scopes and all(getattr(signal, key) == value for key, value in properties.items())
+    ]
+
+
+def load_signal(name: str, scope: Scope = "question") -> Callable[..., dict[str, Any]]:
+    """The function of a signal.
+
+    Raises:
+        InputError: If the name is unknown, or the signal has no such scope.
+    """
+    if name not in SIGNALS:
+        raise InputError(
+            f"Expected `signals` to be among {', '.join(SIGNALS)}, but got {name!r}.{nearest(name, SIGNALS)}"
+        )
+    if scope not in SIGNALS[name].scopes:
+        raise InputError(
+            f"Expected `signals` to be among {', '.join(signals_of(scope))} at `scope` {scope}, but got {name!r}. Give the "
+            "other `scope`."
+        )
+    module, function = SIGNALS[name].function.split(":")
+    return getattr(import_module(module), function)
+
+
+def signal_table() -> str:
+    """Markdown table of the signals, as in docs/signals.md."""
+    lines = ["| signal | read of | layers | what it says |", "|---|---|---|---|"]
+    for name, signal in SIGNALS.items():
+        scopes = "questions, answers" if len(signal.scopes) > 1 else "answers"
+        layers = "chosen by `--layers`" if signal.by_layer else "all"
+        lines.append(f"| `{name}` | {scopes} | {layers} | {signal.description} |")
+    return "\n".join(lines)

@@ -365,7 +365,8 @@ def test_no_module_that_reads_a_store_imports_the_model_code() -> None:
         "extract.commands",
         "extract.prompts",
     )
-    registry = ("extract.signals", "extract.signals.SIGNALS", "extract.signals.Signal")  # names, and no model code
+    # names of signals, and what becomes of their numbers, without the model
+    allowed = ("extract.signals.registry", "extract.signals.features", "extract.signals.pooling")
     files = [*(ROOT / "datamodules").rglob("*.py"), *(ROOT / "probes").rglob("*.py")]
     assert len(files) > 10
     for path in files:
@@ -376,7 +377,7 @@ def test_no_module_that_reads_a_store_imports_the_model_code() -> None:
             elif isinstance(node, ast.ImportFrom):
                 names = [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]
             for name in names:
-                assert name in registry or not name.startswith(forbidden), f"{path.name} imports {name}"
+                assert name.startswith(allowed) or not name.startswith(forbidden), f"{path.name} imports {name}"
 
 
 def test_no_secret_of_the_environment_reaches_a_run(

@@ -6,8 +6,9 @@ and the table in docs/methods.md take names and options from this registry. Clas
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from extract.registry import Registry, import_object
 
@@ -91,6 +92,16 @@ METHODS = Registry(
 )
 #: Those that read hidden states of questions; validation chooses the best of them in a comparison.
 PROBES = Registry("probe", {name: method for name, method in METHODS.items() if method.compared})
+
+
+def chosen_option(chosen: Mapping[str, Any]) -> tuple[str, str]:
+    """The option of which validation chose a value, in words, and the value.
+
+    >>> chosen_option({"layer": 3, "n_neighbors": 25.0})
+    ('number of neighbours', '25')
+    """
+    option = next(name for name in OPTIONS if name in chosen)
+    return OPTIONS[option], f"{chosen[option]:.12g}"
 
 
 def method_name(class_name: str, target: str, signal: str) -> str | None:

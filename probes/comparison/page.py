@@ -9,8 +9,8 @@ from typing import Any
 from probes.comparison.out_of_fold import BEST
 from probes.comparison.record import cheap_baselines
 from probes.comparison.transfer import sets_of
+from probes.registry import chosen_option
 from probes.report.templates import COLUMNS, relation, render
-from probes.saved.card import tried
 
 _COLUMNS = [column for column in COLUMNS if column[0] != "auroc_hard"]
 _KINDS = ("chosen", "probe", "baseline")
@@ -37,7 +37,7 @@ def comparison_page(record: dict[str, Any], plots: Sequence[str]) -> str:
         all_answers={name: figures for name, figures in methods.items() if not figures["half"]},
         half_answers={BEST: methods[BEST] | record["on_half"][BEST], **of_half},
         pairs=pairs,
-        tried=tried,
+        chosen_option=chosen_option,
         plots=plots,
     )
 

@@ -30,8 +30,9 @@ from probes.fitting.module import ProbeModule
 from probes.metrics.intervals import Interval, bootstrap
 from probes.report import plots
 from probes.report.evaluate import Scored, compare, evaluate, metric_of, usable
+from probes.report.page import report_page
 from probes.saved.artefact import ConfidenceProbe
-from probes.saved.card import markdown_report, model_card
+from probes.saved.card import model_card
 
 FORMAT_VERSION = 1
 #: Baselines beside the probe in the ROC curves; the report's table has them all.
@@ -287,9 +288,8 @@ class Report:
             pictures[name] = folder / "plots" / f"{name}.png"
             figure.savefig(pictures[name])
         (folder / "report.json").write_text(json.dumps(self.record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-        (folder / "report.md").write_text(
-            markdown_report(self.record, self.data.store.identity, list(pictures)), encoding="utf-8"
-        )
+        page = report_page(self.record, self.data.store.identity["policy"], list(pictures))
+        (folder / "report.md").write_text(page, encoding="utf-8")
         pq.write_table(self.predictions(), folder / "predictions.parquet")
         probe = self.probe()
         probe.save(folder / "probe", model_card(probe.config))

@@ -1,0 +1,74 @@
+"""The page of a run, and its summary for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from probes.registry import chosen_option
+from probes.report.templates import COLUMNS, metric, render
+from probes.saved.card import what_is_read
+
+_COUNTS = {"n_questions": "questions", "n_samples": "answers", "n_unknown": "unknown"}
+_TAUGHT = {
+    "capability": (
+        "The share of right answers to a question is its accuracy p̂, which the probe was taught and is tested on."
+    ),
+    "semantic_entropy": (
+        "The probe was taught whether a question's answers agree more than those to most training questions, without "
+        "grades; its calibrator and the metrics use the accuracy p̂, the share of right answers."
+    ),
+    "seu": (
+        "The probe was taught how near the embeddings of a question's answers are to each other, without grades; its "
+        "calibrator and the metrics use the accuracy p̂, the share of right answers."
+    ),
+    "response": (
+        "The probe reads a question with one of its answers; it was taught, and is tested on, whether that answer is "
+        "right."
+    ),
+}
+
+
+def report_page(record: dict[str, Any], policy: dict[str, Any], plots: Sequence[str]) -> str:
+    """The report of a run as Markdown.
+
+    Args:
+        record: Content of report.json.
+        policy: The store's policy.
+        plots: Names of the pictures.
+    """
+    ((target, methods),) = record["splits"]["test"].items()
+    probe, figures = next(iter(methods.items()))
+    option, value = chosen_option(record["chosen"])
+    columns = [(key, label) for key, label in COLUMNS if key in figures]
+    return render(
+        "report/report.md.j2",
+        record=record,
+        policy=policy,
+        plots=plots,
+        target=target,
+        methods=methods,
+        probe=probe,
+        n_answers=round(figures["n_samples"] / figures["n_questions"], 1),
+        taught=record["taught"] or _TAUGHT[record["target"]],
+        features=what_is_read(record["chosen"]["layer"], record["chosen"]["position"], record["pooled"]),
+        option=option,
+        value=value,
+        at_end=len(record["tried"]) > 1 and float(value) in (min(record["tried"]), max(record["tried"])),
+        header=["method", *(label for _, label in columns), *_COUNTS.values()],
+        rows=[
+            [name, *(metric(row, key) for key, _ in columns), *(str(row[count]) for count in _COUNTS)]
+            for name, row in methods.items()
+        ],
+    )
+
+
+def summary_table(methods: dict[str, Any]) -> str:
+    """The main metrics of every method in aligned columns, for a terminal."""
+    first = next(iter(methods.values()))
+    columns = [key for key in ("auroc", "brier", "brier_skill", "ece_width") if key in first]
+    rows = [("test split, 95 % intervals", *(label for key, label in COLUMNS if key in columns))]
+    rows += [(name, *(metric(figures, key) for key in columns)) for name, figures in methods.items()]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)

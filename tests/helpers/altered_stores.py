@@ -1,9 +1,8 @@
-"""Alterations of a store, by name: each takes a store's folder and a seeded generator, and says what a refusal may name."""
+"""Alterations of a store by name: what damage or a sender can do to its files, with their old checksums and with forged ones."""
 
 from __future__ import annotations
 
 import json
-import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -24,459 +23,337 @@ from extract.store.files import write_file
 from extract.store.ragged import Ragged
 from extract.store.shards import Block, SampleRange
 from extract.store.verify import write_manifest
-from tests.helpers.altering import Alteration, bad_json, bomb, lie, set_field
+from tests.helpers.altering import bad_json_contents, bomb
 
-#: What a refusal says of a file that is there no more, by the folder that it was in.
-GONE = {"questions.parquet": "questions.parquet", "samples": "samples", "grades": "grade", "signals": "signal"}
+#: Alters the store in a folder.
+Alteration = Callable[[Path], object]
+QUESTIONS = "questions.parquet"
+SAMPLES = "samples/00001.000-002.parquet"
+GRADES = "grades/coin/00001.000-002.parquet"
+SIGNAL = "signals/hidden/question/00001.safetensors"
+TOKENS = "signals/tokens/sample/00001.000-002.safetensors"
+FILES = {"questions": QUESTIONS, "samples": SAMPLES, "grades": GRADES, "signal": SIGNAL}
 
 
-def make_store(folder: Path) -> Path:
-    """A store of 20 questions in 3 blocks with two parts of 2 answers, planted grades and 3 layers of width 4."""
+def make_store(folder: Path, seed: int = 0) -> Path:
+    """A store of 20 questions in 3 blocks with two ranges of 2 answers, planted grades and 3 layers of width 4."""
     rng = np.random.default_rng(0)
     questions = [Question(id=f"q{i}", dataset="made", text=f"Say {i}.", references=("x",)) for i in range(20)]
     model = ModelIdentity("tiny", None, "a" * 64, "float32", "b" * 64, "c" * 64)
-    policy = Policy(model, Decoding(max_new_tokens=3))
+    policy = Policy(model, Decoding(max_new_tokens=3, seed=seed))
     store = Store.create(folder, Identity(policy, questions_hash(questions), block_size=8), questions)
     for block in range(3):
-        for part in (SampleRange(block, 0, 2), SampleRange(block, 2, 4)):
-            keys = [(q.id, j) for q in store.questions.block(Block(block)) for j in range(part.start, part.stop)]
+        for samples in (SampleRange(block, 0, 2), SampleRange(block, 2, 4)):
+            ids = store.questions.ids(samples)
+            keys = [{"question_id": id_, "sample": j} for id_ in ids for j in range(samples.start, samples.stop)]
             answer = {"token_ids": [5, 0], "text": "x", "logprobs": [-0.5, -1.0], "finish_reason": "stop"}
-            store.samples.write(part, [{"question_id": q, "sample": j, "prompt_tokens": 4, **answer} for q, j in keys])
-            grades = [
-                {"question_id": q, "sample": j, "right": bool(rng.random() < 0.5), "answer": "x"} for q, j in keys
-            ]
-            store.grades.write("coin", part, grades, "a coin")
-        n = len(store.questions.block(Block(block)))
-        states = torch.from_numpy(rng.normal(size=(3, n, 4))).float()
+            store.samples.write(samples, [{**key, "prompt_tokens": 4, **answer} for key in keys])
+            grades = [{**key, "right": bool(rng.random() < 0.5), "answer": "x"} for key in keys]
+            store.grades.write("coin", samples, grades, "a coin")
+        states = torch.from_numpy(rng.normal(size=(3, store.questions.n_rows(Block(block)), 4))).float()
         store.signals.write("hidden", Block(block), {f"{layer}/last_prompt": states[layer] for layer in range(3)})
     write_manifest(store)
     return folder
 
 
 def add_tokens(folder: Path) -> Path:
-    """A token signal of the answers of such a store, of 0 to 5 tokens each; the answers of one part have none at all."""
+    """A token signal of the answers of such a store, of 0 to 5 tokens each; the answers of one range have none."""
     store, rng = Store.open(folder), torch.Generator().manual_seed(0)
-    for part in store.samples.ranges():
-        rows = [
-            torch.rand(int(torch.randint(6, (), generator=rng)), generator=rng)
-            for _ in range(store.questions.n_rows(part))
-        ]
-        if part == SampleRange(2, 0, 2):
-            rows = [torch.zeros(0)] * len(rows)
-        tokens = Ragged.of(rows)
-        store.signals.write(
-            "tokens", part, {"2/entropy": tokens, "1/entropy": tokens._replace(values=tokens.values + 1)}
-        )
+    for samples in store.samples.ranges():
+        n_tokens = torch.randint(6, (store.questions.n_rows(samples),), generator=rng).tolist()
+        if samples == SampleRange(2, 0, 2):
+            n_tokens = [0] * len(n_tokens)
+        tokens = Ragged.of([torch.rand(n, generator=rng) for n in n_tokens])
+        shifted = tokens._replace(values=tokens.values + 1)
+        store.signals.write("tokens", samples, {"2/entropy": tokens, "1/entropy": shifted})
     write_manifest(store)
     return folder
 
 
-def data_file(store: Path, rng: random.Random, pattern: str = "*") -> Path:
-    return rng.choice(sorted(p for p in store.rglob(pattern) if p.suffix in (".parquet", ".safetensors")))
+# With the checksums of the files as they were
 
 
-def maybe_vouched(path: Path, content: bytes, rng: random.Random) -> str:
-    """Write other content, in half of the cases with a voucher that fits it."""
-    if rng.random() < 0.5:
-        write_file(path, content)
-    else:
-        path.write_bytes(content)
-    return path.name
+def content(file: str, change: Callable[[bytes], bytes]) -> Alteration:
+    """Change the bytes of a file."""
+    return lambda store: (store / file).write_bytes(change((store / file).read_bytes()))
 
 
-def edit_rows(change: Callable[[list[dict[str, Any]], random.Random], Any], pattern: str = "samples/*") -> Alteration:
-    """An alteration of the rows of a table, in place, with a voucher that fits."""
-
-    def alter(store: Path, rng: random.Random) -> str:
-        return edit_table(lambda table, rng: _changed(table, change, rng), pattern)(store, rng)
-
-    return alter
+def flip(data: bytes) -> bytes:
+    middle = len(data) // 2
+    return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
 
 
-def _changed(table: pa.Table, change: Callable[..., Any], rng: random.Random) -> pa.Table:
-    rows = table.to_pylist()
-    change(rows, rng)
-    return pa.Table.from_pylist(rows, schema=table.schema)
+def huge_header(data: bytes) -> bytes:
+    return (2**50).to_bytes(8, "little") + data[8:]
 
 
-def edit_table(change: Callable[[pa.Table, random.Random], pa.Table], pattern: str = "samples/*") -> Alteration:
-    """An alteration of a table, with a voucher that fits."""
-
-    def alter(store: Path, rng: random.Random) -> str:
-        path, sink = data_file(store, rng, pattern), pa.BufferOutputStream()
-        pq.write_table(change(pq.read_table(path), rng), sink)
-        write_file(path, sink.getvalue().to_pybytes())
-        return path.name
+def sidecar(**changes: Any) -> Alteration:
+    def alter(store: Path) -> None:
+        file = (store / SAMPLES).with_suffix(".json")
+        file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
 
     return alter
 
 
-def set_one(column: str, *values: Any) -> Callable[[list[dict[str, Any]], random.Random], None]:
-    """Put one of the values into one row."""
-
-    def change(rows: list[dict[str, Any]], rng: random.Random) -> None:
-        rng.choice(rows)[column] = rng.choice(values)
-
-    return change
+def delete(name: str) -> Alteration:
+    return lambda store: (store / name).unlink()
 
 
-def other_rows(rows: list[dict[str, Any]], rng: random.Random) -> None:
-    i, j = rng.sample(range(len(rows)), 2)
-    rng.choice([lambda: rows.pop(i), lambda: rows.append(rows[i]), lambda: rows.__setitem__(i, rows[j]), rows.clear])()
+def copy(source: str, target: str) -> Alteration:
+    """Put a file with its sidecar under another name."""
 
-
-def edit_signal(change: Callable[[dict[str, Any], random.Random], Any], **stamp: Any) -> Alteration:
-    """An alteration of a block's tensors or of what it says to be, with a voucher that fits."""
-
-    def alter(store: Path, rng: random.Random) -> str:
-        path = data_file(store, rng, "*.safetensors")
-        tensors = load_file(path)
-        change(tensors, rng)
-        stated = {"identity": Store.open(store).sha256, "signal": "hidden", "block": int(path.stem), **stamp}
-        save_file(tensors, path, {"store": canonical_json(stated)})
-        write_file(path, path.read_bytes())
-        return path.name
+    def alter(store: Path) -> None:
+        for ending in (Path(source).suffix, ".json"):
+            shutil.copy((store / source).with_suffix(ending), (store / target).with_suffix(ending))
 
     return alter
 
 
-def some_tensor(make: Callable[[torch.Tensor, random.Random], torch.Tensor]) -> Callable[..., None]:
-    def change(tensors: dict[str, Any], rng: random.Random) -> None:
-        key = rng.choice(sorted(tensors))
-        tensors[key] = make(tensors[key], rng).contiguous()
+def replace_by_other_store(*names: str) -> Alteration:
+    """Put files of a store of another seed in their place."""
 
-    return change
-
-
-def broken_row(tensor: torch.Tensor, rng: random.Random) -> torch.Tensor:
-    tensor[rng.randrange(len(tensor)), rng.randrange(4)] = rng.choice([torch.nan, torch.inf, -torch.inf])
-    return tensor
-
-
-def edit_tokens(change: Callable[[torch.Tensor, torch.Tensor, random.Random], Any]) -> Alteration:
-    """An alteration of a part of the token signal, with a voucher that fits: of its values [sum of lengths] and offsets.
-
-    `change` alters them in place or gives what stands for them: tensors by the ending of their key.
-    """
-
-    def alter(store: Path, rng: random.Random) -> str:
-        path = store / f"signals/tokens/sample/0000{rng.randrange(2)}.000-002.safetensors"
-        with safe_open(path, framework="pt") as file:
-            stated = file.metadata()
-        tensors = load_file(path)
-        key = rng.choice(["1/entropy", "2/entropy"])
-        values, offsets = tensors.pop(key), tensors.pop(f"{key}.offsets")
-        held = change(values, offsets, rng) or {"": values, ".offsets": offsets}
-        tensors |= {key + ending: tensor.contiguous() for ending, tensor in held.items()}
-        save_file(tensors, path, stated)
-        write_file(path, path.read_bytes())
-        return path.name
+    def alter(store: Path) -> None:
+        other = make_store(store.parent / "other", seed=1)
+        for path in (path for name in names for path in other.glob(name)):
+            shutil.copy(path, store / path.relative_to(other))
 
     return alter
 
 
-def first_long(offsets: torch.Tensor) -> int:
-    """Where the first row begins that has several tokens."""
-    return int(offsets[int((offsets.diff() > 1).nonzero()[0])])
+def other_questions(store: Path) -> None:
+    table = pq.read_table(store / QUESTIONS)
+    other = Store.open(store).questions
+    assert len(other) == table.num_rows
+    sink = pa.BufferOutputStream()
+    pq.write_table(table.take(list(range(19, -1, -1))), sink)
+    write_file(store / QUESTIONS, sink.getvalue().to_pybytes())
 
 
-def break_token(values: torch.Tensor, offsets: torch.Tensor, rng: random.Random) -> None:
-    values[first_long(offsets) + rng.randrange(2)] = rng.choice([torch.nan, torch.inf, -torch.inf])
+def draw_again(store: Path) -> None:
+    """Answers that were lost and drawn again, after they had been graded."""
+    opened = Store.open(store)
+    rows = opened.samples.read(SampleRange(1, 0, 2)).drop(["n_tokens"]).to_pylist()
+    opened.samples.write(SampleRange(1, 0, 2), [{**row, "text": "y"} for row in rows])
 
 
-def swap_offsets(values: torch.Tensor, offsets: torch.Tensor, rng: random.Random) -> None:
-    """Let one fall; the first and the last stay."""
-    rises = (offsets[1:-2] < offsets[2:-1]).nonzero()[:, 0].tolist()
-    row = 1 + rng.choice(rises)
-    offsets[row], offsets[row + 1] = offsets[row + 1].item(), offsets[row].item()
-
-
-def header_lies(pattern: str = "*.safetensors") -> Alteration:
-    def alter(store: Path, rng: random.Random) -> str:
-        path = data_file(store, rng, pattern)
-        lie(path, rng)
-        write_file(path, path.read_bytes())
-        return path.name
-
-    return alter
-
-
-def footer_lies(store: Path, rng: random.Random) -> str:
-    path = data_file(store, rng, "*.parquet")
-    content = bytearray(path.read_bytes())
-    content[-8:-4] = rng.choice([2**31 - 1, 2**32 - 1, len(content) * 2, 0, 3]).to_bytes(4, "little")
-    write_file(path, bytes(content))
-    return path.name
-
-
-def repeated_text(rows: list[dict[str, Any]], rng: random.Random) -> None:
-    """Kilobytes in the file, and in memory more than there is."""
-    big = chr(97 + rng.randrange(26)) * 150_000_000
-    for row in rows:
-        row["text"] = big
-
-
-def edit_identity(change: Callable[[dict[str, Any], random.Random], object], sealed: bool = True) -> Alteration:
-    """An alteration of the identity, in most cases with the checksum that fits."""
-
-    def alter(store: Path, rng: random.Random) -> str:
-        file = store / "identity.json"
-        record = json.loads(file.read_text())
-        change(record["of"], rng)
-        record["identity"] = sha256_json(record["of"]) if sealed else record["identity"]
-        file.write_text(json.dumps(record))
-        return "identity.json"
-
-    return alter
-
-
-def change_keys(record: dict[str, Any], rng: random.Random) -> None:
-    """A key less, or one more, somewhere."""
-    places = [record, record["policy"], record["policy"]["model"], record["policy"]["decoding"]]
-    place = rng.choice(places)
-    if rng.random() < 0.5:
-        del place[rng.choice(sorted(key for key in place if key != "schema"))]
-    else:
-        place[rng.choice(["more", "../more", "__class__", ""])] = 1
-
-
-def bad_voucher(store: Path, rng: random.Random) -> str:
-    path = data_file(store, rng)
-    good = json.loads(path.with_suffix(".json").read_text())
-    bad = [
-        {},
-        {**good, "more": 1},
-        {**good, "size": str(good["size"])},
-        {**good, "sha256": None},
-        {**good, "size": 1e9},
-    ]
-    if rng.random() < 0.5:
-        path.with_suffix(".json").write_text(json.dumps(rng.choice(bad)))
-    else:
-        bad_json(path.parent, f"{path.stem}.json", rng)
-    return path.stem
-
-
-def foreign_file(store: Path, rng: random.Random) -> str:
-    folder = rng.choice(["samples", "grades/coin"])
-    names = ["foo", "00009.000-002", "00000.002-002", "00000.000-2", "00000.000-999999999999", "-1.000-002", "a\nb"]
-    name = rng.choice(names)
-    write_file(store / folder / f"{name}.parquet", data_file(store, rng, f"{folder}/*").read_bytes())
-    return "a\\nb" if name == "a\nb" else name
-
-
-def overlapping_part(store: Path, rng: random.Random) -> str:
-    folder = rng.choice(["samples", "grades/coin"])
-    name = rng.choice(["00001.001-003", "00001.000-004", "00001.003-005"])
-    write_file(store / folder / f"{name}.parquet", (store / folder / "00001.000-002.parquet").read_bytes())
-    return "00001"
-
-
-def another_block(store: Path, rng: random.Random) -> str:
-    folder, ending = rng.choice([("samples", ".000-002.parquet"), ("signals/hidden/question", ".safetensors")])
-    source, target = rng.sample(["00000", "00001"], 2)
-    write_file(store / folder / (target + ending), (store / folder / (source + ending)).read_bytes())
-    return target + ending
-
-
-def missing_file(store: Path, rng: random.Random) -> str:
-    path = data_file(store, rng)
-    (path if rng.random() < 0.5 else path.with_suffix(".json")).unlink()
-    return GONE[path.relative_to(store).parts[0]]
-
-
-def link_outside(store: Path, rng: random.Random) -> str:
+def link_outside(name: str) -> Alteration:
     """The same content, but elsewhere."""
-    path = data_file(store, rng)
-    path = rng.choice([path, path.with_suffix(".json"), path.parent, store / "identity.json"])
-    path = store / "samples" if path == store else path
-    elsewhere = store.parent / "elsewhere"
-    shutil.move(path, elsewhere)
-    path.symlink_to(elsewhere)
-    return path.stem if path.suffix else ""
 
-
-def bad_name(store: Path, rng: random.Random) -> str:
-    name = rng.choice(["a b", "co\nin", "~root", "é"])
-    shutil.copytree(store / "grades/coin", store / "grades" / name)
-    return repr(name)
-
-
-def bad_manifest(store: Path, rng: random.Random) -> str:
-    """The manifest is an index that `verify` alone reads."""
-    file = store / "manifest.json"
-    record = json.loads(file.read_text())
-    if rng.random() < 0.4:
-        return bad_json(store, "manifest.json", rng)
-    if rng.random() < 0.3:
-        record["identity"] = "0" * 64
-    else:
-        record["files"][rng.choice(["../../secret.parquet", "/etc/passwd", "gone.parquet", "a\nb"])] = {}
-    file.write_text(json.dumps(record))
-    return "manifest"
-
-
-def other_questions(store: Path, rng: random.Random) -> str:
-    """Questions that break a rule, under an identity that was made to fit them."""
-    changes = [set_one("question_id", "", "q3"), set_one("meta", "{", "[" * 10**5, "NaN")]
-    changes += [set_one("kind", "essay"), set_one("text", "")]
-    edit_rows(rng.choice(changes), "questions.parquet")(store, rng)
-    rows = pq.read_table(store / "questions.parquet").to_pylist()
-    record = json.loads((store / "identity.json").read_text())
-    record["of"]["questions"] = sha256_json(rows)
-    record["identity"] = sha256_json(record["of"])
-    (store / "identity.json").write_text(json.dumps(record))
-    return "questions.parquet"
-
-
-def swap(rows: list[Any], rng: random.Random) -> None:
-    i, j = rng.sample(range(len(rows)), 2)
-    rows[i], rows[j] = rows[j], rows[i]
-
-
-def flip(store: Path, rng: random.Random) -> str:
-    path = data_file(store, rng)
-    content = bytearray(path.read_bytes())
-    for _ in range(rng.choice([1, 1, 20])):
-        content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
-    path.write_bytes(bytes(content))
-    return path.name
-
-
-def with_content(make: Callable[[bytes, random.Random, Path], bytes]) -> Alteration:
-    def alter(store: Path, rng: random.Random) -> str:
-        path = data_file(store, rng)
-        return maybe_vouched(path, make(path.read_bytes(), rng, store), rng)
+    def alter(store: Path) -> None:
+        shutil.move(store / name, store.parent / "elsewhere")
+        (store / name).symlink_to(store.parent / "elsewhere")
 
     return alter
 
 
-def metadata(change: dict[str, str] | None) -> Callable[[pa.Table, random.Random], pa.Table]:
-    return lambda table, rng: table.replace_schema_metadata(change)
+def identity(change: Callable[[dict[str, Any]], object], sealed: bool = True) -> Alteration:
+    """Change the identity, with the checksum that fits where it is sealed."""
+
+    def alter(store: Path) -> None:
+        record = json.loads((store / "identity.json").read_text())
+        change(record["of"])
+        record["identity"] = sha256_json(record["of"]) if sealed else record["identity"]
+        (store / "identity.json").write_text(json.dumps(record))
+
+    return alter
 
 
-def drop(table: pa.Table, rng: random.Random) -> pa.Table:
-    return table.drop_columns([rng.choice(table.column_names)])
+#: What a refusal has to name, and the alteration.
+ALTERATIONS: dict[str, tuple[str, Alteration]] = {
+    **{f"{kind}: a flipped bit": (Path(file).name, content(file, flip)) for kind, file in FILES.items()},
+    **{f"{kind}: truncated": (Path(file).name, content(file, lambda data: data[:-9])) for kind, file in FILES.items()},
+    **{f"{kind}: emptied": (Path(file).name, content(file, lambda data: b"")) for kind, file in FILES.items()},
+    "samples: lengthened": ("00001.000-002", content(SAMPLES, lambda data: data + b"more")),
+    "samples: a pickle": ("00001.000-002", lambda store: (store / SAMPLES).write_bytes(bomb(store))),
+    "signal: a pickle": ("00001.safetensors", lambda store: (store / SIGNAL).write_bytes(bomb(store))),
+    "signal: a huge header": ("00001.safetensors", content(SIGNAL, huge_header)),
+    "questions: missing": ("questions.parquet", delete(QUESTIONS)),
+    "samples: missing": ("samples", delete(SAMPLES)),
+    "grades: missing": ("graded", delete(GRADES)),
+    "signal: missing": ("hidden", delete(SIGNAL)),
+    "questions: no sidecar": ("questions.parquet", delete("questions.json")),
+    "samples: no sidecar": ("samples", delete("samples/00001.000-002.json")),
+    "grades: no sidecar": ("graded", delete("grades/coin/00001.000-002.json")),
+    "signal: no sidecar": ("hidden", delete("signals/hidden/question/00001.json")),
+    **{
+        f"sidecar: {name}": ("00001.000-002", lambda store, data=data: (store / SAMPLES).with_suffix(".json").write_bytes(data))
+        for name, data in bad_json_contents().items()
+    },
+    "sidecar: a pickle": ("00001", lambda store: (store / SAMPLES).with_suffix(".json").write_bytes(bomb(store))),
+    "sidecar: another size": ("00001.000-002", sidecar(size=3)),
+    "sidecar: a size of 2**70": ("00001.000-002", sidecar(size=2**70)),
+    "sidecar: a text for the size": ("00001.000-002", sidecar(size="3")),
+    "sidecar: another checksum": ("00001.000-002", sidecar(sha256="0" * 64)),
+    "sidecar: another key": ("00001.000-002", sidecar(path="../../secret")),
+    "a foreign name": ("foo.parquet", copy(SAMPLES, "samples/foo.parquet")),
+    "a name with a line break": ("a\\nb.parquet", copy(SAMPLES, "samples/a\nb.parquet")),
+    "a block beyond the last": ("00009.000-002", copy(SAMPLES, "samples/00009.000-002.parquet")),
+    "a range that is empty": ("00000.002-002", copy(GRADES, "grades/coin/00000.002-002.parquet")),
+    "a range beyond all bounds": ("999999999", copy(SAMPLES, "samples/00000.000-999999999.parquet")),
+    "overlapping ranges": ("00001.001-003", copy(SAMPLES, "samples/00001.001-003.parquet")),
+    "samples of another block": ("00001.000-002", copy("samples/00000.000-002.parquet", SAMPLES)),
+    "samples of another range": ("00001.000-002", copy("samples/00001.002-004.parquet", SAMPLES)),
+    "grades of another block": ("00001.000-002", copy("grades/coin/00000.000-002.parquet", GRADES)),
+    "grades of another grader": ("'coin', not of 'dice'", lambda store: (store / "grades/coin").rename(store / "grades/dice")),
+    "grades of answers that were replaced": ("replaced", draw_again),
+    "signal of another block": ("00001.safetensors", copy("signals/hidden/question/00000.safetensors", SIGNAL)),
+    "signal of another store": ("00000.safetensors", replace_by_other_store("signals/hidden/question/*")),
+    "questions of another store": ("questions.parquet", other_questions),
+    "a grader's name with a space": ("'a b'", lambda store: shutil.copytree(store / "grades/coin", store / "grades/a b")),
+    "a grader's name with a line break": ("'a\\nb'", lambda store: shutil.copytree(store / "grades/coin", store / "grades/a\nb")),
+    **{
+        f"{name}: a link outside": (Path(name).name, link_outside(name))
+        for name in (QUESTIONS, SAMPLES, "samples/00001.000-002.json", GRADES, SIGNAL, "identity.json")
+    },
+    "samples: a folder that is a link outside": ("outside", link_outside("samples")),
+    **{
+        f"identity: {name}": ("identity.json", lambda store, data=data: (store / "identity.json").write_bytes(data))
+        for name, data in bad_json_contents().items()
+    },
+    "identity: a pickle": ("identity.json", lambda store: (store / "identity.json").write_bytes(bomb(store))),
+    "identity: another temperature": (
+        "it was altered",
+        identity(lambda of: of["policy"]["decoding"].update(temperature=0.1), sealed=False),
+    ),
+    "identity: a newer schema": ("schema 2", identity(lambda of: of.update(schema=2))),
+    "identity: another key": ("more", identity(lambda of: of["policy"].update(more=1))),
+    "identity: a key less": ("policy.model.dtype", identity(lambda of: of["policy"]["model"].pop("dtype"))),
+    "identity: blocks of no question": ("block_size", identity(lambda of: of.update(block_size=0))),
+    "identity: a model's path": ("model.id", identity(lambda of: of["policy"]["model"].update(id="../tiny"))),
+}
 
 
-def add(table: pa.Table, rng: random.Random) -> pa.Table:
-    return table.append_column(rng.choice(["more", "../more", "text", "a\nb"]), table["question_id"])
+# With checksums that fit
 
 
-def retype(table: pa.Table, rng: random.Random) -> pa.Table:
-    column, kind = rng.choice(
-        [("sample", pa.int64()), ("text", pa.large_string()), ("logprobs", pa.list_(pa.float64()))]
-    )
-    return table.set_column(table.column_names.index(column), column, table[column].cast(kind))
+def forge_table(file: str, change: Callable[[pa.Table], pa.Table]) -> Alteration:
+    def alter(store: Path) -> None:
+        sink = pa.BufferOutputStream()
+        pq.write_table(change(pq.read_table(store / file)), sink)
+        write_file(store / file, sink.getvalue().to_pybytes())
+
+    return alter
 
 
-def annotate(table: pa.Table, rng: random.Random) -> pa.Table:
+def forge_value(file: str, column: str, value: Any) -> Alteration:
+    """Put one value into all rows of a column."""
+
+    def change(table: pa.Table) -> pa.Table:
+        place = table.column_names.index(column)
+        values = pa.array([value] * table.num_rows, table.schema.field(column).type)
+        return table.set_column(place, table.schema.field(column), values)
+
+    return forge_table(file, change)
+
+
+def forge_questions(column: str, value: Any) -> Alteration:
+    """Questions with one value, under an identity that was made to fit them."""
+
+    def alter(store: Path) -> None:
+        forge_value(QUESTIONS, column, value)(store)
+        rows = pq.read_table(store / QUESTIONS).to_pylist()
+        identity(lambda of: of.update(questions=sha256_json(rows)))(store)
+
+    return alter
+
+
+def forge_bytes(file: str, change: Callable[[bytes], bytes]) -> Alteration:
+    return lambda store: write_file(store / file, change((store / file).read_bytes()))
+
+
+def forge_signal(file: str, change: Callable[[dict[str, Any]], object], **provenance: Any) -> Alteration:
+    def alter(store: Path) -> None:
+        with safe_open(store / file, framework="pt") as opened:
+            record = json.loads(opened.metadata()["store"])
+        tensors = load_file(store / file)
+        change(tensors)
+        save_file(tensors, store / file, {"store": canonical_json({**record, **provenance})})
+        write_file(store / file, (store / file).read_bytes())
+
+    return alter
+
+
+def forge_header(**changes: Any) -> Alteration:
+    """Let the header of a signal's file say other things of its first tensor."""
+
+    def change(data: bytes) -> bytes:
+        length = int.from_bytes(data[:8], "little")
+        header = json.loads(data[8 : 8 + length])
+        header["0/last_prompt"] |= changes
+        text = json.dumps(header).encode()
+        return len(text).to_bytes(8, "little") + text + data[8 + length :]
+
+    return forge_bytes(SIGNAL, change)
+
+
+def annotate(table: pa.Table) -> pa.Table:
     """What pyarrow before 14.0.1 unpickled when it read the column."""
     spell = {"ARROW:extension:name": "arrow.py_extension_type", "ARROW:extension:metadata": "cos\nmkdir\n."}
-    place = rng.randrange(table.num_columns)
-    return table.cast(table.schema.set(place, table.schema.field(place).with_metadata(spell)))
+    return table.cast(table.schema.set(0, table.schema.field(0).with_metadata(spell)))
 
 
-def _by_ending(make: Callable[..., tuple[torch.Tensor, torch.Tensor]]) -> Callable[..., dict[str, torch.Tensor]]:
-    return lambda values, offsets, rng: dict(zip(("", ".offsets"), make(values, offsets, rng), strict=True))
+def footer(length: int) -> Callable[[bytes], bytes]:
+    return lambda data: data[:-8] + length.to_bytes(4, "little") + data[-4:]
 
 
-#: Alterations of the token signal of a store that has one.
-TOKEN_ALTERATIONS: dict[str, Alteration] = {
-    "offsets that do not begin at 0": edit_tokens(lambda v, o, rng: o.__setitem__(0, rng.choice([1, -1, -(2**62)]))),
-    "offsets that fall": edit_tokens(swap_offsets),
-    "offset below 0": edit_tokens(lambda v, o, rng: o.__setitem__(rng.randrange(1, len(o) - 1), -(2**63))),
-    "offset beyond the values": edit_tokens(lambda v, o, rng: o.__setitem__(rng.randrange(1, len(o)), 2**62)),
-    "offsets that end too early": edit_tokens(_by_ending(lambda v, o, rng: (v, o.clamp(max=int(o[-1]) - 1)))),
-    "more values": edit_tokens(_by_ending(lambda v, o, rng: (torch.cat([v, v[:1]]), o))),
-    "fewer values": edit_tokens(_by_ending(lambda v, o, rng: (v[:-1], o))),
-    "no values": edit_tokens(_by_ending(lambda v, o, rng: (v[:0], o))),
-    "offsets of another type": edit_tokens(
-        _by_ending(lambda v, o, rng: (v, o.to(rng.choice([torch.int32, torch.float64, torch.uint8, torch.bool]))))
+FORGED: dict[str, Alteration] = {
+    "samples: a pickle": lambda store: write_file(store / SAMPLES, bomb(store)),
+    "signal: a pickle": lambda store: write_file(store / SIGNAL, bomb(store)),
+    "samples: a footer of 2 GB": forge_bytes(SAMPLES, footer(2**31 - 1)),
+    "samples: a footer of 3 bytes": forge_bytes(SAMPLES, footer(3)),
+    "samples: an extension type": forge_table(SAMPLES, annotate),
+    "samples: no column of texts": forge_table(SAMPLES, lambda table: table.drop_columns(["text"])),
+    "samples: one row": forge_table(SAMPLES, lambda table: table.slice(0, 1)),
+    "samples: a question that is not there": forge_value(SAMPLES, "question_id", "../../q0"),
+    "samples: nulls for token ids": forge_value(SAMPLES, "token_ids", [None, 3]),
+    "samples: one token less": forge_value(SAMPLES, "token_ids", [5]),
+    "samples: log-probabilities that are NaN": forge_value(SAMPLES, "logprobs", [float("nan"), 1.0]),
+    "samples: a finish reason": forge_value(SAMPLES, "finish_reason", "os.system"),
+    "samples: prompts of −5 tokens": forge_value(SAMPLES, "prompt_tokens", -5),
+    "grades: a sample that is not there": forge_value(GRADES, "sample", -1),
+    "grades: no metadata": forge_table(GRADES, lambda table: table.replace_schema_metadata(None)),
+    "questions: metadata that is no JSON": forge_questions("meta", "{"),
+    "questions: nested metadata": forge_questions("meta", "[" * 10**5),
+    "questions: a kind that is not there": forge_questions("kind", "essay"),
+    "questions: the same id": forge_questions("question_id", "q3"),
+    "questions: no text and no messages": forge_questions("text", ""),
+    "questions: a list of nulls": forge_questions("references", [None]),
+    "signal: a shape of 10**18": forge_header(shape=[10**9, 10**9]),
+    "signal: a negative shape": forge_header(shape=[-1, 4]),
+    "signal: offsets outside the file": forge_header(data_offsets=[0, 10**12]),
+    "signal: an unknown dtype": forge_header(dtype="F1024"),
+    "signal: a huge header": forge_bytes(SIGNAL, huge_header),
+    "signal: a nested header": forge_bytes(SIGNAL, lambda data: (10**5).to_bytes(8, "little") + b"[" * 10**5),
+    "signal: a key that is a path": forge_signal(SIGNAL, lambda tensors: tensors.update({"../../etc": torch.zeros(8, 4)})),
+    "signal: whole numbers": forge_signal(SIGNAL, lambda tensors: tensors.update({"0/last_prompt": torch.zeros(8, 4, dtype=torch.int64)})),
+    "signal: a number for the settings": forge_signal(SIGNAL, lambda tensors: None, how=3),
+    "signal: no tensors": forge_signal(SIGNAL, lambda tensors: tensors.clear()),
+    "signal: not a single dimension": forge_signal(SIGNAL, lambda tensors: tensors.update({"0/last_prompt": torch.tensor(1.0)})),
+    "signal: tensors without width": forge_signal(SIGNAL, lambda tensors: tensors.update({"0/last_prompt": torch.zeros(8, 0)})),
+    "signal: offsets of nothing": forge_signal(SIGNAL, lambda tensors: tensors.update({"9/x.offsets": torch.zeros(9)})),
+    "signal: rows of tokens in one file": forge_signal(
+        SIGNAL, lambda tensors: tensors.update({"1/last_prompt.offsets": torch.arange(9)})
     ),
-    "offsets of other rows": edit_tokens(
-        _by_ending(lambda v, o, rng: (v, rng.choice([o[:-1], o[1:], torch.cat([o, o[-1:]]), o[:0], o[:, None], o[0]])))
-    ),
-    "offsets without values": edit_tokens(lambda v, o, rng: {".offsets": o}),
-    "offsets of offsets": edit_tokens(lambda v, o, rng: {"": v, ".offsets": o, ".offsets.offsets": o.clone()}),
-    "values without offsets": edit_tokens(lambda v, o, rng: {"": v}),
-    "one value a row": edit_tokens(lambda v, o, rng: {"": torch.zeros(len(o) - 1)}),
-    "several values a token": edit_tokens(_by_ending(lambda v, o, rng: (v[:, None].repeat(1, 2), o))),
-    "nothing in a token": edit_tokens(_by_ending(lambda v, o, rng: (v[:, None][:, :0], o))),
-    "values of another type": edit_tokens(
-        _by_ending(lambda v, o, rng: (v.to(rng.choice([torch.float64, torch.float16, torch.int64, torch.bool])), o))
-    ),
-    "token that is not finite": edit_tokens(break_token),
-    "header lies": header_lies("signals/tokens/*/*.safetensors"),
+    "identity: an unknown sampler": identity(lambda of: of.update(sampler="server")),
 }
-ALTERATIONS: dict[str, Alteration] = {
-    "truncated": with_content(lambda content, rng, _: content[: rng.randrange(len(content))]),
-    "lengthened": with_content(lambda content, rng, _: content + rng.randbytes(rng.randrange(1, 99))),
-    "flipped bits": flip,
-    "garbage": with_content(lambda content, rng, _: rng.randbytes(rng.randrange(2000))),
-    "a pickle": with_content(lambda content, rng, store: bomb(store)),
-    "missing file": missing_file,
-    "bad voucher": bad_voucher,
-    "foreign file": foreign_file,
-    "overlapping part": overlapping_part,
-    "another block's file": another_block,
-    "link outside": link_outside,
-    "bad name of a grader": bad_name,
-    "missing column": edit_table(drop),
-    "extra column": edit_table(add),
-    "column of another type": edit_table(retype),
-    "column with a spell": edit_table(annotate),
-    "other rows": edit_rows(other_rows),
-    "grades of other rows": edit_rows(other_rows, "grades/coin/*"),
-    "unknown question": edit_rows(set_one("question_id", "../../q0", "", "nobody", "q0\n", "q99")),
-    "sample out of the part": edit_rows(set_one("sample", -1, 4, 2**31 - 1, -(2**31))),
-    "grade of a sample out of the part": edit_rows(set_one("sample", -1, 4, 2**31 - 1), "grades/coin/*"),
-    "impossible log-probability": edit_rows(set_one("logprobs", [-1, float("nan")], [0.5, -1], [-float("inf"), 0])),
-    "other number of tokens": edit_rows(set_one("token_ids", [], [1], [1, 2, 3], [-1, 2], [1] * 999)),
-    "nulls": edit_rows(lambda rows, rng: set_one(rng.choice(sorted(rows[0])), None)(rows, rng)),
-    "nulls in a list": edit_rows(set_one("token_ids", [None, 3])),
-    "unknown finish reason": edit_rows(set_one("finish_reason", "", "STOP", "os.system")),
-    "impossible prompt length": edit_rows(set_one("prompt_tokens", 0, -5, 9)),
-    "other prompt length in one part": edit_rows(lambda rows, rng: [row.update(prompt_tokens=9) for row in rows]),
-    "grades of nobody": edit_table(metadata(None), "grades/coin/*"),
-    "grades of another grader": edit_table(metadata({"grader": "../coin", "rule": ""}), "grades/coin/*"),
-    "altered questions": edit_rows(set_one("text", "Other.", "\n"), "questions.parquet"),
-    "questions in another order": edit_rows(swap, "questions.parquet"),
-    "questions that break a rule": other_questions,
-    "footer lies": footer_lies,
-    "header lies": header_lies(),
-    "signal of another store": edit_signal(lambda tensors, rng: None, identity="f" * 64),
-    "signal of another name": edit_signal(lambda tensors, rng: None, signal="../hidden"),
-    "missing key": edit_signal(lambda tensors, rng: tensors.pop(rng.choice(sorted(tensors)))),
-    "extra key": edit_signal(
-        lambda tensors, rng: tensors.update(
-            {rng.choice(["../../etc", "9/last_prompt", "last_prompt", "-1/x", "a\nb"]): torch.zeros(8, 4)}
-        )
-    ),
-    "no keys": edit_signal(lambda tensors, rng: tensors.clear()),
-    "other number of rows": edit_signal(
-        some_tensor(lambda t, rng: rng.choice([t[1:], torch.cat([t, t]), t[:0], t.T[:3], t[0, 0]]))
-    ),
-    "other width": edit_signal(some_tensor(lambda t, rng: rng.choice([t[:, 1:], t[:, None], t.repeat(1, 99)]))),
-    "other dtype": edit_signal(
-        some_tensor(lambda t, rng: t.to(rng.choice([torch.int64, torch.bool, torch.float64, torch.float16])))
-    ),
-    "NaN in a signal": edit_signal(some_tensor(broken_row)),
-    "rows of tokens in one file": edit_signal(
-        lambda tensors, rng: tensors.update(
-            {f"{rng.randrange(3)}/last_prompt.offsets": torch.arange(len(tensors["0/last_prompt"]) + 1)}
-        )
-    ),
-    "offsets of nothing": edit_signal(
-        lambda tensors, rng: tensors.update(
-            {rng.choice(["9/last_prompt.offsets", ".offsets", "a\nb.offsets"]): torch.zeros(9, dtype=torch.int64)}
-        )
-    ),
-    "identity that is none": lambda store, rng: bad_json(store, "identity.json", rng),
-    "altered identity": edit_identity(set_field("policy.decoding.temperature", 0.1, 1, 2.0), sealed=False),
-    "other keys in the identity": edit_identity(change_keys),
-    "bad block size": edit_identity(set_field("block_size", 0, -8, 10**12, 8.0, "8", True, None, [8])),
-    "bad decoding": edit_identity(set_field("policy.decoding.max_new_tokens", 0, -1, "3", None, 2.5, {})),
-    "bad model": edit_identity(set_field("policy.model.id", "../tiny", "/etc/passwd", "a/b/c", "~/x", "", 3, None)),
-    "newer version": edit_identity(set_field("schema", 2, 99, "1", None, True)),
+
+
+def forge_offsets(change: Callable[[torch.Tensor], torch.Tensor]) -> Alteration:
+    """Change the offsets of a token signal."""
+    return forge_signal(
+        TOKENS, lambda tensors: tensors.update({"2/entropy.offsets": change(tensors["2/entropy.offsets"])})
+    )
+
+
+#: Forged token signals, which reading refuses, because a range outside the values would read other memory.
+FORGED_OFFSETS: dict[str, Alteration] = {
+    "they do not begin at 0": forge_offsets(lambda offsets: offsets + 1),
+    "one is below 0": forge_offsets(lambda offsets: torch.cat([offsets[:3], torch.tensor([-(2**62)]), offsets[4:]])),
+    "one is beyond the values": forge_offsets(lambda offsets: torch.cat([offsets[:3], torch.tensor([2**62]), offsets[4:]])),
+    "they fall": forge_offsets(lambda offsets: torch.cat([offsets[:1], offsets[1:-1].flip(0), offsets[-1:]])),
+    "they end too early": forge_offsets(lambda offsets: offsets.clamp(max=int(offsets[-1]) - 1)),
+    "they are too few": forge_offsets(lambda offsets: torch.cat([offsets[:1], offsets[2:]])),
+    "they are floats": forge_offsets(lambda offsets: offsets.double()),
+    "they are empty": forge_offsets(lambda offsets: offsets[:0]),
+    "they are a single number": forge_offsets(lambda offsets: offsets[0]),
 }

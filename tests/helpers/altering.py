@@ -66,14 +66,22 @@ def set_field(name: str, *values: Any) -> Callable[[dict[str, Any], random.Rando
     return change
 
 
+def bad_json_contents() -> dict[str, bytes]:
+    """Contents by name that are no JSON object, or are more than one."""
+    return {
+        "empty": b"",
+        "half an object": b"{",
+        "a list": b"[1]",
+        "null": b"null",
+        "not UTF-8": b"\xff\xfe\x00",
+        "NaN": b'{"a": NaN}',
+        "nested 100,000 times": b"[" * 10**5,
+        "5000 digits": b"1" * 5000,
+        "32 MiB of spaces": b" " * 2**25,
+    }
+
+
 def bad_json(folder: Path, name: str, rng: random.Random) -> str:
     """A JSON file that is none, or is more than one is."""
-    path = folder / name
-    bad = [b"", b"{", b"[1]", b"null", b"\xff\xfe\x00", b'{"a": NaN}', b"[" * 10**5, b"1" * 5000, bomb(folder)]
-    content = rng.choice([*bad, None])
-    if content is None:
-        with path.open("r+b") as file:
-            file.truncate(2**30)  # sparse
-    else:
-        path.write_bytes(content)
+    (folder / name).write_bytes(rng.choice([*bad_json_contents().values(), bomb(folder)]))
     return name

@@ -1,0 +1,200 @@
+"""Altered stores are refused in one line that names the file. Forged ones may give wrong numbers, and nothing worse."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from datamodules import FeatureDataModule, load_table
+from extract import InputError, Store
+from extract.__main__ import COMMANDS
+from extract.commands import verify
+from extract.running.cli import run
+from extract.store import files
+from extract.store.files import write_file
+from extract.store.shards import Block
+from extract.viewing.inspection import describe
+from tests.helpers import altered_stores
+from tests.helpers.altered_stores import ALTERATIONS, FORGED, FORGED_OFFSETS, SAMPLES, Alteration
+from tests.helpers.altering import bad_json_contents, bomb
+
+
+@pytest.fixture(scope="module")
+def whole_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return altered_stores.make_store(tmp_path_factory.mktemp("whole") / "store")
+
+
+@pytest.fixture
+def store(whole_store: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(whole_store, tmp_path / "store"))
+
+
+def load(store: Path) -> None:
+    """Read what training reads."""
+    FeatureDataModule(str(store), val_fraction=0.6).setup()
+
+
+def refusal(read: Callable[[Path], Any], store: Path, named: str) -> str:
+    """The message with which reading a store is refused: one short line that names what was altered."""
+    with pytest.raises(InputError) as refused:
+        read(store)
+    message = str(refused.value)
+    assert message.isprintable()
+    assert named in message
+    assert len(message) < 2000
+    assert not (store.parent / "executed").exists()
+    return message
+
+
+def test_a_whole_store_is_read(whole_store: Path, tmp_path: Path) -> None:
+    load(whole_store)
+    verify(str(whole_store))
+    describe(Store.open(whole_store))
+
+
+def test_the_pickles_of_these_tests_would_be_noticed(tmp_path: Path) -> None:
+    pickle.loads(bomb(tmp_path / "store"))
+    assert (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize("name", ALTERATIONS)
+def test_an_altered_store_is_refused_by_training_and_by_verify(store: Path, name: str) -> None:
+    named, alter = ALTERATIONS[name]
+    alter(store)
+    refusal(load, store, named)
+    if not name.endswith((": missing", ": no sidecar")):
+        refusal(lambda path: verify(str(path)), store, named)
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_a_forged_store_runs_nothing_writes_nothing_and_gives_no_traceback(store: Path, name: str) -> None:
+    FORGED[name](store)
+    before = sorted(store.parent.rglob("*"))
+    for read in (load, lambda path: describe(Store.open(path)), lambda path: verify(str(path))):
+        with contextlib.suppress(InputError):
+            read(store)
+    assert sorted(store.parent.rglob("*")) == before
+
+
+@pytest.mark.parametrize("name", FORGED_OFFSETS)
+def test_forged_offsets_are_refused(store: Path, name: str) -> None:
+    altered_stores.add_tokens(store)
+    FORGED_OFFSETS[name](store)
+    refusal(lambda path: Store.open(path).signals.read_ragged("tokens", "2/entropy"), store, "00001.000-002")
+
+
+def test_tables_of_random_bytes_never_crash(whole_store: Path, tmp_path: Path) -> None:
+    for seed in (373, 2235, *range(20)):  # of the first two, pyarrow ended the process
+        rng = random.Random(seed)
+        store = Path(shutil.copytree(whole_store, tmp_path / str(seed)))
+        path = rng.choice(sorted(store.rglob("*.parquet")))
+        content = bytearray(path.read_bytes())
+        for _ in range(rng.choice([1, 2, 8])):
+            content[rng.randrange(len(content))] = rng.randrange(256)
+        write_file(path, bytes(content))
+        with contextlib.suppress(InputError):
+            verify(str(store))
+
+
+@pytest.mark.parametrize("name", [*bad_json_contents(), "another identity", "/etc/passwd", "../secret", "gone.parquet"])
+def test_an_altered_manifest_is_refused_by_verify_which_alone_reads_it(store: Path, name: str) -> None:
+    text = (store / "manifest.json").read_text()
+    renamed = text.replace('"questions.parquet"', f'"{name}"').encode()
+    other = text.replace(Store.open(store).sha256, "0" * 64).encode()
+    content = {**bad_json_contents(), "another identity": other}.get(name, renamed)
+    (store / "manifest.json").write_bytes(content)
+    refusal(lambda path: verify(str(path)), store, "manifest")
+    load(store)
+
+
+def test_a_text_that_fills_the_memory_is_refused(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("extract.store.parquet._LARGEST", 2**20)
+    altered_stores.forge_value(SAMPLES, "text", "a" * 2**18)(store)
+    assert (store / SAMPLES).stat().st_size < 2**15
+    refusal(load, store, "more than the 1048576 bytes")
+
+
+def test_a_signal_is_hashed_once_however_many_keys_are_read(
+    whole_store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashed: list[Path] = []
+    monkeypatch.setattr(files, "sha256_file", lambda path, hash=files.sha256_file: hashed.append(path) or hash(path))
+    load(whole_store)
+    assert sorted(path.stem for path in hashed) == ["00000", "00001", "00002"]
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda store: store.signals.read("../hidden", "0/last_prompt"),
+        lambda store: store.signals.read("hidden", "../0/last_prompt"),
+        lambda store: store.signals.read("hidden", "7/last_prompt"),
+        lambda store: store.grades.read("/etc"),
+        lambda store: store.grades.write("../coin", store.samples.ranges()[0], [], ""),
+        lambda store: store.asked.read("../sure"),
+        lambda store: load_table(store, "../coin"),
+    ],
+)
+def test_a_name_that_leads_elsewhere_is_refused(whole_store: Path, read: Callable[[Store], Any]) -> None:
+    refusal(lambda path: read(Store.open(path)), whole_store, "Expected `")
+
+
+def test_a_question_without_finite_features_is_left_out(store: Path) -> None:
+    opened = Store.open(store)
+    tensors = {key: opened.signals.read("hidden", key)[8:16].clone() for key in opened.signals.keys("hidden")}
+    tensors["1/last_prompt"][2] = torch.nan
+    opened.signals.write("hidden", Block(1), tensors)
+    data = FeatureDataModule(str(store), val_fraction=0.6)
+    data.setup()
+    assert data.n_unusable == 1
+
+
+def test_a_store_without_grades_or_with_those_of_two_graders_or_without_the_position_is_refused(store: Path) -> None:
+    refusal(
+        lambda path: FeatureDataModule(str(path), positions=["mean"], val_fraction=0.6).setup(), store, "`positions`"
+    )
+    shutil.copytree(store / "grades/coin", store / "grades/judge")
+    refusal(load, store, "`grader` to be one of coin, judge")
+    shutil.rmtree(store / "grades")
+    refusal(load, store, "to hold grades, but it has none. Run `python -m extract grade")
+
+
+COMMAND_CASES: dict[str, Alteration] = {
+    **{
+        name: ALTERATIONS[name][1]
+        for name in ("samples: a pickle", "a foreign name", "identity: a list", "identity.json: a link outside")
+    },
+    **{
+        name: FORGED[name]
+        for name in ("samples: no column of texts", "signal: a shape of 10**18", "questions: nested metadata")
+    },
+}
+
+
+@pytest.mark.parametrize("name", COMMAND_CASES)
+def test_commands_give_one_line_and_status_2(store: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    COMMAND_CASES[name](store)
+    for command in ("verify",) if name.startswith("signal") else ("verify", "inspect"):  # inspect reads no signal
+        assert run(COMMANDS, "python -m extract", [command, "--store", str(store)]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_the_program_itself_gives_one_line_and_status_2(store: Path) -> None:
+    (store / "samples/00000.000-002.json").write_bytes(b"")
+    for command in ("verify", "inspect"):
+        arguments = [sys.executable, "-m", "extract", command, "--store", str(store)]
+        done = subprocess.run(arguments, capture_output=True, text=True, check=False, timeout=120)
+        assert done.returncode == 2
+        assert done.stderr.startswith("error: Expected")
+        assert "00000.000-002" in done.stderr
+        assert done.stderr.count("\n") == 1

@@ -190,7 +190,8 @@ class Signals:
         """
         shards = self._shards(signal, key, scope, ragged=True)
         entry = self.shard_layout(signal, shards[0])[key]
-        offsets = [read_offsets(self.file(signal, shard), key) for shard in shards]
+        n_rows = self._folder.questions.n_rows
+        offsets = [read_offsets(self.file(signal, shard), key, n_rows(shard)) for shard in shards]
         counts = [int(ends[-1]) for ends in offsets]
         values = torch.empty(sum(counts), *entry.shape, dtype=DTYPES[entry.dtype])
         for shard, rows in zip(shards, values.split(counts), strict=True):

@@ -147,15 +147,16 @@ def copy_rows(path: Path, key: str, to: Tensor) -> None:
             to[start : start + step] = rows[start : start + step]
 
 
-def read_offsets(path: Path, key: str) -> Tensor:
+def read_offsets(path: Path, key: str, n_rows: int) -> Tensor:
     """[row + 1] int64: where each row of a ragged tensor begins, and where the last one ends.
 
     Raises:
-        Damaged: They do not begin at 0, decrease, or end elsewhere than the values do.
+        Damaged: They are not those of `n_rows` rows: they do not begin at 0, decrease, or end before or after the values.
     """
     with safe_open(path, framework="pt") as file:
         n_values = file.get_slice(key).get_shape()[0]
         offsets: Tensor = file.get_tensor(key + _OFFSETS)
-    if offsets[0] != 0 or offsets[-1] != n_values or (offsets.diff() < 0).any():
-        raise Damaged(path, f"{key + _OFFSETS!r} are not offsets of {n_values} values")
+    is_sound = offsets.shape == (n_rows + 1,) and offsets.dtype == torch.int64
+    if not is_sound or offsets[0] != 0 or offsets[-1] != n_values or (offsets[1:] < offsets[:-1]).any():
+        raise Damaged(path, f"{key + _OFFSETS!r} are not the offsets of {n_rows} rows with {n_values} values")
     return offsets

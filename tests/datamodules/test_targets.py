@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import train
 from benchmarks.synthetic import add_answer_signals, make_store
@@ -57,7 +58,7 @@ def test_an_answer_without_a_state_is_in_no_split(full_store: Path, tmp_path: Pa
     store = make_store(tmp_path / "store", *planted(), k=6)
     add_answer_signals(store)
     part = store.samples.ranges()[0]
-    held = {key: store.read_block("hidden", part, key) for key in store.signals.shard_layout("hidden", part)}
+    held = load_file(store.signals.file("hidden", part))
     for tensor in held.values():
         tensor[5] = torch.nan
     for suffix in (".safetensors", ".json"):
@@ -157,7 +158,7 @@ def test_a_question_whose_answers_say_nothing_has_no_agreement_and_is_in_no_spli
     store = make_store(tmp_path / "store", *planted(), k=6)
     add_answer_signals(store)
     part = store.samples.ranges()[0]
-    vectors = store.read_block("text_embedding", part, "0/answer")
+    vectors = load_file(store.signals.file("text_embedding", part))["0/answer"]
     vectors[6 * 7 : 6 * 8 - 1] = torch.nan  # five of the six answers to the eighth question
     for suffix in (".safetensors", ".json"):
         store.signals.file("text_embedding", part).with_suffix(suffix).unlink()

@@ -176,7 +176,10 @@ ALTERATIONS: dict[str, tuple[str, Alteration]] = {
     "grades: no sidecar": ("graded", delete("grades/coin/00001.000-002.json")),
     "signal: no sidecar": ("hidden", delete("signals/hidden/question/00001.json")),
     **{
-        f"sidecar: {name}": ("00001.000-002", lambda store, data=data: (store / SAMPLES).with_suffix(".json").write_bytes(data))
+        f"sidecar: {name}": (
+            "00001.000-002",
+            lambda store, data=data: (store / SAMPLES).with_suffix(".json").write_bytes(data),
+        )
         for name, data in bad_json_contents().items()
     },
     "sidecar: a pickle": ("00001", lambda store: (store / SAMPLES).with_suffix(".json").write_bytes(bomb(store))),
@@ -194,13 +197,22 @@ ALTERATIONS: dict[str, tuple[str, Alteration]] = {
     "samples of another block": ("00001.000-002", copy("samples/00000.000-002.parquet", SAMPLES)),
     "samples of another range": ("00001.000-002", copy("samples/00001.002-004.parquet", SAMPLES)),
     "grades of another block": ("00001.000-002", copy("grades/coin/00000.000-002.parquet", GRADES)),
-    "grades of another grader": ("'coin', not of 'dice'", lambda store: (store / "grades/coin").rename(store / "grades/dice")),
+    "grades of another grader": (
+        "'coin', not of 'dice'",
+        lambda store: (store / "grades/coin").rename(store / "grades/dice"),
+    ),
     "grades of answers that were replaced": ("replaced", draw_again),
     "signal of another block": ("00001.safetensors", copy("signals/hidden/question/00000.safetensors", SIGNAL)),
     "signal of another store": ("00000.safetensors", replace_by_other_store("signals/hidden/question/*")),
     "questions of another store": ("questions.parquet", other_questions),
-    "a grader's name with a space": ("'a b'", lambda store: shutil.copytree(store / "grades/coin", store / "grades/a b")),
-    "a grader's name with a line break": ("'a\\nb'", lambda store: shutil.copytree(store / "grades/coin", store / "grades/a\nb")),
+    "a grader's name with a space": (
+        "'a b'",
+        lambda store: shutil.copytree(store / "grades/coin", store / "grades/a b"),
+    ),
+    "a grader's name with a line break": (
+        "'a\\nb'",
+        lambda store: shutil.copytree(store / "grades/coin", store / "grades/a\nb"),
+    ),
     **{
         f"{name}: a link outside": (Path(name).name, link_outside(name))
         for name in (QUESTIONS, SAMPLES, "samples/00001.000-002.json", GRADES, SIGNAL, "identity.json")
@@ -324,12 +336,20 @@ FORGED: dict[str, Alteration] = {
     "signal: an unknown dtype": forge_header(dtype="F1024"),
     "signal: a huge header": forge_bytes(SIGNAL, huge_header),
     "signal: a nested header": forge_bytes(SIGNAL, lambda data: (10**5).to_bytes(8, "little") + b"[" * 10**5),
-    "signal: a key that is a path": forge_signal(SIGNAL, lambda tensors: tensors.update({"../../etc": torch.zeros(8, 4)})),
-    "signal: whole numbers": forge_signal(SIGNAL, lambda tensors: tensors.update({"0/last_prompt": torch.zeros(8, 4, dtype=torch.int64)})),
+    "signal: a key that is a path": forge_signal(
+        SIGNAL, lambda tensors: tensors.update({"../../etc": torch.zeros(8, 4)})
+    ),
+    "signal: whole numbers": forge_signal(
+        SIGNAL, lambda tensors: tensors.update({"0/last_prompt": torch.zeros(8, 4, dtype=torch.int64)})
+    ),
     "signal: a number for the settings": forge_signal(SIGNAL, lambda tensors: None, how=3),
     "signal: no tensors": forge_signal(SIGNAL, lambda tensors: tensors.clear()),
-    "signal: not a single dimension": forge_signal(SIGNAL, lambda tensors: tensors.update({"0/last_prompt": torch.tensor(1.0)})),
-    "signal: tensors without width": forge_signal(SIGNAL, lambda tensors: tensors.update({"0/last_prompt": torch.zeros(8, 0)})),
+    "signal: not a single dimension": forge_signal(
+        SIGNAL, lambda tensors: tensors.update({"0/last_prompt": torch.tensor(1.0)})
+    ),
+    "signal: tensors without width": forge_signal(
+        SIGNAL, lambda tensors: tensors.update({"0/last_prompt": torch.zeros(8, 0)})
+    ),
     "signal: offsets of nothing": forge_signal(SIGNAL, lambda tensors: tensors.update({"9/x.offsets": torch.zeros(9)})),
     "signal: rows of tokens in one file": forge_signal(
         SIGNAL, lambda tensors: tensors.update({"1/last_prompt.offsets": torch.arange(9)})
@@ -349,7 +369,9 @@ def forge_offsets(change: Callable[[torch.Tensor], torch.Tensor]) -> Alteration:
 FORGED_OFFSETS: dict[str, Alteration] = {
     "they do not begin at 0": forge_offsets(lambda offsets: offsets + 1),
     "one is below 0": forge_offsets(lambda offsets: torch.cat([offsets[:3], torch.tensor([-(2**62)]), offsets[4:]])),
-    "one is beyond the values": forge_offsets(lambda offsets: torch.cat([offsets[:3], torch.tensor([2**62]), offsets[4:]])),
+    "one is beyond the values": forge_offsets(
+        lambda offsets: torch.cat([offsets[:3], torch.tensor([2**62]), offsets[4:]])
+    ),
     "they fall": forge_offsets(lambda offsets: torch.cat([offsets[:1], offsets[1:-1].flip(0), offsets[-1:]])),
     "they end too early": forge_offsets(lambda offsets: offsets.clamp(max=int(offsets[-1]) - 1)),
     "they are too few": forge_offsets(lambda offsets: torch.cat([offsets[:1], offsets[2:]])),

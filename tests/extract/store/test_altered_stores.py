@@ -121,12 +121,10 @@ def test_a_text_that_fills_the_memory_is_refused(store: Path, monkeypatch: pytes
     monkeypatch.setattr("extract.store.parquet._LARGEST", 2**20)
     altered_stores.forge_value(SAMPLES, "text", "a" * 2**18)(store)
     assert (store / SAMPLES).stat().st_size < 2**15
-    refusal(load, store, "more than the 1048576 bytes")
+    refusal(load, store, "more than 1048576 bytes")
 
 
-def test_a_signal_is_hashed_once_however_many_keys_are_read(
-    whole_store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signal_is_hashed_once_however_many_keys_are_read(whole_store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hashed: list[Path] = []
     monkeypatch.setattr(files, "sha256_file", lambda path, hash=files.sha256_file: hashed.append(path) or hash(path))
     load(whole_store)

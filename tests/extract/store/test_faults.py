@@ -267,7 +267,7 @@ def test_sampling_goes_on_with_fewer_answers_at_a_time_and_records_it(
     for name, data in undisturbed.items():
         (tmp_path / "whole" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "whole" / name).write_bytes(data)
-    fewer, many = (one.samples()["text"].to_pylist() for one in (store, Store.open(tmp_path / "whole")))
+    fewer, many = (made.samples.read()["text"].to_pylist() for made in (store, Store.open(tmp_path / "whole")))
     # rounding is another, so that a uniform next to a token's border may fall on its other side
     assert sum(a == b for a, b in zip(fewer, many, strict=True)) >= 63
     assert len(fewer) == 66

@@ -105,7 +105,7 @@ def test_further_samples_and_graders_are_put_beside(tmp_path: Path, whole: Path)
         store.grades.write("dice", part, rows, "a die")
     (merged,) = merge(str(whole), [str(other)])
     assert merged.grades.names() == ["coin", "dice"]
-    assert merged.samples().num_rows == 80
+    assert merged.samples.read().num_rows == 80
     assert list(find_problems(merged)) == []
 
 

@@ -257,7 +257,7 @@ def run(arguments: Sequence[str] | None = None) -> Path:
     loggers = [logger for logger in cli.trainer.loggers if isinstance(logger, WandbLogger)]
     prepare_wandb(loggers)
     with discarding(cli.run_folder):
-        for signal in cli.datamodule.wanted.signals:
+        for signal in cli.datamodule.feature_spec.signals:
             load_signal(signal, cli.datamodule.scope)  # a saved probe can only read signals of the model
         cli.datamodule.needs |= set(cli.model.needs)
         cli.datamodule.prepare_data()  # creates a missing store outside the trainer, which catches Ctrl-C

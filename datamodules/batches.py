@@ -1,4 +1,4 @@
-"""Batches: some questions or answers with their features, and slices of tensors that are in memory already."""
+"""Batches of questions or answers, sliced from tensors in memory."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import Tensor
 
 
 class Batch(NamedTuple):
-    """Some rows, which are questions or answers.
+    """Rows, which are questions or answers.
 
     Attributes:
         features: [row, feature, d_model] float32.
-        target: [row] float32 in [0, 1], what a probe is trained to predict; higher = more likely right.
+        target: [row] float32 in [0, 1], what a probe learns; higher = more likely right.
         right: [row] float32, right answers.
         known: [row] float32, answers graded right or wrong.
         row: [row] int64, row of the question table or of the answer table.
@@ -29,23 +29,21 @@ class Batch(NamedTuple):
     question: Tensor
 
     def to(self, device: torch.device) -> Batch:
-        """The same on another device."""
+        """The batch on another device."""
         return Batch(*(tensor.to(device) for tensor in self))
 
-    def take(self, places: Tensor) -> Batch:
-        """Some of the rows."""
-        return Batch(*(tensor[places] for tensor in self))
+    def take(self, rows: Tensor) -> Batch:
+        """A subset of the rows, by index or mask."""
+        return Batch(*(tensor[rows] for tensor in self))
 
 
 class TensorBatches:
-    """Slices of tensors that are in memory already; shuffled anew in every pass where asked for.
-
-    The batches of a pass are of equal size, give or take one: a short last batch would give its rows more weight.
+    """Iterates over slices of a batch. Sizes differ by at most one: a short last slice would weigh its rows more.
 
     Args:
         batch: All rows, on the device where they are used.
-        batch_size: Most rows in a batch.
-        shuffle: Whether to shuffle, with torch's global generator.
+        batch_size: Largest number of rows in a slice.
+        shuffle: Whether to shuffle in every pass, with torch's global generator.
     """
 
     def __init__(self, batch: Batch, batch_size: int, shuffle: bool = False) -> None:
@@ -56,9 +54,9 @@ class TensorBatches:
 
     def __iter__(self) -> Iterator[Batch]:
         n = len(self.batch.row)
-        if n <= self.batch_size:  # one batch, whose order says nothing: no copy
+        if n <= self.batch_size:  # the order of a single batch does not matter
             yield self.batch
             return
         order = torch.randperm(n) if self.shuffle else torch.arange(n)
-        for places in order.to(self.batch.row.device).tensor_split(len(self)):
-            yield self.batch.take(places)
+        for rows in order.to(self.batch.row.device).tensor_split(len(self)):
+            yield self.batch.take(rows)

@@ -1,7 +1,7 @@
-"""From a datamodule's options to features: which signals they are of, where these stand in a store, and their values.
+"""From a datamodule's options to features: the signals they come from, their keys in a store, and their values.
 
-A signal of vectors (`hidden`) gives a feature for each layer and position. Token signals give one vector of numbers,
-which is the only feature or stands behind every other one.
+A signal of vectors (`hidden`) gives one feature for each layer and position. Token signals give one vector of numbers,
+which is the only feature, or is appended to every other one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from datamodules.names import chosen_keys, feature_names
 from extract.errors import InputError, nearest
 from extract.signals.features import DEFAULT_POOLING, Pooled, check_pooling, token_signals
 from extract.signals.pooling import weight_of
@@ -22,11 +21,11 @@ from extract.store.store import Store
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What the features are to be of.
+class FeatureSpec:
+    """The signals, positions and layers that features are made of.
 
     Attributes:
-        scope: What a row is.
+        scope: Whether a row is a question or an answer.
         signal: The signal that `positions` and `layers` choose from.
         positions: Its positions; None for all.
         layers: Its layers; None for all.
@@ -52,33 +51,45 @@ class Wanted:
         join: Sequence[str] | None = None,
         pooling: Sequence[str] | None = None,
         weights: str | None = None,
-    ) -> Wanted:
-        """What the options of a datamodule ask for, with what is taken where they say nothing.
+    ) -> FeatureSpec:
+        """The specification for the options of a `FeatureDataModule`, with defaults filled in.
 
         Raises:
-            InputError: What can't be joined or pooled, or a pooling or weights with nothing to pool.
+            InputError: If a signal cannot be joined or pooled, or pooling or weights are given without tokens to pool.
         """
-        known = token_signals(scope)
-        if signal in token_signals("sample") and signal not in known:
+        available = token_signals(scope)
+        if signal in token_signals("sample") and signal not in available:
             raise InputError(
-                f"Expected `signal` to have a number for each question, as {', '.join(known)} have, but {signal!r} is of answers only. Give --data.target=response."
+                f"Expected `signal` to have a number for each question, as {', '.join(available)} have, but {signal!r} "
+                "is of answers only. Give --data.target=response."
             )
-        for one in join or []:
-            name, slash, position = one.partition("/")
-            if name not in known or (slash and not position):
-                what = "answers" if scope == "sample" else "questions"
+        for joined in join or []:
+            name, slash, position = joined.partition("/")
+            if name not in available or (slash and not position):
+                rows = "answers" if scope == "sample" else "questions"
                 raise InputError(
-                    f"Expected `join` to be among the token signals of {what}, {', '.join(known)}, each with /POSITION where one is wanted, but got {one!r}.{nearest(name, known)}"
+                    f"Expected `join` to be among the token signals of {rows}, {', '.join(available)}, optionally with "
+                    f"/POSITION, but got {joined!r}.{nearest(name, available)}"
                 )
-        alone = signal in known
+        alone = signal in available
         tokens = (*([signal] if alone else []), *(join or []))
-        _check_needless(scope, signal, tokens, pooling=pooling, weights=weights)
+        for option, value in (("pooling", pooling), ("weights", weights)):
+            if value is not None and (scope == "question" or not tokens):
+                reason = (
+                    "a question has one number of each token signal"
+                    if tokens
+                    else f"{signal!r} has one vector for a row, and no token signal is joined to it"
+                )
+                raise InputError(
+                    f"Expected no `{option}`, because {reason}, but got {value!r}. Leave it out, or give a token "
+                    "signal in `signal` or `join` and the target response."
+                )
         if pooling is not None:
             check_pooling(pooling)
         if weights is not None:
             weight_of(weights)
         default = None if alone else ("last_answer" if scope == "sample" else "last_prompt",)
-        return Wanted(
+        return FeatureSpec(
             scope,
             signal,
             tuple(positions) if positions else default,
@@ -89,36 +100,30 @@ class Wanted:
         )
 
     @property
-    def alone(self) -> bool:
-        """Whether the features are numbers of tokens and nothing else."""
-        return self.signal in self.tokens[:1]
-
-    @property
     def signals(self) -> list[str]:
-        """Names of all signals that a store has to hold, each once."""
+        """Names of all signals that a store must hold, each once."""
         weights = [] if self.weights is None else [weight_of(self.weights).signal]
-        return list(dict.fromkeys([self.signal, *(one.split("/")[0] for one in self.tokens), *weights]))
+        return list(dict.fromkeys([self.signal, *(name.split("/")[0] for name in self.tokens), *weights]))
 
-    def found(self, store: Store) -> Found:
-        """Where it all stands in a store.
+    def resolve(self, store: Store) -> ResolvedFeatures:
+        """Find the features in a store.
 
         Raises:
-            InputError: The store lacks a signal, a position or a layer, or the tensors don't fit together.
+            InputError: If the store lacks a signal, a position or a layer, or its tensors do not fit together.
         """
         pooled = Pooled(self._token_keys(store), self.pooling, self._weight_key(store)) if self.tokens else None
-        if self.alone:
-            return Found(store, self.scope, self.signal, [], pooled)
-        names = feature_names(store, self.signal, self.scope, self.positions, self.layers)
-        return Found(store, self.scope, self.signal, names, pooled)
+        alone = self.signal in self.tokens[:1]
+        keys = [] if alone else vector_keys(store, self.signal, self.scope, self.positions, self.layers)
+        return ResolvedFeatures(store, self.scope, self.signal, keys, pooled)
 
     def _token_keys(self, store: Store) -> tuple[str, ...]:
-        keys: dict[str, None] = {}  # each once, in order
-        for i, one in enumerate(self.tokens):
-            name, _, position = one.partition("/")
-            if self.alone and i == 0:
-                found = chosen_keys(store, name, self.scope, self.positions, self.layers)
+        keys: dict[str, None] = {}  # an ordered set
+        for i, token_signal in enumerate(self.tokens):
+            name, _, position = token_signal.partition("/")
+            if i == 0 and name == self.signal:
+                found = choose_keys(store, name, self.scope, self.positions, self.layers)
             else:
-                found = chosen_keys(store, name, self.scope, [position] if position else None, None, "join")
+                found = choose_keys(store, name, self.scope, [position] if position else None, None, "join")
             keys |= dict.fromkeys(f"{name}/{key}" for key in found)
         return tuple(keys)
 
@@ -126,42 +131,25 @@ class Wanted:
         if self.weights is None:
             return None
         signal, position = weight_of(self.weights)
-        held = chosen_keys(store, signal, self.scope, [position], None, "weights")
-        if len(held) != 1:
+        keys = choose_keys(store, signal, self.scope, [position], None, "weights")
+        if len(keys) != 1:
             raise InputError(
-                f"Expected `weights` {self.weights!r} to be one tensor of {str(store.path)!r}, but there are {len(held)}, {held[0]} to {held[-1]}. Choose others."
+                f"Expected `weights` {self.weights!r} to be one tensor of {str(store.path)!r}, but there are "
+                f"{len(keys)}, {keys[0]} to {keys[-1]}. Choose others."
             )
-        return f"{signal}/{held[0]}"
-
-
-def _check_needless(scope: Scope, signal: str, tokens: Sequence[str], **given: object) -> None:
-    """Refuse options about pooling where there is nothing to pool.
-
-    Raises:
-        InputError: One is given.
-    """
-    for name, value in given.items():
-        if value is not None and (scope == "question" or not tokens):
-            reason = (
-                "a question has one number of each token signal"
-                if tokens
-                else f"{signal!r} has one vector for a row, and no token signal is joined to it"
-            )
-            raise InputError(
-                f"Expected no `{name}`, because {reason}, but got {value!r}. Leave it out, or give a token signal in `signal` or `join` and the target response."
-            )
+        return f"{signal}/{keys[0]}"
 
 
 @dataclass(frozen=True)
-class Found:
-    """Where features stand in a store.
+class ResolvedFeatures:
+    """Features as found in a store.
 
     Attributes:
         store: The store.
-        scope: What a row is.
+        scope: Whether a row is a question or an answer.
         signal: The signal of the vectors, or the first of the token signals.
-        keys: Keys ``layer/position`` of the vectors, which are a feature each; none where token signals are alone.
-        pooled: Numbers of token signals behind every vector, or alone.
+        keys: Keys ``layer/position`` of the vectors, one feature each; empty if there are token signals only.
+        pooled: Numbers of token signals, alone or appended to every vector.
     """
 
     store: Store
@@ -172,21 +160,92 @@ class Found:
 
     @property
     def names(self) -> list[str]:
-        """A feature's name: its key, or the signal where its numbers are one feature."""
+        """Names of the features: their keys, or the signal if its numbers are one feature."""
         return self.keys or [self.signal]
 
     def read(self, n_rows: int) -> Tensor:
-        """[row, feature, width] float32, one copy of what the store holds; NaN where something is missing."""
-        numbers = torch.empty(n_rows, 0) if self.pooled is None else self.pooled.vector(self._of_tokens)
+        """[row, feature, width] float32 in one copy; NaN where a value is missing."""
+        signals = self.store.signals
+
+        def values(signal: str, key: str) -> Tensor | Ragged:
+            return (signals.read_ragged if self.scope == "sample" else signals.read)(signal, key, self.scope)
+
+        numbers = torch.empty(n_rows, 0) if self.pooled is None else self.pooled.vector(values)
         if not self.keys:
             return numbers[:, None]
-        width = self.store.signals.layout(self.signal, self.scope)[self.keys[0]].shape[0]
+        width = signals.layout(self.signal, self.scope)[self.keys[0]].shape[0]
         features = torch.empty(n_rows, len(self.keys), width + numbers.shape[1])
-        for place, key in enumerate(self.keys):
-            features[:, place, :width] = self.store.signals.read(self.signal, key, self.scope)
+        for i, key in enumerate(self.keys):
+            features[:, i, :width] = signals.read(self.signal, key, self.scope)
         features[:, :, width:] = numbers[:, None]
         return features
 
-    def _of_tokens(self, signal: str, key: str) -> Tensor | Ragged:
-        read = self.store.signals.read_ragged if self.scope == "sample" else self.store.signals.read
-        return read(signal, key, self.scope)
+
+def vector_keys(
+    store: Store, signal: str, scope: Scope, positions: Sequence[str] | None, layers: Sequence[int] | None
+) -> list[str]:
+    """As `choose_keys`, for a signal whose tensors are vectors of one width.
+
+    Raises:
+        InputError: As `choose_keys`, or if the tensors are not vectors of one width.
+    """
+    keys, layout = choose_keys(store, signal, scope, positions, layers), store.signals.layout(signal, scope)
+    first = list(layout[keys[0]].shape)
+    for key in keys:
+        shape = list(layout[key].shape)
+        if len(shape) != 1 or shape != first:
+            raise InputError(
+                f"Expected the signal {signal!r} of {str(store.path)!r} to be one vector a row, of the width of "
+                f"{keys[0]!r}, which has the shape {first}, but {key!r} has {shape}. Choose other `layers` or "
+                "`positions`."
+            )
+    return keys
+
+
+def choose_keys(
+    store: Store,
+    signal: str,
+    scope: Scope,
+    positions: Sequence[str] | None,
+    layers: Sequence[int] | None,
+    option: str = "positions",
+) -> list[str]:
+    """Keys ``layer/position`` of a signal at the given positions and layers.
+
+    Args:
+        store: The store.
+        signal: Name of the signal.
+        scope: Whether its rows are questions or answers.
+        positions: Positions; None for all.
+        layers: Layers; None for all.
+        option: Name of the option that gave the positions, for the message.
+
+    Raises:
+        InputError: If the store lacks the signal, a position or a layer.
+    """
+    keys, path = store.signals.keys(signal, scope), str(store.path)
+    parts = [(key, int(key.split("/")[0]), key.split("/")[1]) for key in keys]
+    known_positions, known_layers = sorted({position for *_, position in parts}), [layer for _, layer, _ in parts]
+    for position in positions or []:
+        if position not in known_positions:
+            raise InputError(
+                f"Expected `{option}` to be among {', '.join(known_positions)}, which {path!r} holds of {signal!r}, "
+                f"but got {position!r}.{nearest(position, known_positions) or ' Choose one of them.'}"
+            )
+    for layer in layers or []:
+        if layer not in known_layers:
+            raise InputError(
+                f"Expected `layers` to be among those {path!r} holds ({min(known_layers)} to {max(known_layers)}), "
+                f"but got {layer}. Choose one of them."
+            )
+    chosen = [
+        key
+        for key, layer, position in parts
+        if (positions is None or position in positions) and (layers is None or layer in layers)
+    ]
+    if not chosen:
+        raise InputError(
+            f"Expected `layers` to be among those that {path!r} holds of {', '.join(positions or known_positions)}, "
+            f"but got {layers}. Leave it out, or give null, for all."
+        )
+    return chosen

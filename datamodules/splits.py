@@ -1,4 +1,4 @@
-"""Splits by question: the one place that says which question is for training, validation or test."""
+"""Splits by question into training, validation and test."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ SPLITS = ("train", "val", "test")
 
 
 def split_questions(ids: Sequence[str], groups: Sequence[str], fractions: Sequence[float], seed: int = 0) -> list[int]:
-    """Which part each question belongs to, stratified by group.
+    """Assign questions to parts, stratified by group.
 
-    Within a group the questions are ordered by a hash of seed and id, and spread evenly over the unit interval, which
-    `fractions` cut into parts. A question's part depends on the other questions of its group only through its rank.
+    The questions of a group are ordered by a hash of seed and id and spread evenly over the unit interval, which
+    `fractions` cut into parts. A question's part depends on the rest of its group only through its rank.
 
     Args:
         ids: Question ids.
@@ -27,21 +27,22 @@ def split_questions(ids: Sequence[str], groups: Sequence[str], fractions: Sequen
         Index of each question's part.
 
     Raises:
-        InputError: Fractions that are negative or do not sum to 1.
+        InputError: If fractions are negative or do not sum to 1.
 
     >>> split_questions(["a", "b", "c", "d", "e"], groups=["x"] * 5, fractions=(0.6, 0.2, 0.2))
     [1, 2, 0, 0, 0]
     """
     if min(fractions) < 0 or abs(sum(fractions) - 1) > 1e-6:
         raise InputError(
-            f"Expected split fractions of at least 0 that sum to 1, but got {list(fractions)}. Change `val_fraction` or `test_fraction`."
+            f"Expected split fractions of at least 0 that sum to 1, but got {list(fractions)}. "
+            "Change `val_fraction` or `test_fraction`."
         )
     by_group: dict[str, list[int]] = defaultdict(list)
     for i in sorted(range(len(ids)), key=lambda i: _hash(seed, ids[i])):
         by_group[groups[i]].append(i)
     place = {}
     for group, members in sorted(by_group.items()):
-        offset = int.from_bytes(_hash(seed, group)[:4], "big") / 2**32  # so that small groups don't all begin alike
+        offset = int.from_bytes(_hash(seed, group)[:4], "big") / 2**32  # small groups do not all begin alike
         for rank, i in enumerate(members):
             place[i] = ((rank + offset) / len(members), _hash(seed, ids[i]))
     ordered = sorted(place, key=lambda i: place[i])
@@ -60,7 +61,7 @@ def _hash(seed: int, text: str) -> bytes:
 
 
 def _sizes(n: int, fractions: Sequence[float]) -> list[int]:
-    """Whole sizes nearest to the fractions that sum to n.
+    """Integer sizes closest to the fractions, which sum to n.
 
     >>> _sizes(8, (0.6, 0.2, 0.2))
     [5, 1, 2]

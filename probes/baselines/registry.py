@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from datamodules import FeatureDataModule, QuestionTable
-from datamodules.names import chosen_keys
+from datamodules.feature_spec import choose_keys
 from datamodules.semantic import clusters_of, discrete_entropy, likelihood_entropy, seu
 from extract.errors import InputError
 from extract.signals.pooling import pool
@@ -75,7 +75,7 @@ def free(data: FeatureDataModule) -> Cost:
 def half_of_answers(data: FeatureDataModule) -> Cost:
     """The prompt once, and every second answer."""
     answers = data.table.answers
-    spent = ~answers.held
+    spent = ~answers.held_out
     return Cost(
         data.table.prompt_tokens,
         np.bincount(answers.question[spent], answers.n_tokens[spent], len(data.table.ids)),
@@ -84,7 +84,7 @@ def half_of_answers(data: FeatureDataModule) -> Cost:
 
 def asking(name: str) -> Callable[[FeatureDataModule], Cost]:
     """What was read and written when the model was asked, all attempts together."""
-    return lambda data: Cost(data.table.asked[name].read, data.table.asked[name].written)
+    return lambda data: Cost(data.table.asked[name].prompt_tokens, data.table.asked[name].completion_tokens)
 
 
 # Scores
@@ -143,7 +143,7 @@ def mean_of_half(values: Callable[[FeatureDataModule], NDArray[np.float64]]) -> 
 
     def score(data: FeatureDataModule, rows: Rows) -> Tensor:
         answers, value = data.table.answers, values(data)
-        counted = ~answers.held & np.isfinite(value)
+        counted = ~answers.held_out & np.isfinite(value)
         total, n = (
             np.bincount(answers.question[counted], weight, len(data.table.ids))
             for weight in (value[counted], np.ones(counted.sum()))
@@ -158,7 +158,7 @@ def token_entropy(how: str) -> Callable[[FeatureDataModule], NDArray[np.float64]
     """Entropy of the distributions that an answer's tokens were drawn from, in nats, pooled over the tokens."""
 
     def values(data: FeatureDataModule) -> NDArray[np.float64]:
-        (key,) = chosen_keys(data.store, "tokens", "sample", ["entropy"], layers=None)
+        (key,) = choose_keys(data.store, "tokens", "sample", ["entropy"], layers=None)
         return pool(data.store.signals.read_ragged("tokens", key), how).double().numpy()
 
     return values
@@ -169,7 +169,7 @@ def of_half(value: Callable[[FeatureDataModule], Callable[[NDArray[np.int64]], f
 
     def score(data: FeatureDataModule, rows: Rows) -> Tensor:
         spent: list[list[int]] = [[] for _ in data.table.ids]
-        for row in np.flatnonzero(~data.table.answers.held):
+        for row in np.flatnonzero(~data.table.answers.held_out):
             spent[data.table.answers.question[row]].append(int(row))
         uncertainty = value(data)
         return torch.tensor([-uncertainty(np.array(one, dtype=np.int64)) for one in spent], dtype=torch.float64)

@@ -16,8 +16,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from datamodules import QuestionTable
+from datamodules.feature_spec import vector_keys
 from datamodules.features import TARGETS
-from datamodules.names import feature_names
 from extract.errors import InputError, nearest
 from extract.store.store import Store
 from probes.comparison.folds import folds
@@ -125,7 +125,7 @@ def layer_map(
     scope = TARGETS[target]
     held = {key.split("/")[1] for key in store.signals.keys("hidden", scope)}
     positions = [name for name in _POSITIONS[target] if name in held] or list(_POSITIONS[target])
-    keys = feature_names(store, "hidden", scope, positions, None)
+    keys = vector_keys(store, "hidden", scope, positions, None)
     rows = _tested(table, target, n_folds, seed)
     scores = torch.stack(
         [

@@ -167,7 +167,7 @@ class Scores:
 
     def _of_other_half(self, values: Tensor) -> Tensor:
         """Mean over the question's answers with even j, for those with odd j; NaN for the former."""
-        question, held = torch.from_numpy(self._answers.question), torch.from_numpy(self._answers.held)
+        question, held = torch.from_numpy(self._answers.question), torch.from_numpy(self._answers.held_out)
         counted = ~held & values.isfinite()
         n_questions = int(question.max()) + 1
         total = torch.zeros(n_questions, dtype=torch.float64).index_add_(0, question[counted], values[counted].double())

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from math import exp, log, nan
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from datamodules.semantic import (
-    answer_entropies,
     clusters_of,
     discrete_entropy,
     entropy_threshold,
@@ -29,13 +27,6 @@ def test_the_discrete_entropy_is_that_of_the_shares_of_clusters() -> None:
 def test_answers_that_nothing_could_be_read_from_are_each_a_cluster_of_their_own() -> None:
     assert discrete_entropy(clusters_of([None, None, "", ""])) == pytest.approx(log(4))
     assert discrete_entropy(clusters_of([None, "paris", None, "paris"])) == pytest.approx(1.5 * log(2))
-
-
-def test_every_question_has_the_entropy_of_its_own_answers() -> None:
-    answers = SimpleNamespace(question=np.array([2, 0, 0, 2]), answer=["x", "a", "b", "x"])
-    entropies = answer_entropies(SimpleNamespace(ids=["q", "r", "s"], answers=answers))
-    assert entropies[[0, 2]].tolist() == pytest.approx([log(2), 0])
-    assert np.isnan(entropies[1])
 
 
 def test_equal_shares_have_equal_bits_in_any_order() -> None:

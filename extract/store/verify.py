@@ -62,7 +62,10 @@ def _check(store: Store, path: Path) -> None:
         case ("signals", signal, "question" | "sample" as scope):
             store.signals.layout(signal, scope)
         case ("signals", signal, "question" | "sample" as scope, name) if name.endswith(".safetensors"):
-            store.signals.shard_layout(signal, shard_of(path, store.questions.n_blocks))
+            shard = shard_of(path, store.questions.n_blocks)
+            if shard.scope != scope:
+                raise Damaged(path, f"its name is not that of a shard of {scope}s")
+            store.signals.shard_layout(signal, shard)
         case ("asked", baseline, name) if name.endswith(".parquet"):
             store.asked.read_shard(baseline, shard_of(path, store.questions.n_blocks))
         case _ if path.suffix in _DATA:

@@ -220,7 +220,7 @@ def test_a_store_keeps_its_examples_and_is_gone_on_with(tmp_path: Path, tiny_fol
     assert held == recipe.load()[1].prompt
     assert not {text for text, _ in held.examples} & {str(one.prompt) for one in store.questions}
     recipe.check_store(store)
-    assert len(sample(str(tmp_path / "store"), StoreRecipe(**{**vars(recipe), "k": 3})).samples()) == 12
+    assert len(sample(str(tmp_path / "store"), StoreRecipe(**{**vars(recipe), "k": 3})).samples.read()) == 12
     others = Decoding(max_new_tokens=4, prompt=PromptTemplate("cloze", chat=False, shots=2))
     with pytest.raises(InputError, match="prompt.examples: found .*wanted") as info:
         StoreRecipe(**{**vars(recipe), "policy": others}).check_store(store)

@@ -312,12 +312,3 @@ def test_answers_that_could_not_be_read_are_never_the_same(store: Path) -> None:
     assert table.known.tolist() == [3] * 10
     assert modal_share(["a", None, None, None]) == 1 / 4
     assert len(set(clusters_of(["a", None, "a", None]))) == 3
-
-
-def test_a_right_answer_that_is_none_is_refused(store: Path) -> None:
-    kept = Store.open(store)
-    part = kept.samples.ranges()[0]
-    key = [{"question_id": row["question_id"], "sample": row["sample"]} for row in kept.samples.read(part).to_pylist()]
-    kept.grades.write("made", part, [{**one, "right": True, "answer": None} for one in key], "by hand")
-    with pytest.raises(InputError, match="is right and has no `answer`"):
-        kept.grades.read("made")

@@ -36,6 +36,6 @@ def test_a_real_server_answers_every_question_and_is_refused_while_it_decodes_gr
     rows = store.samples.read().to_pylist()
     assert {(row["question_id"], row["sample"]) for row in rows} == {(q.id, j) for q in store.questions for j in (0, 1)}
     assert {row["finish_reason"] for row in rows} <= {"stop", "length"}
-    assert grade(str(store.path), "short").grades("short").num_rows == 12
+    assert grade(str(store.path), "short").grades.read("short").num_rows == 12
     prompts = encode_questions(AutoTokenizer.from_pretrained(model), PromptTemplate(), list(store.questions))
     assert prompt_lengths(store) == {q.id: len(ids) for q, ids in zip(store.questions, prompts, strict=True)}

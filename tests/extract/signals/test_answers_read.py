@@ -275,7 +275,7 @@ def test_what_was_read_of_other_answers_is_refused_and_read_again(store: Path, r
 def test_more_samples_add_files_and_a_signal_of_some_answers_is_refused(store: Path, recipe: StoreRecipe) -> None:
     before = signal_bytes(store)
     sample(str(store), StoreRecipe(**{**vars(recipe), "k": 4}))
-    assert Store.open(store).signals.missing("hidden") == [SampleRange(block, 3, 4) for block in range(3)]
+    assert Store.open(store).signals.missing("hidden", "sample") == [SampleRange(block, 3, 4) for block in range(3)]
     with pytest.raises(InputError, match=r"of the answers, but 3 of 9 parts lack it .*\[hidden\] --scope sample`"):
         Store.open(store).signals.keys("hidden", "sample")
     read(str(store), ["hidden"], "sample", model=recipe.model)
@@ -346,5 +346,5 @@ def test_a_store_is_made_with_signals_of_its_answers(tmp_path: Path, recipe: Sto
     path = str(tmp_path / "store")
     for _ in range(2):  # the second time nothing is missing
         made = make_store(path, recipe, "short", ["hidden"], "sample")
-    assert made.signals.missing("hidden") == []
-    assert made.signals.missing("hidden") == [0, 1, 2]
+    assert made.signals.missing("hidden", "sample") == []
+    assert made.signals.missing("hidden", "sample") == [0, 1, 2]

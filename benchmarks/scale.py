@@ -30,7 +30,7 @@ from extract.store.parquet import GRADES_SCHEMA, SERVED_SAMPLES_SCHEMA, write_ar
 from extract.store.questions import Questions
 from extract.store.shards import Block, SampleRange
 from extract.store.store import Store
-from extract.store.verify import find_problems
+from extract.store.verify import find_problems, write_manifest
 from extract.viewing.inspection import describe
 
 WORDS = np.array("the of a is in it answer river city was born year thus we so that sum equals times and".split())
@@ -129,7 +129,7 @@ def by_parts(n_parts: int, n_rows: int, k: int) -> dict[str, float]:
         actions: dict[str, Callable[[], object]] = {
             "list": opened.samples.ranges,
             "find what is missing": lambda: parts_to_ask(opened, k, 1, [], Worker()),
-            "manifest": opened.write_manifest,
+            "manifest": lambda: write_manifest(opened),
             "inspect": lambda: describe(opened),
             "verify": lambda: list(find_problems(opened)),
             "samples()": opened.samples.read,

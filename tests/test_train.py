@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 import shutil
@@ -353,31 +352,6 @@ def test_the_commands_work_one_after_the_other(
     (tmp_path / "s/samples/00000.000-003.parquet").write_bytes(b"")
     assert run(COMMANDS, "extract", ["verify", store]) == 2
     assert "samples/00000.000-003.parquet: 0 bytes" in capsys.readouterr().err
-
-
-def test_no_module_that_reads_a_store_imports_the_model_code() -> None:
-    forbidden = (
-        "transformers",
-        "extract.models.loading",
-        "extract.models.embedded",
-        "extract.sampling",
-        "extract.signals",
-        "extract.commands",
-        "extract.prompts",
-    )
-    # names of signals, and what becomes of their numbers, without the model
-    allowed = ("extract.signals.registry", "extract.signals.features", "extract.signals.pooling")
-    files = [*(ROOT / "datamodules").rglob("*.py"), *(ROOT / "probes").rglob("*.py")]
-    assert len(files) > 10
-    for path in files:
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            names: list[str] = []
-            if isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom):
-                names = [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]
-            for name in names:
-                assert name.startswith(allowed) or not name.startswith(forbidden), f"{path.name} imports {name}"
 
 
 def test_no_secret_of_the_environment_reaches_a_run(

@@ -138,7 +138,7 @@ def answer_loss(predicted: Gaussian, shared: Tensor, answers: Answers) -> Tensor
     within = predicted.deviation.square()
     around = shared + within / n.clamp_min(1)
     scatter = (n - 1) * within.log() + n * answers.variance / within
-    offset = (n * around).log() + (answers.mean - predicted.mean).square() / around
+    offset = (n.clamp_min(1) * around).log() + (answers.mean - predicted.mean).square() / around
     terms = (scatter + offset + n * math.log(2 * math.pi)).sum(-1) / 2
     return torch.where(answers.number > 0, terms, 0).sum(-1) / answers.number.sum().clamp_min(1)
 

@@ -333,6 +333,17 @@ def test_a_head_whose_shared_variance_is_negative_is_named() -> None:
     assert head.problem() == "`shared` is -1.0, below 0"
 
 
+def test_a_question_without_answers_leaves_the_gradients_finite(answers: Tensor) -> None:
+    predicted = Gaussian(*(drawn(5, 3, seed=seed).abs().add(0.3).requires_grad_() for seed in (1, 2)))
+    shared = torch.full((1, 3), 0.7, dtype=torch.float64, requires_grad=True)
+    answer_loss(predicted, shared, summarise(answers, torch.eye(3, dtype=torch.float64))).backward()
+    for weight in (*predicted, shared):
+        assert weight.grad is not None
+        assert weight.grad.isfinite().all()
+    assert predicted.mean.grad is not None
+    assert predicted.mean.grad[3].tolist() == [0, 0, 0]  # it has no answer
+
+
 def test_summaries_of_no_answers_count_nothing() -> None:
     nothing = summarise(torch.full((2, 3, 4), torch.nan), torch.eye(4))
     assert nothing.number.tolist() == [0, 0]

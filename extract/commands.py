@@ -8,12 +8,13 @@ from pathlib import Path
 from extract.errors import InputError
 from extract.grading import Judge, grader_of_kinds, load_grader
 from extract.grading.run import fill_grades
-from extract.models.store_model import model_of
+from extract.models.store_model import load_store_model
 from extract.questions import questions_hash
 from extract.recipe import StoreRecipe
+from extract.registry import fill_names
 from extract.running.worker import Worker, alone
 from extract.sampling.run import say_if_endless
-from extract.signals.registry import load_signal
+from extract.signals.registry import descriptions, load_signal
 from extract.signals.run import fill_signals
 from extract.store import verify as verify_module
 from extract.store.identity import check_place
@@ -148,6 +149,7 @@ def grade(store: str, grader: str | None = None, worker: Worker | None = None, j
     return kept
 
 
+@fill_names(signals=descriptions("question"), answer_signals=descriptions("sample", besides="question"))
 def read(
     store: str,
     signals: Sequence[str] = ("hidden",),
@@ -158,11 +160,11 @@ def read(
     device_map: str | None = None,
     worker: Worker | None = None,
 ) -> Store:
-    """Read signals from the model's inside, for the blocks or parts that lack them.
+    """Read signals of a store's questions or answers from the model, where they are missing.
 
     Args:
         store: Folder of the store.
-        signals: Of hidden, tokens, entropy_profile, evolution, early_exit, attention_entropy; of answers also rollout, rollout_max, macs.
+        signals: Signals to read. Of questions and answers: {signals}. Of answers only: {answer_signals}.
         scope: question reads the questions; sample reads their answers.
         layers: Layers to keep, from 0 (embeddings) to the number of blocks; null goes on with those that there are, or keeps all.
         model: Where the store's model is, if it was a folder, or the local copy of a served one; null takes the name that the store holds.
@@ -181,7 +183,7 @@ def read(
         load_signal(signal, scope)
     kept = Store.open(store)
     with worker.writing(kept.path):
-        fill_signals(kept, signals, lambda: model_of(kept, model, device, device_map), worker, scope, layers)
+        fill_signals(kept, signals, lambda: load_store_model(kept, model, device, device_map), worker, scope, layers)
         write_manifest(kept)
     return kept
 

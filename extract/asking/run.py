@@ -9,7 +9,7 @@ from extract.asking.registry import ASKED
 from extract.commands import write_manifest
 from extract.errors import InputError
 from extract.models.embedded import EMBEDDED_ENCODER
-from extract.models.store_model import model_of
+from extract.models.store_model import load_store_model
 from extract.registry import fill_names
 from extract.running.progress import say
 from extract.running.worker import Worker
@@ -64,7 +64,12 @@ def ask(
             f"Run `python -m extract sample --store {store}`."
         )
     context = AskContext(
-        lambda: model_of(opened, model, device, device_map), device, embedding_model, nli_model, grader, max_new_tokens
+        lambda: load_store_model(opened, model, device, device_map),
+        device,
+        embedding_model,
+        nli_model,
+        grader,
+        max_new_tokens,
     )
     with worker.writing(opened.path):
         fill_asked(opened, [entry.load()(name, opened, context) for name, entry in entries.items()], worker)

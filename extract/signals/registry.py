@@ -8,10 +8,10 @@ the model code, is imported when the signal is loaded.
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any, NamedTuple
 
-from extract.errors import InputError, nearest
+from extract.errors import InputError
+from extract.registry import Registry, import_object
 from extract.store.shards import Scope
 
 #: What a pass can be read for beside the decoder's output, and where a function finds it in its `Pass`.
@@ -55,58 +55,61 @@ class Signal(NamedTuple):
     rising: tuple[str, ...] = ()
 
 
-SIGNALS: dict[str, Signal] = {
-    "hidden": Signal(
-        "extract.signals.hidden:hidden",
-        "hidden states of every layer at named positions",
-        ("hidden",),
-        per_token=False,
-        by_layer=True,
-    ),
-    "tokens": Signal(
-        "extract.signals.lens_signals:tokens",
-        "probability of the drawn token, entropy and margin of its distribution",
-        ("logits",),
-        rising=("margin",),
-    ),
-    "entropy_profile": Signal(
-        "extract.signals.lens_signals:entropy_profile", "entropy of every layer's distribution", ("lens",)
-    ),
-    "evolution": Signal(
-        "extract.signals.lens_signals:evolution",
-        "divergence of the last layers' distributions from the final one",
-        ("lens", "divergence"),
-    ),
-    "early_exit": Signal(
-        "extract.signals.lens_signals:early_exit",
-        "layer at which the model could have stopped",
-        ("lens", "exit"),
-    ),
-    "attention_entropy": Signal(
-        "extract.signals.attention:attention_entropy", "entropy of every layer's attention", ("attention_entropy",)
-    ),
-    "rollout": Signal(
-        "extract.signals.attention:rollout",
-        "influence of a token through all layers (attention rollout)",
-        ("attention_blocks", "mixing"),
-        _SAMPLE,
-        weights=True,
-    ),
-    "rollout_max": Signal(
-        "extract.signals.attention:rollout_max",
-        "its largest influence on any token; costs n³ and not n²",
-        ("attention_blocks", "mixing"),
-        _SAMPLE,
-        weights=True,
-    ),
-    "macs": Signal(
-        "extract.signals.attention:macs",
-        "attention of later tokens to a token, strongest head of every layer (MACS)",
-        ("attention_macs",),
-        _SAMPLE,
-        weights=True,
-    ),
-}
+SIGNALS: Registry[Signal] = Registry(
+    "signals",
+    {
+        "hidden": Signal(
+            "extract.signals.hidden:hidden",
+            "hidden states of every layer at named positions",
+            ("hidden",),
+            per_token=False,
+            by_layer=True,
+        ),
+        "tokens": Signal(
+            "extract.signals.lens_signals:tokens",
+            "probability of the drawn token, entropy and margin of its distribution",
+            ("logits",),
+            rising=("margin",),
+        ),
+        "entropy_profile": Signal(
+            "extract.signals.lens_signals:entropy_profile", "entropy of every layer's distribution", ("lens",)
+        ),
+        "evolution": Signal(
+            "extract.signals.lens_signals:evolution",
+            "divergence of the last layers' distributions from the final one",
+            ("lens", "divergence"),
+        ),
+        "early_exit": Signal(
+            "extract.signals.lens_signals:early_exit",
+            "layer at which the model could have stopped",
+            ("lens", "exit"),
+        ),
+        "attention_entropy": Signal(
+            "extract.signals.attention:attention_entropy", "entropy of every layer's attention", ("attention_entropy",)
+        ),
+        "rollout": Signal(
+            "extract.signals.attention:rollout",
+            "influence of a token through all layers (attention rollout)",
+            ("attention_blocks", "mixing"),
+            _SAMPLE,
+            weights=True,
+        ),
+        "rollout_max": Signal(
+            "extract.signals.attention:rollout_max",
+            "its largest influence on any token; costs n³ and not n²",
+            ("attention_blocks", "mixing"),
+            _SAMPLE,
+            weights=True,
+        ),
+        "macs": Signal(
+            "extract.signals.attention:macs",
+            "attention of later tokens to a token, strongest head of every layer (MACS)",
+            ("attention_macs",),
+            _SAMPLE,
+            weights=True,
+        ),
+    },
+)
 
 
 def signals_of(scope: Scope, **properties: bool) -> list[str]:
@@ -128,17 +131,19 @@ def load_signal(name: str, scope: Scope = "question") -> Callable[..., dict[str,
     Raises:
         InputError: If the name is unknown, or the signal has no such scope.
     """
-    if name not in SIGNALS:
-        raise InputError(
-            f"Expected `signals` to be among {', '.join(SIGNALS)}, but got {name!r}.{nearest(name, SIGNALS)}"
-        )
     if scope not in SIGNALS[name].scopes:
         raise InputError(
             f"Expected `signals` to be among {', '.join(signals_of(scope))} at `scope` {scope}, but got {name!r}. Give the "
             "other `scope`."
         )
-    module, function = SIGNALS[name].function.split(":")
-    return getattr(import_module(module), function)
+    function: Callable[..., dict[str, Any]] = import_object(SIGNALS[name].function)
+    return function
+
+
+def descriptions(scope: Scope, besides: Scope | None = None) -> list[str]:
+    """``name (description)`` of the signals of a scope that another one does not have, for help."""
+    names = [name for name in signals_of(scope) if besides not in SIGNALS[name].scopes]
+    return [f"{name} ({SIGNALS[name].description})" for name in names]
 
 
 def signal_table() -> str:

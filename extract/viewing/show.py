@@ -9,7 +9,7 @@ from typing import Any
 
 from extract.errors import InputError
 from extract.models.embedded import EMBEDDED_MODEL, embedded_model_folder
-from extract.models.store_model import place_of_model
+from extract.models.store_model import model_source
 from extract.store.files import replace_file
 from extract.store.store import Store
 
@@ -83,7 +83,7 @@ def tokenizer_of(store: Store, model: str | None) -> Any:
     from extract.models.loading import tokenizer_hash
 
     wanted = store.model
-    place = place_of_model(store, model)
+    place = model_source(store, model)
     try:
         source = str(embedded_model_folder()) if place == EMBEDDED_MODEL else place
         tokenizer = AutoTokenizer.from_pretrained(source, revision=wanted["revision"])

@@ -20,7 +20,7 @@ from extract.signals.reader import by_length
 from extract.signals.reading import content_tokens, read_answers
 from extract.signals.registry import load_signal
 from extract.store.ragged import Ragged
-from extract.store.shards import SampleRange
+from extract.store.shards import Block, SampleRange
 from extract.store.verify import find_problems
 from tests.conftest import byte_tokenizer, tiny_model, write_questions
 
@@ -276,7 +276,7 @@ def test_more_samples_add_files_and_a_signal_of_some_answers_is_refused(store: P
     before = signal_bytes(store)
     sample(str(store), StoreRecipe(**{**vars(recipe), "k": 4}))
     assert Store.open(store).signals.missing("hidden", "sample") == [SampleRange(block, 3, 4) for block in range(3)]
-    with pytest.raises(InputError, match=r"of the answers, but 3 of 9 parts lack it .*\[hidden\] --scope sample`"):
+    with pytest.raises(InputError, match=r"of the answers, but 3 of 9 sample ranges lack it .*\[hidden\] --scope sample`"):
         Store.open(store).signals.keys("hidden", "sample")
     read(str(store), ["hidden"], "sample", model=recipe.model)
     assert Store.open(store).signals.read("hidden", "0/first_answer", "sample").shape == (80, 32)
@@ -305,7 +305,9 @@ def test_a_store_without_answers_and_prompts_that_changed_are_refused(
     store: Path, recipe: StoreRecipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.rmtree(store / "signals")
-    monkeypatch.setattr("extract.signals.run.encode_questions", lambda tokenizer, prompt, block: [[5, 6]] * len(block))
+    monkeypatch.setattr(
+        "extract.models.store_model.encode_questions", lambda tokenizer, prompt, block: [[5, 6]] * len(block)
+    )
     with pytest.raises(InputError, match="this version of the tokenizer makes 2 of it"):
         read(str(store), ["hidden"], "sample", model=recipe.model)
     shutil.rmtree(store / "samples")
@@ -347,4 +349,4 @@ def test_a_store_is_made_with_signals_of_its_answers(tmp_path: Path, recipe: Sto
     for _ in range(2):  # the second time nothing is missing
         made = make_store(path, recipe, "short", ["hidden"], "sample")
     assert made.signals.missing("hidden", "sample") == []
-    assert made.signals.missing("hidden", "sample") == [0, 1, 2]
+    assert made.signals.missing("hidden", "question") == [Block(block) for block in range(3)]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from extract.commands import read
 from extract.errors import InputError
 from extract.models.loading import tokenizer_hash, weight_fingerprint
 from extract.signals.hidden import HiddenCapture, position_ranges
-from extract.signals.registry import load_signal
+from extract.signals.registry import NEEDS, SIGNALS, load_signal, signal_table
 from tests.conftest import read_hidden, tiny_model
 
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12, 13, 14], [20], [30, 31, 32, 33]]
@@ -90,3 +92,11 @@ def test_the_tokenizer_hash_forgets_padding(tokenizer: Any) -> None:
     before = tokenizer_hash(tokenizer)
     tokenizer(["a", "bcd"], padding=True, truncation=True, max_length=2)
     assert tokenizer_hash(tokenizer) == before
+
+
+def test_the_table_in_the_docs_and_the_help_of_read_follow_from_the_registry() -> None:
+    page = Path(__file__).parents[3].joinpath("docs/signals.md").read_text(encoding="utf-8")
+    assert signal_table() in page
+    for name, signal in SIGNALS.items():
+        assert f"{name} ({signal.description})" in (read.__doc__ or "")
+        assert set(signal.needs) <= set(NEEDS)

@@ -15,8 +15,9 @@ import torch
 
 from benchmarks.quality import default_data
 from benchmarks.result import alternating, report
-from benchmarks.trainer import fit, quiet
+from benchmarks.trainer import fit
 from datamodules import FeatureDataModule
+from probes.fitting.module import quiet_lightning
 
 BAR, BAR_OVER_ONE = 0.25, 1.5
 
@@ -36,7 +37,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=40)
     parser.add_argument("--batch-size", type=int, default=64)
     options = parser.parse_args()
-    quiet()
+    quiet_lightning()
     data = default_data()
     data.recipe, data.batch_size = None, options.batch_size  # the store is there: nothing to be checked in a fit
     varies = data.batch("train").features.std(0).amax(-1) > 0

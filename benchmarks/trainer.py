@@ -7,8 +7,6 @@ end; their weights have to come out equal. The training split of the default sto
 from __future__ import annotations
 
 import argparse
-import logging
-import warnings
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +16,7 @@ import torch
 from benchmarks.quality import default_data
 from benchmarks.result import alternating, report
 from datamodules import FeatureDataModule
+from probes.fitting.module import quiet_lightning
 from probes.linear import Linear
 
 BAR = 1.3
@@ -32,13 +31,6 @@ class Unlogged(Linear):
 
     def log_dict(self, *_: Any, **__: Any) -> None:
         """Nothing."""
-
-
-def quiet() -> None:
-    """Silence what Lightning says about itself."""
-    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
-    for message in (".*LeafSpec.*", ".*training batches.*", ".*does not have many workers.*"):
-        warnings.filterwarnings("ignore", message=message)
 
 
 def fit(data: FeatureDataModule, epochs: int) -> Linear:
@@ -92,7 +84,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=100)
     parser.add_argument("--batch-size", type=int, default=144)
     options = parser.parse_args()
-    quiet()
+    quiet_lightning()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     data = default_data()
     data.recipe, data.batch_size = None, options.batch_size  # the store is there: nothing to be checked in a fit

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import subprocess
 import sys
@@ -17,7 +16,6 @@ import yaml
 import train
 from extract.__main__ import COMMANDS
 from extract.errors import InputError
-from extract.running import cli as extract_cli
 from extract.running.cli import run
 from probes import load_probe
 from probes.registry import METHODS
@@ -153,30 +151,6 @@ def one_line(done: subprocess.CompletedProcess[str]) -> str:
     assert len(lines) == 1
     assert "Traceback" not in done.stderr
     return lines[0]
-
-
-BOMB = "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 10))
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [(BOMB, r"without aliases, but it has \*a0 in line 2"), ("# " + "x" * 2**21, "more than 1048576 bytes")],
-    ids=["aliases of aliases", "huge"],
-)
-@pytest.mark.parametrize("program", ["train", "extract"])
-def test_a_config_file_that_stands_for_billions_of_lines_is_refused(
-    program: str, content: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "config.yaml").write_text(content)
-    if program == "train":
-        with pytest.raises(InputError, match=message):
-            train.run([f"--config={tmp_path / 'config.yaml'}", f"--runs={tmp_path}"])
-    else:
-        assert (
-            extract_cli.run(COMMANDS, "extract", ["sample", "--config", str(tmp_path / "config.yaml"), "--store=s"])
-            == 2
-        )
-        assert re.search(message, capsys.readouterr().err)
 
 
 def test_more_than_one_device_is_refused(small_store: Path, tmp_path: Path) -> None:

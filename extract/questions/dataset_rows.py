@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import csv
 import json
-import logging
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from extract.errors import InputError
 from extract.questions.files import json_lines
+from extract.running.progress import quiet_loggers
 from extract.text import one_line
 
 #: Files whose rows can be read.
@@ -76,7 +75,7 @@ class Place:
 
         # A stream is read straight from its file; what comes from the Hub is kept in the cache, where rows have places
         try:
-            with _quiet(), warnings.catch_warnings():
+            with quiet_loggers("datasets", "huggingface_hub"), warnings.catch_warnings():
                 warnings.filterwarnings("error", "Length of header or names")  # fields that no column is there for
                 loaded = datasets.load_dataset(*names, **options)
                 return list(loaded) if options.get("streaming") else loaded
@@ -178,17 +177,3 @@ class Place:
 
 def _is_rows(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(row, dict) for row in value)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep libraries from writing lines of their own about what can't be read or reached: ours says it."""
-    loggers = [logging.getLogger(name) for name in ("datasets", "huggingface_hub")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)

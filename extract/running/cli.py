@@ -1,4 +1,4 @@
-"""Command lines out of function signatures: one line for what a user can put right, the nearest name for a typo."""
+"""Command lines from function signatures: errors of one line, with the nearest option for a typo."""
 
 from __future__ import annotations
 
@@ -15,27 +15,46 @@ from jsonargparse import ArgumentParser, set_loader
 
 from extract.errors import nearest
 from extract.recipe import StoreRecipe
-from extract.running.config_files import check_config, config_files, load_yaml
 from extract.running.exit import exit_status
+
+#: Options of earlier versions, and what they are called now. They may be part of a longer name, as in --data.recipe.…
+RENAMED: dict[str, str] = {}
+_FLOAT = r"[-+]?(\d[\d_]*\.[\d_]*|\.\d[\d_]*)([eE][-+]?\d+)?|[-+]?\d+[eE][-+]?\d+|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads decimal numbers only. In YAML 1.1 the grid 0:1:0.5 is a number to base 60, 010 is 8, and dates are no texts."""
+
+    def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
+        """The tag of a value."""
+        tag = super().resolve(kind, value, implicit)
+        if kind is not yaml.ScalarNode or not implicit[0] or tag.endswith((":bool", ":null", ":merge")):
+            return tag
+        forms = {"int": r"[-+]?(0|[1-9][\d_]*)", "float": _FLOAT, "str": "(?s:.*)"}
+        return "tag:yaml.org,2002:" + next(name for name, form in forms.items() if re.fullmatch(form, value))
+
+
+def load_yaml(text: str) -> Any:
+    """The value of a YAML text.
+
+    >>> [load_yaml(text) for text in ("0:1:0.5", "1:2:1", "60.5", "1e-3", "[7, 2024-01-01]")]
+    ['0:1:0.5', '1:2:1', 60.5, 0.001, [7, '2024-01-01']]
+    """
+    return yaml.load(text, Loader=_Loader)
+
 
 set_loader("yaml", load_yaml, exceptions=(yaml.YAMLError,))
 
 
 class OneLineErrors:
-    """For a parser: errors of one line with the nearest known option, and no guessing of options from their beginning.
+    """Mixin for parsers: errors of one line with the nearest option, and no abbreviated options.
 
-    What it calls of `super` is the parser's that stands beside it among the bases, which mypy can't see: hence the ignores.
+    Calls of `super` go to the parser beside it among the bases, which mypy can't see.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.allow_abbrev = False
-
-    def parse_args(self, args: Any = None, *others: Any, **options: Any) -> Any:
-        """Parse a command line, after a look at the config files that it names."""
-        for path in config_files(sys.argv[1:] if args is None else [str(one) for one in args]):
-            check_config(path)
-        return super().parse_args(args, *others, **options)  # type: ignore[misc]
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Print one line on standard error and exit with 2; a parser inside another one leaves that to the outer."""
@@ -51,53 +70,61 @@ class OneLineParser(OneLineErrors, ArgumentParser):
 
 def known_options(parser: Any) -> list[str]:
     """Every option of a parser and its subcommands, for example ``--policy.temperature``."""
-    own = [option for action in parser._actions for option in action.option_strings if option.startswith("--")]
-    choices = [action.choices for action in parser._actions if isinstance(action.choices, dict)]
-    return own + [option for one in choices for subparser in one.values() for option in known_options(subparser)]
+    options = [option for action in parser._actions for option in action.option_strings if option.startswith("--")]
+    subparsers = [parser for a in parser._actions if isinstance(a.choices, dict) for parser in a.choices.values()]
+    return options + [option for subparser in subparsers for option in known_options(subparser)]
 
 
-def explain(message: str, known: list[str]) -> str:
-    """A parser's message as one line that names the nearest of the `known` options where one was unknown."""
+def explain(message: str, known: list[str], prefix: str = "--") -> str:
+    """The parser's message as one line, which names the nearest option where one is unknown.
+
+    Args:
+        message: The message.
+        known: The known options.
+        prefix: What precedes the names of options in the message; longer for those of a class, such as ``--model.``.
+    """
     line = " ".join(message.split())
-    of_class = re.search(r"Parser key \"([\w.]+)\".*given class_path '([\w.]+)'", line)
-    given = re.search(r"NestedArg\(key='([\w.]+)', val=(.*)\)", line)
-    name = given or re.search(r"Option '([\w.]+)' is not accepted", line)
-    if of_class and name:
-        option, known = f"--{of_class[1]}.{name[1]}", options_of(of_class[2], of_class[1])
-        if given and option in known:  # the name is right, so its value is not
-            return f"Expected `{option}` to have the type that --help gives, but got {given[2]}."
-        return _unknown(option, known)
-    for pattern in (
-        r"[Uu]nrecognized arguments: --([^\s=]+)",
-        r"Subcommand '\w+' does not accept option '([\w.]+)'",
-        r"^Option '([\w.]+)' is not accepted",
-    ):
-        if found := re.search(pattern, line):
-            return _unknown(f"--{found[1]}", known)
-    if found := re.search(r"Group '([\w.]+)' does not accept option '([\w.]+)'", line):
-        return _unknown(f"--{found[1]}.{found[2]}", known)
-    if found := re.search(r"Parser key \"([\w.]+)\".*?<class '(\w+[.][\w.]+)'>.*dot import path string: (\S+)", line):
-        classes = [one.__name__ for one in _leaves(_import(found[2]))]
-        return f"Expected `--{found[1]}` to be one of {', '.join(classes)}, but got {found[3]!r}.{nearest(found[3], classes)}"
-    if found := re.match(
-        r"Parser key \"([\w.]+)\": (?:Does not validate|Expected a typing\.Literal|Expected a <class 'collections).*(?:Got value|value): (\S+)",
+    if nested := re.search(r"Parser key \"([\w.]+)\":.*?given class_path '([\w.]+)': (.*)", line):
+        key = prefix + nested[1]
+        try:
+            options = _options_of(nested[2], key.removeprefix("--"))
+        except (ImportError, AttributeError):
+            return f"Expected `{key}` to be a class, but got {nested[2]!r}: {nested[3].split(' - Expected')[0]}."
+        return explain(nested[3], options, f"{key}.")
+    unknown = re.search(
+        r"unrecognized arguments: --([^\s=]+)|(?:Group '([\w.]+)' does not accept o|Subcommand.*? o|O)ption '([\w.]+)'",
         line,
-    ):
-        return f"Expected `--{found[1]}` to have the type that --help gives, but got {found[2]}. A list is written '[a,b]'."
-    if found := re.fullmatch(r"Parser key \"([\w.]+)\": Expected a <class '(\w+)'>\. Got value: (.*)", line):
-        return f"Expected `--{found[1]}` to be of type {found[2]}, but got {found[3]!r}."
+    )
+    if unknown:
+        option = prefix + ".".join(name for name in unknown.groups() if name)
+        for old, new in RENAMED.items():
+            if option == old or option.endswith(old.replace("--", ".")):
+                new = option.removesuffix(old.removeprefix("--")) + new.removeprefix("--")
+                return f"Expected `{new}`, but got `{option}`, its name in earlier versions. Write `{new}`."
+        return (
+            f"Expected an option of this command, but got `{option}`.{nearest(option, known)} See --help for the list."
+        )
+    if subclass := re.search(r"Parser key \"([\w.]+)\".*?<class '(\w+\.[\w.]+)'>.*import path string: (\S+)", line):
+        names = [leaf.__name__ for leaf in _leaves(_import(subclass[2]))]
+        key, given = prefix + subclass[1], subclass[3]
+        return f"Expected `{key}` to be one of {', '.join(names)}, but got {given!r}.{nearest(given, names)}"
+    value = re.search(
+        r"Parser key \"([\w.]+)\": (?:Does not validate.*?Subtypes: \[(.*?)\] Errors: .*? Given|Expected an? (.*?)\. Got)"
+        r" value: (.*?)(?: - Expected|$)",
+        line,
+    )
+    if value:
+        types = re.sub(r"<class '([\w.]+)'>", r"\1", value[2] or value[3]).replace("NoneType", "null")
+        types = re.sub(r"\b(?:[A-Za-z_]\w*\.)+(?=\w)", "", types)
+        hint = " A list is written '[a,b]'." if re.search("list|Sequence", types) else ""
+        return f"Expected `{prefix}{value[1]}` to be of type {types}, but got {value[4]!r}.{hint}"
     return line
 
 
 def _leaves(base: type) -> list[type]:
-    """Classes under a base that are themselves no base, each once."""
-    under: list[type] = base.__subclasses__()
-    return list(dict.fromkeys(leaf for one in under for leaf in (_leaves(one) or [one])))
-
-
-def _unknown(option: str, known: list[str]) -> str:
-    hint = nearest(option, known)
-    return f"Expected an option of this command, but got `{option}`.{hint} Run with --help for the list."
+    """Subclasses of a class, however far below it, that have no subclasses themselves; each once."""
+    subclasses: list[type] = base.__subclasses__()
+    return list(dict.fromkeys(leaf for subclass in subclasses for leaf in (_leaves(subclass) or [subclass])))
 
 
 def _import(path: str) -> Any:
@@ -105,7 +132,7 @@ def _import(path: str) -> Any:
     return getattr(import_module(module), name)
 
 
-def options_of(class_path: str, key: str) -> list[str]:
+def _options_of(class_path: str, key: str) -> list[str]:
     """Options of a class that is given under a key, for example ``--model.lr`` of a probe."""
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(_import(class_path), key)
@@ -123,28 +150,28 @@ def run(commands: dict[str, Callable[..., Any]], program: str, arguments: list[s
     Returns:
         Exit status, see `exit_status`.
     """
-    parser = OneLineParser(prog=program, description="See `%(prog)s COMMAND --help` for the options of a command.")
+    parser = OneLineParser(
+        program, "%(prog)s COMMAND [options]", "See `%(prog)s COMMAND --help` for the options of a command."
+    )
     subcommands = parser.add_subcommands(required=True)
     for name, function in commands.items():
         summary = (function.__doc__ or "").strip().split("\n", 1)[0]
-        subparser = OneLineParser(prog=f"{program} {name}", description=summary)
+        subparser = OneLineParser(usage="%(prog)s [options]", description=summary)
         subparser.add_argument("--config", action="config", help="YAML file with options")
         subparser.add_function_arguments(function, as_group=False, skip={"recipe", "worker"})
         if "recipe" in signature(function).parameters:
             subparser.add_class_arguments(StoreRecipe, as_group=False)
         subcommands.add_subcommand(name, subparser, help=summary)
+        subparser.prog = f"{program} {name}"
 
     def parse_and_run() -> None:
         parsed = parser.parse_args(arguments)
         options = vars(parser.instantiate(parsed)[parsed.subcommand])
-        commands[parsed.subcommand](**_arguments(commands[parsed.subcommand], options))
+        function = commands[parsed.subcommand]
+        names = signature(function).parameters
+        given = {name: options[name] for name in names if name in options}
+        if "recipe" in names:
+            given["recipe"] = StoreRecipe(**{field.name: options[field.name] for field in fields(StoreRecipe)})
+        function(**given)
 
     return exit_status(parse_and_run)
-
-
-def _arguments(function: Callable[..., Any], options: dict[str, Any]) -> dict[str, Any]:
-    names = signature(function).parameters
-    given = {name: options[name] for name in names if name in options}
-    if "recipe" in names:
-        given["recipe"] = StoreRecipe(**{field.name: options[field.name] for field in fields(StoreRecipe)})
-    return given

@@ -1,4 +1,4 @@
-"""How a command ends: its exit status, and one line on standard error when it did not come to its end."""
+"""Exit status of a command, and one line on standard error when it fails or is stopped."""
 
 from __future__ import annotations
 
@@ -17,50 +17,45 @@ _GO_ON = "What is finished is kept; run the same command again to go on."
 
 
 class Terminated(KeyboardInterrupt):
-    """The process was asked to end by SIGTERM."""
+    """SIGTERM was received."""
 
 
 def exit_status(command: Callable[[], object]) -> int:
-    """Run a command to its end, or say in one line why it stopped.
+    """Run a command and print one line if it fails for a reason that the user can correct, or is stopped.
 
     Returns:
-        0; 2 after what a user can put right; 130 after Ctrl-C and 143 after SIGTERM, as shells count them.
+        0; 2 for an `InputError` or an error of the operating system; 130 after Ctrl-C and 143 after SIGTERM, as in
+        shells.
     """
     try:
-        with _terminated():
+        with _sigterm_raises():
             command()
-    except InputError as error:
-        return _say(str(error), 2)
+        return 0
     except KeyboardInterrupt as stop:
         return _stopped(stop)
     except SystemExit as end:
-        if not isinstance(end.__context__, KeyboardInterrupt):
-            raise
-        return _stopped(end.__context__)  # Lightning makes this of it
-    except BrokenPipeError:  # whoever read what is printed has read enough, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python says so again at its end
+        if isinstance(end.__context__, KeyboardInterrupt):  # Lightning converts it
+            return _stopped(end.__context__)
+        raise
+    except BrokenPipeError:  # the reader of our output, such as `head`, has ended
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it exits
         return 128 + signal.SIGPIPE
     except OSError as error:  # a full disk, a folder that may not be written, …
         if error.strerror is None:
             raise
-        where = f"{str(error.filename)!r}: " if error.filename else ""
-        return _say(f"{where}{error.strerror}. {_GO_ON}", 2)
-    except ValueError as error:  # an InputError inside the parser comes wrapped
-        if not isinstance(error.__cause__, InputError):
+        return _print_error(f"{f'{error.filename!r}: ' if error.filename else ''}{error.strerror}. {_GO_ON}", 2)
+    except ValueError as error:  # an InputError that was raised inside the parser is the cause of another error
+        message = error if isinstance(error, InputError) else error.__cause__
+        if not isinstance(message, InputError):
             raise
-        return _say(str(error.__cause__), 2)
-    return 0
+        return _print_error(str(message), 2)
 
 
 def end_process(run: Callable[[], int]) -> NoReturn:
-    """End the process with the status that `run` gives. Who presses Ctrl-C again meanwhile gets no traceback for it.
-
-    Args:
-        run: Ends with `exit_status`.
-    """
+    """End the process with the status that `run`, which uses `exit_status`, returns. A second Ctrl-C exits silently."""
     try:
         status = run()
-    except KeyboardInterrupt:  # one more, while the first one was being dealt with
+    except KeyboardInterrupt:
         status = 128 + signal.SIGINT
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -69,24 +64,24 @@ def end_process(run: Callable[[], int]) -> NoReturn:
 
 def _stopped(stop: KeyboardInterrupt) -> int:
     word, number = ("terminated", signal.SIGTERM) if isinstance(stop, Terminated) else ("interrupted", signal.SIGINT)
-    return _say(f"{word}. {_GO_ON}", 128 + number)
+    return _print_error(f"{word}. {_GO_ON}", 128 + number)
 
 
-def _say(line: str, status: int) -> int:
+def _print_error(line: str, status: int) -> int:
     print(f"error: {line}", file=sys.stderr)
     return status
 
 
 @contextmanager
-def _terminated() -> Iterator[None]:
-    """SIGTERM ends the block as Ctrl-C does, so that files in the making are taken away."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may say what signals do
-        return
+def _sigterm_raises() -> Iterator[None]:
+    """SIGTERM raises `Terminated`, so that unfinished files are removed as after Ctrl-C."""
 
     def end(number: int, frame: FrameType | None) -> NoReturn:
         raise Terminated
 
+    if threading.current_thread() is not threading.main_thread():  # which alone may handle signals
+        yield
+        return
     before = signal.signal(signal.SIGTERM, end)
     try:
         yield

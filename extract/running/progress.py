@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Self
 
@@ -102,14 +101,8 @@ def say(line: str) -> None:
 
 
 @contextmanager
-def quiet_loggers(*names: str, level: int = logging.ERROR, ignored: Sequence[str] = ()) -> Iterator[None]:
-    """Silence libraries: loggers below a level, Python warnings, and the progress bars of transformers.
-
-    Args:
-        names: Loggers, for example ``"transformers"``, whose progress bars are hidden too.
-        level: Least level that is still shown.
-        ignored: Regular expressions of warnings that are ignored.
-    """
+def quiet_loggers(*names: str) -> Iterator[None]:
+    """Silence the loggers of libraries, for example ``"transformers"``, and the progress bars of that one."""
     loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]
     bars: Any = None
@@ -117,17 +110,14 @@ def quiet_loggers(*names: str, level: int = logging.ERROR, ignored: Sequence[str
         from transformers.utils import logging as transformers_logging
 
         bars = transformers_logging if transformers_logging.is_progress_bar_enabled() else None
-    with warnings.catch_warnings():
-        for message in ignored:
-            warnings.filterwarnings("ignore", message=message)
+    try:
         for logger in loggers:
-            logger.setLevel(level)
+            logger.setLevel(logging.CRITICAL)
         if bars is not None:
             bars.disable_progress_bar()
-        try:
-            yield
-        finally:
-            for logger, before in zip(loggers, levels, strict=True):
-                logger.setLevel(before)
-            if bars is not None:
-                bars.enable_progress_bar()
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+        if bars is not None:
+            bars.enable_progress_bar()

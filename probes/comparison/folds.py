@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import warnings
 from collections.abc import Callable, Iterator
@@ -15,11 +14,10 @@ from torch import Tensor
 from datamodules import FeatureDataModule, QuestionTable
 from datamodules.splits import split_questions
 from extract.errors import InputError
-from probes.fitting.module import ProbeModule
+from probes.fitting.module import ProbeModule, quiet_lightning
 
 #: Share of the questions outside a fold that choose and calibrate.
 VAL_SHARE = 0.25
-_LIGHTNING_WARNINGS = ".*(LeafSpec|training batches|many workers|configure_optimizers|no optimizer)"
 
 
 class Fold(NamedTuple):
@@ -69,10 +67,8 @@ def fit(make: Callable[[], ProbeModule], data: FeatureDataModule, epochs: int, s
     Raises:
         InputError: As the probe's `setup` and calibrator.
     """
-    for name in ("lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(name).setLevel(logging.WARNING)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=_LIGHTNING_WARNINGS)
+        quiet_lightning()
         L.seed_everything(seed, verbose=False)
         module = make()
         trainer = L.Trainer(

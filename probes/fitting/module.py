@@ -289,5 +289,5 @@ def quiet_lightning() -> None:
     os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")  # Lightning 2.6 calls what 4.49 deprecated
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    for remark in ("intended to run from within Python", "many workers", "LeafSpec", "number of training batches"):
-        warnings.filterwarnings("ignore", message=f".*{remark}.*")
+    remarks = "intended to run from|many workers|LeafSpec|training batches|configure_optimizers|no optimizer"
+    warnings.filterwarnings("ignore", message=f".*({remarks})")

@@ -16,9 +16,7 @@ from probes.fitting.options import check_resamples, check_seed
 from probes.report.results import new_folder, write_files
 from probes.training_free.grid import make_grid
 from probes.training_free.heat_map import grid_pictures
-from probes.training_free.page import page as signals_page
-from probes.training_free.page import verdict as signals_verdict
-from probes.training_free.record import grid_record
+from probes.training_free.record import grid_record, signals_page, signals_verdict
 
 
 def compare(

@@ -1,1 +1,1 @@
-"""Signals as scores without training: each one pooled over an answer's tokens, against whether the answer is right."""
+"""Token signals as scores of answers without training: pooled over an answer's tokens, tested against its grade."""

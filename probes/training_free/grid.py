@@ -1,4 +1,4 @@
-"""Every score of a store's answers against right and wrong: chosen on the one part of the questions, tested on the other."""
+"""All scores of a store's answers against their grades: chosen on validation questions, tested on others."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from datamodules.table import QuestionTable
 from extract.errors import InputError
 from extract.running.progress import Progress
 from extract.store.store import Store
-from probes.training_free.clustered_auroc import Clustered, clustered
+from probes.training_free.clustered_auroc import ClusteredAuroc, clustered_auroc
 from probes.training_free.correction import max_t
-from probes.training_free.scores import PLAIN, TOKENS, Score, Scores
+from probes.training_free.scores import TOKENS, UNWEIGHTED, Score, Scores
 
-#: Scores are chosen among those that at least this share of the answers have that any has.
+#: Only scores that at least this share of the answers have, of those that any score has, are chosen.
 LEAST_COVERAGE = 0.95
-PARTS = ("val", "test")
+PARTS = {"val": "validation", "test": "test"}
 
 
-class SampleRange(NamedTuple):
+class Part(NamedTuple):
     """The graded answers to some of the questions.
 
     Attributes:
         row: [answer] int64 rows of the answer table.
         right: [answer] whether each is right.
         question: [answer] int64, the question of each, counted from 0 within the part.
-        sample: [answer] int64, the number of each answer to its question.
+        sample: [answer] int64, the sample number of each.
         n_questions: Number of questions.
-        n_unknown: Answers to them that have no grade, and are left out.
+        n_unknown: Answers to them without a grade, which are left out.
     """
 
     row: Tensor
@@ -53,102 +53,100 @@ class Grid:
     Attributes:
         store: The store.
         table: Its grades.
-        parts: The answers that choose, `val`, and those that test.
+        parts: The validation answers, `val`, and the test answers, `test`.
         names: [score] the scores.
-        found: AUROCs on each part.
-        p: [score] p-values on the test answers, corrected for all scores (max-T); NaN where there is none.
+        aurocs: AUROCs on each part.
+        p: [score] p-values on the test answers, corrected for all scores (max-T); NaN for none.
         scores: [score, answer] of the test answers, higher = more likely right.
         n_tokens: [answer] over the answer table, content tokens.
-        reference: Row of the mean token entropy; None where the store has none.
-        masked: Signals that are left out, and why.
+        reference: Row of the mean token entropy; None if the store has no token entropies.
+        masked: Why signals are left out, by name.
     """
 
     store: Store
     table: QuestionTable
-    parts: dict[str, SampleRange]
+    parts: dict[str, Part]
     names: list[Score]
-    found: dict[str, Clustered]
+    aurocs: dict[str, ClusteredAuroc]
     p: Tensor
     scores: Tensor
     n_tokens: Tensor
     reference: int | None
     masked: dict[str, str]
 
-    def choose(self, among: list[int]) -> int | None:
-        """The score with the highest AUROC on validation, the first of equals; None where none has one.
+    def choose(self, rows: list[int]) -> int | None:
+        """The row with the highest AUROC on validation, the first of equals; None if no row has an AUROC.
 
-        Scores that many answers lack are passed over, since they would be chosen for the answers that they have, and so are
-        those that are the same for all answers.
+        Scores that are constant or that many answers lack are not chosen.
         """
-        rows, val = torch.tensor(among, dtype=torch.int64), self.found["val"]
-        if not len(rows):
+        if not rows:
             return None
+        val = self.aurocs["val"]
         auroc, n = val.auroc[rows], val.n_answers[rows]
         usable = auroc.isfinite() & val.varies[rows] & (n >= LEAST_COVERAGE * n.max())
-        return among[int(auroc.where(usable, -1.0).argmax())] if usable.any() else None
+        return rows[int(auroc.where(usable, -1.0).argmax())] if usable.any() else None
 
     @cached_property
     def chosen(self) -> int:
-        """The chosen score of all that take one answer; those from further answers are scored on half of them, and stand apart.
+        """The chosen row of all scores of single answers.
 
         Raises:
-            InputError: There is none.
+            InputError: If there is none.
         """
         best = self.choose([row for row, name in enumerate(self.names) if not name.half])
         if best is None:
             raise InputError(
-                f"Expected a score that the validation answers have, but all {len(self.names)} are NaN there. Look at the store with `python -m extract verify --store {self.store.path}`."
+                f"Expected a score that the validation answers have, but all {len(self.names)} are NaN there. Look at "
+                f"the store with `python -m extract verify --store {self.store.path}`."
             )
         return best
 
     def of_families(self) -> dict[str, int]:
-        """The chosen score of each family, by the family's name in the order of the scores.
+        """The chosen row of each family, by the name of the family, in the order of the scores.
 
-        A weighted score that is on validation what one without weights is too is none of the weighted family: the largest value
-        is the same, however the tokens are weighted.
+        A weighted score that is equivalent on validation to an unweighted one of the same key is not chosen: the maximum,
+        for example, does not depend on the weights.
         """
+        influence = self.aurocs["val"].influence
+        unweighted: dict[tuple[str, ...], list[int]] = {}
+        for row, name in enumerate(self.names):
+            if name.weighting == UNWEIGHTED:
+                unweighted.setdefault(name[:2], []).append(row)
         members: dict[str, list[int]] = {}
         for row, name in enumerate(self.names):
-            members.setdefault(name.family, []).append(row)
-        for family, rows in members.items():
-            if self.names[rows[0]].weighting != PLAIN:
-                members[family] = [row for row, alike in zip(rows, self._as_unweighted(rows), strict=True) if not alike]
+            rows = members.setdefault(name.family, [])
+            if name.weighting == UNWEIGHTED or _differs(influence[row], influence[unweighted[name[:2]]]):
+                rows.append(row)
         best = {family: self.choose(rows) for family, rows in members.items()}
         return {family: row for family, row in best.items() if row is not None}
 
-    def _as_unweighted(self, rows: list[int]) -> list[bool]:
-        """Whether each weighted score moves with the validation questions just as one without weights, of the same key."""
-        influence = self.found["val"].influence
-        plain: dict[tuple[str, ...], list[int]] = {}
-        for row, name in enumerate(self.names):
-            if name.weighting == PLAIN:
-                plain.setdefault((name.signal, name.key), []).append(row)
-        return [
-            bool(((influence[plain[self.names[row][:2]]] - influence[row]).abs().amax(1) < 1e-12).any()) for row in rows
-        ]
-
     @cached_property
-    def places(self) -> dict[Score, int]:
+    def row_of(self) -> dict[Score, int]:
         """Row of every score."""
         return {name: row for row, name in enumerate(self.names)}
 
     def as_table(self) -> pa.Table:
-        """One row a score; null where there is no number."""
-        val, test = self.found["val"], self.found["test"]
+        """One row per score; null for a missing number."""
+        val, test = self.aurocs["val"], self.aurocs["test"]
         low, high = test.interval()
         columns = {
             "auroc_val": val.auroc,
-            "se_val": val.error,
+            "se_val": val.standard_error,
             "n_val": val.n_answers,
             "auroc_test": test.auroc,
-            "se_test": test.error,
+            "se_test": test.standard_error,
             "low": low,
             "high": high,
             "p_corrected": self.p,
             "n_test": test.n_answers,
         }
-        named = {field: [getattr(name, field) for name in self.names] for field in (*Score._fields, "family")}
-        return pa.table(named | {name: pa.array(one.numpy(), from_pandas=True) for name, one in columns.items()})
+        names = {field: [getattr(name, field) for name in self.names] for field in (*Score._fields, "family")}
+        return pa.table(names | {name: pa.array(column.numpy(), from_pandas=True) for name, column in columns.items()})
+
+
+def _differs(influence: Tensor, others: Tensor) -> bool:
+    """Whether influences [question] differ from each of others [score, question]."""
+    return bool(((others - influence).abs().amax(1) >= 1e-12).all())
 
 
 def make_grid(
@@ -159,81 +157,84 @@ def make_grid(
     Args:
         store: The store, with token signals of its answers.
         table: Its grades.
-        test_fraction: Share of the questions that test.
+        test_fraction: Share of the questions for the test.
         seed: Seed of the split and of the draws.
         n_draws: Draws behind the corrected p-values.
 
     Raises:
-        InputError: No token signals, too few questions, or a part of the questions with right or wrong answers only.
+        InputError: If there are no token signals, too few questions, or only right or only wrong answers in a part.
     """
     scores = Scores(store, table.answers)
     parts = split(table, test_fraction, seed)
-    found: dict[str, list[Clustered]] = {part: [] for part in PARTS}
-    tested = []
+    aurocs: dict[str, list[ClusteredAuroc]] = {part: [] for part in PARTS}
+    test_batches = []
     with Progress("signals", len(scores.names), "scores") as progress:
         for batch in scores.batches():
             for name, part in parts.items():
-                found[name].append(clustered(batch[:, part.row], part.right, part.question, part.n_questions))
-            tested.append(batch[:, parts["test"].row])
+                aurocs[name].append(clustered_auroc(batch[:, part.row], part.right, part.question, part.n_questions))
+            test_batches.append(batch[:, parts["test"].row])
             progress(len(batch), len(batch) * int(scores.n_tokens.sum()))
-    entropy = scores.key_of("entropy")
-    test, of_test = parts["test"], torch.cat(tested)
+    test, test_scores, entropy = parts["test"], torch.cat(test_batches), scores.key_of("entropy")
     return Grid(
         store=store,
         table=table,
         parts=parts,
         names=scores.names,
-        found={part: Clustered(*map(torch.cat, zip(*some, strict=True))) for part, some in found.items()},
-        p=max_t(of_test, test.right, test.question, test.sample, n_draws, seed, progress=True),
-        scores=of_test,
+        aurocs={part: ClusteredAuroc(*map(torch.cat, zip(*batches, strict=True))) for part, batches in aurocs.items()},
+        p=max_t(test_scores, test.right, test.question, test.sample, n_draws, seed, progress=True),
+        scores=test_scores,
         n_tokens=scores.n_tokens,
         reference=None if entropy is None else scores.names.index(Score(TOKENS, entropy, "mean")),
         masked=scores.masked,
     )
 
 
-def split(table: QuestionTable, test_fraction: float, seed: int) -> dict[str, SampleRange]:
-    """The answers that choose and those that test, by question, the test questions those of `train.py`'s split.
+def split(table: QuestionTable, test_fraction: float, seed: int) -> dict[str, Part]:
+    """The validation and the test answers, by question; the test questions are those of `train.py`.
 
-    Nothing is trained, so that what is for training there chooses here too. Questions with fewer than two graded answers are
-    in neither part.
+    Since nothing is trained, the training questions of `train.py` belong to the validation part. Questions with fewer
+    than two graded answers are in neither part.
 
     Raises:
-        InputError: Too few questions, or a part with right or wrong answers only.
+        InputError: If there are too few questions, or only right or only wrong answers in a part.
     """
     if not 0 < test_fraction < 1:
         raise InputError(
             f"Expected `test_fraction` to be between 0 and 1, but got {test_fraction}. 0.2 is the default."
         )
     usable = np.flatnonzero(table.known >= 2).tolist()
-    ids, groups = [table.ids[row] for row in usable], [table.groups[row] for row in usable]
+    ids, groups = ([column[row] for row in usable] for column in (table.ids, table.groups))
     numbers = split_questions(ids, groups, (1 - test_fraction, test_fraction), seed)
     parts = {}
-    for number, name in enumerate(PARTS):
-        chosen = [row for row, own in zip(usable, numbers, strict=True) if own == number]
-        if len(chosen) < (least := LEAST_VALIDATION if name == "val" else 2):
+    for number, (name, words) in enumerate(PARTS.items()):
+        least = LEAST_VALIDATION if name == "val" else 2
+        questions = [row for row, own in zip(usable, numbers, strict=True) if own == number]
+        if len(questions) < least:
             raise InputError(
-                f"Expected at least {least} questions that {'choose (validation)' if name == 'val' else 'test'}, but got {len(chosen)} of {len(usable)} with two graded answers. Use a store of more questions, or another `test_fraction` than {test_fraction:g}."
+                f"Expected at least {least} {words} questions, but got {len(questions)} of {len(usable)} with two "
+                f"graded answers. Use a store of more questions, or another `test_fraction` than {test_fraction:g}."
             )
-        parts[name] = _part(table, chosen)
-        right, n = int(parts[name].right.sum()), len(parts[name].right)
-        if right in (0, n):
+        parts[name] = _part(table, questions)
+        n_right, n = int(parts[name].right.sum()), len(parts[name].right)
+        if n_right in (0, n):
             raise InputError(
-                f"Expected the {name} part to have right and wrong answers, but all {n} answers to its {len(chosen)} questions are {'right' if right else 'wrong'}. Use more or other questions, or another seed."
+                f"Expected the {words} part to have right and wrong answers, but all {n} answers to its "
+                f"{len(questions)} questions are {'right' if n_right else 'wrong'}. Use more or other questions, or "
+                "another seed."
             )
     return parts
 
 
-def _part(table: QuestionTable, questions: list[int]) -> SampleRange:
-    place = np.full(len(table.ids), -1)
-    place[questions] = np.arange(len(questions))
-    of_answer, known = place[table.answers.question], table.answers.known == 1
-    rows = np.flatnonzero((of_answer >= 0) & known)
-    return SampleRange(
+def _part(table: QuestionTable, questions: list[int]) -> Part:
+    number = np.full(len(table.ids), -1)
+    number[questions] = np.arange(len(questions))
+    question, known = number[table.answers.question], table.answers.known == 1
+    rows = np.flatnonzero((question >= 0) & known)
+    return Part(
         row=torch.from_numpy(rows),
         right=torch.from_numpy(table.answers.right[rows] == 1),
-        question=torch.from_numpy(of_answer[rows]),
+        question=torch.from_numpy(question[rows]),
         sample=torch.from_numpy(table.answers.sample[rows]),
         n_questions=len(questions),
-        n_unknown=int(((of_answer >= 0) & ~known).sum()),
+        n_unknown=int(((question >= 0) & ~known).sum()),
     )

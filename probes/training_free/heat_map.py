@@ -1,4 +1,4 @@
-"""The pictures of a grid: AUROC by signal and pooling, and what weights add to it, on the questions that chose."""
+"""The pictures of a grid: AUROC by signal and pooling, and the effect of weights, on the validation questions."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
 from extract.signals.pooling import POOLINGS
-from probes.report.plots import INK, new_figure, styled
+from probes.report.plots import INK, annotate_cells, frame_cell, new_figure, styled
 from probes.training_free.grid import Grid
-from probes.training_free.scores import PLAIN, TOKENS, Score
+from probes.training_free.scores import TOKENS, UNWEIGHTED, Score
 
-#: Layers of a signal that are drawn where there are more: a few, evenly spaced, the last one among them.
+#: Most layers of a signal that are drawn, evenly spaced, the first and the last among them.
 _LAYERS = 5
 _COLUMNS = list(POOLINGS)
 
@@ -26,9 +25,9 @@ class Row(NamedTuple):
     """A row of a heat map.
 
     Attributes:
-        block: What it stands among.
-        label: What it is called there.
-        values: [pooling] in the order of `POOLINGS`; NaN where there is none.
+        block: Heading of the block that it belongs to.
+        label: Its label.
+        values: [pooling] in the order of `POOLINGS`; NaN for none.
         chosen: [pooling] whether this is the score that validation chose.
     """
 
@@ -38,17 +37,17 @@ class Row(NamedTuple):
     chosen: NDArray[np.bool_]
 
 
-class Look(NamedTuple):
-    """How a heat map is laid out.
+class Layout(NamedTuple):
+    """Layout of a heat map.
 
     Attributes:
-        title: What stands above it.
-        scale: What stands below its colours.
+        title: Title of the picture.
+        scale: Label of the colour bar.
         middle: The value that is white.
-        most_rows: Rows and headings of a panel.
-        row: Inches of a row.
-        panel: Inches of a panel with its labels.
-        numbers: Whether the values stand in the cells.
+        most_rows: Most rows and headings of a panel.
+        row: Height of a row in inches.
+        panel: Width of a panel with its labels in inches.
+        numbers: Whether the values are written into the cells.
     """
 
     title: str
@@ -61,12 +60,12 @@ class Look(NamedTuple):
 
 
 def grid_pictures(grid: Grid) -> dict[str, Figure]:
-    """The pictures by file name, without ending; the second one only where there are weights."""
+    """The pictures by name; `weightings` only if the grid has weighted scores."""
     n = grid.parts["val"].n_questions
-    signals = Look(
+    signals = Layout(
         f"AUROC of unweighted scores on validation ({n} questions)",
-        f"AUROC (½: no information; below: the wrong way round); {_LAYERS} layers of signals that have more",
-        0.5,
+        f"AUROC (½: no information; below: the wrong way round); at most {_LAYERS} layers of each signal",
+        middle=0.5,
         most_rows=38,
         row=0.155,
         panel=4.1,
@@ -74,10 +73,10 @@ def grid_pictures(grid: Grid) -> dict[str, Figure]:
     )
     pictures = {"signals": heat_map(signal_rows(grid), signals)}
     if rows := weighting_rows(grid):
-        weightings = Look(
-            f"What weights add to the AUROC of token entropy on validation ({n} questions)",
-            "AUROC with these weights − without, pooled alike",
-            0.0,
+        weightings = Layout(
+            f"Effect of weights on the AUROC of token entropy on validation ({n} questions)",
+            "AUROC with these weights − unweighted AUROC, same pooling",
+            middle=0.0,
             most_rows=60,
             row=0.115,
             panel=3.3,
@@ -88,79 +87,76 @@ def grid_pictures(grid: Grid) -> dict[str, Figure]:
 
 
 def signal_rows(grid: Grid) -> list[Row]:
-    """AUROCs, one row a key of a signal; of signals with many layers a few of them."""
-    layers: dict[tuple[str, str], list[str]] = {}
+    """Unweighted AUROCs, one row per key of a signal, of at most five layers."""
+    keys_of: dict[tuple[str, str], dict[str, None]] = {}
     for name in grid.names:
         if not name.half:
-            own = layers.setdefault((name.signal, name.position), [])
-            if name.key not in own:
-                own.append(name.key)
+            keys_of.setdefault((name.signal, name.position), {})[name.key] = None
     return [
-        _row(grid, signal, position if len(keys) == 1 else f"{position}, layer {key.split('/')[0]}", signal, key, PLAIN)
-        for (signal, position), keys in layers.items()
-        for key in _spaced(keys)
+        _row(grid, signal, position + (f", layer {key.split('/')[0]}" if len(keys) > 1 else ""), signal, key)
+        for (signal, position), keys in keys_of.items()
+        for key in _spaced(list(keys))
     ]
 
 
 def weighting_rows(grid: Grid) -> list[Row]:
-    """Differences to the same pooling without weights, one row a weighting of the token entropy; nothing without weights."""
+    """Differences to the unweighted AUROCs, one row per weighting of the token entropy; none without weights."""
     if grid.reference is None:
         return []
     key = grid.names[grid.reference].key
-    plain = _row(grid, "", "", TOKENS, key, PLAIN).values
+    unweighted = _row(grid, "", "", TOKENS, key).values
     rows = []
-    for weighting in dict.fromkeys(one.weighting for one in grid.names if (one.signal, one.key) == (TOKENS, key)):
-        if weighting != PLAIN:
-            signal, _, name = weighting.partition("/")
-            block, label = (signal, name) if name else (TOKENS, weighting)
-            row = _row(grid, block, label, TOKENS, key, weighting)
-            rows.append(row._replace(values=row.values - plain))
+    for weighting in dict.fromkeys(name.weighting for name in grid.names if (name.signal, name.key) == (TOKENS, key)):
+        if weighting != UNWEIGHTED:
+            signal, _, name = weighting.rpartition("/")
+            row = _row(grid, signal or TOKENS, name, TOKENS, key, weighting)
+            rows.append(row._replace(values=row.values - unweighted))
     return rows
 
 
-def _row(grid: Grid, block: str, label: str, signal: str, key: str, weighting: str) -> Row:
-    auroc, chosen = np.full(len(_COLUMNS), np.nan), np.zeros(len(_COLUMNS), dtype=bool)
+def _row(grid: Grid, block: str, label: str, signal: str, key: str, weighting: str = UNWEIGHTED) -> Row:
+    values, chosen = np.full(len(_COLUMNS), np.nan), np.zeros(len(_COLUMNS), dtype=bool)
     for column, pooling in enumerate(_COLUMNS):
-        place = grid.places.get(Score(signal, key, pooling, weighting))
-        if place is not None:
-            auroc[column], chosen[column] = float(grid.found["val"].auroc[place]), place == grid.chosen
-    return Row(block, label, auroc, chosen)
+        row = grid.row_of.get(Score(signal, key, pooling, weighting))
+        if row is not None:
+            values[column], chosen[column] = float(grid.aurocs["val"].auroc[row]), row == grid.chosen
+    return Row(block, label, values, chosen)
 
 
-def _spaced(layers: Sequence[str]) -> list[str]:
+def _spaced(keys: Sequence[str]) -> list[str]:
     """A few keys, evenly spaced, the first and the last among them.
 
     >>> _spaced([f"{layer}/entropy" for layer in range(1, 31)])
     ['1/entropy', '8/entropy', '16/entropy', '23/entropy', '30/entropy']
     """
-    if len(layers) <= _LAYERS:
-        return list(layers)
-    return [layers[round(i * (len(layers) - 1) / (_LAYERS - 1) + 1e-9)] for i in range(_LAYERS)]
+    if len(keys) <= _LAYERS:
+        return list(keys)
+    return [keys[round(i * (len(keys) - 1) / (_LAYERS - 1) + 1e-9)] for i in range(_LAYERS)]
 
 
 @styled
-def heat_map(rows: Sequence[Row], look: Look) -> Figure:
+def heat_map(rows: Sequence[Row], layout: Layout) -> Figure:
     """Values by row and pooling, blue above the middle and red below it; the chosen score is framed."""
-    panels = _panels(rows, look.most_rows)
+    panels = _panels(rows, layout.most_rows)
     height = max(map(_height, panels))
-    figure, axes = new_figure(look.panel * len(panels) + 0.4, 1.3 + look.row * height, ncols=len(panels), squeeze=False)
-    away = np.abs(np.concatenate([row.values for row in rows]) - look.middle)
-    reach = max(0.05, float(np.nanmax(away, initial=0.0)))
+    size = layout.panel * len(panels) + 0.4, 1.3 + layout.row * height
+    figure, axes = new_figure(*size, ncols=len(panels), squeeze=False)
+    reach = max(0.05, float(np.nanmax(np.abs([row.values - layout.middle for row in rows]), initial=0.0)))
     for axis, panel in zip(axes[0], panels, strict=True):
-        image = _draw(axis, panel, height, reach, look)
+        image = _draw(axis, panel, height, reach, layout)
     bar = figure.colorbar(image, ax=axes, location="bottom", shrink=0.4, aspect=34, pad=0.012)
     bar.outline.set_visible(False)
     bar.ax.tick_params(labelsize=8)
     framed = "; framed: chosen on validation" if any(row.chosen.any() for row in rows) else ""
-    bar.set_label(look.scale + framed, fontsize=8)
-    figure.suptitle(look.title, fontsize=11)
+    bar.set_label(layout.scale + framed, fontsize=8)
+    figure.suptitle(layout.title, fontsize=11)
     return figure
 
 
 def _panels(rows: Sequence[Row], most: int) -> list[list[Row]]:
-    """Rows side by side in as many panels as are needed, of about equal height, blocks whole where that is near enough."""
+    """Rows in as few panels as possible, of about equal height, with blocks in one piece if that is close enough."""
     height = _height(rows)
-    most = -(-height // -(-height // most))  # as many in each panel
+    most = -(-height // -(-height // most))  # equally many in each panel
     panels: list[list[Row]] = [[]]
     for _, members in groupby(rows, key=lambda row: row.block):
         block = list(members)
@@ -168,36 +164,34 @@ def _panels(rows: Sequence[Row], most: int) -> list[list[Row]]:
         if panels[-1] and (room < 3 or room < min(len(block), most // 2)):
             panels.append([])
         for row in block:
-            if _height([*panels[-1], row]) > most + 4:  # rather a little longer than one more panel
+            if _height([*panels[-1], row]) > most + 4:  # a slightly longer panel is better than one more
                 panels.append([])
             panels[-1].append(row)
     return panels
 
 
 def _height(rows: Sequence[Row]) -> int:
-    """Rows and the headings of their blocks."""
+    """Number of rows and of headings of their blocks."""
     return len(rows) + len({row.block for row in rows})
 
 
-def _draw(axis: Axes, rows: Sequence[Row], height: int, reach: float, look: Look) -> Any:
-    """One panel, its blocks under their headings; gives what a colour bar needs."""
-    shown, labels, place = np.full((height, len(_COLUMNS)), np.nan), [""] * height, 0
+def _draw(axis: Axes, rows: Sequence[Row], height: int, reach: float, layout: Layout) -> Any:
+    """Draw one panel, its blocks below their headings; returns what a colour bar needs."""
+    values, labels, place = np.full((height, len(_COLUMNS)), np.nan), [""] * height, 0
     for block, members in groupby(rows, key=lambda row: row.block):
         title = block.replace("_", " ")
         axis.text(-0.5, place + 0.1, title, ha="left", va="center", fontsize=7.5, fontweight="bold", color=INK)
         for row in members:
             place += 1
-            shown[place], labels[place] = row.values, row.label
-            for column in np.flatnonzero(row.chosen):
-                axis.add_patch(Rectangle((column - 0.5, place - 0.5), 1, 1, fill=False, ec=INK, lw=1.6, zorder=5))
+            values[place], labels[place] = row.values, row.label
+            for column in np.flatnonzero(row.chosen).tolist():
+                frame_cell(axis, place, column, INK)
         place += 1
-    low, high = look.middle - reach, look.middle + reach
-    image = axis.imshow(shown, cmap="RdBu", vmin=low, vmax=high, aspect="auto", interpolation="nearest")
-    for (y, x), value in np.ndenumerate(shown):
-        if look.numbers and value == value:
-            colour = "white" if abs(value - look.middle) > 0.62 * reach else INK
-            axis.text(x, y, f"{value:.2f}".removeprefix("0"), ha="center", va="center", fontsize=5.5, color=colour)
-    axis.set_yticks(range(height), labels, fontsize=6.5 if look.numbers else 5.5)
+    low, high = layout.middle - reach, layout.middle + reach
+    image = axis.imshow(values, cmap="RdBu", vmin=low, vmax=high, aspect="auto", interpolation="nearest")
+    if layout.numbers:
+        annotate_cells(axis, image, values, 5.5)
+    axis.set_yticks(range(height), labels, fontsize=6.5 if layout.numbers else 5.5)
     axis.set_xticks(range(len(_COLUMNS)), [name.replace("_", " ") for name in _COLUMNS], fontsize=7, rotation=90)
     axis.tick_params(length=0)
     axis.xaxis.tick_top()

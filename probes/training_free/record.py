@@ -1,8 +1,9 @@
-"""A grid as one record, for machines: what was chosen on validation, how it does on the test questions, and against what."""
+"""The record and the page of a grid: the scores chosen on validation, on the test answers and against each other."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,22 +11,24 @@ from torch import Tensor
 from tqdm import tqdm
 
 from probes.metrics.intervals import Interval, WeightedMetric, bootstrap, paired_bootstrap
-from probes.metrics.significance import bootstrap_p, holm
+from probes.metrics.significance import add_holm, bootstrap_p
 from probes.report.evaluate import Scored, metric_of, usable
 from probes.report.results import record_header
-from probes.training_free.clustered_auroc import LEAST_OF_A_CLASS, clustered
+from probes.report.templates import LEVEL, render
+from probes.training_free.clustered_auroc import LEAST_OF_A_CLASS, clustered_auroc
 from probes.training_free.correction import max_t
 from probes.training_free.grid import PARTS, Grid
 
-LEVEL = 0.05
 #: Lengths of one stratum differ by less than this factor.
 LENGTH_RATIO = 1.25
-#: Controls, which look at no signal.
+#: Controls, which use no signal.
 LENGTH, TRUNCATED = "answer length", "truncated"
+#: Roles of the rows of the record, in the order of the page.
+_ROLES = ("best", "reference", "control")
 
 
 def grid_record(grid: Grid, n_resamples: int, seed: int) -> dict[str, Any]:
-    """Everything that a grid says beside its table.
+    """The record of a grid.
 
     Args:
         grid: The grid.
@@ -33,201 +36,187 @@ def grid_record(grid: Grid, n_resamples: int, seed: int) -> dict[str, Any]:
         seed: Seed of the resamples.
 
     Returns:
-        ``chosen``, the score that validation chose; ``rows``, the chosen one of each family, mean token entropy and the
-        controls; ``tests`` of the chosen one against others; ``groups``, the chosen one by group of questions; ``grid``, what
-        the corrected p-values of all scores say; counts; and ``masked``, what is left out and why.
+        ``chosen``: the score that validation chose; ``rows``: the chosen score of each family, mean token entropy and the
+        controls; ``tests`` of the chosen score against others; ``groups``: the chosen score by group of questions;
+        ``grid``: counts of the corrected p-values of all scores; ``parts``: counts of both parts; ``masked``: what is
+        left out, and why.
     """
-    return _Tested(grid, n_resamples, seed).record()
+    tested = _Tested(grid, n_resamples, seed)
+    unchosen = sorted({name.family for name in grid.names} - set(tested.families))
+    reason = "none of its scores varies or differs from the unweighted scores on the validation answers"
+    return {
+        **record_header(grid.store, grid.table, seed, n_resamples),
+        "parts": {name: _counts(grid, name) for name in PARTS},
+        "n_questions_left_out": int((grid.table.known < 2).sum()),
+        "longer_is_wrong": tested.longer_is_wrong,
+        "chosen": tested.chosen,
+        "reference": None if grid.reference is None else str(grid.names[grid.reference]),
+        "rows": tested.rows(),
+        "tests": tested.tests(),
+        "groups": tested.groups(),
+        "grid": _significant(grid),
+        "masked": grid.masked | dict.fromkeys(unchosen, reason),
+    }
+
+
+def _counts(grid: Grid, name: str) -> dict[str, int]:
+    """Counts of questions and answers of a part."""
+    part = grid.parts[name]
+    return {
+        "n_questions": part.n_questions,
+        "n_answers": len(part.row),
+        "n_right": int(part.right.sum()),
+        "n_unknown": part.n_unknown,
+        "n_truncated": int(grid.table.answers.truncated[part.row.numpy()].sum()),
+        "n_empty": int((grid.n_tokens[part.row] == 0).sum()),
+    }
+
+
+def _significant(grid: Grid) -> dict[str, int]:
+    """Counts of the scores that differ significantly from ½, on either side."""
+    p, auroc = grid.p, grid.aurocs["test"].auroc
+    return {
+        "n_scores": len(p),
+        "n_tested": int(p.isfinite().sum()),
+        "n_above": int(((p < LEVEL) & (auroc > 0.5)).sum()),
+        "n_below": int(((p < LEVEL) & (auroc < 0.5)).sum()),
+    }
 
 
 def length_stratum(n_tokens: Tensor) -> Tensor:
-    """[answer] int64, equal for answers that are paired as equally long: the same n of up to 5 tokens, then within 25 %."""
+    """[answer] int64, equal for answers of equal length: the same n of up to 5 tokens, then within 25 %."""
     return (n_tokens.clamp_min(1).double().log() / math.log(LENGTH_RATIO) + 1e-9).floor().long()
 
 
 class _Tested:
-    """The test answers with the scores that are reported."""
+    """The reported scores of the test answers."""
 
     def __init__(self, grid: Grid, n_resamples: int, seed: int) -> None:
         self._grid, self._n_resamples, self._seed = grid, n_resamples, seed
-        self._part = grid.parts["test"]
-        rows = self._part.row
-        self._classes = self._part.right, ~self._part.right
-        self._cut = torch.from_numpy(grid.table.answers.truncated)[rows]
-        self._stratum = length_stratum(grid.n_tokens[rows])
-        self._chosen, self._reference = grid.chosen, grid.reference
-        families = grid.of_families()
-        self._best = list(families.values())
-        self._without = {name.family for name in grid.names} - set(families)
-        reported = list(self._best)
-        if self._reference is not None and self._reference not in reported:
-            reported.append(self._reference)
-        self._scores = {str(grid.names[row]): grid.scores[row].double() for row in reported}
-        self._rows = {str(grid.names[row]): row for row in reported}
-        self._longer_is_wrong, length = self._length()
-        self._scores[LENGTH] = length
+        self._part = part = grid.parts["test"]
+        self._cut = torch.from_numpy(grid.table.answers.truncated)[part.row]
+        self._stratum = length_stratum(grid.n_tokens[part.row])
+        self.families = grid.of_families()
+        reported = dict.fromkeys([*self.families.values(), *([] if grid.reference is None else [grid.reference])])
+        self._row_of = {str(grid.names[row]): row for row in reported}
+        self._scores = {name: grid.scores[row].double() for name, row in self._row_of.items()}
+        self.chosen = str(grid.names[grid.chosen])
+        shorter = -grid.n_tokens.double().log()
+        shorter[grid.n_tokens == 0] = torch.nan
+        val = grid.parts["val"]
+        auroc = clustered_auroc(shorter[None, val.row], val.right, val.question, val.n_questions).auroc
+        self.longer_is_wrong = not float(auroc[0]) < 0.5
+        self._scores[LENGTH] = shorter[part.row] * (1 if self.longer_is_wrong else -1)
         if 0 < int(self._cut.sum()) < len(self._cut):
             self._scores[TRUNCATED] = -self._cut.double()
 
-    def _length(self) -> tuple[bool, Tensor]:
-        """Whether longer answers are wrong more often on validation, and log n of the test answers, turned accordingly."""
-        longer = -self._grid.n_tokens.double().log()
-        longer[self._grid.n_tokens == 0] = torch.nan
-        val = self._grid.parts["val"]
-        on_val = clustered(longer[None, val.row], val.right, val.question, val.n_questions).auroc
-        wrong = not float(on_val[0]) < 0.5
-        return wrong, longer[self._part.row] * (1 if wrong else -1)
+    def rows(self) -> list[dict[str, Any]]:
+        """Every reported score: on all answers, on those that were not cut, and on pairs of equal length."""
+        part, scores = self._part, torch.stack(list(self._scores.values()))
+        p_values = max_t(scores, part.right, part.question, part.sample, 5 * self._n_resamples, self._seed).tolist()
+        rows = []
+        for (name, score), p in zip(tqdm(self._scores.items(), desc="figures", unit=" scores"), p_values, strict=True):
+            row, everything = self._row_of.get(name), torch.ones(len(score), dtype=torch.bool)
+            description: dict[str, Any] = {"role": "control", "family": None, "half": False, "auroc_val": None}
+            if row is not None:
+                score_name = self._grid.names[row]
+                description = {
+                    **score_name._asdict(),
+                    "role": "best" if row in self.families.values() else "reference",
+                    "family": score_name.family,
+                    "half": score_name.half,
+                    "auroc_val": float(self._grid.aurocs["val"].auroc[row]),
+                }
+            figures = {
+                "auroc": self._auroc(score, everything),
+                "uncut": self._auroc(score, ~self._cut),
+                "equal_length": self._auroc(score, everything, self._stratum),
+                "p_corrected": None if p != p else p,
+                "n_answers": int(score.isfinite().sum()),
+                "share_of_pairs": self._share_of_pairs(score),
+            }
+            rows.append({"name": name, **description, **figures})
+        return rows
 
-    def record(self) -> dict[str, Any]:
-        """See `grid_record`."""
+    def tests(self) -> list[dict[str, Any]]:
+        """The chosen score against length and mean token entropy, and scores from other answers against the chosen one."""
         grid = self._grid
-        p_values = max_t(
-            torch.stack(list(self._scores.values())),
-            self._part.right,
-            self._part.question,
-            self._part.sample,
-            5 * self._n_resamples,
-            self._seed,
-        )
-        rows = [
-            self._row(name, p)
-            for name, p in zip(tqdm(self._scores, desc="figures", unit=" scores"), p_values.tolist(), strict=True)
-        ]
-        return {
-            **record_header(grid.store, grid.table, self._seed, self._n_resamples),
-            "parts": {name: self._counts(name) for name in PARTS},
-            "n_questions_left_out": int((grid.table.known < 2).sum()),
-            "longer_is_wrong": self._longer_is_wrong,
-            "chosen": str(grid.names[self._chosen]),
-            "reference": None if self._reference is None else str(grid.names[self._reference]),
-            "rows": rows,
-            "tests": self._tests(),
-            "groups": self._groups(),
-            "grid": self._overall(),
-            "masked": {
-                **grid.masked,
-                **dict.fromkeys(
-                    self._without,
-                    "none of its scores varies, or none is another than without weights, on the validation answers",
-                ),
-            },
-        }
-
-    def _counts(self, name: str) -> dict[str, int]:
-        part = self._grid.parts[name]
-        return {
-            "n_questions": part.n_questions,
-            "n_answers": len(part.row),
-            "n_right": int(part.right.sum()),
-            "n_unknown": part.n_unknown,
-            "n_truncated": int(self._grid.table.answers.truncated[part.row.numpy()].sum()),
-            "n_empty": int((self._grid.n_tokens[part.row] == 0).sum()),
-        }
-
-    def _row(self, name: str, p: float) -> dict[str, Any]:
-        """How a reported score does on the test answers: all, those that were not cut, and pairs of equal length."""
-        score, row = self._scores[name], self._rows.get(name)
-        every = torch.ones(len(score), dtype=torch.bool)
-        figures = {
-            "auroc": self._auroc(score, every),
-            "uncut": self._auroc(score, ~self._cut),
-            "equal_length": self._auroc(score, every, self._stratum),
-            "p_corrected": None if p != p else p,
-            "n_answers": int(score.isfinite().sum()),
-            "share_of_pairs": self._share_of_pairs(score),
-        }
-        if row is None:
-            return {"name": name, "role": "control", "family": None, "half": False, "auroc_val": None, **figures}
-        one = self._grid.names[row]
-        told = {
-            "name": name,
-            "family": one.family,
-            "role": "best" if row in self._best else "reference",
-            **one._asdict(),
-            "half": one.half,
-        }
-        return {**told, "auroc_val": float(self._grid.found["val"].auroc[row]), **figures}
-
-    def _scored(self, score: Tensor, kept: Tensor, stratum: Tensor | None = None) -> Scored:
-        known, part = torch.ones(len(score)), self._part
-        scored = Scored(score, part.right.double(), known, part.question, stratum)
-        return scored.take(kept & usable(scored, "response"))
-
-    def _auroc(self, score: Tensor, kept: Tensor, stratum: Tensor | None = None) -> Interval | None:
-        """AUROC with its interval; None with right or wrong answers to a few questions only, of which resamples say too little."""
-        scored = self._scored(score, kept, stratum)
-        of_class = [len(self._part.question[kept & score.isfinite() & kind].unique()) for kind in self._classes]
-        if min(of_class) < LEAST_OF_A_CLASS:
-            return None
-        return bootstrap(self._metric(scored), scored.n_questions, self._n_resamples, self._seed)
-
-    @staticmethod
-    def _metric(scored: Scored) -> WeightedMetric:
-        return metric_of(scored, "auroc", 0.5, "response")
-
-    def _share_of_pairs(self, score: Tensor) -> float | None:
-        """Share of the pairs of a right and a wrong answer that are equally long."""
-        there = score.isfinite()
-        right, stratum = self._part.right[there], self._stratum[there]
-        of_class = [torch.bincount(stratum[kind], minlength=int(stratum.max()) + 1) for kind in (right, ~right)]
-        pairs = int(right.sum()) * int((~right).sum())
-        return float((of_class[0] * of_class[1]).sum()) / pairs if pairs else None
-
-    def _tests(self) -> list[dict[str, Any]]:
-        """The chosen score against length and mean token entropy, and what takes further answers against the chosen score."""
-        chosen = str(self._grid.names[self._chosen])
-        pairs = [(chosen, LENGTH)]
-        if self._reference is not None and self._reference != self._chosen:
-            pairs.append((chosen, str(self._grid.names[self._reference])))
-        pairs += [(name, chosen) for name, row in self._rows.items() if self._grid.names[row].half]
+        pairs = [(self.chosen, LENGTH)]
+        if grid.reference is not None and grid.reference != grid.chosen:
+            pairs.append((self.chosen, str(grid.names[grid.reference])))
+        pairs += [(name, self.chosen) for name, row in self._row_of.items() if grid.names[row].half]
         tests: list[dict[str, Any]] = []
         for a, b in pairs:
             both = self._scores[a].isfinite() & self._scores[b].isfinite()
             first, second = (self._scored(self._scores[name], both) for name in (a, b))
-            ours, theirs = self._metric(first), self._metric(second)
-            n = first.n_questions
-            difference = (
-                paired_bootstrap(ours, theirs, n, n_resamples=self._n_resamples, seed=self._seed) if n else None
-            )
+            metric_a, metric_b, n = _auroc_of(first), _auroc_of(second), first.n_questions
+            options: dict[str, Any] = {"n_resamples": self._n_resamples, "seed": self._seed}
+            difference = paired_bootstrap(metric_a, metric_b, n, **options) if n else None
             if difference is not None:
-                p = bootstrap_p(ours, theirs, n, 5 * self._n_resamples, self._seed)
+                p = bootstrap_p(metric_a, metric_b, n, 5 * self._n_resamples, self._seed)
                 tests.append({"a": a, "b": b, "n_questions": n, "n_answers": int(both.sum()), **difference, "p": p})
-        corrected = holm(
-            torch.tensor([torch.nan if one["p"] is None else one["p"] for one in tests], dtype=torch.float64)
-        )
-        return [{**one, "p_holm": None if p != p else p} for one, p in zip(tests, corrected.tolist(), strict=True)]
+        add_holm(tests)
+        return tests
 
-    def _groups(self) -> list[dict[str, Any]]:
-        """The chosen score among the answers to the questions of each group."""
-        score = self._scores[str(self._grid.names[self._chosen])]
-        table, rows = self._grid.table, self._part.row
-        of_answer = [table.groups[question] for question in table.answers.question[rows.numpy()]]
+    def groups(self) -> list[dict[str, Any]]:
+        """The chosen score on the answers to the questions of each group."""
+        score, table = self._scores[self.chosen], self._grid.table
+        group_of = [table.groups[question] for question in table.answers.question[self._part.row.numpy()]]
         groups = []
-        for group in sorted(set(of_answer)):
-            own = torch.tensor([one == group for one in of_answer]) & score.isfinite()
-            if not own.any():
+        for group in sorted(set(group_of)):
+            members = torch.tensor([name == group for name in group_of]) & score.isfinite()
+            if not members.any():
                 continue
-            scored = self._scored(score, own)
-            value = float(self._metric(scored)(torch.ones(1, scored.n_questions, dtype=torch.float64)))
+            scored = self._scored(score, members)
+            value = float(_auroc_of(scored)(torch.ones(1, scored.n_questions, dtype=torch.float64)))
             groups.append(
                 {
                     "group": group,
                     "n_questions": scored.n_questions,
-                    "n_answers": int(own.sum()),
+                    "n_answers": int(members.sum()),
                     "n_right": int(scored.right.sum()),
                     "value": None if value != value else value,
-                    "auroc": self._auroc(score, own),
+                    "auroc": self._auroc(score, members),
                 }
             )
         return groups
 
-    def _overall(self) -> dict[str, int]:
-        """How many scores the corrected p-values tell from ½, on either side."""
-        p, auroc = self._grid.p, self._grid.found["test"].auroc
-        sure = p < LEVEL
-        return {
-            "n_scores": len(p),
-            "n_tested": int(p.isfinite().sum()),
-            "n_above": int((sure & (auroc > 0.5)).sum()),
-            "n_below": int((sure & (auroc < 0.5)).sum()),
-        }
+    def _scored(self, score: Tensor, rows: Tensor, stratum: Tensor | None = None) -> Scored:
+        scored = Scored(score, self._part.right.double(), torch.ones(len(score)), self._part.question, stratum)
+        return scored.take(rows & usable(scored, "response"))
+
+    def _auroc(self, score: Tensor, rows: Tensor, stratum: Tensor | None = None) -> Interval | None:
+        """AUROC with its interval; None where right or wrong answers come from too few questions."""
+        scored = self._scored(score, rows, stratum)
+        assert scored.question is not None
+        if min(len(scored.question[scored.right == grade].unique()) for grade in (0, 1)) < LEAST_OF_A_CLASS:
+            return None
+        return bootstrap(_auroc_of(scored), scored.n_questions, self._n_resamples, self._seed)
+
+    def _share_of_pairs(self, score: Tensor) -> float | None:
+        """Share of the pairs of a right and a wrong answer that are equally long."""
+        scored = self._scored(score, score.isfinite(), self._stratum)
+        assert scored.fold is not None
+        counts = [
+            torch.bincount(scored.fold[scored.right == grade], minlength=int(self._stratum.max()) + 1)
+            for grade in (0, 1)
+        ]
+        n_pairs = int(counts[0].sum()) * int(counts[1].sum())
+        return float((counts[0] * counts[1]).sum()) / n_pairs if n_pairs else None
+
+
+def _auroc_of(scored: Scored) -> WeightedMetric:
+    return metric_of(scored, "auroc", 0.5, "response")
+
+
+def signals_page(record: dict[str, Any], plots: Sequence[str]) -> str:
+    """The page of a grid, from its record and the names of its pictures."""
+    rows = sorted(record["rows"], key=lambda row: (row["name"] != record["chosen"], _ROLES.index(row["role"])))
+    verdict, template = signals_verdict(record), "training_free/signals.md.j2"
+    return render(template, record=record, rows=rows, verdict=verdict, length=LENGTH, truncated=TRUNCATED, plots=plots)
+
+
+def signals_verdict(record: dict[str, Any]) -> str:
+    """How the chosen score does on the test answers."""
+    chosen = next(row for row in record["rows"] if row["name"] == record["chosen"])
+    return render("training_free/verdict.md.j2", record=record, chosen=chosen, length=LENGTH, level=LEVEL)

@@ -1,8 +1,9 @@
-"""The scores of a grid: every token signal of a store, pooled in every way, with and without weights. Nothing is fitted."""
+"""The scores of a grid: every token signal of a store, pooled in every way, with and without weights."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -15,185 +16,188 @@ from extract.signals.registry import SIGNALS
 from extract.store.ragged import Ragged
 from extract.store.store import Store
 
-#: What a score without weights is weighted by.
-PLAIN = "none"
-#: The signal whose keys are also pooled with weights, and from which likelihoods are taken.
+#: Weighting of unweighted scores.
+UNWEIGHTED = "none"
+#: The signal that is also pooled with weights, and that gives the likelihoods.
 TOKENS = "tokens"
-#: Mean negative log-likelihood of a question's other answers: what these scores are called.
+#: Signal name of the mean negative log-likelihood of other answers to the question.
 PREDICTIVE = "mc_predictive_entropy"
 #: Columns that are pooled at once.
 _COLUMNS = 64
 
 
 class Score(NamedTuple):
-    """One number for an answer.
+    """Name of a score.
 
     Attributes:
         signal: Name of the signal.
-        key: Layer and name, ``30/entropy``.
-        pooling: How its tokens become one number.
-        weighting: What the tokens are weighted by: `none`, `entropy`, `prob`, or ``signal/name`` of a signal of weights.
+        key: Layer and position, for example ``30/entropy``.
+        pooling: How the tokens of an answer become one number.
+        weighting: Weights of the tokens: `none`, `entropy`, `prob`, or ``signal/position`` of a signal of weights.
     """
 
     signal: str
     key: str
     pooling: str
-    weighting: str = PLAIN
+    weighting: str = UNWEIGHTED
 
     @property
     def position(self) -> str:
-        """Its key without the layer."""
+        """The key without its layer."""
         return self.key.split("/")[1]
 
     @property
     def family(self) -> str:
-        """What it is chosen among: its signal, and the signal of its weights."""
-        return self.signal if self.weighting == PLAIN else f"{self.signal} × {self.weighting.split('/')[0]}"
+        """The signal, and the signal of the weights."""
+        return self.signal if self.weighting == UNWEIGHTED else f"{self.signal} × {self.weighting.split('/')[0]}"
 
     @property
     def half(self) -> bool:
-        """Whether it is made from the answers with even j, and scored on those with odd j."""
+        """Whether it is computed from the answers with even sample number and scored on those with odd number."""
         return self.signal == PREDICTIVE
 
     @property
     def sign(self) -> int:
-        """1 where a higher number speaks for a right answer, −1 where it speaks for a wrong one; never fitted.
+        """1 if larger values indicate a right answer, −1 if they indicate a wrong one; never fitted.
 
-        All signals speak for a wrong answer, but those named in `Signal.rising`. A standard deviation doesn't change when
-        its signal is turned round, so that it speaks for a wrong one there too.
+        Larger values of a signal indicate a wrong answer, except those in `Signal.rising`. A standard deviation is the
+        same for the negated signal, and indicates a wrong answer.
         """
         rising = self.signal in SIGNALS and self.position in SIGNALS[self.signal].rising
         return 1 if rising and self.pooling != "std" else -1
 
     def __str__(self) -> str:
-        weighted = "" if self.weighting == PLAIN else f", weighted by {self.weighting}"
+        weighted = "" if self.weighting == UNWEIGHTED else f", weighted by {self.weighting}"
         return f"{self.signal} {self.key}, {self.pooling}{weighted}"
 
 
 class Scores:
-    """All scores that a store's answers have, in the order of its samples.
+    """All scores of the answers of a store.
 
     Args:
         store: The store.
         answers: Its answers.
 
+    Attributes:
+        masked: Why signals are left out, by name.
+        names: [score] the scores.
+        n_tokens: [answer] int64 content tokens of each answer.
+
     Raises:
-        InputError: The store has read no token signal of all its answers, or a file is damaged.
+        InputError: If no token signal has been read for all answers, or a file is damaged.
     """
 
     def __init__(self, store: Store, answers: AnswerTable) -> None:
         self._store, self._answers = store, answers
         self._keys: dict[str, list[str]] = {}
-        #: Signals that are left out, and why.
         self.masked: dict[str, str] = {}
-        there = set(store.signals.names())
-        for signal in (name for name, one in SIGNALS.items() if name in there and one.per_token):
-            missing = len(store.signals.missing(signal, "sample"))
-            if not missing:
+        for signal in (name for name in SIGNALS if name in store.signals.names() and SIGNALS[name].per_token):
+            n_missing = len(store.signals.missing(signal, "sample"))
+            if not n_missing:
                 layout = store.signals.layout(signal, "sample")
-                held = [key for key, entry in layout.items() if entry.ragged and not entry.shape]
-                self._keys[signal] = sorted(held, key=_in_order)
-            elif missing < len(store.shards("sample")):
-                self.masked[signal] = f"{missing} parts of the answers lack it: run `{_read(store, signal)}`"
-        plain = [signal for signal, keys in self._keys.items() if keys and not SIGNALS[signal].weights]
-        if not plain:
+                keys = [key for key, entry in layout.items() if entry.ragged and not entry.shape]
+                self._keys[signal] = sorted(keys, key=_sort_key)
+            elif n_missing < len(store.shards("sample")):
+                self.masked[signal] = f"{n_missing} parts of the answers lack it: run `{_command(store, signal)}`"
+        self._signals = [signal for signal, keys in self._keys.items() if keys and not SIGNALS[signal].weights]
+        if not self._signals:
             raise InputError(
-                f"Expected the store {str(store.path)!r} to hold token signals of all its answers, but it has none (signals begun: {', '.join(store.signals.names()) or 'none'}). Run `{_read(store, TOKENS)}`."
+                f"Expected the store {str(store.path)!r} to hold token signals of all its answers, but it has none "
+                f"(signals begun: {', '.join(store.signals.names()) or 'none'}). Run `{_command(store, TOKENS)}`."
             )
-        #: Signals that are scores.
-        self.signals = plain
-        #: Signal and key of all weights that the store holds, by the name of the weighting.
-        self.weightings = self._weightings()
-        self.names = [score for group in self._groups() for score in group]
-        #: [answer] content tokens of each answer.
-        self.n_tokens = self._read(plain[0], self._keys[plain[0]][:1]).lengths
+        self._weightings = self._find_weightings()
+        self.names = [name for names, _ in self._batches() for name in names]
+        first = self._signals[0]
+        self.n_tokens = store.signals.read_ragged(first, self._keys[first][0]).lengths
 
-    def _weightings(self) -> dict[str, tuple[str, str]]:
-        """Signal and key by weighting."""
-        if TOKENS not in self.signals:
+    def _find_weightings(self) -> dict[str, tuple[str, str]]:
+        """Signal and key of the weights by name of the weighting."""
+        if TOKENS not in self._signals:
             return {}
-        of_name = {key.split("/")[1]: key for key in self._keys[TOKENS]}
-        own = {
-            name: (TOKENS, of_name[weight.position]) for name, weight in WEIGHTS.items() if weight.position in of_name
-        }
-        weights = [signal for signal in self._keys if SIGNALS[signal].weights]
-        return own | {
-            f"{signal}/{key.split('/')[1]}": (signal, key) for signal in weights for key in self._keys[signal]
-        }
+        keys = {name: self.key_of(weight.position) for name, weight in WEIGHTS.items()}
+        weightings = {name: (TOKENS, key) for name, key in keys.items() if key is not None}
+        for signal in (signal for signal in self._keys if SIGNALS[signal].weights):
+            weightings |= {f"{signal}/{key.split('/')[1]}": (signal, key) for key in self._keys[signal]}
+        return weightings
 
-    def _groups(self) -> Iterator[list[Score]]:
-        """The scores that are made together, in the order of `batches`."""
-        for signal in self.signals:
-            for keys in _some(self._keys[signal], _COLUMNS):
-                yield [Score(signal, key, how) for how in POOLINGS for key in keys]
-        if TOKENS in self.signals:
-            for names in _some(list(self.weightings), max(1, _COLUMNS // len(self._keys[TOKENS]))):
-                yield [
-                    Score(TOKENS, key, how, name) for how in POOLINGS for key in self._keys[TOKENS] for name in names
-                ]
-            if key := self.key_of("nll"):
-                yield [Score(TOKENS, key, "sum"), Score(PREDICTIVE, key, "sum"), Score(PREDICTIVE, key, "mean")]
-
-    def key_of(self, name: str) -> str | None:
-        """The key of `tokens` with a name, for example ``30/entropy``."""
-        return next((key for key in self._keys.get(TOKENS, []) if key.split("/")[1] == name), None)
+    def key_of(self, position: str) -> str | None:
+        """The key of `tokens` with a position, for example ``30/entropy``; None if there is none."""
+        return next((key for key in self._keys.get(TOKENS, []) if key.split("/")[1] == position), None)
 
     def batches(self) -> Iterator[Tensor]:
-        """[score, answer] float32 for some of `names` after the other, higher = more likely right; NaN where there is none."""
-        for group in self._groups():
-            sign = torch.tensor([score.sign for score in group])
-            yield sign[:, None] * self._pooled(group)
+        """Scores [score, answer] float32 in the order of `names`, higher = more likely right; NaN where there is none."""
+        for names, compute in self._batches():
+            yield torch.tensor([name.sign for name in names])[:, None] * compute()
 
-    def _pooled(self, group: Sequence[Score]) -> Tensor:
-        """[score, answer] before it is turned round."""
-        signal, keys = group[0].signal, list(dict.fromkeys(score.key for score in group))
-        values = self._read(signal, keys)
-        if group[-1].half:
-            return self._likelihoods(values)
-        if group[0].weighting == PLAIN:
-            pooled = pool_each(values, list(POOLINGS))
-            return torch.cat([one.T for one in pooled.values()])
-        names = list(dict.fromkeys(score.weighting for score in group))
-        weights = [self._store.signals.read_ragged(*self.weightings[name]) for name in names]
-        stacked = Ragged(torch.stack([one.values for one in weights], 1)[:, None], weights[0].offsets)
-        pooled = pool_each(Ragged(values.values[:, :, None], values.offsets), list(POOLINGS), stacked)
-        return torch.cat([one.flatten(1).T for one in pooled.values()])
+    def _batches(self) -> Iterator[tuple[list[Score], Callable[[], Tensor]]]:
+        """Scores that are computed together, and the function that returns them as [score, answer] before the sign."""
+        for signal in self._signals:
+            for keys in _chunks(self._keys[signal], _COLUMNS):
+                names = [Score(signal, key, pooling) for pooling in POOLINGS for key in keys]
+                yield names, partial(self._pool, signal, keys)
+        if TOKENS in self._signals:
+            keys = self._keys[TOKENS]
+            for weightings in _chunks(list(self._weightings), max(1, _COLUMNS // len(keys))):
+                names = [
+                    Score(TOKENS, key, pooling, weighting)
+                    for pooling in POOLINGS
+                    for key in keys
+                    for weighting in weightings
+                ]
+                yield names, partial(self._pool_weighted, keys, weightings)
+        if key := self.key_of("nll"):
+            names = [Score(TOKENS, key, "sum"), Score(PREDICTIVE, key, "sum"), Score(PREDICTIVE, key, "mean")]
+            yield names, partial(self._likelihoods, key)
 
-    def _likelihoods(self, nll: Ragged) -> Tensor:
-        """−log P(answer), and −1/M Σ log P over the M answers with even j to its question, as it is and by token; [3, answer]."""
-        mean = pool_each(Ragged(nll.values[:, 0], nll.offsets), ["mean"])["mean"]
+    def _pool(self, signal: str, keys: Sequence[str]) -> Tensor:
+        pooled = pool_each(self._read([(signal, key) for key in keys]), list(POOLINGS))
+        return torch.cat([columns.T for columns in pooled.values()])
+
+    def _pool_weighted(self, keys: Sequence[str], weightings: Sequence[str]) -> Tensor:
+        values = self._read([(TOKENS, key) for key in keys])
+        weights = self._read([self._weightings[name] for name in weightings])
+        values, weights = (
+            Ragged(values.values[:, :, None], values.offsets),
+            Ragged(weights.values[:, None], weights.offsets),
+        )
+        pooled = pool_each(values, list(POOLINGS), weights)
+        return torch.cat([columns.flatten(1).T for columns in pooled.values()])
+
+    def _likelihoods(self, key: str) -> Tensor:
+        """−log P of the answer, and the mean over the half of the question of −log P and of −log P per token; [3, answer]."""
+        nll = self._store.signals.read_ragged(TOKENS, key)
+        mean = pool_each(nll, ["mean"])["mean"]
         total = mean * nll.lengths
-        return torch.stack([total, *(self._of_other_half(one) for one in (total, mean))])
+        return torch.stack([total, self._mean_of_half(total), self._mean_of_half(mean)])
 
-    def _of_other_half(self, values: Tensor) -> Tensor:
-        """Mean over the question's answers with even j, for those with odd j; NaN for the former."""
+    def _mean_of_half(self, values: Tensor) -> Tensor:
+        """For answers with odd sample number the mean over the question's answers with even number; NaN for the others."""
         question, held = torch.from_numpy(self._answers.question), torch.from_numpy(self._answers.held_out)
         counted = ~held & values.isfinite()
         n_questions = int(question.max()) + 1
         total = torch.zeros(n_questions, dtype=torch.float64).index_add_(0, question[counted], values[counted].double())
-        mean = total / torch.bincount(question[counted], minlength=n_questions)  # NaN where there is no such answer
+        mean = total / torch.bincount(question[counted], minlength=n_questions)  # NaN without such an answer
         return torch.where(held, mean[question].float(), torch.nan)
 
-    def _read(self, signal: str, keys: Sequence[str]) -> Ragged:
-        """[sum of lengths, key] of some keys of a signal."""
-        read = [self._store.signals.read_ragged(signal, key) for key in keys]
-        return Ragged(torch.stack([one.values for one in read], 1), read[0].offsets)
+    def _read(self, keys: Sequence[tuple[str, str]]) -> Ragged:
+        """Columns [sum of lengths, key] of signals and keys."""
+        columns = [self._store.signals.read_ragged(signal, key) for signal, key in keys]
+        return Ragged(torch.stack([column.values for column in columns], 1), columns[0].offsets)
 
 
-def _read(store: Store, signal: str) -> str:
+def _command(store: Store, signal: str) -> str:
     return f"python -m extract read --store {store.path} --signals [{signal}] --scope sample"
 
 
-def _in_order(key: str) -> tuple[list[tuple[int, str]], int]:
-    """Keys by name and layer, numbers in a name by their size.
+def _sort_key(key: str) -> tuple[list[tuple[int, str]], int]:
+    """Sorts keys by position and layer, and numbers in a position by value.
 
-    >>> sorted(["3/jsd_10", "3/jsd_5", "12/jsd_5"], key=_in_order)
+    >>> sorted(["3/jsd_10", "3/jsd_5", "12/jsd_5"], key=_sort_key)
     ['3/jsd_5', '12/jsd_5', '3/jsd_10']
     """
     layer, name = key.split("/")
     return [(int(part), "") if part.isdigit() else (-1, part) for part in name.split("_")], int(layer)
 
 
-def _some(values: Sequence[str], n: int) -> Iterator[Sequence[str]]:
-    for start in range(0, len(values), n):
-        yield values[start : start + n]
+def _chunks(values: Sequence[str], n: int) -> Iterator[Sequence[str]]:
+    return (values[start : start + n] for start in range(0, len(values), n))

@@ -25,11 +25,17 @@ from extract.store.verify import write_manifest
 from probes.commands import signals
 from probes.metrics import functional as F
 from probes.metrics.intervals import bootstrap, by_question, resampled
-from probes.training_free.clustered_auroc import clustered
+from probes.training_free.clustered_auroc import clustered_auroc
 from probes.training_free.correction import max_t
 from probes.training_free.grid import Grid, make_grid
-from probes.training_free.page import page, verdict
-from probes.training_free.record import LENGTH, TRUNCATED, grid_record, length_stratum
+from probes.training_free.record import (
+    LENGTH,
+    TRUNCATED,
+    grid_record,
+    length_stratum,
+    signals_page,
+    signals_verdict,
+)
 from probes.training_free.scores import Score
 
 #: Signal and key to values of the tokens of answers, from whether each is right, how long it is, and chance.
@@ -125,7 +131,7 @@ def test_aurocs_and_their_derivatives_are_those_of_the_plain_metric_with_ties_an
     scores = torch.from_numpy(rng.integers(0, 9, (6, 120))).float()
     scores[torch.from_numpy(rng.random((6, 120)) < 0.1)] = torch.nan
     right = torch.from_numpy(rng.random(120) < 0.4)
-    found = clustered(scores, right, question, 30)
+    found = clustered_auroc(scores, right, question, 30)
     for row, score in enumerate(scores):
         there = score.isfinite()
         weights = torch.ones(1, 30, dtype=torch.float64, requires_grad=True)
@@ -141,7 +147,7 @@ def test_the_standard_error_and_the_interval_are_close_to_those_of_the_bootstrap
     rng, (question, _) = np.random.default_rng(1), rows_of(80, 4)
     scores, right = drawn(rng, 4, 80, 4, 0.4)
     scores += torch.tensor([0.0, 0.5, 1.0, 2.0])[:, None] * right
-    found = clustered(scores, right, question, 80)
+    found = clustered_auroc(scores, right, question, 80)
     low, high = found.interval()
     for row, score in enumerate(scores):
 
@@ -152,7 +158,7 @@ def test_the_standard_error_and_the_interval_are_close_to_those_of_the_bootstrap
         values, interval = resampled(metric, 80, 2000, 0), bootstrap(metric, 80)
         assert values is not None
         assert interval is not None
-        assert float(found.error[row]) == pytest.approx(float(values.std()), rel=0.08)
+        assert float(found.standard_error[row]) == pytest.approx(float(values.std()), rel=0.08)
         width = interval["high"] - interval["low"]
         assert float(low[row]) == pytest.approx(interval["low"], abs=0.12 * width)
         assert float(high[row]) == pytest.approx(interval["high"], abs=0.12 * width)
@@ -161,7 +167,7 @@ def test_the_standard_error_and_the_interval_are_close_to_those_of_the_bootstrap
 def test_intervals_hold_what_is_true_of_noise() -> None:
     rng, (question, _), held = np.random.default_rng(2), rows_of(60, 4), []
     for _ in range(40):
-        low, high = clustered(*drawn(rng, 50, 60, 4, 0.4), question, 60).interval()
+        low, high = clustered_auroc(*drawn(rng, 50, 60, 4, 0.4), question, 60).interval()
         held.append(((low <= 0.5) & (high >= 0.5)).double().mean())
     assert 0.93 < float(torch.stack(held).mean()) < 0.97
 
@@ -171,11 +177,11 @@ def test_no_number_is_made_up_where_there_is_none() -> None:
     right = torch.arange(40) % 3 == 0
     scores = torch.stack([torch.full((40,), 2.0), torch.full((40,), torch.nan), torch.rand(40), right.float()])
     scores[2, right] = torch.nan
-    found = clustered(scores, right, question, 20)
+    found = clustered_auroc(scores, right, question, 20)
     assert float(found.auroc[0]) == 0.5  # all are ties
     assert found.auroc[1:3].isnan().all()
     assert float(found.auroc[3]) == 1
-    assert found.error.isnan().all()  # nothing varies, so nothing says how far off they may be
+    assert found.standard_error.isnan().all()  # nothing varies, so nothing says how far off they may be
     assert torch.stack(found.interval()).isnan().all()
     p_values = max_t(scores, right, question, sample, 99)
     assert p_values[:3].isnan().all()
@@ -186,8 +192,8 @@ def test_few_questions_of_a_class_give_no_standard_error() -> None:
     question, _ = rows_of(20, 2)
     scores = torch.rand(1, 40, generator=torch.Generator().manual_seed(0))
     for n_right, said in ((4, False), (5, True)):
-        found = clustered(scores, (question < n_right) & (torch.arange(40) % 2 == 0), question, 20)
-        assert bool(found.error.isfinite()) is said
+        found = clustered_auroc(scores, (question < n_right) & (torch.arange(40) % 2 == 0), question, 20)
+        assert bool(found.standard_error.isfinite()) is said
         assert bool(found.auroc.isfinite())
 
 
@@ -260,7 +266,7 @@ def test_scores_are_the_pooled_signals_turned_so_that_higher_is_right(store: Sto
         Score("tokens", "3/nll", "sum"): -pool(nll, "mean") * nll.lengths,
     }
     for name, values in wanted.items():
-        assert torch.allclose(grid.scores[grid.places[name]], values[rows], equal_nan=True), name
+        assert torch.allclose(grid.scores[grid.row_of[name]], values[rows], equal_nan=True), name
 
 
 def test_the_grid_has_every_signal_pooling_and_weighting_once(grid: Grid) -> None:
@@ -273,7 +279,7 @@ def test_the_grid_has_every_signal_pooling_and_weighting_once(grid: Grid) -> Non
 
 def test_predictive_entropy_is_made_of_other_answers_than_it_is_scored_on(store: Store, table: QuestionTable) -> None:
     grid = make_grid(store, table, 0.4, n_draws=99)
-    row = grid.places[Score("mc_predictive_entropy", "3/nll", "mean")]
+    row = grid.row_of[Score("mc_predictive_entropy", "3/nll", "mean")]
     part, answers = grid.parts["test"], table.answers
     mean = pool(store.signals.read_ragged("tokens", "3/nll"), "mean").numpy()
     for value, answer in zip(grid.scores[row].tolist(), part.row.tolist(), strict=True):
@@ -289,12 +295,12 @@ def test_a_signal_the_wrong_way_round_stays_below_one_half(tmp_path: Path) -> No
     wrong: Made = {("tokens", "3/entropy"): lambda right, n, rng: planted(~right, n, rng)}
     store = fill(tmp_path / "store", wrong)
     grid = make_grid(store, load_table(store), 0.4, n_draws=999)
-    row = grid.places[Score("tokens", "3/entropy", "mean")]
-    assert float(grid.found["val"].auroc[row]) < 0.3
-    assert float(grid.found["test"].auroc[row]) < 0.3
+    row = grid.row_of[Score("tokens", "3/entropy", "mean")]
+    assert float(grid.aurocs["val"].auroc[row]) < 0.3
+    assert float(grid.aurocs["test"].auroc[row]) < 0.3
     record = grid_record(grid, 200, 0)
     assert record["grid"]["n_below"] > 0
-    assert "the wrong way round" in page(record, [])
+    assert "the wrong way round" in signals_page(record, [])
 
 
 # Choice and test
@@ -306,11 +312,11 @@ def test_the_planted_signal_is_found_and_noise_is_not(grid: Grid, record: dict[s
     assert rows["tokens"]["auroc"]["low"] > 0.6
     assert rows["tokens"]["p_corrected"] < 0.01
     assert rows["entropy_profile"]["p_corrected"] > 0.05
-    assert "ranks right answers above wrong ones" in verdict(record)
+    assert "ranks right answers above wrong ones" in signals_verdict(record)
     of_noise = torch.tensor([name.signal == "entropy_profile" for name in grid.names])
     assert not (grid.p[of_noise] < 0.05).any()
-    constant = grid.places[Score("entropy_profile", "1/entropy", "std")]
-    assert float(grid.found["test"].auroc[constant]) == 0.5
+    constant = grid.row_of[Score("entropy_profile", "1/entropy", "std")]
+    assert float(grid.aurocs["test"].auroc[constant]) == 0.5
     assert bool(grid.p[constant].isnan())
     assert (grid.p[~of_noise] < 0.05).any()
 
@@ -319,17 +325,17 @@ def test_a_verdict_claims_no_more_than_both_test_and_interval(record: dict[str, 
     unsure = copy.deepcopy(record)
     row = next(row for row in unsure["rows"] if row["name"] == unsure["chosen"])
     row["auroc"] = {"value": 0.85, "low": 0.43, "high": 0.98}
-    assert "by its interval it may be chance" in verdict(unsure)
-    assert "ranks right answers" not in verdict(unsure)
+    assert "the test excludes chance and the interval does not" in signals_verdict(unsure)
+    assert "ranks right answers" not in signals_verdict(unsure)
     row["p_corrected"] = 0.2
-    assert "not told apart from chance" in verdict(unsure)
+    assert "not significantly different from chance" in signals_verdict(unsure)
 
 
 def test_noise_alone_gives_a_verdict_of_nothing(tmp_path: Path) -> None:
     made: Made = {("tokens", "3/entropy"): noise, ("entropy_profile", "1/entropy"): noise}
     store = fill(tmp_path / "store", made, seed=3)
-    said = verdict(grid_record(make_grid(store, load_table(store), 0.4, n_draws=999), 200, 0))
-    assert "is not told apart from chance" in said
+    said = signals_verdict(grid_record(make_grid(store, load_table(store), 0.4, n_draws=999), 200, 0))
+    assert "is not significantly different from chance" in said
     assert "better than" not in said
 
 
@@ -363,8 +369,8 @@ def test_grades_of_test_questions_change_no_choice(store: Store, grid: Grid) -> 
     turned = make_grid(store, table, 0.4, n_draws=99)
     assert turned.chosen == grid.chosen
     assert turned.of_families() == grid.of_families()
-    assert torch.equal(turned.found["val"].auroc, grid.found["val"].auroc)
-    assert torch.allclose(turned.found["test"].auroc, 1 - grid.found["test"].auroc)
+    assert torch.equal(turned.aurocs["val"].auroc, grid.aurocs["val"].auroc)
+    assert torch.allclose(turned.aurocs["test"].auroc, 1 - grid.aurocs["test"].auroc)
     assert grid_record(turned, 200, 0)["longer_is_wrong"]
 
 
@@ -391,7 +397,7 @@ def test_unknown_grades_are_left_out_and_counted(store: Store, grid: Grid) -> No
     assert len(masked.parts["test"].row) == len(part.row) - 7
     table.answers.right[unknown] = 1 - table.answers.right[unknown]
     again = make_grid(store, table, 0.4, n_draws=99)
-    assert torch.equal(again.found["test"].auroc, masked.found["test"].auroc)
+    assert torch.equal(again.aurocs["test"].auroc, masked.aurocs["test"].auroc)
     assert torch.allclose(again.p, masked.p, equal_nan=True)
 
 
@@ -400,19 +406,19 @@ def test_empty_answers_have_no_score_and_are_counted(grid: Grid, record: dict[st
     assert counts["n_empty"] == n_empty > 0
     best = next(row for row in record["rows"] if row["name"] == record["chosen"])
     assert best["n_answers"] == counts["n_answers"] - n_empty
-    assert "nan" not in page(json.loads(json.dumps(record, allow_nan=False)), ["signals"]).lower()
+    assert "nan" not in signals_page(json.loads(json.dumps(record, allow_nan=False)), ["signals"]).lower()
 
 
 def test_a_score_that_many_answers_lack_is_not_chosen(grid: Grid) -> None:
-    val = grid.found["val"]
+    val = grid.aurocs["val"]
     best = int(val.auroc.nan_to_num(0).argmax())
     few = val._replace(n_answers=val.n_answers.clone(), auroc=val.auroc.clone())
     few.n_answers[best] = int(0.5 * val.n_answers.max())
     few.auroc[best] = 0.99
     among = list(range(len(grid.names)))
     parts = {**vars(grid)}
-    parts = {name: value for name, value in parts.items() if name not in ("chosen", "places")}
-    assert Grid(**{**parts, "found": {**grid.found, "val": few}}).choose(among) != best
+    parts = {name: value for name, value in parts.items() if name not in ("chosen", "row_of")}
+    assert Grid(**{**parts, "aurocs": {**grid.aurocs, "val": few}}).choose(among) != best
     assert grid.choose([]) is None
 
 
@@ -431,17 +437,17 @@ def test_the_chosen_score_is_tested_against_length_and_mean_entropy(record: dict
 def test_a_score_that_weights_do_not_change_is_no_weighted_one(grid: Grid) -> None:
     chosen = {family: grid.names[row] for family, row in grid.of_families().items()}
     assert set(chosen) == {name.family for name in grid.names}
-    val = grid.found["val"].influence
+    val = grid.aurocs["val"].influence
     for family in ("tokens × entropy", "tokens × rollout"):
-        own = val[grid.places[chosen[family]]]
+        own = val[grid.row_of[chosen[family]]]
         for name in grid.names:
             if name.weighting == "none" and name.key == chosen[family].key:
-                assert not torch.equal(val[grid.places[name]], own)
+                assert not torch.equal(val[grid.row_of[name]], own)
     weighted = [name for name in grid.names if name.pooling == "max" and name.weighting != "none"]
     assert weighted
     for name in weighted:
-        plain = grid.scores[grid.places[name._replace(weighting="none")]]
-        assert torch.equal(grid.scores[grid.places[name]].nan_to_num(), plain.nan_to_num())
+        plain = grid.scores[grid.row_of[name._replace(weighting="none")]]
+        assert torch.equal(grid.scores[grid.row_of[name]].nan_to_num(), plain.nan_to_num())
 
 
 def test_groups_have_counts_that_add_up(record: dict[str, Any]) -> None:
@@ -458,7 +464,7 @@ def test_few_questions_of_a_group_give_no_interval(tmp_path: Path) -> None:
     assert [one["n_questions"] for one in record["groups"]] == [4] * 4
     assert all(one["auroc"] is None for one in record["groups"])
     assert any(one["value"] is not None for one in record["groups"])
-    assert "**Only 16 test questions" in page(record, [])
+    assert "**Only 16 test questions" in signals_page(record, [])
 
 
 # The command
@@ -500,7 +506,7 @@ def test_a_signal_that_is_not_read_to_the_end_is_left_out_with_its_command(tmp_p
     grid = make_grid(store, load_table(store), 0.4, n_draws=99)
     assert "read --store" in grid.masked["entropy_profile"]
     assert "entropy_profile" not in {name.signal for name in grid.names}
-    assert "`entropy_profile`: 1 part" in page(grid_record(grid, 100, 0), [])
+    assert "`entropy_profile`: 1 part" in signals_page(grid_record(grid, 100, 0), [])
 
 
 @pytest.mark.parametrize(
@@ -510,8 +516,8 @@ def test_a_signal_that_is_not_read_to_the_end_is_left_out_with_its_command(tmp_p
         ({"seed": -1}, "`seed` to be from 0 to 4294967295, but got -1"),
         ({"seed": 10**20}, "`seed` to be from 0 to 4294967295"),
         ({"test_fraction": 1.0}, "`test_fraction` to be between 0 and 1"),
-        ({"test_fraction": 0.95}, "at least 10 questions that choose"),
-        ({"test_fraction": 0.01}, "at least 2 questions that test"),
+        ({"test_fraction": 0.95}, "at least 10 validation questions"),
+        ({"test_fraction": 0.01}, "at least 2 test questions"),
         ({"grader": "nobody"}, "nobody"),
     ],
 )
@@ -534,5 +540,5 @@ def test_answers_that_are_all_right_say_nothing(tmp_path: Path) -> None:
     for part in store.samples.ranges():
         rows = [{**row, "right": True} for row in store.grades.read("made", part).to_pylist()]
         store.grades.write("alike", part, rows, "all are right")
-    with pytest.raises(InputError, match="val part to have right and wrong answers, but all 128"):
+    with pytest.raises(InputError, match="validation part to have right and wrong answers, but all 128"):
         signals(str(store.path), str(tmp_path / "out"), grader="alike")

@@ -172,12 +172,12 @@ class Scores:
 
     def _mean_of_half(self, values: Tensor) -> Tensor:
         """For answers with odd sample number the mean over the question's answers with even number; NaN for the others."""
-        question, held = torch.from_numpy(self._answers.question), torch.from_numpy(self._answers.held_out)
-        counted = ~held & values.isfinite()
+        question, held_out = torch.from_numpy(self._answers.question), torch.from_numpy(self._answers.held_out)
+        counted = ~held_out & values.isfinite()
         n_questions = int(question.max()) + 1
         total = torch.zeros(n_questions, dtype=torch.float64).index_add_(0, question[counted], values[counted].double())
         mean = total / torch.bincount(question[counted], minlength=n_questions)  # NaN without such an answer
-        return torch.where(held, mean[question].float(), torch.nan)
+        return torch.where(held_out, mean[question].float(), torch.nan)
 
     def _read(self, keys: Sequence[tuple[str, str]]) -> Ragged:
         """Columns [sum of lengths, key] of signals and keys."""

@@ -1,12 +1,13 @@
-"""Baselines: scores that read no hidden states. Fitted on train, calibrated on validation, like a probe.
+"""Baselines by name: scores of questions and of answers that read no hidden states.
 
-A new one is a function and one entry in `BASELINES`.
+A baseline is fitted on the training split and calibrated on validation, like a probe. A new one is a function from the
+data and the rows of each split to scores, and one entry in `BASELINES`. Baselines that ask a model follow from their
+entries in `extract.asking.registry`.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -15,281 +16,156 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from datamodules import FeatureDataModule, QuestionTable
-from datamodules.feature_spec import choose_keys
-from datamodules.semantic import clusters_of, discrete_entropy, likelihood_entropy, seu
+from extract.asking.registry import ASKED, ask_command
 from extract.errors import InputError
-from extract.signals.pooling import pool
-from probes.fitting.calibration import fit_calibrator, fit_platt
-
-#: Rows of the question table by split.
-Rows = dict[str, Tensor]
-
-
-class Cost(NamedTuple):
-    """Tokens of the model that answers, a question: [question] each, NaN where a server did not tell them."""
-
-    read: NDArray[np.number]
-    written: NDArray[np.number]
+from extract.registry import Registry
+from extract.store.shards import Scope
+from probes.baselines import answers, questions
+from probes.baselines.answers import Score
+from probes.baselines.questions import Rows
+from probes.fitting.calibration import fit_calibrator
 
 
 class Baseline(NamedTuple):
-    """How a baseline comes to its number.
+    """A baseline of questions, of answers, or of both.
 
     Attributes:
-        score: From the data and the rows of each split to scores of the whole table, [question] or, of an answer's
-            baseline, [answer]; higher = more likely right, NaN where there is none. Looks at grades of the training split only.
-        cost: Tokens that the score costs beside those of the one answer that a user wants anyway.
-        calibrator: How the score becomes a confidence on validation; None where it is one.
-        half: Whether it spends one half of the answers, and is therefore scored on the other.
-        needs: What `python -m extract ask` or `read` has to have put into the store, as a person would type it.
+        scores: By scope, a function from the data and the rows of each split to scores of all rows of the table,
+            [question] or [answer]; higher = more likely right, NaN for none. It may use grades of the training split.
+        calibrator: How validation turns scores into confidences; None if the scores are probabilities.
+        half: Whether it uses one half of the answers to a question, and is therefore scored on the other half.
+        needs: Signals of the answers, and asked baselines, that the store must hold.
     """
 
-    score: Callable[[FeatureDataModule, Rows], Tensor]
-    cost: Callable[[FeatureDataModule], Cost]
+    scores: Mapping[Scope, Score]
     calibrator: str | None = "platt"
     half: bool = False
-    needs: str | None = None
+    needs: tuple[str, ...] = ()
 
 
-class AnswerBaseline(NamedTuple):
-    """A baseline of single answers.
+class Cost(NamedTuple):
+    """Tokens per question that the model reads and writes beside a user's answer, [question]; NaN if not reported."""
 
-    Attributes:
-        score: From the data to scores [answer] float64, higher = more likely right; NaN where there is none.
-        needs: As of a `Baseline`.
-    """
-
-    score: Callable[[FeatureDataModule], NDArray[np.float64]]
-    needs: str | None = None
+    prompt_tokens: NDArray[np.number]
+    completion_tokens: NDArray[np.number]
 
 
-# Costs
+def _asked(name: str, scope: Scope) -> Score:
+    if scope == "question":
+        return lambda data, rows: torch.from_numpy(data.table.asked[name].value)
+    return lambda data, rows: torch.from_numpy(data.asked_of_answers(name).value)
 
 
-def free(data: FeatureDataModule) -> Cost:
-    """Nothing that the model reads or writes."""
-    nothing = np.zeros(len(data.table.ids), dtype=np.int64)
-    return Cost(nothing, nothing)
+_MEAN_NLL = answers.of_answers_and_questions(lambda data: data.table.answers.mean_nll)
+_MAX_NLL = answers.of_answers_and_questions(lambda data: data.table.answers.max_nll)
+_MEAN_ENTROPY = answers.of_answers_and_questions(answers.token_entropy("mean"))
+_MAX_ENTROPY = answers.of_answers_and_questions(answers.token_entropy("max"))
+BASELINES: Registry[Baseline] = Registry(
+    "baseline",
+    {
+        "constant": Baseline({"question": questions.constant}, calibrator=None),
+        "base_rate": Baseline({"question": questions.base_rate}, calibrator=None),
+        "length": Baseline({"question": questions.length}, calibrator=None),
+        "answer_length": Baseline({"sample": answers.of_answers(lambda data: data.table.answers.n_tokens)}),
+        **{
+            name: Baseline({scope: _asked(asked, scope) for scope in entry.scopes}, calibrator, needs=(asked,))
+            for asked, entry in ASKED.items()
+            for name, calibrator in entry.confidences.items()
+        },
+        "consistency": Baseline({"question": answers.consistency}, half=True),
+        "mean_nll": Baseline(_MEAN_NLL, half=True),
+        "max_nll": Baseline(_MAX_NLL, half=True),
+        "mean_entropy": Baseline(_MEAN_ENTROPY, half=True, needs=("tokens",)),
+        "max_entropy": Baseline(_MAX_ENTROPY, half=True, needs=("tokens",)),
+        "semantic_entropy": Baseline(answers.of_questions(answers.semantic_entropy), half=True),
+        "semantic_entropy_likelihood": Baseline(answers.of_questions(answers.semantic_entropy_likelihood), half=True),
+        "semantic_entropy_nli": Baseline(
+            answers.of_questions(answers.semantic_entropy_nli), half=True, needs=("entailment",)
+        ),
+        "seu": Baseline(answers.of_questions(answers.embedding_spread), half=True, needs=("text_embedding",)),
+    },
+)
 
 
-def half_of_answers(data: FeatureDataModule) -> Cost:
-    """The prompt once, and every second answer."""
-    answers = data.table.answers
-    spent = ~answers.held_out
-    return Cost(
-        data.table.prompt_tokens,
-        np.bincount(answers.question[spent], answers.n_tokens[spent], len(data.table.ids)),
-    )
+def baselines_of(scope: Scope) -> list[str]:
+    """Names of the baselines of questions, or of answers."""
+    return [name for name, baseline in BASELINES.items() if scope in baseline.scores]
 
 
-def asking(name: str) -> Callable[[FeatureDataModule], Cost]:
-    """What was read and written when the model was asked, all attempts together."""
-    return lambda data: Cost(data.table.asked[name].prompt_tokens, data.table.asked[name].completion_tokens)
+def is_half(name: str) -> bool:
+    """Whether a method is a baseline that uses one half of the answers, so that questions are scored on the other."""
+    return name in BASELINES and BASELINES[name].half
 
 
-# Scores
-
-
-def constant(data: FeatureDataModule, rows: Rows) -> Tensor:
-    """The training split's mean accuracy, for every question."""
-    return torch.full((len(data.table.ids),), mean_accuracy(data.table, rows["train"]), dtype=torch.float64)
-
-
-def mean_accuracy(table: QuestionTable, rows: Tensor) -> float:
-    """Mean expected accuracy of some rows."""
-    return float(torch.from_numpy(table.accuracy)[rows].mean())
-
-
-def base_rate(data: FeatureDataModule, rows: Rows) -> Tensor:
-    """The training split's mean accuracy of the question's group; of all questions for a group not seen there."""
-    table, seen = data.table, defaultdict(list)
-    for row in rows["train"].tolist():
-        seen[table.groups[row]].append(float(table.accuracy[row]))
-    overall = mean_accuracy(table, rows["train"])
-    return torch.tensor(
-        [sum(seen[g]) / len(seen[g]) if seen[g] else overall for g in table.groups], dtype=torch.float64
-    )
-
-
-def length(data: FeatureDataModule, rows: Rows) -> Tensor:
-    """Prompt length in tokens, through a logistic curve fitted on train; shorter or longer may be the better.
-
-    Raises:
-        InputError: The answers are by a server that did not tell it.
-    """
-    tokens = torch.from_numpy(data.table.prompt_tokens)
-    train = rows["train"]
-    if tokens.isnan().any():
-        raise InputError(
-            "Expected the number of tokens of every prompt, but the server that answered did not tell all of them. Use another baseline."
-        )
-    right, known = torch.from_numpy(data.table.right)[train], torch.from_numpy(data.table.known)[train]
-    falling, rising = fit_platt(-tokens[train], right, known), fit_platt(tokens[train], right, known)
-    return rising(tokens) if rising.slope > 0 else falling(-tokens)
-
-
-def asked(name: str) -> Callable[[FeatureDataModule, Rows], Tensor]:
-    """What the model said of itself when it was asked about each question."""
-    return lambda data, rows: torch.from_numpy(data.table.asked[name].value)
-
-
-def consistency(data: FeatureDataModule, rows: Rows) -> Tensor:
-    """Share of the most frequent answer among every second one."""
-    return torch.from_numpy(data.table.consistency)
-
-
-def mean_of_half(values: Callable[[FeatureDataModule], NDArray[np.float64]]) -> Callable[..., Tensor]:
-    """Minus the mean over every second answer of an uncertainty [answer]; answers without one are passed over."""
-
-    def score(data: FeatureDataModule, rows: Rows) -> Tensor:
-        answers, value = data.table.answers, values(data)
-        counted = ~answers.held_out & np.isfinite(value)
-        total, n = (
-            np.bincount(answers.question[counted], weight, len(data.table.ids))
-            for weight in (value[counted], np.ones(counted.sum()))
-        )
-        with np.errstate(invalid="ignore"):
-            return torch.from_numpy(-total / n)
-
-    return score
-
-
-def token_entropy(how: str) -> Callable[[FeatureDataModule], NDArray[np.float64]]:
-    """Entropy of the distributions that an answer's tokens were drawn from, in nats, pooled over the tokens."""
-
-    def values(data: FeatureDataModule) -> NDArray[np.float64]:
-        (key,) = choose_keys(data.store, "tokens", "sample", ["entropy"], layers=None)
-        return pool(data.store.signals.read_ragged("tokens", key), how).double().numpy()
-
-    return values
-
-
-def of_half(value: Callable[[FeatureDataModule], Callable[[NDArray[np.int64]], float]]) -> Callable[..., Tensor]:
-    """Minus an uncertainty that every second answer to a question has together, given by rows of the answer table."""
-
-    def score(data: FeatureDataModule, rows: Rows) -> Tensor:
-        spent: list[list[int]] = [[] for _ in data.table.ids]
-        for row in np.flatnonzero(~data.table.answers.held_out):
-            spent[data.table.answers.question[row]].append(int(row))
-        uncertainty = value(data)
-        return torch.tensor([-uncertainty(np.array(one, dtype=np.int64)) for one in spent], dtype=torch.float64)
-
-    return score
-
-
-def semantic_entropy(data: FeatureDataModule) -> Callable[[NDArray[np.int64]], float]:
-    """Discrete semantic entropy, where answers are equal that the grader took for equal."""
-    answer = data.table.answers.answer
-    return lambda spent: discrete_entropy(clusters_of(answer[row] for row in spent))
-
-
-def likelihood_semantic_entropy(data: FeatureDataModule) -> Callable[[NDArray[np.int64]], float]:
-    """Semantic entropy where answers weigh what they are likely."""
-    answers = data.table.answers
-    return lambda spent: likelihood_entropy(-answers.mean_nll[spent], clusters_of(answers.answer[row] for row in spent))
-
-
-def entailment_semantic_entropy(data: FeatureDataModule) -> Callable[[NDArray[np.int64]], float]:
-    """Discrete semantic entropy, where answers are equal that entail each other by an NLI model."""
-    cluster = data.asked_of_answers("entailment").value
-    return lambda spent: discrete_entropy(cluster[spent].tolist())
-
-
-def embedding_uncertainty(data: FeatureDataModule) -> Callable[[NDArray[np.int64]], float]:
-    """Mean cosine distance of the answers' embeddings (SEU)."""
-    read = data.store.signals.read("text_embedding", "0/answer", "sample").numpy()
-    return lambda spent: seu(read[spent])
-
-
-_ASK = "python -m extract ask --store STORE --baselines"
-_READ_TOKENS = "python -m extract read --store STORE --signals [tokens] --scope sample"
-BASELINES: dict[str, Baseline] = {
-    "constant": Baseline(constant, free, None),
-    "base_rate": Baseline(base_rate, free, None),
-    "length": Baseline(length, free, None),
-    "verbalized": Baseline(asked("verbalized"), asking("verbalized"), None, needs=f"{_ASK} [verbalized]"),
-    "verbalized_isotonic": Baseline(
-        asked("verbalized"), asking("verbalized"), "isotonic", needs=f"{_ASK} [verbalized]"
-    ),
-    "p_true": Baseline(asked("p_true"), asking("p_true"), None, needs=f"{_ASK} [p_true]"),
-    "p_true_isotonic": Baseline(asked("p_true"), asking("p_true"), "isotonic", needs=f"{_ASK} [p_true]"),
-    "consistency": Baseline(consistency, half_of_answers, half=True),
-    "mean_nll": Baseline(mean_of_half(lambda data: data.table.answers.mean_nll), half_of_answers, half=True),
-    "max_nll": Baseline(mean_of_half(lambda data: data.table.answers.max_nll), half_of_answers, half=True),
-    "mean_entropy": Baseline(mean_of_half(token_entropy("mean")), half_of_answers, half=True, needs=_READ_TOKENS),
-    "max_entropy": Baseline(mean_of_half(token_entropy("max")), half_of_answers, half=True, needs=_READ_TOKENS),
-    "semantic_entropy": Baseline(of_half(semantic_entropy), half_of_answers, half=True),
-    "semantic_entropy_likelihood": Baseline(of_half(likelihood_semantic_entropy), half_of_answers, half=True),
-    "semantic_entropy_nli": Baseline(
-        of_half(entailment_semantic_entropy), half_of_answers, half=True, needs=f"{_ASK} [entailment] --nli_model NAME"
-    ),
-    "seu": Baseline(of_half(embedding_uncertainty), half_of_answers, half=True, needs=f"{_ASK} [text_embedding]"),
-}
-
-
-#: Baselines of a single answer, from its own tokens or from asking about it: uncertainties or scores [answer].
-ANSWER_BASELINES: dict[str, AnswerBaseline] = {
-    "answer_length": AnswerBaseline(lambda data: -data.table.answers.n_tokens),
-    "mean_nll": AnswerBaseline(lambda data: -data.table.answers.mean_nll),
-    "max_nll": AnswerBaseline(lambda data: -data.table.answers.max_nll),
-    "mean_entropy": AnswerBaseline(lambda data: -token_entropy("mean")(data), _READ_TOKENS),
-    "max_entropy": AnswerBaseline(lambda data: -token_entropy("max")(data), _READ_TOKENS),
-    "p_true_answer": AnswerBaseline(
-        lambda data: data.asked_of_answers("p_true_answer").value, f"{_ASK} [p_true_answer]"
-    ),
-}
-
-
-def available(
-    name: str, data: FeatureDataModule, baselines: Mapping[str, Baseline | AnswerBaseline] = BASELINES
-) -> bool:
+def available(name: str, data: FeatureDataModule) -> bool:
     """Whether the store holds what a baseline needs."""
-    needs, store = baselines[name].needs, data.store
-    held = {
+    store = data.store
+    complete = {
         *data.table.asked,
-        *(asked for asked in store.asked.names("sample") if not store.asked.missing(asked, "sample")),
+        *(table for table in store.asked.names("sample") if not store.asked.missing(table, "sample")),
+        *(signal for signal in store.signals.names() if not store.signals.missing(signal, "sample")),
     }
-    held |= {signal for signal in store.signals.names() if not store.signals.missing(signal, "sample")}
-    return needs is None or any(f"[{one}]" in needs for one in held)
+    return complete.issuperset(BASELINES[name].needs)
 
 
-def confidence(name: str, data: FeatureDataModule, rows: Rows) -> Tensor:
-    """Confidences [question] of a baseline, calibrated on the validation split where they need it; NaN without a score.
+def needed_commands(name: str) -> str:
+    """The commands that fill a store with what a baseline needs.
 
-    Raises:
-        InputError: Validation does not allow its calibrator.
+    >>> needed_commands("max_entropy")
+    'python -m extract read --store STORE --signals [tokens] --scope sample'
     """
-    method = BASELINES[name]
-    score = method.score(data, rows).double()
-    if method.calibrator is None:
-        return score
-    return _calibrated(method.calibrator, score, *counts(data.table, method.half), rows["val"])
+    read = "python -m extract read --store STORE --signals [{}] --scope sample"
+    return "; ".join(ask_command(need) if need in ASKED else read.format(need) for need in BASELINES[name].needs)
 
 
-def answer_confidence(name: str, data: FeatureDataModule, rows: Rows) -> Tensor:
-    """Confidences [answer] of a baseline of single answers, Platt-calibrated on the validation split's answers.
+def cost_of(name: str, data: FeatureDataModule) -> Cost:
+    """Tokens that a baseline of questions costs: half of the answers, what was asked, or nothing.
+
+    Tokens of text encoders and of entailment classifiers are not counted.
+    """
+    table, baseline = data.table, BASELINES[name]
+    if baseline.half:
+        used = ~table.answers.held_out
+        written = np.bincount(table.answers.question[used], table.answers.n_tokens[used], len(table.ids))
+        return Cost(table.prompt_tokens, written)
+    asked = [table.asked[need] for need in baseline.needs if need in table.asked]
+    nothing = np.zeros(len(table.ids), dtype=np.int64)
+    return Cost(
+        sum((values.prompt_tokens for values in asked), nothing),
+        sum((values.completion_tokens for values in asked), nothing),
+    )
+
+
+def confidence(name: str, data: FeatureDataModule, rows: Rows, scope: Scope = "question") -> Tensor:
+    """Confidences of a baseline, calibrated on the validation split.
 
     Args:
-        name: One of `ANSWER_BASELINES`.
+        name: Name of the baseline.
         data: The data.
-        rows: Rows of the answer table by split.
+        rows: Rows of the question table, or of the answer table at sample scope, by split.
+        scope: Whether questions or answers get confidences.
+
+    Returns:
+        [question] or [answer] float64; NaN without a score.
 
     Raises:
-        InputError: Validation does not allow a calibrator.
+        InputError: If the validation split is too small for the calibrator.
     """
-    score = torch.from_numpy(ANSWER_BASELINES[name].score(data)).double()
-    right, known = torch.from_numpy(data.table.answers.right), torch.from_numpy(data.table.answers.known)
-    return _calibrated("platt", score, right, known, rows["val"])
-
-
-def _calibrated(kind: str, score: Tensor, right: Tensor, known: Tensor, val: Tensor) -> Tensor:
-    val = val[(known[val] > 0) & score[val].isfinite()]
+    baseline = BASELINES[name]
+    score = baseline.scores[scope](data, rows).double()
+    if baseline.calibrator is None:
+        return score
+    if scope == "question":
+        right, known = counts(data.table, baseline.half)
+    else:
+        right, known = torch.from_numpy(data.table.answers.right), torch.from_numpy(data.table.answers.known)
+    val = rows["val"][(known[rows["val"]] > 0) & score[rows["val"]].isfinite()]
     if not len(val):
         raise InputError("Expected validation rows with a score to calibrate on, but there are none.")
-    return fit_calibrator(kind, score[val], right[val], known[val])(score)
+    return fit_calibrator(baseline.calibrator, score[val], right[val], known[val])(score)
 
 
 def counts(table: QuestionTable, half: bool) -> tuple[Tensor, Tensor]:
-    """Right and known answers [question], all of them or those of the held-out half."""
+    """Right and known answers, [question] each; of all answers, or of the held-out half."""
     right, known = (table.held_right, table.held_known) if half else (table.right, table.known)
     return torch.from_numpy(right), torch.from_numpy(known)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from probes.baselines.registry import BASELINES, counts
+from probes.baselines.registry import counts, is_half
 from probes.comparison.out_of_fold import OutOfFold
 from probes.metrics import functional
 from probes.metrics.intervals import paired_bootstrap
@@ -32,11 +32,6 @@ def scored_answers(out: OutOfFold, name: str) -> Scored:
     rows = (known.bool() & (out.fold[question] >= 0)).nonzero()[:, 0]
     confidence = out.of_answers[name] if name in out.of_answers else out.confidence[name][question]
     return Scored(confidence[rows], right[rows], known[rows], question[rows], out.fold[question[rows]])
-
-
-def is_half(name: str) -> bool:
-    """Whether a method uses one half of the answers and is scored on the other."""
-    return name in BASELINES and BASELINES[name].half
 
 
 def figures(out: OutOfFold, name: str, half: bool, n_resamples: int, seed: int) -> dict[str, Any]:

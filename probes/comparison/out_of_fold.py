@@ -14,7 +14,7 @@ from datamodules import FeatureDataModule, QuestionTable
 from datamodules.features import LEAST_VALIDATION, TARGETS
 from extract.errors import InputError
 from extract.store.shards import Scope
-from probes.baselines.registry import ANSWER_BASELINES, BASELINES, answer_confidence, available, confidence
+from probes.baselines.registry import available, baselines_of, confidence, needed_commands
 from probes.comparison.folds import Fold, fit, folds, validation_loss
 from probes.fitting.options import check_seed
 from probes.registry import METHODS, PROBES, ProbeMethod
@@ -123,12 +123,11 @@ class Comparison:
         """
         methods = self._methods | {name: method for name, method in METHODS.items() if not method.compared}
         methods = {name: method for name, method in methods.items() if not self._is_missing(name, method)}
-        baselines: list[tuple[Scope, str, str]] = [("question", name, name) for name in BASELINES]
-        baselines += [("sample", name, name + _OF_ANSWERS) for name in ANSWER_BASELINES]
-        for scope, name, label in baselines:
-            registry = BASELINES if scope == "question" else ANSWER_BASELINES
-            if not available(name, self.data, registry):
-                self.out.masked[label] = f"the store lacks what it needs: {registry[name].needs}"
+        baselines: list[tuple[Scope, str, str]] = [("question", name, name) for name in baselines_of("question")]
+        baselines += [("sample", name, name + _OF_ANSWERS) for name in baselines_of("sample")]
+        for _, name, label in baselines:
+            if not available(name, self.data):
+                self.out.masked[label] = f"the store lacks what it needs: {needed_commands(name)}"
         with tqdm(total=self.n_folds * len(methods), desc="compare", unit=" fits") as progress:
             for fold in self.folds:
                 choices: list[dict[str, Any]] = []
@@ -194,10 +193,9 @@ class Comparison:
 
     def _apply_baseline(self, scope: Scope, name: str, fold: Fold) -> None:
         """Add the confidences of a baseline for the test split of a fold."""
-        if scope == "question":
-            rows, values = fold.rows, confidence(name, self.data, fold.rows)
-        else:
+        rows = fold.rows
+        if scope == "sample":
             question = torch.from_numpy(self.data.table.answers.question)
-            rows = {split: torch.isin(question, chosen).nonzero()[:, 0] for split, chosen in fold.rows.items()}
-            values = answer_confidence(name, self.data, rows)
+            rows = {split: torch.isin(question, chosen).nonzero()[:, 0] for split, chosen in rows.items()}
+        values = confidence(name, self.data, rows, scope)
         self.out.add(scope, name, rows["test"], values[rows["test"]])

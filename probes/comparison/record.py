@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 from torch import Tensor
 
-from probes.baselines.registry import BASELINES, Cost, free
-from probes.comparison.figures import answer_figures, figures, is_half, paired_tests
+from probes.baselines.registry import BASELINES, Cost, cost_of, is_half
+from probes.comparison.figures import answer_figures, figures, paired_tests
 from probes.comparison.out_of_fold import BEST, OutOfFold
 from probes.registry import PROBES
 from probes.report.results import record_header
@@ -59,12 +59,12 @@ def _kind(name: str) -> str:
 
 def _method(out: OutOfFold, name: str, n_resamples: int, seed: int) -> dict[str, Any]:
     """Metrics of a method, and the mean number of tokens per question that the answering model reads and writes."""
+    prompt_tokens = out.data.table.prompt_tokens
+    nothing = np.zeros_like(prompt_tokens)
+    # a probe reads the prompt; `text_embedding` has an encoder of its own that reads the question
+    cost = Cost(nothing if _kind(name) == "baseline" else prompt_tokens, nothing)
     if name in BASELINES:
-        cost = BASELINES[name].cost(out.data)
-    elif _kind(name) == "baseline":
-        cost = free(out.data)  # an encoder of its own reads the question
-    else:
-        cost = Cost(out.data.table.prompt_tokens, np.zeros_like(out.data.table.prompt_tokens))
+        cost = cost_of(name, out.data)
     n_read, n_written = (float(tokens[out.questions].mean()) for tokens in cost)
     return {
         "kind": _kind(name),

@@ -1,4 +1,4 @@
-"""The pictures of a report. Each function draws one figure and returns it; nothing is computed that a table lacks."""
+"""Pictures of a report, and the style and helpers that all pictures share."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def new_figure(width: float, height: float, **grid: Any) -> tuple[Figure, Any]:
 
 
 def styled(draw: Callable[_Args, Figure]) -> Callable[_Args, Figure]:
-    """Draw a function's figure in the style of our pictures."""
+    """Decorator that draws a figure in the common style."""
 
     @wraps(draw)
     def styled(*args: _Args.args, **kwargs: _Args.kwargs) -> Figure:
@@ -65,20 +65,9 @@ def annotate_cells(
     rgba = image.to_rgba(values)
     for (row, column), value in np.ndenumerate(values):
         if value == value:
-            text, weight = (
-                f"{value:.2f}".removeprefix("0"),
-                "normal" if bold is None or not bold[row, column] else "bold",
-            )
-            axes.text(
-                column,
-                row,
-                text,
-                ha="center",
-                va="center",
-                size=fontsize,
-                weight=weight,
-                color=_legible_on(rgba[row, column]),
-            )
+            weight = "bold" if bold is not None and bold[row, column] else "normal"
+            style: Any = {"size": fontsize, "weight": weight, "color": _legible_on(rgba[row, column])}
+            axes.text(column, row, f"{value:.2f}".removeprefix("0"), ha="center", va="center", **style)
 
 
 def _legible_on(colour: Any) -> str:
@@ -113,8 +102,10 @@ def calibration_bins(scored: Scored, n_bins: int, by: str) -> tuple[list[float],
 
 
 @styled
-def reliability(method: str, scored: Scored, ece: Interval | None, n_bins: int = 10, what: str = "questions") -> Figure:
-    """Mean measured accuracy in bins of the confidence, with standard errors over questions, above the bins' counts."""
+def reliability(
+    method: str, scored: Scored, ece: dict[str, Any] | None, n_bins: int = 10, rows: str = "questions"
+) -> Figure:
+    """Mean measured accuracy in bins of the confidence with standard errors over questions, above the bins' counts."""
     figure, (top, bottom) = new_figure(4.2, 4.8, nrows=2, sharex=True, height_ratios=[3.2, 1])
     top.plot([0, 1], [0, 1], color=GREY, lw=1, ls="--", label="perfectly calibrated")
     x, y, error, counts = calibration_bins(scored, n_bins, "width")
@@ -125,33 +116,29 @@ def reliability(method: str, scored: Scored, ece: Interval | None, n_bins: int =
         top.text(0.97, 0.05, f"ECE {ece['value']:.3f}", ha="right", transform=top.transAxes, color=INK)
     top.legend(loc="upper left", fontsize=8)
     centres = [(i + 0.5) / n_bins for i in bin_index(scored.confidence, n_bins, "width").unique().tolist()]
-    bottom.bar(centres, counts, width=0.9 / n_bins, color=BLUE, alpha=0.6)
-    for centre, count in zip(centres, counts, strict=True):
-        bottom.text(centre, count, str(count), ha="center", va="bottom", fontsize=8, color=INK)
-    bottom.set(xlabel="confidence", ylabel=what, ylim=(0, max(counts) * 1.25))
+    bars = bottom.bar(centres, counts, width=0.9 / n_bins, color=BLUE, alpha=0.6)
+    bottom.bar_label(bars, fontsize=8, color=INK)
+    bottom.set(xlabel="confidence", ylabel=rows, ylim=(0, max(counts) * 1.25))
     return figure
 
 
 @styled
-def roc(methods: dict[str, Scored], aurocs: dict[str, Interval | None], target: str = "capability") -> Figure:
-    """ROC curves over answers: every question brings its share of right and of wrong answers."""
+def roc(methods: dict[str, Scored], figures: dict[str, Any], target: str = "capability") -> Figure:
+    """ROC curves over answers, to which a question contributes its shares of right and wrong answers.
+
+    Args:
+        methods: Confidences by method.
+        figures: Figures by method, of which the AUROC stands in the legend.
+        target: capability or response.
+    """
     figure, axes = new_figure(4.6, 4.6)
     axes.plot([0, 1], [0, 1], color=GREY, lw=1, ls="--")
     for (name, scored), colour in zip(methods.items(), METHOD_COLOURS, strict=False):
-        x, y = roc_points(scored)
-        figures = aurocs.get(name)
-        label = (
-            name if figures is None else f"{name}  {figures['value']:.2f} [{figures['low']:.2f}, {figures['high']:.2f}]"
-        )
-        axes.plot(x, y, color=colour, lw=1.6, label=label)
-    axes.set(
-        xlim=(0, 1),
-        ylim=(0, 1),
-        aspect="equal",
-        xlabel="share of wrong answers above the threshold",
-        ylabel="share of right answers above the threshold",
-        title="ROC, test split",
-    )
+        auroc = figures[name]["auroc"]
+        label = f"{name}  {auroc['value']:.2f} [{auroc['low']:.2f}, {auroc['high']:.2f}]"
+        axes.plot(*roc_points(scored), color=colour, lw=1.6, label=label)
+    axes.set(xlim=(0, 1), ylim=(0, 1), aspect="equal", title="ROC, test split")
+    axes.set(xlabel="share of wrong answers above the threshold", ylabel="share of right answers above the threshold")
     axes.legend(loc="lower right", fontsize=8, title=f"{target} AUROC", title_fontsize=8)
     return figure
 
@@ -167,68 +154,49 @@ def roc_points(scored: Scored) -> tuple[list[float], list[float]]:
     return shares[0], shares[1]
 
 
+def band(axes: Axes, x: Sequence[int], intervals: Sequence[Interval | None], alpha: float = 0.2, **line: Any) -> None:
+    """Draw a line with its 95 % band, without the points that have no interval."""
+    points = [(place, interval) for place, interval in zip(x, intervals, strict=True) if interval is not None]
+    x = [place for place, _ in points]
+    low, high, value = ([interval[end] for _, interval in points] for end in ("low", "high", "value"))  # type: ignore[literal-required]
+    axes.fill_between(x, low, high, color=line["color"], alpha=alpha, lw=0)
+    axes.plot(x, value, **line)
+
+
 @styled
 def by_layer(
     method: str,
     names: Sequence[str],
-    aurocs: Sequence[Interval | None],
-    briers: Sequence[Interval | None],
+    intervals: dict[str, list[Interval | None]],
     chosen: str,
     references: dict[str, tuple[float, float]],
     target: str = "capability",
 ) -> Figure:
-    """AUROC and Brier score of every layer's probe, with 95 % bands, beside baselines as lines.
+    """AUROC and Brier score of every layer's probe with 95 % bands, and of baselines as horizontal lines.
 
     Args:
         method: Name of the probe.
         names: Feature names, ``layer/position``.
-        aurocs: AUROC of each feature.
-        briers: Brier score of each feature.
+        intervals: `auroc` and `brier` of each feature.
         chosen: Name of the feature that validation chose.
-        references: AUROC and Brier of baselines by name.
-        target: What the figures are about, capability or response.
+        references: AUROC and Brier score of baselines by name.
+        target: capability or response.
     """
-    labels = f"{target} AUROC", "Brier score" + (" (debiased)" if target == "capability" else "")
     figure, axes = new_figure(8.4, 3.4, ncols=2)
-    positions = sorted({name.split("/")[1] for name in names})
-    for column, (axis, intervals, label) in enumerate(zip(axes, (aurocs, briers), labels, strict=True)):
+    labels = f"{target} AUROC", "Brier score" + (" (debiased)" if target == "capability" else "")
+    places = [(int(layer), position) for layer, position in (name.split("/")[:2] for name in names)]
+    positions = sorted({position for _, position in places})
+    for column, (axis, values, label) in enumerate(zip(axes, intervals.values(), labels, strict=True)):
         for position, colour in zip(positions, METHOD_COLOURS, strict=False):
-            rows = [
-                (int(name.split("/")[0]), one)
-                for name, one in zip(names, intervals, strict=True)
-                if one is not None and name.split("/")[1] == position
-            ]
-            layers = [layer for layer, _ in rows]
-            axis.fill_between(
-                layers,
-                [one["low"] for _, one in rows],
-                [one["high"] for _, one in rows],
-                color=colour,
-                alpha=0.18,
-                lw=0,
-            )
-            axis.plot(
-                layers,
-                [one["value"] for _, one in rows],
-                color=colour,
-                lw=1.5,
-                marker=".",
-                label=f"{method}, {position}",
-            )
-            for layer, one in rows:
-                if f"{layer}/{position}" == chosen:
-                    axis.plot(
-                        [layer],
-                        [one["value"]],
-                        marker="o",
-                        ms=8,
-                        mfc="none",
-                        mec=INK,
-                        ls="",
-                        label=f"chosen on validation: layer {layer}",
-                    )
-        for (name, values), style in zip(references.items(), (":", "--", "-."), strict=False):
-            axis.axhline(values[column], color=GREY, lw=1, ls=style, label=name)
+            rows = [i for i, place in enumerate(places) if place[1] == position]
+            line = {"color": colour, "lw": 1.5, "marker": ".", "label": f"{method}, {position}"}
+            band(axis, [places[i][0] for i in rows], [values[i] for i in rows], alpha=0.18, **line)
+        layer, best = places[names.index(chosen)][0], values[names.index(chosen)]
+        if best is not None:
+            ring = {"marker": "o", "ms": 8, "mfc": "none", "mec": INK, "ls": ""}
+            axis.plot([layer], [best["value"]], label=f"chosen on validation: layer {layer}", **ring)
+        for (name, reference), style in zip(references.items(), (":", "--", "-."), strict=False):
+            axis.axhline(reference[column], color=GREY, lw=1, ls=style, label=name)
         axis.set(xlabel="layer (0: embeddings)", ylabel=label)
     axes[0].legend(loc="lower right", bbox_to_anchor=(1, 0.1), fontsize=8)
     figure.suptitle("Test split, 95 % intervals over questions", fontsize=10)
@@ -237,35 +205,20 @@ def by_layer(
 
 @styled
 def accuracy_distribution(accuracy: Tensor, groups: Sequence[str]) -> Figure:
-    """How many questions the model gets right how often, and the mean of each group."""
+    """Histogram of the accuracies of the questions, and their distribution in each group."""
     figure, (left, right) = new_figure(8.4, 3.2, ncols=2)
     left.hist(accuracy.tolist(), bins=[(i - 0.5) / 10 for i in range(12)], color=BLUE, alpha=0.75, rwidth=0.9)
-    left.set(
-        xlabel="expected accuracy (share of right answers)",
-        ylabel="questions",
-        title=f"{len(accuracy)} questions, mean {float(accuracy.mean()):.2f}",
-        xticks=[i / 5 for i in range(6)],
-    )
-    names = sorted(set(groups))
-    of_group = [torch.tensor([float(a) for a, g in zip(accuracy, groups, strict=True) if g == name]) for name in names]
-    order = sorted(range(len(names)), key=lambda i: float(of_group[i].mean()))
-    labels = [f"{names[i] or 'all'} ({len(of_group[i])})" for i in order]
-    right.boxplot(
-        [of_group[i].tolist() for i in order],
-        orientation="horizontal",
-        tick_labels=labels,
-        widths=0.55,
-        medianprops={"color": RED},
-        flierprops={"ms": 3, "mec": GREY},
-    )
-    right.plot(
-        [float(of_group[i].mean()) for i in order],
-        range(1, len(order) + 1),
-        ls="",
-        marker="D",
-        ms=4,
-        color=BLUE,
-    )
-    # no legend: its marker would stand among the outliers
+    left.set_title(f"{len(accuracy)} questions, mean {float(accuracy.mean()):.2f}")
+    left.set(xlabel="expected accuracy (share of right answers)", ylabel="questions", xticks=[i / 5 for i in range(6)])
+    of_group: dict[str, list[float]] = {name: [] for name in sorted(set(groups))}
+    for value, group in zip(accuracy.tolist(), groups, strict=True):
+        of_group[group].append(value)
+    of_group = dict(sorted(of_group.items(), key=lambda item: sum(item[1]) / len(item[1])))
+    labels = [f"{name or 'all'} ({len(values)})" for name, values in of_group.items()]
+    style: Any = {"widths": 0.55, "medianprops": {"color": RED}, "flierprops": {"ms": 3, "mec": GREY}}
+    right.boxplot(list(of_group.values()), orientation="horizontal", tick_labels=labels, **style)
+    means = [sum(values) / len(values) for values in of_group.values()]
+    right.plot(means, range(1, len(means) + 1), ls="", marker="D", ms=4, color=BLUE)
+    # the axis label explains the markers, because a legend would look like an outlier
     right.set(xlabel="expected accuracy (◆ mean, red line median)", xlim=(-0.03, 1.03), title="by group (questions)")
     return figure

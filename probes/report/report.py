@@ -1,107 +1,67 @@
-"""From a fitted probe to its report: report.json for machines, report.md for people, pictures, predictions, the saved probe."""
+"""From a fitted probe to its report: report.json, report.md, pictures, predictions and the saved probe."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from contextlib import contextmanager
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from datamodules import FeatureDataModule
 from extract.errors import InputError
-from probes.baselines.registry import (
-    ANSWER_BASELINES,
-    BASELINES,
-    answer_confidence,
-    available,
-    confidence,
-    counts,
-    mean_accuracy,
-)
-from probes.fitting.calibration import Calibrator
+from probes.baselines.questions import mean_accuracy
+from probes.baselines.registry import BASELINES, available, confidence, counts, is_half
 from probes.fitting.module import ProbeModule
 from probes.metrics.intervals import Interval, bootstrap
 from probes.report import plots
 from probes.report.evaluate import Scored, compare, evaluate, metric_of, usable
 from probes.report.page import report_page
+from probes.report.results import record_header, write_files
 from probes.saved.artefact import ConfidenceProbe
 from probes.saved.card import model_card
 
-FORMAT_VERSION = 1
-#: Baselines beside the probe in the ROC curves; the report's table has them all.
+#: Baselines drawn beside the probe in the ROC curves; the table has all of them.
 _DRAWN = {
     "capability": ("base_rate", "length", "consistency", "max_entropy", "verbalized"),
     "response": ("base_rate", "mean_nll", "max_entropy", "p_true_answer"),
 }
-_PACKAGES = ("lightning", "torch", "transformers", "torchmetrics", "numpy", "scikit-learn", "safetensors")
 
 
 class Report:
-    """Everything that a run says about its probe. The test split is scored here, once.
+    """The report of a fitted probe. Creating it scores the test split, once.
 
     Args:
         module: Fitted probe.
         data: The datamodule it was fitted on.
         seed: Seed of the run and of the resamples.
         n_resamples: Resamples of the questions behind each interval.
+
+    Attributes:
+        target: `response` if rows are answers, else `capability`, whatever the probe was taught.
+        confidences: Confidences of every method, [row] float64 over the table.
+        methods: Confidences of every method on the test split, with the answers that score them.
+        masked: Reasons why baselines are missing, by name.
+        record: Content of report.json.
     """
 
     def __init__(self, module: ProbeModule, data: FeatureDataModule, seed: int, n_resamples: int = 2000) -> None:
         assert module.choice is not None
-        self.module, self.data, self.seed, self.n_resamples = module, data, seed, n_resamples
+        self.module, self.data, self.choice = module, data, module.choice
         self.table, self.rows = data.table, data.question_rows
-        #: What the figures are about: questions, whatever the probe was taught, or single answers.
         self.target = "response" if data.scope == "sample" else "capability"
-        self.reference = mean_accuracy(self.table, self.rows["train"])
         self.masked: dict[str, str] = {}
         self.confidences = {module.name: self._probe_confidences(), **self._baseline_confidences()}
-        self.baselines = [name for name in self.confidences if name != module.name]
         self.methods = {name: self._scored(name, self._half(name)) for name in self.confidences}
+        self._options: dict[str, Any] = {
+            "reference": mean_accuracy(self.table, self.rows["train"]),
+            "n_resamples": n_resamples,
+            "seed": seed,
+            "target": self.target,
+        }
         self.record = self._record()
-
-    def _baseline_confidences(self) -> dict[str, Tensor]:
-        """[row] over the table by name, of the baselines that the store allows; of answers also those of their own."""
-        data, found = self.data, {}
-        for name, baseline in BASELINES.items():
-            if available(name, data) and not (baseline.half and self.target == "response"):
-                with self._masking(name):
-                    found[name] = data.of_rows(confidence(name, data, self.rows))
-        for name in ANSWER_BASELINES if self.target == "response" else ():
-            if available(name, data, ANSWER_BASELINES):
-                with self._masking(name):
-                    found[name] = answer_confidence(name, data, data.split_rows)
-        return found
-
-    @contextmanager
-    def _masking(self, name: str) -> Iterator[None]:
-        """Leave a baseline out that can't be calibrated, and keep the reason."""
-        try:
-            yield
-        except InputError as error:
-            self.masked[name] = str(error)
-
-    def _half(self, name: str) -> bool:
-        return self.target == "capability" and name in BASELINES and BASELINES[name].half
-
-    def _unknown(self, name: str) -> int:
-        """Test answers whose grade is unknown, among those that a method is scored on."""
-        unknown = self.table.held_unknown if self._half(name) else self.table.unknown
-        return int(torch.from_numpy(unknown)[self.rows["test"]].sum())
-
-    def _scored(self, name: str, half: bool) -> Scored:
-        test = self.data.split_rows["test"]
-        if self.target == "response":
-            batch = self.data.batch("test")
-            return Scored(self.confidences[name][test], batch.right, batch.known, batch.question)
-        right, known = counts(self.table, half)
-        return Scored(self.confidences[name][test], right[test], known[test])
 
     @torch.no_grad()
     def _probe_confidences(self) -> Tensor:
@@ -112,113 +72,110 @@ class Report:
             confidences[batch.row] = self.module.cpu().predict(batch.features).double()
         return confidences
 
+    def _baseline_confidences(self) -> dict[str, Tensor]:
+        """[row] over the table by name, of the baselines that the store has data for."""
+        data, confidences = self.data, {}
+        for name, baseline in BASELINES.items():
+            of_answers = self.target == "response" and "sample" in baseline.scores
+            of_questions = "question" in baseline.scores and not (self.target == "response" and baseline.half)
+            if not (of_answers or of_questions) or not available(name, data):
+                continue
+            try:
+                if of_answers:
+                    confidences[name] = confidence(name, data, data.split_rows, "sample")
+                else:
+                    confidences[name] = data.of_rows(confidence(name, data, self.rows))
+            except InputError as error:
+                self.masked[name] = str(error)
+        return confidences
+
+    def _half(self, name: str) -> bool:
+        return self.target == "capability" and is_half(name)
+
+    def _scored(self, name: str, half: bool) -> Scored:
+        test = self.data.split_rows["test"]
+        if self.target == "response":
+            batch = self.data.batch("test")
+            return Scored(self.confidences[name][test], batch.right, batch.known, batch.question)
+        right, known = counts(self.table, half)
+        return Scored(self.confidences[name][test], right[test], known[test])
+
+    def _evaluate(self, name: str) -> dict[str, Any]:
+        unknown = self.table.held_unknown if self._half(name) else self.table.unknown
+        n_unknown = int(torch.from_numpy(unknown)[self.rows["test"]].sum())
+        return evaluate(self.methods[name], n_unknown, **self._options)
+
+    def _compare(self, baseline: str) -> list[dict[str, Any]]:
+        half, probe = self._half(baseline), self.module.name
+        return compare(probe, baseline, self._scored(probe, half), self.methods[baseline], "test", **self._options)
+
     def _record(self) -> dict[str, Any]:
-        choice = self.module.choice
-        assert choice is not None
-        pooled = self.data.pooled
-        options: dict[str, Any] = {"reference": self.reference, "n_resamples": self.n_resamples, "seed": self.seed}
+        module, data, choice = self.module, self.data, self.choice
+        calibrator = {name: getattr(choice.calibrator, name).tolist() for name in choice.calibrator.values}
         return {
-            "format_version": FORMAT_VERSION,
-            "identity": self.data.store.sha256,
-            "datasets": sorted({question.dataset for question in self.data.store.questions}),
-            "grader": self.table.grader,
-            "seed": self.seed,
-            "versions": {
-                "confidence-probes": version("confidence-probes"),
-                **{package: version(package) for package in _PACKAGES},
-            },
-            "target": self.data.target,
-            "signal": self.data.signal,
-            "pooled": None if pooled is None else pooled.to_json(),
+            **record_header(data.store, self.table, self._options["seed"], self._options["n_resamples"]),
+            "target": data.target,
+            "signal": data.signal,
+            "pooled": None if data.pooled is None else data.pooled.to_json(),
             "chosen": {
                 "layer": choice.layer,
                 "position": choice.position,
-                self.module.option: choice.value,
-                "calibrator": {"kind": choice.calibrator.kind, **_numbers(choice.calibrator)},
+                module.option: choice.value,
+                "calibrator": {"kind": choice.calibrator.kind, **calibrator},
             },
-            "taught": self.module.taught,
-            "warning": self.module.warning,
+            "taught": module.taught,
+            "warning": module.warning,
             "masked": self.masked,
-            "tried": sorted(self.module.penalties),
+            "tried": sorted(module.penalties),
             "n_questions": {split: len(rows) for split, rows in self.rows.items()},
-            "n_unusable": self.data.n_unusable,
-            "splits": {
-                "test": {
-                    self.target: {
-                        name: evaluate(one, self._unknown(name), target=self.target, **options)
-                        for name, one in self.methods.items()
-                    }
-                }
-            },
-            "paired": [row for name in self.baselines for row in self._paired(name, options)],
+            "n_unusable": data.n_unusable,
+            "splits": {"test": {self.target: {name: self._evaluate(name) for name in self.methods}}},
+            "paired": [row for name in self.methods if name != module.name for row in self._compare(name)],
         }
-
-    def _paired(self, baseline: str, options: dict[str, Any]) -> list[dict[str, Any]]:
-        half, probe = self._half(baseline), self.module.name
-        first, second = self._scored(probe, half), self._scored(baseline, half)
-        return compare(probe, baseline, first, second, split="test", target=self.target, **options)
-
-    @property
-    def _what(self) -> str:
-        """What a row is."""
-        return "answers" if self.target == "response" else "questions"
 
     @property
     def figures_of(self) -> dict[str, Any]:
-        """The figures on the test split, by method."""
+        """Figures on the test split by method."""
         return dict(self.record["splits"]["test"][self.target])
 
     @torch.no_grad()
-    def figures(self) -> dict[str, Any]:
+    def figures(self) -> dict[str, Figure]:
         """The pictures by file name, without ending."""
-        assert self.module.choice is not None
-        figures = self.figures_of
-        shown = {name: one.take(usable(one, self.target)) for name, one in self.methods.items()}
-        probe = self.module.name
-        roc_methods = {
-            name: one for name, one in shown.items() if name in (probe, *_DRAWN[self.target]) and figures[name]["auroc"]
-        }
-        return {
-            "reliability": plots.reliability(probe, shown[probe], figures[probe]["ece_width"], what=self._what),
-            "roc": plots.roc(roc_methods, {name: figures[name]["auroc"] for name in roc_methods}, self.target),
-            **({} if self.module.choice.layer is None else {"layers": self._layers(figures)}),
+        figures, probe = self.figures_of, self.module.name
+        scored = {name: method.take(usable(method, self.target)) for name, method in self.methods.items()}
+        drawn = [name for name in scored if name in (probe, *_DRAWN[self.target]) and figures[name]["auroc"]]
+        rows = "answers" if self.target == "response" else "questions"
+        used = torch.cat(list(self.rows.values())).sort().values
+        pictures = {
+            "reliability": plots.reliability(probe, scored[probe], figures[probe]["ece_width"], rows=rows),
+            "roc": plots.roc({name: scored[name] for name in drawn}, figures, self.target),
             "accuracy": plots.accuracy_distribution(
-                torch.from_numpy(self.table.accuracy)[self._used()],
-                [self.table.groups[i] for i in self._used().tolist()],
+                torch.from_numpy(self.table.accuracy)[used], [self.table.groups[row] for row in used.tolist()]
             ),
         }
+        return pictures if self.choice.layer is None else {**pictures, "layers": self._layers()}
 
-    def _used(self) -> Tensor:
-        """Rows of the question table that are in a split."""
-        return torch.cat(list(self.rows.values())).sort().values
-
-    def _layers(self, figures: dict[str, Any]) -> Any:
-        batch = self.data.batch("test")
-        every: dict[str, list[Interval | None]] = {"auroc": [], "brier": []}
-        for of_feature in self.module.confidences_by_feature(batch.features).T:
-            question = batch.question if self.target == "response" else None
-            one = Scored(of_feature.double(), batch.right, batch.known, question)
-            for name, intervals in every.items():
-                metric = metric_of(one, name, self.reference, self.target)
-                intervals.append(bootstrap(metric, one.n_questions, self.n_resamples, self.seed))
+    def _layers(self) -> Figure:
+        """AUROC and Brier score of every layer's probe on the test split."""
+        batch, figures = self.data.batch("test"), self.figures_of
+        intervals: dict[str, list[Interval | None]] = {"auroc": [], "brier": []}
+        question = batch.question if self.target == "response" else None
+        for confidences in self.module.confidences_by_feature(batch.features).T:
+            scored = Scored(confidences.double(), batch.right, batch.known, question)
+            for name, of_features in intervals.items():
+                metric = metric_of(scored, name, self._options["reference"], self.target)
+                options = (self._options["n_resamples"], self._options["seed"])
+                of_features.append(bootstrap(metric, scored.n_questions, *options))
         references = {
             name: (figures[name]["auroc"]["value"], figures[name]["brier"]["value"])
             for name in ("base_rate", "constant")
             if figures[name]["auroc"] and figures[name]["brier"]
         }
-        assert self.module.choice is not None
-        return plots.by_layer(
-            self.module.name,
-            self.data.feature_names,
-            every["auroc"],
-            every["brier"],
-            self.module.choice.name,
-            references,
-            self.target,
-        )
+        names = self.data.feature_names
+        return plots.by_layer(self.module.name, names, intervals, self.choice.name, references, self.target)
 
     def predictions(self) -> pa.Table:
-        """One row a question, or an answer: its split, counts, and every method's confidence (null where there is none)."""
+        """One row per question or answer: split, counts, and the confidence of every method, null for none."""
         split_of = {int(row): split for split, rows in self.data.split_rows.items() for row in rows}
         used = torch.cat(list(self.data.split_rows.values())).sort().values
         questions = self.data.question_of(used).tolist()
@@ -232,70 +189,54 @@ class Report:
         if self.target == "response":
             columns |= {"sample": self.table.answers.sample[used].tolist(), "right": right}
         else:
-            columns |= {
-                "right": right,
-                "known": known,
-                "unknown": self.table.unknown[used].tolist(),
-                "accuracy": self.table.accuracy[used].tolist(),
-            }
-        for name, given in self.confidences.items():
-            columns[name] = [None if value != value else value for value in given[used].tolist()]
+            counted = {"unknown": self.table.unknown[used].tolist(), "accuracy": self.table.accuracy[used].tolist()}
+            columns |= {"right": right, "known": known, **counted}
+        for name, confidences in self.confidences.items():
+            columns[name] = [None if value != value else value for value in confidences[used].tolist()]
         return pa.table(columns)
 
     def probe(self) -> ConfidenceProbe:
         """The chosen probe, ready to save."""
-        policy = self.data.store.identity["policy"]
-        head = self.module.head()
-        decoding = {key: value for key, value in policy["decoding"].items() if key != "prompt"}
+        record, module, data = self.record, self.module, self.data
+        head, decoding = module.head(), dict(record["policy"]["decoding"])
+        prompt = decoding.pop("prompt")
         config = {
             "head": head.kind,
             "d_model": len(head.mean),
-            "sizes": {size: getattr(self.module, size) for size in head.sizes},
-            "name": self.module.name,
-            "signal": self.data.signal,
-            "layer": self.record["chosen"]["layer"],
-            "position": self.record["chosen"]["position"],
-            **({} if self.data.pooled is None else {"pooled": self.data.pooled.to_json()}),
-            "target": self.data.target,
-            "taught": self.module.taught,
-            "model": self.data.store.model,
-            "prompt": policy["decoding"]["prompt"],
+            "sizes": {size: getattr(module, size) for size in head.sizes},
+            "name": module.name,
+            "signal": data.signal,
+            "layer": self.choice.layer,
+            "position": self.choice.position,
+            **({} if data.pooled is None else {"pooled": record["pooled"]}),
+            "target": data.target,
+            "taught": module.taught,
+            "model": data.store.model,
+            "prompt": prompt,
             "decoding": decoding,
-            "calibrator": self.record["chosen"]["calibrator"]["kind"],
+            "calibrator": self.choice.calibrator.kind,
             "training": {
-                "store": self.data.store.sha256,
-                "grader": self.table.grader,
-                "datasets": self.record["datasets"],
-                "n_questions": self.record["n_questions"],
+                "store": record["identity"],
+                "grader": record["grader"],
+                "datasets": record["datasets"],
+                "n_questions": record["n_questions"],
                 "n_samples": int(torch.from_numpy(self.table.known)[self.rows["train"]].sum()),
-                self.module.option: self.record["chosen"][self.module.option],
+                module.option: self.choice.value,
             },
-            "test": self.figures_of[self.module.name],
-            "versions": self.record["versions"],
+            "test": self.figures_of[module.name],
+            "versions": record["versions"],
         }
-        assert self.module.choice is not None
-        return ConfidenceProbe(head, self.module.choice.calibrator, config)
+        return ConfidenceProbe(head, self.choice.calibrator, config)
 
     def write(self, folder: Path) -> dict[str, Path]:
-        """Write report.json, report.md, plots/, predictions.parquet and probe/ into a run's folder.
+        """Write report.json, report.md, plots/, predictions.parquet and probe/ into the folder of a run.
 
         Returns:
-            The pictures' paths by name.
+            Paths of the pictures by name.
         """
-        pictures = {}
-        (folder / "plots").mkdir(parents=True, exist_ok=True)
-        for name, figure in self.figures().items():
-            pictures[name] = folder / "plots" / f"{name}.png"
-            figure.savefig(pictures[name])
-        (folder / "report.json").write_text(json.dumps(self.record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-        page = report_page(self.record, self.data.store.identity["policy"], list(pictures))
-        (folder / "report.md").write_text(page, encoding="utf-8")
-        pq.write_table(self.predictions(), folder / "predictions.parquet")
-        probe = self.probe()
+        pictures, probe = self.figures(), self.probe()
+        page = report_page(self.record, self.record["policy"], list(pictures))
+        files = {"report.json": self.record, "report.md": page, "predictions.parquet": self.predictions()}
+        write_files(folder, files, pictures)
         probe.save(folder / "probe", model_card(probe.config))
-        return pictures
-
-
-def _numbers(calibrator: Calibrator) -> dict[str, Any]:
-    """A calibrator's values as JSON."""
-    return {name: getattr(calibrator, name).tolist() for name in calibrator.values}
+        return {name: folder / "plots" / f"{name}.png" for name in pictures}

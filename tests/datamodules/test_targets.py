@@ -17,7 +17,7 @@ from datamodules.semantic import discrete_entropy, entropy_threshold
 from extract.errors import InputError
 from extract.store.shards import Block
 from extract.store.store import Store
-from probes.baselines.registry import ANSWER_BASELINES, BASELINES, answer_confidence, available, confidence
+from probes.baselines.registry import BASELINES, Baseline, available, baselines_of, confidence
 from probes.comparison.out_of_fold import Comparison
 from probes.comparison.record import comparison_record
 from probes.metrics.functional import capability_auroc
@@ -98,11 +98,11 @@ def test_seu_is_the_mean_cosine_of_two_answers(full_store: Path) -> None:
 
 def test_every_baseline_is_a_confidence_and_knows_something_of_made_answers(full_store: Path) -> None:
     data = data_of(full_store, "capability")
-    missing = [name for name in BASELINES if not available(name, data)]
+    missing = [name for name in baselines_of("question") if not available(name, data)]
     assert missing == ["semantic_entropy_nli"]
     right, known = torch.from_numpy(data.table.held_right), torch.from_numpy(data.table.held_known)
     rows = data.question_rows
-    for name in BASELINES:
+    for name in baselines_of("question"):
         if name in missing or name.endswith("_isotonic"):
             continue  # 24 validation questions are too few for isotonic regression
         given = confidence(name, data, rows)
@@ -132,15 +132,34 @@ def test_a_baseline_never_looks_at_grades_of_the_test_split(full_store: Path) ->
     for counts in (other.table.right, other.table.held_right):
         counts[test] = 0
     other.table.answers.right[of_test] = 0
-    for name in BASELINES:
+    for name in baselines_of("question"):
         if available(name, data) and not name.endswith("_isotonic"):
             a, b = (confidence(name, one, data.question_rows) for one in (data, other))
             assert torch.equal(a.nan_to_num(-1), b.nan_to_num(-1)), name
     question = torch.from_numpy(data.table.answers.question)
     rows = {split: torch.isin(question, chosen).nonzero()[:, 0] for split, chosen in data.question_rows.items()}
-    for name in ANSWER_BASELINES:
-        if available(name, data, ANSWER_BASELINES):
-            assert torch.equal(answer_confidence(name, data, rows), answer_confidence(name, other, rows)), name
+    for name in baselines_of("sample"):
+        if available(name, data):
+            assert torch.equal(confidence(name, data, rows, "sample"), confidence(name, other, rows, "sample")), name
+
+
+def test_every_baseline_has_a_line_in_the_documentation() -> None:
+    page = (Path(train.__file__).parent / "docs/methods.md").read_text(encoding="utf-8")
+    assert [name for name in BASELINES if f"`{name}`" not in page] == []
+
+
+def test_a_new_baseline_is_one_entry(full_store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def words(data: FeatureDataModule, rows: object) -> torch.Tensor:
+        return torch.tensor([float(len(text.split())) for text in data.table.texts])
+
+    entries = {**BASELINES._entries, "words": Baseline({"question": words})}
+    monkeypatch.setattr(BASELINES, "_entries", entries)
+    record = comparison_record(Comparison(str(full_store), probes=["logistic"], n_folds=2).run(), 2, 100, 0)
+    assert record["methods"]["words"]["tokens_read"] == 0
+    assert "words" in {row["b"] for row in record["tests"]}
+    data = data_of(full_store, "capability")
+    report = Report(fit(data), data, seed=0, n_resamples=50)
+    assert report.figures_of["words"]["brier"]["value"] > 0
 
 
 def test_a_comparison_with_everything_has_every_method(full_store: Path) -> None:

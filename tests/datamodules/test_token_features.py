@@ -22,7 +22,7 @@ from extract.signals.features import Pooled
 from extract.signals.pooling import PEAKS, peak_features
 from extract.store.ragged import Ragged
 from probes import load_probe
-from probes.baselines.registry import ANSWER_BASELINES
+from probes.baselines.registry import BASELINES
 from probes.comparison.out_of_fold import Comparison
 from tests.conftest import plant_grades
 from tests.probes.test_comparison import planted
@@ -216,7 +216,7 @@ def test_mean_and_max_entropy_are_those_of_the_tokens(made_store: Path) -> None:
     rows = tokens_of(made_store, "tokens", "3/entropy")
     for name, of in (("mean_entropy", np.mean), ("max_entropy", np.max)):
         expected = [-of(u) if len(u) else np.nan for u in rows]
-        np.testing.assert_allclose(ANSWER_BASELINES[name].score(data), expected, rtol=1e-6)
+        np.testing.assert_allclose(BASELINES[name].scores["sample"](data, {}).numpy(), expected, rtol=1e-6)
 
 
 def run(store: Path, tmp_path: Path, *options: str) -> Path:

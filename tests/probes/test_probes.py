@@ -14,7 +14,7 @@ from sklearn.linear_model import LogisticRegression
 
 from datamodules import FeatureDataModule
 from extract.errors import InputError
-from probes.baselines.registry import BASELINES, available, confidence
+from probes.baselines.registry import available, baselines_of, confidence
 from probes.fitting.module import ProbeModule, standardiser
 from probes.linear import Linear
 from probes.report.evaluate import compare
@@ -135,7 +135,7 @@ def test_a_checkpoint_gives_the_same_confidences(data: FeatureDataModule, tmp_pa
 
 
 def test_baselines_are_confidences_from_train_and_validation_alone(data: FeatureDataModule) -> None:
-    for name in BASELINES:
+    for name in baselines_of("question"):
         if available(name, data):
             given = confidence(name, data, data.split_rows)
             assert given.shape == (120,)
@@ -163,7 +163,7 @@ def test_the_report_is_whole_and_its_pictures_are_pictures(
     assert record["identity"] == data.store.sha256
     assert record["chosen"].keys() == {"layer", "position", "l2", "calibrator"}
     methods = record["splits"]["test"]["capability"]
-    assert set(methods) == {"linear", *(name for name in BASELINES if available(name, data))}
+    assert set(methods) == {"linear", *(name for name in baselines_of("question") if available(name, data))}
     for figures in methods.values():
         assert {
             "auroc",
@@ -178,10 +178,13 @@ def test_the_report_is_whole_and_its_pictures_are_pictures(
         assert figures["n_questions"] == 24
         for metric in ("auroc", "brier"):
             assert figures[metric]["low"] <= figures[metric]["value"] <= figures[metric]["high"]
+        for metric in ("ece_width", "ece_mass", "rmsce"):
+            assert figures[metric]["value"] >= 0
+            assert figures[metric]["low"] is figures[metric]["high"] is None
     assert methods["linear"]["n_samples"] == 144
     assert methods["consistency"]["n_samples"] == 72
     assert {(row["a"], row["b"]) for row in record["paired"]} == {
-        ("linear", name) for name in BASELINES if available(name, data)
+        ("linear", name) for name in baselines_of("question") if available(name, data)
     }
     assert set(pictures) == {"reliability", "roc", "layers", "accuracy"}
     assert all(path.read_bytes()[:4] == b"\x89PNG" for path in pictures.values())

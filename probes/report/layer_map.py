@@ -1,7 +1,7 @@
-"""Where inside a model it shows whether it is right: AUROC of one probe for every layer and position, out of fold.
+"""AUROC of one probe for every layer and position of the hidden states, out of fold, and its picture.
 
-Every cell is the same closed form with nothing chosen, so that cells differ in what they read and in nothing else. The
-best of them is the best of many, and is said to be: to choose a layer, `train.py` and `compare` ask validation.
+Every cell is the same closed form with nothing chosen, so that cells differ only in what they read. The best of many
+cells is biased upwards: to choose a layer, use `train.py` or `compare`, which ask validation.
 """
 
 from __future__ import annotations
@@ -10,35 +10,50 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import matplotlib
 import numpy as np
 import torch
+from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure
 from torch import Tensor
 from tqdm import tqdm
 
-from datamodules import QuestionTable
 from datamodules.feature_spec import vector_keys
 from datamodules.features import TARGETS
-from extract.errors import InputError, nearest
+from datamodules.table import QuestionTable
+from extract.errors import InputError
+from extract.registry import Registry
 from extract.store.store import Store
 from probes.comparison.folds import folds
 from probes.fitting import solvers
 from probes.fitting.module import standardiser
 from probes.metrics.functional import capability_auroc
 from probes.metrics.intervals import Interval, bootstrap, by_question
+from probes.report.plots import RED, annotate_cells, frame_cell, new_figure, styled
+from probes.report.templates import number
 
-#: Solvers by the probe's name, from features [1, row, d_model] and target [row] to weights [1, 1, d_model] and biases [1, 1].
-SOLVERS: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {
-    "ridge": lambda features, target: solvers.ridge(features, target, torch.ones_like(target), [1.0]),
-    "difference_of_means": lambda features, target: solvers.difference_of_means(
-        features, target, torch.ones_like(target)
-    ),
-}
-#: What is predicted, and at which positions it is read.
+#: From features [1, row, d_model] and target [row] to weights [1, 1, d_model] and biases [1, 1].
+Solver = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+SOLVERS: Registry[Solver] = Registry(
+    "probe",
+    {
+        "ridge": lambda x, target: solvers.ridge(x, target, torch.ones_like(target), [1.0]),
+        "difference_of_means": lambda x, target: solvers.difference_of_means(x, target, torch.ones_like(target)),
+    },
+)
+#: Positions that are read, by target.
 _POSITIONS = {"capability": ("last_prompt",), "response": ("first_answer", "mean_answer", "last_answer")}
+#: Width of a cell with a number, and largest width of a picture, in inches.
+_CELL, _WIDEST = 0.3, 14.0
+#: Colour of a cell without a value.
+_EMPTY = "#ececec"
+#: Blues without their ends: white would look empty, and a frame would not be visible on black.
+_RAMP = ListedColormap(matplotlib.colormaps["Blues"](np.linspace(0.06, 0.96, 256)))
 
 
 class FoldedRows(NamedTuple):
-    """The rows (questions or answers) that are tested, each by a probe that never saw its question.
+    """Rows (questions or answers) with the fold that tests each.
 
     Attributes:
         right: [row] right answers.
@@ -58,18 +73,17 @@ class LayerMap:
     """AUROC of a probe for every layer and position.
 
     Attributes:
-        target: What is predicted, capability or response.
+        target: capability or response.
         probe: Name of the probe.
         positions: Names of the positions, [position].
         layers: Numbers of the layers, [layer].
-        auroc: [position, layer] float64; NaN where there is no value.
-        best: Position and layer of the highest one, as indices.
-        interval: AUROC of that one with its 95 % interval over questions, which knows nothing of the choice; None
-            where there is no interval.
+        auroc: [position, layer] float64; NaN for a missing cell.
+        best: Indices of position and layer of the highest AUROC.
+        interval: Highest AUROC with its 95 % interval, not corrected for the choice; None without an interval.
         n_folds: Number of folds.
         n_questions: Questions that were tested.
         n_rows: Questions or answers that were tested.
-        n_missing: Questions or answers with grades that were left out because a state is missing.
+        n_missing: Graded questions or answers without all states, which were left out.
     """
 
     target: str
@@ -86,13 +100,16 @@ class LayerMap:
 
     def record(self) -> dict[str, Any]:
         """The map as plain JSON types."""
-        position, layer = self.best
-        cells = [[None if value != value else value for value in row] for row in self.auroc.tolist()]
-        counts = {name: getattr(self, name) for name in ("n_folds", "n_questions", "n_rows", "n_missing")}
-        best = {"position": self.positions[position], "layer": self.layers[layer], "auroc": self.interval}
-        n_cells = int(self.auroc.isfinite().sum())
-        map_ = {"positions": self.positions, "layers": self.layers, "auroc": cells}
-        return {"probe": self.probe, **map_, "best": {**best, "of": n_cells, "corrected": False}, **counts}
+        position, layer = self.positions[self.best[0]], self.layers[self.best[1]]
+        of = int(self.auroc.isfinite().sum())
+        return {
+            "probe": self.probe,
+            "positions": self.positions,
+            "layers": self.layers,
+            "auroc": [[None if value != value else value for value in row] for row in self.auroc.tolist()],
+            "best": {"position": position, "layer": layer, "auroc": self.interval, "of": of, "corrected": False},
+            **{name: getattr(self, name) for name in ("n_folds", "n_questions", "n_rows", "n_missing")},
+        }
 
 
 def layer_map(
@@ -108,101 +125,152 @@ def layer_map(
 
     Args:
         store: The store, with hidden states of the questions (capability) or of the answers (response).
-        table: Its grades.
+        table: Its questions and answers.
         target: capability or response.
         probe: ridge (λ = 1) or difference_of_means.
         n_folds: Number of folds.
         seed: Seed of folds and resamples.
-        n_resamples: Resamples behind the interval of the best one.
+        n_resamples: Resamples behind the interval of the best cell.
 
     Raises:
-        InputError: Unknown probe, hidden states that were not read, or too few questions.
+        InputError: If the probe is unknown, hidden states are missing, or there are too few questions.
     """
-    if probe not in SOLVERS:
-        raise InputError(
-            f"Expected `probe` to be one of {', '.join(SOLVERS)}, but got {probe!r}.{nearest(probe, SOLVERS)}"
-        )
-    scope = TARGETS[target]
-    held = {key.split("/")[1] for key in store.signals.keys("hidden", scope)}
-    positions = [name for name in _POSITIONS[target] if name in held] or list(_POSITIONS[target])
+    solver, scope = SOLVERS[probe], TARGETS[target]
+    stored = {key.split("/")[1] for key in store.signals.keys("hidden", scope)}
+    positions = [name for name in _POSITIONS[target] if name in stored] or list(_POSITIONS[target])
     keys = vector_keys(store, "hidden", scope, positions, None)
-    rows = _tested(table, target, n_folds, seed)
-    scores = torch.stack(
-        [
-            out_of_fold(store.signals.read("hidden", key, scope).float(), rows, probe)
-            for key in tqdm(keys, desc=f"layers ({target})", unit=" probes")
-        ]
-    )
-    every = scores.isfinite().all(0)  # all cells are about the same rows
-    if not every.any():
+    rows, scores = _folded_rows(table, target, n_folds, seed), {}
+    for key in tqdm(keys, desc=f"layers ({target})", unit=" probes"):
+        scores[key] = out_of_fold(store.signals.read("hidden", key, scope).float(), rows, solver)
+    complete = torch.stack(list(scores.values())).isfinite().all(0)  # all cells are tested on the same rows
+    if not complete.any():
         raise InputError(
-            f"Expected the store {str(store.path)!r} to hold hidden states of graded {scope}s, but none has one at every layer. Look at it with `python -m extract verify`."
+            f"Expected the store {str(store.path)!r} to hold hidden states of graded {scope}s, but none has one at "
+            "every layer. Look at it with `python -m extract verify`."
         )
-    right, known, question, fold = (column[every] for column in rows)
-    aurocs = [float(capability_auroc(one[every], right, known, strata=fold)) for one in scores]
+    right, known, question, fold = (column[complete] for column in rows)
     layers = sorted({int(key.split("/")[0]) for key in keys})
     auroc = torch.full((len(positions), len(layers)), torch.nan, dtype=torch.float64)
-    for key, value in zip(keys, aurocs, strict=True):
-        auroc[positions.index(key.split("/")[1]), layers.index(int(key.split("/")[0]))] = value
-    of_rows, n_questions = question.unique(return_inverse=True)[1], len(question.unique())
-    position, layer = divmod(int(auroc.nan_to_num(-1).argmax()), len(layers))
-    best = scores[keys.index(f"{layers[layer]}/{positions[position]}"), every]
-    interval = bootstrap(
-        by_question(lambda weights: capability_auroc(best, right, known, weights, fold), of_rows),
-        n_questions,
-        n_resamples,
-        seed,
-    )
-    n_missing = int((rows.fold >= 0).sum()) - len(right)
+    for key in keys:
+        layer, position = key.split("/")[:2]
+        value = capability_auroc(scores[key][complete], right, known, strata=fold)
+        auroc[positions.index(position), layers.index(int(layer))] = value
+    row, column = divmod(int(auroc.nan_to_num(-1).argmax()), len(layers))
+    best = scores[f"{layers[column]}/{positions[row]}"][complete]
+    own, place = question.unique(return_inverse=True)
+    metric = by_question(lambda weights: capability_auroc(best, right, known, weights, fold), place)
     return LayerMap(
-        target,
-        probe,
-        positions,
-        layers,
-        auroc,
-        (position, layer),
-        interval,
-        n_folds,
-        n_questions,
-        len(right),
-        n_missing,
+        target=target,
+        probe=probe,
+        positions=positions,
+        layers=layers,
+        auroc=auroc,
+        best=(row, column),
+        interval=bootstrap(metric, len(own), n_resamples, seed),
+        n_folds=n_folds,
+        n_questions=len(own),
+        n_rows=len(right),
+        n_missing=int((rows.fold >= 0).sum()) - len(right),
     )
 
 
-def _tested(table: QuestionTable, target: str, n_folds: int, seed: int) -> FoldedRows:
-    """Rows of a target with their folds; questions with fewer than two known grades are in none.
-
-    Raises:
-        InputError: As `folds`.
-    """
+def _folded_rows(table: QuestionTable, target: str, n_folds: int, seed: int) -> FoldedRows:
+    """Rows of a target with their folds; questions with fewer than two known grades are in none."""
     fold_of = torch.full((len(table.ids),), -1)
     questions = torch.from_numpy(np.flatnonzero(table.known >= 2))
     for fold in folds(table, questions, n_folds, seed, least_val=1):
         fold_of[fold.rows["test"]] = fold.number
     if TARGETS[target] == "question":
-        every = torch.arange(len(table.ids))
-        return FoldedRows(torch.from_numpy(table.right), torch.from_numpy(table.known), every, fold_of)
+        return FoldedRows(
+            torch.from_numpy(table.right), torch.from_numpy(table.known), torch.arange(len(table.ids)), fold_of
+        )
     answers = table.answers
-    known, question = torch.from_numpy(answers.known), torch.from_numpy(answers.question)
-    return FoldedRows(torch.from_numpy(answers.right), known, question, fold_of[question].where(known > 0, -1))
+    right, known, question = (torch.from_numpy(column) for column in (answers.right, answers.known, answers.question))
+    return FoldedRows(right, known, question, fold_of[question].where(known > 0, -1))
 
 
-def out_of_fold(features: Tensor, rows: FoldedRows, probe: str = "ridge") -> Tensor:
-    """Scores [row] of probes that saw no answer to the row's question; NaN for rows that are not used or without features.
+def out_of_fold(features: Tensor, rows: FoldedRows, solver: Solver = SOLVERS["ridge"]) -> Tensor:
+    """Scores of probes that saw no answer to the row's question, [row]; NaN for unused rows and missing features.
 
     Args:
-        features: [row, d_model] float32; a row that is missing is NaN.
-        rows: What the rows are.
-        probe: One of `SOLVERS`.
+        features: [row, d_model] float32; NaN in a missing row.
+        rows: The rows.
+        solver: One of `SOLVERS`.
     """
     used = (rows.fold >= 0) & features.isfinite().all(1)
     scores = torch.full((len(features),), torch.nan)
-    for number in rows.fold[rows.fold >= 0].unique().tolist():
-        train, test = used & (rows.fold != number), used & (rows.fold == number)
+    for fold in rows.fold[rows.fold >= 0].unique().tolist():
+        train, test = used & (rows.fold != fold), used & (rows.fold == fold)
         if not train.any():
             continue
         mean, scale = standardiser(features[train])
         target = (rows.right[train] / rows.known[train]).float()
-        weight, bias = SOLVERS[probe](((features[train] - mean) / scale)[None], target)
+        weight, bias = solver(((features[train] - mean) / scale)[None], target)
         scores[test] = ((features[test] - mean) / scale) @ weight[0, 0] + bias[0, 0]
     return scores
+
+
+@styled
+def layer_heat_map(maps: list[LayerMap], model: str) -> Figure:
+    """AUROC by layer (x) and position (y), one panel per target, with common colours that begin at chance.
+
+    Args:
+        maps: One or two maps.
+        model: Name of the model, for the title.
+    """
+    layers = sorted({layer for map_ in maps for layer in map_.layers})
+    finite = torch.cat([map_.auroc[map_.auroc.isfinite()] for map_ in maps])
+    scale = {"vmin": min(0.5, float(finite.min())), "vmax": max(0.51, float(finite.max()))}
+    heights = [len(map_.positions) for map_ in maps]
+    width = min(max(_CELL * len(layers) + 2.2, 6.8), _WIDEST)
+    wide, numbers = width > 9, (width - 2.2) / len(layers) >= 0.9 * _CELL
+    height = max(2.2, 0.3 * sum(heights) + (0.5 if wide else 0.65) * len(maps) + 0.7)
+    figure, axes = new_figure(width, height, nrows=len(maps), sharex=True, squeeze=False, height_ratios=heights)
+    for axis, map_ in zip(axes[:, 0], maps, strict=True):
+        values = np.full((len(map_.positions), len(layers)), np.nan)
+        places = [layers.index(layer) for layer in map_.layers]
+        values[:, places] = map_.auroc.numpy()
+        image = axis.imshow(values, cmap=_RAMP, aspect="auto", interpolation="nearest", **scale)
+        if numbers:
+            annotate_cells(axis, image, values, 7.5)
+        frame_cell(axis, map_.best[0], places[map_.best[1]], RED)
+        _label_cells(axis, layers, map_.positions)
+        axis.set_title(_caption(map_, " " if wide else "\n"), fontsize=9, loc="left")
+    gaps = any(len(map_.layers) < len(layers) for map_ in maps)
+    axes[-1, 0].set_xlabel(f"layer (0: embeddings{'; grey: not read' * gaps})")
+    bar = figure.colorbar(image, ax=list(axes[:, 0]), aspect=14, pad=0.015, fraction=0.05)
+    bar.set_label("AUROC (0.5: chance)", fontsize=9)
+    bar.ax.tick_params(labelsize=8)
+    bar.outline.set_visible(False)
+    probe = {"ridge": "ridge probes (λ = 1)", "difference_of_means": "difference of means"}[maps[0].probe]
+    title = f"{model}: {probe}, out of fold ({maps[0].n_folds} folds by question)"
+    figure.suptitle(title, fontsize=11 if wide else 9.5)
+    return figure
+
+
+def _label_cells(axis: Axes, layers: list[int], positions: list[str]) -> None:
+    """Names of at most 45 layers and of all positions, and white lines between the cells."""
+    ticks = range(0, len(layers), max(1, -(-len(layers) // 45)))
+    axis.set_xticks(list(ticks), [str(layers[i]) for i in ticks], fontsize=8)
+    axis.tick_params(axis="x", labelbottom=True)
+    axis.set_yticks(range(len(positions)), [name.replace("_", " ") for name in positions], fontsize=9)
+    axis.set_xticks([i - 0.5 for i in range(1, len(layers))], minor=True)
+    axis.set_yticks([i - 0.5 for i in range(1, len(positions))], minor=True)
+    axis.tick_params(which="both", length=0)
+    axis.grid(which="minor", color="white", lw=1)
+    axis.spines[:].set_visible(False)
+    axis.set_facecolor(_EMPTY)
+
+
+def _caption(map_: LayerMap, separator: str) -> str:
+    """Target, counts and best cell of a panel."""
+    rows = f"{map_.n_rows:,} answers to " if map_.target == "response" else ""
+    missing = f" ({map_.n_missing:,} without states left out)" if map_.n_missing else ""
+    position, layer = map_.best
+    value = number(float(map_.auroc[position, layer]), 2)
+    if map_.interval is not None:
+        value += f" [{map_.interval['low']:.2f}, {map_.interval['high']:.2f}]"
+    return (
+        f"{map_.target}, {rows}{map_.n_questions:,} questions{missing};{separator}framed: best of "
+        f"{int(map_.auroc.isfinite().sum())}, layer {map_.layers[layer]}, {value}, not corrected for the choice"
+    )

@@ -158,7 +158,7 @@ def band(axes: Axes, x: Sequence[int], intervals: Sequence[Interval | None], alp
     """Draw a line with its 95 % band, without the points that have no interval."""
     points = [(place, interval) for place, interval in zip(x, intervals, strict=True) if interval is not None]
     x = [place for place, _ in points]
-    low, high, value = ([interval[end] for _, interval in points] for end in ("low", "high", "value"))  # type: ignore[literal-required]
+    low, high, value = ([interval[end] for _, interval in points] for end in ("low", "high", "value"))
     axes.fill_between(x, low, high, color=line["color"], alpha=alpha, lw=0)
     axes.plot(x, value, **line)
 

@@ -32,9 +32,8 @@ from extract.viewing.curve import drawable, entropy_curve
 from extract.viewing.html import DARK, LIGHT, page
 from extract.viewing.show import show
 from extract.viewing.token_texts import LONGEST, Piece, pieces
-from probes.report.layer_map import FoldedRows, layer_map, out_of_fold
-from probes.report.layer_picture import layer_heat_map
-from probes.report.profile_pictures import profile, profile_picture
+from probes.report.entropy_profile import entropy_profile, profile_picture
+from probes.report.layer_map import FoldedRows, layer_heat_map, layer_map, out_of_fold
 from probes.report.signal_pictures import pictures
 from tests.probes.test_comparison import planted
 
@@ -97,7 +96,11 @@ def full_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_pictures_of_a_store_are_made_with_their_numbers_beside_them(full_store: Path, tmp_path: Path) -> None:
     folder = pictures(str(full_store), str(tmp_path / "out"), n_resamples=100)
-    assert {path.name for path in folder.iterdir()} == {"layers.png", "entropy_profile.png", "pictures.json"}
+    assert {path.name for path in folder.iterdir()} == {"plots", "pictures.md", "pictures.json"}
+    assert {path.name for path in (folder / "plots").iterdir()} == {"layers.png", "entropy_profile.png"}
+    page = (folder / "pictures.md").read_text(encoding="utf-8")
+    assert "plots/layers.png" in page
+    assert "not corrected for the choice" in page
     record = json.loads((folder / "pictures.json").read_text())
     assert record["missing"] == {}
     for target, n_rows in (("capability", 120), ("response", 720)):
@@ -162,7 +165,7 @@ def test_bands_are_about_the_plain_means_and_take_the_question_as_the_unit() -> 
 
     def of(repeats: int) -> Any:
         given = (torch.from_numpy(np.repeat(one, repeats, axis=-1)) for one in (means, right, known, question))
-        return profile([1, 2], *given, n_resamples=500)
+        return entropy_profile([1, 2], *given, n_resamples=500)
 
     found = of(1)
     for bands, kind in ((found.right, 1), (found.wrong, 0)):
@@ -182,7 +185,8 @@ def test_bands_are_about_the_plain_means_and_take_the_question_as_the_unit() -> 
 def test_what_was_not_read_is_left_out_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_store(tmp_path / "store", *planted(), k=4)
     folder = pictures(str(tmp_path / "store"), str(tmp_path / "out"), n_resamples=100)
-    assert {path.name for path in folder.iterdir()} == {"layers.png", "pictures.json"}
+    assert [path.name for path in (folder / "plots").iterdir()] == ["layers.png"]
+    assert "Not drawn: entropy_profile" in (folder / "pictures.md").read_text(encoding="utf-8")
     said = capsys.readouterr().out
     assert "--signals [entropy_profile] --scope sample" in said
     for file in (tmp_path / "store/signals/hidden").rglob("*"):
@@ -209,7 +213,7 @@ def test_bad_options_of_pictures_are_one_line(
         assert said in line
         assert line.startswith("error: Expected")
     with pytest.raises(InputError, match="0 are right and 3 wrong"):
-        profile([1], torch.rand(1, 3), torch.zeros(3), torch.ones(3), torch.arange(3))
+        entropy_profile([1], torch.rand(1, 3), torch.zeros(3), torch.ones(3), torch.arange(3))
 
 
 # Tokens as text

@@ -12,13 +12,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from datamodules import FeatureDataModule
 from datamodules.feature_spec import choose_keys
+from datamodules.features import FeatureDataModule
 from datamodules.semantic import clusters_of, discrete_entropy, likelihood_entropy, seu
 from extract.signals.pooling import pool
 from extract.store.shards import Scope
-from probes.baselines.questions import Rows
 
+#: Rows of the question table, or of the answer table, by split.
+Rows = dict[str, Tensor]
+#: From the data and the rows of each split to scores of all rows, higher = more likely right.
 Score = Callable[[FeatureDataModule, Rows], Tensor]
 #: Uncertainty of every answer, [answer] float64; NaN for none.
 AnswerUncertainty = Callable[[FeatureDataModule], NDArray[np.float64]]

@@ -7,7 +7,8 @@ from collections import defaultdict
 import torch
 from torch import Tensor
 
-from datamodules import FeatureDataModule, QuestionTable
+from datamodules.features import FeatureDataModule
+from datamodules.table import QuestionTable
 from extract.errors import InputError
 from probes.fitting.calibration import fit_platt
 

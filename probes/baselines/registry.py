@@ -15,14 +15,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from datamodules import FeatureDataModule, QuestionTable
+from datamodules.features import FeatureDataModule
+from datamodules.table import QuestionTable
 from extract.asking.registry import ASKED, ask_command
 from extract.errors import InputError
 from extract.registry import Registry
 from extract.store.shards import Scope
 from probes.baselines import answers, questions
-from probes.baselines.answers import Score
-from probes.baselines.questions import Rows
+from probes.baselines.answers import Rows, Score
 from probes.fitting.calibration import fit_calibrator
 
 

@@ -48,8 +48,9 @@ def read_profile(store: Store, table: QuestionTable, n_resamples: int = 2000, se
     keys = [key for key in store.signals.keys("entropy_profile", "sample") if key.endswith("/entropy")]
     means = torch.stack([pool(store.signals.read_ragged("entropy_profile", key, "sample"), "mean") for key in keys])
     answers = table.answers
-    columns = (torch.from_numpy(column) for column in (answers.right, answers.known, answers.question))
-    return entropy_profile([int(key.split("/")[0]) for key in keys], means, *columns, n_resamples, seed)
+    right, known, question = map(torch.from_numpy, (answers.right, answers.known, answers.question))
+    layers = [int(key.split("/")[0]) for key in keys]
+    return entropy_profile(layers, means, right, known, question, n_resamples, seed)
 
 
 def entropy_profile(

@@ -10,7 +10,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from datamodules import FeatureDataModule
+from datamodules.features import FeatureDataModule
 from extract.errors import InputError
 from probes.baselines.questions import mean_accuracy
 from probes.baselines.registry import BASELINES, available, confidence, counts, is_half

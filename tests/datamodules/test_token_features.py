@@ -235,7 +235,9 @@ def test_the_configs_of_token_signals_make_whole_runs(made_store: Path, tmp_path
     of_layers = name == "joined"
     assert (record["chosen"]["layer"] is not None) == of_layers
     assert (folder / "plots/layers.png").exists() == of_layers
-    assert record["splits"]["test"]["response"]["logistic"]["auroc"]["value"] > 0.6  # wrong answers are more entropic
+    assert (
+        record["splits"]["test"]["response"][probe.config["name"]]["auroc"]["value"] > 0.6
+    )  # wrong answers are more entropic
     numbers = {
         "entropy_features": "11 numbers of `tokens` (distribution)",
         "entropy_profile": "9 numbers of `entropy_p",

@@ -281,7 +281,7 @@ def test_a_saved_probe_gives_an_answer_the_confidence_of_its_run(
         if tokenizer(drawn["text"], add_special_tokens=False)["input_ids"] == content:  # text says its tokens
             asked.append(texts[row["question_id"]])
             answers.append(drawn["text"])
-            expected.append(row["logistic"])
+            expected.append(row[probe.config["name"]])
     assert len(expected) >= 15
     found = probe.score(model, tokenizer, asked, answers)
     assert found.tolist() == pytest.approx(expected, abs=1e-4)
@@ -305,7 +305,7 @@ def test_a_saved_probe_gives_a_question_the_confidence_of_its_run(
     probe, store = load_probe(folder / "probe"), Store.open(read_store)
     texts = {question.id: question.text for question in store.questions}
     rows = pq.read_table(folder / "predictions.parquet").to_pylist()
-    questions, expected = [texts[row["question_id"]] for row in rows], [row["logistic"] for row in rows]
+    questions, expected = [texts[row["question_id"]] for row in rows], [row[probe.config["name"]] for row in rows]
     assert probe.score(model, tokenizer, questions).tolist() == pytest.approx(expected, abs=1e-4)
     attached = probe.attach(model, tokenizer)
     answers = attached.generate(questions[:4], max_new_tokens=2, do_sample=True, num_return_sequences=2)

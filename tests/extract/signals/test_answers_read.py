@@ -276,7 +276,9 @@ def test_more_samples_add_files_and_a_signal_of_some_answers_is_refused(store: P
     before = signal_bytes(store)
     sample(str(store), StoreRecipe(**{**vars(recipe), "k": 4}))
     assert Store.open(store).signals.missing("hidden", "sample") == [SampleRange(block, 3, 4) for block in range(3)]
-    with pytest.raises(InputError, match=r"of the answers, but 3 of 9 sample ranges lack it .*\[hidden\] --scope sample`"):
+    with pytest.raises(
+        InputError, match=r"of the answers, but 3 of 9 sample ranges lack it .*\[hidden\] --scope sample`"
+    ):
         Store.open(store).signals.keys("hidden", "sample")
     read(str(store), ["hidden"], "sample", model=recipe.model)
     assert Store.open(store).signals.read("hidden", "0/first_answer", "sample").shape == (80, 32)

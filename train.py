@@ -270,7 +270,8 @@ def run(arguments: Sequence[str] | None = None) -> Path:
         pictures = report.write(cli.run_folder)
         log_report(report, cli.run_folder, pictures, loggers)
     print(
-        f"{summary_table(report.figures_of)}\n\nReport: {cli.run_folder / 'report.md'}   Probe: {cli.run_folder / 'probe'}"
+        f"{summary_table(report.figures_of)}\n\n"
+        f"Report: {cli.run_folder / 'report.md'}   Probe: {cli.run_folder / 'probe'}"
     )
     return cli.run_folder
 

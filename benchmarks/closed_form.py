@@ -24,7 +24,7 @@ from benchmarks.result import alternating, report
 from datamodules import Batch
 from probes.fitting import solvers
 from probes.fitting.module import standardiser
-from probes.linear import PENALTIES
+from probes.fitting.training import PENALTIES
 from probes.metrics.functional import capability_auroc
 
 BAR, BAR_AUROC = 0.1, 0.002

@@ -12,7 +12,7 @@ from probes.comparison.page import comparison_page, comparison_verdict, transfer
 from probes.comparison.pictures import comparison_pictures, transfer_picture
 from probes.comparison.record import comparison_record, predictions
 from probes.comparison.transfer import question_sets, transfer_record
-from probes.fitting.options import check_resamples, check_seed
+from probes.metrics.intervals import check_resamples, check_seed
 from probes.report.results import new_folder, write_files
 from probes.training_free.grid import make_grid
 from probes.training_free.heat_map import grid_pictures

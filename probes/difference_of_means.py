@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from probes.fitting import solvers
-from probes.fitting.closed_form import ClosedForm
+from probes.fitting.training import ClosedForm
 
 
 class DifferenceOfMeans(ClosedForm):

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from extract.errors import InputError
-from probes.fitting.closed_form import AtOnce
 from probes.fitting.neighbours import neighbour_means
+from probes.fitting.training import AtOnce
 from probes.saved.head import KNNHead
 
 
@@ -32,14 +32,15 @@ class KNN(AtOnce):
     labels: Tensor
 
     def __init__(self, n_neighbors: list[int] | int = 25, calibrator: str = "platt") -> None:
-        tried = [n_neighbors] if isinstance(n_neighbors, int) else list(n_neighbors)
-        if not tried or min(tried) < 1:
+        numbers = [n_neighbors] if isinstance(n_neighbors, int) else list(n_neighbors)
+        if not numbers or min(numbers) < 1:
             raise InputError(
-                f"Expected `n_neighbors` to be one or more numbers of at least 1, but got {n_neighbors!r}. 25 is the default."
+                f"Expected `n_neighbors` to be one or more numbers of at least 1, but got {n_neighbors!r}. "
+                "25 is the default."
             )
-        super().__init__([float(one) for one in tried], calibrator)
+        super().__init__([float(number) for number in numbers], calibrator)
         self.save_hyperparameters()
-        self.tried = tried
+        self.numbers = numbers
 
     @property
     def n_rows(self) -> int:
@@ -58,10 +59,10 @@ class KNN(AtOnce):
         self.register_buffer("labels", torch.empty(0))
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Make room for the rows that a checkpoint holds."""
+        """Make room for the rows of the checkpoint."""
         super().on_load_checkpoint(checkpoint)
-        held = checkpoint["state_dict"]
-        self.points, self.labels = torch.empty_like(held["points"]), torch.empty_like(held["labels"])
+        state = checkpoint["state_dict"]
+        self.points, self.labels = torch.empty_like(state["points"]), torch.empty_like(state["labels"])
 
     def learn(self, features: Tensor, target: Tensor) -> None:
         """See `AtOnce.learn`.
@@ -69,24 +70,24 @@ class KNN(AtOnce):
         Raises:
             InputError: Fewer training rows than neighbours.
         """
-        if max(self.tried) > len(target):
+        if max(self.numbers) > len(target):
             raise InputError(
-                f"Expected `n_neighbors` of at most {len(target)}, the rows of the training split, but got {max(self.tried)}. Use fewer neighbours, or more questions."
+                f"Expected `n_neighbors` of at most {len(target)}, the rows of the training split, but got "
+                f"{max(self.numbers)}. Use fewer neighbours, or more questions."
             )
         self.points, self.labels = features.transpose(0, 1).contiguous(), target.clone()
 
     def candidate_scores(self, features: Tensor) -> Tensor:
         """Scores [n_neighbors, row, feature]; 0 before the training split is there."""
         if not self.n_rows:
-            return features.new_zeros(len(self.tried), *features.shape[:2])
+            return features.new_zeros(len(self.numbers), *features.shape[:2])
         means = [
-            neighbour_means(rows, points, self.labels, self.tried)
+            neighbour_means(rows, points, self.labels, self.numbers)
             for rows, points in zip(features.unbind(1), self.points, strict=True)
         ]
         return torch.stack(means, dim=-1)
 
     def candidate_head(self, penalty: int, feature: int) -> KNNHead:
         """One candidate as a head."""
-        return KNNHead(self.points.shape[2], self.n_rows, self.tried[penalty]).filled(
-            mean=self.mean[feature], scale=self.scale[feature], points=self.points[feature], labels=self.labels
-        )
+        head = KNNHead(self.points.shape[2], self.n_rows, self.numbers[penalty])
+        return self.filled(head, penalty, feature, points=self.points[feature], labels=self.labels)

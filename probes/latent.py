@@ -8,10 +8,9 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
-from datamodules import Batch
+from datamodules.batches import Batch
 from datamodules.semantic import seu
 from extract.errors import InputError
-from probes.fitting.descent import Descent
 from probes.fitting.latent_model import (
     Answers,
     Gaussian,
@@ -25,6 +24,7 @@ from probes.fitting.latent_model import (
     sampled_score,
     summarise,
 )
+from probes.fitting.training import Descent
 from probes.saved.head import LatentHead
 
 _PARAMETERS = ("weight_in", "bias_in", "weight", "bias", "log_shared")
@@ -49,7 +49,11 @@ class Latent(Descent):
     """
 
     name = "latent"
-    taught = "The probe was taught how far the embeddings of a question's answers lie apart, without grades; layer and calibrator go by the accuracy p̂, the share of right answers, and so do the figures."
+    taught = (
+        "The probe was taught how far the embeddings of a question's answers lie apart, without grades; layer, "
+        "calibrator and metrics use the accuracy p̂, the share of right answers."
+    )
+    penalised = ("weight_in", "weight")
     needs = ("text_embedding",)
     log_odds = False
     weight_in: nn.Parameter
@@ -83,11 +87,12 @@ class Latent(Descent):
         """Read the answers' embeddings.
 
         Raises:
-            InputError: The rows are answers, or the embeddings are missing, or have fewer components than are wanted.
+            InputError: If rows are answers, or embeddings are missing or have fewer than `components` components.
         """
         if self.data.scope != "question":
             raise InputError(
-                f"Expected `target` to be one of questions for the probe Latent, which predicts how their answers scatter, but got {self.data.target!r}. Use --data.target=capability."
+                "Expected `target` to be one of questions for the probe Latent, which predicts how their answers "
+                f"scatter, but got {self.data.target!r}. Use --data.target=capability."
             )
         super().setup(stage)
         if stage != "fit":
@@ -95,10 +100,12 @@ class Latent(Descent):
         embeddings = self.data.answer_embeddings()
         if self.components > embeddings.shape[-1]:
             raise InputError(
-                f"Expected `components` to be at most {embeddings.shape[-1]}, the width of the answers' embeddings, but got {self.components}. Use --model.components={embeddings.shape[-1]}."
+                f"Expected `components` to be at most {embeddings.shape[-1]}, the width of the answers' embeddings, "
+                "but "
+                f"got {self.components}. Use --model.components={embeddings.shape[-1]}."
             )
         answers = summarise(embeddings, principal_axes(embeddings[self.data.question_rows["train"]], self.components))
-        agreement = torch.tensor([1 - seu(one) for one in embeddings.numpy()], dtype=torch.float64)
+        agreement = torch.tensor([1 - seu(vectors) for vectors in embeddings.numpy()], dtype=torch.float64)
         for name, value in {**answers._asdict(), "agreement": agreement}.items():
             self.register_buffer(f"answer_{name}", value.to(self.device), persistent=False)
 
@@ -125,23 +132,19 @@ class Latent(Descent):
 
     def loss(self, batch: Batch) -> Tensor:
         """Negative log-likelihood of the answers' embeddings in nats per answer, [penalty, feature]."""
-        read = (self.answer_number, self.answer_mean, self.answer_variance)
-        answers = Answers(*(one[batch.question] for one in read))
+        moments = (self.answer_number, self.answer_mean, self.answer_variance)
+        answers = Answers(*(moment[batch.question] for moment in moments))
         return answer_loss(self.predicted(self.standardised(batch.features)), self.log_shared.exp(), answers)
-
-    def penalty(self) -> Tensor:
-        """λ/2 · the squares of all weights of each candidate."""
-        l2 = torch.tensor(self.penalties, device=self.weight.device)
-        return l2[:, None] / 2 * (self.weight_in.square().sum((-1, -2)) + self.weight.square().sum((-1, -2)))
 
     def candidate_head(self, penalty: int, feature: int) -> LatentHead:
         """One candidate as a head."""
-        return LatentHead(self.weight_in.shape[2], self.hidden, self.components).filled(
-            mean=self.mean[feature],
-            scale=self.scale[feature],
-            weight_in=self.weight_in[penalty, feature],
+        return self.filled(
+            LatentHead(self.weight_in.shape[2], self.hidden, self.components),
+            penalty,
+            feature,
+            "weight_in",
+            "weight",
             bias_in=self.bias_in[penalty, feature, 0],
-            weight=self.weight[penalty, feature],
             bias=self.bias[penalty, feature, 0],
             shared=self.log_shared[penalty, feature].exp().sum(),
         )
@@ -151,14 +154,12 @@ class Latent(Descent):
         rank = self._keep_best(scores, batch)
         super()._choose(scores, batch)
         assert self.choice is not None
-        self.val_figures["val/spearman_agreement"] = float(
-            rank[self.penalties.index(self.choice.value), self.choice.feature]
-        )
+        self.val_figures["val/spearman_agreement"] = float(rank[self.choice.candidate, self.choice.feature])
 
     def _keep_best(self, scores: Tensor, batch: Batch) -> Tensor:
         """Returns the rank correlations with the agreement of the answers, [penalty, feature]."""
         agreement = self.answer_agreement[batch.question]
-        rank = torch.stack([rank_correlations(one, agreement) for one in scores])
+        rank = torch.stack([rank_correlations(candidates, agreement) for candidates in scores])
         better = rank > self.best_rank
         for name in _PARAMETERS:
             getattr(self, f"best_{name}")[better] = getattr(self, name).detach()[better]
@@ -175,8 +176,8 @@ class Latent(Descent):
             getattr(self, name).copy_(getattr(self, f"best_{name}"))
         super().on_train_end()
         assert self.choice is not None
-        place = self.penalties.index(self.choice.value), self.choice.feature
-        scores, deviation = self.candidate_scores(features)[place[0], :, place[1]], self.predicted(features).deviation
-        self.warning = collapse(scores, self.answer_agreement[batch.question], deviation[place])
+        candidate, feature = self.choice.candidate, self.choice.feature
+        scores, deviation = self.candidate_scores(features)[candidate, :, feature], self.predicted(features).deviation
+        self.warning = collapse(scores, self.answer_agreement[batch.question], deviation[candidate, feature])
         if self.warning is not None:
             rank_zero_warn(self.warning)

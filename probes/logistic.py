@@ -6,15 +6,15 @@ import torch
 from torch import Tensor
 
 from probes.fitting import solvers
-from probes.fitting.closed_form import ClosedForm
-from probes.linear import PENALTIES
+from probes.fitting.training import PENALTIES, ClosedForm
 
 
 class Logistic(ClosedForm):
     """The minimum that `Linear` descends to, found exactly.
 
     Args:
-        l2: Penalties λ to try, or one; null tries five from 0.01 to 1. λ/2 · ‖w‖² is added to the mean loss on standardised features.
+        l2: Penalties λ to try, or one; null tries five from 0.01 to 1. λ/2 · ‖w‖² is added to the mean loss on
+            standardised features.
         calibrator: How scores become confidences, fitted on validation: platt, temperature or isotonic.
     """
 

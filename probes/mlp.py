@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from extract.errors import InputError
-from probes.fitting.descent import Descent
+from probes.fitting.training import Descent
 from probes.saved.head import MLPHead
 
 
@@ -19,11 +19,13 @@ class MLP(Descent):
     Args:
         hidden: Units of the hidden layer.
         lr: Learning rate of Adam at the start, null for 0.003; it falls to 0 along a cosine.
-        l2: Penalties λ to try, or one; null tries three from 0.01 to 0.1. λ/2 · the squares of all weights is added to the mean loss.
+        l2: Penalties λ to try, or one; null tries three from 0.01 to 0.1. λ/2 · the squares of all weights is added to
+            the mean loss.
         calibrator: How scores become confidences, fitted on validation: platt, temperature or isotonic.
     """
 
     name = "mlp"
+    penalised = ("weight", "weight_in")
 
     def __init__(
         self,
@@ -39,7 +41,7 @@ class MLP(Descent):
         self.hidden = hidden
 
     def make_candidates(self, n_features: int, d_model: int) -> None:
-        """Weights of both layers; those of the first are random, alike for all candidates of a feature, and the second's 0."""
+        """Weights of the first layer, random and the same for all penalties, and of the second, which are 0."""
         n = len(self.penalties)
         first = torch.randn(n_features, d_model, self.hidden) / d_model**0.5
         self.weight_in = nn.Parameter(first.repeat(n, 1, 1, 1))
@@ -52,18 +54,7 @@ class MLP(Descent):
         hidden = torch.einsum("rfd,pfdh->pfrh", features, self.weight_in) + self.bias_in[:, :, None]
         return torch.einsum("pfrh,pfh->prf", torch.relu(hidden), self.weight) + self.bias[:, None]
 
-    def penalty(self) -> Tensor:
-        """λ/2 · the squares of all weights of each candidate."""
-        l2 = torch.tensor(self.penalties, device=self.weight.device)
-        return l2[:, None] / 2 * (self.weight.square().sum(-1) + self.weight_in.square().sum((-1, -2)))
-
     def candidate_head(self, penalty: int, feature: int) -> MLPHead:
         """One candidate as a head."""
-        return MLPHead(self.weight_in.shape[2], self.hidden).filled(
-            mean=self.mean[feature],
-            scale=self.scale[feature],
-            weight_in=self.weight_in[penalty, feature],
-            bias_in=self.bias_in[penalty, feature],
-            weight=self.weight[penalty, feature],
-            bias=self.bias[penalty, feature],
-        )
+        head = MLPHead(self.weight_in.shape[2], self.hidden)
+        return self.filled(head, penalty, feature, "weight_in", "bias_in", "weight", "bias")

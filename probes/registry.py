@@ -8,12 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from extract.registry import Registry, import_object
-
-if TYPE_CHECKING:
-    from probes.fitting.module import ProbeModule
 
 #: Options whose values a probe tries, so that validation can choose one: in words, for reports.
 OPTIONS = {"l2": "L2", "n_neighbors": "number of neighbours"}
@@ -48,10 +45,9 @@ class ProbeMethod:
         """Name of the class, as `train.py --model` takes it."""
         return self.path.partition(":")[2]
 
-    def load(self) -> type[ProbeModule]:
-        """The class."""
-        loaded: type[ProbeModule] = import_object(self.path)
-        return loaded
+    def load(self) -> Any:
+        """The class, a `ProbeModule`."""
+        return import_object(self.path)
 
 
 LINEAR, LOGISTIC, RIDGE = "probes.linear:Linear", "probes.logistic:Logistic", "probes.ridge:Ridge"

@@ -6,14 +6,15 @@ import torch
 from torch import Tensor
 
 from probes.fitting import solvers
-from probes.fitting.closed_form import ClosedForm
+from probes.fitting.training import ClosedForm
 
 
 class Ridge(ClosedForm):
-    """Least squares on p̂ with L2; its prediction is a score, which the calibrator makes a confidence.
+    """Least squares on p̂ with L2; its prediction is a score, which the calibrator turns into a confidence.
 
     Args:
-        l2: Penalties λ to try, or one; null tries five from 0.1 to 10. λ/2 · ‖w‖² is added to half the mean squared error on standardised features.
+        l2: Penalties λ to try, or one; null tries five from 0.1 to 10. λ/2 · ‖w‖² is added to half the mean squared
+            error on standardised features.
         calibrator: How scores become confidences, fitted on validation: platt or isotonic.
     """
 

@@ -16,7 +16,7 @@ from extract.errors import InputError
 from extract.store.shards import Scope
 from probes.baselines.registry import available, baselines_of, confidence, needed_commands
 from probes.comparison.folds import Fold, fit, folds, validation_loss
-from probes.fitting.options import check_seed
+from probes.metrics.intervals import check_seed
 from probes.registry import METHODS, PROBES, ProbeMethod
 
 #: Name of the method that validation chooses in every fold.

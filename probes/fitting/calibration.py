@@ -125,8 +125,8 @@ def fit_platt_many(scores: Tensor, right: Tensor, known: Tensor, ridge: float = 
 def fit_temperature(scores: Tensor, right: Tensor, known: Tensor) -> Temperature:
     r"""Fit the temperature by maximum likelihood of c right answers out of n (Guo et al. 2017, with counts for labels).
 
-    The likelihood is concave in 1/T, so that its slope has one root at most; Brent's method finds it over log T, between
-    1e-5 and 1e3 times the scores' root mean square. The same small penalty as in Platt scaling bounds 1/T.
+    The likelihood is concave in 1/T, so that its slope has one root at most; Brent's method finds it over log T,
+    between 1e-5 and 1e3 times the scores' root mean square. The same ridge term as in Platt scaling bounds 1/T.
 
     Args:
         scores: [row] finite log-odds, higher = more likely right.
@@ -182,7 +182,8 @@ def fit_isotonic(scores: Tensor, right: Tensor, known: Tensor) -> Isotonic:
 
     if len(scores) < LEAST_ISOTONIC_ROWS:
         raise InputError(
-            f"Expected at least {LEAST_ISOTONIC_ROWS} validation rows for an isotonic calibrator, but got {len(scores)}. Use platt, or more validation questions."
+            f"Expected at least {LEAST_ISOTONIC_ROWS} validation rows for an isotonic calibrator, but got "
+            f"{len(scores)}. Use platt, or more validation questions."
         )
     scores, right, known = scores.double(), right.double(), known.double()
     _mean_accuracy(right, known)
@@ -224,7 +225,8 @@ def _mean_accuracy(right: Tensor, known: Tensor) -> float:
     share = float(right.sum() / known.sum())
     if not 0 < share < 1:
         raise InputError(
-            f"Expected right and wrong answers to calibrate on, but all {int(known.sum())} are {'right' if share else 'wrong'}. Use more validation questions."
+            f"Expected right and wrong answers to calibrate on, but all {int(known.sum())} are "
+            f"{'right' if share else 'wrong'}. Use more validation questions."
         )
     return share
 

@@ -1,25 +1,15 @@
-r"""The latent probe's arithmetic: from hidden states to a distribution of a question's answers, and how far two of them lie apart.
+r"""The latent probe's arithmetic: from hidden states to a distribution of a question's answers, and their spread.
 
-ASEU (amortised semantic embedding uncertainty, arXiv 2410.22685) reads from one forward pass how widely the answers to
-a question would scatter. The paper fine-tunes the model and leaves prior, likelihood and training open, so that this is
-ASEU-like: an encoder on frozen hidden states h gives a mean μ(h) and deviations σ(h), learnt from the embeddings e of
-sampled answers, all of length 1. Its likelihood is that of answers which scatter around a mean of their own,
+ASEU (amortised semantic embedding uncertainty, arXiv 2410.22685) predicts from one forward pass how widely the
+answers to a question would scatter. The paper fine-tunes the model and leaves prior, likelihood and training open, so
+that this is ASEU-like: an encoder of frozen hidden states h gives a mean μ(h) and deviations σ(h), learnt from the
+embeddings e of sampled answers, all of length 1. Its likelihood is that of answers which scatter around a mean of their own,
 
-.. math:: e_m = \mu(h) + u + \varepsilon_m, \qquad u \sim N(0, \mathrm{diag}\,\tau^2), \quad \varepsilon_m \sim N(0, \mathrm{diag}\,\sigma^2(h)),
+.. math:: e_m = \mu(h) + u + \varepsilon_m, \qquad u \sim N(0, \mathrm{diag}\,\tau^2), \quad
+    \varepsilon_m \sim N(0, \mathrm{diag}\,\sigma^2(h)),
 
-with one u a question, integrated out. Without u (τ = 0) it is the plain Σ log N(e_m; μ(h), σ²(h)). There σ² has to hold
-both how the answers differ from each other, which is wanted, and how far μ(h) is off, which is mostly more: what a
-question is about tells little of what two answers to it have in common. On 480 questions on facts (SmolLM2-135M,
-all-MiniLM-L6-v2, 128 of 384 components) the score's rank correlation with SEU on validation, the mean over layers of
-each one's best epoch, is 0.24 without u and 0.61 with it, 0.53 with 64 components; ridge regression of SEU itself, the
-direct control (`Ridge` with the target `seu`), has 0.62. In simulations (`benchmarks/latent.py`) it is 0.41 to 0.81
-without u and 0.87 to 0.91 with it.
-
-Left out: a variational autoencoder, as in the paper. With the prior N(0, I) and a linear decoder of fixed noise the best
-σ is the same for every question. With q(z | e, h), a learnt prior p(z | h) and a linear decoder, scored from the prior,
-the rank correlation with the planted spread stayed between 0.38 and 0.77 in simulations where the likelihood above had
-0.89 to 0.90, with the KL divergence weighted by 0.1 and 1, and with learnt and fixed noise: nothing keeps the scatter in
-z rather than in the noise.
+with one u a question, integrated out. Without u (τ = 0) it is the plain Σ log N(e_m; μ(h), σ²(h)), in which σ² also has
+to contain the error of μ(h). docs/methods.md compares the two, and a variational autoencoder.
 """
 
 from __future__ import annotations
@@ -144,7 +134,7 @@ def answer_loss(predicted: Gaussian, shared: Tensor, answers: Answers) -> Tensor
 
 
 def drawn_noise(components: int, seed: int = 0) -> Tensor:
-    """Standard normal numbers [draw, component], the same for all questions and always: equal inputs have equal scores."""
+    """Standard normal numbers [draw, component], the same for all questions, so that equal inputs have equal scores."""
     return torch.randn(DRAWS, components, generator=torch.Generator().manual_seed(seed))
 
 
@@ -169,12 +159,6 @@ def sampled_score(predicted: Gaussian, shared: Tensor, noise: Tensor) -> Tensor:
     unit = nn.functional.normalize(drawn, dim=-1)
     first, second = torch.triu_indices(len(noise), len(noise), 1, device=noise.device)
     return (unit @ unit.mT)[..., first, second].median(-1).values
-
-
-def expected_score(predicted: Gaussian, shared: Tensor) -> Tensor:
-    """What `sampled_score` approaches, without a draw: (‖μ‖² + Σ τ²) / (‖μ‖² + Σ τ² + Σ σ²), [...]; the control."""
-    agreed = predicted.mean.square().sum(-1) + shared
-    return agreed / (agreed + predicted.deviation.square().sum(-1))
 
 
 def rank_correlations(scores: Tensor, agreement: Tensor) -> Tensor:
@@ -204,7 +188,7 @@ def collapse(scores: Tensor, agreement: Tensor, deviation: Tensor) -> str | None
         deviation: [row, component] σ(h).
     """
     given = agreement.isfinite()
-    scores, agreement, deviation = (one[given].double().cpu() for one in (scores, agreement, deviation))
+    scores, agreement, deviation = (values[given].double().cpu() for values in (scores, agreement, deviation))
     n, start = len(scores), "The latent spread has collapsed and its score means nothing: "
     at_floor = float((deviation < 1.01 * FLOOR).double().mean())
     if at_floor >= 0.99:
@@ -218,5 +202,8 @@ def collapse(scores: Tensor, agreement: Tensor, deviation: Tensor) -> str | None
         return f"{start}over {n} validation questions it varies {ratio:.1%} as much as the agreement of their answers."
     rank, chance = float(rank_correlations(scores[:, None], agreement)), 1.645 / math.sqrt(max(n - 1, 1))
     if rank <= chance:
-        return f"{start}its rank correlation with the agreement of the answers to {n} validation questions is {rank:.2f}, of which chance gives up to {chance:.2f}."
+        return (
+            f"{start}its rank correlation with the agreement of the answers to {n} validation questions is {rank:.2f}, "
+            f"of which chance gives up to {chance:.2f}."
+        )
     return None

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-#: Share of two vectors' squared lengths below which their squared distance is rounding: of float32 vectors all of it is.
+#: Share of two float32 vectors' squared lengths below which their squared distance is rounding.
 ROUNDING = 1e-12
 _CHUNK = 2**22  # distances that are in memory together
 
@@ -15,9 +15,9 @@ _CHUNK = 2**22  # distances that are in memory together
 def neighbour_means(queries: Tensor, points: Tensor, labels: Tensor, n_neighbors: Sequence[int]) -> Tensor:
     """Mean label of the nearest points, for several numbers of neighbours; in float64.
 
-    scikit-learn's `KNeighborsRegressor(weights="distance")`, and of labels 0 and 1 what its classifier gives the class 1:
-    where points lie at no distance at all, their mean. Which of several points at the same distance count as the last of
-    the neighbours is up to chance there; here all of them do, and share the places that are left.
+    scikit-learn's `KNeighborsRegressor(weights="distance")`, and for labels 0 and 1 its classifier's probability of 1:
+    where points lie at no distance at all, their mean. Which of several points at the same distance count as the last
+    neighbours is arbitrary there; here all of them do, and share the places that are left.
 
     Args:
         queries: [row, d] finite; a row with NaN gives NaN.
@@ -29,7 +29,7 @@ def neighbour_means(queries: Tensor, points: Tensor, labels: Tensor, n_neighbors
         [n_neighbors, row] float64.
 
     >>> points, labels = torch.tensor([[0.0], [3.0], [9.0]]), torch.tensor([0.0, 1.0, 1.0])
-    >>> neighbour_means(torch.tensor([[1.0], [3.0]]), points, labels, [1, 2])  # two thirds of 0 and a third of 1; a point
+    >>> neighbour_means(torch.tensor([[1.0], [3.0]]), points, labels, [1, 2])  # ⅔ of 0 and ⅓ of 1; a point itself
     tensor([[0.0000, 1.0000],
             [0.3333, 1.0000]], dtype=torch.float64)
     """

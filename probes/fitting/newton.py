@@ -22,8 +22,9 @@ def principal(rows: Tensor, dual: bool) -> tuple[Tensor, Tensor, Tensor]:
         dual: Whether to find them by X̃X̃ᵀ instead of X̃ᵀX̃.
 
     Returns:
-        Coordinates Z [feature, row, k] (k = row in the dual, or d), their sums of squares [feature, k], and what takes a
-        direction back: [feature, row, k] for the dual, where w = X̃ᵀ · back · u, otherwise [feature, d, k] and w = back · u.
+        Coordinates Z [feature, row, k] (k = row in the dual, or d), their sums of squares [feature, k], and the matrix
+        that takes a direction u back: [feature, row, k] in the dual, where w = X̃ᵀ · back · u, otherwise [feature, d, k]
+        and w = back · u.
     """
     squares, vectors = torch.linalg.eigh(rows @ rows.mT if dual else rows.mT @ rows)
     told_apart = squares > 1e-13 * squares[..., -1:]  # below that an eigenvalue is rounding
@@ -92,7 +93,9 @@ def minimise(rows: Tensor, target: Tensor, share: Tensor, l2: Tensor, dual: bool
             length = torch.where(length < 1e-9, 0.0, length)
         (point, image, bias), value = moved, new
     raise InputError(
-        f"Expected `l2` to be large enough for a logistic regression to end, but {int(active.sum())} of {active.numel()} had not after {MOST_STEPS} steps; the smallest is {float(l2.min()):g}. Give larger penalties."
+        f"Expected `l2` to be large enough for a logistic regression to end, but {int(active.sum())} of "
+        f"{active.numel()} had not after {MOST_STEPS} steps; the smallest is {float(l2.min()):g}. Give larger "
+        "penalties."
     )
 
 

@@ -29,12 +29,13 @@ def ridge(
 ) -> tuple[Tensor, Tensor]:
     r"""Least squares with an L2 penalty on the direction, the bias free.
 
-    .. math:: \min_{w,b} \tfrac12 \sum_i v_i (y_i - w x_i - b)^2 + \tfrac\lambda2 \lVert w \rVert^2, \quad v = \text{weight} / \sum \text{weight}
+    .. math:: \min_{w,b} \tfrac12 \sum_i v_i (y_i - w x_i - b)^2 + \tfrac\lambda2 \lVert w \rVert^2, \quad
+        v = \text{weight} / \sum \text{weight}
 
     scikit-learn's `Ridge` at alpha = λ Σ weight. Its bias makes up for the means, so rows and target are centred first.
     With n rows, m = min(n, d) and P penalties a feature costs n·m·d multiply-adds for one Gram matrix, m³/6 for each
-    penalty's Cholesky factor and 2·n·d·P for the way back. An eigendecomposition serves all penalties but costs some 9·m³;
-    on 288 rows of 31 layers it took 140 ms against 12 ms for each penalty's factors.
+    penalty's Cholesky factor and 2·n·d·P for the way back. An eigendecomposition serves all penalties but costs some
+    9·m³; on 288 rows of 31 layers it took 140 ms against 12 ms for each penalty's factors.
 
     Args:
         features: [feature, row, d] float.
@@ -73,12 +74,13 @@ def logistic(
 ) -> tuple[Tensor, Tensor]:
     r"""Logistic regression on soft labels with an L2 penalty on the direction, the bias free.
 
-    .. math:: \min_{w,b} \sum_i v_i [\log(1 + e^{z_i}) - y_i z_i] + \tfrac\lambda2 \lVert w \rVert^2, \quad z_i = w x_i + b, \quad v = \text{weight} / \sum \text{weight}
+    .. math:: \min_{w,b} \sum_i v_i [\log(1 + e^{z_i}) - y_i z_i] + \tfrac\lambda2 \lVert w \rVert^2, \quad
+        z_i = w x_i + b, \quad v = \text{weight} / \sum \text{weight}
 
-    scikit-learn's `LogisticRegression` at C = 1 / (λ Σ weight), where a soft label stands for two rows of weights y and 1 − y.
-    The penalty keeps the minimum finite where the classes separate. With n rows, m = min(n, d) and P penalties a feature
-    costs n·m·d multiply-adds for one Gram matrix, some 9·m³ for its eigendecomposition, which serves all penalties, and
-    2·n·m·P for each of some 30 steps of conjugate gradients (six of Newton's), see `probes.fitting.newton`.
+    scikit-learn's `LogisticRegression` at C = 1 / (λ Σ weight), where a soft label stands for two rows of weights y and
+    1 − y. The penalty keeps the minimum finite where the classes separate. With n rows, m = min(n, d) and P penalties a
+    feature costs n·m·d multiply-adds for one Gram matrix, some 9·m³ for its eigendecomposition, which serves all
+    penalties, and 2·n·m·P for each of some 30 steps of conjugate gradients (six of Newton's): `probes.fitting.newton`.
 
     Args:
         features: [feature, row, d] float.
@@ -94,7 +96,8 @@ def logistic(
     mean_target = float(share @ target.double())
     if not 0 < mean_target < 1:
         raise InputError(
-            f"Expected `target` to hold right and wrong answers, but all {int((share > 0).sum())} rows with a weight are {mean_target:g}. Use more or other questions."
+            f"Expected `target` to hold right and wrong answers, but all {int((share > 0).sum())} rows with a weight "
+            f"are {mean_target:g}. Use more or other questions."
         )
     l2 = torch.tensor(list(penalties), dtype=torch.float64, device=features.device)
     solved = []
@@ -118,7 +121,8 @@ def difference_of_means(features: Tensor, target: Tensor, weight: Tensor) -> tup
     mass = torch.stack([share * target.double(), share * (1 - target.double())])
     if not (mass.sum(1) > 0).all():
         raise InputError(
-            f"Expected `target` to hold right and wrong answers, but all {int((share > 0).sum())} rows with a weight are {float(target.max()):g}. Use more or other questions."
+            f"Expected `target` to hold right and wrong answers, but all {int((share > 0).sum())} rows with a weight "
+            f"are {float(target.max()):g}. Use more or other questions."
         )
     mass = mass / mass.sum(1, keepdim=True)
     solved = []
@@ -138,19 +142,23 @@ def check(features: Tensor, target: Tensor, weight: Tensor, penalties: Sequence[
     """
     if features.dim() != 3 or target.shape != features.shape[1:2] or weight.shape != target.shape:
         raise InputError(
-            f"Expected `features` [feature, row, d] with one `target` and one `weight` a row, but got {list(features.shape)}, {list(target.shape)} and {list(weight.shape)}. Pass one entry for each row."
+            "Expected `features` [feature, row, d] with one `target` and one `weight` a row, but got "
+            f"{list(features.shape)}, {list(target.shape)} and {list(weight.shape)}. Pass one entry for each row."
         )
     if not all(penalty > 0 for penalty in penalties) or not len(penalties):
         raise InputError(
-            f"Expected `l2` to be one or more penalties above 0, but got {list(penalties)}. Without one a closed form has no single answer; 0.01 is a small one."
+            f"Expected `l2` to be one or more penalties above 0, but got {list(penalties)}. Without one a closed form "
+            "has no single answer; 0.01 is a small one."
         )
     if not ((target >= 0) & (target <= 1)).all():
         raise InputError(
-            f"Expected `target` in [0, 1], but it reaches from {float(target.min()):g} to {float(target.max()):g}. Pass the share of right answers."
+            f"Expected `target` in [0, 1], but it reaches from {float(target.min()):g} to {float(target.max()):g}. "
+            "Pass the share of right answers."
         )
     if not ((weight >= 0) & weight.isfinite()).all() or not (weight > 0).any():
         raise InputError(
-            f"Expected `weight` of at least 0 and above 0 somewhere, but it reaches from {float(weight.min()):g} to {float(weight.max()):g}. Pass ones where all rows count alike."
+            f"Expected `weight` of at least 0 and above 0 somewhere, but it reaches from {float(weight.min()):g} to "
+            f"{float(weight.max()):g}. Pass ones where all rows count alike."
         )
     return weight.double() / weight.double().sum()
 
@@ -167,7 +175,8 @@ def _centred(features: Tensor, share: Tensor) -> Iterator[tuple[Tensor, Tensor]]
         if not centre.isfinite().all():  # as good as looking at every value, which costs a sixth of the Gram matrices
             wrong = int((~features.isfinite()).any(-1).any(0).sum())
             raise InputError(
-                f"Expected finite `features`, but {wrong} of {features.shape[1]} rows hold NaN or infinity. Leave those rows out and count them."
+                f"Expected finite `features`, but {wrong} of {features.shape[1]} rows hold NaN or infinity. Leave "
+                "those rows out and count them."
             )
         yield rows - centre[:, None], centre
 

@@ -16,6 +16,11 @@ import torch
 from scipy.special import stdtrit
 from torch import Tensor
 
+from extract.errors import InputError
+
+#: With fewer resamples the ends of an interval are a handful of them.
+LEAST_RESAMPLES = 100
+_LARGEST_SEED = 2**32 - 1  # what every generator takes
 #: A metric as a differentiable function of resampling weights [resample, question], giving [resample].
 WeightedMetric = Callable[[Tensor], Tensor]
 #: Largest number of weights in memory at once.
@@ -122,3 +127,26 @@ def _bca_levels(value: float, influence: Tensor, resampled: Tensor, level: float
 def paired_bootstrap(a: WeightedMetric, b: WeightedMetric, n_questions: int, **options: Any) -> Interval | None:
     """The difference a − b of two metrics on the same questions, with an interval over the same resamples."""
     return bootstrap(lambda weights: a(weights) - b(weights), n_questions, **options)
+
+
+def check_resamples(n_resamples: int) -> None:
+    """Refuse too few resamples for an interval.
+
+    Raises:
+        InputError: If `n_resamples` is smaller than `LEAST_RESAMPLES`.
+    """
+    if n_resamples < LEAST_RESAMPLES:
+        raise InputError(
+            f"Expected `n_resamples` to be at least {LEAST_RESAMPLES}, for intervals of 95 %, but got {n_resamples}. "
+            "2000 is the default."
+        )
+
+
+def check_seed(seed: int) -> None:
+    """Refuse a number that is no seed.
+
+    Raises:
+        InputError: If `seed` is negative or larger than generators take.
+    """
+    if not 0 <= seed <= _LARGEST_SEED:
+        raise InputError(f"Expected `seed` to be from 0 to {_LARGEST_SEED}, but got {seed}. 0 is the default.")

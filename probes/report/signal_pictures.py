@@ -12,7 +12,7 @@ from datamodules.table import QuestionTable, load_table
 from extract.errors import InputError
 from extract.store.shards import Scope
 from extract.store.store import Store
-from probes.fitting.options import check_resamples, check_seed
+from probes.metrics.intervals import check_resamples, check_seed
 from probes.report.entropy_profile import profile_picture, read_profile
 from probes.report.layer_map import layer_heat_map, layer_map
 from probes.report.results import new_folder, record_header, write_files

@@ -67,7 +67,8 @@ class ConfidenceProbe:
         def one(signal: str, key: str) -> Tensor | Ragged:
             if key not in read[signal]:
                 raise InputError(
-                    f"Expected {self.config['model']['id']!r} to have {key!r} of the signal {signal!r}, which the probe reads, but it has {', '.join(sorted(read[signal]))}. Restore the probe's config.json."
+                    f"Expected {self.config['model']['id']!r} to have {key!r} of the signal {signal!r}, which the "
+                    f"probe reads, but it has {', '.join(sorted(read[signal]))}. Restore the probe's config.json."
                 )
             return read[signal][key]
 
@@ -81,10 +82,11 @@ class ConfidenceProbe:
         return torch.cat(parts, 1)
 
     def confidence(self, features: Tensor) -> Tensor:
-        """Confidences [...] float32 from features [..., d_model], which are hidden states of `layer` at `position` where no token signal is read."""
+        """Confidences [...] float32 of features [..., d_model], by default hidden states of `layer` at `position`."""
         if features.shape[-1] != self.config["d_model"]:
             raise InputError(
-                f"Expected {'hidden states' if self.pooled is None else 'features'} of width {self.config['d_model']}, but got {features.shape[-1]}. Read them from {self.config['model']['id']!r}."
+                f"Expected {'hidden states' if self.pooled is None else 'features'} of width {self.config['d_model']}, "
+                f"but got {features.shape[-1]}. Read them from {self.config['model']['id']!r}."
             )
         score = self.head.to(features.device)(features)
         where = torch.device("cpu") if features.device.type == "mps" else features.device  # which has no float64
@@ -104,7 +106,7 @@ class ConfidenceProbe:
             hf_model: The model that the probe was trained on.
             tokenizer: Its tokenizer.
             prompts: Texts, chats or token ids; one or several.
-            answers: The answer to each question, for a probe of the target `response`, which reads them with their prompts.
+            answers: The answer to each question, for a probe of the target `response`, which reads both.
             attention_mask: [question, token], 0 at padding, for a tensor of padded ids.
 
         Returns:

@@ -132,7 +132,7 @@ class Isotonic(Calibrator):
         return torch.lerp(self.y[below], self.y[above], share).to(score.dtype)
 
     def problem(self) -> str | None:
-        """What no fit gives: values that are not finite, lists that don't fit, x not increasing, y decreasing or outside [0, 1]."""
+        """What no fit gives: infinite values, other lengths, x not increasing, y decreasing or outside [0, 1]."""
         found = super().problem()
         if found is not None:
             return found

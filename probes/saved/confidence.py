@@ -61,7 +61,8 @@ def score(
         return _score_answers(probe, hf_model, ids, _encoded_answers(tokenizer, answers, len(ids)))
     if answers is not None:
         raise InputError(
-            "Expected no `answers`, because this probe reads questions alone. Leave them out, or train a probe with --data.target=response."
+            "Expected no `answers`, because this probe reads questions alone. Leave them out, or train a probe with "
+            "--data.target=response."
         )
     return _score_questions(probe, hf_model, ids)
 
@@ -87,7 +88,8 @@ def _encoded_answers(tokenizer: Any, answers: str | Sequence[str] | None, n_ques
     given = [answers] if isinstance(answers, str) else list(answers or ())
     if len(given) != n_questions:
         raise InputError(
-            f"Expected `answers` to hold one answer a question, because this probe reads answers, but got {len(given)} for {n_questions}. Give the answers that the model wrote."
+            f"Expected `answers` to hold one answer a question, because this probe reads answers, but got {len(given)} "
+            f"for {n_questions}. Give the answers that the model wrote."
         )
     return [tokenizer(answer, add_special_tokens=False)["input_ids"] for answer in given]
 
@@ -139,7 +141,8 @@ def _listed(prompts: Any) -> list[Any]:
         return [prompts]
     if isinstance(prompts, Mapping) or not isinstance(prompts, Iterable):
         raise InputError(
-            f"Expected `prompts` to be a text, a chat (a list of messages), token ids, or a list of them, but got a {type(prompts).__name__}. Of a tokenizer's output, give the `input_ids`; put a message into a list."
+            "Expected `prompts` to be a text, a chat (a list of messages), token ids, or a list of them, but got a "
+            f"{type(prompts).__name__}. Of a tokenizer's output, give the `input_ids`; put a message into a list."
         )
     prompts = list(prompts)
     if not prompts:
@@ -152,7 +155,8 @@ def _listed(prompts: Any) -> list[Any]:
 def _token_ids(prompts: Tensor) -> Tensor:
     if prompts.dim() not in (1, 2) or prompts.is_floating_point():
         raise InputError(
-            f"Expected `prompts` as a tensor to be [token] or [question, token] ids, but got {prompts.dtype} of shape {tuple(prompts.shape)}. Give whole numbers."
+            f"Expected `prompts` as a tensor to be [token] or [question, token] ids, but got {prompts.dtype} of shape "
+            f"{tuple(prompts.shape)}. Give whole numbers."
         )
     return prompts
 
@@ -168,7 +172,8 @@ def _unpadded(ids: Tensor, mask: Tensor | None, pad: int) -> list[list[int]]:
         return [row[keep.bool()].tolist() for row, keep in zip(ids, torch.atleast_2d(mask), strict=True)]
     if len(ids) > 1 and bool(((ids[:, 0] == pad) | (ids[:, -1] == pad)).any()):
         raise InputError(
-            "Expected `attention_mask` with a tensor of several prompts, because some begin or end in the padding token. Give the tokenizer's."
+            "Expected `attention_mask` with a tensor of several prompts, because some begin or end in the padding "
+            "token. Give the tokenizer's."
         )
     return ids.tolist()
 
@@ -201,9 +206,9 @@ class ConfidentModel:
     def generate(self, inputs: Prompts, **options: Any) -> Answers:
         """Answer questions, each with the confidence read at its last prompt token.
 
-        A probe that reads token signals of the questions takes one more pass, over them. One that reads answers takes one
-        more pass, over each question with its answer; answers end at the stop texts of the policy that it was trained on,
-        unless `stop_strings` says otherwise, and `text` is cut before them.
+        A probe that reads token signals of the questions takes one more pass, over them. One that reads answers takes
+        one more pass, over each question with its answer; answers end at the stop strings of its policy, unless
+        `stop_strings` says otherwise, and `text` is cut before them.
 
         Args:
             inputs: Texts, chats or token ids, one or several; or a tensor [question, token] of ids, padded on the
@@ -220,7 +225,8 @@ class ConfidentModel:
 
         if self._model is None:
             raise InputError(
-                "Expected a probe that is attached, but `detach` was called. Attach it again with `probe.attach(model, tokenizer)`."
+                "Expected a probe that is attached, but `detach` was called. Attach it again with `probe.attach(model, "
+                "tokenizer)`."
             )
         device = self._model.device
         pad = _pad_token(self._model, self.tokenizer)
@@ -228,7 +234,8 @@ class ConfidentModel:
         if isinstance(inputs, Tensor):
             if mask is not None and not bool(torch.atleast_2d(mask)[:, -1].all()):
                 raise InputError(
-                    "Expected `inputs` to be padded on the left, but `attention_mask` ends in padding. Set `tokenizer.padding_side = 'left'`."
+                    "Expected `inputs` to be padded on the left, but `attention_mask` ends in padding. Set "
+                    "`tokenizer.padding_side = 'left'`."
                 )
             inputs = _unpadded(inputs, mask, pad)
         options = {"pad_token_id": pad, **options}

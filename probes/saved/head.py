@@ -1,9 +1,9 @@
-"""Heads: from the hidden state of one layer and position to a score. With its calibrator this is all that a saved probe is."""
+"""Heads: from the features of one layer and position to a score. A saved probe is a head with its calibrator."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Self
+from typing import ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from extract.errors import InputError
 from probes.fitting.latent_model import drawn_noise, encode, sampled_score
 from probes.fitting.neighbours import neighbour_means
 
+HeadType = TypeVar("HeadType", bound="Head")
 _MOST_VALUES = 2**30  # float32 numbers of a tensor that grows with the training split
 
 
@@ -164,7 +165,8 @@ class KNNHead(Head):
         super().__init__(d_model)
         if n_rows * d_model > _MOST_VALUES:
             raise InputError(
-                f"Expected `sizes` of a knn head with at most {_MOST_VALUES} numbers, but {n_rows} rows of width {d_model} have more. Train on fewer rows."
+                f"Expected `sizes` of a knn head with at most {_MOST_VALUES} numbers, but {n_rows} rows of width "
+                f"{d_model} have more. Train on fewer rows."
             )
         self.n_neighbors = n_neighbors
         self.register_buffer("points", torch.zeros(n_rows, d_model))

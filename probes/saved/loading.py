@@ -88,7 +88,8 @@ def find_probe(probe: str | Path, revision: str | None) -> ProbeFiles:
 def _from_hub(probe: str, revision: str | None) -> Path:
     if probe.count("/") != 1 or probe.startswith((".", "/")):
         raise InputError(
-            f"Expected `probe` to be the folder of a saved probe or a Hub id, but there is no folder {probe!r}. Runs save theirs as runs/NAME/probe."
+            f"Expected `probe` to be the folder of a saved probe or a Hub id, but there is no folder {probe!r}. Runs "
+            "save theirs as runs/NAME/probe."
         )
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
@@ -97,7 +98,8 @@ def _from_hub(probe: str, revision: str | None) -> Path:
         return Path(snapshot_download(probe, revision=revision, allow_patterns=list(_FILES)))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise InputError(
-            f"Expected `probe` to be the folder of a saved probe or a Hub id, but {probe!r} is no folder and the Hub gave: {one_line(error)}"
+            f"Expected `probe` to be the folder of a saved probe or a Hub id, but {probe!r} is no folder and the Hub "
+            f"gave: {one_line(error)}"
         ) from error
 
 
@@ -110,11 +112,13 @@ def _own_file(folder: Path, name: str, home: Path) -> Path:
     path = folder / name
     if not path.is_file():
         raise InputError(
-            f"Expected `probe` to be the folder of a saved probe, but {str(folder)!r} has no {name}. Runs save theirs as runs/NAME/probe."
+            f"Expected `probe` to be the folder of a saved probe, but {str(folder)!r} has no {name}. Runs save theirs "
+            "as runs/NAME/probe."
         )
     if not is_inside(path, home):
         raise InputError(
-            f"Expected {str(path)!r} to lie in the probe's folder, but it is a link to a file outside. Put the file itself there; a probe from the Hub is loaded by its id."
+            f"Expected {str(path)!r} to lie in the probe's folder, but it is a link to a file outside. Put the file "
+            "itself there; a probe from the Hub is loaded by its id."
         )
     return path
 
@@ -130,14 +134,16 @@ def read_config(path: Path) -> dict[str, Any]:
         config = read_json(path, _LARGEST_CONFIG)
     except ValueError as error:
         raise InputError(
-            f"Expected {str(path)!r} to describe a probe, but {error}. Train the probe again, or get another copy of it."
+            f"Expected {str(path)!r} to describe a probe, but {error}. Train the probe again, or get another copy of "
+            "it."
         ) from None
     stated = config.get("format_version") if isinstance(config, dict) else None
     if (
         type(stated) is int and stated not in _READ_VERSIONS
     ):  # before the fields, which another version may have others of
         raise InputError(
-            f"Expected a probe of format version {' or '.join(map(str, _READ_VERSIONS))}, but {str(path)!r} has {shown(stated)}. Use the version of confidence-probes that wrote it."
+            f"Expected a probe of format version {' or '.join(map(str, _READ_VERSIONS))}, but {str(path)!r} has "
+            f"{shown(stated)}. Use the version of confidence-probes that wrote it."
         )
     if isinstance(config, dict):
         required, optional = _reading(config.get("target"), config.get("signal"))
@@ -200,7 +206,8 @@ def _check_pooled(config: dict[str, Any], path: Path) -> None:
     alone, width = config["layer"] is None, config["d_model"]
     if width != n if alone else width <= n:
         raise InputError(
-            f"Expected `d_model` in {str(path)!r} to be {n if alone else f'above {n}'}, because `pooled` has {n} numbers, but got {width}. Restore the file."
+            f"Expected `d_model` in {str(path)!r} to be {n if alone else f'above {n}'}, because `pooled` has {n} "
+            f"numbers, but got {width}. Restore the file."
         )
 
 
@@ -230,7 +237,9 @@ def read_weights(path: Path, config: dict[str, Any]) -> tuple[Head, Calibrator]:
             raise ValueError(problem)
     except (OSError, ValueError, SafetensorError) as error:
         raise InputError(
-            f"Expected {str(path)!r} to hold the tensors of a {config['head']!r} head of width {config['d_model']} and a {config['calibrator']!r} calibrator, but {one_line(error)}. Train the probe again, or get another copy of it."
+            f"Expected {str(path)!r} to hold the tensors of a {config['head']!r} head of width {config['d_model']} and "
+            f"a {config['calibrator']!r} calibrator, but {one_line(error)}. Train the probe again, or get another copy "
+            "of it."
         ) from None
     return head, calibrator
 

@@ -25,7 +25,6 @@ from probes.fitting.latent_model import (
     collapse,
     drawn_noise,
     encode,
-    expected_score,
     initial_weights,
     principal_axes,
     rank_correlations,
@@ -123,7 +122,9 @@ def test_the_score_falls_as_the_deviation_grows_and_is_near_its_expectation() ->
     predicted = Gaussian(torch.full((20, 64), 0.125 / 2), deviation)
     score = sampled_score(predicted, torch.tensor(0.75), drawn_noise(64))
     assert (score.diff() < 0).all()
-    torch.testing.assert_close(score, expected_score(predicted, torch.tensor(0.75)), atol=0.05, rtol=0)
+    agreed = predicted.mean.square().sum(-1) + 0.75  # what the score approaches with the number of components
+    expected = agreed / (agreed + predicted.deviation.square().sum(-1))
+    torch.testing.assert_close(score, expected, atol=0.05, rtol=0)
 
 
 def test_the_axes_are_those_of_an_uncentred_decomposition() -> None:
@@ -143,7 +144,8 @@ def test_the_score_finds_a_planted_spread(told: bool) -> None:
     assert fitted.collapsed is None
     assert fitted.rank(data) >= 0.8
     narrow = 1 / (1 + data.spread[TEST])
-    control = expected_score(fitted.predicted, fitted.shared)
+    agreed = fitted.predicted.mean.square().sum(-1) + fitted.shared
+    control = agreed / (agreed + fitted.predicted.deviation.square().sum(-1))
     assert float(rank_correlations(control[TEST, None], narrow)) == pytest.approx(fitted.rank(data), abs=0.02)
     assert torch.equal(fitted.scores, fit(data).scores)  # the same seed
 

@@ -1,0 +1,149 @@
+"""How probes are trained: `Descent` by gradient descent, `AtOnce` on all rows together, `ClosedForm` by a solver."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import ClassVar
+
+import torch
+from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
+from torch import Tensor, nn
+
+from datamodules.batches import Batch
+from extract.errors import InputError
+from probes.fitting.module import ProbeModule, soft_label_loss
+from probes.saved.head import LinearHead
+
+#: Penalties that are tried by default.
+PENALTIES = (0.01, 0.03, 0.1, 0.3, 1.0)
+
+
+class Descent(ProbeModule):
+    """Base of the probes that Adam trains; candidates share no parameter, so that their sum trains each one alone.
+
+    Args:
+        lr: Learning rate at the start; it falls to 0 along a cosine.
+        l2: Penalties to try, or one.
+        calibrator: How scores become confidences.
+    """
+
+    #: Parameters [penalty, feature, ...] of which λ/2 · the squares are added to the loss.
+    penalised: ClassVar[tuple[str, ...]] = ("weight",)
+
+    def __init__(self, lr: float, l2: list[float] | float, calibrator: str = "platt") -> None:
+        super().__init__(l2, calibrator)
+        if lr <= 0:
+            raise InputError(f"Expected `lr` to be above 0, but got {lr}. 0.01 is the default.")
+        self.lr = lr
+        self._passed: list[tuple[Tensor, int]] = []
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Mean loss of each candidate, [penalty, feature], in nats."""
+        return soft_label_loss(self.candidate_scores(self.standardised(batch.features)), batch.target)
+
+    def penalty(self) -> Tensor:
+        """Penalty of each candidate, [penalty, feature]: λ/2 · the squares of its penalised parameters."""
+        weights: list[Tensor] = [getattr(self, name) for name in self.penalised]
+        l2 = torch.tensor(self.penalties, device=weights[0].device)
+        return l2[:, None] / 2 * sum(weight.square().sum(tuple(range(2, weight.dim()))) for weight in weights)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Sum over candidates of mean loss and penalty."""
+        loss = self.loss(batch)
+        total = (loss + self.penalty()).sum()
+        self._passed.append((total.detach() / loss.numel(), len(batch.row)))
+        return total
+
+    def on_train_epoch_end(self) -> None:
+        """Log the epoch's mean loss; Lightning's own averaging took a quarter of each step."""
+        losses, rows = zip(*self._passed, strict=True)
+        self._passed.clear()
+        weight = torch.tensor(rows, dtype=torch.float32, device=losses[0].device)
+        self.log("train/loss", (torch.stack(losses) * weight).sum() / weight.sum())
+
+    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
+        """Adam with a cosine over the run's steps."""
+        optimizer = torch.optim.Adam(self.parameters(), lr=self.lr)
+        steps = int(self.trainer.estimated_stepping_batches)
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=steps)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+class AtOnce(ProbeModule):
+    """Base of the probes that learn from all training rows together, at the end of their one epoch.
+
+    Args:
+        l2: Penalties to try, or one.
+        calibrator: How scores become confidences.
+    """
+
+    def __init__(self, l2: list[float] | float, calibrator: str = "platt") -> None:
+        super().__init__(l2, calibrator)
+        self.automatic_optimization = False
+
+    @abstractmethod
+    def learn(self, features: Tensor, target: Tensor) -> None:
+        """Learn all candidates.
+
+        Args:
+            features: [row, feature, d_model] float32, standardised.
+            target: [row] float32 in [0, 1].
+        """
+
+    def configure_optimizers(self) -> list[torch.optim.Optimizer]:
+        """None: nothing descends."""
+        return []
+
+    def training_step(self, batch: Batch, batch_idx: int) -> None:
+        """Nothing: `learn` needs all rows."""
+
+    @torch.no_grad()
+    def on_train_epoch_end(self) -> None:
+        """Learn from the whole training split, and stop."""
+        train = self.data.batch("train").to(self.device)
+        self.learn(self.standardised(train.features), train.target)
+        self.trainer.should_stop = True
+
+
+class Directions(ProbeModule):
+    """Candidates that are one direction and bias each, however they are found."""
+
+    def make_candidates(self, n_features: int, d_model: int) -> None:
+        """Weights [penalty, feature, d_model] and biases [penalty, feature], all 0."""
+        self.weight = nn.Parameter(torch.zeros(len(self.penalties), n_features, d_model))
+        self.bias = nn.Parameter(torch.zeros(len(self.penalties), n_features))
+
+    def candidate_scores(self, features: Tensor) -> Tensor:
+        """Scores [penalty, row, feature]."""
+        return torch.einsum("rfd,pfd->prf", features, self.weight) + self.bias[:, None]
+
+    def candidate_head(self, penalty: int, feature: int) -> LinearHead:
+        """One candidate as a head."""
+        return self.filled(LinearHead(self.weight.shape[-1]), penalty, feature, "weight", "bias")
+
+
+class ClosedForm(Directions, AtOnce):
+    """Base of the probes whose directions a solver finds, for all layers and penalties at once.
+
+    Args:
+        l2: Penalties to try, or one.
+        calibrator: How scores become confidences.
+    """
+
+    @abstractmethod
+    def solve(self, features: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """Directions of all candidates.
+
+        Args:
+            features: [feature, row, d_model] float32, standardised.
+            target: [row] float32 in [0, 1].
+
+        Returns:
+            Weights [penalty, feature, d_model] and biases [penalty, feature].
+        """
+
+    def learn(self, features: Tensor, target: Tensor) -> None:
+        """See `AtOnce.learn`."""
+        weight, bias = self.solve(features.transpose(0, 1), target)
+        self.weight.copy_(weight)
+        self.bias.copy_(bias)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from extract.errors import InputError
-from extract.grading import Judge, grader_of_kinds, load_grader
+from extract.grading import GRADERS, Judge, grader_of_kinds, load_grader
 from extract.grading.run import fill_grades
 from extract.models.store_model import load_store_model
 from extract.questions import questions_hash
@@ -125,12 +125,13 @@ def make_store(
     return read(store, signals, scope, None, place, recipe.device, recipe.device_map, only)
 
 
+@fill_names(graders=GRADERS)
 def grade(store: str, grader: str | None = None, worker: Worker | None = None, judge: Judge = NO_JUDGE) -> Store:
     """Grade the answers that this grader has not graded yet, and those that it could not decide. Never samples.
 
     Args:
         store: Folder of the store.
-        grader: Of short, exact, contains, f1, number, number-strict, boxed-integer, math, choice, judge; null takes that of the questions' kind.
+        grader: One of {graders}; null takes that of the questions' kind.
         worker: As for `sample`.
         judge: The model that grades, for the grader judge.
 

@@ -11,8 +11,8 @@ from extract.errors import InputError
 from extract.models.embedded import EMBEDDED_MODEL
 from extract.policy import SAMPLER_VERSION, SERVED_VERSION, Decoding, Identity
 from extract.questions.examples import with_examples
-from extract.questions.loaders import find_source
 from extract.questions.question import Question, questions_hash
+from extract.questions.source import find_source
 from extract.questions.subset import subset
 from extract.sampling.server.options import Server
 from extract.sampling.server.policy import served_policy

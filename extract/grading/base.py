@@ -1,4 +1,4 @@
-"""`Grader`: a named rule that says of answers whether they are right, one by one or with the help of another process."""
+"""`Grader`: a named rule that says whether an answer is right, and `Grade`, what it says."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from extract.questions.question import Question
+from extract.questions.question import Kind, Question
 
 
 class Grade(NamedTuple):
@@ -15,7 +15,7 @@ class Grade(NamedTuple):
 
     Attributes:
         right: Whether it is right; None where the grader could not decide.
-        answer: What it took for the answer, so that equal ones can be counted; None where it found none, which is wrong.
+        answer: What it took for the answer, so that equal ones can be counted; None where it found none: wrong.
     """
 
     right: bool | None
@@ -48,12 +48,14 @@ class Grader:
         name: Its name, and that of the folder of its grades.
         rule: The rule in words, recorded beside the grades.
         running: Starts what it needs, gives a function that grades answers, and ends what it started.
+        kinds: Kinds of questions that it grades where no grader is named.
         may_decide_later: Whether what it could not decide is worth another try.
     """
 
     name: str
     rule: str
     running: Callable[[], AbstractContextManager[GradeAll]]
+    kinds: tuple[Kind, ...] = ()
     may_decide_later: bool = False
 
     def grade(self, question: Question, text: str) -> Grade:
@@ -70,8 +72,17 @@ class Grader:
             return grade_all([(question, text)], {}, lambda items, tokens: None)[0]
 
 
-def from_function(name: str, grade: Callable[[Question, str], Grade], rule: str) -> Grader:
-    """A grader out of a pure function from a question and an answer without its reasoning."""
+def from_function(
+    name: str, grade: Callable[[Question, str], Grade], rule: str, kinds: tuple[Kind, ...] = ()
+) -> Grader:
+    """A grader out of a pure function from a question and an answer without its reasoning.
+
+    Args:
+        name: Name of the grader.
+        grade: The function.
+        rule: The rule in words.
+        kinds: Kinds of questions that it grades where no grader is named.
+    """
 
     @contextmanager
     def running() -> Iterator[GradeAll]:
@@ -84,7 +95,7 @@ def from_function(name: str, grade: Callable[[Question, str], Grade], rule: str)
 
         yield grade_all
 
-    return Grader(name, rule, running)
+    return Grader(name, rule, running, kinds)
 
 
 def from_decisions(
@@ -92,14 +103,16 @@ def from_decisions(
     parse: Callable[[Question, str], str | None],
     start: Callable[[], AbstractContextManager[Decide]],
     rule: str,
+    kinds: tuple[Kind, ...] = (),
 ) -> Grader:
-    """A grader whose decisions are dear: each answer to a question is decided once, however often it was given.
+    """A grader whose decisions are expensive: each different answer to a question is decided once.
 
     Args:
-        name: Its name.
+        name: Name of the grader.
         parse: From a question and an answer without its reasoning to what is taken for the answer.
         start: Starts what decides about answers that were parsed, and ends it.
         rule: The rule in words.
+        kinds: Kinds of questions that it grades where no grader is named.
     """
 
     @contextmanager
@@ -124,7 +137,7 @@ def from_decisions(
 
             yield grade_all
 
-    return Grader(name, rule, running, may_decide_later=True)
+    return Grader(name, rule, running, kinds, may_decide_later=True)
 
 
 def without_reasoning(text: str) -> str:

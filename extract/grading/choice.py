@@ -7,22 +7,16 @@ from collections.abc import Iterator, Sequence
 from string import ascii_uppercase
 
 from extract.errors import InputError
-from extract.grading.base import Grade
-from extract.grading.boxed import last_boxed
-from extract.grading.choice_options import named, plain, said, whole, without_list
+from extract.grading.base import Grade, from_function
+from extract.grading.choice_options import match_exact, match_letters, match_text, plain, without_list
+from extract.grading.latex import last_boxed
 from extract.questions.question import Question
-
-RULE = (
-    "An option's text and nothing else, else the letter or the option's text in the last \\boxed{}, else in the last statement of an answer "
-    "('answer is B', 'answer:', 'B is correct', 'go with B', 'wait, C'), else in a first line that is nothing else but a reason, else the last letter that stands "
-    "by itself, else the option whose text is said. Denied options ('not B', 'B is wrong') and a repeated list of options don't count. Nothing is taken "
-    "where several options are ('A or B'), which is wrong. Right when the reference's letter is taken."
-)
 
 #: What an answer is stated behind, on the same line.
 _CUE = re.compile(
     r"\banswer\b[^.:\n]{0,40}?(?::|=|\bis\b|\bbe\b)|(?<!not )\b(?:go|going) with\b"
-    r"|\b(?:wait|actually|sorry|correction)\b(?:[\s,.:;-]|\b(?:actually|no|it is|it's|i mean)\b){1,9}(?=[(*\"']{0,3}[A-Z]\b\W*(?:$|\n))",
+    r"|\b(?:wait|actually|sorry|correction)\b(?:[\s,.:;-]|\b(?:actually|no|it is|it's|i mean)\b){1,9}"
+    r"(?=[(*\"']{0,3}[A-Z]\b\W*(?:$|\n))",
     re.IGNORECASE,
 )
 _FAR = 1000  # characters behind a cue that are read
@@ -46,7 +40,9 @@ def grade_choice(question: Question, text: str) -> Grade:
     right = question.references[0]
     if len(right) != 1 or right not in ascii_uppercase[: len(question.choices)]:
         raise InputError(
-            f"Expected question {question.id!r} to have `choices` and their letter as first of `references`, which the grader 'choice' needs, but got {len(question.choices)} choices and {question.public(right[:100])!r}. Give another --grader, or correct the question."
+            f"Expected question {question.id!r} to have `choices` and their letter as first of `references`, which the "
+            f"grader 'choice' needs, but got {len(question.choices)} choices and {question.public(right[:100])!r}. "
+            "Give another --grader, or correct the question."
         )
     taken = next((letters for letters in _stated(text, question.choices) if letters), set())
     letter = taken.pop() if len(taken) == 1 else None
@@ -55,7 +51,7 @@ def grade_choice(question: Question, text: str) -> Grade:
 
 def _stated(text: str, choices: Sequence[str]) -> Iterator[set[str]]:
     """Letters of the options that each way of stating them gives, the surest way first."""
-    yield whole(text, choices)
+    yield match_exact(text, choices)
     text = plain(text)
     boxed = last_boxed(text)
     if boxed is not None:
@@ -63,9 +59,9 @@ def _stated(text: str, choices: Sequence[str]) -> Iterator[set[str]]:
     yield _affirmed_or_cued(text, choices)
     bare = without_list(text, choices).strip()
     yield _first_line(bare, choices)
-    letters = named(bare, len(choices))
+    letters = match_letters(bare, len(choices))
     yield letters[-1].letters if letters else set()
-    yield said(bare, choices)
+    yield match_text(bare, choices)
 
 
 def _stated_in(text: str, start: int, end: int, choices: Sequence[str]) -> set[str]:
@@ -74,31 +70,35 @@ def _stated_in(text: str, start: int, end: int, choices: Sequence[str]) -> set[s
     Letters further inside, beside another option's text, leave open which of the two is meant.
     """
     statement = text[start:end]
-    options, letters = whole(statement, choices), named(text, len(choices), start, end)
+    options, letters = match_exact(statement, choices), match_letters(text, len(choices), start, end)
     if options or not letters:
-        return options or said(statement, choices)
+        return options or match_text(statement, choices)
     first = letters[0]
-    return first.letters if _LEAD.fullmatch(text, start, first.start) else first.letters | said(statement, choices)
+    return (
+        first.letters if _LEAD.fullmatch(text, start, first.start) else first.letters | match_text(statement, choices)
+    )
 
 
 def _affirmed_or_cued(text: str, choices: Sequence[str]) -> set[str]:
     """What the last statement of an answer takes: what stands behind its cue, or what it says to be the answer."""
     affirmed = [
-        (one, match.end()) for one in named(text, len(choices)) if (match := _AFFIRMED.match(text, one.end)) is not None
+        (group, match.end())
+        for group in match_letters(text, len(choices))
+        if (match := _AFFIRMED.match(text, group.end)) is not None
     ]
     cued, cued_end = -1, -1
     for cue in _CUE.finditer(text):
         start, end = _behind(text, cue.end())
-        if text[start:end].strip(" .:*") and not any(one.start < cue.start() < stop for one, stop in affirmed):
+        if text[start:end].strip(" .:*") and not any(group.start < cue.start() < stop for group, stop in affirmed):
             cued, cued_end = start, end
     if affirmed and affirmed[-1][0].start > cued:
         line_start = text.rfind("\n", 0, affirmed[-1][0].start)
-        return set().union(*(one.letters for one, _ in affirmed if one.start > line_start))
+        return set().union(*(group.letters for group, _ in affirmed if group.start > line_start))
     return _stated_in(text, cued, cued_end, choices) if cued >= 0 else set()
 
 
 def _behind(text: str, start: int) -> tuple[int, int]:
-    """From where to where what follows a cue stands: the rest of the line, or the text's last line right behind it."""
+    """Start and end of what follows a cue: the rest of the line, or the text's last line right behind it."""
     line, _, below = text[start : start + _FAR].partition("\n")
     if not line.strip(" .:*") and "\n" not in below.strip() and start + _FAR >= len(text):
         return start, len(text)
@@ -106,9 +106,21 @@ def _behind(text: str, start: int) -> tuple[int, int]:
 
 
 def _first_line(text: str, choices: Sequence[str]) -> set[str]:
-    """What a text's first line takes, where it is a letter, an option's text, or both, and nothing else but a reason."""
+    """What a text's first line takes, where it is a letter, an option's text or both, and nothing else but a reason."""
     line = text.split("\n", 1)[0]
-    letters = named(text, len(choices))
+    letters = match_letters(text, len(choices))
     if letters and _LEAD.fullmatch(text, 0, letters[0].start) and _ENDS.match(line, letters[0].end):
         return letters[0].letters
-    return whole(line, choices)
+    return match_exact(line, choices)
+
+
+CHOICE = from_function(
+    "choice",
+    grade_choice,
+    "An option's text and nothing else, else the letter or the option's text in the last \\boxed{}, else in the last "
+    "statement of an answer ('answer is B', 'answer:', 'B is correct', 'go with B', 'wait, C'), else in a first line "
+    "that is nothing else but a reason, else the last letter that stands by itself, else the option whose text is "
+    "said. Denied options ('not B', 'B is wrong') and a repeated list of options don't count. Nothing is taken where "
+    "several options are ('A or B'), which is wrong. Right when the reference's letter is taken.",
+    kinds=("choice",),
+)

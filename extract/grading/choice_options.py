@@ -1,4 +1,4 @@
-r"""Which lettered options a piece of a text names, by their letters or by their texts, and not only to deny them."""
+r"""Which lettered options a piece of a text names, by their letters or by their texts, and does not deny."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import pairwise
 from string import ascii_uppercase
 from typing import NamedTuple
 
-from extract.grading.number import numbers, plain_number
+from extract.questions.numbers import numbers, plain_number
 from extract.text import normalize
 
 _OPEN, _CLOSE = r"[(\[*\"'“$]{0,4}", r"[)\]*\"'”$.:]{0,4}"
@@ -19,16 +19,18 @@ _BETWEEN = re.compile(
     r"(?:[\s,;/&+|(]|\b(?:and|or|maybe|possibly|perhaps|also|as well as|even|either|both|option|choice)\b)*",
     re.IGNORECASE,
 )
-#: A small letter where only a letter can be meant: alone, before a bracket or point, between brackets, or said to be the answer.
+#: A small letter that can only be an option's: alone, before a bracket or point, in brackets, or called the answer.
 _SMALL = re.compile(r"(\W{0,6}(?:(?:option|choice)\W{1,3})?)([a-z])(?=[)\].:*\"'”]|\W*$)")
 _SURELY_SMALL = re.compile(r"(?<!\w)\([a-z]\)|(?<!\w)[a-z](?=\s+is (?:the|my) (?:\w+ )?(?:answer|option|choice)\b)")
 #: A word after "A" and "I" says that they are an article and a pronoun, but for these.
 _AFTER_LETTER = re.compile(
-    r"[ \t]+(?!(?:is|are|was|seems|looks|must|would|because|since|as|and|or|not|maybe|possibly|which|for|due|unlike|rather)\b)[A-Za-z]{2}"
+    r"[ \t]+(?!(?:is|are|was|seems|looks|must|would|because|since|as|and|or|not|maybe|possibly|which|for|due|unlike"
+    r"|rather)\b)[A-Za-z]{2}"
 )
 _DENIED_BEFORE = re.compile(
-    r"\b(?:not|neither|nor|never|except|unlike|unlikely|than|instead of|(?:any|every)thing but|all but|exclud\w+|eliminat\w+|rul\w+ out)"
-    r"(?:[\s:]+(?:be|to|think|believe|say|it|it's|is|that|the|an?|for|either|go|with|correct|right|best|answer|options?|choices?|letter))*"
+    r"\b(?:not|neither|nor|never|except|unlike|unlikely|than|instead of|(?:any|every)thing but|all but|exclud\w+"
+    r"|eliminat\w+|rul\w+ out)(?:[\s:]+(?:be|to|think|believe|say|it|it's|is|that|the|an?|for|either|go|with|correct"
+    r"|right|best|answer|options?|choices?|letter))*"
     r"[\s\"'(\[*]*$",
     re.IGNORECASE,
 )
@@ -48,8 +50,8 @@ _TOUCHING = frozenset("+/^<>≤≥≠×·#%°√.,-*")
 _ARTICLE = re.compile(r"\b(?:[Tt]he|[Aa]n?)\s+(?!(?:and|or|nor)\b)(?=\w)")
 
 
-class Named(NamedTuple):
-    """Letters that are named together, and from where to where in the text."""
+class LetterGroup(NamedTuple):
+    """Letters that are named together, and where they start and end in the text."""
 
     letters: set[str]
     start: int
@@ -57,7 +59,7 @@ class Named(NamedTuple):
 
 
 def plain(text: str) -> str:
-    """A text with one kind of apostrophe, "not" as a word of its own, and capital letters where a small one is surely an option's.
+    """A text with one kind of apostrophe, "not" as a word of its own, and options' letters as capitals.
 
     >>> plain("It isn’t _C_, so (d) can't be")
     'It is not C, so (D) can not be'
@@ -68,28 +70,28 @@ def plain(text: str) -> str:
     return _SURELY_SMALL.sub(lambda match: match[0].upper(), text)
 
 
-def named(text: str, n_choices: int, start: int = 0, end: int | None = None) -> list[Named]:
-    """The options that a part of a `plain` text names by their letters, but for those that it denies."""
+def match_letters(text: str, n_choices: int, start: int = 0, end: int | None = None) -> list[LetterGroup]:
+    """The options that a part of a `plain` text names by their letters, without those that it denies."""
     end = len(text) if end is None else end
     if small := _SMALL.match(text, start, end):
         text = f"{text[: small.start(2)]}{small[2].upper()}{text[small.end(2) :]}"
-    groups: list[Named] = []
+    groups: list[LetterGroup] = []
     for match in _LETTER.finditer(text, start, end):
         if match[1] not in ascii_uppercase[:n_choices] or (
             match[0] in ("A", "I") and _AFTER_LETTER.match(text, match.end())
         ):
             continue
         if groups and _is_joined(text, groups[-1].end, match, end):
-            groups[-1] = Named(groups[-1].letters | {match[1]}, groups[-1].start, match.end())
+            groups[-1] = LetterGroup(groups[-1].letters | {match[1]}, groups[-1].start, match.end())
         else:
-            groups.append(Named({match[1]}, *match.span()))
+            groups.append(LetterGroup({match[1]}, *match.span()))
     return [group for group in groups if not _is_denied(text, group.start, group.end)]
 
 
 def _is_joined(text: str, last: int, match: re.Match[str], end: int) -> bool:
     """Whether a letter is named together with the one before it: by a word or sign, or by nothing but space.
 
-    Behind a point, or on another line, a letter that only space is before may begin a sentence, unless it is alone there too.
+    Behind a point, or on another line, a letter behind nothing but space may begin a sentence, unless it is alone too.
     """
     between = text[last : match.start()]
     if len(between) > 40 or not _BETWEEN.fullmatch(between):
@@ -105,11 +107,13 @@ def _is_denied(text: str, start: int, end: int) -> bool:
     return bool(_DENIED_BEFORE.search(text, max(0, start - _BACK), start) or _DENIED_BEHIND.match(text, end))
 
 
-def whole(text: str, choices: Sequence[str]) -> set[str]:
+def match_exact(text: str, choices: Sequence[str]) -> set[str]:
     """Letters of the options that a text is, by their text, with or without the letter before it.
 
-    >>> whole("c. a and b", ["A", "B", "A and B"]), whole("B. Rome", ["Paris", "Rome"]), whole("B", ["B", "A"])
-    ({'C'}, {'B'}, set())
+    >>> match_exact("c. a and b", ["A", "B", "A and B"]), match_exact("B. Rome", ["Paris", "Rome"])
+    ({'C'}, {'B'})
+    >>> match_exact("B", ["B", "A"])
+    set()
     """
     lettered = list(zip(ascii_uppercase, choices, strict=False))
     bare = text.strip().casefold()
@@ -118,8 +122,8 @@ def whole(text: str, choices: Sequence[str]) -> set[str]:
     return exact or {
         letter
         for letter, choice in lettered
-        if (said := _form(choice))
-        and (form == f"{letter.lower()} {said}" or (form == said and _is_text(choice, lettered)))
+        if (option := _form(choice))
+        and (form == f"{letter.lower()} {option}" or (form == option and _is_text(choice, lettered)))
         and plain_number(choice) in (None, *values)
     }
 
@@ -129,11 +133,13 @@ def _is_text(choice: str, lettered: Sequence[tuple[str, str]]) -> bool:
     return choice.strip().upper() not in [letter for letter, _ in lettered]
 
 
-def said(text: str, choices: Sequence[str]) -> set[str]:
-    """Letters of the options whose text is said: as whole words and numbers, outside the text of a longer option, and not denied.
+def match_text(text: str, choices: Sequence[str]) -> set[str]:
+    """Letters of the options whose text is said: as whole words and numbers, outside a longer option, and not denied.
 
-    >>> said("1/3, and the x^3", ["3", "4"]), said("1 + 2 = 3", ["2", "3"]), said("Paris, not Rome", ["Rome", "Paris"])
-    (set(), {'B'}, {'B'})
+    >>> match_text("1/3, and the x^3", ["3", "4"]), match_text("1 + 2 = 3", ["2", "3"])
+    (set(), {'B'})
+    >>> match_text("Paris, not Rome", ["Rome", "Paris"])
+    {'B'}
     """
     words, values = f" {_form(text)} ", set(numbers(text))
     found = set()
@@ -143,7 +149,7 @@ def said(text: str, choices: Sequence[str]) -> set[str]:
         number = plain_number(choices[ascii_uppercase.index(letter)])
         if number in (None, *values) and any(not _is_denied(words, *place) for place in places):
             found.add(letter)
-        if form not in [other for one, other in forms.items() if one != letter]:
+        if form not in [other for name, other in forms.items() if name != letter]:
             for start, stop in places:
                 words = words[:start] + "\0" * (stop - start) + words[stop:]
     return found
@@ -174,8 +180,8 @@ def _form(text: str) -> str:
 def without_list(text: str, choices: Sequence[str]) -> str:
     """The text without the options as they were listed: two or more of them, with their letters, one after the other.
 
-    The last one may be cut, and a line that begins with an option's letter may say anything. An option that comes behind a
-    list, and stands before its last one in it, is an answer.
+    The last one may be cut, and a line that begins with an option's letter may say anything. An option that comes
+    behind a list, and stands before its last one in it, is an answer.
     """
     lettered = list(zip(ascii_uppercase, choices, strict=False))
     listed = {start: (end, letter) for letter, choice in lettered for start, end in _listed(text, letter, choice)}
@@ -198,7 +204,7 @@ def without_list(text: str, choices: Sequence[str]) -> str:
 
 
 def _listed(text: str, letter: str, choice: str) -> Iterator[tuple[int, int]]:
-    """Where an option stands with its letter: from where to where. At the text's end it may be cut, on a line of its own to a letter."""
+    """Start and end of an option with its letter. At the text's end it may be cut, on a line of its own to a letter."""
     for match in re.finditer(rf"[(\[*]{{0,2}}\b{letter}(?:[)\].:*]{{1,3}}\s?|\Z)", text):
         rest = text[match.end() : match.end() + len(choice)]
         is_cut = match.end() + len(rest) == len(text) and choice.startswith(rest)

@@ -5,20 +5,27 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-from extract.grading.boxed import last_boxed
-from extract.grading.number import number_with_unit, numbers
+from extract.questions.numbers import number_with_unit, numbers
 from extract.text import normalize
 
+#: A box's beginning, an escaped character (also the braces \{ and \}), or a brace. Twice escaped backslashes, as in
+#: JSON, begin a box too.
+_BOX_PIECE = re.compile(r"\\{1,2}f?box(?:ed)?\s*\{|\\.|[{}]", re.DOTALL)
 _TAIL = 2000  # characters at the end of a text in which an answer without a box is looked for; also the longest answer
 _CUE = re.compile(r"\banswer\b[^.:\n]{0,40}?(?::|=|\bis\b)([^\n]*)", re.IGNORECASE)
 _FORMULA = re.compile(
-    r"(?<!\\)\$\$((?:\\.|[^$\\])+)\$\$|(?<!\\)\$((?:\\.|[^$\n\\])+)\$|\\\(((?:[^\\\n]|\\(?!\)))+)\\\)|\\\[((?:[^\\]|\\(?!\]))+)\\\]"
+    r"(?<!\\)\$\$((?:\\.|[^$\\])+)\$\$|(?<!\\)\$((?:\\.|[^$\n\\])+)\$"
+    r"|\\\(((?:[^\\\n]|\\(?!\)))+)\\\)|\\\[((?:[^\\]|\\(?!\]))+)\\\]"
 )
 _WORD = re.compile(
-    r"(?<![\\A-Za-z])(?!(?:sqrt|sin|cos|tan|cot|sec|csc|log|exp)(?![A-Za-z]))(?:[^\W\d_]{3,}|is|of|or|to|so|we|in|it)(?![A-Za-z])"
+    r"(?<![\\A-Za-z])(?!(?:sqrt|sin|cos|tan|cot|sec|csc|log|exp)(?![A-Za-z]))"
+    r"(?:[^\W\d_]{3,}|is|of|or|to|so|we|in|it)(?![A-Za-z])"
 )
 #: Words beside a formula or a number that make it a part of what is said: "10 or 20", "20 times x", "not 20".
-_PART = r"or|and|not|\w*n['’]t|between|minus|plus|times|over|than|least|most|twice|half|double|squared|cubed|hundred|thousand|million|billion|trillion|dozen"
+_PART = (
+    r"or|and|not|\w*n['’]t|between|minus|plus|times|over|than|least|most|twice|half|double|squared|cubed|hundred"
+    r"|thousand|million|billion|trillion|dozen"
+)
 _BEFORE = re.compile(rf"\b(?:{_PART})\W*$", re.IGNORECASE)
 _BEHIND = re.compile(rf"\s*(?:{_PART}|more|less|fewer|to(?=\s*\\?[$(\d]))\b", re.IGNORECASE)
 _WITHIN = re.compile(rf"\b(?:{_PART}|to)\b", re.IGNORECASE)
@@ -49,12 +56,30 @@ _SEVERAL = re.compile(r"-?\d[\d.,]*(?: -?\d[\d.,]*)+")
 _NUMERAL = re.compile(r"(-?[0-9A-F]+)_(\d+)")
 
 
+def last_boxed(text: str) -> str | None:
+    r"""What stands in the last box whose braces are closed; the innermost where boxes are nested. None without a box.
+
+    >>> last_boxed(r"\boxed{1}, or rather \boxed{\frac{1}{2}}. And \boxed{3")
+    '\\frac{1}{2}'
+    """
+    opened: list[int | None] = []  # where the content of each open brace begins, if it is a box's
+    last: tuple[int, int] | None = None
+    for piece in _BOX_PIECE.finditer(text):
+        if piece[0].endswith("{") and piece[0] != r"\{":
+            opened.append(None if piece[0] == "{" else piece.end())
+        elif piece[0] == "}" and opened:
+            start = opened.pop()
+            if start is not None and (last is None or start > last[0]):
+                last = start, piece.start()
+    return None if last is None else text[last[0] : last[1]]
+
+
 def stated_answer(text: str) -> str | None:
     r"""What an answer's text states, as `spelled`; None where there is nothing.
 
-    That is what stands in the last \boxed{}, else after the last "answer is", else in the last formula, else in the last
-    line. Where it is prose, the one number in it, or its words; nothing where a word says that a number or formula is only a
-    part of the answer ("10 or 20", "not 20", "20 times x").
+    That is what stands in the last \boxed{}, else after the last "answer is", else in the last formula, else in the
+    last line. Where it is prose, the one number in it, or its words; nothing where a word says that a number or formula
+    is only a part of the answer ("10 or 20", "not 20", "20 times x").
 
     >>> stated_answer(r"So $x = 2$ and the answer is \boxed{\dfrac 12 }."), stated_answer("The answer is 7 apples.")
     ('1/2', '7')
@@ -67,22 +92,21 @@ def stated_answer(text: str) -> str | None:
     formulas = list(_FORMULA.finditer(cues[-1] if cues else tail))
     if formulas:
         formula = formulas[0 if cues else -1]
-        whole = not _BEFORE.search(formula.string[: formula.start()]) and not _BEHIND.match(
-            formula.string, formula.end()
-        )
-        return spelled(next(filter(None, formula.groups()))) if whole else None
+        if _BEFORE.search(formula.string[: formula.start()]) or _BEHIND.match(formula.string, formula.end()):
+            return None
+        return spelled(next(filter(None, formula.groups())))
     prose = (cues[-1] if cues else (tail.strip().splitlines() or [""])[-1]).strip(" *:").rstrip(". ")
-    kept = spelled(prose)
-    if kept is None or not _WORD.search(_ENVIRONMENT.sub("", prose)) or value(kept) is not None:
-        return kept
-    found = list(numbers(prose))
+    answer = spelled(prose)
+    if answer is None or not _WORD.search(_ENVIRONMENT.sub("", prose)) or value(answer) is not None:
+        return answer
+    found = numbers(prose)
     if len(found) == 1 and not _WITHIN.search(prose):
         return str(found[0])
     return None if re.search(r"\d", prose) else normalize(_TEXT.sub(r" \1 ", prose)) or None
 
 
 def spelled(latex: str) -> str | None:
-    r"""LaTeX in one spelling: a number by its exact value, words without case, anything else without what has no meaning.
+    r"""LaTeX in one spelling: a number by its exact value, words without case, the rest without what has no meaning.
 
     >>> spelled(r"\left( 3, \dfrac{\pi}2 \right)"), spelled(r"0.50\text{ cm}^2"), spelled(r"\text{ Evelyn}")
     ('(3,\\frac{\\pi}{2})', '1/2', 'evelyn')
@@ -93,8 +117,8 @@ def spelled(latex: str) -> str | None:
     if words is not None:
         return words or None
     latex = without_unit(latex)
-    for spelling, kept in _SPELLINGS:
-        latex = spelling.sub(kept, latex)
+    for spelling, plain in _SPELLINGS:
+        latex = spelling.sub(plain, latex)
     latex = latex.strip(" ,;:").rstrip(" .")
     if _SEVERAL.fullmatch(latex) and value(latex) is None:
         return None  # of which math-verify takes one
@@ -130,7 +154,7 @@ def wrapped_words(latex: str) -> str | None:
     bare = latex.strip(" $").rstrip(" .")
     inside = _TEXT.fullmatch(bare)
     words = inside[1] if inside else bare if re.fullmatch(r"[^\W\d_]{3,}(?: [^\W\d_]+)*", bare) else None
-    return None if words is None or any(one.isdigit() for one in words) else normalize(words)
+    return None if words is None or any(map(str.isdigit, words)) else normalize(words)
 
 
 def numeral(spelling: str) -> tuple[str, str] | None:

@@ -1,4 +1,8 @@
-r"""The grader `math`: what an answer states is compared as numbers, as text, and by math-verify in a process of its own."""
+r"""The grader `math`: what an answer states is compared as numbers, as text, and by math-verify.
+
+math-verify runs in a process of its own (``math_worker.py``), which is ended when an answer takes too long. Where it
+raises an error, runs out of time or crashes, the grade is unknown; only its verdict makes an answer wrong.
+"""
 
 from __future__ import annotations
 
@@ -10,29 +14,15 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock
-from types import TracebackType
 from typing import Self
 
 from extract.errors import InputError
-from extract.grading.base import Case, Counts, Decide, Grade
+from extract.grading.base import Case, Counts, Decide, Grade, from_decisions
 from extract.grading.latex import numeral, spelled, stated_answer, value, wrapped_words
 from extract.grading.math_worker import Verdict
-from extract.questions.question import Question
 from extract.text import normalize
 
 SECONDS = 10.0  # for one answer
-RULE = (
-    "The last \\boxed{}, else what follows the last 'answer is', else the last formula, else the last line; spacing, units, degrees, "
-    "currencies and percent signs don't count. Nothing is taken from prose that holds several numbers, nor beside a word that makes of "
-    "a number or formula a part ('10 or 20', 'not 20', '20 times x'). Right when it is spelled like a reference, or has its exact value; where one of the two "
-    "is no number, when math-verify 0.9 finds them equal. "
-    f"Unknown where that takes more than {SECONDS:g} seconds or fails."
-)
-
-
-def parse_math(question: Question, text: str) -> str | None:
-    """What an answer states, in one spelling."""
-    return stated_answer(text)
 
 
 def equal_as_it_stands(gold: str, answer: str) -> bool | None:
@@ -80,7 +70,8 @@ class Algebra:
     def __init__(self, seconds: float = SECONDS) -> None:
         if find_spec("math_verify") is None:
             raise InputError(
-                "Expected math-verify to be installed, which the grader 'math' needs, but it is not. Run `pip install 'confidence-probes[math]'`."
+                "Expected math-verify to be installed, which the grader 'math' needs, but it is not. "
+                "Run `pip install 'confidence-probes[math]'`."
             )
         self.seconds = seconds
         self._process: subprocess.Popen[str] | None = None
@@ -113,9 +104,7 @@ class Algebra:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._end()
 
 
@@ -135,9 +124,10 @@ def _start() -> subprocess.Popen[str]:
     )
     assert process.stdout is not None
     if not process.stdout.readline():
-        said = process.communicate()[1].strip().splitlines() or ["nothing"]
+        lines = process.communicate()[1].strip().splitlines() or ["nothing"]
         raise InputError(
-            f"Expected math-verify to start, but its process said {said[-1]!r}. Run `pip install 'confidence-probes[math]'` again."
+            f"Expected math-verify to start, but its process said {lines[-1]!r}. "
+            "Run `pip install 'confidence-probes[math]'` again."
         )
     return process
 
@@ -159,9 +149,22 @@ def decide_math() -> Iterator[Decide]:
 
 def _decide(case: Case, algebra: Algebra) -> Grade:
     references = case.question.references
-    shown = [equal_as_it_stands(gold, case.answer) for gold in references]
-    if True in shown:
+    verdicts = [equal_as_it_stands(gold, case.answer) for gold in references]
+    if True in verdicts:
         return Grade(True, case.answer)
-    unclear = [spelled(gold) or gold for gold, equal in zip(references, shown, strict=True) if equal is None]
+    unclear = [spelled(gold) or gold for gold, equal in zip(references, verdicts, strict=True) if equal is None]
     verdict = algebra.equal(unclear, case.answer) if unclear else False
     return Grade(False, None) if verdict == "unread" else Grade(verdict, case.answer)
+
+
+MATH = from_decisions(
+    "math",
+    lambda question, text: stated_answer(text),
+    decide_math,
+    "The last \\boxed{}, else what follows the last 'answer is', else the last formula, else the last line; spacing, "
+    "units, degrees, currencies and percent signs don't count. Nothing is taken from prose that holds several numbers, "
+    "nor beside a word that makes of a number or formula a part ('10 or 20', 'not 20', '20 times x'). Right when it is "
+    "spelled like a reference, or has its exact value; where one of the two is no number, when math-verify 0.9 finds "
+    f"them equal. Unknown where that takes more than {SECONDS:g} seconds or fails.",
+    kinds=("math",),
+)

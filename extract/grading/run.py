@@ -1,14 +1,16 @@
-"""Filling a store's grades: the answers that a grader has not graded, and those that it could not decide, a part at a time."""
+"""Grade a store: the answers that a grader has not graded, and those that it could not decide."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from typing import Any
 
 from extract.errors import InputError
 from extract.grading.base import Grade, GradeAll, Grader, Known
 from extract.running.progress import Progress, say
 from extract.running.worker import Worker
-from extract.store.fill import is_damaged
+from extract.store.fill import fill, missing_shards
 from extract.store.shards import SampleRange
 from extract.store.store import Store
 
@@ -22,42 +24,64 @@ def fill_grades(store: Store, grader: Grader, worker: Worker) -> None:
         worker: Whose blocks.
 
     Raises:
-        InputError: The grades that there are were given by another rule, or the grader can't grade.
+        InputError: The existing grades were given by another rule, or the grader can't grade.
     """
-    graded = [part for part in store.grades.ranges(grader.name) if worker.has(part.block)]
-    damaged = {part for part in graded if _is_damaged(store, grader.name, part)}
-    whole = [part for part in graded if part not in damaged]
-    if grader.may_decide_later:
-        _check_rule(store, grader, whole)
-    undecided = [part for part in whole if grader.may_decide_later and _undecided(store, grader, part)]
-    missing = [*damaged, *(part for part in store.grades.missing(grader.name) if worker.has(part.block))]
-    if not missing and not undecided:
-        say(f"grade: all answers are graded by {grader.name}")
-        return
-    _fill_parts(store, grader, worker, missing, undecided)
-
-
-def _is_damaged(store: Store, grader: str, part: SampleRange) -> bool:
-    """Whether grades are not as they were written, or of answers that others have replaced; says so."""
-    return is_damaged(store, store.grades.file(grader, part), lambda: store.grades.read(grader, part))
-
-
-def _fill_parts(
-    store: Store, grader: Grader, worker: Worker, missing: list[SampleRange], undecided: list[SampleRange]
-) -> None:
-    total = sum(map(store.questions.n_rows, missing)) + sum(_undecided(store, grader, part) for part in undecided)
-    counts: Counter[str] = Counter()
-    with Progress(f"grade{worker.label}", total, "answers") as progress, grader.running() as grade_all:
-        known: Known = {}
-        block = -1
-        for part in sorted((*missing, *undecided)):
-            if part.block != block:
-                known, block = _recalled(store, grader, part.block, missing), part.block
-            grades = _grade_part(store, grader, part, grade_all, known, progress, again=part in undecided)
-            counts.update(map(_verdict, grades))
-    say(
-        f"grade: {counts.total()} answers graded by {grader.name}, {counts['right']} right, {counts['unknown']} unknown, {counts['unread']} without an answer that can be read, which is wrong"
+    name, ranges = grader.name, store.samples.ranges()
+    missing = missing_shards(
+        store, ranges, worker, lambda samples: store.grades.file(name, samples), lambda x: store.grades.read(name, x)
     )
+    graded = [samples for samples in ranges if worker.has(samples.block) and samples not in missing]
+    undecided: dict[SampleRange, int] = {}
+    if grader.may_decide_later:
+        _check_rule(store, grader, graded)
+        counted = {samples: store.grades.read(name, samples)["right"].null_count for samples in graded}
+        undecided = {samples: count for samples, count in counted.items() if count}
+    if not missing and not undecided:
+        say(f"grade: all answers are graded by {name}")
+        return
+    verdicts: Counter[str] = Counter()
+    known: dict[int, Known] = {}  # of the block that is being graded
+    with grader.running() as grade_all:
+
+        def make(samples: SampleRange, progress: Progress) -> None:
+            if samples.block not in known:
+                known.clear()
+                finished = [other for other in graded if other.block == samples.block]
+                known[samples.block] = _decided(store, grader, finished)
+            again = samples in undecided
+            verdicts.update(_grade_range(store, grader, samples, grade_all, known[samples.block], progress, again))
+
+        to_grade = sorted((*missing, *undecided))
+        fill("grade", "answers", to_grade, lambda x: undecided.get(x) or store.questions.n_rows(x), make, worker)
+    say(
+        f"grade: {verdicts.total()} answers graded by {name}, {verdicts['right']} right, "
+        f"{verdicts['unknown']} unknown, {verdicts['unread']} without an answer that can be read, which is wrong"
+    )
+
+
+def _grade_range(
+    store: Store,
+    grader: Grader,
+    samples: SampleRange,
+    grade_all: GradeAll,
+    known: Known,
+    progress: Progress,
+    again: bool,
+) -> list[str]:
+    """Grade the answers of a range, or those that were undecided, write the grades, and name the new verdicts."""
+    rows: dict[tuple[str, int], dict[str, Any]] = {}
+    if again:
+        decided = (row for row in store.grades.read(grader.name, samples).to_pylist() if row["right"] is not None)
+        rows = {(row["question_id"], row["sample"]): row for row in decided}
+    questions = {question.id: question for question in store.questions.block(samples)}
+    answers = store.samples.read(samples).select(["question_id", "sample", "text"]).to_pylist()
+    keys = [(answer["question_id"], answer["sample"]) for answer in answers]
+    new = [(key, answer["text"]) for key, answer in zip(keys, answers, strict=True) if key not in rows]
+    grades = grade_all([(questions[key[0]], text) for key, text in new], known, progress)
+    for (key, _), grade in zip(new, grades, strict=True):
+        rows[key] = {"question_id": key[0], "sample": key[1], **grade._asdict()}
+    store.grades.write(grader.name, samples, [rows[key] for key in keys], grader.rule)
+    return [_verdict(grade) for grade in grades]
 
 
 def _verdict(grade: Grade) -> str:
@@ -66,36 +90,11 @@ def _verdict(grade: Grade) -> str:
     return "unread" if grade.answer is None else "right" if grade.right else "wrong"
 
 
-def _grade_part(
-    store: Store, grader: Grader, part: SampleRange, grade_all: GradeAll, known: Known, progress: Progress, again: bool
-) -> list[Grade]:
-    """Grade the answers of a part, or those of them that were undecided, and keep the grades."""
-    kept = {}
-    if again:
-        rows = store.grades.read(grader.name, part).to_pylist()
-        kept = {(row["question_id"], row["sample"]): row for row in rows if row["right"] is not None}
-    questions = {question.id: question for question in store.questions.block(part)}
-    answers = store.samples.read(part).select(["question_id", "sample", "text"]).to_pylist()
-    new = [one for one in answers if (one["question_id"], one["sample"]) not in kept]
-    grades = grade_all([(questions[one["question_id"]], one["text"]) for one in new], known, progress)
-    for one, grade in zip(new, grades, strict=True):
-        key = {"question_id": one["question_id"], "sample": one["sample"]}
-        kept[one["question_id"], one["sample"]] = {**key, **grade._asdict()}
-    store.grades.write(grader.name, part, [kept[one["question_id"], one["sample"]] for one in answers], grader.rule)
-    return grades
-
-
-def _undecided(store: Store, grader: Grader, part: SampleRange) -> int:
-    """How many answers of a graded part are unknown."""
-    return int(store.grades.read(grader.name, part)["right"].null_count)
-
-
-def _recalled(store: Store, grader: Grader, block: int, missing: list[SampleRange]) -> Known:
-    """What a grader decided about a block's answers in parts that it has graded, for one whose decisions are dear."""
+def _decided(store: Store, grader: Grader, graded: Sequence[SampleRange]) -> Known:
+    """What a grader whose decisions are expensive has decided about the answers of ranges."""
     if not grader.may_decide_later:
         return {}
-    parts = [part for part in store.grades.ranges(grader.name) if part.block == block and part not in missing]
-    rows = (row for part in parts for row in store.grades.read(grader.name, part).to_pylist())
+    rows = (row for samples in graded for row in store.grades.read(grader.name, samples).to_pylist())
     return {
         (row["question_id"], row["answer"]): Grade(row["right"], row["answer"])
         for row in rows
@@ -103,16 +102,17 @@ def _recalled(store: Store, grader: Grader, block: int, missing: list[SampleRang
     }
 
 
-def _check_rule(store: Store, grader: Grader, graded: list[SampleRange]) -> None:
+def _check_rule(store: Store, grader: Grader, graded: Sequence[SampleRange]) -> None:
     """Refuse to mix grades of two rules in a folder.
 
     Raises:
-        InputError: The rule of the grades that there are is another one.
+        InputError: The existing grades were given by another rule.
     """
-    other = next((part for part in graded if store.grades.rule(grader.name, part) != grader.rule), None)
+    other = next((samples for samples in graded if store.grades.rule(grader.name, samples) != grader.rule), None)
     if other is not None:
         folder = store.grades.file(grader.name, other).parent
         name = ", or give another --judge.name" if grader.name.startswith("judge-") else ""
         raise InputError(
-            f"Expected the grades in {str(folder)!r} to be by the rule of this run, but they are by another, which their metadata holds. Delete that folder to grade anew{name}."
+            f"Expected the grades in {str(folder)!r} to be by the rule of this run, but they are by another, which "
+            f"their metadata holds. Delete that folder to grade anew{name}."
         )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from extract.questions.loaders import find_source
 from extract.questions.question import Question, questions_hash
 from extract.questions.sets import SETS
+from extract.questions.source import find_source
 from extract.questions.subset import subset
 
 
@@ -23,8 +23,8 @@ def load_questions(
     """Load a question set and take a seeded subset of it.
 
     Args:
-        questions: Name of a set, NAME=PATH for a set's own file, path of a ``.jsonl``, ``.json``, ``.csv`` or ``.parquet``
-            file, or an id on the Hugging Face Hub with an optional ``:CONFIG``.
+        questions: Name of a set, NAME=PATH for a set's own file, path of a ``.jsonl``, ``.json``, ``.csv`` or
+            ``.parquet`` file, or an id on the Hugging Face Hub with an optional ``:CONFIG``.
         n_questions: How many to take; None takes all. The choice depends on `seed` and each id alone.
         seed: Seed of the order, of the subset and of shuffled options.
         stratify_by: Field whose values get equal shares of n_questions, see `subset`.

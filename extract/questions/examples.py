@@ -9,8 +9,8 @@ from dataclasses import replace
 from extract.errors import InputError
 from extract.hashing import hash_order
 from extract.prompts import PromptTemplate
-from extract.questions.loaders import Source
 from extract.questions.question import Question
+from extract.questions.source import Source
 
 
 def with_examples(source: Source, prompt: PromptTemplate, seed: int) -> tuple[list[Question], PromptTemplate]:

@@ -1,63 +1,109 @@
 """`facts`: short questions that a small model gets right some of the time; built at run time, no download.
 
-Countries come from the `countryinfo` package (MIT), elements from a table of our own, sums and products from
-arithmetic. A question whose answer stands in its own text is left out: an echo would be graded right.
+Countries come from the `countryinfo` package (MIT), elements from a table of our own, sums and products from arithmetic.
+``facts.json`` holds that table, further accepted names, and what is not asked of a country because its answer is
+disputed, outdated or ambiguous; the exclusions were made by reading every entry of countryinfo 1.0.1. A question whose
+answer stands in its own text is left out: an echo would be graded right.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import json
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
-from extract.questions.countries import continent_forms, continent_rivals, countries
-from extract.questions.elements import AMBIGUOUS_SYMBOLS, ELEMENTS, NAME_ALIASES
+from extract.errors import InputError
 from extract.questions.question import Question
 from extract.text import contains_answer
 
-_NUMBER_WORDS = {
-    **dict(
-        enumerate(
-            "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen".split()
-        )
-    ),
-    **{10 * tens: word for tens, word in enumerate("twenty thirty forty fifty sixty seventy eighty".split(), 2)},
-}
+_MIN_POPULATION = 300_000
+_NO_PLURAL = ("s", "sh", "ch", "se", "z", "o", "ic", "asy", "man")
+_ONES = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
+    "eighteen nineteen"
+).split()
+_TENS = "zero ten twenty thirty forty fifty sixty seventy eighty".split()
 
 
 def facts() -> list[Question]:
-    """All questions of the set, about 770: capital, continent, demonym, symbol, element, sum, product."""
-    questions = [*_about_countries(), *_about_elements(), *_arithmetic()]
+    """All questions of the set, about 770: capital, continent, demonym, symbol, element, sum, product.
+
+    Raises:
+        InputError: The `countryinfo` package is not installed.
+    """
+    tables = json.loads(Path(__file__).with_name("facts.json").read_text(encoding="utf-8"))
+    questions = [*_about_countries(tables["countries"]), *_about_elements(tables["elements"]), *_arithmetic()]
     return [
-        q
-        for q in questions
-        if not contains_answer(q.text, q.references, case_sensitive=bool(q.meta.get("case_sensitive")))
+        question
+        for question in questions
+        if not contains_answer(question.text, question.references, bool(question.meta.get("case_sensitive")))
     ]
 
 
-def _about_countries() -> Iterator[Question]:
-    for country in countries():
-        if country.capitals:
-            yield _question("capital", country.name, f"What is the capital of {country.name}?", country.capitals)
-        if country.continents:
-            yield _question(
-                "continent",
-                country.name,
-                f"Which continent is {country.name} in?",
-                continent_forms(country.continents),
-                rivals=continent_rivals(country.continents),
-            )
-        if country.demonyms:
-            yield _question(
-                "demonym", country.name, f"What nationality is someone from {country.name}?", country.demonyms
-            )
+def _about_countries(tables: dict[str, Any]) -> Iterator[Question]:
+    for name, data in sorted(_countries(tables).items()):
+        title = f"the {name}" if name in tables["with article"] else name
+        if name not in tables["capital left out"]:
+            capitals = (data["capital"], *tables["capital aliases"].get(name, ()))
+            yield _question("capital", title, f"What is the capital of {title}?", capitals)
+        if name not in tables["continent left out"]:
+            continents = _continents(data)
+            forms = _continent_forms(continents, tables["continent adjectives"])
+            rivals = _continent_rivals(continents, tables["continent adjectives"])
+            yield _question("continent", title, f"Which continent is {title} in?", forms, rivals=rivals)
+        if name not in tables["demonym left out"]:
+            demonyms = (data["demonym"], *tables["demonym aliases"].get(name, ()))
+            plurals = (demonym + "s" for demonym in demonyms if not demonym.endswith(_NO_PLURAL))
+            yield _question("demonym", title, f"What nationality is someone from {title}?", (*demonyms, *plurals))
 
 
-def _about_elements() -> Iterator[Question]:
-    for name, symbol in ELEMENTS:
-        if symbol not in AMBIGUOUS_SYMBOLS:
-            yield _question("symbol", name, f"What is the chemical symbol of {name}?", (symbol,), case_sensitive=True)
-        yield _question(
-            "element", symbol, f"Which chemical element has the symbol {symbol}?", (name, *NAME_ALIASES.get(name, ()))
+def _countries(tables: dict[str, Any]) -> dict[str, dict[str, str]]:
+    if importlib.util.find_spec("countryinfo") is None:
+        raise InputError(
+            "Expected the package `countryinfo` for the question set 'facts', but it is not installed. "
+            "Run `pip install --no-deps -r requirements-embedded.txt`."
         )
+    from countryinfo import all_countries
+
+    entries = [country.info() for country in all_countries()]
+    large = {
+        data["name"].removeprefix("The "): data for data in entries if (data.get("population") or 0) > _MIN_POPULATION
+    }
+    return {name: data for name, data in large.items() if name not in tables["left out"]}
+
+
+def _continents(data: dict[str, str]) -> tuple[str, ...]:
+    if data["region"] != "Americas":
+        return (data["region"],)
+    if data["name"] in ("Canada", "Mexico", "United States"):
+        return ("North America",)
+    regions = {"South America": ("South America",), "Central America": ("North America", "Central America")}
+    return regions.get(data["intermediateregion"], ("North America", "Caribbean"))
+
+
+def _continent_forms(continents: tuple[str, ...], adjectives: dict[str, str]) -> tuple[str, ...]:
+    """Continents with their other forms, for example "Africa" and "African country"."""
+    nouns = ("continent", "country", "nation", "state")
+    return (*continents, *(f"{adjectives[name]} {noun}" for name in continents if name in adjectives for noun in nouns))
+
+
+def _continent_rivals(continents: tuple[str, ...], adjectives: dict[str, str]) -> tuple[str, ...]:
+    """Forms of the other continents, and phrases that hold a continent's name and mean something else."""
+    # "Central America" does not contradict "North America"
+    related = {*continents, "Central America"} if "North America" in continents else {*continents}
+    others = _continent_forms(tuple(name for name in adjectives if name not in related), adjectives)
+    americas = () if any(name.endswith(("America", "Caribbean")) for name in continents) else ("America", "Americas")
+    return (*others, "South Africa", "north of Africa", "Asia Minor", *americas)
+
+
+def _about_elements(tables: dict[str, Any]) -> Iterator[Question]:
+    for name, symbol in tables["symbols"].items():
+        if symbol not in tables["ambiguous symbols"]:  # in running text they can't be told from a word
+            yield _question("symbol", name, f"What is the chemical symbol of {name}?", (symbol,), case_sensitive=True)
+        names = (name, *tables["aliases"].get(name, ()))
+        yield _question("element", symbol, f"Which chemical element has the symbol {symbol}?", names)
 
 
 def _arithmetic() -> Iterator[Question]:
@@ -67,15 +113,13 @@ def _arithmetic() -> Iterator[Question]:
             yield _question("product", f"{a}x{b}", f"What is {a} times {b}?", _number_forms(a * b))
 
 
-def _number_forms(number: int) -> tuple[str, ...]:
-    tens, ones = number - number % 10, number % 10
-    words = _NUMBER_WORDS[number] if number in _NUMBER_WORDS else f"{_NUMBER_WORDS[tens]}-{_NUMBER_WORDS[ones]}"
+def _number_forms(number: int) -> tuple[str, str]:
+    tens, ones = divmod(number, 10)
+    words = _ONES[number] if number < 20 else f"{_TENS[tens]}-{_ONES[ones]}" if ones else _TENS[tens]
     return str(number), words
 
 
-def _question(
-    group: str, item: str, text: str, references: tuple[str, ...], **meta: bool | tuple[str, ...]
-) -> Question:
+def _question(group: str, item: str, text: str, references: tuple[str, ...], **meta: Any) -> Question:
     return Question(
         id=f"{group}/{item}",
         dataset="facts",

@@ -4,31 +4,29 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from string import ascii_uppercase
 from typing import Any, get_args
 
 from extract.errors import InputError, nearest
+from extract.questions.numbers import gold_number
 from extract.questions.question import Kind
 
-#: What a map of fields can fill.
-MAPPED = ("id", "text", "references", "kind", "choices", "group", "meta")
+#: Fields of a question in our own form, and those that a map of fields can fill.
+FIELDS = ("id", "text", "messages", "references", "kind", "choices", "group", "meta")
+MAPPED = tuple(name for name in FIELDS if name != "messages")
 _COLUMN = re.compile(r"\{([^{}]+)\}")
-#: A number whose commas stand where those of thousands do, also of lakhs; in "1,5" one stands for a decimal point.
-_THOUSANDS = re.compile(r"[-+]?\s*[1-9]\d{0,2}(?:,\d{2,3})*,\d{3}(?:\.\d*)?")
-#: Digits before and behind the point of a gold number.
-_MOST_DIGITS = 300
 
-#: Fields of a question that a row gives; `id` and `dataset` may lack.
+#: Fields of a question that a row gives; `id` and `dataset` may be missing.
 Draft = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a dataset, which says what it lacks.
+    """A row of a dataset, whose errors say what it lacks.
 
     Attributes:
         values: Its values by column.
@@ -49,8 +47,10 @@ class Row:
         value: Any = self.values
         for name in column.split("."):
             if not isinstance(value, Mapping) or name not in value:
+                known = list(map(str, self.values))
                 raise InputError(
-                    f"Expected {self.where} to have the column {column!r}, but its columns are {', '.join(map(str, self.values))}.{nearest(column, map(str, self.values))} Name the columns of this dataset in --fields."
+                    f"Expected {self.where} to have the column {column!r}, but its columns are {', '.join(known)}."
+                    f"{nearest(column, known)} Name the columns of this dataset in --fields."
                 )
             value = value[name]
         return value
@@ -58,18 +58,17 @@ class Row:
     def text(self, given: str) -> str:
         """A column as text, or a text with ``{column}`` in it; empty where the row has nothing there."""
         if _COLUMN.search(given):
-            return _COLUMN.sub(lambda found: self.text(found[1]), given).strip()
+            return _COLUMN.sub(lambda match: self.text(match[1]), given).strip()
         return self._as_text(self.value(given), given)
 
     def texts(self, given: str | Sequence[str]) -> tuple[str, ...]:
         """One or several columns as texts, each of which may hold a list of them."""
         if not isinstance(given, str):
-            return tuple(text for one in given for text in self.texts(one))
+            return tuple(text for column in given for text in self.texts(column))
         if _COLUMN.search(given):
             return (self.text(given),)
         value = self.value(given)
-        values = value if isinstance(value, list | tuple) else [value]
-        return tuple(self._as_text(one, given) for one in values)
+        return tuple(self._as_text(item, given) for item in (value if isinstance(value, list | tuple) else [value]))
 
     def plain(self, column: str) -> Any:
         """What a column holds as plain JSON types: times as texts, and None where there is no finite number."""
@@ -77,15 +76,15 @@ class Row:
 
     def _as_plain(self, value: Any, column: str) -> Any:
         if isinstance(value, Mapping):
-            return {str(name): self._as_plain(one, column) for name, one in value.items()}
+            return {str(name): self._as_plain(item, column) for name, item in value.items()}
         if isinstance(value, list | tuple):
-            return [self._as_plain(one, column) for one in value]
-        if _is_nothing(value):
+            return [self._as_plain(item, column) for item in value]
+        if _is_missing(value):
             return None
         return value if isinstance(value, str | int | float) else self._as_text(value, column)
 
     def _as_text(self, value: Any, column: str) -> str:
-        if _is_nothing(value):
+        if _is_missing(value):
             return ""
         if isinstance(value, bool):
             return str(value).lower()
@@ -96,16 +95,17 @@ class Row:
         if isinstance(value, str | int | float | Decimal | date):
             return str(value).replace("\r\n", "\n").strip()  # a line's end in a table that was saved on Windows
         raise InputError(
-            f"Expected the column {column!r} of {self.where} to hold a text or a number, but it holds a {type(value).__name__}. Name another column, or a path into this one such as {column}.NAME."
+            f"Expected the column {column!r} of {self.where} to hold a text or a number, but it holds a "
+            f"{type(value).__name__}. Name another column, or a path into this one such as {column}.NAME."
         )
 
 
-def _is_nothing(value: Any) -> bool:
+def _is_missing(value: Any) -> bool:
     """Whether a cell is empty; tables write NaN where there is no number."""
     return value is None or (isinstance(value, float | Decimal) and not math.isfinite(value))
 
 
-#: Makes a question's fields of a row; what is by chance in it depends on the seed.
+#: Makes a question's fields of a row; what is random in it depends on the seed.
 Read = Callable[[Row, int], Draft]
 
 
@@ -113,17 +113,18 @@ def by_fields(fields: Mapping[str, Any]) -> Read:
     r"""A reader of rows, by a map from a question's fields to columns.
 
     A column is a name, a path such as ``answer.aliases``, a text with ``{column}`` in it, or for `references` and
-    `choices` a list of these. `kind` is the kind itself. `meta` is a map of its own. Of a `number` the references are the
-    numbers behind ``####`` where there is one; of a `choice` they say which of the `choices` is right, see `right_option`.
+    `choices` a list of these. `kind` is the kind itself. `meta` is a map of its own. Of a `number` the references are
+    the numbers behind ``####`` where there is one; of a `choice` they say which of the `choices` is right, see
+    `right_option`.
 
     Raises:
-        InputError: Not such a map; of rows: a column that is not there, no text, or an answer that is no number or option.
+        InputError: Not such a map; for a row: a missing column, no text, or an answer that is no number or option.
 
     >>> row = Row({"q": "1 + 1?", "a": "It is\n#### 1,002.0", "level": 3}, "row 1")
     >>> by_fields({"text": "{q} Say it.", "references": "a", "kind": "number", "meta": {"level": "level"}})(row, 0)
     {'text': '1 + 1? Say it.', 'meta': {'level': 3}, 'references': ('1002',), 'kind': 'number'}
     """
-    _check(fields)
+    _check_fields(fields)
     kind = fields.get("kind", "choice" if "choices" in fields else "short")
 
     def read(row: Row, seed: int) -> Draft:
@@ -134,14 +135,14 @@ def by_fields(fields: Mapping[str, Any]) -> Read:
             )
         references = tuple(text for text in dict.fromkeys(row.texts(fields["references"])) if text)
         if kind == "number":
-            references = tuple(dict.fromkeys(number(text, row.where) for text in references))
+            references = tuple(dict.fromkeys(gold_number(text, row.where) for text in references))
         if "choices" in fields:
             draft["choices"] = row.texts(fields["choices"])
-        if kind == "choice":
-            answer = fields["references"]
-            held = row.value(answer) if isinstance(answer, str) and not _COLUMN.search(answer) else None
-            given = held if isinstance(held, int) and not isinstance(held, bool) else "".join(references[:1])
-            references = right_option(given, draft["choices"], row.where) if references else ()
+        if kind == "choice" and references:
+            column = fields["references"]
+            value = row.value(column) if isinstance(column, str) and not _COLUMN.search(column) else None
+            is_place = isinstance(value, int) and not isinstance(value, bool)
+            references = right_option(value if is_place else references[0], draft["choices"], row.where)
         if "meta" in fields:
             draft["meta"] = {name: row.plain(column) for name, column in fields["meta"].items()}
         return {**draft, "references": references, "kind": kind}
@@ -149,61 +150,81 @@ def by_fields(fields: Mapping[str, Any]) -> Read:
     return read
 
 
-def _check(fields: Mapping[str, Any]) -> None:
+def _check_fields(fields: Mapping[str, Any]) -> None:
     def is_column(value: Any) -> bool:
         return isinstance(value, str) and bool(value)
 
     def is_list(value: Any) -> bool:
         return is_column(value) or (isinstance(value, list) and bool(value) and all(map(is_column, value)))
 
+    def is_map(value: Any) -> bool:
+        return isinstance(value, Mapping) and all(map(is_column, value.values()))
+
     for name, value in fields.items():
         if name not in MAPPED:
+            known = ", ".join(MAPPED)
             raise InputError(
-                f"Expected the keys of `fields` to be among {', '.join(MAPPED)}, but got {name!r}.{nearest(name, MAPPED)}"
+                f"Expected the keys of `fields` to be among {known}, but got {name!r}.{nearest(name, MAPPED)}"
             )
         if name == "kind" and value not in get_args(Kind):
             raise InputError(f"Expected `fields.kind` to be one of {', '.join(get_args(Kind))}, but got {value!r}.")
-        holds = {"references": is_list, "choices": is_list, "meta": lambda one: isinstance(one, Mapping)}
-        if not holds.get(name, is_column)(value) or (name == "meta" and not all(map(is_column, value.values()))):
+        if not {"references": is_list, "choices": is_list, "meta": is_map}.get(name, is_column)(value):
             raise InputError(
-                f"Expected `fields.{name}` to name columns, but got {value!r}. Give a column, a path such as answer.aliases, or a text with {{column}} in it."
+                f"Expected `fields.{name}` to name columns, but got {value!r}. Give a column, a path such as "
+                "answer.aliases, or a text with {column} in it."
             )
     missing = [name for name in ("text", "references") if name not in fields]
     if missing or (fields.get("kind") == "choice" and "choices" not in fields):
         raise InputError(
-            f"Expected `fields` to name the column of {' and '.join(missing) or 'choices'}, but got {dict(fields)!r}. Give for example --fields '{{text: question, references: answer}}'."
+            f"Expected `fields` to name the column of {' and '.join(missing) or 'choices'}, but got {dict(fields)!r}. "
+            "Give for example --fields '{text: question, references: answer}'."
         )
 
 
-def number(text: str, where: str) -> str:
-    """The number that an answer is, or that stands behind its last ``####``, in its plainest form; all its digits stay.
+def own_form(row: Row, seed: int = 0) -> Draft:
+    """The fields of a question from a row whose columns are these; a field that is null is missing.
+
+    Of options, the right one is given by letter, text or place, see `right_option`.
 
     Raises:
-        InputError: There is none, it has hundreds of digits, or a comma stands where none of thousands can.
-
-    >>> number("145.0", "row 1"), number("3 apples of 2 each: #### $1,006.", "row 2")
-    ('145', '1006')
+        InputError: A field is unknown or of the wrong type.
     """
-    plain = text.rsplit("####", 1)[-1].strip().rstrip(".")
-    digits = plain.replace("$", "")
-    try:
-        value = Decimal(digits.replace(",", ""))
-        if not value.is_finite() or ("," in digits and not _THOUSANDS.fullmatch(digits.strip())):
-            raise InvalidOperation
-    except InvalidOperation:
+    unknown = next((name for name in row.values if name not in FIELDS), None)
+    if unknown is not None:
         raise InputError(
-            f"Expected the answer in {where} to be a number, because the kind is number, but got {plain[:40]!r}. Correct it, or give another kind in --fields."
-        ) from None
-    if max(len(value.as_tuple().digits), abs(value.adjusted())) > _MOST_DIGITS:
-        raise InputError(
-            f"Expected the answer in {where} to be a number of at most {_MOST_DIGITS} digits, but got {plain[:40]!r}. Remove the row, or give another kind in --fields."
+            f"Expected the fields of {row.where} to be among {', '.join(FIELDS)}, but got {unknown!r}."
+            f"{nearest(unknown, FIELDS)} Name other columns in --fields, such as "
+            "--fields '{text: COLUMN, references: COLUMN}'."
         )
-    written = format(value, "f")
-    written = written.rstrip("0").rstrip(".") if "." in written else written
-    return str(int(value)) if value == value.to_integral_value() else written
+    values = {name: value for name, value in row.values.items() if value is not None}
+    kind, choices, references = values.get("kind", "short"), _strings(values, "choices", row), ()
+    references = _strings(values, "references", row)
+    if kind == "choice" and references and choices:
+        references = right_option(references[0], choices, row.where)
+    draft = {"references": references, "choices": choices, "id": str(values.get("id", ""))}
+    for name, expected in (("text", str), ("messages", list), ("kind", str), ("group", str), ("meta", dict)):
+        if name in values:
+            if not isinstance(values[name], expected):
+                raise InputError(
+                    f"Expected `{name}` in {row.where} to be a {expected.__name__}, but got {values[name]!r}. "
+                    "Correct the field."
+                )
+            draft[name] = tuple(values[name]) if expected is list else values[name]
+    return draft
 
 
-def right_option(answer: int | str, choices: Iterable[str], where: str) -> tuple[str, ...]:
+def _strings(values: Mapping[str, Any], name: str, row: Row) -> tuple[str, ...]:
+    value = values.get(name, [])
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or not all(isinstance(text, str) and text.strip() for text in texts):
+        raise InputError(
+            f"Expected `{name}` in {row.where} to be a text or a list of texts, none empty, but got {value!r}. "
+            "Correct the field."
+        )
+    return tuple(texts)
+
+
+def right_option(answer: int | str, choices: Sequence[str], where: str) -> tuple[str, ...]:
     """Letter and text of the right option.
 
     Args:
@@ -212,24 +233,27 @@ def right_option(answer: int | str, choices: Iterable[str], where: str) -> tuple
         where: For the message.
 
     Raises:
-        InputError: It is none of them, the text of several, or there are more than 26.
+        InputError: The answer is none of the options, or the text of several, or there are more than 26 options.
 
     >>> right_option("B", ["Oslo", "Lima"], "row 1"), right_option(0, ["Oslo", "Lima"], "row 1")
     (('B', 'Lima'), ('A', 'Oslo'))
     """
-    options = tuple(choices)
-    letters = ascii_uppercase[: len(options)]
+    letters = list(ascii_uppercase[: len(choices)])
+    places = [str(place) for place in range(len(choices))]
     if isinstance(answer, int):
-        place = answer if 0 <= answer < len(options) else None
+        place = answer if 0 <= answer < len(choices) else None
     else:
-        known = (list(letters), options, [str(i) for i in range(len(options))])
-        place = next((names.index(answer) for names in known if answer in names), None)
-    if isinstance(answer, str) and answer not in tuple(letters) and options.count(answer) > 1:
+        forms = (letters, list(choices), places)
+        place = next((form.index(answer) for form in forms if answer in form), None)
+        if answer not in letters and list(choices).count(answer) > 1:
+            raise InputError(
+                f"Expected the answer in {where} to be one of its options, but its text is that of "
+                f"{list(choices).count(answer)}. Give the letter or the place of the right one, or make the options "
+                "differ."
+            )
+    if place is None or len(choices) > len(ascii_uppercase):
         raise InputError(
-            f"Expected the answer in {where} to be one of its options, but its text is that of {options.count(answer)}. Give the letter or the place of the right one, or make the options differ."
+            f"Expected the answer in {where} to be one of its {len(choices)} options, by letter, text or place from 0, "
+            f"but got {str(answer)[:40]!r}. Correct it."
         )
-    if place is None or len(options) > len(ascii_uppercase):
-        raise InputError(
-            f"Expected the answer in {where} to be one of its {len(options)} options, by letter, text or place from 0, but got {str(answer)[:40]!r}. Correct it."
-        )
-    return (letters[place], options[place]) if options[place] else (letters[place],)
+    return (letters[place], choices[place]) if choices[place] else (letters[place],)

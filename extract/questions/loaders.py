@@ -1,212 +1,213 @@
-"""Where questions come from: what ``--questions`` and the options beside it mean."""
+"""The rows of a dataset: of the Hugging Face Hub, of a folder that is laid out as one there, or of a file."""
 
 from __future__ import annotations
 
-import re
-import sys
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+import csv
+import json
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from extract.errors import InputError, nearest
-from extract.hashing import hash_order, sha256_json
-from extract.questions.dataset_rows import SUFFIXES, Place
-from extract.questions.fields import Draft, Read, Row, by_fields
-from extract.questions.files import FIELDS, own_form, read_jsonl
-from extract.questions.question import Question, check_loaded, says_anything
-from extract.questions.sets import BUILT, SETS, QuestionSet
+from extract.errors import InputError
+from extract.questions.sets import QuestionSet
+from extract.text import one_line
 
-_HUB_ID = re.compile(r"([\w.-]+/[\w.-]+)(?::([\w.-]+))?")
+Record = Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class Source:
-    """Questions that are not read yet.
+def load_rows(name: str, dataset: QuestionSet, path: Path | None, split: str) -> Sequence[Record]:
+    """All rows of a split; a file has one split, whatever it is called.
 
-    Attributes:
-        dataset: What they say that they are of.
-        place: Where their rows are; None for a set that is built at run time.
-        read: Makes a question of a row; None where rows are in our own form.
-        split: Split whose questions are asked.
-        train: Split that worked examples are taken from, if there is one.
-    """
-
-    dataset: str
-    place: Place | None = None
-    read: Read | None = None
-    split: str = "test"
-    train: str | None = None
-
-    def questions(self, seed: int) -> list[Question]:
-        """All questions that can be asked, in the order of their rows.
-
-        Rows that ask the same are one question, with all their answers. A row without an answer that can be graded by is
-        left out, and how many there are is said on standard error.
-
-        Args:
-            seed: Seed of shuffled options.
-
-        Raises:
-            InputError: They can't be read, or break a rule of `check_loaded`.
-        """
-        if self.place is None:
-            return list(check_loaded(BUILT[self.dataset](), f"the set {self.dataset!r}"))
-        if self.read is None and self.place.path is not None and self.place.path.suffix == ".jsonl":
-            return read_jsonl(self.place.path)
-        drafts = self._drafts(enumerate(self._rows(self.split)), seed)
-        return list(check_loaded(merged(drafts, self.dataset), repr(self.dataset)))
-
-    def examples(self, seed: int) -> Iterator[Question] | None:
-        """Questions of the train split in a seeded order, made one by one; None without such a split."""
-        if self.place is None or self.train is None or (self.place.path is not None and not self.place.path.is_dir()):
-            return None
-        rows = self._rows(self.train)
-        order = hash_order([str(i) for i in range(len(rows))], seed)
-        return (one for i in order for one in merged(self._drafts([(i, rows[i])], seed), self.dataset))
-
-    def _rows(self, split: str) -> Any:
-        assert self.place is not None
-        return self.place.rows(split)
-
-    def _drafts(self, rows: Iterable[tuple[int, Mapping[str, Any]]], seed: int) -> Iterator[tuple[Draft, str]]:
-        read = self.read or _own_columns
-        for i, values in rows:
-            row = Row(values, f"row {i + 1} of {self.dataset!r}")
-            yield read(row, seed), row.where
-
-
-def _own_columns(row: Row, seed: int) -> Draft:
-    """A row whose columns are the fields of a question."""
-    if not set(row.values) <= set(FIELDS):
-        raise InputError(
-            f"Expected `fields` for {row.where}, whose columns {', '.join(map(str, row.values))} are not those of a question ({', '.join(FIELDS)}). Say which are, for example --fields '{{text: COLUMN, references: COLUMN}}'."
-        )
-    return own_form(row.values, row.where)
-
-
-def merged(drafts: Iterable[tuple[Draft, str]], dataset: str) -> list[Question]:
-    """Questions of drafts, each once, with an id of its own: a hash of what is asked where the draft has none.
-
-    Drafts of facts that ask the same are one question with the answers of all of them, since each is right; of other
-    kinds those that are the same in everything are one.
-    """
-    questions: dict[str, Question] = {}
-    left_out: list[str] = []
-    for draft, where in drafts:
-        kind = draft.get("kind", "short")
-        references = tuple(one for one in dict.fromkeys(draft["references"]) if says_anything(kind, one))
-        if not references:
-            left_out.append(where)
-            continue
-        facts = kind in ("short", "cloze")
-        asked = [draft.get("text"), list(draft.get("messages", ())), list(draft.get("choices", ()))]
-        id_ = draft.get("id") or _hash(asked if facts else [*asked, list(references)], where)
-        question = Question(**{**draft, "id": id_, "dataset": dataset, "references": references})
-        earlier = questions.get(id_)
-        if earlier is not None:
-            together = tuple(dict.fromkeys((*earlier.references, *references)))
-            if earlier.prompt != question.prompt or not (facts or together == earlier.references):
-                raise InputError(
-                    f"Expected ids to be unique, but {where} has {id_!r}, as another question before it. Name another column for `id` in --fields, or none."
-                )
-            question = replace(earlier, references=together)
-        questions[id_] = question
-    if left_out:
-        some = f"{len(left_out)} rows without an answer that can be graded by, such as {left_out[0]}, are left out"
-        print(f"questions: {some}", file=sys.stderr)
-    return list(questions.values())
-
-
-def _hash(asked: list[Any], where: str) -> str:
-    try:
-        return sha256_json(asked)[:16]
-    except (TypeError, ValueError) as error:
-        raise InputError(f"Expected {where} to hold text, but it does not: {error}. Correct it.") from None
-
-
-def find_source(
-    questions: str,
-    fields: Mapping[str, Any] | None = None,
-    split: str | None = None,
-    revision: str | None = None,
-) -> Source:
-    """The source that options name; see `extract.recipe.StoreRecipe` for them.
+    Args:
+        name: What the dataset is called, for messages.
+        dataset: Where it is on the Hub, and how its files are read.
+        path: A file, or a folder that is laid out as a dataset on the Hub; None for the Hub.
+        split: The split.
 
     Raises:
-        InputError: Nothing is called so, or an option does not go with it.
+        InputError: There is no such file, dataset or split, it can't be read or reached, or it takes a token that is
+            not there.
     """
-    name, has_path, path = questions.partition("=")
-    name, _, config = name.partition(":")
-    if not name or (has_path and name in SETS and not path):
+    if path is None:
+        load = _from_hub
+    elif path.is_dir():
+        load = _from_folder
+    elif path.suffix in LOADERS and path.is_file():
+        load = LOADERS[path.suffix]
+    else:
         raise InputError(
-            f"Expected `questions` to name a set, a file or a dataset, but got {questions!r}. Give for example --questions facts, --questions gsm8k=PATH, or the path of a file."
+            f"Expected `questions` to be a set's name, an id on the Hugging Face Hub, or a file of "
+            f"{', '.join(LOADERS)}, but {str(path)!r} is {'another file' if path.is_file() else 'no file'}. "
+            "Check the path."
         )
-    if name in BUILT:
-        return _built(questions, name, given=bool(has_path or config or fields or split or revision))
-    if name in SETS:
-        return _of_set(name, Path(path).expanduser() if has_path else None, config or None, fields, split, revision)
-    read = by_fields(fields) if fields is not None else None
-    unknown = bool(has_path) and re.fullmatch(r"[\w-]+", name) is not None
-    place = Path(questions).expanduser()
-    if place.exists() or (place.suffix in SUFFIXES and not unknown):
-        _check_options(place, split, revision)
-        return Source(sys.intern(place.stem), Place(place.stem, place), read, split or "test")
-    if found := _HUB_ID.fullmatch(questions):
-        _check_open(next((known for known, one in SETS.items() if one.gated and _same(one.hub, found[1])), None))
-        hub = Place(found[1], hub=found[1], config=found[2], revision=revision)
-        return Source(found[1], hub, read, split or "test")
-    known = [*BUILT, *SETS]
-    raise InputError(
-        f"Expected `questions` to be one of {', '.join(known)}, NAME=PATH with one of them, a file of {', '.join(SUFFIXES)}, or an id on the Hugging Face Hub, but got {questions!r}.{nearest(name, known)}"
+    try:
+        return load(dataset, path, split)
+    except InputError:
+        raise
+    except Exception as error:  # of many kinds: those of `datasets`, pandas, pyarrow and the Hub's client
+        raise InputError(_unreadable(name, dataset, path, error)) from None
+
+
+def _from_hub(dataset: QuestionSet, path: Path | None, split: str) -> Sequence[Record]:
+    options = {"keep_default_na": False} if dataset.in_csv else {}  # "None" and "NA" are answers
+    return _load(str(dataset.hub), name=dataset.config, split=split, revision=dataset.revision, **options)
+
+
+def _from_folder(dataset: QuestionSet, path: Path, split: str) -> Sequence[Record]:
+    options = {"keep_default_na": False, "index_col": False} if any(path.rglob("*.csv")) else {}
+    return _load(str(path), name=dataset.config, split=split, streaming=True, **options)
+
+
+def _load(*names: str, **options: Any) -> Sequence[Record]:
+    import datasets
+
+    # A stream is read straight from its file; what comes from the Hub is kept in the cache, where rows have places
+    with _quiet(), warnings.catch_warnings():
+        warnings.filterwarnings("error", "Length of header or names")  # fields without a column
+        loaded = datasets.load_dataset(*names, **options)
+        return list(loaded) if options.get("streaming") else loaded
+
+
+def _from_jsonl(dataset: QuestionSet, path: Path, split: str) -> Sequence[Record]:
+    # Not by `datasets`: it knows no line numbers, takes texts that look like dates for dates, and gives up where a
+    # column holds now a text and now a list
+    records = []
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                records.append(_json_object(line, f"line {number} of {path.name!r}"))
+    return records
+
+
+def _json_object(line: bytes, where: str) -> Record:
+    try:
+        record = json.loads(line.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"Expected {where} to be UTF-8, but byte {error.start} of it is not. Save the file as UTF-8."
+        ) from None
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits is a ValueError of another kind
+        raise InputError(
+            f"Expected {where} to be a JSON object, but it does not parse ({getattr(error, 'msg', error)}). "
+            "Write one object per line."
+        ) from None
+    if not isinstance(record, dict):
+        raise InputError(
+            f"Expected {where} to be a JSON object, but got a {type(record).__name__}. Write one object per line."
+        )
+    return record
+
+
+def _from_json(dataset: QuestionSet, path: Path, split: str) -> Sequence[Record]:
+    content = json.loads(path.read_text(encoding="utf-8-sig"))
+    lists = [value for value in content.values() if _is_rows(value) and value] if isinstance(content, dict) else []
+    if len(lists) == 1:  # the rows are under a key, beside what is said of them
+        content = lists[0]
+    if not _is_rows(content):
+        raise InputError(
+            f"Expected {path.name!r} to hold one list of objects, one a question, but it holds something else. "
+            "Write such a list, or one object a line into a .jsonl file."
+        )
+    return content
+
+
+def _is_rows(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(row, dict) for row in value)
+
+
+def _from_csv(dataset: QuestionSet, path: Path, split: str) -> Sequence[Record]:
+    """Every field as text, just as it stands there: 145.0 stays, and so do NA and 007.
+
+    Not by `datasets`: it takes the first column for an index where every row has one field too many, so that all
+    others move on by one, and fills rows that are too short.
+    """
+    csv.field_size_limit(2**31 - 1)  # a question may hold a whole document
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.reader(file, strict=True)
+        lines = [(reader.line_num, fields) for fields in reader if fields]
+    names = dataset.columns or tuple(lines[0][1] if lines else ())
+    if lines and dataset.columns and len(lines[0][1]) != len(names):
+        raise InputError(
+            f"Expected {path.name!r} to have the columns {', '.join(names)} without a header, but it has "
+            f"{len(lines[0][1])} of them. Give the set's own file, or name its columns in --fields."
+        )
+    if not lines:
+        raise InputError(
+            f"Expected {path.name!r} to have a header and a row for each question, but it is empty. Give another file."
+        )
+    repeated = [name for name in names if name and names.count(name) > 1]
+    if repeated:
+        raise InputError(
+            f"Expected the columns of {path.name!r} to have a name each, but {repeated[0]!r} is there "
+            f"{names.count(repeated[0])} times. Rename them."
+        )
+    rows = lines if dataset.columns else lines[1:]
+    for number, fields in rows:
+        if len(fields) != len(names):
+            raise InputError(
+                f"Expected the row that ends in line {number} of {path.name!r} to have {len(names)} fields, as many as "
+                f"there are columns, but it has {len(fields)}. Write a text that has a comma in it between double quotes."
+            )
+    return [dict(zip(names, fields, strict=True)) for _, fields in rows]
+
+
+def _from_parquet(dataset: QuestionSet, path: Path, split: str) -> Sequence[Record]:
+    from pyarrow.parquet import read_metadata
+
+    if read_metadata(path).num_rows == 0:  # which `datasets` stumbles over
+        return []
+    return _load("parquet", data_files=str(path), split="train", streaming=True)
+
+
+#: Functions that read a file, by its suffix.
+LOADERS = {".jsonl": _from_jsonl, ".json": _from_json, ".csv": _from_csv, ".parquet": _from_parquet}
+
+
+def _unreadable(name: str, dataset: QuestionSet, path: Path | None, error: Exception) -> str:
+    """The message about a dataset that can't be read or reached."""
+    from huggingface_hub import get_token
+
+    hub, reason = dataset.hub, one_line(error, 300).rstrip(".")
+    terms = f"https://huggingface.co/datasets/{hub}"
+    if path is not None:
+        return (
+            f"Expected {str(path)!r} to be a dataset that can be read, but it is not ({reason}). "
+            "Correct it, or give another one."
+        )
+    if (dataset.gated or "gated" in reason) and get_token() is None:
+        return (
+            f"Expected a token for {hub!r}, which is given only to accounts that accepted its terms, but HF_TOKEN is "
+            f"not set. Accept them at {terms}, and set HF_TOKEN to a token of the account."
+        )
+    if "gated" in reason:
+        return (
+            f"Expected HF_TOKEN to be of an account that may read {hub!r}, but it may not ({reason}). "
+            f"Accept the terms at {terms}."
+        )
+    if isinstance(error, ConnectionError):
+        file = "PATH" if name == hub else f"{name}=PATH"
+        return (
+            f"Expected the Hugging Face Hub to be reachable for {hub!r}, but it is not ({reason}). Connect, unset "
+            f"HF_HUB_OFFLINE, or give a file of your own, as in --questions {file}."
+        )
+    return (
+        f"Expected {hub!r} to be a dataset on the Hugging Face Hub that can be read, but it is not ({reason}). "
+        "Check its id, configuration, split and revision."
     )
 
 
-def _same(hub: str | None, other: str) -> bool:
-    """Whether two ids are of one dataset: the Hub does not look at capitals."""
-    return hub is not None and hub.casefold() == other.casefold()
-
-
-def _built(questions: str, name: str, given: bool) -> Source:
-    if given:
-        raise InputError(
-            f"Expected nothing beside the set {name!r}, which is built at run time, but got {questions!r} with a file, configuration, fields, split or revision. Leave them out."
-        )
-    return Source(name)
-
-
-def _of_set(
-    name: str,
-    path: Path | None,
-    config: str | None,
-    fields: Mapping[str, Any] | None,
-    split: str | None,
-    revision: str | None,
-) -> Source:
-    of: QuestionSet = SETS[name]
-    if path is None and of.hub is None:
-        raise InputError(
-            f"Expected a file for the set {name!r}, which is not on the Hugging Face Hub in this form, but got none. Give --questions {name}=PATH with {of.file}."
-        )
-    if path is not None:
-        _check_options(path, split, revision)
-    _check_open(name if of.gated and fields is not None else None)
-    place = Place(name, path, of.hub, config or of.config, revision or of.revision, of.gated, of.in_csv, of.columns)
-    split = split or of.split
-    read = of.read if fields is None else by_fields(fields)
-    return Source(name, place, read, split, of.train if of.train != split else None)
-
-
-def _check_options(path: Path, split: str | None, revision: str | None) -> None:
-    if revision is not None or (split is not None and not path.is_dir()):
-        raise InputError(
-            f"Expected no `{'questions_revision' if revision is not None else 'split'}` for {str(path)!r}, which is no dataset on the Hugging Face Hub. Leave it out."
-        )
-
-
-def _check_open(gated: str | None) -> None:
-    """Refuse columns of a user's own for a set that is not to be shown, because then nothing would mark it so."""
-    if gated is not None:
-        raise InputError(
-            f"Expected the set {gated!r} by its name and without `fields`, because its authors ask that none of it be shown, which only its own entry sees to. Give --questions {gated}."
-        )
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep libraries from writing lines of their own about what can't be read or reached: ours says it."""
+    loggers = [logging.getLogger(name) for name in ("datasets", "huggingface_hub")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -9,10 +9,11 @@ from typing import Any, Literal, get_args
 
 from extract.errors import InputError
 from extract.hashing import canonical_json, sha256_json_list
-from extract.text import normalize
+from extract.questions.numbers import numbers
+from extract.text import normalize, shown
 
 Kind = Literal["short", "number", "math", "choice", "cloze"]
-#: What stands in the place of a text that is not to be shown.
+#: Stands in the place of a text of a private question.
 HIDDEN = "(not shown: its authors ask that it stay unpublished)"
 
 
@@ -86,94 +87,91 @@ class Question:
 
 
 def check_questions(questions: Iterable[Question], source: str) -> Iterator[Question]:
-    """Pass the questions on one by one, or say what is wrong with them.
+    """Pass new questions on one by one, or say what is wrong with them. Stores are opened without this check.
+
+    Args:
+        questions: The questions.
+        source: Where they are from, for messages.
 
     Raises:
-        InputError: No question, a repeated or empty id, a question without references, without text and messages,
-            of an unknown kind, or of options without the letter of the right one. The message names `source` and the
-            question's id.
+        InputError: There is no question, an id is missing or repeated, or a question breaks a rule of its kind.
     """
     seen: set[str] = set()
     for number, question in enumerate(questions, 1):
         where = f"question {question.id!r} (number {number} of {source})"
         if not question.id:
             raise InputError(
-                f"Expected every question to have an `id`, but number {number} of {source} has none. Add one that is unique in the set."
+                f"Expected every question to have an `id`, but number {number} of {source} has none. "
+                "Add one that is unique in the set."
             )
         if question.id in seen:
             raise InputError(
                 f"Expected question ids to be unique, but {where} repeats an earlier one. Rename or remove one of the two."
             )
-        if not question.references:
-            raise InputError(
-                f"Expected `references` of {where} to hold at least one gold answer, but it has none. Add one or remove the question."
-            )
-        empty = [reference for reference in question.references if not says_anything(question.kind, reference)]
-        if empty:
-            raise InputError(
-                f"Expected `references` of {where} to hold words or numbers, but got {question.public(repr(empty[0]))}. Correct the reference."
-            )
-        if bool(question.text.strip()) == bool(question.messages):
-            raise InputError(f"Expected {where} to have exactly one of `text` and `messages`. Give one of them.")
-        for message in question.messages:
-            if (
-                not isinstance(message, dict)
-                or message.keys() != {"role", "content"}
-                or not all(isinstance(x, str) for x in message.values())
-            ):
-                raise InputError(
-                    f"Expected `messages` of {where} to hold objects of a `role` and a `content`, both texts, but got {question.public(repr(message))}. Correct the field."
-                )
-        try:
-            canonical_json(question.record()).encode()
-        except (TypeError, ValueError) as error:
-            raise InputError(
-                f"Expected {where} to hold text and finite numbers only, but it does not: {error}. Correct the question."
-            ) from None
-        if question.kind not in get_args(Kind):
-            raise InputError(
-                f"Expected `kind` of {where} to be one of {', '.join(get_args(Kind))}, but got {question.kind!r}."
-            )
-        letters = ascii_uppercase[: len(question.choices) or None]
-        if question.kind == "choice" and (len(question.choices) > 26 or question.references[0] not in tuple(letters)):
-            raise InputError(
-                f"Expected `references` of {where} to begin with the letter of the right one of at most 26 `choices`, but got {question.public(repr(question.references[0]))}. Give the letter first, as in [B, Lima]."
-            )
+        problem = next(_problems(question, where), None)
+        if problem is not None:
+            raise InputError(problem)
         seen.add(question.id)
         yield question
     if not seen:
         raise InputError(
-            f"Expected `questions` from {source} to hold at least one question, but it is empty. Give a file or a set with questions."
+            f"Expected `questions` from {source} to hold at least one question, but it is empty. "
+            "Give a file or a set with questions."
         )
 
 
-def check_loaded(questions: Iterable[Question], source: str) -> Iterator[Question]:
-    """As `check_questions`, and what else only grading would find: for questions that no store holds yet.
-
-    A store made earlier may hold questions that break these rules, and is opened all the same.
-
-    Raises:
-        InputError: As `check_questions`, references of a `number` that are none, a `choice` question of text without
-            options, or a chat that ends in an empty message.
-    """
-    from extract.grading.number import numbers  # which is about questions itself
-
-    for number, question in enumerate(check_questions(questions, source), 1):
-        where = f"question {question.id!r} (number {number} of {source})"
-        for reference in question.references if question.kind == "number" else ():
-            if len(list(numbers(reference))) != 1:
-                raise InputError(
-                    f"Expected `references` of {where} to be a number each, because its kind is number, but got {question.public(repr(reference[:40]))}. Correct the reference, or give another kind."
-                )
-        if question.kind == "choice" and question.text and not question.choices:
-            raise InputError(
-                f"Expected {where} to have `choices`, because its kind is choice, but it has none. Add the texts of its options, or give another kind."
+def _problems(question: Question, where: str) -> Iterator[str]:
+    """Messages about the rules that a question breaks; each may rely on those before it."""
+    kind, references, choices = question.kind, question.references, question.choices
+    if kind not in get_args(Kind):
+        yield f"Expected `kind` of {where} to be one of {', '.join(get_args(Kind))}, but got {kind!r}."
+    if bool(question.text.strip()) == bool(question.messages):
+        yield f"Expected {where} to have exactly one of `text` and `messages`. Give one of them."
+    for message in question.messages:
+        texts = message.values() if isinstance(message, dict) and message.keys() == {"role", "content"} else [None]
+        if not all(isinstance(text, str) for text in texts):
+            yield (
+                f"Expected `messages` of {where} to hold objects of a `role` and a `content`, both texts, but got "
+                f"{question.public(shown(message))}. Correct the field."
             )
-        if question.messages and not question.messages[-1]["content"].strip():
-            raise InputError(
-                f"Expected the last of `messages` of {where} to say what is asked, but its content is empty. Correct it, or remove the question."
+    if question.messages and not question.messages[-1]["content"].strip():
+        yield (
+            f"Expected the last of `messages` of {where} to say what is asked, but its content is empty. "
+            "Correct it, or remove the question."
+        )
+    try:
+        canonical_json(question.record()).encode()
+    except (TypeError, ValueError) as error:
+        yield (
+            f"Expected {where} to hold text and finite numbers only, but it does not: {error}. Correct the question."
+        )
+    if not references:
+        yield (
+            f"Expected `references` of {where} to hold at least one gold answer, but it has none. "
+            "Add one or remove the question."
+        )
+    for reference in references:
+        if not says_anything(kind, reference):
+            yield (
+                f"Expected `references` of {where} to hold words or numbers, but got "
+                f"{question.public(shown(reference))}. Correct the reference."
             )
-        yield question
+        if kind == "number" and len(numbers(reference)) != 1:
+            yield (
+                f"Expected `references` of {where} to be a number each, because its kind is number, but got "
+                f"{question.public(shown(reference))}. Correct the reference, or give another kind."
+            )
+    if kind == "choice" and question.text and not choices:
+        yield (
+            f"Expected {where} to have `choices`, because its kind is choice, but it has none. "
+            "Add the texts of its options, or give another kind."
+        )
+    letters = tuple(ascii_uppercase[: len(choices) or None])
+    if kind == "choice" and (len(choices) > len(letters) or references[0] not in letters):
+        yield (
+            f"Expected `references` of {where} to begin with the letter of the right one of at most 26 `choices`, but "
+            f"got {question.public(shown(references[0]))}. Give the letter first, as in [B, Lima]."
+        )
 
 
 def says_anything(kind: str, reference: str) -> bool:

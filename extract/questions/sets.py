@@ -7,14 +7,15 @@ several repositories alike); they were not chosen for being new.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from extract.hashing import hash_order
 from extract.questions.facts import facts
-from extract.questions.fields import Draft, Read, Row, by_fields, number, right_option
-
-#: Sets that are built at run time.
-BUILT = {"facts": facts}
+from extract.questions.fields import Draft, Read, Row, by_fields, own_form, right_option
+from extract.questions.numbers import gold_number
+from extract.questions.question import Question
+from extract.registry import Registry
 
 
 @dataclass(frozen=True)
@@ -22,19 +23,20 @@ class QuestionSet:
     """A set of questions.
 
     Attributes:
-        read: Makes a question of a row.
+        read: Makes the fields of a question of a row and a seed.
         hub: Id on the Hugging Face Hub; None for a set that is read from a file only.
-        config: Configuration on the Hub.
+        config: Configuration on the Hub; None takes the only one.
         split: Split whose questions are asked.
-        revision: Commit on the Hub.
+        revision: Commit on the Hub; None takes the newest.
         train: Split that worked examples are taken from; None takes them from questions that are then not asked.
-        gated: Whether the Hub gives it only to accounts that accepted its terms, of which one is to show none of it.
+        gated: Whether the Hub gives it only to accounts that accepted its terms, and its texts are not to be shown.
         in_csv: Whether the Hub has it as CSV.
         columns: Columns of its original CSV file, which has no header.
         file: Name of its original file, for a message.
+        build: Builds all questions at run time; None for a set that is read.
     """
 
-    read: Read
+    read: Read = own_form
     hub: str | None = None
     config: str | None = None
     split: str = "test"
@@ -44,19 +46,20 @@ class QuestionSet:
     in_csv: bool = False
     columns: tuple[str, ...] = ()
     file: str = ""
+    build: Callable[[], list[Question]] | None = None
 
 
 def gsm8k(row: Row, seed: int) -> Draft:
     """The gold number stands behind ``####``; the solution before it is kept, without the calculator's marks."""
     worked = re.sub(r"<<.*?>>", "", row.text("answer"))
-    gold = number(worked, row.where)
+    gold = gold_number(worked, row.where)
     return {"text": row.text("question"), "references": (gold,), "kind": "number", "meta": {"worked": worked}}
 
 
 def aime(row: Row, seed: int) -> Draft:
     """A whole number from 0 to 999, of which some copies carry a unit."""
     gold = re.sub(r"\D+$", "", row.text("answer"))
-    return {"text": row.text("problem"), "references": (number(gold, row.where),), "kind": "number"}
+    return {"text": row.text("problem"), "references": (gold_number(gold, row.where),), "kind": "number"}
 
 
 def simpleqa(row: Row, seed: int) -> Draft:
@@ -104,8 +107,11 @@ def gpqa(row: Row, seed: int) -> Draft:
     }
 
 
-#: Relations that a shorter one would be taken for by their first "of", "by" or "in", before any other.
-_LONG = "country of citizenship|color of the flag|basic form of government|office held by head of government|place of birth|place of publication|month of the year"
+#: Relations that hold "of", "by" or "in", which would end a shorter one.
+_LONG = (
+    "country of citizenship|color of the flag|basic form of government|office held by head of government|place of birth"
+    "|place of publication|month of the year"
+)
 _FORMS = (
     re.compile(rf"The ({_LONG}|.+?) (?:of|by|in) .+ is"),
     re.compile(
@@ -134,9 +140,21 @@ def qa_wikidata(row: Row, seed: int) -> Draft:
     return {"text": text, "references": row.texts("target"), "kind": "cloze", "group": relation(text)}
 
 
-SETS: dict[str, QuestionSet] = {
+_TRIVIAQA = {"id": "question_id", "text": "question", "references": ["answer.value", "answer.aliases"]}
+_SVAMP = {"id": "ID", "text": "{Body} {Question}", "references": "Answer", "kind": "number", "group": "Type"}
+_MATH = {
+    "id": "unique_id",
+    "text": "problem",
+    "references": "answer",
+    "kind": "math",
+    "group": "subject",
+    "meta": {"level": "level", "worked": "solution"},
+}
+
+_ENTRIES = {
+    "facts": QuestionSet(build=facts),
     "triviaqa": QuestionSet(
-        by_fields({"id": "question_id", "text": "question", "references": ["answer.value", "answer.aliases"]}),
+        by_fields(_TRIVIAQA),
         hub="mandarjoshi/trivia_qa",
         config="rc.nocontext",
         split="validation",
@@ -159,18 +177,7 @@ SETS: dict[str, QuestionSet] = {
         train="train",
     ),
     "math-500": QuestionSet(
-        by_fields(
-            {
-                "id": "unique_id",
-                "text": "problem",
-                "references": "answer",
-                "kind": "math",
-                "group": "subject",
-                "meta": {"level": "level", "worked": "solution"},
-            }
-        ),
-        hub="HuggingFaceH4/MATH-500",
-        revision="6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be",
+        by_fields(_MATH), hub="HuggingFaceH4/MATH-500", revision="6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be"
     ),
     "aime25": QuestionSet(aime, hub="math-ai/aime25", revision="563bb8404243c5f09de6ec262f2db674fe5bce9b"),
     "mmlu": QuestionSet(
@@ -191,10 +198,13 @@ SETS: dict[str, QuestionSet] = {
         in_csv=True,
     ),
     "svamp": QuestionSet(
-        by_fields({"id": "ID", "text": "{Body} {Question}", "references": "Answer", "kind": "number", "group": "Type"}),
+        by_fields(_SVAMP),
         hub="ChilleD/SVAMP",
         revision="5e0bf1e5e7c0e9c4bc39180d224f41f3f801b7ef",
         train="train",
     ),
     "qa_wikidata": QuestionSet(qa_wikidata, file="qa_wikidata.json of BIG-bench"),
 }
+
+#: Question sets by name.
+SETS: Registry[QuestionSet] = Registry("questions", _ENTRIES)

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from extract.errors import InputError
 from extract.grading import load_grader
-from extract.grading.boxed import last_boxed
-from extract.grading.number import numbers
+from extract.grading.latex import last_boxed
 from extract.questions import Question
+from extract.questions.numbers import numbers
 
 
 def right(grader: str, reference: str, text: str) -> bool | None:
@@ -135,9 +135,9 @@ def test_a_gold_answer_of_a_private_question_is_in_no_message() -> None:
 
 @given(st.fractions(max_denominator=1000), st.integers(0, 3))
 def test_a_number_is_read_as_it_was_written(value: Fraction, places: int) -> None:
-    assert list(numbers(f"it is {value}.")) == [value]
+    assert numbers(f"it is {value}.") == [value]
     whole = round(value * 10**6)
-    assert list(numbers(f"USD {whole:,}.{'0' * places}")) == [whole]
+    assert numbers(f"USD {whole:,}.{'0' * places}") == [whole]
 
 
 @pytest.mark.parametrize(

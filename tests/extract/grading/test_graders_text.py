@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,8 +12,8 @@ from hypothesis import strategies as st
 from extract.errors import InputError
 from extract.grading import GRADERS, grader_of_kinds, load_grader
 from extract.grading.base import Grade, without_reasoning
-from extract.grading.exact import token_f1
 from extract.grading.latex import stated_answer
+from extract.grading.text import token_f1
 from extract.questions import Question
 
 LIMA = Question("q", "t", "Capital of Peru?", references=("Lima", "The City of Kings"))
@@ -63,10 +66,16 @@ def test_an_article_alone_is_kept_where_nothing_else_is_there() -> None:
 
 
 def test_every_grader_of_the_registry_has_an_easy_question_here() -> None:
-    assert set(EASY) == set(GRADERS)
+    assert {*EASY, "judge"} == set(GRADERS)
 
 
-@pytest.mark.parametrize("grader", GRADERS)
+def test_the_table_of_the_page_about_grading_has_the_graders_of_the_registry() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "grading.md").read_text(encoding="utf-8")
+    rows = page.partition("| grader | what is taken | right when |")[2].partition("\n\n")[0]
+    assert re.findall(r"^\| `([\w-]+)` \|", rows, re.MULTILINE) == list(GRADERS)
+
+
+@pytest.mark.parametrize("grader", EASY)
 def test_an_easy_answer_is_right_also_after_reasoning_and_not_before_its_end(grader: str) -> None:
     question, text = EASY[grader]
     with load_grader(grader).running() as grade_all:
@@ -76,7 +85,7 @@ def test_an_easy_answer_is_right_also_after_reasoning_and_not_before_its_end(gra
     assert grades[2].answer is None
 
 
-@pytest.mark.parametrize("grader", GRADERS)
+@pytest.mark.parametrize("grader", EASY)
 @pytest.mark.parametrize("text", ["", "  \n ", "<think>", "</think>", "...", "\u200b\u0301"])
 def test_an_answer_without_an_answer_is_wrong_and_unparsed(grader: str, text: str) -> None:
     assert load_grader(grader).grade(EASY[grader][0], text) == Grade(False, None)

@@ -202,7 +202,7 @@ def test_judges_stand_side_by_side_and_two_rules_never_in_one_folder(store: Path
         grade(str(store), "judge", judge=Judge(model="org/A-judge-8b"))
     grade(str(store), "judge", judge=Judge(model="org/A-judge-8b", name="second"))
     assert "judge-second" in Store.open(store).grades.names()
-    with pytest.raises(InputError, match="among short, .*, judge, but got 'judge-third'. Grade with `--grader judge"):
+    with pytest.raises(InputError, match="one of short, .*, judge, but got 'judge-third'. Grade with `--grader judge"):
         grade(str(store), "judge-third")
 
 

@@ -10,7 +10,6 @@ from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,9 +22,9 @@ from extract.commands import grade, read, sample
 from extract.errors import InputError
 from extract.prompts import TEMPLATES
 from extract.questions import SETS, Question, load_questions
-from extract.questions.fields import number
-from extract.questions.loaders import find_source
+from extract.questions.numbers import gold_number
 from extract.questions.question import HIDDEN
+from extract.questions.source import find_source
 from extract.questions.subset import subset
 from extract.recipe import StoreRecipe
 from extract.running.cli import run
@@ -159,7 +158,7 @@ def test_a_set_of_the_hub_is_read_from_its_real_columns(name: str, tmp_path: Pat
 def test_every_set_on_the_hub_has_a_commit_and_a_config_file() -> None:
     assert set(EXPECTED) == {name for name, one in SETS.items() if one.hub}
     assert all(len(one.revision or "") == 40 for one in SETS.values() if one.hub)
-    assert {path.stem for path in CONFIGS} == {"facts", *SETS}
+    assert {path.stem for path in CONFIGS} == set(SETS)
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
@@ -403,10 +402,10 @@ def test_meta_of_a_table_is_plain(tmp_path: Path) -> None:
 )
 def test_a_gold_number_is_exact_or_refused(given: str, plain: str | None) -> None:
     if plain is not None:
-        assert number(given, "row 1") == plain
+        assert gold_number(given, "row 1") == plain
     else:
         with pytest.raises(InputError, match="answer in row 1 to be a number") as info:
-            number(given, "row 1")
+            gold_number(given, "row 1")
         assert len(str(info.value)) < 300
 
 
@@ -610,7 +609,8 @@ def test_tables_and_pages_hold_nothing_of_private_questions(tmp_path: Path, tiny
 def test_the_page_about_questions_does_as_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = Path(__file__).parents[3] / "docs" / "questions.md"
     monkeypatch.chdir(tmp_path)
-    with patch.dict(SETS):
+    with monkeypatch.context() as patch:
+        patch.setattr(SETS, "_entries", dict(SETS))
         result = doctest.testfile(str(page), module_relative=False)
     assert result.attempted > 8
     assert result.failed == 0

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from extract import Decoding, Store
 from extract.errors import InputError
+from extract.policy import Identity, ModelIdentity, Policy
 from extract.questions import Question, load_questions, questions_hash
-from extract.questions.question import check_loaded, check_questions
+from extract.questions.question import check_questions
 from extract.text import contains_answer
 
 
@@ -75,8 +77,8 @@ GOOD = {"id": "a", "text": "Why?", "references": ["because"]}
         ([{"id": "a", "references": ["b"]}], "exactly one of `text` and `messages`"),
         ([{**GOOD, "refrences": ["b"]}], "Did you mean `references`"),
         ([{**GOOD, "kind": "essay"}], "`kind` of question 'a'.*got 'essay'"),
-        ([{**GOOD, "text": 3}], "`text` in line 1.*to be a str, but got 3"),
-        ([{**GOOD, "references": [""]}], "`references` in line 1"),
+        ([{**GOOD, "text": 3}], "`text` in row 1.*to be a str, but got 3"),
+        ([{**GOOD, "references": [""]}], "`references` in row 1"),
         ([{**GOOD, "references": ["—"]}], "to hold words or numbers, but got '—'"),
         ([{**GOOD, "text": "  "}], "exactly one of `text` and `messages`"),
         ([{"id": "a", "references": ["b"], "messages": [1]}], "`messages` of question 'a'"),
@@ -112,19 +114,21 @@ def test_a_gold_number_is_whatever_its_grader_reads_as_one(reference: str, tmp_p
     assert load_questions(str(path))[0].references == (reference,)
 
 
-def test_rules_for_new_questions_close_no_store_that_has_others() -> None:
+def test_rules_for_new_questions_close_no_store_that_has_others(tmp_path: Path) -> None:
     earlier = [
         Question("a", "mine", "How many?", references=("twelve",), kind="number"),
         Question("b", "mine", "Which?", references=("C",), kind="choice"),
         Question("c", "mine", messages=({"role": "user", "content": ""},), references=("d",)),
     ]
-    assert list(check_questions(earlier, "the store")) == earlier
-    for one in earlier:
-        with pytest.raises(InputError, match=f"question '{one.id}'"):
-            list(check_loaded([one], "the file"))
+    policy = Policy(ModelIdentity("tiny", None, "a" * 64, "float32", "b" * 64, "c" * 64), Decoding())
+    Store.create(tmp_path / "store", Identity(policy, questions_hash(earlier)), earlier)
+    assert list(Store.open(tmp_path / "store").questions) == earlier
+    for question in earlier:
+        with pytest.raises(InputError, match=f"question '{question.id}'"):
+            list(check_questions([question], "the file"))
     hidden = Question("a", "mine", "How many?", references=("twelve",), kind="number", meta={"private": True})
     with pytest.raises(InputError, match="not shown"):
-        list(check_loaded([hidden], "the file"))
+        list(check_questions([hidden], "the file"))
 
 
 def test_a_byte_order_mark_is_no_part_of_a_question_file(tmp_path: Path) -> None:

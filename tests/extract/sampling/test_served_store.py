@@ -25,7 +25,7 @@ from benchmarks.tiny import write_questions
 from extract import Decoding, InputError, Store, StoreRecipe, grade, sample
 from extract.commands import verify
 from extract.policy import ModelIdentity
-from extract.questions.files import read_jsonl
+from extract.questions.source import find_source
 from extract.running.worker import Worker
 from extract.sampling.server.answer_log import AnswerLog
 from extract.sampling.server.answer_rows import rows_of
@@ -534,7 +534,7 @@ def refusing(words: str, refuses: Callable[[Request], bool]) -> Any:
 def test_a_refused_question_blocks_no_other_and_is_named_with_the_servers_words(
     questions: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, first = tmp_path / "store", read_jsonl(Path(questions))[0]
+    path, first = tmp_path / "store", find_source(questions).questions(seed=0)[0]
     refuse = refusing("the prompt is too long", lambda one: first.prompt in json.dumps(one.prompt))
     with stub() as server:
         for k in (2, 3):  # the trial goes on to another question, for a new store and for one that is there

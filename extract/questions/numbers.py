@@ -1,0 +1,186 @@
+"""Numbers in texts, as exact fractions: what a reference, an answer or an option says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from decimal import Decimal, InvalidOperation
+from fractions import Fraction
+from unicodedata import normalize
+
+from extract.errors import InputError
+
+
+def _without_separators(match: re.Match[str]) -> str:
+    digits = re.sub(r"\D", "", match[0])
+    return f"{digits}." if match[0].endswith(",") else digits
+
+
+#: LaTeX and typography around numbers, and how they are read.
+_SPELLINGS: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
+    (re.compile(r",\\!\s?|\{,\}|\\,(?=\d{3}(?!\d))"), ","),
+    (re.compile(r"\\[,!;:]|\\left|\\right"), ""),
+    (re.compile(r"\s?\\[dtc]?frac\s?\{\s?(\d+)\s?\}\s?\{\s?(\d+)\s?\}"), r" \1/\2 "),
+    (re.compile(r"\s?\\[dtc]?frac\s?(\d)\s?(\d)"), r" \1/\2 "),
+    (re.compile(r"−|[–‐‑－﹣](?=\\?[$€£¥]?[\d.])"), "-"),
+    (re.compile(r"(?<=[\d)] )minus (?=\\?[$€£¥]?\d)", re.IGNORECASE), "- "),
+    (re.compile(r"\b(?:minus|negative) (?=\\?[$€£¥]?\d)", re.IGNORECASE), "-"),
+    (re.compile(r"(?<![\d.,])([1-9]\d{0,2}(?:\.\d{3})+),(?=\d{1,2}(?!\d))"), _without_separators),  # 70.000,00
+    (re.compile(r"(?<![\d.,/^_])[1-9]\d{0,2}(?:[ \u00a0\u202f\u2009'’]\d{3})+(?![\d/])"), _without_separators),
+    (re.compile("[¼-¾⅐-⅞]"), lambda match: " " + normalize("NFKC", match[0]).replace("⁄", "/")),
+    (re.compile("(?<=[\\d)])[⁻⁰¹²³⁴-⁹]+"), lambda match: f"^{{{normalize('NFKC', match[0])}}}".replace("−", "-")),
+    (re.compile(r"-\s?\\?[$€£¥]\s?|\\?[$€£¥]\s?-(?=[\d.])"), " -"),
+    (re.compile(r"\\?[$€£¥]"), " "),
+]
+# Atomic groups (?>…) and possessive ++ keep the time linear, and a number whole.
+_NUMBER = re.compile(
+    r"""
+    (?P<sign>-\s?)?
+    (?<![\w.^/])(?<!\d,)(?<![\^_]\{)(?<![\^_]\{-)             # no part of a word, a number, an exponent or an index
+    (?>(?P<mixed>\d{1,9})\s(?P<part>\d{1,9})/(?P<of>\d{1,9})(?![\d.,/]*\d)
+      |(?P<over>\d{1,400})\s?/\s?(?P<under>\d{1,400})(?![\d.,/]*\d)
+      |(?P<value>(?>\d{1,3}(?:,\d{3})++(?!\d)|\d++)?+(?:\.\d++)?+)(?<=\d)
+       (?:\s?(?:×|x|\*|\\times|\\cdot)\s?10\^\{?(?P<power>-?\d{1,3})\}?|e(?P<e>[-+]?\d{1,3})(?!\w))?
+    )
+    (?P<unread>\s?\^|,(?=\d)|(?-i:[kKM])(?![A-Za-z]))?       # a power, 1,5 and 18k
+    (?:\s(?P<word>hundred|thousand|million|billion|trillion)\b)?
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
+_WORDS = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_UNIT = re.compile(r"(?:\s?[A-Za-z]{2,}\.?(?:\^\{?[23]\}?|[²³])?)*\s?(?:\\?%|°)?\s?\.?")
+_NO_UNITS = {*_WORDS, *"pi sqrt sin cos tan cot sec csc log ln exp or and mod dozen".split()}
+_MOST_CHARACTERS = 1000  # of a number; a longer one is no answer to anything
+_DENIED = re.compile(r"(?:\bnot|n['’]t)\s+\$?$", re.IGNORECASE)
+#: What stands between two numbers that are steps or alternatives: an operator or "or", perhaps behind a unit.
+_JOINT = re.compile(
+    r"[ \t]*(?:\\?[$€£¥%°]|[A-Za-z]{1,20}\b)?[ \t]*(?:\bor\b|[-+*×÷/]|\bx\b|\\times|\\cdot|\\div|\\pm)[ \t\\$€£¥]*",
+    re.IGNORECASE,
+)
+_BETWEEN = re.compile(r"\bbetween[ \t\\$€£¥]*$", re.IGNORECASE)
+_AND = re.compile(r"[^\d\n]{0,20}\band[ \t\\$€£¥]*", re.IGNORECASE)
+_LONGEST_JOINT = 40  # characters
+#: A number whose commas stand where those of thousands do, also of lakhs; in "1,5" a comma is a decimal point.
+_THOUSANDS = re.compile(r"[-+]?\s*[1-9]\d{0,2}(?:,\d{2,3})*,\d{3}(?:\.\d*)?")
+_MOST_DIGITS = 300  # before and behind the point of a gold number
+
+
+def numbers(text: str) -> list[Fraction]:
+    r"""The numbers that a text says, in its order; none that is denied ("not 5"), a step or an alternative.
+
+    >>> [str(number) for number in numbers(r"$1,250.50 of 3 1/2 cm^2, \frac{2}{3} or −7: 1.5 million, 9 - 2 = 7")]
+    ['2501/2', '7/2', '1500000', '7']
+    """
+    return [value for value in found_numbers(text) if value is not None]
+
+
+def found_numbers(text: str) -> list[Fraction | None]:
+    """The numbers of a text, None for those that are no answer by themselves: a power, a step, one of several."""
+    text = _spelled(text)
+    found: list[Fraction | None] = []
+    last: re.Match[str] | None = None
+    for match in _NUMBER.finditer(text):
+        joined = last is not None and _is_joined(text, last, match)
+        if joined and found:
+            found[-1] = None
+        last = match
+        if _DENIED.search(text, max(0, match.start() - 9), match.start()) or _is_step(match):
+            continue
+        value = None if joined else _value(match)
+        found.append(-value if value is not None and _is_negative(text, match) else value)
+    return found
+
+
+def _is_joined(text: str, last: re.Match[str], match: re.Match[str]) -> bool:
+    """Whether two numbers that follow each other are the sides of an operator, or alternatives."""
+    operator = len(match["sign"] or "") if not _is_negative(text, match) else 0
+    if match.start() - last.end() > _LONGEST_JOINT:
+        return False
+    between = text[last.end() : match.start() + operator]
+    return bool(
+        _JOINT.fullmatch(between)
+        or (_AND.fullmatch(between) and _BETWEEN.search(text, max(0, last.start() - 15), last.start()))
+    )
+
+
+def plain_number(text: str) -> Fraction | None:
+    r"""The value of a text that is one number and nothing else; None of any other text.
+
+    >>> plain_number(r"-1\frac{4}{5}"), plain_number("5 apples")
+    (Fraction(-9, 5), None)
+    """
+    text = _spelled(text).strip()
+    match = _NUMBER.fullmatch(text)
+    value = None if match is None else _value(match)
+    return None if value is None else -value if text.startswith("-") else value
+
+
+def number_with_unit(text: str) -> Fraction | None:
+    r"""The value of a text that is one number, perhaps with words of a unit behind it; None of any other text.
+
+    >>> number_with_unit("5.4 square inches"), number_with_unit("2 pi"), number_with_unit("1 or 2")
+    (Fraction(27, 5), None, None)
+    """
+    text = _spelled(text).strip()
+    match = _NUMBER.match(text)
+    unit = "" if match is None else text[match.end() :]
+    if match is None or not _UNIT.fullmatch(unit) or _NO_UNITS.intersection(unit.lower().split()):
+        return None
+    return plain_number(match[0])
+
+
+def _spelled(text: str) -> str:
+    for spelling, plain in _SPELLINGS:
+        text = spelling.sub(plain, text)
+    return text
+
+
+def _is_step(match: re.Match[str]) -> bool:
+    """Whether it is a division that gives a whole number, "21/3", or by zero."""
+    over, under = match["over"], match["under"]
+    return bool(under) and (int(under) == 0 or int(over) % int(under) == 0)
+
+
+def _value(match: re.Match[str]) -> Fraction | None:
+    """The value without its sign; None of a number that is too long, divides by zero, or is a part of another."""
+    of = match.groupdict()
+    if len(match[0]) > _MOST_CHARACTERS or of["unread"] or _is_step(match) or (of["of"] and not int(of["of"])):
+        return None
+    if of["mixed"]:
+        value = int(of["mixed"]) + Fraction(int(of["part"]), int(of["of"]))
+    elif of["over"]:
+        value = Fraction(int(of["over"]), int(of["under"]))
+    else:
+        value = Fraction(of["value"].replace(",", "")) * Fraction(10) ** int(of["power"] or of["e"] or 0)
+    return value * _WORDS.get((of["word"] or "").lower(), 1)
+
+
+def _is_negative(text: str, match: re.Match[str]) -> bool:
+    """Whether the minus before a number is its sign. Between values it takes away: "7 - 5", "7-5"."""
+    before = text[max(0, match.start() - 2) : match.start()]
+    last = (before if match["sign"] == "-" else before.rstrip())[-1:]
+    return bool(match["sign"]) and not (last.isalnum() or last in (")", "]", "}"))
+
+
+def gold_number(text: str, where: str) -> str:
+    """The number that an answer is, or that stands behind its last ``####``, in its plainest form; all its digits stay.
+
+    Raises:
+        InputError: There is none, it has hundreds of digits, or a comma stands where none of thousands can.
+
+    >>> gold_number("145.0", "row 1"), gold_number("3 apples of 2 each: #### $1,006.", "row 2")
+    ('145', '1006')
+    """
+    plain = text.rsplit("####", 1)[-1].strip().rstrip(".")
+    digits = plain.replace("$", "")
+    try:
+        value = Decimal(digits.replace(",", ""))
+        is_number = value.is_finite() and ("," not in digits or _THOUSANDS.fullmatch(digits.strip()) is not None)
+    except InvalidOperation:
+        is_number = False
+    if not is_number or max(len(value.as_tuple().digits), abs(value.adjusted())) > _MOST_DIGITS:
+        raise InputError(
+            f"Expected the answer in {where} to be a number of at most {_MOST_DIGITS} digits, because the kind is "
+            f"number, but got {plain[:40]!r}. Correct it, remove the row, or give another kind in --fields."
+        )
+    return str(int(value)) if value == value.to_integral_value() else format(value, "f").rstrip("0")

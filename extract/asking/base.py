@@ -11,7 +11,7 @@ from typing import Any
 
 from extract.asking.registry import ASKED
 from extract.grading.base import without_reasoning
-from extract.grading.short import first_line
+from extract.grading.text import first_line
 from extract.hashing import sha256_text
 from extract.prompts import PromptTemplate
 from extract.questions.question import Question

@@ -11,22 +11,20 @@ from extract.grading.judge import Judge, judge_grader
 from extract.questions.question import Kind
 from extract.registry import Registry
 
+_ENTRIES: dict[str, Grader | Callable[[Judge], Grader]] = {
+    "short": text.SHORT,
+    "exact": text.EXACT,
+    "contains": text.CONTAINS,
+    "f1": text.F1,
+    "number": number.NUMBER,
+    "number-strict": number.NUMBER_STRICT,
+    "boxed-integer": number.BOXED_INTEGER,
+    "math": math.MATH,
+    "choice": choice.CHOICE,
+    "judge": judge_grader,
+}
 #: Graders by name. One that takes options is a function from them to a `Grader`.
-GRADERS: Registry[Grader | Callable[[Judge], Grader]] = Registry(
-    "grader",
-    {
-        "short": text.SHORT,
-        "exact": text.EXACT,
-        "contains": text.CONTAINS,
-        "f1": text.F1,
-        "number": number.NUMBER,
-        "number-strict": number.NUMBER_STRICT,
-        "boxed-integer": number.BOXED_INTEGER,
-        "math": math.MATH,
-        "choice": choice.CHOICE,
-        "judge": judge_grader,
-    },
-)
+GRADERS = Registry("grader", _ENTRIES)
 #: The grader of each kind of question where none is named.
 GRADER_OF_KIND: dict[Kind, str] = {
     kind: name for name, grader in GRADERS.items() if isinstance(grader, Grader) for kind in grader.kinds

@@ -1,6 +1,6 @@
 """`facts`: short questions that a small model gets right some of the time; built at run time, no download.
 
-Countries come from the `countryinfo` package (MIT), elements from a table of our own, sums and products from arithmetic.
+Countries come from the `countryinfo` package (MIT), elements from our own table, sums and products from arithmetic.
 ``facts.json`` holds that table, further accepted names, and what is not asked of a country because its answer is
 disputed, outdated or ambiguous; the exclusions were made by reading every entry of countryinfo 1.0.1. A question whose
 answer stands in its own text is left out: an echo would be graded right.

@@ -140,9 +140,10 @@ def by_fields(fields: Mapping[str, Any]) -> Read:
             draft["choices"] = row.texts(fields["choices"])
         if kind == "choice" and references:
             column = fields["references"]
-            value = row.value(column) if isinstance(column, str) and not _COLUMN.search(column) else None
-            is_place = isinstance(value, int) and not isinstance(value, bool)
-            references = right_option(value if is_place else references[0], draft["choices"], row.where)
+            answer = row.value(column) if isinstance(column, str) and not _COLUMN.search(column) else None
+            if not isinstance(answer, int) or isinstance(answer, bool):
+                answer = references[0]
+            references = right_option(answer, draft["choices"], row.where)
         if "meta" in fields:
             draft["meta"] = {name: row.plain(column) for name, column in fields["meta"].items()}
         return {**draft, "references": references, "kind": kind}
@@ -197,11 +198,10 @@ def own_form(row: Row, seed: int = 0) -> Draft:
             "--fields '{text: COLUMN, references: COLUMN}'."
         )
     values = {name: value for name, value in row.values.items() if value is not None}
-    kind, choices, references = values.get("kind", "short"), _strings(values, "choices", row), ()
-    references = _strings(values, "references", row)
-    if kind == "choice" and references and choices:
+    choices, references = _strings(values, "choices", row), _strings(values, "references", row)
+    if values.get("kind") == "choice" and references and choices:
         references = right_option(references[0], choices, row.where)
-    draft = {"references": references, "choices": choices, "id": str(values.get("id", ""))}
+    draft: Draft = {"references": references, "choices": choices, "id": str(values.get("id", ""))}
     for name, expected in (("text", str), ("messages", list), ("kind", str), ("group", str), ("meta", dict)):
         if name in values:
             if not isinstance(values[name], expected):

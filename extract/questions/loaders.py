@@ -31,27 +31,23 @@ def load_rows(name: str, dataset: QuestionSet, path: Path | None, split: str) ->
         InputError: There is no such file, dataset or split, it can't be read or reached, or it takes a token that is
             not there.
     """
-    if path is None:
-        load = _from_hub
-    elif path.is_dir():
-        load = _from_folder
-    elif path.suffix in LOADERS and path.is_file():
-        load = LOADERS[path.suffix]
-    else:
+    if path is not None and not path.is_dir() and not (path.suffix in LOADERS and path.is_file()):
         raise InputError(
             f"Expected `questions` to be a set's name, an id on the Hugging Face Hub, or a file of "
             f"{', '.join(LOADERS)}, but {str(path)!r} is {'another file' if path.is_file() else 'no file'}. "
             "Check the path."
         )
     try:
-        return load(dataset, path, split)
+        if path is None:
+            return _from_hub(dataset, split)
+        return _from_folder(dataset, path, split) if path.is_dir() else LOADERS[path.suffix](dataset, path)
     except InputError:
         raise
     except Exception as error:  # of many kinds: those of `datasets`, pandas, pyarrow and the Hub's client
         raise InputError(_unreadable(name, dataset, path, error)) from None
 
 
-def _from_hub(dataset: QuestionSet, path: Path | None, split: str) -> Sequence[Record]:
+def _from_hub(dataset: QuestionSet, split: str) -> Sequence[Record]:
     options = {"keep_default_na": False} if dataset.in_csv else {}  # "None" and "NA" are answers
     return _load(str(dataset.hub), name=dataset.config, split=split, revision=dataset.revision, **options)
 
@@ -71,7 +67,7 @@ def _load(*names: str, **options: Any) -> Sequence[Record]:
         return list(loaded) if options.get("streaming") else loaded
 
 
-def _from_jsonl(dataset: QuestionSet, path: Path, split: str) -> Sequence[Record]:
+def _from_jsonl(dataset: QuestionSet, path: Path) -> Sequence[Record]:
     # Not by `datasets`: it knows no line numbers, takes texts that look like dates for dates, and gives up where a
     # column holds now a text and now a list
     records = []
@@ -101,7 +97,7 @@ def _json_object(line: bytes, where: str) -> Record:
     return record
 
 
-def _from_json(dataset: QuestionSet, path: Path, split: str) -> Sequence[Record]:
+def _from_json(dataset: QuestionSet, path: Path) -> Sequence[Record]:
     content = json.loads(path.read_text(encoding="utf-8-sig"))
     lists = [value for value in content.values() if _is_rows(value) and value] if isinstance(content, dict) else []
     if len(lists) == 1:  # the rows are under a key, beside what is said of them
@@ -118,7 +114,7 @@ def _is_rows(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(row, dict) for row in value)
 
 
-def _from_csv(dataset: QuestionSet, path: Path, split: str) -> Sequence[Record]:
+def _from_csv(dataset: QuestionSet, path: Path) -> Sequence[Record]:
     """Every field as text, just as it stands there: 145.0 stays, and so do NA and 007.
 
     Not by `datasets`: it takes the first column for an index where every row has one field too many, so that all
@@ -149,12 +145,12 @@ def _from_csv(dataset: QuestionSet, path: Path, split: str) -> Sequence[Record]:
         if len(fields) != len(names):
             raise InputError(
                 f"Expected the row that ends in line {number} of {path.name!r} to have {len(names)} fields, as many as "
-                f"there are columns, but it has {len(fields)}. Write a text that has a comma in it between double quotes."
+                f"there are columns, but it has {len(fields)}. Write a text with a comma in it between double quotes."
             )
     return [dict(zip(names, fields, strict=True)) for _, fields in rows]
 
 
-def _from_parquet(dataset: QuestionSet, path: Path, split: str) -> Sequence[Record]:
+def _from_parquet(dataset: QuestionSet, path: Path) -> Sequence[Record]:
     from pyarrow.parquet import read_metadata
 
     if read_metadata(path).num_rows == 0:  # which `datasets` stumbles over

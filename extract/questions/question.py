@@ -106,7 +106,7 @@ def check_questions(questions: Iterable[Question], source: str) -> Iterator[Ques
             )
         if question.id in seen:
             raise InputError(
-                f"Expected question ids to be unique, but {where} repeats an earlier one. Rename or remove one of the two."
+                f"Expected question ids to be unique, but {where} repeats an earlier one. Rename or remove one."
             )
         problem = next(_problems(question, where), None)
         if problem is not None:

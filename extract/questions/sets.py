@@ -116,9 +116,9 @@ _FORMS = (
     re.compile(rf"The ({_LONG}|.+?) (?:of|by|in) .+ is"),
     re.compile(
         r".+? (is located in or next to body of water|is located in|shares a border with|is capital of|is facet of"
-        r"|is indigenous to|is followed by|is territory claimed by|is studied by|is used by|convicted of|writing languages"
-        r"|given name|named after|endemic to|follows|influenced by|replaced by|owned by|practiced by|programming language"
-        r"|calculated from)"
+        r"|is indigenous to|is followed by|is territory claimed by|is studied by|is used by|convicted of"
+        r"|writing languages|given name|named after|endemic to|follows|influenced by|replaced by|owned by|practiced by"
+        r"|programming language|calculated from)"
     ),
 )
 

@@ -32,7 +32,8 @@ def subset(
     """
     if n_questions is not None and not 1 <= n_questions <= len(questions):
         raise InputError(
-            f"Expected `n_questions` to be between 1 and {len(questions)}, the size of {name!r}, but got {n_questions}. Ask for fewer, or leave it out for all."
+            f"Expected `n_questions` to be between 1 and {len(questions)}, the size of {name!r}, but got "
+            f"{n_questions}. Ask for fewer, or leave it out for all."
         )
     ordered = [questions[i] for i in hash_order([question.id for question in questions], seed)]
     if stratify_by is not None:
@@ -47,11 +48,12 @@ def subset(
 
 def _strata(questions: Sequence[Question], field: str) -> list[str]:
     """The value of a field of each question, as text; empty where it has none."""
-    values = [str(getattr(one, field) if field in _OWN else one.meta.get(field, "")) for one in questions]
+    values = [str(getattr(q, field) if field in _OWN else q.meta.get(field, "")) for q in questions]
     if not any(values):
-        keys = dict.fromkeys(key for one in questions for key in one.meta)
-        known = [*(name for name in _OWN if any(getattr(one, name) for one in questions)), *keys]
+        keys = dict.fromkeys(key for question in questions for key in question.meta)
+        known = [*(name for name in _OWN if any(getattr(question, name) for question in questions)), *keys]
         raise InputError(
-            f"Expected `stratify_by` to be a field that the questions have a value of, {', '.join(known)}, but got {field!r}.{nearest(field, known)}"
+            f"Expected `stratify_by` to be a field that the questions have a value of, {', '.join(known)}, but got "
+            f"{field!r}.{nearest(field, known)}"
         )
     return values

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
-import logging
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from extract.errors import InputError
 from extract.questions.sets import QuestionSet
+from extract.running.progress import quiet_loggers
 from extract.text import one_line
 
 Record = Mapping[str, Any]
@@ -61,7 +60,7 @@ def _load(*names: str, **options: Any) -> Sequence[Record]:
     import datasets
 
     # A stream is read straight from its file; what comes from the Hub is kept in the cache, where rows have places
-    with _quiet(), warnings.catch_warnings():
+    with quiet_loggers("datasets", "huggingface_hub"), warnings.catch_warnings():
         warnings.filterwarnings("error", "Length of header or names")  # fields without a column
         loaded = datasets.load_dataset(*names, **options)
         return list(loaded) if options.get("streaming") else loaded
@@ -193,17 +192,3 @@ def _unreadable(name: str, dataset: QuestionSet, path: Path | None, error: Excep
         f"Expected {hub!r} to be a dataset on the Hugging Face Hub that can be read, but it is not ({reason}). "
         "Check its id, configuration, split and revision."
     )
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep libraries from writing lines of their own about what can't be read or reached: ours says it."""
-    loggers = [logging.getLogger(name) for name in ("datasets", "huggingface_hub")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)

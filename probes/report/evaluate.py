@@ -107,10 +107,9 @@ def evaluate(
         target: `capability` for confidences of questions, `response` for those of answers.
 
     Returns:
-        ``{metric: {value, low, high} or None}`` with 95 % intervals; `low` and `high` are None for the calibration
-        errors, which have no valid interval. For questions also `auroc_ceiling`, whose `low` and `high` are a bracket of
-        estimates (see `functional.auroc_ceiling`). And `n_questions`, `n_samples`, `n_unknown`, `n_masked` (rows left
-        out).
+        ``{metric: {value, low, high} or None}`` with 95 % intervals; `low` and `high` are None for calibration errors,
+        which have no valid interval. For questions also `auroc_ceiling`, whose `low` and `high` are a bracket (see
+        `functional.auroc_ceiling`). And `n_questions`, `n_samples`, `n_unknown`, `n_masked` (rows left out).
     """
     scorable = usable(scored, target)
     method = scored.take(scorable)

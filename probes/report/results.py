@@ -20,7 +20,7 @@ from extract.errors import InputError
 from extract.store.store import Store
 
 FORMAT_VERSION = 1
-_PACKAGES = ("confidence-probes", "lightning", "torch", "transformers", "scikit-learn", "numpy")
+_PACKAGES = "confidence-probes lightning torch transformers torchmetrics numpy scikit-learn safetensors".split()
 
 
 @contextmanager

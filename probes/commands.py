@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from datamodules.table import load_table
+from extract.registry import fill_names
 from extract.store.store import Store
 from probes.comparison.out_of_fold import Comparison
 from probes.comparison.page import comparison_page, comparison_verdict, transfer_page
@@ -13,12 +15,14 @@ from probes.comparison.pictures import comparison_pictures, transfer_picture
 from probes.comparison.record import comparison_record, predictions
 from probes.comparison.transfer import question_sets, transfer_record
 from probes.metrics.intervals import check_resamples, check_seed
+from probes.registry import PROBES
 from probes.report.results import new_folder, write_files
 from probes.training_free.grid import make_grid
 from probes.training_free.heat_map import grid_pictures
 from probes.training_free.record import grid_record, signals_page, signals_verdict
 
 
+@fill_names(probes=PROBES)
 def compare(
     store: str,
     out: str | None = None,
@@ -28,37 +32,36 @@ def compare(
     seed: int = 0,
     n_resamples: int = 2000,
 ) -> Path:
-    """Compare every probe and baseline on a store, out of fold, with intervals and corrected tests.
+    """Compare probes and baselines on a store, out of fold, with confidence intervals and corrected tests.
 
-    Baselines that ask the model are in the table once `python -m extract ask` has put their answers into the store.
+    Baselines that ask the model are included after `python -m extract ask` has stored their answers.
 
     Args:
         store: Folder of the store, with samples, grades and the signal `hidden`.
-        out: Folder for the page, its record, predictions and pictures; null takes runs/compare-STORE.
-        probes: Names of the probes; null takes all.
-        grader: Whose grades; null takes the only ones there are.
+        out: New folder for the page, record, predictions and pictures; null takes runs/compare-STORE.
+        probes: Names of the probes, of {probes}; null takes all.
+        grader: Grader whose grades are used; null takes the only one.
         folds: Number of folds.
-        seed: Seed of folds, training and resamples.
-        n_resamples: Resamples of the questions behind each interval.
+        seed: Seed of the folds, training and resamples.
+        n_resamples: Number of resamples of the questions for each interval.
 
     Returns:
         The folder.
 
     Raises:
-        InputError: Bad options, a store that lacks samples, grades or hidden states, or too few questions.
+        InputError: For invalid options, a store without samples, grades or hidden states, or too few questions.
     """
-    check_resamples(n_resamples)
-    check_seed(seed)
-    with new_folder(out or f"runs/compare-{Path(store).resolve().name}") as (folder, final):
-        found = Comparison(store, grader, probes, folds, seed).run()
-        record = comparison_record(found, folds, n_resamples, seed)
-        pictures = comparison_pictures(found, record)
+    with _result_folder("compare", [store], out, seed, n_resamples) as (folder, final):
+        confidences = Comparison(store, grader, probes, folds, seed).run()
+        record = comparison_record(confidences, folds, n_resamples, seed)
+        pictures = comparison_pictures(confidences, record)
         files = {"comparison.md": comparison_page(record, list(pictures)), "comparison.json": record}
-        write_files(folder, {**files, "predictions.parquet": predictions(found)}, pictures)
-    print(f"{comparison_verdict(record)}\n\nComparison: {final / 'comparison.md'}")
+        write_files(folder, {**files, "predictions.parquet": predictions(confidences)}, pictures)
+    print(f"{comparison_verdict(record)}\nComparison: {final / 'comparison.md'}")
     return final
 
 
+@fill_names(probes=PROBES)
 def transfer(
     stores: Sequence[str],
     out: str | None = None,
@@ -68,27 +71,24 @@ def transfer(
     seed: int = 0,
     n_resamples: int = 2000,
 ) -> Path:
-    """Train a probe on each store, or on each group of questions of one store, and test it on each.
+    """Train a probe on each of several sets of questions, and test it on each.
 
     Args:
-        stores: Folders of stores of one model; with a single one, its groups of questions are the sets.
-        out: Folder for the page, its record and its picture; null takes runs/transfer-STORE.
-        probe: Name of the probe.
-        grader: Whose grades; null takes the only ones there are.
-        folds: Number of folds where a set is tested by its own probes.
-        seed: Seed of folds, training and resamples.
-        n_resamples: Resamples of the questions behind each interval.
+        stores: Folders of stores of one model, which are the sets; of a single store, its groups of questions are.
+        out: New folder for the page, record and picture; null takes runs/transfer-STORE.
+        probe: Name of the probe, one of {probes}.
+        grader: Grader whose grades are used; null takes the only one.
+        folds: Number of folds for testing a probe on the set that it is trained on.
+        seed: Seed of the folds, training and resamples.
+        n_resamples: Number of resamples of the questions for each interval.
 
     Returns:
         The folder.
 
     Raises:
-        InputError: Bad options, stores of different models, or less than two sets of 20 questions.
+        InputError: For invalid options, stores of different models, or fewer than two sets of 20 questions.
     """
-    check_resamples(n_resamples)
-    check_seed(seed)
-    default = f"runs/transfer-{'-'.join(Path(store).resolve().name for store in stores)}"
-    with new_folder(out or default) as (folder, final):
+    with _result_folder("transfer", stores, out, seed, n_resamples) as (folder, final):
         sets, masked = question_sets(stores, grader, probe)
         record = transfer_record(sets, masked, probe, folds, n_resamples, seed)
         files = {"transfer.md": transfer_page(record), "transfer.json": record}
@@ -105,32 +105,41 @@ def signals(
     seed: int = 0,
     n_resamples: int = 2000,
 ) -> Path:
-    """Score answers by every token signal, pooled and weighted in every way, without training, against right and wrong.
+    """Score answers by every pooled and weighted token signal, without training, and test the best scores.
 
-    What is best is chosen on one part of the questions and tested on the other, beside answer length.
+    The best scores are chosen on one part of the questions and tested on the other, against answer length among others.
 
     Args:
         store: Folder of the store, with samples, grades and token signals of the answers.
-        out: Folder for the page, its record, the table of all scores and pictures; null takes runs/signals-STORE.
-        grader: Whose grades; null takes the only ones there are.
-        test_fraction: Share of the questions that test.
-        seed: Seed of the split, the draws and the resamples.
-        n_resamples: Resamples of the questions behind each interval.
+        out: New folder for the page, record, table of all scores and pictures; null takes runs/signals-STORE.
+        grader: Grader whose grades are used; null takes the only one.
+        test_fraction: Share of the questions for the test.
+        seed: Seed of the split, draws and resamples.
+        n_resamples: Number of resamples of the questions for each interval.
 
     Returns:
         The folder.
 
     Raises:
-        InputError: Bad options, a store that lacks samples, grades or token signals, or too few questions.
+        InputError: For invalid options, a store without samples, grades or token signals, or too few questions.
     """
-    check_resamples(n_resamples)
-    check_seed(seed)
-    with new_folder(out or f"runs/signals-{Path(store).resolve().name}") as (folder, final):
-        kept = Store.open(store)
-        grid = make_grid(kept, load_table(kept, grader), test_fraction, seed, 5 * n_resamples)
-        record = grid_record(grid, n_resamples, seed)
-        pictures = grid_pictures(grid)
+    with _result_folder("signals", [store], out, seed, n_resamples) as (folder, final):
+        opened = Store.open(store)
+        grid = make_grid(opened, load_table(opened, grader), test_fraction, seed, 5 * n_resamples)
+        record, pictures = grid_record(grid, n_resamples, seed), grid_pictures(grid)
         files = {"signals.md": signals_page(record, list(pictures)), "report.json": record}
         write_files(folder, {**files, "grid.parquet": grid.as_table()}, pictures)
-    print(f"{signals_verdict(record)}\n\nSignals: {final / 'signals.md'}")
+    print(f"{signals_verdict(record)}\nSignals: {final / 'signals.md'}")
     return final
+
+
+@contextmanager
+def _result_folder(
+    command: str, stores: Sequence[str], out: str | None, seed: int, n_resamples: int
+) -> Iterator[tuple[Path, Path]]:
+    """Check common options, and create the folder `out` or runs/COMMAND-STORE; see `new_folder`."""
+    check_resamples(n_resamples)
+    check_seed(seed)
+    names = "-".join(Path(store).resolve().name for store in stores)
+    with new_folder(out or f"runs/{command}-{names}") as folders:
+        yield folders

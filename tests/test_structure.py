@@ -21,7 +21,7 @@ FILES = [
 #: Most modules on a path of module-level imports that begins at train.py.
 CHAIN = 14  # to become 12
 #: Files that are still to become shorter.
-LONG_FILES = {"probes.saved.confidence": 313}
+LONG_FILES: dict[str, int] = {}
 #: Modules that import each other, in functions: one is a facade that loads the other when it is used.
 FACADES = {frozenset({"probes.saved.artefact", "probes.saved.confidence"})}
 #: Cycles that are still to be cut.

@@ -13,20 +13,6 @@ from torch.nn.functional import binary_cross_entropy
 from extract.errors import InputError
 from probes.saved.calibrators import CALIBRATORS, Calibrator, Isotonic, Platt, Temperature
 
-__all__ = [
-    "CALIBRATORS",
-    "Calibrator",
-    "Isotonic",
-    "Platt",
-    "Temperature",
-    "cross_fitted_loss",
-    "fit_calibrator",
-    "fit_isotonic",
-    "fit_platt",
-    "fit_platt_many",
-    "fit_temperature",
-]
-
 #: Rows that isotonic regression is fitted on at least: with fewer, most of its steps are noise.
 LEAST_ISOTONIC_ROWS = 30
 #: Penalty per answer on the square of a slope over standardised scores; keeps it finite where the classes separate.

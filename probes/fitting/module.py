@@ -26,15 +26,7 @@ from probes.saved.head import Head, HeadType
 
 @dataclass(frozen=True)
 class Choice:
-    """The candidate that validation chose.
-
-    Attributes:
-        feature: Index of its feature.
-        name: Name of its feature: ``layer/position``, or a token signal.
-        candidate: Index of its penalty, or of the value of another `option`.
-        value: That value.
-        calibrator: Its calibrator.
-    """
+    """What validation chose: a feature and its name, a penalty (or another option's value), and the calibrator."""
 
     feature: int
     name: str
@@ -189,10 +181,7 @@ class ProbeModule(L.LightningModule, ABC):
 
     @torch.no_grad()
     def on_train_end(self) -> None:
-        """Choose and calibrate with the final weights, whenever validation ran last.
-
-        The validation loss in `val_figures` is then that of the calibrated confidences, cross-fitted.
-        """
+        """Choose and calibrate with the final weights; the validation loss becomes that of the calibrated probe."""
         batch = self.data.batch("val").to(self.device)
         self._choose(self.candidate_scores(self.standardised(batch.features)), batch)
         assert self.choice is not None

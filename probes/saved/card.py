@@ -6,7 +6,7 @@ from typing import Any
 
 from extract.signals.features import Pooled
 from probes.registry import chosen_option
-from probes.report.templates import inline, render
+from probes.report.templates import render
 
 _TAUGHT = {
     "semantic_entropy": "It was taught whether a question's answers agree; only the calibrator has seen grades.",
@@ -50,12 +50,3 @@ def what_is_read(layer: int | None, position: str | None, pooled: dict[str, Any]
     pooling = f" ({', '.join(features.pooling)}{weights})" if features.pooling else ""
     numbers = f"{len(features.names)} numbers of {signals}{pooling}"
     return f"{hidden}, with {numbers}" if hidden else numbers
-
-
-def model_words(model: dict[str, Any]) -> str:
-    """Which model answered.
-
-    >>> model_words({"id": "smollm2", "dtype": "float32"}), model_words({"id": "smollm2", "dtype": None})
-    ('`smollm2` (float32)', '`smollm2` (behind a server)')
-    """
-    return f"`{inline(model['id'])}` ({model['dtype'] or 'behind a server'})"

@@ -1,8 +1,9 @@
-"""A confidence while a model answers: score questions before their first token, or generate with a probe attached."""
+"""The confidence of a saved probe: score questions before their first token, or generate with the probe attached."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -53,90 +54,77 @@ def score(
     attention_mask: Tensor | None = None,
 ) -> Tensor:
     """See `ConfidenceProbe.score`."""
-    check(probe, hf_model, tokenizer)
-    if isinstance(prompts, Tensor) and prompts.dim() == 2:
-        prompts = _unpadded(prompts, attention_mask, _pad_token(hf_model, tokenizer))
-    ids = encode(probe, tokenizer, prompts)
-    if probe.reads_answers:
-        return _score_answers(probe, hf_model, ids, _encoded_answers(tokenizer, answers, len(ids)))
-    if answers is not None:
+    _check_model(probe, hf_model, tokenizer)
+    ids = _encode(probe, tokenizer, _listed(prompts, attention_mask, _pad_token(hf_model, tokenizer)))
+    if not probe.reads_answers:
+        if answers is not None:
+            raise InputError(
+                "Expected no `answers`, because this probe reads questions alone. Leave them out, or train a probe with "
+                "--data.target=response."
+            )
+        return _read(probe, hf_model, ids)
+    texts = [answers] if isinstance(answers, str) else list(answers or ())
+    if len(texts) != len(ids):
         raise InputError(
-            "Expected no `answers`, because this probe reads questions alone. Leave them out, or train a probe with "
-            "--data.target=response."
+            f"Expected `answers` to hold one answer a question, because this probe reads answers, but got {len(texts)} "
+            f"for {len(ids)}. Give the answers that the model wrote."
         )
-    return _score_questions(probe, hf_model, ids)
+    return _read(probe, hf_model, ids, [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts])
 
 
-def _score_questions(probe: ConfidenceProbe, hf_model: Any, prompts: Sequence[Sequence[int]]) -> Tensor:
-    """Confidences [question], by one pass over every prompt."""
-    from extract.signals.reading import read_questions
-
-    read = read_questions(hf_model, prompts, probe.signals, layers=_layers(probe))
-    return probe.confidence(probe.features(read))
-
-
-def _layers(probe: ConfidenceProbe) -> list[int]:
-    return [] if probe.layer is None else [probe.layer]
-
-
-def _encoded_answers(tokenizer: Any, answers: str | Sequence[str] | None, n_questions: int) -> list[list[int]]:
-    """Token ids of one answer a question.
-
-    Raises:
-        InputError: None, or another number of them.
-    """
-    given = [answers] if isinstance(answers, str) else list(answers or ())
-    if len(given) != n_questions:
-        raise InputError(
-            f"Expected `answers` to hold one answer a question, because this probe reads answers, but got {len(given)} "
-            f"for {n_questions}. Give the answers that the model wrote."
-        )
-    return [tokenizer(answer, add_special_tokens=False)["input_ids"] for answer in given]
-
-
-def _score_answers(
-    probe: ConfidenceProbe, hf_model: Any, prompts: Sequence[Sequence[int]], contents: Sequence[Sequence[int]]
+def _read(
+    probe: ConfidenceProbe,
+    hf_model: Any,
+    prompts: Sequence[Sequence[int]],
+    answers: Sequence[Sequence[int]] | None = None,
 ) -> Tensor:
-    """Confidences [answer], by one pass over every prompt with its answer; NaN for an answer without tokens."""
+    """Confidences [row], by one pass over every prompt, or over every prompt with its answer (NaN for an empty one)."""
     from extract.signals.base import Answer
-    from extract.signals.reading import read_answers
+    from extract.signals.reading import read_answers, read_questions
 
-    answers = [Answer(tuple(prompt), tuple(content)) for prompt, content in zip(prompts, contents, strict=True)]
-    read = read_answers(hf_model, answers, probe.signals, layers=_layers(probe))
-    return probe.confidence(probe.features(read))
+    layers = [] if probe.layer is None else [probe.layer]
+    if answers is None:
+        return probe.confidence(probe.features(read_questions(hf_model, prompts, probe.signals, layers=layers)))
+    pairs = [Answer(tuple(prompt), tuple(answer)) for prompt, answer in zip(prompts, answers, strict=True)]
+    return probe.confidence(probe.features(read_answers(hf_model, pairs, probe.signals, layers=layers)))
 
 
-def check(probe: ConfidenceProbe, hf_model: Any, tokenizer: Any) -> None:
-    """Refuse another model than the probe was trained on.
-
-    Raises:
-        InputError: Weights, dtype, tokenizer or chat template differ.
-    """
+def _check_model(probe: ConfidenceProbe, hf_model: Any, tokenizer: Any) -> None:
+    """Refuse a model whose weights, dtype, tokenizer or chat template are not those of the probe."""
     from extract.models.loading import check_model
 
     check_model(hf_model, tokenizer, probe.config["model"], "the probe")
 
 
-def encode(probe: ConfidenceProbe, tokenizer: Any, prompts: Prompts) -> list[list[int]]:
-    """Prompt token ids, with the words around the question that the probe was trained with.
-
-    Raises:
-        InputError: No prompts, or an empty one.
-    """
+def _encode(probe: ConfidenceProbe, tokenizer: Any, prompts: Sequence[Any]) -> list[list[int]]:
+    """Prompt token ids, in the prompt template of the probe."""
     from extract.prompts import PromptTemplate
 
     template = PromptTemplate.of(probe.config["prompt"])
-    return [template.encode(tokenizer, prompt) for prompt in _listed(prompts)]
+    return [template.encode(tokenizer, prompt) for prompt in prompts]
 
 
-def _listed(prompts: Any) -> list[Any]:
-    """One prompt or several, as a list of prompts.
+def _listed(prompts: Any, mask: Tensor | None, pad: int) -> list[Any]:
+    """One prompt or several as a list of texts, chats or token ids without padding.
 
     Raises:
-        InputError: Nothing, or something that is neither text, chat nor token ids.
+        InputError: If there is no prompt, a value is neither text, chat nor token ids, or padding has no mask.
     """
     if isinstance(prompts, Tensor):
-        prompts = _token_ids(prompts).tolist()
+        if prompts.dim() not in (1, 2) or prompts.is_floating_point():
+            raise InputError(
+                f"Expected `prompts` as a tensor to be [token] or [question, token] ids, but got {prompts.dtype} of "
+                f"shape {tuple(prompts.shape)}. Give whole numbers."
+            )
+        ids = torch.atleast_2d(prompts)
+        if mask is not None:
+            return [row[keep.bool()].tolist() for row, keep in zip(ids, torch.atleast_2d(mask), strict=True)]
+        if len(ids) > 1 and bool(((ids[:, 0] == pad) | (ids[:, -1] == pad)).any()):
+            raise InputError(
+                "Expected `attention_mask` with a tensor of several prompts, because some begin or end in the padding "
+                "token. Give the tokenizer's."
+            )
+        prompts = ids.tolist()
     if isinstance(prompts, str):
         return [prompts]
     if isinstance(prompts, Mapping) or not isinstance(prompts, Iterable):
@@ -150,32 +138,6 @@ def _listed(prompts: Any) -> list[Any]:
             "Expected `prompts` to hold at least one question, but it is empty. Give a text, a chat, or token ids."
         )
     return [prompts] if isinstance(prompts[0], (dict, int)) else prompts
-
-
-def _token_ids(prompts: Tensor) -> Tensor:
-    if prompts.dim() not in (1, 2) or prompts.is_floating_point():
-        raise InputError(
-            f"Expected `prompts` as a tensor to be [token] or [question, token] ids, but got {prompts.dtype} of shape "
-            f"{tuple(prompts.shape)}. Give whole numbers."
-        )
-    return prompts
-
-
-def _unpadded(ids: Tensor, mask: Tensor | None, pad: int) -> list[list[int]]:
-    """Prompt ids of each row without padding.
-
-    Raises:
-        InputError: Rows that begin or end in what may be padding, and no mask.
-    """
-    ids = torch.atleast_2d(_token_ids(ids))
-    if mask is not None:
-        return [row[keep.bool()].tolist() for row, keep in zip(ids, torch.atleast_2d(mask), strict=True)]
-    if len(ids) > 1 and bool(((ids[:, 0] == pad) | (ids[:, -1] == pad)).any()):
-        raise InputError(
-            "Expected `attention_mask` with a tensor of several prompts, because some begin or end in the padding "
-            "token. Give the tokenizer's."
-        )
-    return ids.tolist()
 
 
 def _pad_token(hf_model: Any, tokenizer: Any) -> int:
@@ -193,7 +155,7 @@ class ConfidentModel:
     """
 
     def __init__(self, probe: ConfidenceProbe, hf_model: Any, tokenizer: Any) -> None:
-        check(probe, hf_model, tokenizer)
+        _check_model(probe, hf_model, tokenizer)
         self.probe, self.tokenizer = probe, tokenizer
         self._model: Any = hf_model
 
@@ -223,71 +185,52 @@ class ConfidentModel:
         """
         from extract.sampling.local.batching import left_padded
 
-        if self._model is None:
+        probe, model = self.probe, self._model
+        if model is None:
             raise InputError(
                 "Expected a probe that is attached, but `detach` was called. Attach it again with `probe.attach(model, "
                 "tokenizer)`."
             )
-        device = self._model.device
-        pad = _pad_token(self._model, self.tokenizer)
-        mask = options.pop("attention_mask", None)
-        if isinstance(inputs, Tensor):
-            if mask is not None and not bool(torch.atleast_2d(mask)[:, -1].all()):
-                raise InputError(
-                    "Expected `inputs` to be padded on the left, but `attention_mask` ends in padding. Set "
-                    "`tokenizer.padding_side = 'left'`."
-                )
-            inputs = _unpadded(inputs, mask, pad)
-        options = {"pad_token_id": pad, **options}
-        prompts = encode(self.probe, self.tokenizer, inputs)
-        ids, mask = left_padded(prompts, pad=pad, device=device)
-        n_prompt = ids.shape[1]
-        if self.probe.reads_answers:
-            return self._read_answers(prompts, ids, mask, options)
-        sequences, confidence = self._read_questions(prompts, ids, mask, options)
+        pad, mask = _pad_token(model, self.tokenizer), options.pop("attention_mask", None)
+        if mask is not None and not bool(torch.atleast_2d(mask)[:, -1].all()):
+            raise InputError(
+                "Expected `inputs` to be padded on the left, but `attention_mask` ends in padding. Set "
+                "`tokenizer.padding_side = 'left'`."
+            )
+        prompts = _encode(probe, self.tokenizer, _listed(inputs, mask, pad))
+        ids, mask = left_padded(prompts, pad=pad, device=model.device)
+        stop = list(probe.config.get("decoding", {}).get("stop", [])) if probe.reads_answers else []
+        if stop:
+            options = {"stop_strings": stop, "tokenizer": self.tokenizer, **options}
+        layer = probe.layer if probe.pooled is None and not probe.reads_answers else None  # read without another pass
+        with nullcontext() if layer is None else _PromptCapture(model, layer, ids.shape[1]) as capture:
+            output = model.generate(**{"input_ids": ids, "attention_mask": mask, "pad_token_id": pad, **options})
+        sequences = output if isinstance(output, Tensor) else output.sequences
         per_question = len(sequences) // len(ids)
-        return Answers(
-            text=self.tokenizer.batch_decode(sequences[:, n_prompt:], skip_special_tokens=True),
-            confidence=confidence.repeat_interleave(per_question),
-            sequences=sequences,
-            question=[row // per_question for row in range(len(sequences))],
-        )
+        question = [row // per_question for row in range(len(sequences))]
+        if probe.reads_answers:
+            texts, contents = self._contents(sequences[:, ids.shape[1] :].tolist(), stop)
+            return Answers(texts, _read(probe, model, [prompts[i] for i in question], contents), sequences, question)
+        if capture is None or layer is None:
+            confidence = _read(probe, model, prompts)
+        else:
+            captured = probe.confidence(capture.states[layer][:, 0]).cpu()
+            confidence = captured[:: len(captured) // len(ids)]
+        texts = self.tokenizer.batch_decode(sequences[:, ids.shape[1] :], skip_special_tokens=True)
+        return Answers(texts, confidence.repeat_interleave(per_question), sequences, question)
 
-    def _read_questions(
-        self, prompts: list[list[int]], ids: Tensor, mask: Tensor, options: dict[str, Any]
-    ) -> tuple[Tensor, Tensor]:
-        """Generated sequences, and the confidence [question] in each question; hidden states are read on the way."""
-        if self.probe.pooled is not None or self.probe.layer is None:
-            sequences = _sequences(self._model.generate(input_ids=ids, attention_mask=mask, **options))
-            return sequences, _score_questions(self.probe, self._model, prompts)
-        with _PromptCapture(self._model, self.probe.layer, ids.shape[1]) as capture:
-            sequences = _sequences(self._model.generate(input_ids=ids, attention_mask=mask, **options))
-        read = self.probe.confidence(capture.states[self.probe.layer][:, 0]).cpu()
-        return sequences, read[:: len(read) // len(ids)]
-
-    def _read_answers(self, prompts: list[list[int]], ids: Tensor, mask: Tensor, options: dict[str, Any]) -> Answers:
-        """Answers that end as those did which the probe was trained on, each read once more with its prompt."""
+    def _contents(self, drawn: list[list[int]], stop: Sequence[str]) -> tuple[list[str], list[list[int]]]:
+        """Texts of the answers up to the stop strings, and their tokens, as in the probe's training set."""
         from extract.models.loading import end_tokens
         from extract.signals.reading import content_tokens
 
-        stop = list(self.probe.config.get("decoding", {}).get("stop", []))
-        if stop:
-            options = {"stop_strings": stop, "tokenizer": self.tokenizer, **options}
-        sequences = _sequences(self._model.generate(input_ids=ids, attention_mask=mask, **options))
-        per_question, ends = len(sequences) // len(ids), end_tokens(self._model, self.tokenizer)
-        texts, contents = [], []
-        for drawn in sequences[:, ids.shape[1] :].tolist():
-            until_end = drawn[: next((place + 1 for place, token in enumerate(drawn) if token in ends), len(drawn))]
+        ends, texts, contents = end_tokens(self._model, self.tokenizer), [], []
+        for tokens in drawn:
+            until_end = tokens[: next((i + 1 for i, token in enumerate(tokens) if token in ends), len(tokens))]
             text = self.tokenizer.decode(until_end, skip_special_tokens=True)
-            texts.append(text[: min((text.index(one) for one in stop if one in text), default=len(text))])
+            texts.append(text[: min((text.index(end) for end in stop if end in text), default=len(text))])
             contents.append(content_tokens(self.tokenizer, ends, until_end, texts[-1]))
-        question = [row // per_question for row in range(len(sequences))]
-        confidence = _score_answers(self.probe, self._model, [prompts[i] for i in question], contents)
-        return Answers(texts, confidence, sequences, question)
-
-
-def _sequences(output: Any) -> Tensor:
-    return output if isinstance(output, Tensor) else output.sequences
+        return texts, contents
 
 
 class _PromptCapture:

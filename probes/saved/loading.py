@@ -124,11 +124,10 @@ def _own_file(folder: Path, name: str, home: Path) -> Path:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Content of a config.json, with every field as `_CONFIG` and `_FURTHER` say.
+    """Content of a config.json.
 
     Raises:
-        InputError: It is larger than a config, no JSON, of another format version, or a field is missing, not known or
-            out of its range.
+        InputError: If it is too large, no JSON, of another format version, or a field is missing, unknown or invalid.
     """
     try:
         config = read_json(path, _LARGEST_CONFIG)
@@ -137,18 +136,14 @@ def read_config(path: Path) -> dict[str, Any]:
             f"Expected {str(path)!r} to describe a probe, but {error}. Train the probe again, or get another copy of "
             "it."
         ) from None
-    stated = config.get("format_version") if isinstance(config, dict) else None
-    if (
-        type(stated) is int and stated not in _READ_VERSIONS
-    ):  # before the fields, which another version may have others of
+    known = config if isinstance(config, dict) else {}
+    version = known.get("format_version")
+    if type(version) is int and version not in _READ_VERSIONS:  # first: another version may have other fields
         raise InputError(
             f"Expected a probe of format version {' or '.join(map(str, _READ_VERSIONS))}, but {str(path)!r} has "
-            f"{shown(stated)}. Use the version of confidence-probes that wrote it."
+            f"{shown(version)}. Use the version of confidence-probes that wrote it."
         )
-    if isinstance(config, dict):
-        required, optional = _reading(config.get("target"), config.get("signal"))
-    else:
-        required, optional = {}, {}
+    required, optional = _reading(known.get("target"), known.get("signal"))
     check_record(config, {**_CONFIG, **required}, path, optional={**_FURTHER, **optional})
     check_prompt(config["prompt"], path, "prompt.")
     sizes = {name: whole(1, largest) for name, largest in HEADS[config["head"]].sizes.items()}
@@ -190,11 +185,7 @@ def _is_list(value: Any, holds: Callable[[Any], bool]) -> bool:
 
 
 def _check_pooled(config: dict[str, Any], path: Path) -> None:
-    """Refuse numbers of token signals that don't go together, or are not as many as the head takes.
-
-    Raises:
-        InputError: They don't, or aren't.
-    """
+    """Refuse invalid numbers of token signals, and a head that takes another number of them."""
     if "pooled" not in config:
         return
     try:
@@ -215,23 +206,24 @@ def read_weights(path: Path, config: dict[str, Any]) -> tuple[Head, Calibrator]:
     """The head and calibrator that a config names, from a file that holds their tensors and nothing else.
 
     Raises:
-        InputError: The file holds anything else, or values that no training gives.
+        InputError: If the file holds anything else, or values that no training gives.
     """
     head = HEADS[config["head"]](config["d_model"], **config["sizes"])
-    kind = CALIBRATORS[config["calibrator"]]
     try:
-        check_size(path, sum(tensor.nbytes for tensor in head.state_dict().values()) + _LARGEST_CALIBRATOR)
+        size = path.stat().st_size
+        largest = sum(tensor.nbytes for tensor in head.state_dict().values()) + _LARGEST_CALIBRATOR + _LARGEST_HEADER
+        if size > largest:
+            raise ValueError(f"it has {size} bytes where at most {largest} belong")
         if sha256_file(path) != config["weights"]:
             raise ValueError("its checksum is not the one in config.json")
         with safe_open(path, framework="pt") as file:
-            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 (it is no dict)
-            own = {
-                name.removeprefix(_CALIBRATOR): shape for name, shape in shapes.items() if name.startswith(_CALIBRATOR)
+            shapes = {
+                name.removeprefix(_CALIBRATOR): tuple(file.get_slice(name).get_shape())
+                for name in file.keys()  # noqa: SIM118 (it is no dict)
+                if name.startswith(_CALIBRATOR)
             }
-            calibrator = kind.of_shapes(own)
-            read = _read_tensors(file, probe_tensors(head, calibrator))
-        head.load_state_dict({name: tensor for name, tensor in read.items() if not name.startswith(_CALIBRATOR)})
-        calibrator.load_state_dict({name: read[_CALIBRATOR + name] for name in calibrator.values})
+            calibrator = CALIBRATORS[config["calibrator"]].of_shapes(shapes)
+            _fill(probe_tensors(head, calibrator), file)
         problem = head.problem() or calibrator.problem()
         if problem is not None:
             raise ValueError(problem)
@@ -245,38 +237,25 @@ def read_weights(path: Path, config: dict[str, Any]) -> tuple[Head, Calibrator]:
 
 
 def probe_tensors(head: Head, calibrator: Calibrator) -> dict[str, Tensor]:
-    """What a saved probe's tensors are, by the names that they have in its file."""
+    """The tensors of a saved probe by their names in its file; on a CPU they share the memory of the modules."""
     of_calibrator = {_CALIBRATOR + name: tensor for name, tensor in calibrator.state_dict().items()}
     return {name: tensor.detach().cpu().contiguous() for name, tensor in {**head.state_dict(), **of_calibrator}.items()}
 
 
-def check_size(path: Path, n_bytes: int) -> None:
-    """Refuse a file that is larger than its tensors and a header can make it.
+def _fill(declared: dict[str, Tensor], file: Any) -> None:
+    """Read exactly the declared tensors into their place.
 
     Raises:
-        ValueError: It is.
-    """
-    size, largest = path.stat().st_size, n_bytes + _LARGEST_HEADER
-    if size > largest:
-        raise ValueError(f"it has {size} bytes where at most {largest} belong")
-
-
-def _read_tensors(file: Any, declared: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Read exactly the declared tensors.
-
-    Raises:
-        ValueError: A tensor is missing, not declared, or of another dtype or shape.
-        SafetensorError: The file is damaged.
+        ValueError: If a tensor is missing, not declared, or of another dtype or shape.
     """
     found = set(file.keys())
-    for name in sorted(declared.keys() | found):
-        if name not in found or name not in declared:
-            raise ValueError(f"{shown(name)} is {'missing' if name in declared else 'there too'}")
-    tensors = {name: file.get_tensor(name) for name in declared}
-    for name, tensor in tensors.items():
-        expected = declared[name].dtype, list(declared[name].shape)
-        if (tensor.dtype, list(tensor.shape)) != expected:
+    for name in sorted(declared.keys() ^ found):
+        raise ValueError(f"{shown(name)} is {'missing' if name in declared else 'there too'}")
+    for name, tensor in declared.items():
+        read = file.get_tensor(name)
+        if (read.dtype, read.shape) != (tensor.dtype, tensor.shape):
             raise ValueError(
-                f"`{name}` is {tensor.dtype} of shape {list(tensor.shape)} and not {expected[0]} of shape {expected[1]}"
+                f"`{name}` is {read.dtype} of shape {list(read.shape)} and not {tensor.dtype} of shape "
+                f"{list(tensor.shape)}"
             )
-    return tensors
+        tensor.copy_(read)

@@ -90,22 +90,19 @@ class Algebra:
             except BrokenPipeError:
                 line = ""
             if not line:  # it took too long, or crashed
-                self._end()
+                self.__exit__()
                 return None
             verdict: Verdict = json.loads(line)
             return verdict
-
-    def _end(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.communicate()
-            self._process = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._end()
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+            self._process = None
 
 
 def _start() -> subprocess.Popen[str]:

@@ -9,7 +9,7 @@ from benchmarks.result import report
 from extract.models.loading import load_model
 from extract.policy import Decoding
 from extract.prompts import PromptTemplate
-from extract.sampling.local.sampler import LocalSampler
+from extract.sampling.local.token_sampler import TokenSampler
 
 QUESTIONS = ("What is the capital of Peru?", "What is 7 times 8?", "Which chemical element has the symbol K?")
 
@@ -17,7 +17,7 @@ QUESTIONS = ("What is the capital of Peru?", "What is 7 times 8?", "Which chemic
 def p_value(model: object, tokenizer: object, question: str, temperature: float, n: int = 5000) -> float:
     """P of the χ² test; tokens with an expected count below 5 are one cell."""
     prompt = PromptTemplate("{question} Answer briefly.").encode(tokenizer, question)  # type: ignore[arg-type]
-    sampler = LocalSampler(model, tokenizer, Decoding(temperature=temperature, max_new_tokens=1), max_rows=500)
+    sampler = TokenSampler(model, tokenizer, Decoding(temperature=temperature, max_new_tokens=1), max_rows=500)
     tokens = []
     for start in range(0, n, 500):
         tokens += [answer.token_ids[0] for answer in sampler.sample([question], [prompt], range(start, start + 500))]

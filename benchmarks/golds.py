@@ -128,7 +128,7 @@ def _with_digits(gold: str, change: Callable[[str], str]) -> list[str]:
 
 def _differ(gold: str, other: str) -> bool:
     """Whether two golds differ in every reading: x = 5 is also 5. Words and numerals of bases differ by their letters."""
-    if any(re.fullmatch(r"[a-z]\s*=.*", latex) for latex in (gold, other)):
+    if any(re.fullmatch(r"[a-z]\s*=.*", one) for one in (gold, other)):
         return values(gold.split("=")[-1]) != values(other.split("=")[-1]) and values(other.split("=")[-1]) is not None
     ours, theirs = values(gold), values(other)
     if ours is None and theirs is None:
@@ -144,7 +144,7 @@ def golds() -> dict[str, tuple[str, list[str], Callable[[str, list[str]], Iterat
     """For each set its grader, its gold answers, and how they are written otherwise."""
     lines = (DATA / "gsm8k_test.jsonl").read_text(encoding="utf-8").splitlines()
     gsm8k = [json.loads(line)["answer"].split("####")[1].strip() for line in lines]
-    svamp = [str(row["Answer"]) for row in json.loads((DATA / "svamp.json").read_text(encoding="utf-8"))]
+    svamp = [str(one["Answer"]) for one in json.loads((DATA / "svamp.json").read_text(encoding="utf-8"))]
     math = [json.loads(line)["answer"] for line in (DATA / "math500.jsonl").read_text(encoding="utf-8").splitlines()]
     return {
         "GSM8K": ("number", gsm8k, written_numbers),
@@ -158,9 +158,9 @@ def cases_of(
 ) -> list[tuple[Question, Written]]:
     """Each gold answer's question with everything that is written for it; of every so many golds."""
     return [
-        (Question(str(number), name, "?", references=(gold,)), answer)
+        (Question(str(number), name, "?", references=(gold,)), one)
         for number, gold in list(enumerate(references))[::every]
-        for answer in written(gold, references[number + 1 :] + references[:number])
+        for one in written(gold, references[number + 1 :] + references[:number])
     ]
 
 
@@ -173,13 +173,13 @@ def main() -> None:
     for name, (grader, references, written) in golds().items():
         cases = cases_of(name, references, written)
         with load_grader(grader).running() as grade_all:
-            grades = grade_all([(question, answer.text) for question, answer in cases], {}, lambda items, tokens: None)
+            grades = grade_all([(question, one.text) for question, one in cases], {}, lambda items, tokens: None)
         counted = shares.setdefault(name, {})
-        for (question, answer), grade in zip(cases, grades, strict=True):
-            n_right, n = counted.get(_label(answer), (0, 0))
-            counted[_label(answer)] = (n_right + (grade.right is True), n + 1)
-            if grade.right and not answer.right:
-                wrong_right.append((question.references[0], answer.text))
+        for (question, one), grade in zip(cases, grades, strict=True):
+            n_right, n = counted.get(_label(one), (0, 0))
+            counted[_label(one)] = (n_right + (grade.right is True), n + 1)
+            if grade.right and not one.right:
+                wrong_right.append((question.references[0], one.text))
         right[name] = counted["gold"]
     rows = sorted(dict.fromkeys(row for counted in shares.values() for row in counted), key=lambda row: "wrong" in row)
     print(f"| what was done | {' | '.join(shares)} |\n|---|{'---:|' * len(shares)}")
@@ -197,8 +197,8 @@ def main() -> None:
     )
 
 
-def _label(answer: Written) -> str:
-    return answer.how if answer.right else f"wrong: {answer.how}"
+def _label(one: Written) -> str:
+    return one.how if one.right else f"wrong: {one.how}"
 
 
 if __name__ == "__main__":

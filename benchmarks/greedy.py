@@ -9,7 +9,7 @@ from extract.models.loading import load_model
 from extract.policy import Decoding
 from extract.prompts import PromptTemplate
 from extract.questions import load_questions
-from extract.sampling.local.sampler import LocalSampler
+from extract.sampling.local.token_sampler import TokenSampler
 
 
 def main() -> None:
@@ -23,7 +23,7 @@ def main() -> None:
         for i, q in enumerate(questions)
     ]
     decoding = Decoding(temperature=0, max_new_tokens=24)
-    answers = LocalSampler(model, tokenizer, decoding).sample([q.id for q in questions], prompts, range(1))
+    answers = TokenSampler(model, tokenizer, decoding).sample([q.id for q in questions], prompts, range(1))
     same = 0
     for prompt, answer in zip(prompts, answers, strict=True):
         ids = torch.tensor([prompt])

@@ -18,7 +18,7 @@ from extract.models.loading import load_model
 from extract.policy import Decoding
 from extract.prompts import PromptTemplate
 from extract.questions import load_questions
-from extract.sampling.local.sampler import LocalSampler, Sample
+from extract.sampling.local.token_sampler import Sample, TokenSampler
 
 BAR = 0.75
 K = 4
@@ -49,14 +49,14 @@ class Sides:
 
     def together(self) -> dict[float, list[Sample]]:
         """One run over the grid."""
-        sampler = LocalSampler(self.model, self.tokenizer, self.policy)
+        sampler = TokenSampler(self.model, self.tokenizer, self.policy)
         return sampler.sample_grid(self.ids, self.prompts, range(K), self.policy.temperatures)
 
     def apart(self) -> dict[float, list[Sample]]:
         """A run for each temperature."""
         drawn = {}
         for temperature in self.policy.temperatures:
-            sampler = LocalSampler(self.model, self.tokenizer, self.policy.at(temperature))
+            sampler = TokenSampler(self.model, self.tokenizer, self.policy.at(temperature))
             drawn[temperature] = sampler.sample(self.ids, self.prompts, range(K))
         return drawn
 

@@ -25,8 +25,9 @@ def values(latex: str) -> list[complex] | None:
         found = [_Parser(part).whole() for part in _parts(_bare(latex))]
     except (ValueError, IndexError, ZeroDivisionError, OverflowError):
         return None
-    rounded = (complex(round(number.real, 9), round(number.imag, 9)) for number in found)
-    return sorted(rounded, key=lambda number: (number.real, number.imag))
+    return sorted(
+        (complex(round(one.real, 9), round(one.imag, 9)) for one in found), key=lambda one: (one.real, one.imag)
+    )
 
 
 def _bare(latex: str) -> str:
@@ -47,8 +48,9 @@ def _parts(latex: str) -> Iterator[str]:
         pieces = re.split(r"\\\\|&", matrix[1])
     else:
         latex = re.sub(r"\\[{}]", "", re.split(r"\\in(?![a-z])", latex)[-1])
-        unions = (part.strip()[1:-1] if _is_list(part) else part for part in latex.split(r"\cup"))
-        pieces = [piece for part in unions for piece in part.split(",")]
+        pieces = [
+            piece for one in latex.split(r"\cup") for piece in (one.strip()[1:-1] if _is_list(one) else one).split(",")
+        ]
     for piece in pieces:
         left, equals, right = piece.partition("=")
         whole = f"{left}-({right})" if equals else left

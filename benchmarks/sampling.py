@@ -19,7 +19,7 @@ from benchmarks.result import report
 from extract.models.loading import end_tokens
 from extract.policy import Decoding
 from extract.sampling.local.batching import common_prefix, left_padded
-from extract.sampling.local.sampler import LocalSampler
+from extract.sampling.local.token_sampler import TokenSampler
 
 Prompts = list[list[int]]
 
@@ -80,7 +80,7 @@ class Sides:
     def __init__(self, model: Any, tokenizer: Any, max_new_tokens: int) -> None:
         self.model = model
         self.decoding = Decoding(temperature=0.7, max_new_tokens=max_new_tokens)
-        self.sampler = LocalSampler(model, tokenizer, self.decoding)
+        self.sampler = TokenSampler(model, tokenizer, self.decoding)
         self.n_drawn = 0
         self.end = torch.tensor(end_tokens(model, tokenizer), device=model.device)
 
@@ -92,7 +92,7 @@ class Sides:
 
     def unshared(self, prompts: Prompts, k: int) -> int:
         """The local sampler, reading each prompt from its beginning."""
-        with patch("extract.sampling.local.sampler.common_prefix", lambda prompts: []):
+        with patch("extract.sampling.local.token_sampler.common_prefix", lambda prompts: []):
             return self.ours(prompts, k)
 
     @torch.inference_mode()

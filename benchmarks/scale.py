@@ -21,14 +21,15 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from benchmarks.result import report
-from extract.policy import SERVED_VERSION, Decoding, Identity, ModelIdentity, Policy
+from extract.policy import Decoding, Identity, ModelIdentity, Policy
 from extract.questions.question import Question, questions_hash
 from extract.running.worker import Worker
-from extract.sampling.server.answer_log import AnswerLog
-from extract.sampling.server.queue import parts_to_ask
-from extract.store.parquet import GRADES_SCHEMA, SERVED_SAMPLES_SCHEMA, write_arrow
+from extract.samplers import SAMPLERS
+from extract.sampling.server.queue import ranges_to_ask
+from extract.store.answer_log import AnswerLog
+from extract.store.parquet import GRADES_SCHEMA, SAMPLES_SCHEMA, write_arrow
 from extract.store.questions import Questions
-from extract.store.shards import Block, SampleRange
+from extract.store.shards import SampleRange
 from extract.store.store import Store
 from extract.store.verify import find_problems, write_manifest
 from extract.viewing.inspection import describe
@@ -45,7 +46,7 @@ def make_store(folder: Path, n_blocks: int, n_rows: int) -> Store:
     ]
     table = Questions.of(questions, n_rows)
     policy = Policy(ModelIdentity("served", None, None, None, None, None), Decoding(max_new_tokens=4096), request={})
-    return Store.create(folder, Identity(policy, questions_hash(table), n_rows, SERVED_VERSION), table)
+    return Store.create(folder, Identity(policy, questions_hash(table), n_rows, SAMPLERS["server"].version), table)
 
 
 def answers(store: Store, part: SampleRange, n_tokens: int, rng: np.random.Generator) -> pa.Table:
@@ -67,7 +68,7 @@ def answers(store: Store, part: SampleRange, n_tokens: int, rng: np.random.Gener
         "finish_reason": pa.array(["stop"] * n),
         "prompt_tokens": np.full(n, 40, dtype=np.int32),
     }
-    return pa.table(columns, schema=SERVED_SAMPLES_SCHEMA)
+    return pa.table(columns, schema=SAMPLES_SCHEMA)
 
 
 def write_part(store: Store, part: SampleRange, table: pa.Table, right: NDArray[np.bool_]) -> None:
@@ -87,20 +88,12 @@ def bytes_of(n_tokens: int, n_rows: int = 1024) -> dict[str, float]:
         write_part(store, part, table, rng.random(table.num_rows) < 0.4)
         few = table.slice(0, 1000).to_pylist()
         with_ids = [{**row, "token_ids": rng.integers(128_000, size=row["n_tokens"]).tolist()} for row in few]
-        log, size = (
-            AnswerLog(
-                store.samples.log_file(SampleRange(0, 10, 20)),
-                store.sha256,
-                SampleRange(0, 10, 20),
-                store.questions.ids(Block(0)),
-            ),
-            {},
-        )
+        log, size = AnswerLog(store, SampleRange(0, 10, 20)), {}
         for row in few:
             log.append([row])
         log.close()
         size["log"] = log.path.stat().st_size / len(few)
-        write_arrow(Path(folder) / "ids.parquet", pa.Table.from_pylist(with_ids, schema=SERVED_SAMPLES_SCHEMA))
+        write_arrow(Path(folder) / "ids.parquet", pa.Table.from_pylist(with_ids, schema=SAMPLES_SCHEMA))
         size["table with token ids"] = (Path(folder) / "ids.parquet").stat().st_size / len(few)
         size["table"] = store.samples.file(part).stat().st_size / table.num_rows
         size["grade"] = store.grades.file("made", part).stat().st_size / table.num_rows
@@ -128,7 +121,7 @@ def by_parts(n_parts: int, n_rows: int, k: int) -> dict[str, float]:
         _ = opened.questions
         actions: dict[str, Callable[[], object]] = {
             "list": opened.samples.ranges,
-            "find what is missing": lambda: parts_to_ask(opened, k, 1, [], Worker()),
+            "find what is missing": lambda: ranges_to_ask(opened, k, 1, [], Worker()),
             "manifest": lambda: write_manifest(opened),
             "inspect": lambda: describe(opened),
             "verify": lambda: list(find_problems(opened)),

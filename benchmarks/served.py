@@ -23,7 +23,7 @@ from extract import StoreRecipe, grade, sample
 from extract.errors import InputError
 from extract.models.embedded import embedded_model_folder
 from extract.policy import Decoding
-from extract.sampling.server.options import Server
+from extract.sampling.server.policy import Server
 from extract.store.store import Store
 from tests.helpers.serving_stub import faults
 
@@ -131,12 +131,14 @@ def main() -> None:
         folder = Path(name)
 
         def served(**server: Any) -> StoreRecipe:
-            asked = Server(**{"url": url, "in_flight": 8, "timeout": 60, "logprobs": False, "extra": DRAWS, **server})
+            asked = Server(
+                **{"url": url, "max_concurrency": 8, "timeout": 60, "logprobs": False, "extra_body": DRAWS, **server}
+            )
             return StoreRecipe(**common, sampler="server", model=model.name, k=options.k, server=asked)
 
         refused = {
-            "greedy": refusal(folder / "greedy", served(extra={})),
-            "n": refusal(folder / "n", served(per_request=options.k)),
+            "greedy": refusal(folder / "greedy", served(extra_body={})),
+            "n": refusal(folder / "n", served(n=options.k)),
             "logprobs": refusal(folder / "logprobs", served(logprobs=True)),
             "model": refusal(folder / "model", replace(served(), model="another")),
         }

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from benchmarks.result import report
 from benchmarks.tiny import write_questions
 from extract.prompts import PromptTemplate
-from extract.sampling.server.policy import seed_of
+from extract.sampling.server.policy import request_seed
 from extract.store.store import Store
 from tests.helpers.serving_stub import MODEL, Options, Running, answer_text, faults, stub
 
@@ -39,7 +39,7 @@ def command(store: Path, questions: Path, proxy: Running) -> list[str]:
         "k": K,
         "policy.temperature": TEMPERATURE,
         "server.url": proxy.url,
-        "server.in_flight": 64,
+        "server.max_concurrency": 64,
         "server.timeout": 2,
         "server.attempts": 30,
     }
@@ -97,7 +97,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name, stub(seconds=0.02) as server, faults(server.url, stall=10) as proxy:
         folder = Path(name)
         questions, store = write_questions(folder / "questions.jsonl", options.questions), folder / "store"
-        seeds = {seed_of(0, f"q{i}", j): (f"q{i}", j) for i in range(options.questions) for j in range(K)}
+        seeds = {request_seed(0, f"q{i}", j): (f"q{i}", j) for i in range(options.questions) for j in range(K)}
         arrived: set[tuple[str, int]] = set()
         n_asked, n_again, held_at_kills, statuses = 0, 0, [], []
         for status in runs(command(store, questions, proxy), store, options.kills, options.spread):

@@ -16,7 +16,7 @@ from benchmarks.result import alternating, report
 from benchmarks.tiny import write_questions
 from extract import StoreRecipe, sample
 from extract.policy import Decoding
-from extract.sampling.server.options import Server
+from extract.sampling.server.policy import Server
 from tests.helpers.serving_stub import MODEL, Running, stub
 
 IN_FLIGHT, K = 500, 4
@@ -45,7 +45,7 @@ async def bare_loop(url: str, prompts: list[str]) -> list[str | None]:
 
 def sampled(store: Path, questions: Path, server: Running) -> None:
     """The same into a store."""
-    options = Server(url=server.url, in_flight=IN_FLIGHT)
+    options = Server(url=server.url, max_concurrency=IN_FLIGHT)
     policy = Decoding(temperature=1.0)
     recipe = StoreRecipe(
         str(questions), sampler="server", model=MODEL, k=K, policy=policy, server=options, block_size=1024
@@ -64,7 +64,7 @@ def command(store: Path, questions: Path, server: Running) -> list[str]:
         "block_size": 1024,
         "policy.temperature": 1.0,
         "server.url": server.url,
-        "server.in_flight": IN_FLIGHT,
+        "server.max_concurrency": IN_FLIGHT,
     }
     return ["-m", "extract", "sample", *(f"--{name}={value}" for name, value in given.items())]
 
@@ -96,7 +96,7 @@ def main() -> None:
         "rate ≥ 0.7 of the bare loop's; peak equal within 10 % and at most 500 MiB",
         ratio >= 0.7 and growth <= 1.1 and max(peaks.values()) <= 500,
         requests=options.requests,
-        in_flight=IN_FLIGHT,
+        max_concurrency=IN_FLIGHT,
         requests_per_second={"bare": options.requests / bare, "sampler": options.requests / ours},
         pairs=options.pairs,
     )

@@ -10,6 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from extract.errors import InputError
+from extract.store.samples import REJECTED
 from extract.store.store import Store
 
 
@@ -30,6 +31,7 @@ class AnswerTable:
         truncated: [row] whether the token limit cut it off.
         mean_nll: [row] mean negative log-probability of its tokens in nats; NaN without tokens or log-probabilities.
         max_nll: [row] largest negative log-probability.
+        rejected: [row] whether a server rejected the question, so that there is no answer.
     """
 
     question: NDArray[np.int64]
@@ -41,6 +43,7 @@ class AnswerTable:
     truncated: NDArray[np.bool_]
     mean_nll: NDArray[np.float64]
     max_nll: NDArray[np.float64]
+    rejected: NDArray[np.bool_]
 
     @property
     def held_out(self) -> NDArray[np.bool_]:
@@ -48,8 +51,8 @@ class AnswerTable:
         return self.sample % 2 == 1
 
     def rows_by_question(self, n_questions: int, included: NDArray[np.bool_] | None = None) -> list[NDArray[np.int64]]:
-        """Rows of the answers to each question, in their order; of the included ones only, if given."""
-        rows = np.arange(len(self.question)) if included is None else np.flatnonzero(included)
+        """Rows of the answers to each question, in their order, without rejected ones; only included ones, if given."""
+        rows = np.flatnonzero(~self.rejected if included is None else ~self.rejected & included)
         rows = rows[np.argsort(self.question[rows], kind="stable")]
         return np.split(rows, np.searchsorted(self.question[rows], np.arange(1, n_questions)))
 
@@ -136,7 +139,7 @@ def load_table(store: Store, grader: str | None = None) -> QuestionTable:
         )
     row_of = {question.id: row for row, question in enumerate(store.questions)}
     samples = store.samples.read()
-    answers = _answers(samples, store.grades.read(grader), row_of, end_token=not store.served)
+    answers = _answers(samples, store.grades.read(grader), row_of, store.samples.provides.end_token)
     every = _count(answers, len(row_of), np.ones(len(answers.question), dtype=bool))
     half = _count(answers, len(row_of), answers.held_out)
     prompt_tokens = np.zeros(len(row_of))
@@ -184,6 +187,7 @@ def _answers(samples: pa.Table, grades: pa.Table, row_of: dict[str, int], end_to
         truncated=np.array([reason == "length" for reason in reasons], dtype=bool),
         mean_nll=np.array([-values.mean() if len(values) else np.nan for values in logprobs]),
         max_nll=np.array([-values.min() if len(values) else np.nan for values in logprobs]),
+        rejected=np.array([reason == REJECTED for reason in reasons], dtype=bool),
     )
 
 

@@ -21,7 +21,7 @@ _PUBLIC = {
     "merge": "extract.store.merge",
     "read": "extract.commands",
     "sample": "extract.commands",
-    "sample_family": "extract.sampling.temperature_grid",
+    "sample_family": "extract.commands",
 }
 
 

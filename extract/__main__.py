@@ -9,19 +9,19 @@ from extract import commands
 from extract.asking.run import ask
 from extract.running.cli import run
 from extract.running.exit import end_process
-from extract.sampling.temperature_grid import each_member, inspect_all, sample_family
+from extract.sampling.temperature_grid import each_store
 from extract.store.merge import merge
 from extract.viewing.show import show
 
 COMMANDS: dict[str, Callable[..., Any]] = {
-    "sample": sample_family,
-    "grade": each_member(commands.grade),
-    "read": each_member(commands.read),
-    "ask": each_member(ask),
-    "inspect": inspect_all,
-    "show": each_member(show),
+    "sample": commands.sample_family,
+    "grade": each_store(commands.grade),
+    "read": each_store(commands.read),
+    "ask": each_store(ask),
+    "inspect": commands.inspect,
+    "show": each_store(show),
     "merge": merge,
-    "verify": each_member(commands.verify),
+    "verify": each_store(commands.verify),
 }
 
 if __name__ == "__main__":

@@ -1,33 +1,34 @@
-"""The commands of ``python -m extract``, as plain functions."""
+"""The commands of ``python -m extract`` as plain functions."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from extract.errors import InputError
 from extract.grading import GRADERS, Judge, grader_of_kinds, load_grader
 from extract.grading.run import fill_grades
 from extract.models.store_model import load_store_model
-from extract.questions import questions_hash
 from extract.recipe import StoreRecipe
 from extract.registry import fill_names
 from extract.running.worker import Worker, alone
-from extract.sampling.run import say_if_endless
+from extract.samplers import SAMPLERS
+from extract.sampling.run import sample_stores
+from extract.sampling.temperature_grid import each_store, grid_folders
 from extract.signals.registry import descriptions, load_signal
 from extract.signals.run import fill_signals
-from extract.store import verify as verify_module
-from extract.store.identity import check_place
-from extract.store.questions import Questions
+from extract.store.identity import member_stores
 from extract.store.shards import Scope
 from extract.store.store import Store
+from extract.store.verify import find_problems, write_manifest
 
-#: Where no judge is given, which only the grader judge minds.
+#: Default judge. Only the grader `judge` uses it.
 NO_JUDGE = Judge()
 
 
 def sample(store: str, recipe: StoreRecipe, worker: Worker | None = None) -> Store:
-    """Ask a model each question k times and keep the answers; goes on where an earlier run stopped.
+    """Ask a model each question k times and keep the answers; continues an earlier run.
 
     Args:
         store: Folder of the store, new or made with the same settings.
@@ -40,59 +41,36 @@ def sample(store: str, recipe: StoreRecipe, worker: Worker | None = None) -> Sto
     Raises:
         InputError: Bad options, unreadable questions or model, or a store of another identity.
     """
-    from extract.sampling.temperature_grid import sample_grid
-
-    worker, temperature = worker or Worker.from_environment(), recipe.policy.temperature
-    if isinstance(temperature, str):
+    if isinstance(recipe.policy.temperature, str):
         raise InputError(
-            f"Expected `policy.temperature` to be a number, because this makes one store, but got the grid {temperature!r}. Use `sample_family`, as the command line does."
+            "Expected `policy.temperature` to be a number, because this makes one store, but got the grid "
+            f"{recipe.policy.temperature!r}. Use `sample_family`, as the command line does."
         )
-    if recipe.sampler == "server":
-        return sample_served(Path(store), recipe, worker)
-    return sample_grid({temperature: Path(store)}, recipe, worker)[0]
+    return sample_family(store, recipe, worker)[0]
 
 
-def sample_served(folder: Path, recipe: StoreRecipe, worker: Worker) -> Store:
-    """Make or go on with a store of a model behind a server.
+def sample_family(store: str, recipe: StoreRecipe, worker: Worker | None = None) -> list[Store]:
+    """Ask a model each question k times and keep the answers; continues an earlier run.
 
     Args:
-        folder: The store.
-        recipe: What it is made from.
-        worker: This process among several.
+        store: Folder of the store, new or made with the same settings; of a grid of temperatures, that of its stores.
+        recipe: Questions, model and policy.
+        worker: This process among several that share the work; None takes what `torchrun` says.
+
+    Returns:
+        The store, or that of each temperature.
 
     Raises:
-        InputError: As `sample`, or the server can't be used as asked.
+        InputError: As `sample`.
     """
-    from extract.sampling.server.preflight import try_new
-    from extract.sampling.server.sampler import fill_served_samples
-
-    loaded, decoding = recipe.load()
-    say_if_endless(decoding)
-    questions, server, tried = Questions.of(loaded, recipe.block_size), recipe.server, None
-    check_place(folder)
-    identity = recipe.served_identity(questions_hash(questions), decoding)
-    with worker.writing(folder):
-        if (folder / "identity.json").is_file():
-            Store.open(folder).check_identity(identity.as_dict())
-        else:
-            tried = try_new(loaded, recipe.k, recipe.block_size, recipe.model, decoding, server, worker)
-        with alone(folder):
-            kept = Store.create(folder, identity, questions)
-        fill_served_samples(kept, recipe.k, decoding, server, worker, tried)
-        write_manifest(kept)
-    return kept
-
-
-def write_manifest(store: Store) -> None:
-    """Index what a command added, one worker at a time."""
-    with alone(store.path):
-        verify_module.write_manifest(store)
+    worker, folders = worker or Worker.from_environment(), grid_folders(Path(store), recipe.policy)
+    return sample_stores(folders, recipe.sampler, recipe.sampling_options(), *recipe.load(), worker)
 
 
 def make_store(
     store: str, recipe: StoreRecipe, grader: str | None, signals: Sequence[str], scope: Scope = "question"
 ) -> Store:
-    """Sample, grade and read whatever a store still lacks. A whole store is left alone, and no model is loaded.
+    """Sample, grade and read whatever a store lacks. No model is loaded for a complete store.
 
     Args:
         store: Folder of the store.
@@ -107,22 +85,22 @@ def make_store(
     for signal in signals:
         load_signal(signal, scope)
     if (Path(store) / "identity.json").is_file():
-        kept = Store.open(store)
-        recipe.check_store(kept)
-        grader = grader or next(iter(kept.grades.names()), None) or grader_of_kinds(one.kind for one in kept.questions)
+        made = Store.open(store)
+        recipe.check_store(made)
+        grader = grader or next(iter(made.grades.names()), None) or grader_of_kinds(q.kind for q in made.questions)
         if not (
-            kept.samples.missing(recipe.k)
-            or kept.grades.missing(grader)
-            or any(kept.signals.missing(signal, scope) for signal in signals)
+            made.samples.missing(recipe.k)
+            or made.grades.missing(grader)
+            or any(made.signals.missing(signal, scope) for signal in signals)
         ):
-            return kept
+            return made
     if grader is not None:
         load_grader(grader)  # before anything is sampled
-    only = Worker()  # trainers start workers of their own, and one of them makes the store
-    sample(store, recipe, only)
-    grade(store, grader, only)
-    place = None if recipe.sampler == "server" else recipe.model  # what a server calls it is no place
-    return read(store, signals, scope, None, place, recipe.device, recipe.device_map, only)
+    worker = Worker()  # trainers start workers of their own, and one of them makes the store
+    sample(store, recipe, worker)
+    grade(store, grader, worker)
+    model = recipe.model if SAMPLERS[recipe.sampler].weights else None  # else the name is not that of a local copy
+    return read(store, signals, scope, None, model, recipe.device, recipe.device_map, worker)
 
 
 @fill_names(graders=GRADERS)
@@ -141,13 +119,10 @@ def grade(store: str, grader: str | None = None, worker: Worker | None = None, j
     Raises:
         InputError: Unknown grader, questions that it can't grade, no store, or a judge that can't be asked.
     """
-    worker = worker or Worker.from_environment()
-    rule = None if grader is None else load_grader(grader, judge)
-    kept = Store.open(store)
-    with worker.writing(kept.path):
-        fill_grades(kept, rule or load_grader(grader_of_kinds(one.kind for one in kept.questions)), worker)
-        write_manifest(kept)
-    return kept
+    chosen = None if grader is None else load_grader(grader, judge)
+    with _extended(store, worker) as (opened, worker):
+        fill_grades(opened, chosen or load_grader(grader_of_kinds(q.kind for q in opened.questions)), worker)
+    return opened
 
 
 @fill_names(signals=descriptions("question"), answer_signals=descriptions("sample", besides="question"))
@@ -167,8 +142,10 @@ def read(
         store: Folder of the store.
         signals: Signals to read. Of questions and answers: {signals}. Of answers only: {answer_signals}.
         scope: question reads the questions; sample reads their answers.
-        layers: Layers to keep, from 0 (embeddings) to the number of blocks; null goes on with those that there are, or keeps all.
-        model: Where the store's model is, if it was a folder, or the local copy of a served one; null takes the name that the store holds.
+        layers: Layers to keep, from 0 (embeddings) to the number of blocks; null keeps those that the store holds
+            already, or all.
+        model: Where the store's model is, if it was a folder, or the local copy of a served one; null takes the name
+            that the store holds.
         device: auto, cpu, cuda or cuda:N.
         device_map: How transformers spreads a large model over devices.
         worker: As for `sample`.
@@ -177,29 +154,30 @@ def read(
         The store.
 
     Raises:
-        InputError: Unknown signal, no store, other layers than those that there are, or another model than the store's.
+        InputError: Unknown signal, no store, other layers than the store's, or another model than the store's.
     """
-    worker = worker or Worker.from_environment()
     for signal in signals:
         load_signal(signal, scope)
-    kept = Store.open(store)
-    with worker.writing(kept.path):
-        fill_signals(kept, signals, lambda: load_store_model(kept, model, device, device_map), worker, scope, layers)
-        write_manifest(kept)
-    return kept
+    with _extended(store, worker) as (opened, worker):
+        fill_signals(
+            opened, signals, lambda: load_store_model(opened, model, device, device_map), worker, scope, layers
+        )
+    return opened
 
 
 def inspect(store: str, grader: str | None = None, answers: int = 10) -> None:
     """Show what is in a store: policy, counts, accuracy by grader and group with its interval, and answers to read.
 
     Args:
-        store: Folder of the store.
+        store: Folder of the store, or of the stores of a grid, which are shown one after the other and then compared.
         grader: Whose grades are shown in detail; null takes that of the questions' kind, else the first there are.
         answers: How many answers to show, right, wrong and unknown ones.
     """
-    from extract.viewing.inspection import describe
+    from extract.viewing.inspection import compared, describe
 
-    print(describe(Store.open(store), grader, answers))
+    each_store(lambda store: print(describe(Store.open(store), grader, answers)))(store=store)
+    if members := member_stores(Path(store)):
+        print(f"\n== {store}, by temperature\n{compared([Store.open(member) for member in members], grader)}")
 
 
 def verify(store: str) -> None:
@@ -211,13 +189,25 @@ def verify(store: str) -> None:
     Raises:
         InputError: A file is damaged or unfinished; the message lists all of them.
     """
-    kept = Store.open(store)
-    problems = list(verify_module.find_problems(kept))
-    if problems:
+    opened = Store.open(store)
+    if problems := list(find_problems(opened)):
         raise InputError(
-            f"Expected the files of {store!r} to be whole, but {len(problems)} are not: {'; '.join(problems)}. Run the command that made them (sample, grade, read or ask) again, which makes them anew, and delete what no command made."
+            f"Expected the files of {store!r} to be whole, but {len(problems)} are not: {'; '.join(problems)}. Run the "
+            "command that made them (sample, grade, read or ask) again, which makes them anew, and delete what no "
+            "command made."
         )
-    manifest = verify_module.write_manifest(kept)
+    n_files = len(write_manifest(opened)["files"])
     print(
-        f"{store}: {len(manifest['files'])} files whole, identity {kept.sha256[:12]}, {len(kept.questions)} questions in {kept.questions.n_blocks} blocks"
+        f"{store}: {n_files} files whole, identity {opened.sha256[:12]}, {len(opened.questions)} questions in "
+        f"{opened.questions.n_blocks} blocks"
     )
+
+
+@contextmanager
+def _extended(store: str, worker: Worker | None) -> Iterator[tuple[Store, Worker]]:
+    """A store that a worker adds files to, alone on its blocks; the manifest is written at the end."""
+    opened, worker = Store.open(store), worker or Worker.from_environment()
+    with worker.writing(opened.path):
+        yield opened, worker
+        with alone(opened.path):
+            write_manifest(opened)

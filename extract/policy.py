@@ -10,12 +10,9 @@ from typing import Any
 from extract.errors import InputError
 from extract.hashing import sha256_json, sha256_text
 from extract.prompts import PromptTemplate
-from extract.schemas import DECODING, Field
+from extract.samplers import SAMPLERS
+from extract.schemas import DECODING, check_options
 
-#: Raised whenever the same policy would give other samples than before.
-SAMPLER_VERSION = "local-2"
-#: The same for answers of a served model.
-SERVED_VERSION = "server-1"
 #: Raised whenever a store's files change their form.
 SCHEMA_VERSION = 1
 #: Most temperatures of a grid.
@@ -52,12 +49,7 @@ class Decoding:
         if isinstance(self.temperature, str):
             grid(self.temperature)
             return replace(self, temperature=0.0).__post_init__()  # the other options
-        for name, field_ in DECODING.items():
-            value = list(self.stop) if name == "stop" else getattr(self, name)
-            if isinstance(field_, Field) and not field_.holds(value):
-                raise InputError(
-                    f"Expected `policy.{name}` to be {field_.expected}, but got {value!r}. Change the option or leave it out for its default."
-                )
+        check_options(self, DECODING, "policy.")
 
     @property
     def temperatures(self) -> tuple[float, ...]:
@@ -106,10 +98,10 @@ def _no_temperature(text: str) -> InputError:
 
 @dataclass(frozen=True)
 class ModelIdentity:
-    """Which model and tokenizer: enough to refuse another one. Of a served model nothing but its name is known.
+    """Which model and tokenizer: enough to refuse another one. A model whose weights are not at hand has only a name.
 
     Attributes:
-        id: Name of the embedded model, Hub id, or name of a folder (never its path); of a served model what its server calls it.
+        id: Name of the embedded model, Hub id, name of a folder (never its path), or what a server calls it.
         revision: Commit of a Hub model, None otherwise.
         fingerprint: Checksum of all weights as loaded (`extract.models.loading.weight_fingerprint`).
         dtype: Resolved dtype of the weights, for example "float32"; never "auto".
@@ -118,11 +110,11 @@ class ModelIdentity:
     """
 
     id: str
-    revision: str | None
-    fingerprint: str | None
-    dtype: str | None
-    tokenizer: str | None
-    chat_template: str | None
+    revision: str | None = None
+    fingerprint: str | None = None
+    dtype: str | None = None
+    tokenizer: str | None = None
+    chat_template: str | None = None
 
 
 @dataclass(frozen=True)
@@ -132,7 +124,7 @@ class Policy:
     Attributes:
         model: Which model.
         decoding: How answers are drawn; one temperature.
-        request: What else every request to a served model holds; None for a model in this process.
+        request: What else the answers are conditional on, for example further fields of requests to a server; None for nothing.
     """
 
     model: ModelIdentity
@@ -147,7 +139,7 @@ class Identity:
     policy: Policy
     questions: str
     block_size: int = 32
-    sampler: str = SAMPLER_VERSION
+    sampler: str = SAMPLERS["local"].version
     schema: int = SCHEMA_VERSION
 
     def as_dict(self) -> dict[str, Any]:

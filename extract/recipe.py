@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, Literal
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any
 
-from extract.errors import InputError
 from extract.models.embedded import EMBEDDED_MODEL
-from extract.policy import SAMPLER_VERSION, SERVED_VERSION, Decoding, Identity
+from extract.policy import Decoding
 from extract.questions.examples import with_examples
 from extract.questions.question import Question, questions_hash
 from extract.questions.source import find_source
 from extract.questions.subset import subset
-from extract.sampling.server.options import Server
-from extract.sampling.server.policy import served_policy
-from extract.store.store import Store
+from extract.samplers import SAMPLERS
+from extract.sampling.server.policy import Server
+from extract.schemas import check_options, whole
 
-MOST_SAMPLES = 1_000_000
-LARGEST_BLOCK = 1_000_000
+if TYPE_CHECKING:
+    from extract.sampling.base import SamplingOptions
+    from extract.store.store import Store
+
+_OPTIONS = {
+    "k": whole(2, 1_000_000, "from 2, because one answer can't tell how often a model is right, to 1000000"),
+    "max_rows": whole(1, 2**31),
+    "block_size": whole(1, 1_000_000),
+}
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,7 @@ class StoreRecipe:
     fields: dict[str, Any] | None = None
     split: str | None = None
     questions_revision: str | None = None
-    sampler: Literal["local", "server"] = "local"
+    sampler: str = "local"
     model: str = EMBEDDED_MODEL
     revision: str | None = None
     dtype: str = "auto"
@@ -71,18 +75,8 @@ class StoreRecipe:
     block_size: int = 32
 
     def __post_init__(self) -> None:
-        if self.k < 2:
-            raise InputError(
-                f"Expected `k` to be at least 2, because one answer can't tell how often a model is right, but got {self.k}. Ask for 10 or more."
-            )
-        if self.k > MOST_SAMPLES:
-            raise InputError(f"Expected `k` to be at most {MOST_SAMPLES}, but got {self.k}. 100 is many.")
-        if self.max_rows < 1:
-            raise InputError(f"Expected `max_rows` to be at least 1, but got {self.max_rows}. 320 suits most models.")
-        if not 1 <= self.block_size <= LARGEST_BLOCK:
-            raise InputError(
-                f"Expected `block_size` to be from 1 to {LARGEST_BLOCK}, but got {self.block_size}. 32 suits a laptop."
-            )
+        _ = SAMPLERS[self.sampler]
+        check_options(self, _OPTIONS)
 
     def load(self) -> tuple[list[Question], Decoding]:
         """The questions that are asked, and how they are answered, with the worked examples in the prompt.
@@ -95,51 +89,21 @@ class StoreRecipe:
         chosen = subset(questions, self.n_questions, self.question_seed, self.stratify_by, self.questions)
         return chosen, replace(self.policy, prompt=prompt)
 
-    def check_store(self, store: Store, questions: Iterable[Question] | None = None) -> None:
-        """Refuse a store that this recipe would not make, as far as that shows without loading the model.
+    def sampling_options(self) -> SamplingOptions:
+        """The options that the sampler gets."""
+        from extract.sampling.base import SamplingOptions
+
+        return SamplingOptions(**{option.name: getattr(self, option.name) for option in fields(SamplingOptions)})
+
+    def check_store(self, store: Store) -> None:
+        """Refuse a store that this recipe would not make, as far as that is known without loading the model.
 
         The model is compared by name here, and by its weights before anything is sampled or read.
 
-        Args:
-            store: The store.
-            questions: The recipe's questions, where they were loaded already; the policy then has its worked examples.
-
         Raises:
-            InputError: Decoding, questions, model name or block size differ.
+            InputError: Decoding, questions, model name, block size or sampler differ.
         """
-        of, decoding = store.identity, self.policy
-        if questions is None:
-            questions, decoding = self.load()
-        if self.sampler == "server":
-            store.check_identity(self.served_identity(questions_hash(questions), decoding).as_dict())
-            return
-        policy = {"model": of["policy"]["model"], "decoding": decoding.record()}
-        wanted = {
-            **of,
-            "block_size": self.block_size,
-            "questions": questions_hash(questions),
-            "policy": policy,
-        }
-        folder = Path(self.model)
-        name = folder.resolve().name if folder.is_dir() else self.model
-        asked = {"id": name, "dtype": self.dtype, "revision": self.revision}
-        # "auto", and a branch's name, stand for what is known only once the model is loaded
-        known = {
-            key: value
-            for key, value in asked.items()
-            if value not in ("auto", None) and (key != "revision" or len(value) == 40)
-        }
-        policy["model"] = {**of["policy"]["model"], **known}
-        if store.served:
-            wanted["sampler"] = SAMPLER_VERSION
-        store.check_identity(wanted)
+        from extract.sampling.run import check_identity
 
-    def served_identity(self, questions: str, decoding: Decoding) -> Identity:
-        """The identity of a store of the recipe, for the server sampler.
-
-        Args:
-            questions: Hash of the questions.
-            decoding: The policy with its worked examples.
-        """
-        policy = served_policy(self.model, decoding, self.server)
-        return Identity(policy, questions, self.block_size, SERVED_VERSION)
+        questions, decoding = self.load()
+        check_identity(store, self.sampler, self.sampling_options(), questions_hash(questions), decoding)

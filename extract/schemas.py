@@ -88,12 +88,12 @@ MODEL: Schema = {
     "tokenizer": SHA256,
     "chat_template": SHA256,
 }
-#: Of a served model only its name is known.
-SERVED_MODEL: Schema = {
+#: A model whose weights are not at hand.
+NAMED_MODEL: Schema = {
     "id": Field("a model's name", lambda value: _is_text(value) and bool(value.strip())),
     **dict.fromkeys(
         ("revision", "fingerprint", "dtype", "tokenizer", "chat_template"),
-        Field("null, because a server does not tell", lambda value: value is None),
+        Field("null, because only the name is known", lambda value: value is None),
     ),
 }
 EXAMPLES = Field(
@@ -126,9 +126,9 @@ _STORE: Schema = {
 }
 #: `of` in a store's identity.json.
 IDENTITY: Schema = {"policy": {"model": MODEL, "decoding": {**DECODING, "prompt": PROMPT}}, **_STORE}
-#: The same where a server answered.
-SERVED_IDENTITY: Schema = {
-    "policy": {"model": SERVED_MODEL, "decoding": {**DECODING, "prompt": PROMPT}, "request": OBJECT},
+#: The same where the model's weights are not at hand.
+NAMED_MODEL_IDENTITY: Schema = {
+    "policy": {"model": NAMED_MODEL, "decoding": {**DECODING, "prompt": PROMPT}, "request": Maybe(OBJECT)},
     **_STORE,
 }
 

@@ -27,13 +27,12 @@ FACADES = {frozenset({"probes.saved.artefact", "probes.saved.confidence"})}
 #: Cycles that are still to be cut.
 CYCLES = {
     frozenset({"extract.grading.base", "extract.grading.number", "extract.questions.question"}),
-    frozenset({"extract.commands", "extract.sampling.temperature_grid"}),
     frozenset({"probes.fitting.module", "probes.registry"}),
 }
 #: Layers from the bottom to the top. A module may import from its own layer and from those before it.
 LAYERS = [
     ("extract.errors", "extract.text", "extract.hashing", "extract.registry", "extract.running"),
-    ("extract.schemas", "extract.prompts", "extract.policy", "extract.questions"),
+    ("extract.schemas", "extract.samplers", "extract.prompts", "extract.policy", "extract.questions"),
     ("extract.store",),
     tuple(f"extract.{name}" for name in ("sampling", "grading", "signals", "asking", "models", "viewing")),
     ("extract",),
@@ -41,20 +40,12 @@ LAYERS = [
     ("probes",),
     ("train",),
 ]
-#: Imports of a higher layer that are allowed: the log of answers that a server gave is read and merged like a file of
-#: the store.
-UPWARD = {
-    "extract.store.merge -> extract.sampling.server.answer_log",
-    "extract.store.merge -> extract.sampling.server.queue",
-    "extract.store.verify -> extract.sampling.server.answer_log",
-}
+#: Imports of a higher layer that are allowed.
+UPWARD: set[str] = set()
 #: Those that are still to go.
 UPWARD_YET = {
-    "extract.asking.run -> extract.commands",
     "extract.questions.question -> extract.grading.number",
     "extract.running.cli -> extract.recipe",
-    "extract.sampling.temperature_grid -> extract.commands",
-    "extract.sampling.temperature_grid -> extract.recipe",
 }
 #: What is not imported at module level where a store is only read: models, and what runs them.
 MODEL_CODE = (

@@ -64,7 +64,7 @@ class AskedBaseline(ABC):
     @property
     def model(self) -> dict[str, Any]:
         """Identity of the store's model. For a served model, the local copy is loaded to know it."""
-        if self.store.served and self.store.reader is None:
+        if not self.store.samples.provides.weights and self.store.reader is None:
             _ = self.context.loaded
         return self.store.model
 

@@ -21,7 +21,7 @@ from extract.running.memory import retry_with_smaller_batch
 from extract.running.progress import Counted
 from extract.sampling.local.attention import shared_attention
 from extract.sampling.local.batching import common_prefix
-from extract.sampling.local.sampler import LocalSampler
+from extract.sampling.local.token_sampler import TokenSampler
 from extract.signals.reader import by_length
 from extract.store.shards import Scope, Shard
 
@@ -73,10 +73,10 @@ def yes_against_no(logits: Tensor, forms: YesNo) -> tuple[Tensor, Tensor]:
     return (yes - no).sigmoid(), torch.logaddexp(yes, no).exp()
 
 
-class YesNoReader(LocalSampler):
+class YesNoReader(TokenSampler):
     """Reads the raw distribution (temperature 1) of the first token after each prompt, without drawing tokens.
 
-    The common prefix of the prompts is computed once, as in `LocalSampler`.
+    The common prefix of the prompts is computed once, as in `TokenSampler`.
 
     Args:
         model: Causal language model in evaluation mode.

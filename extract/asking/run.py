@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 from extract.asking.base import AskContext, AskedBaseline
 from extract.asking.registry import ASKED
-from extract.commands import write_manifest
 from extract.errors import InputError
 from extract.models.embedded import EMBEDDED_ENCODER
 from extract.models.store_model import load_store_model
 from extract.registry import fill_names
 from extract.running.progress import say
-from extract.running.worker import Worker
+from extract.running.worker import Worker, alone
 from extract.store.fill import fill, missing_shards
 from extract.store.store import Store
+from extract.store.verify import write_manifest
 
 
 @fill_names(baselines=[f"{name} ({entry.summary})" for name, entry in ASKED.items()])
@@ -73,7 +73,8 @@ def ask(
     )
     with worker.writing(opened.path):
         fill_asked(opened, [entry.load()(name, opened, context) for name, entry in entries.items()], worker)
-        write_manifest(opened)
+        with alone(opened.path):
+            write_manifest(opened)
     return opened
 
 

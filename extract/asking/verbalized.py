@@ -11,7 +11,7 @@ from extract.asking.base import AskedTable, Done, asking_prompt, question_text
 from extract.policy import Decoding
 from extract.running.memory import retry_with_smaller_batch
 from extract.running.progress import Counted
-from extract.sampling.local.sampler import LocalSampler, Sample
+from extract.sampling.local.token_sampler import Sample, TokenSampler
 from extract.store.shards import Scope, Shard
 
 #: Most times that a question is asked until a reply states a number.
@@ -89,7 +89,7 @@ class Verbalized(AskedTable):
 
     def prepare(self) -> None:
         """Load the store's model."""
-        self._sampler = LocalSampler(*self.context.loaded, self.decoding, _MAX_ROWS)
+        self._sampler = TokenSampler(*self.context.loaded, self.decoding, _MAX_ROWS)
 
     def rows(self, shard: Shard, progress: Done) -> list[dict[str, Any]]:
         """One row for each question: its probability, the last reply, and the tokens of all attempts."""

@@ -12,8 +12,10 @@ from hashlib import sha256
 from extract.errors import InputError
 from extract.grading.base import Case, Counts, Decide, Grade, Grader, from_decisions, without_reasoning
 from extract.questions.question import Question
-from extract.sampling.server.client import BudgetSpent, Client, Request, Spending, Unanswered
-from extract.sampling.server.options import Server
+from extract.sampling.server.budget import BudgetSpent, Spending
+from extract.sampling.server.client import Client, Unanswered
+from extract.sampling.server.policy import Server
+from extract.sampling.server.protocol import Request
 
 _SYSTEM = (
     "You grade answers. You are given a question, its expected answer, and a proposed answer that someone else wrote. "
@@ -54,7 +56,7 @@ class Judge:
     @property
     def rule(self) -> str:
         """What its verdicts depend on, in words."""
-        extra = f", with {self.server.extra}" if self.server.extra else ""
+        extra = f", with {self.server.extra_body}" if self.server.extra_body else ""
         return (
             f"Right when the model {self.model!r}, at temperature 0 and with at most {self.max_tokens} tokens{extra}, "
             f"replies yes, wrong when it replies no, else unknown. Of answers above {2 * _HALF} characters it reads "
@@ -157,7 +159,7 @@ class _Asking:
         async def ask(number: int, case: Case) -> None:
             try:
                 reply = await self.client.ask(
-                    Request(messages_for(case), max_tokens=self.judge.max_tokens, extra=self.judge.server.extra)
+                    Request(messages_for(case), max_tokens=self.judge.max_tokens, extra=self.judge.server.extra_body)
                 )
             except Unanswered:
                 return

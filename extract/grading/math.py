@@ -90,19 +90,22 @@ class Algebra:
             except BrokenPipeError:
                 line = ""
             if not line:  # it took too long, or crashed
-                self.__exit__()
+                self._end()
                 return None
             verdict: Verdict = json.loads(line)
             return verdict
+
+    def _end(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+            self._process = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.communicate()
-            self._process = None
+        self._end()
 
 
 def _start() -> subprocess.Popen[str]:

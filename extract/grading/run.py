@@ -11,6 +11,7 @@ from extract.grading.base import Grade, GradeAll, Grader, Known
 from extract.running.progress import Progress, say
 from extract.running.worker import Worker
 from extract.store.fill import fill, missing_shards
+from extract.store.samples import REJECTED
 from extract.store.shards import SampleRange
 from extract.store.store import Store
 
@@ -34,7 +35,7 @@ def fill_grades(store: Store, grader: Grader, worker: Worker) -> None:
     undecided: dict[SampleRange, int] = {}
     if grader.may_decide_later:
         _check_rule(store, grader, graded)
-        counted = {samples: store.grades.read(name, samples)["right"].null_count for samples in graded}
+        counted = {samples: _n_undecided(store, name, samples) for samples in graded}
         undecided = {samples: count for samples, count in counted.items() if count}
     if not missing and not undecided:
         say(f"grade: all answers are graded by {name}")
@@ -53,9 +54,10 @@ def fill_grades(store: Store, grader: Grader, worker: Worker) -> None:
 
         to_grade = sorted((*missing, *undecided))
         fill("grade", "answers", to_grade, lambda x: undecided.get(x) or store.questions.n_rows(x), make, worker)
+    n_unknown, n_rejected = verdicts["unknown"] + verdicts["rejected"], verdicts["rejected"]
     say(
-        f"grade: {verdicts.total()} answers graded by {name}, {verdicts['right']} right, "
-        f"{verdicts['unknown']} unknown, {verdicts['unread']} without an answer that can be read, which is wrong"
+        f"grade: {verdicts.total()} answers graded by {name}, {verdicts['right']} right, {n_unknown} unknown"
+        f"{f' ({n_rejected} rejected by the server)' if n_rejected else ''}, {verdicts['unread']} without an answer that can be read, which is wrong"
     )
 
 
@@ -74,14 +76,26 @@ def _grade_range(
         decided = (row for row in store.grades.read(grader.name, samples).to_pylist() if row["right"] is not None)
         rows = {(row["question_id"], row["sample"]): row for row in decided}
     questions = {question.id: question for question in store.questions.block(samples)}
-    answers = store.samples.read(samples).select(["question_id", "sample", "text"]).to_pylist()
+    answers = store.samples.read(samples).select(["question_id", "sample", "text", "finish_reason"]).to_pylist()
     keys = [(answer["question_id"], answer["sample"]) for answer in answers]
+    rejected = [key for key, answer in zip(keys, answers, strict=True) if answer["finish_reason"] == REJECTED]
+    rows |= {key: {"question_id": key[0], "sample": key[1], **Grade(None, None)._asdict()} for key in rejected}
     new = [(key, answer["text"]) for key, answer in zip(keys, answers, strict=True) if key not in rows]
     grades = grade_all([(questions[key[0]], text) for key, text in new], known, progress)
     for (key, _), grade in zip(new, grades, strict=True):
         rows[key] = {"question_id": key[0], "sample": key[1], **grade._asdict()}
     store.grades.write(grader.name, samples, [rows[key] for key in keys], grader.rule)
-    return [_verdict(grade) for grade in grades]
+    verdicts = [_verdict(grade) for grade in grades]
+    if again:
+        return verdicts
+    progress(len(rejected), 0)
+    return [*verdicts, *["rejected"] * len(rejected)]
+
+
+def _n_undecided(store: Store, grader: str, samples: SampleRange) -> int:
+    """Unknown grades of a range, without those of rejected questions."""
+    n_unknown = int(store.grades.read(grader, samples)["right"].null_count)
+    return n_unknown and n_unknown - store.samples.read(samples)["finish_reason"].to_pylist().count(REJECTED)
 
 
 def _verdict(grade: Grade) -> str:

@@ -34,7 +34,7 @@ def load_store_model(store: Store, model: str | None, device: str, device_map: s
     """
     from extract.models.loading import check_model, load_model, model_identity
 
-    source, expected = model_source(store, model), store.reader if store.served else store.model
+    source, expected = model_source(store, model), store.model if store.samples.provides.weights else store.reader
     revision, dtype = (None, "auto") if expected is None else (expected["revision"], expected["dtype"])
     loaded, tokenizer = load_model(source, revision, dtype, device, device_map)
     if expected is None:
@@ -86,7 +86,7 @@ def encode_prompts(
         id_, recorded = sample["question_id"], sample["prompt_tokens"]
         if recorded is None or len(prompts[id_]) == recorded:
             continue
-        if store.served:
+        if not store.samples.provides.weights:
             raise InputError(
                 f"Expected the prompt of question {id_!r} to have the {recorded} tokens that the server of "
                 f"{store.model_id!r} counted, but this model's tokenizer makes {len(prompts[id_])} of it: the server has "

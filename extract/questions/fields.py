@@ -152,6 +152,15 @@ def by_fields(fields: Mapping[str, Any]) -> Read:
 
 
 def _check_fields(fields: Mapping[str, Any]) -> None:
+    def is_column(value: Any) -> bool:
+        return isinstance(value, str) and bool(value)
+
+    def is_list(value: Any) -> bool:
+        return is_column(value) or (isinstance(value, list) and bool(value) and all(map(is_column, value)))
+
+    def is_map(value: Any) -> bool:
+        return isinstance(value, Mapping) and all(map(is_column, value.values()))
+
     for name, value in fields.items():
         if name not in MAPPED:
             known = ", ".join(MAPPED)
@@ -160,12 +169,7 @@ def _check_fields(fields: Mapping[str, Any]) -> None:
             )
         if name == "kind" and value not in get_args(Kind):
             raise InputError(f"Expected `fields.kind` to be one of {', '.join(get_args(Kind))}, but got {value!r}.")
-        columns = [value]
-        if name in ("references", "choices") and isinstance(value, list):
-            columns = value or [None]
-        elif name == "meta":
-            columns = list(value.values()) if isinstance(value, Mapping) else [None]
-        if not all(isinstance(column, str) and column for column in columns):
+        if not {"references": is_list, "choices": is_list, "meta": is_map}.get(name, is_column)(value):
             raise InputError(
                 f"Expected `fields.{name}` to name columns, but got {value!r}. Give a column, a path such as "
                 "answer.aliases, or a text with {column} in it."

@@ -18,7 +18,12 @@ from extract.recipe import StoreRecipe
 from extract.running.exit import exit_status
 
 #: Options of earlier versions, and what they are called now. They may be part of a longer name, as in --data.recipe.…
-RENAMED: dict[str, str] = {}
+RENAMED: dict[str, str] = {
+    "--server.in_flight": "--server.max_concurrency",
+    "--server.per_request": "--server.n",
+    "--server.extra": "--server.extra_body",
+    "--server.key_variable": "--server.api_key_env",
+}
 _FLOAT = r"[-+]?(\d[\d_]*\.[\d_]*|\.\d[\d_]*)([eE][-+]?\d+)?|[-+]?\d+[eE][-+]?\d+|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
 
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from extract.errors import InputError
 
+Result = TypeVar("Result")
 _GO_ON = "What is finished is kept; run the same command again to go on."
 
 
@@ -87,3 +90,51 @@ def _sigterm_raises() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def run_async(work: Coroutine[Any, Any, Result]) -> Result:
+    """Run asynchronous work to its end; in a thread of its own where a loop is running, as in a notebook.
+
+    The first Ctrl-C or SIGTERM cancels the work, so that it closes its files, and is raised after that. Further ones
+    change nothing.
+
+    Raises:
+        KeyboardInterrupt: After Ctrl-C.
+        Terminated: After SIGTERM.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return _run_async(work)
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(_run_async, work).result()
+
+
+def _run_async(work: Coroutine[Any, Any, Result]) -> Result:
+    if threading.current_thread() is not threading.main_thread():
+        return asyncio.run(work)  # only the main thread may handle signals
+    received: list[int] = []
+    numbers = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.getsignal(number) for number in numbers}
+
+    async def cancelled_by_signals() -> Result:
+        task, loop = asyncio.ensure_future(work), asyncio.get_running_loop()
+
+        def cancel(number: int) -> None:
+            received.append(number)
+            if len(received) == 1:
+                task.cancel()
+
+        for number in numbers:
+            loop.add_signal_handler(number, cancel, number)
+        return await task
+
+    try:
+        return asyncio.run(cancelled_by_signals())
+    except asyncio.CancelledError:
+        if received:
+            raise Terminated if received[0] == signal.SIGTERM else KeyboardInterrupt from None
+        raise
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,29 +1,27 @@
-"""Filling a store: the samples that it still lacks, a worker's own blocks, one file at a time.
-
-A finished file is left alone, unless it is damaged: then that is said, and it is made again.
-"""
+"""One run of a sampler: the stores are checked, made and filled."""
 
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
 
+from extract.policy import Decoding, Identity
 from extract.prompts import PromptTemplate
-from extract.questions.question import Question
-from extract.running.memory import retry_with_smaller_batch
-from extract.running.progress import Counted, Progress, say
-from extract.running.worker import Worker
+from extract.questions.question import Question, questions_hash
+from extract.running.progress import say
+from extract.running.worker import Worker, alone
+from extract.samplers import SAMPLERS, sampler_name
+from extract.sampling.base import Sampler, SamplingOptions
 from extract.store.fill import missing_shards
+from extract.store.identity import check_place
 from extract.store.parquet import check_n_rows
+from extract.store.questions import Questions
 from extract.store.shards import SampleRange
 from extract.store.store import Store
-
-if TYPE_CHECKING:
-    from extract.policy import Decoding
-    from extract.sampling.local.sampler import LocalSampler, Sample
+from extract.store.verify import write_manifest
 
 
 def encode_questions(tokenizer: Any, prompt: PromptTemplate, questions: Sequence[Question]) -> list[list[int]]:
@@ -36,47 +34,79 @@ def prompt_of(store: Store) -> PromptTemplate:
     return PromptTemplate.of(store.identity["policy"]["decoding"]["prompt"])
 
 
-def fill_samples(stores: Mapping[float, Store], k: int, sampler: LocalSampler, worker: Worker) -> None:
-    """Draw what is missing for k samples of every question: a part for all temperatures that lack it, together.
+def sample_stores(
+    folders: Mapping[float, Path],
+    name: str,
+    options: SamplingOptions,
+    questions: Sequence[Question],
+    decoding: Decoding,
+    worker: Worker,
+) -> list[Store]:
+    """Make or continue the stores of some temperatures.
 
     Args:
-        stores: The store of each temperature, which differ in nothing else.
-        k: Samples of every question.
-        sampler: The sampler.
-        worker: Whose blocks.
+        folders: Folder of the store of each temperature, ascending.
+        name: Name of the sampler.
+        options: Its options.
+        questions: All questions.
+        decoding: How answers are drawn, with the prompt's examples.
+        worker: This process among several.
+
+    Returns:
+        The stores in the order of `folders`.
+
+    Raises:
+        InputError: As `Sampler.prepare` and `Sampler.fill`, or a folder holds a store of another identity.
     """
-    missing: dict[SampleRange, dict[float, Store]] = defaultdict(dict)
-    for temperature, store in stores.items():
-        for part in _missing_samples(store, k, worker):
-            missing[part][temperature] = store
-    if not missing:
-        say(f"sample: all {k} answers to each question are there")
-        return
-    total = sum(store.questions.n_rows(part) for part, lacking in missing.items() for store in lacking.values())
-    with Progress(f"sample{worker.label}", total, "answers") as progress:
-        for part in sorted(missing):
-            _sample_part(missing[part], part, sampler, progress)
+    warn_if_endless(decoding)
+    sampler: Sampler = SAMPLERS[name].load()(options, decoding, worker)
+    table = Questions.of(questions, options.block_size)
+    sha256, version, new = questions_hash(table), SAMPLERS[name].version, []
+    for temperature, folder in folders.items():  # before a model is loaded or asked
+        check_place(folder)
+        if (folder / "identity.json").is_file():
+            check_identity(Store.open(folder), name, options, sha256, decoding.at(temperature))
+        else:
+            new.append(decoding.at(temperature))
+    with ExitStack() as locks:
+        for folder in folders.values():
+            locks.enter_context(worker.writing(folder))
+        sampler.prepare(table, new)
+        stores = {}
+        for temperature, folder in folders.items():
+            identity = Identity(sampler.policy(decoding.at(temperature)), sha256, options.block_size, version)
+            with alone(folder):
+                stores[temperature] = Store.create(folder, identity, table)
+        sampler.fill(stores, options.k)
+        for store in stores.values():
+            with alone(store.path):
+                write_manifest(store)
+    return list(stores.values())
 
 
-def _missing_samples(store: Store, k: int, worker: Worker) -> list[SampleRange]:
-    return damaged_samples(store, worker) + [part for part in store.samples.missing(k) if worker.has(part.block)]
+def check_identity(
+    store: Store, name: str, options: SamplingOptions, questions_sha256: str, decoding: Decoding
+) -> None:
+    """Refuse a store that a run would not make, as far as that is known before a model is loaded or asked.
+
+    Args:
+        store: The store.
+        name: Name of the sampler.
+        options: Its options.
+        questions_sha256: Hash of the questions.
+        decoding: How answers are drawn, with the prompt's examples; one temperature.
+
+    Raises:
+        InputError: Decoding, questions, model, block size or sampler differ.
+    """
+    held, declaration = store.identity, SAMPLERS[name]
+    sampler: Sampler = declaration.load()(options, decoding, Worker())
+    policy = sampler.known_policy(decoding, held["policy"]["model"])
+    version = held["sampler"] if sampler_name(held["sampler"]) == name else declaration.version
+    store.check_identity(Identity(policy, questions_sha256, options.block_size, version).as_dict())
 
 
-def _sample_part(stores: Mapping[float, Store], part: SampleRange, sampler: LocalSampler, progress: Progress) -> None:
-    block = next(iter(stores.values())).questions.block(part)
-    prompts = encode_questions(sampler.tokenizer, sampler.decoding.prompt, block)
-    ids, samples = [question.id for question in block], range(part.start, part.stop)
-
-    def draw(max_rows: int, counted: Counted) -> dict[float, list[Sample]]:
-        sampler.max_rows = max_rows
-        return sampler.sample_grid(ids, prompts, samples, list(stores), counted)
-
-    drawn, max_rows = retry_with_smaller_batch(draw, sampler.max_rows, "answers", progress)
-    for temperature, answers in drawn.items():
-        stores[temperature].samples.write(part, [asdict(one) for one in answers], max_rows)
-
-
-def damaged_samples(store: Store, worker: Worker) -> list[SampleRange]:
+def damaged_ranges(store: Store, worker: Worker) -> list[SampleRange]:
     """A worker's finished ranges whose samples are damaged or incomplete; says which."""
 
     def check(samples: SampleRange) -> None:
@@ -85,10 +115,12 @@ def damaged_samples(store: Store, worker: Worker) -> list[SampleRange]:
     return missing_shards(store, store.samples.ranges(), worker, store.samples.file, check)
 
 
-def say_if_endless(decoding: Decoding) -> None:
-    """Say where nothing ends an answer: after worked examples of plain text, a model goes on with questions of its own."""
+def warn_if_endless(decoding: Decoding) -> None:
+    """Warn where nothing ends an answer: after worked examples in plain text, a model continues with more questions."""
     prompt = decoding.prompt
     if prompt.shots and not prompt.chat and not decoding.stop:
+        stop = json.dumps([prompt.next_question])
         say(
-            f"sample: worked examples in plain text and no stop: after its answer a model goes on with the next question, and what it makes up is graded too. Give for example --policy.stop '{json.dumps([prompt.next_question])}'"
+            "sample: worked examples in plain text and no stop: after its answer a model goes on with the next "
+            f"question, and what it makes up is graded too. Give for example --policy.stop '{stop}'"
         )

@@ -149,8 +149,9 @@ class _ShardReader:
             self._store.signals.write(name, shard, tensors, batch_tokens)
 
     def _prompts(self, block: Block) -> list[list[int]]:
-        """Prompt token ids of a block; of a served store, their lengths are compared with the server's."""
-        first = self._first_range.get(block.block) if self._store.served else None
+        """Prompt token ids of a block; their lengths are compared with those of a model known by name only."""
+        by_name = not self._store.samples.provides.weights
+        first = self._first_range.get(block.block) if by_name else None
         samples = [] if first is None else self._store.samples.read(first).to_pylist()
         return list(encode_prompts(self._store, self._tokenizer, block, samples).values())
 

@@ -10,7 +10,8 @@ from typing import Any
 from extract.errors import InputError
 from extract.hashing import sha256_json
 from extract.policy import SCHEMA_VERSION
-from extract.schemas import IDENTITY, OBJECT, SERVED_IDENTITY, SHA256, check_prompt, check_record, one_of
+from extract.samplers import SAMPLERS, sampler_name
+from extract.schemas import IDENTITY, NAMED_MODEL_IDENTITY, OBJECT, SHA256, check_prompt, check_record, one_of
 from extract.store.files import is_inside, read_json, replace_file
 from extract.text import shown
 
@@ -86,8 +87,8 @@ def read_identity(folder: Path) -> dict[str, Any]:
         raise InputError(
             f"Expected a store of schema {SCHEMA_VERSION}, but {str(file)!r} has schema {shown(schema)}. Use the version of confidence-probes that made it."
         )
-    served = str(of.get("sampler")).startswith("server")
-    check_record(of, SERVED_IDENTITY if served else IDENTITY, file, prefix="of.")
+    weights = SAMPLERS[sampler_name(of.get("sampler"))].weights
+    check_record(of, IDENTITY if weights else NAMED_MODEL_IDENTITY, file, prefix="of.")
     check_prompt(of["policy"]["decoding"]["prompt"], file, "of.policy.decoding.prompt.")
     if record["identity"] != sha256_json(of):
         raise InputError(

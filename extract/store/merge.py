@@ -6,8 +6,6 @@ was ended goes on when it is run again.
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,8 +14,7 @@ from typing import Any
 from extract.errors import InputError
 from extract.running.progress import say
 from extract.running.worker import Worker, alone
-from extract.sampling.server.answer_log import AnswerLog
-from extract.sampling.server.queue import logged_parts
+from extract.store.answer_log import AnswerLog, logged_ranges, read_log
 from extract.store.files import check_size, copy_data_file, is_finished, is_whole, read_sidecar
 from extract.store.fill import is_damaged
 from extract.store.identity import check_place, member_stores, write_identity
@@ -86,7 +83,7 @@ def _merge_one(place: Path, other: Store, worker: Worker) -> Store:
         if other.reader is not None and into.reader is None:
             write_reader(into.path, into.sha256, other.reader)
         n_answers = sum(_merge_log(into, other, part) for part in logs)
-        for part in (part for part in logged_parts(into) if is_finished(into.samples.file(part))):
+        for part in (part for part in logged_ranges(into) if is_finished(into.samples.file(part))):
             say(f"merge: {part.stem} is finished now; what {str(into.samples.log_file(part))!r} held of it is left out")
         with alone(place):
             write_manifest(into)
@@ -114,7 +111,7 @@ def _copied_files(into: Store, other: Store, worker: Worker) -> tuple[list[Path]
     Raises:
         InputError: Files that both hold and that differ, or samples that both hold in other parts.
     """
-    _check_apart(into, [*into.samples.ranges(), *logged_parts(into)], other, other.samples.ranges())
+    _check_apart(into, [*into.samples.ranges(), *logged_ranges(into)], other, other.samples.ranges())
     copied, differing, n_there = [], [], 0
     for file in sorted(data_files(other.path), key=lambda file: (file.parent.name != "samples", file)):
         name = file.relative_to(other.path)
@@ -188,28 +185,24 @@ def _logs_to_merge(into: Store, other: Store, worker: Worker) -> list[SampleRang
         InputError: Their samples are held here in other parts.
     """
     coming = [
-        part for part in logged_parts(other) if worker.has(part.block) and not is_finished(other.samples.file(part))
+        part for part in logged_ranges(other) if worker.has(part.block) and not is_finished(other.samples.file(part))
     ]
-    held = [*into.samples.ranges(), *other.samples.ranges(), *logged_parts(into)]
+    held = [*into.samples.ranges(), *other.samples.ranges(), *logged_ranges(into)]
     _check_apart(into, held, other, coming)
     return coming
 
 
 def _merge_log(into: Store, other: Store, part: SampleRange) -> int:
     """Append what an unfinished part of the other store holds to the log of this one; returns how many answers."""
-    ids = into.questions.ids(part)
-    with tempfile.TemporaryDirectory() as folder:  # a log that is opened is repaired, and the other store is only read
-        coming = AnswerLog(Path(shutil.copy(other.samples.log_file(part), folder)), other.sha256, part, ids)
-        coming.close()
-        rows = coming.rows()
+    rows = read_log(other, part)
     if is_finished(into.samples.file(part)):
         say(
             f"merge: {len(rows):,} answers in {str(other.samples.log_file(part))!r} left out: {part.stem} is finished in {str(into.path)!r}"
         )
         return 0
-    log = AnswerLog(into.samples.log_file(part), into.sha256, part, ids)
+    log = AnswerLog(into, part)
     try:
-        new = [row for row in rows if (row["question_id"], row["sample"]) not in log.held]
+        new = [row for row in rows if (row["question_id"], row["sample"]) not in log.answered]
         for row in new:
             log.append([row])
     finally:

@@ -25,7 +25,8 @@ QUESTIONS_SCHEMA = pa.schema(
         ("meta", pa.string()),
     ]
 )
-SAMPLES_SCHEMA = pa.schema(
+#: Samples of which nothing is unknown; the number of tokens is that of `token_ids`.
+COMPACT_SAMPLES_SCHEMA = pa.schema(
     [
         ("question_id", pa.string()),
         ("sample", pa.int32()),
@@ -36,8 +37,8 @@ SAMPLES_SCHEMA = pa.schema(
         ("prompt_tokens", pa.int32()),
     ]
 )
-#: Answers of a served model; null is what its server did not tell. `reasoning` is what a thinking model wrote before the answer.
-SERVED_SAMPLES_SCHEMA = pa.schema(
+#: Samples of which the sampler may not know everything. `reasoning` is what a thinking model wrote before the answer.
+SAMPLES_SCHEMA = pa.schema(
     [
         ("question_id", pa.string()),
         ("sample", pa.int32()),
@@ -77,8 +78,6 @@ ASKED_SAMPLES_SCHEMA = pa.schema(
         ("completion_tokens", pa.int64()),
     ]
 )
-#: What a server may not tell of an answer.
-SERVED_NULLABLE = ("reasoning", "token_ids", "logprobs", "n_tokens", "prompt_tokens")
 _LARGEST = 2**31  # bytes of a table, in the file and in memory
 
 

@@ -9,10 +9,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from extract.samplers import SAMPLERS, sampler_name
 from extract.store.files import Damaged, is_finished, read_sidecar
 from extract.store.folder import StoreFolder
-from extract.store.parquet import SAMPLES_SCHEMA, SERVED_NULLABLE, SERVED_SAMPLES_SCHEMA, read_table, write_table
+from extract.store.parquet import COMPACT_SAMPLES_SCHEMA, SAMPLES_SCHEMA, read_table, write_table
 from extract.store.shards import SampleRange, missing_ranges
+
+#: `finish_reason` of an answer that a server refused to give. It has no text, and is unknown to every grader.
+REJECTED = "rejected"
 
 
 class Samples:
@@ -20,11 +24,14 @@ class Samples:
 
     Args:
         folder: The store.
+
+    Attributes:
+        provides: What the sampler declares about them.
     """
 
     def __init__(self, folder: StoreFolder) -> None:
         self._folder = folder
-        self._served = str(folder.identity["sampler"]).startswith("server")
+        self.provides = SAMPLERS[sampler_name(folder.identity["sampler"])]
 
     def ranges(self) -> list[SampleRange]:
         """Finished ranges of samples, by block and sample.
@@ -43,7 +50,7 @@ class Samples:
         return self._folder.samples_file(samples)
 
     def log_file(self, samples: SampleRange) -> Path:
-        """Where the answers of a served model wait until their range is complete."""
+        """Where answers that arrive one at a time wait until their range is complete."""
         return self.file(samples).with_suffix(".jsonl")
 
     def sha256(self, samples: SampleRange) -> str | None:
@@ -58,29 +65,32 @@ class Samples:
             rows: One row for each sample.
             max_rows: Answers that were drawn at a time, on which their last bits depend.
         """
-        schema = SERVED_SAMPLES_SCHEMA if self._served else SAMPLES_SCHEMA.with_metadata({"max_rows": str(max_rows)})
-        write_table(self.file(samples), rows, schema)
+        metadata = None if max_rows is None else {"max_rows": str(max_rows)}
+        write_table(self.file(samples), rows, self._schema.with_metadata(metadata))
 
     def read(self, samples: SampleRange | None = None) -> pa.Table:
         """Samples of a range, or all of them, by block, range and question.
 
         Columns: `question_id`, `sample`, `text`, `token_ids`, `logprobs` (nats), `n_tokens`, `finish_reason` and
-        `prompt_tokens`; of a served model also `reasoning`, and null where its server did not tell.
+        `prompt_tokens`; `reasoning` where the sampler declares nullable columns, which are null where it does not know.
 
         Raises:
             Damaged: A file is damaged.
         """
         tables = [self._read(part) for part in (self.ranges() if samples is None else [samples])]
-        if self._served:
-            return pa.concat_tables([SERVED_SAMPLES_SCHEMA.empty_table(), *tables])
-        table = pa.concat_tables([SAMPLES_SCHEMA.empty_table(), *tables])
+        table = pa.concat_tables([self._schema.empty_table(), *tables])
+        if self.provides.nullable:
+            return table
         n_tokens = pc.list_value_length(table["token_ids"]).cast(pa.int32())
-        return table.append_column(SERVED_SAMPLES_SCHEMA.field("n_tokens"), n_tokens)
+        return table.append_column(SAMPLES_SCHEMA.field("n_tokens"), n_tokens)
+
+    @property
+    def _schema(self) -> pa.Schema:
+        return SAMPLES_SCHEMA if self.provides.nullable else COMPACT_SAMPLES_SCHEMA
 
     def _read(self, samples: SampleRange) -> pa.Table:
-        schema, nullable = (SERVED_SAMPLES_SCHEMA, SERVED_NULLABLE) if self._served else (SAMPLES_SCHEMA, ())
-        file = self.file(samples)
-        table = read_table(file, self._folder.path, schema, self._folder.questions.n_rows(samples), nullable)
+        file, n_rows = self.file(samples), self._folder.questions.n_rows(samples)
+        table = read_table(file, self._folder.path, self._schema, n_rows, self.provides.nullable)
         check_keys(table, samples, self._folder.questions.ids(samples), file)
         return table
 

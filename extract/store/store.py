@@ -100,36 +100,32 @@ class Store:
         return self._folder.shards(scope)
 
     @property
-    def served(self) -> bool:
-        """Whether the answers are by a model behind a server, of which nothing but its name is known."""
-        return str(self.identity["sampler"]).startswith("server")
-
-    @property
     def model_id(self) -> str:
         """Name of the model that answered."""
         return str(self.identity["policy"]["model"]["id"])
 
     @property
     def reader(self) -> dict[str, Any] | None:
-        """The local copy of a served model that signals are read with; None before the first reading.
+        """The local copy of a model known by name only that signals are read with; None before the first reading.
 
         Raises:
             InputError: reader.json is damaged.
         """
-        return read_reader(self.path, self.sha256) if self.served else None
+        return None if self.samples.provides.weights else read_reader(self.path, self.sha256)
 
     @property
     def model(self) -> dict[str, Any]:
         """The model that signals are read from, a `ModelIdentity` as a dict: the one that answered, or its local copy.
 
         Raises:
-            InputError: A server answered, and no local copy of its model was read yet.
+            InputError: The model is known by name only, and no local copy of it was read yet.
         """
-        reader: dict[str, Any] | None = self.reader if self.served else self.identity["policy"]["model"]
+        weights = self.samples.provides.weights
+        reader: dict[str, Any] | None = self.identity["policy"]["model"] if weights else self.reader
         if reader is None:
             raise InputError(
                 f"Expected a local copy of {self.model_id!r}, whose answers the store {str(self.path)!r} holds, "
-                "because a server does not show a model's internals. Run "
+                "because the sampler does not show the model's internals. Run "
                 f"`python -m extract read --store {self.path} --model PATH_OR_HUB_ID`."
             )
         return reader

@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from extract.errors import InputError
-from extract.sampling.server.answer_log import check_log
+from extract.store.answer_log import read_log
 from extract.store.files import Damaged, is_finished, is_inside, read_json, read_sidecar, replace_file
 from extract.store.shards import range_of, shard_of
 from extract.store.store import Store
@@ -52,7 +52,7 @@ def _check(store: Store, path: Path) -> None:
         case ("samples", name) if name.endswith(".parquet"):
             store.samples.read(range_of(path, store.questions.n_blocks))
         case ("samples", name) if name.endswith(".jsonl"):
-            _check_log(store, path)
+            read_log(store, range_of(path, store.questions.n_blocks))
         case ("reader.json",):
             _ = store.model
         case ("grades", grader) if path.is_dir():
@@ -70,17 +70,6 @@ def _check(store: Store, path: Path) -> None:
             store.asked.read_shard(baseline, shard_of(path, store.questions.n_blocks))
         case _ if path.suffix in _DATA:
             raise Damaged(path, "it is no file of a store")
-
-
-def _check_log(store: Store, path: Path) -> None:
-    """See that a log of answers is one of the store's.
-
-    Raises:
-        InputError: It is not.
-    """
-    if not store.served:
-        raise Damaged(path, "it is no file of a store whose model was asked in its own process")
-    check_log(path, store.sha256, range_of(path, store.questions.n_blocks))
 
 
 def _manifest_problems(store: Store) -> Iterator[str]:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from extract.grading import GRADER_OF_KIND
 from extract.sampling.run import prompt_of
+from extract.store.samples import REJECTED
 from extract.store.store import Store
 from extract.text import one_line
 from extract.viewing.summary import MARKS, GradeCounts, Summary, interval, summarize, texts_of
@@ -98,7 +99,7 @@ def _asked(store: Store) -> list[str]:
 def _policy(store: Store) -> Iterator[str]:
     model, decoding = store.identity["policy"]["model"], store.identity["policy"]["decoding"]
     prompt = decoding["prompt"]
-    known = f"{model['dtype']}  weights {model['fingerprint'][:12]}" if model["fingerprint"] else "behind a server"
+    known = f"{model['dtype']}  weights {model['fingerprint'][:12]}" if model["fingerprint"] else "known by name only"
     around = [
         "in the chat template" if prompt["chat"] else "plain text",
         *([_plural(len(prompt["examples"]), "worked example")] if prompt.get("examples") else []),
@@ -151,6 +152,7 @@ def _samples(store: Store, summary: Summary) -> Iterator[str]:
         "stop": "ended by themselves",
         "length": f"cut at {limit} tokens",
         "content_filter": "filtered by the server",
+        REJECTED: "rejected by the server",
     }
     ends = (f"{_share(summary.finish_reasons[reason], n)} {word}" for reason, word in words.items())
     yield f"endings    {', '.join(one for one in ends if not one.startswith('0 '))}"

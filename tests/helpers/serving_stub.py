@@ -42,6 +42,7 @@ class Options:
         ignores: What has no effect or is not told: n, logprobs, temperature, max_tokens, usage, finish_reason.
         copies: Whether all answers of one request are the same.
         refuses: Fields that are answered with 422.
+        rejects: Text of a prompt that is answered with 400.
         seconds: Time before each answer.
     """
 
@@ -54,6 +55,7 @@ class Options:
     ignores: tuple[str, ...] = ()
     copies: bool = False
     refuses: tuple[str, ...] = ()
+    rejects: str | None = None
     seconds: float = 0.0
 
 
@@ -217,6 +219,8 @@ class _Stub:
         refused = sorted(body.keys() & set(options.refuses))
         if refused:
             return _json(422, {"detail": f"Unexpected fields in the request: {refused}"})
+        if options.rejects is not None and options.rejects in str(body.get("messages", body.get("prompt"))):
+            return _json(400, {"error": {"message": "The prompt is too long."}})
         self.count += 1
         return _json(200, self._completion(body, chat))
 

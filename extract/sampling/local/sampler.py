@@ -1,285 +1,96 @@
-"""The local sampler: reads each prompt once and draws all its answers from there, at every temperature."""
+"""The local sampler: a transformers model in this process, which reads each prompt once for all temperatures."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
-from torch import Tensor
+from extract.policy import Decoding, ModelIdentity, Policy
+from extract.running.progress import Counted, Progress, say
+from extract.running.worker import Worker
+from extract.sampling.base import Sampler, SamplingOptions
+from extract.sampling.run import damaged_ranges, encode_questions
+from extract.store.fill import fill
+from extract.store.questions import Questions
+from extract.store.shards import SampleRange
+from extract.store.store import Store
 
-from extract.errors import InputError
-from extract.models.loading import check_prompts, end_tokens
-from extract.policy import Decoding
-from extract.sampling.local.attention import shared_attention, using
-from extract.sampling.local.batching import Row, batches, common_prefix, left_padded, rows_of
-from extract.sampling.local.cache import AnswerCache, smallest_window
-from extract.sampling.local.draws import draw, keyed_uniforms, question_key
-
-#: Finished rows are taken out of the batch once they are this share of it; each time costs a copy of the cache.
-_COMPACT_SHARE = 0.2
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One answer to one question.
-
-    Attributes:
-        question_id: The question's id.
-        sample: Index j of the answer, from 0.
-        token_ids: Generated tokens; the end token is the last one where there is one.
-        text: The decoded answer without special tokens, cut before a stop text.
-        logprobs: Log-probability of each token in nats under the model's raw distribution (temperature 1).
-        finish_reason: "stop" (end token or stop text) or "length" (max_new_tokens reached).
-        prompt_tokens: Length of the prompt in tokens.
-    """
-
-    question_id: str
-    sample: int
-    token_ids: list[int]
-    text: str
-    logprobs: list[float]
-    finish_reason: Literal["stop", "length"]
-    prompt_tokens: int
+if TYPE_CHECKING:
+    from extract.sampling.local.token_sampler import Sample, TokenSampler
 
 
-class LocalSampler:
-    """Draws answers with a transformers model in this process.
+class LocalSampler(Sampler):
+    """Draws answers with a model that it loads; see `Sampler`."""
 
-    Args:
-        model: Causal language model in evaluation mode.
-        tokenizer: Its tokenizer.
-        decoding: How answers are drawn.
-        max_rows: Most answers drawn at the same time; bounds the memory, not the result's meaning.
-    """
+    _sampler: TokenSampler
+    _model: ModelIdentity
 
-    def __init__(self, model: Any, tokenizer: Any, decoding: Decoding, max_rows: int = 320) -> None:
-        self.model, self.tokenizer, self.decoding, self.max_rows = model, tokenizer, decoding, max_rows
-        self._end = torch.tensor(end_tokens(model, tokenizer), device=model.device)
-        self._prefix: tuple[tuple[int, ...], AnswerCache | None] = ((), None)
+    def __init__(self, options: SamplingOptions, decoding: Decoding, worker: Worker) -> None:
+        self.options, self.decoding, self.worker = options, decoding, worker
 
-    @torch.inference_mode()
-    def sample(
-        self,
-        question_ids: Sequence[str],
-        prompts: Sequence[Sequence[int]],
-        samples: range,
-        progress: Callable[[int, int], None] | None = None,
-    ) -> list[Sample]:
-        """Draw the answers `samples` of each question at the policy's temperature.
+    def known_policy(self, decoding: Decoding, model: Mapping[str, Any]) -> Policy:
+        """The policy of a store of the model `model`, with the name, dtype and commit that are asked for."""
+        folder, options = Path(self.options.model), self.options
+        known: dict[str, Any] = {"id": folder.resolve().name if folder.is_dir() else options.model}
+        if options.dtype != "auto":
+            known["dtype"] = options.dtype
+        if options.revision is not None and len(options.revision) == 40:  # a branch may have moved
+            known["revision"] = options.revision
+        return Policy(ModelIdentity(**{**model, **known}), decoding)
 
-        Args:
-            question_ids: Ids, which key the draws.
-            prompts: Prompt token ids of each question.
-            samples: Indices j of the answers, for example ``range(0, 10)``.
-            progress: Called after each step with the answers finished and the tokens drawn in it.
-
-        Returns:
-            Answers ordered by question, then j.
+    def prepare(self, questions: Questions, new: Sequence[Decoding]) -> None:
+        """Load the model.
 
         Raises:
-            InputError: A prompt that the model can't read, or logits that are NaN.
+            InputError: It can't be loaded.
         """
-        (temperature,) = self.decoding.temperatures
-        return self.sample_grid(question_ids, prompts, samples, [temperature], progress)[temperature]
+        from extract.models.loading import load_model, model_identity
+        from extract.sampling.local.token_sampler import TokenSampler
 
-    @torch.inference_mode()
-    def sample_grid(
-        self,
-        question_ids: Sequence[str],
-        prompts: Sequence[Sequence[int]],
-        samples: range,
-        temperatures: Sequence[float],
-        progress: Callable[[int, int], None] | None = None,
-    ) -> dict[float, list[Sample]]:
-        """Draw the answers `samples` of each question at every temperature, reading each prompt once.
-
-        Args:
-            question_ids: Ids, which key the draws; those of a sample are the same at every temperature.
-            prompts: Prompt token ids of each question.
-            samples: Indices j of the answers.
-            temperatures: Different temperatures, in place of the policy's.
-            progress: As for `sample`.
-
-        Returns:
-            Answers by temperature, ordered by question, then j.
-
-        Raises:
-            InputError: As `sample`.
-        """
-        check_prompts(self.model, prompts, self.decoding.max_new_tokens)
-        prefix, rows = common_prefix(prompts), rows_of(temperatures, samples)
-        n_copies = len(temperatures) * len(samples) - len(rows)
-        drawn: dict[tuple[str, Row], Sample] = {}
-        for batch in batches([len(prompt) for prompt in prompts], len(rows), self.max_rows):
-            ids = [question_ids[i] for i in batch]
-            answers = self._sample_batch(ids, [prompts[i] for i in batch], prefix, rows, progress)
-            drawn |= zip(((id_, row) for id_ in ids for row in rows), answers, strict=True)
-            if progress is not None and n_copies:
-                progress(n_copies * len(batch), 0)
-
-        def answer(id_: str, row: Row) -> Sample:
-            return drawn.get((id_, row)) or replace(drawn[id_, row._replace(sample=samples[0])], sample=row.sample)
-
-        return {one: [answer(id_, Row(one, j)) for id_ in question_ids for j in samples] for one in temperatures}
-
-    def _sample_batch(
-        self,
-        question_ids: Sequence[str],
-        prompts: Sequence[Sequence[int]],
-        prefix: Sequence[int],
-        rows: Sequence[Row],
-        progress: Callable[[int, int], None] | None,
-    ) -> list[Sample]:
-        """Answers by question, then row."""
-        cache, ids, positions = self._prepare(prompts, prefix)
-        with shared_attention(self.model):
-            logits = self._forward(ids, cache.seen(0), positions, cache)
-            starts, answers = torch.tensor([len(prompt) for prompt in prompts], device=ids.device), []
-            for first in range(0, len(rows), self.max_rows):  # more than once only for a single question
-                now = rows[first : first + self.max_rows]
-                # the last ones may give up prompts whose answers have ended
-                answering = cache.copy() if first + self.max_rows < len(rows) else cache
-                answering.start_answers(len(now))
-                drawn = self._draw(
-                    answering,
-                    logits.repeat_interleave(len(now), 0),
-                    starts.repeat_interleave(len(now)),
-                    torch.from_numpy(self._uniforms(question_ids, now)).to(ids.device),
-                    self._temperature(now, len(prompts)),
-                    progress,
-                )
-                answers += self._collect(question_ids, prompts, now, *(one.tolist() for one in drawn))
-        return answers
-
-    def _prepare(self, prompts: Sequence[Sequence[int]], prefix: Sequence[int]) -> tuple[AnswerCache, Tensor, Tensor]:
-        """A cache that holds the prefix; ids and positions [question, token] of what follows it."""
-        n_further = max(map(len, prompts)) - len(prefix) + self.decoding.max_new_tokens
-        if len(prefix) + n_further > smallest_window(self.model):
-            prefix = ()  # a window would count the padding between prefix and prompt
-        read = self._read_prefix(prefix) if prefix else None
-        if read is None:
-            prefix = ()
-        ids, mask = left_padded([prompt[len(prefix) :] for prompt in prompts], pad=0, device=self.model.device)
-        mask = torch.nn.functional.pad(mask, (len(prefix), 0), value=1)
-        positions = (mask.cumsum(-1) - 1).clamp_min(0)[:, len(prefix) :]
-        return AnswerCache(self.model, mask, read), ids, positions
-
-    def _read_prefix(self, prefix: Sequence[int]) -> AnswerCache | None:
-        """A cache of one row with the prefix, the last one if it is the same; None for a model that takes none."""
-        if self._prefix[0] != tuple(prefix):
-            ids = torch.tensor([prefix], device=self.model.device)
-            cache, positions = AnswerCache(self.model, torch.ones_like(ids)), torch.arange(len(prefix))[None]
-            with shared_attention(self.model):
-                self._forward(ids, cache.seen(0), positions.to(ids.device), cache)
-            self._prefix = tuple(prefix), cache if cache.may_be_prefix else None
-        return self._prefix[1]
-
-    def _draw(
-        self,
-        cache: AnswerCache,
-        logits: Tensor,
-        starts: Tensor,
-        uniforms: Tensor,
-        temperature: float | Tensor,
-        progress: Callable[[int, int], None] | None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Draw until every answer has ended: tokens and logprobs [row, step], and lengths [row]."""
-        decoding, device, (n_rows, n_steps) = self.decoding, logits.device, uniforms.shape
-        tokens = torch.zeros(n_rows, n_steps, dtype=torch.int64, device=device)
-        logprobs = torch.zeros(n_rows, n_steps, device=device)
-        lengths = torch.full((n_rows,), n_steps, device=device)
-        rows = torch.arange(n_rows, device=device)  # original index of each row still in the batch
-        running = torch.ones_like(rows, dtype=torch.bool)
-        for t in range(n_steps):
-            of_rows = temperature[rows] if isinstance(temperature, Tensor) else temperature
-            drawn = draw(logits, uniforms[rows, t], of_rows, decoding.top_p, decoding.top_k)
-            now = rows[running]
-            tokens[now, t], logprobs[now, t] = drawn.tokens[running], drawn.logprobs[running]
-            ended = running & (torch.isin(drawn.tokens, self._end) | self._said_stop(tokens[rows, : t + 1], running))
-            lengths[rows[ended]] = t + 1
-            running &= ~ended
-            n_running, n_nan = torch.stack([running.sum(), drawn.logprobs.isnan().sum()]).tolist()  # one wait a step
-            if n_nan:
-                raise InputError(
-                    f"Expected finite logits, but the model gave NaN in {str(self.model.dtype).removeprefix('torch.')}. Load it with --dtype float32 or bfloat16."
-                )
-            last = n_running == 0 or t + 1 == n_steps
-            if progress is not None:
-                progress(len(now) if last else len(now) - n_running, len(now))
-            if last:
-                break
-            next_tokens = drawn.tokens
-            if n_running <= (1 - _COMPACT_SHARE) * len(rows):
-                kept = running.nonzero()[:, 0]
-                cache.keep(kept)
-                rows, next_tokens, running = rows[kept], next_tokens[kept], running[kept]
-            logits = self._forward(next_tokens[:, None], cache.seen(t + 1), (starts[rows] + t)[:, None], cache)
-        return tokens, logprobs, lengths
-
-    def _uniforms(self, question_ids: Sequence[str], rows: Sequence[Row]) -> np.ndarray[Any, np.dtype[np.float64]]:
-        keys = np.array([question_key(self.decoding.seed, id_) for id_ in question_ids], dtype=np.uint64)
-        return keyed_uniforms(
-            np.repeat(keys, len(rows)),
-            np.tile(np.array([row.sample for row in rows], dtype=np.uint64), len(keys)),
-            self.decoding.max_new_tokens,
+        options = self.options
+        model, tokenizer = load_model(
+            options.model, options.revision, options.dtype, options.device, options.device_map
         )
+        self._model = model_identity(model, tokenizer)
+        self._sampler = TokenSampler(model, tokenizer, self.decoding, options.max_rows)
 
-    def _temperature(self, rows: Sequence[Row], n_questions: int) -> float | Tensor:
-        """The one temperature of all rows, or one [row] for each row of each question."""
-        temperatures = [row.temperature for row in rows]
-        if len(set(temperatures)) == 1:
-            return temperatures[0]
-        return torch.tensor(temperatures, device=self.model.device).repeat(n_questions)
+    def policy(self, decoding: Decoding) -> Policy:
+        """The policy of the loaded model."""
+        return Policy(self._model, decoding)
 
-    def _forward(self, ids: Tensor, mask: Tensor | None, positions: Tensor, cache: Any) -> Tensor:
-        """Logits [row, vocab] after the last token."""
-        with using(cache):
-            output = self.model(
-                input_ids=ids,
-                attention_mask=mask,
-                position_ids=positions,
-                past_key_values=cache,
-                use_cache=True,
-                logits_to_keep=1,
-            )
-        return output.logits[:, -1]
+    def fill(self, stores: Mapping[float, Store], k: int) -> None:
+        """Draw the missing samples: a range for all temperatures that lack it, together."""
+        lacking: dict[SampleRange, dict[float, Store]] = defaultdict(dict)
+        for temperature, store in stores.items():
+            own = [samples for samples in store.samples.missing(k) if self.worker.has(samples.block)]
+            for samples in [*damaged_ranges(store, self.worker), *own]:
+                lacking[samples][temperature] = store
+        if not lacking:
+            say(f"sample: all {k} answers to each question are there")
+            return
 
-    def _said_stop(self, tokens: Tensor, running: Tensor) -> Tensor:
-        said = torch.zeros_like(running)
-        if self.decoding.stop:
-            texts = self.tokenizer.batch_decode(tokens[running], skip_special_tokens=True)
-            said[running] = torch.tensor(
-                [any(stop in text for stop in self.decoding.stop) for text in texts], device=said.device
-            )
-        return said
+        def n_rows(samples: SampleRange) -> int:
+            return sum(store.questions.n_rows(samples) for store in lacking[samples].values())
 
-    def _collect(
-        self,
-        question_ids: Sequence[str],
-        prompts: Sequence[Sequence[int]],
-        rows: Sequence[Row],
-        tokens: list[list[int]],
-        logprobs: list[list[float]],
-        lengths: list[int],
-    ) -> list[Sample]:
-        collected = []
-        for i, length in enumerate(lengths):
-            ids = tokens[i][:length]
-            text = self.tokenizer.decode(ids, skip_special_tokens=True)
-            cuts = [text.index(stop) for stop in self.decoding.stop if stop in text]
-            ended = bool(cuts) or ids[-1] in self._end
-            collected.append(
-                Sample(
-                    question_id=question_ids[i // len(rows)],
-                    sample=rows[i % len(rows)].sample,
-                    token_ids=ids,
-                    text=text[: min(cuts)] if cuts else text,
-                    logprobs=logprobs[i][:length],
-                    finish_reason="stop" if ended else "length",
-                    prompt_tokens=len(prompts[i // len(rows)]),
-                )
-            )
-        return collected
+        def draw(samples: SampleRange, progress: Progress) -> None:
+            self._draw(lacking[samples], samples, progress)
+
+        fill("sample", "answers", sorted(lacking), n_rows, draw, self.worker)
+
+    def _draw(self, stores: Mapping[float, Store], samples: SampleRange, progress: Progress) -> None:
+        from extract.running.memory import retry_with_smaller_batch
+
+        sampler, questions = self._sampler, next(iter(stores.values())).questions.block(samples)
+        prompts = encode_questions(sampler.tokenizer, self.decoding.prompt, questions)
+        ids, indices = [question.id for question in questions], range(samples.start, samples.stop)
+
+        def draw(max_rows: int, counted: Counted) -> dict[float, list[Sample]]:
+            sampler.max_rows = max_rows
+            return sampler.sample_grid(ids, prompts, indices, list(stores), counted)
+
+        drawn, max_rows = retry_with_smaller_batch(draw, sampler.max_rows, "answers", progress)
+        for temperature, answers in drawn.items():
+            stores[temperature].samples.write(samples, [asdict(answer) for answer in answers], max_rows)

@@ -1,41 +1,157 @@
-"""What answers of a served model are conditional on, and the requests that ask for them."""
+"""How a model behind a server is asked: the endpoint's options, and the request for some answers to a question."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import json
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
 
-from extract.policy import Decoding, ModelIdentity, Policy
+from extract.errors import InputError
+from extract.policy import Decoding
 from extract.questions.question import Question
-from extract.sampling.server.options import Server
 from extract.sampling.server.protocol import Request
+from extract.schemas import Field, check_options, number, or_null, whole
+from extract.text import shown
+
+_SECRET = re.compile("(?i)key|token$|secret|password|auth(?!ors?$)|bearer|credential")
+#: Shortest key that is searched for in `extra_body`; placeholders for servers without keys are shorter.
+_SHORTEST_KEY = 8
+#: Fields of a request that other options set. A null in `extra_body` leaves them out, for servers with other names.
+_SET_BY_OPTIONS = frozenset("model messages prompt stream n temperature top_p max_tokens stop seed logprobs".split())
+_BUDGET = or_null(Field("at least 1", lambda value: value >= 1))
+_PRICE = or_null(number("at least 0", lambda value: value >= 0))
+_OPTIONS = {
+    "max_concurrency": whole(1, 10_000),
+    "n": whole(1, 1000),
+    "timeout": number("above 0", lambda value: value > 0),
+    "attempts": whole(1, 1000),
+    "budget_requests": _BUDGET,
+    "budget_tokens": _BUDGET,
+    "price_prompt": _PRICE,
+    "price_answer": _PRICE,
+}
 
 
-def served_policy(model: str, decoding: Decoding, server: Server) -> Policy:
-    """The policy of a served model: its name, the decoding, the endpoint's form, and what else requests hold.
+@dataclass(frozen=True)
+class Server:
+    """An OpenAI-compatible endpoint: vLLM, SGLang, LiteLLM, `transformers serve`, llama.cpp, or a service.
 
-    Where the server is and how many requests it gets at a time changes no answer, and neither does the key.
-
-    Args:
-        model: What the server calls it.
-        decoding: How answers are drawn, with the prompt's examples.
-        server: The server.
+    Attributes:
+        url: Base address, ending before /chat/completions; several of servers with the same model share the requests.
+        max_concurrency: Most requests at the same time.
+        n: Answers asked for in one request, for servers that support it; each saves reading the prompt.
+        logprobs: Whether log-probabilities of the tokens are asked for.
+        seeds: Whether each request carries a seed, a function of policy.seed, question and sample.
+        timeout: Seconds that one attempt may take.
+        attempts: Attempts at a request before it is given up for this run.
+        budget_requests: Most attempts of this run; null has no limit.
+        budget_tokens: Most prompt and answer tokens of this run; null has no limit.
+        price_prompt: Dollars for a million prompt tokens, to show what was spent.
+        price_answer: Dollars for a million answer tokens.
+        api_key_env: Environment variable with the key. The key is sent to the server and written nowhere.
+        extra_body: Further fields of every request, as the server knows them; part of the identity. A
+            `generation_config` with several entries is sent as JSON text, which is how `transformers serve` takes it.
     """
-    unknown = dict.fromkeys(("revision", "fingerprint", "dtype", "tokenizer", "chat_template"))
-    api = "chat" if decoding.prompt.chat else "completions"
-    return Policy(ModelIdentity(id=model, **unknown), decoding, {"api": api, "extra": server.extra})
+
+    url: str | list[str] = "http://localhost:8000/v1"
+    max_concurrency: int = 256
+    n: int = 1
+    logprobs: bool = True
+    seeds: bool = True
+    timeout: float = 600.0
+    attempts: int = 8
+    budget_requests: int | None = None
+    budget_tokens: int | None = None
+    price_prompt: float | None = None
+    price_answer: float | None = None
+    api_key_env: str = "OPENAI_API_KEY"
+    extra_body: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.urls:
+            raise InputError("Expected `server.url` to be an address or several, but got none. Give one.")
+        for url in self.urls:
+            _check_url(url)
+        check_options(self, _OPTIONS, "server.")
+        config = self.extra_body.get("generation_config")
+        if isinstance(config, dict):  # parsers of command lines and YAML make this of a JSON text
+            text = json.dumps(config, sort_keys=True)
+            object.__setattr__(self, "extra_body", {**self.extra_body, "generation_config": text})
+        self._check_extra_body()
+
+    @property
+    def urls(self) -> list[str]:
+        """All addresses, without a slash at their ends."""
+        given = [self.url] if isinstance(self.url, str) else list(self.url)
+        return [url.rstrip("/") for url in given]
+
+    def _check_extra_body(self) -> None:
+        key, leaves = os.environ.get(self.api_key_env, "").strip(), list(_leaves(self.extra_body))
+        if len(key) >= _SHORTEST_KEY and any(key in text for _, text in leaves):
+            raise InputError(
+                "Expected `server.extra_body` to hold no secrets, because the store keeps it, but it holds the key of "
+                f"the environment variable {self.api_key_env}. Leave it out; the key is sent by itself."
+            )
+        if secret := next((name for names, _ in leaves for name in names if _SECRET.search(name)), None):
+            raise InputError(
+                "Expected `server.extra_body` to hold no secrets, because the store keeps it, but got a field "
+                f"{shown(secret)}. Put the key into the environment variable {self.api_key_env}."
+            )
+        conflicts = sorted(
+            name for name in _SET_BY_OPTIONS & self.extra_body.keys() if self.extra_body[name] is not None
+        )
+        if conflicts:
+            raise InputError(
+                f"Expected `server.extra_body` to hold no field that another option sets, but got {conflicts[0]!r}. "
+                "Use --model, --server.… or --policy.… for it; null leaves it out of the requests."
+            )
 
 
-def request_of(question: Question, samples: Sequence[int], decoding: Decoding, server: Server) -> Request:
+def _check_url(url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # brackets that don't close, or a port that is no number up to 65535
+        valid = False
+    if not (valid and url.isprintable() and " " not in url):
+        raise InputError(
+            f"Expected `server.url` to be the address of a server, such as http://localhost:8000/v1, but got "
+            f"{shown(url)}. Begin with http:// or https://."
+        )
+    if parts.username or parts.password or parts.query:
+        raise InputError(
+            "Expected `server.url` without a user, password or query, which could be secrets. Put the key into the "
+            "environment variable that --server.api_key_env names."
+        )
+
+
+def _leaves(value: Any, names: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Each single value in a JSON value as text, with the names of the fields around it."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _leaves(inner, (*names, str(name)))
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _leaves(inner, names)
+    else:
+        yield names, str(value)
+
+
+def request_for(question: Question, samples: Sequence[int], decoding: Decoding, server: Server) -> Request:
     """The request for some answers to a question.
 
     Raises:
         InputError: A chat where `prompt.chat` is false.
     """
-    prompt, extra = decoding.prompt, dict(server.extra)
+    prompt, extra = decoding.prompt, dict(server.extra_body)
     if prompt.chat and prompt.thinking is not None:
-        of_template = {"enable_thinking": prompt.thinking, **extra.get("chat_template_kwargs", {})}
-        extra["chat_template_kwargs"] = of_template
+        template_options = {"enable_thinking": prompt.thinking, **extra.get("chat_template_kwargs", {})}
+        extra["chat_template_kwargs"] = template_options
     return Request(
         prompt=prompt.messages(question.prompt) if prompt.chat else prompt.text(question.prompt),
         n=len(samples),
@@ -44,16 +160,16 @@ def request_of(question: Question, samples: Sequence[int], decoding: Decoding, s
         top_k=decoding.top_k,
         max_tokens=decoding.max_new_tokens,
         stop=decoding.stop,
-        seed=seed_of(decoding.seed, question.id, samples[0]) if server.seeds else None,
+        seed=request_seed(decoding.seed, question.id, samples[0]) if server.seeds else None,
         logprobs=server.logprobs,
         extra=extra,
     )
 
 
-def seed_of(seed: int, question_id: str, sample: int) -> int:
-    """Seed of a request, of 31 bits because servers differ in what they take: a function of policy, question and sample.
+def request_seed(seed: int, question_id: str, sample: int) -> int:
+    """Seed of a request: a function of policy, question and sample, of 31 bits because servers differ in their range.
 
-    >>> seed_of(0, "q1", 0), seed_of(0, "q1", 1)
+    >>> request_seed(0, "q1", 0), request_seed(0, "q1", 1)
     (1445421104, 1971607367)
     """
     digest = hashlib.sha256(f"{seed}\0{question_id}\0{sample}".encode()).digest()

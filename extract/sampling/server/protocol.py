@@ -1,15 +1,34 @@
-"""What is asked of a server and what it answers: `Request`, and `Reply` with its `Choice`s."""
+"""The wire protocol: what is asked of an OpenAI-compatible server, and how its replies are read."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
+
+from extract.text import one_line
+
+_Number = TypeVar("_Number", int, float)
+#: Types of the parts into which some servers divide an answer.
+_TEXT_PARTS = ("text", "output_text")
+_REASONING_PARTS = ("thinking", "reasoning", "reasoning_text")
+#: The finish reasons of servers. A tool that nobody offered is called by a text.
+_FINISH_REASONS: dict[str, Literal["stop", "length", "content_filter"]] = {
+    **dict.fromkeys(("stop", "eos", "eos_token", "stop_sequence", "end_turn", "tool_calls", "function_call"), "stop"),
+    **dict.fromkeys(("length", "max_tokens"), "length"),
+    "content_filter": "content_filter",
+}
+_LARGEST_LOGPROB = 1e-3  # float32 loses this much of logits in the hundreds
+_LARGEST_FLOAT32 = 3e38
+
+#: A row of the table of samples, of the columns of `SAMPLES_SCHEMA`.
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Request:
-    """One request: the answers to one prompt.
+    """A request for the answers to one prompt.
 
     Attributes:
         prompt: A raw text for /completions, or messages ``{"role", "content"}`` for /chat/completions.
@@ -41,7 +60,7 @@ class Request:
         return "/completions" if isinstance(self.prompt, str) else "/chat/completions"
 
     def body(self, model: str) -> dict[str, Any]:
-        """The JSON that is sent. What a server does not have to know is not sent where it has no effect."""
+        """The JSON that is sent, without fields that have no effect."""
         chat = not isinstance(self.prompt, str)
         body = {
             "model": model,
@@ -64,10 +83,10 @@ class Choice:
 
     Attributes:
         text: The answer, valid Unicode; empty where the server gave none.
-        reasoning: What a thinking model wrote before it, where the server tells it apart.
+        reasoning: What a thinking model wrote before it, where the server separates the two.
         finish_reason: "stop", "length" (max_tokens reached) or "content_filter".
         logprobs: Log-probability of each token in nats; None where the server gives none.
-        token_ids: The answer's tokens; None where the server tells none.
+        token_ids: The answer's tokens; None where the server gives none.
         cut: Whether a stop text that the server left was cut off, so that the server's counts are not this text's.
     """
 
@@ -78,28 +97,26 @@ class Choice:
     token_ids: list[int] | None
     cut: bool = False
 
-    def is_told_in_part(self, stated: int | None) -> bool:
-        """Whether there are log-probabilities of more or fewer tokens than the server counted.
+    def lacks_logprobs(self, n_tokens: int | None) -> bool:
+        """Whether the number of log-probabilities is not the number of tokens that the server counted.
 
-        One token more or less is none of it, because servers differ in whether the end token counts.
-
-        Args:
-            stated: How many tokens the server counted.
+        A difference of one is allowed, because servers differ in whether the end token counts.
         """
-        told = self.logprobs
-        return told is not None and stated is not None and not self.reasoning and abs(len(told) - stated) > 1
+        if self.logprobs is None or n_tokens is None or self.reasoning:
+            return False
+        return abs(len(self.logprobs) - n_tokens) > 1
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What a server answered to a request. It may hold fewer choices than were asked for, never none.
+    """What a server answered to a request: at least one choice, perhaps fewer than were asked for.
 
     Attributes:
-        model: What the server says its model is.
+        model: What the server calls its model.
         choices: The answers, in the server's order.
-        prompt_tokens: Tokens of the prompt; None where the server tells none.
-        completion_tokens: Tokens of all answers together; None where the server tells none.
-        n_left_out: Choices that are not in `choices`, because they were no whole answers or had the index of another.
+        prompt_tokens: Tokens of the prompt; None where the server does not say.
+        completion_tokens: Tokens of all answers together; None where the server does not say.
+        n_left_out: Choices that are not in `choices`, because they were incomplete or had the index of another.
     """
 
     model: str | None
@@ -109,7 +126,165 @@ class Reply:
     n_left_out: int = 0
 
     @property
-    def tokens_of_one(self) -> int | None:
-        """Tokens of the only answer as the server counted them; None where its count is of something else."""
+    def tokens_of_only_choice(self) -> int | None:
+        """Tokens of the only answer as the server counted them; None where its count includes anything else."""
         alone = len(self.choices) == 1 and not self.n_left_out and not self.choices[0].cut
         return self.completion_tokens if alone else None
+
+    def rows(self, question_id: str, samples: Sequence[int]) -> list[Row]:
+        """A row for each of the `samples` of a question that there is an answer for, in their order."""
+        return [
+            {
+                "question_id": question_id,
+                "sample": sample,
+                "text": choice.text,
+                "reasoning": choice.reasoning,
+                **_token_columns(choice, _count(self.tokens_of_only_choice)),
+                "finish_reason": choice.finish_reason,
+                "prompt_tokens": _count(self.prompt_tokens) or None,
+            }
+            for sample, choice in zip(samples, self.choices, strict=False)
+        ]
+
+
+def _token_columns(choice: Choice, n_tokens: int | None) -> Row:
+    """What is known of an answer's tokens. Numbers that contradict each other, or that no model gives, become null."""
+    ids, logprobs = choice.token_ids, choice.logprobs
+    if choice.lacks_logprobs(n_tokens) or not all(-_LARGEST_FLOAT32 <= p <= _LARGEST_LOGPROB for p in logprobs or ()):
+        logprobs = None
+    if ids is not None and (any(_count(token) is None for token in ids) or len(ids) != len(logprobs or ids)):
+        ids = None
+    if n_tokens is None:
+        n_tokens = next((len(values) for values in (ids, logprobs) if values is not None), None)
+    if choice.text:  # a text has at least one token
+        ids, logprobs, n_tokens = ids or None, logprobs or None, n_tokens or None
+    return {"token_ids": ids, "logprobs": logprobs, "n_tokens": n_tokens}
+
+
+class BrokenReply(ValueError):
+    """A reply without a complete answer, which is worth asking again. Its text says what is wrong."""
+
+
+def read_reply(body: bytes, request: Request) -> Reply:
+    """Read a reply's JSON. Stop texts of the request are cut off where the server left them.
+
+    Raises:
+        BrokenReply: It is no JSON, or holds no complete answer.
+    """
+    text = body.decode("utf-8", "replace")
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError):
+        raise BrokenReply(f"a reply that is no whole JSON: {one_line(text, 300)}") from None
+    given = content.get("choices") if isinstance(content, dict) else None
+    if not isinstance(given, list) or not given:
+        raise BrokenReply(f"a reply without choices: {one_line(server_words(content) or text, 300)}")
+    choices, problem = dict[int, Choice](), BrokenReply("no whole answer")
+    for position, choice in enumerate(map(_dict, given)):
+        index = _count(choice.get("index"))
+        try:
+            choices.setdefault(position if index is None else index, _read_choice(choice, request.stop))
+        except BrokenReply as broken:
+            problem = broken
+    if not choices:
+        raise problem
+    usage, model = _dict(content.get("usage")), content.get("model")
+    return Reply(
+        model=model if isinstance(model, str) else None,
+        choices=[choices[index] for index in sorted(choices)],
+        prompt_tokens=_count(usage.get("prompt_tokens")),
+        completion_tokens=_count(usage.get("completion_tokens")),
+        n_left_out=len(given) - len(choices),
+    )
+
+
+def _read_choice(choice: dict[str, Any], stop: tuple[str, ...]) -> Choice:
+    end = choice.get("finish_reason")
+    finish_reason = _FINISH_REASONS.get(end) if isinstance(end, str) else None
+    if finish_reason is None:
+        raise BrokenReply(f"an answer that ended for the reason {_repr(end)}")
+    message = choice.get("message", choice)
+    if not isinstance(message, dict) or not {"message", "text"} & choice.keys():
+        raise BrokenReply(f"an answer without a text: {_repr(choice)}")
+    text, thought = _texts(message.get("content") if "message" in choice else choice["text"])
+    reasoning = message.get("reasoning_content") or message.get("reasoning") or thought
+    cuts = [text.index(end) for end in stop if end in text]
+    return Choice(
+        text=valid_text(text[: min(cuts)] if cuts else text),
+        reasoning=valid_text(reasoning) if isinstance(reasoning, str) and reasoning else None,
+        finish_reason="stop" if cuts else finish_reason,
+        logprobs=None if cuts else _read_logprobs(_dict(choice.get("logprobs"))),
+        token_ids=None if cuts else _numbers(choice.get("token_ids"), int),
+        cut=bool(cuts),
+    )
+
+
+def _texts(content: Any) -> tuple[str, str]:
+    """The answer in a choice's content and the reasoning in it: a text, null for none, or parts with a type each.
+
+    Raises:
+        BrokenReply: It is something else.
+    """
+    if content is None or isinstance(content, str):
+        return content or "", ""
+    text = reasoning = ""
+    for part in content if isinstance(content, list) else [content]:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if isinstance(part, str):
+            text += part
+        elif kind in _TEXT_PARTS and isinstance(part.get("text"), str):
+            text += part["text"]
+        elif kind in _REASONING_PARTS:
+            thought = part.get("thinking") or part.get("reasoning") or part.get("text") or ""
+            reasoning += thought if isinstance(thought, str) else _texts(thought)[0]
+        else:
+            raise BrokenReply(f"an answer that is no text: {_repr(content)}")
+    return text, reasoning
+
+
+def _read_logprobs(given: dict[str, Any]) -> list[float] | None:
+    """``content[].logprob`` of a chat, ``token_logprobs[]`` of a completion."""
+    content = given.get("content")
+    if isinstance(content, list):
+        return _numbers([_dict(token).get("logprob") for token in content], float)
+    return _numbers(given.get("token_logprobs"), float)
+
+
+def _numbers(given: Any, kind: type[_Number]) -> list[_Number] | None:
+    try:
+        return [kind(value) for value in given] if isinstance(given, list) else None
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def _dict(given: Any) -> dict[str, Any]:
+    return given if isinstance(given, dict) else {}
+
+
+def _count(given: Any) -> int | None:
+    """A count that an int32 column can hold; JSON's true is none."""
+    return given if type(given) is int and 0 <= given < 2**31 else None
+
+
+def server_words(content: Any) -> str | None:
+    """What a server says went wrong, in one of the several forms that servers use."""
+    error = _dict(content).get("error") or _dict(content).get("detail") or _dict(content).get("message")
+    words = _dict(error).get("message", error)
+    return words if words is None or isinstance(words, str) else _repr(words)
+
+
+def valid_text(text: str) -> str:
+    r"""The text with U+FFFD for halves of surrogate pairs, which no file can hold.
+
+    >>> valid_text("a\ud83db")
+    'a�b'
+    """
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _repr(value: Any) -> str:
+    """A value in a reply, cut only at its end, so that a key in it is recognised by its beginning."""
+    try:
+        return one_line(repr(value), 300)
+    except RecursionError:
+        return "…"

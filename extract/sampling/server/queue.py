@@ -1,90 +1,69 @@
-"""What is still to be asked for a store: its unfinished parts in a balanced order, and of each the questions and samples."""
+"""What is still to be asked for a store: its unfinished ranges in a balanced order, and the requests of each."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from extract.errors import InputError
 from extract.questions.question import Question
 from extract.running.worker import Worker
-from extract.sampling.server.answer_log import AnswerLog
+from extract.store.answer_log import AnswerLog, Row, logged_ranges, read_log
 from extract.store.files import is_finished
-from extract.store.shards import SampleRange, missing_ranges, overlap, range_of
+from extract.store.samples import REJECTED
+from extract.store.shards import SampleRange, missing_ranges, overlap
 from extract.store.store import Store
 
 
-def parts_to_ask(
-    store: Store, k: int, per_request: int, damaged: Collection[SampleRange], worker: Worker
-) -> list[SampleRange]:
-    """A worker's unfinished parts for k samples of every question, the first samples of all blocks before the second ones.
+def ranges_to_ask(store: Store, k: int, n: int, damaged: Collection[SampleRange], worker: Worker) -> list[SampleRange]:
+    """A worker's unfinished ranges for k samples of every question: the first samples of all blocks, then the second.
 
-    However it ends, every question then has about as many answers as any other. A part that an earlier run began keeps
-    its samples, also where they reach beyond k.
+    However a run ends, every question then has about as many answers as any other. A range that an earlier run began
+    keeps its samples, also where they reach beyond k.
 
     Args:
         store: The store.
         k: Samples of every question.
-        per_request: Samples of a part that nobody began.
-        damaged: Finished parts that have to be made again.
+        n: Samples of a new range.
+        damaged: Finished ranges that have to be made again.
         worker: Whose blocks.
 
     Raises:
-        InputError: A log of answers that a finished part or another log holds too.
+        InputError: A finished range or another log holds answers of a log too.
     """
-    finished = [part for part in store.samples.ranges() if part not in damaged]
-    begun = sorted({*damaged, *(part for part in logged_parts(store) if part not in finished and part.start < k)})
+    finished = [samples for samples in store.samples.ranges() if samples not in damaged]
+    logged = (samples for samples in logged_ranges(store) if samples not in finished and samples.start < k)
+    begun = sorted({*damaged, *logged})
     _check_apart([*finished, *begun], store)
     new = [
-        SampleRange(gap.block, start, min(start + per_request, gap.stop))
+        SampleRange(gap.block, start, min(start + n, gap.stop))
         for gap in missing_ranges([*finished, *begun], store.questions.n_blocks, k)
-        for start in range(gap.start, gap.stop, per_request)
+        for start in range(gap.start, gap.stop, n)
     ]
-    own = (part for part in [*begun, *new] if worker.has(part.block))
-    return sorted(own, key=lambda part: (part.start, part.block))
+    own = (samples for samples in [*begun, *new] if worker.has(samples.block))
+    return sorted(own, key=lambda samples: (samples.start, samples.block))
 
 
 def _check_apart(ranges: list[SampleRange], store: Store) -> None:
     if clash := overlap(ranges):
-        before, part = clash
-        logs = [store.samples.log_file(samples) for samples in (part, before)]
+        logs = [store.samples.log_file(samples) for samples in reversed(clash)]
         log = next((path for path in logs if path.is_file()), logs[0])
         raise InputError(
-            f"Expected the files in {str(log.parent)!r} to hold different samples, but {before.stem} and {part.stem} "
-            f"share some. Delete {str(log)!r} to keep the other."
+            f"Expected the files in {str(log.parent)!r} to hold different samples, but {clash[0].stem} and "
+            f"{clash[1].stem} share some. Delete {str(log)!r} to keep the other."
         )
 
 
-def logged_parts(store: Store) -> list[SampleRange]:
-    """Parts with a log of answers.
-
-    Raises:
-        Damaged: A log of another name than a part's.
-    """
-    return sorted(range_of(path, store.questions.n_blocks) for path in log_files(store))
+def delete_finished_logs(store: Store, damaged: Collection[SampleRange], worker: Worker) -> None:
+    """Delete the logs of a worker's finished ranges, which a run that was killed has left."""
+    for samples in logged_ranges(store):
+        if worker.has(samples.block) and samples not in damaged and is_finished(store.samples.file(samples)):
+            store.samples.log_file(samples).unlink()
 
 
-def log_files(store: Store) -> list[Path]:
-    """The logs of answers in a store."""
-    return sorted((store.path / "samples").glob("*.jsonl"))
-
-
-def tidy_logs(store: Store, damaged: Collection[SampleRange], worker: Worker) -> None:
-    """Delete the logs of a worker's finished parts, which an earlier run had no time for."""
-    for path in log_files(store):
-        part = range_of(path, store.questions.n_blocks)
-        if worker.has(part.block) and part not in damaged and is_finished(store.samples.file(part)):
-            path.unlink()
-
-
-def n_logged(store: Store, part: SampleRange) -> int:
-    """Answers of a part that an earlier run logged."""
-    if not store.samples.log_file(part).is_file():
-        return 0
-    log = AnswerLog(store.samples.log_file(part), store.sha256, part, store.questions.ids(part))
-    log.close()
-    return len(log.held)
+def n_logged(store: Store, samples: SampleRange) -> int:
+    """Answers of a range that an earlier run logged."""
+    return len(read_log(store, samples)) if store.samples.log_file(samples).is_file() else 0
 
 
 class Ask(NamedTuple):
@@ -94,62 +73,76 @@ class Ask(NamedTuple):
     samples: list[int]
 
 
-class OpenPart:
-    """A part whose answers are being asked for.
+class OpenRange:
+    """An unfinished range with its log.
 
     Args:
         store: The store.
-        part: The part.
-        per_request: Most answers of one request.
+        samples: The range.
+        n: Answers that one request asks for.
 
     Attributes:
-        part: The part.
-        log: Its answers so far.
-        requests: What is missing, a request each.
+        samples: The range.
+        log: Its log.
+        asks: What it lacks, a request each.
         n_waiting: Requests that are neither answered nor given up.
     """
 
-    def __init__(self, store: Store, part: SampleRange, per_request: int) -> None:
-        self._store, self.part = store, part
-        questions = store.questions.block(part)
-        self.log = AnswerLog(store.samples.log_file(part), store.sha256, part, [question.id for question in questions])
-        self.requests = list(self._requests(questions, per_request))
-        self.n_waiting = len(self.requests)
+    def __init__(self, store: Store, samples: SampleRange, n: int) -> None:
+        self._store, self.samples, self.log = store, samples, AnswerLog(store, samples)
+        self.asks = list(self._missing_asks(n))
+        self.n_waiting = len(self.asks)
 
-    def _requests(self, questions: list[Question], per_request: int) -> Iterator[Ask]:
-        for question in questions:
-            missing = [j for j in range(self.part.start, self.part.stop) if (question.id, j) not in self.log.held]
-            for first in range(0, len(missing), per_request):
-                yield Ask(question, missing[first : first + per_request])
+    def _missing_asks(self, n: int) -> Iterator[Ask]:
+        for question in self._store.questions.block(self.samples):
+            indices = range(self.samples.start, self.samples.stop)
+            missing = [j for j in indices if (question.id, j) not in self.log.answered]
+            for first in range(0, len(missing), n):
+                yield Ask(question, missing[first : first + n])
 
-    def close(self) -> None:
-        """Close the log; of a part that is whole, write the table first, and then delete the log. For any thread.
+    def close(self, rejected: Collection[str] = ()) -> bool:
+        """Close the log. If the range is complete, write its table first and then delete the log. For any thread.
+
+        Args:
+            rejected: Ids of questions whose missing answers are recorded as rejected.
+
+        Returns:
+            Whether the range is complete.
 
         Raises:
             InputError: The table can't be written. The log stays.
             OSError: The log can't be read, synced or deleted.
         """
-        n_rows = self._store.questions.n_rows(self.part)
+        ids, indices = self._store.questions.ids(self.samples), range(self.samples.start, self.samples.stop)
+        keys = [(id_, j) for id_ in ids for j in indices]
+        complete = all(key in self.log.answered or key[0] in rejected for key in keys)
         try:
-            # what the file holds counts, and not what this process believes that it wrote
-            rows = self.log.rows() if len(self.log.held) == n_rows else []
-            whole = len(rows) == n_rows
-            if whole:
-                self._store.samples.write(self.part, rows)
+            if complete:
+                # what the file holds counts, and not what this process believes that it wrote
+                rows = {(row["question_id"], row["sample"]): row for row in read_log(self._store, self.samples)}
+                complete = all(key in rows or key[0] in rejected for key in keys)
+            if complete:
+                self._store.samples.write(self.samples, [rows.get(key) or _rejected_row(*key) for key in keys])
         finally:
             self.log.close()
-        if whole:
-            self.log.path.unlink()
+        if complete:
+            self.log.path.unlink(missing_ok=True)
+        return complete
 
 
-def first_asks(store: Store, parts: Sequence[SampleRange], per_request: int, n: int) -> list[Ask]:
-    """What the first requests about `n` questions ask for, in some parts; fewer where fewer questions lack answers."""
+def _rejected_row(question_id: str, sample: int) -> Row:
+    unknown = dict.fromkeys(("reasoning", "token_ids", "logprobs", "n_tokens", "prompt_tokens"))
+    return {"question_id": question_id, "sample": sample, "text": "", "finish_reason": REJECTED, **unknown}
+
+
+def first_asks(store: Store, ranges: Sequence[SampleRange], n: int, n_questions: int) -> list[Ask]:
+    """The first requests about `n_questions` different questions in some ranges; fewer where fewer lack answers."""
     asks: dict[str, Ask] = {}
-    for place in parts:
-        part = OpenPart(store, place, per_request)
-        part.log.close()
-        for ask in part.requests:
+    for samples in ranges:
+        opened = OpenRange(store, samples, n)
+        opened.log.close()
+        for ask in opened.asks:
             asks.setdefault(ask.question.id, ask)
-        if len(asks) >= n:
+        if len(asks) >= n_questions:
             break
-    return list(asks.values())[:n]
+    return list(asks.values())[:n_questions]

@@ -1,4 +1,4 @@
-"""What must not be said though a server says it: the key, and a question that its authors ask to keep unpublished."""
+"""What no message may repeat though a server says it: the key, and a question whose authors keep it unpublished."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import re
 
 from extract.questions.question import Question
 
-#: Letters in a row that a message has from a question by no accident.
+#: A message that shares so many letters in a row with a question repeats it.
 _SHARED = 20
-#: A key is known by so many of its first characters; what is shorter is sought as a whole.
+#: A key is recognised by this many of its first characters; a shorter key is searched for as a whole.
 _HEAD = 8
 #: A key of which a server shows the ends.
 _STARRED = re.compile(r"[\w-]{0,100}\*{3,}[\w-]{0,100}")
@@ -20,7 +20,7 @@ def without_key(text: str, key: str | None) -> str:
     r"""Words without the key: as it is, escaped as in JSON or an address, cut, or with stars in its middle.
 
     Args:
-        text: The words, at most some thousands.
+        text: The words, at most some thousands of characters.
         key: The key; None without one.
 
     >>> without_key(r"no sk-a/b+c=1234, no sk-a\/b\u002bc=12…, no sk-a***34", "sk-a/b+c=1234")
@@ -28,14 +28,14 @@ def without_key(text: str, key: str | None) -> str:
     """
     if key:
         text = text.replace(key, "…")
-        head = "".join(rf"\\{{0,4}}(?:{re.escape(one)}|u{ord(one):04x}|%{ord(one):02x})" for one in key[:_HEAD])
+        head = "".join(rf"\\{{0,4}}(?:{re.escape(c)}|u{ord(c):04x}|%{ord(c):02x})" for c in key[:_HEAD])
         rest = r"[^\s\"'<>]*" if len(key) >= _HEAD else ""
         text = re.sub(head + rest, "…", text, flags=re.IGNORECASE)
     return _STARRED.sub("…", text)
 
 
 def public(error: Exception, question: Question) -> str:
-    """An error's text; without it where it repeats a private question, whatever the case, spaces and signs between words.
+    """An error's text, replaced where it repeats a private question, whatever the case, spaces and signs between words.
 
     >>> secret = Question("7", "mine", "Which of these elements is the heaviest?", meta={"private": True})
     >>> public(ValueError("the prompt 'WHICH of these  elements is' is too long"), secret)
@@ -43,15 +43,17 @@ def public(error: Exception, question: Question) -> str:
     >>> public(ValueError("no such model"), secret)
     'no such model'
     """
+    if not question.private:
+        return str(error)
     prompt = question.prompt
-    asked = _bare(prompt if isinstance(prompt, str) else " ".join(str(message["content"]) for message in prompt))
-    words, shared = _bare(str(error)), min(_SHARED, len(asked))
-    if question.private and any(words[i : i + shared] in asked for i in range(len(words) - shared + 1)):
+    asked = _words(prompt if isinstance(prompt, str) else " ".join(str(message["content"]) for message in prompt))
+    said, shared = _words(str(error)), min(_SHARED, len(asked))
+    if any(said[i : i + shared] in asked for i in range(len(said) - shared + 1)):
         return f"the server's words on question {question.id!r} repeat it, and are not shown because it is private"
     return str(error)
 
 
-def _bare(text: str) -> str:
-    """The words alone, so that quoting and escaping make no difference."""
+def _words(text: str) -> str:
+    """The words alone, without quoting and escaping."""
     text = _ESCAPED.sub(lambda escape: chr(int(escape[1], 16)), text)
     return _BETWEEN_WORDS.sub(" ", text.casefold()).strip()

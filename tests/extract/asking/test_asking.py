@@ -20,7 +20,7 @@ from extract.asking.run import ask
 from extract.asking.verbalized import TEMPLATE, Verbalized, parse_confidence
 from extract.running.cli import run
 from extract.running.worker import Worker
-from extract.sampling.local.sampler import Sample
+from extract.sampling.local.token_sampler import Sample
 from tests.conftest import byte_tokenizer, tiny_model, write_questions
 
 FORMS = ["Yes", " yes", "YES", "No", " no"]

@@ -23,9 +23,10 @@ from extract.grading.base import Case
 from extract.grading.judge import messages_for, parse_for_judge
 from extract.questions import Question
 from extract.running.cli import run
-from extract.sampling.server.client import BudgetSpent, Request, Unanswered
-from extract.sampling.server.options import Server
-from extract.sampling.server.protocol import Choice, Reply
+from extract.sampling.server.budget import BudgetSpent
+from extract.sampling.server.client import Unanswered
+from extract.sampling.server.policy import Server
+from extract.sampling.server.protocol import Choice, Reply, Request
 from extract.store.verify import find_problems
 from tests.helpers.serving_stub import MODEL, stub
 
@@ -46,7 +47,7 @@ class FakeClient:
 
     async def ask(self, request: Request) -> Reply:
         assert isinstance(request.prompt, list)
-        assert (request.temperature, request.n, dict(request.extra)) == (0, 1, self.server.extra)
+        assert (request.temperature, request.n, dict(request.extra)) == (0, 1, self.server.extra_body)
         self.asked.append(request.prompt[1]["content"])
         reply = type(self).says(self.asked[-1])
         if isinstance(reply, Exception):
@@ -77,7 +78,7 @@ def store(tmp_path: Path, sampled: Path) -> Path:
     return Path(shutil.copytree(sampled, tmp_path / "store"))
 
 
-JUDGE = Judge(model="org/A judge:8b", server=Server(extra={"think": False}))
+JUDGE = Judge(model="org/A judge:8b", server=Server(extra_body={"think": False}))
 NAME = "judge-org-A-judge-8b"
 
 

@@ -17,14 +17,15 @@ import torch
 
 from extract import Decoding, InputError, Store, StoreRecipe, read, sample
 from extract.__main__ import COMMANDS
+from extract.commands import sample_family
 from extract.policy import grid
 from extract.running.cli import run
 from extract.running.worker import Worker
 from extract.sampling.local.batching import batches, rows_of
 from extract.sampling.local.draws import draw
-from extract.sampling.local.sampler import LocalSampler
-from extract.sampling.server.options import Server
-from extract.sampling.temperature_grid import member_name, sample_family
+from extract.sampling.local.token_sampler import TokenSampler
+from extract.sampling.server.policy import Server
+from extract.sampling.temperature_grid import member_name
 from extract.store.verify import find_problems
 from tests.conftest import tiny_model, write_questions
 from tests.helpers.serving_stub import MODEL, stub
@@ -101,11 +102,11 @@ def test_a_grid_draws_what_each_temperature_draws_alone(
 ) -> None:
     model = tiny_model(family)
     prompts = encoded(tokenizer, before)
-    together = LocalSampler(model, tokenizer, Decoding("0:1:0.5", max_new_tokens=20), max_rows)
+    together = TokenSampler(model, tokenizer, Decoding("0:1:0.5", max_new_tokens=20), max_rows)
     drawn = together.sample_grid(IDS, prompts, range(2, 5), GRID)
     assert list(drawn) == list(GRID)
     for temperature, samples in drawn.items():
-        alone = LocalSampler(model, tokenizer, Decoding(temperature, max_new_tokens=20))
+        alone = TokenSampler(model, tokenizer, Decoding(temperature, max_new_tokens=20))
         for one, other in zip(samples, alone.sample(IDS, prompts, range(2, 5)), strict=True):
             assert (one.question_id, one.sample, one.token_ids) == (other.question_id, other.sample, other.token_ids)
             assert (one.text, one.finish_reason, one.prompt_tokens) == (
@@ -122,7 +123,7 @@ def test_each_prompt_is_read_once_for_all_temperatures(
 ) -> None:
     model, prompts = tiny_model(), encoded(tokenizer)
     read = prompt_tokens_read(model, monkeypatch)
-    sampler = LocalSampler(model, tokenizer, Decoding("0:1:0.25", max_new_tokens=3), max_rows)
+    sampler = TokenSampler(model, tokenizer, Decoding("0:1:0.25", max_new_tokens=3), max_rows)
     sampler.sample_grid(IDS, prompts, range(4), sampler.decoding.temperatures)
     assert sum(read) == sum(map(len, prompts))
 
@@ -132,7 +133,7 @@ def test_what_all_prompts_begin_with_is_read_once_for_all_temperatures(
 ) -> None:
     model, prompts = tiny_model(), encoded(tokenizer, EXAMPLES)
     read = prompt_tokens_read(model, monkeypatch)
-    sampler = LocalSampler(model, tokenizer, Decoding("0:1:0.25", max_new_tokens=3), max_rows=4)
+    sampler = TokenSampler(model, tokenizer, Decoding("0:1:0.25", max_new_tokens=3), max_rows=4)
     sampler.sample_grid(IDS, prompts, range(4), sampler.decoding.temperatures)
     assert sum(read) == 64 + sum(len(prompt) - 64 for prompt in prompts)
 
@@ -142,7 +143,7 @@ def test_greedy_answers_of_a_grid_are_drawn_once(tokenizer: Any) -> None:
     assert len(rows_of([0.0], range(3))) == 3  # as they always were
     assert list(batches([5, 1, 3], n_rows=4, max_rows=8)) == [[1, 2], [0]]
     seen: list[tuple[int, int]] = []
-    sampler = LocalSampler(tiny_model(), tokenizer, Decoding("0:1:0.5", max_new_tokens=5))
+    sampler = TokenSampler(tiny_model(), tokenizer, Decoding("0:1:0.5", max_new_tokens=5))
     drawn = sampler.sample_grid(IDS, encoded(tokenizer), range(3), GRID, lambda a, t: seen.append((a, t)))
     assert sum(n for n, _ in seen) == sum(map(len, drawn.values())) == 3 * 3 * len(IDS)
     greedy = drawn[0.0]
@@ -155,7 +156,7 @@ def test_one_temperature_is_drawn_as_it_always_was(tokenizer: Any) -> None:
     drawn = []
     for temperature, changes in ((0, {}), (0.7, {}), (1.0, {"top_p": 0.8, "top_k": 20}), (1.3, {"stop": ("e",)})):
         for max_rows in (320, 3):
-            sampler = LocalSampler(
+            sampler = TokenSampler(
                 tiny_model(), tokenizer, Decoding(temperature=temperature, max_new_tokens=20, **changes), max_rows
             )
             samples = sampler.sample(IDS, encoded(tokenizer, EXAMPLES), range(2, 7))
@@ -260,7 +261,7 @@ def test_a_served_models_grid_is_one_store_after_the_other_by_any_number_of_work
             k=2,
             block_size=2,
             policy=Decoding("0.5:1:0.5", max_new_tokens=8),
-            server=Server(url=server.url, in_flight=4),
+            server=Server(url=server.url, max_concurrency=4),
         )
         for rank in range(2):
             sample_family(str(tmp_path / "two"), recipe, Worker(rank, 2))

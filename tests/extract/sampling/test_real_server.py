@@ -14,7 +14,7 @@ from extract.models.embedded import embedded_model_folder
 from extract.policy import Decoding
 from extract.prompts import PromptTemplate
 from extract.sampling.run import encode_questions
-from extract.sampling.server.options import Server
+from extract.sampling.server.policy import Server
 
 
 @pytest.mark.real_model
@@ -22,7 +22,7 @@ def test_a_real_server_answers_every_question_and_is_refused_while_it_decodes_gr
     model = embedded_model_folder()
 
     def recipe(url: str, **changed: object) -> StoreRecipe:
-        server = Server(**{"url": url, "logprobs": False, "extra": DRAWS, **changed})
+        server = Server(**{"url": url, "logprobs": False, "extra_body": DRAWS, **changed})
         policy = Decoding(max_new_tokens=6)
         return StoreRecipe(n_questions=6, sampler="server", model=model.name, k=2, policy=policy, server=server)
 
@@ -30,7 +30,7 @@ def test_a_real_server_answers_every_question_and_is_refused_while_it_decodes_gr
         with pytest.raises(InputError, match="--server.logprobs false"):
             sample(str(tmp_path / "logprobs"), recipe(url, logprobs=True))
         with pytest.raises(InputError, match=r"gave the same 4 times.*do_sample"):
-            sample(str(tmp_path / "greedy"), recipe(url, extra={}))
+            sample(str(tmp_path / "greedy"), recipe(url, extra_body={}))
         store = sample(str(tmp_path / "store"), recipe(url))
 
     rows = store.samples.read().to_pylist()

@@ -13,7 +13,7 @@ from extract.policy import Decoding
 from extract.sampling.local.attention import attend_to, merge
 from extract.sampling.local.batching import common_prefix
 from extract.sampling.local.cache import AnswerCache
-from extract.sampling.local.sampler import LocalSampler
+from extract.sampling.local.token_sampler import TokenSampler
 from tests.conftest import byte_tokenizer, read_hidden, tiny_model
 
 PROMPTS = ["Say", "Say a longer thing", "What?", "A", "Something of another length altogether", "Say a longer thinG"]
@@ -36,7 +36,7 @@ def test_greedy_answers_equal_those_of_generate(
     family: str, changes: dict[str, Any], before: str, tokenizer: Any
 ) -> None:
     model = tiny_model(family, **changes)
-    sampler = LocalSampler(model, tokenizer, Decoding(temperature=0, max_new_tokens=50))
+    sampler = TokenSampler(model, tokenizer, Decoding(temperature=0, max_new_tokens=50))
     prompts = encoded(tokenizer, before)
     answers = sampler.sample([str(i) for i in range(len(PROMPTS))], prompts, range(2))
     for i, ids in enumerate(prompts):
@@ -63,7 +63,7 @@ def test_prompts_are_shared_where_attention_has_the_plain_form(
         shared.append(self.shares_prompts)
 
     monkeypatch.setattr(AnswerCache, "start_answers", spy)
-    LocalSampler(tiny_model(family), tokenizer, Decoding()).sample(["a"], encoded(tokenizer)[:1], range(2))
+    TokenSampler(tiny_model(family), tokenizer, Decoding()).sample(["a"], encoded(tokenizer)[:1], range(2))
     assert shared == [family not in ("mistral", "gemma2", "gemma3")]  # sliding windows, soft-capping
 
 
@@ -100,7 +100,7 @@ def test_a_prefix_is_read_once_for_all_blocks(tokenizer: Any, monkeypatch: pytes
     monkeypatch.setattr(
         model, "forward", lambda *a, f=model.forward, **k: (seen.append(k["input_ids"].shape), f(*a, **k))[1]
     )
-    sampler = LocalSampler(model, tokenizer, Decoding(max_new_tokens=1))
+    sampler = TokenSampler(model, tokenizer, Decoding(max_new_tokens=1))
     prompts = encoded(tokenizer, EXAMPLES)
     for i in range(3):
         sampler.sample(["a", "b"], prompts[2 * i : 2 * i + 2], range(2))
@@ -110,16 +110,16 @@ def test_a_prefix_is_read_once_for_all_blocks(tokenizer: Any, monkeypatch: pytes
 
 def test_a_shared_prefix_changes_no_logprob(model: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     prompts, ids = encoded(tokenizer, EXAMPLES), [str(i) for i in range(len(PROMPTS))]
-    sampler = LocalSampler(model, tokenizer, Decoding(temperature=1.0, max_new_tokens=30))
+    sampler = TokenSampler(model, tokenizer, Decoding(temperature=1.0, max_new_tokens=30))
     shared = sampler.sample(ids, prompts, range(4))
-    monkeypatch.setattr("extract.sampling.local.sampler.common_prefix", lambda prompts: [])
+    monkeypatch.setattr("extract.sampling.local.token_sampler.common_prefix", lambda prompts: [])
     for a, b in zip(shared, sampler.sample(ids, prompts, range(4)), strict=True):
         assert a.token_ids == b.token_ids
         assert a.logprobs == pytest.approx(b.logprobs, abs=1e-4)
 
 
 def test_logprobs_equal_a_teacher_forced_pass(model: Any, tokenizer: Any) -> None:
-    sampler = LocalSampler(model, tokenizer, Decoding(temperature=1.0, max_new_tokens=20))
+    sampler = TokenSampler(model, tokenizer, Decoding(temperature=1.0, max_new_tokens=20))
     prompts = encoded(tokenizer)
     for answer in sampler.sample([str(i) for i in range(len(PROMPTS))], prompts, range(5)):
         prompt = prompts[int(answer.question_id)]
@@ -131,14 +131,14 @@ def test_logprobs_equal_a_teacher_forced_pass(model: Any, tokenizer: Any) -> Non
 def test_an_answer_does_not_depend_on_what_else_is_in_the_batch(model: Any, tokenizer: Any) -> None:
     decoding = Decoding(temperature=1.0, max_new_tokens=20)
     ids, prompts = [str(i) for i in range(len(PROMPTS))], encoded(tokenizer)
-    together = LocalSampler(model, tokenizer, decoding).sample(ids, prompts, range(6))
-    alone = LocalSampler(model, tokenizer, decoding, max_rows=1).sample(ids[3:4], prompts[3:4], range(4, 6))
+    together = TokenSampler(model, tokenizer, decoding).sample(ids, prompts, range(6))
+    alone = TokenSampler(model, tokenizer, decoding, max_rows=1).sample(ids[3:4], prompts[3:4], range(4, 6))
     assert [a.token_ids for a in alone] == [a.token_ids for a in together if a.question_id == "3" and a.sample >= 4]
 
 
 def test_samples_differ_and_seeds_differ(model: Any, tokenizer: Any) -> None:
     def texts(seed: int) -> list[str]:
-        sampler = LocalSampler(model, tokenizer, Decoding(temperature=1.0, seed=seed))
+        sampler = TokenSampler(model, tokenizer, Decoding(temperature=1.0, seed=seed))
         return [a.text for a in sampler.sample(["a"], [encoded(tokenizer)[0]], range(8))]
 
     assert len(set(texts(0))) > 4
@@ -147,7 +147,7 @@ def test_samples_differ_and_seeds_differ(model: Any, tokenizer: Any) -> None:
 
 
 def test_an_answer_ends_at_the_end_token_or_at_the_limit(tokenizer: Any) -> None:
-    sampler = LocalSampler(tiny_model(seed=1), tokenizer, Decoding(temperature=1.5, max_new_tokens=40))
+    sampler = TokenSampler(tiny_model(seed=1), tokenizer, Decoding(temperature=1.5, max_new_tokens=40))
     answers = sampler.sample(["a", "b"], encoded(tokenizer)[:2], range(60))
     for answer in answers:
         assert (answer.finish_reason == "stop") == (answer.token_ids[-1] == 0)
@@ -158,9 +158,9 @@ def test_an_answer_ends_at_the_end_token_or_at_the_limit(tokenizer: Any) -> None
 
 
 def test_a_stop_text_ends_and_cuts_the_answer(model: Any, tokenizer: Any) -> None:
-    plain = LocalSampler(model, tokenizer, Decoding(temperature=1.0)).sample(["a"], [encoded(tokenizer)[0]], range(30))
+    plain = TokenSampler(model, tokenizer, Decoding(temperature=1.0)).sample(["a"], [encoded(tokenizer)[0]], range(30))
     stop = next(a.text[3] for a in plain if len(a.text) > 6 and a.text[3] not in a.text[:3] and a.text[3].isascii())
-    stopped = LocalSampler(model, tokenizer, Decoding(temperature=1.0, stop=(stop,))).sample(
+    stopped = TokenSampler(model, tokenizer, Decoding(temperature=1.0, stop=(stop,))).sample(
         ["a"], [encoded(tokenizer)[0]], range(30)
     )
     for before, after in zip(plain, stopped, strict=True):
@@ -171,7 +171,7 @@ def test_a_stop_text_ends_and_cuts_the_answer(model: Any, tokenizer: Any) -> Non
 
 def test_progress_counts_every_answer_and_token(model: Any, tokenizer: Any) -> None:
     seen: list[tuple[int, int]] = []
-    sampler = LocalSampler(model, byte_tokenizer(), Decoding(temperature=1.0), max_rows=8)
+    sampler = TokenSampler(model, byte_tokenizer(), Decoding(temperature=1.0), max_rows=8)
     answers = sampler.sample(["a", "b", "c"], encoded(tokenizer)[:3], range(4), lambda a, t: seen.append((a, t)))
     assert sum(a for a, _ in seen) == len(answers)
     assert sum(t for _, t in seen) == sum(len(a.token_ids) for a in answers)
@@ -206,7 +206,7 @@ def test_impossible_policies_are_refused(changes: dict[str, Any], message: str) 
 def test_prompts_that_the_model_cannot_read_are_refused(
     prompt: list[int], message: str, model: Any, tokenizer: Any
 ) -> None:
-    sampler = LocalSampler(model, tokenizer, Decoding(max_new_tokens=20))
+    sampler = TokenSampler(model, tokenizer, Decoding(max_new_tokens=20))
     with pytest.raises(InputError, match=message):
         sampler.sample(["a", "b"], [[1, 2], prompt], range(2))
 
@@ -240,7 +240,7 @@ def test_families_with_attention_of_their_own_are_answered_as_by_generate(
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=0.25)
     prompts = encoded(tokenizer, EXAMPLES)
-    answers = LocalSampler(model, tokenizer, Decoding(temperature=0, max_new_tokens=12)).sample(
+    answers = TokenSampler(model, tokenizer, Decoding(temperature=0, max_new_tokens=12)).sample(
         [str(i) for i in range(len(prompts))], prompts, range(2)
     )
     for answer in answers:
@@ -254,16 +254,16 @@ def test_families_with_attention_of_their_own_are_answered_as_by_generate(
 def test_a_model_may_be_used_while_it_answers(tokenizer: Any) -> None:
     model, prompts = tiny_model(), encoded(tokenizer, EXAMPLES)
     decoding, ids = Decoding(temperature=1.0, max_new_tokens=20), [str(i) for i in range(len(PROMPTS))]
-    alone = LocalSampler(model, tokenizer, decoding).sample(ids, prompts, range(3))
+    alone = TokenSampler(model, tokenizer, decoding).sample(ids, prompts, range(3))
     states = read_hidden(model, prompts)
     seen: list[Any] = []
 
     def use(answers: int, tokens: int) -> None:
         if len(seen) < 3:
             seen.append(read_hidden(model, prompts))
-            seen.append(LocalSampler(model, tokenizer, decoding).sample(ids, prompts, range(3)))
+            seen.append(TokenSampler(model, tokenizer, decoding).sample(ids, prompts, range(3)))
 
-    assert LocalSampler(model, tokenizer, decoding).sample(ids, prompts, range(3), use) == alone
+    assert TokenSampler(model, tokenizer, decoding).sample(ids, prompts, range(3), use) == alone
     assert torch.equal(seen[0], states)
     assert seen[1] == alone
     assert model.config._attn_implementation == "sdpa"
@@ -272,13 +272,13 @@ def test_a_model_may_be_used_while_it_answers(tokenizer: Any) -> None:
 def test_two_threads_may_sample_from_one_model(tokenizer: Any) -> None:
     model, prompts = tiny_model(), encoded(tokenizer, EXAMPLES)
     alone = {
-        n: LocalSampler(model, tokenizer, Decoding(max_new_tokens=n)).sample(list("abcdef"), prompts, range(2))
+        n: TokenSampler(model, tokenizer, Decoding(max_new_tokens=n)).sample(list("abcdef"), prompts, range(2))
         for n in (3, 30)
     }
     with ThreadPoolExecutor(2) as pool:
         work = {
             n: pool.submit(
-                LocalSampler(model, tokenizer, Decoding(max_new_tokens=n)).sample, list("abcdef"), prompts, range(2)
+                TokenSampler(model, tokenizer, Decoding(max_new_tokens=n)).sample, list("abcdef"), prompts, range(2)
             )
             for n in (30, 3)
         }
@@ -293,4 +293,4 @@ def test_a_family_with_other_states_than_keys_and_values_is_refused(family: str,
     config = getattr(transformers, f"{family}Config")(vocab_size=258, hidden_size=32, num_hidden_layers=2)
     model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
     with pytest.raises(InputError, match=f"plain key-value cache, but {family}ForCausalLM"):
-        LocalSampler(model, tokenizer, Decoding()).sample(["a"], [[1, 2]], range(2))
+        TokenSampler(model, tokenizer, Decoding()).sample(["a"], [[1, 2]], range(2))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -17,27 +18,28 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.faults import ENVIRONMENT
 from benchmarks.tiny import write_questions
-from extract import Decoding, InputError, Store, StoreRecipe, grade, sample
+from datamodules.table import load_table
+from extract import Decoding, InputError, Store, StoreRecipe, grade, read, sample
 from extract.commands import verify
 from extract.policy import ModelIdentity
-from extract.questions.source import find_source
+from extract.questions.loaders import find_source
 from extract.running.worker import Worker
-from extract.sampling.server.answer_log import AnswerLog
-from extract.sampling.server.answer_rows import rows_of
 from extract.sampling.server.client import Client, Unanswered
-from extract.sampling.server.failures import RefusedRequest
-from extract.sampling.server.options import Server
-from extract.sampling.server.policy import request_of, seed_of
+from extract.sampling.server.endpoint import RejectedRequest
+from extract.sampling.server.policy import Server, request_for, request_seed
 from extract.sampling.server.protocol import Choice, Reply, Request
-from extract.sampling.server.queue import OpenPart
-from extract.store.parquet import SERVED_SAMPLES_SCHEMA, write_arrow
-from extract.store.samples import Samples
+from extract.sampling.server.queue import OpenRange
+from extract.store.answer_log import AnswerLog
+from extract.store.parquet import SAMPLES_SCHEMA, write_arrow
+from extract.store.samples import REJECTED, Samples
 from extract.store.shards import SampleRange
+from extract.viewing.inspection import describe
 from tests.helpers.serving_stub import MODEL, Running, answer_text, faults, stub
 from tests.helpers.serving_stub import Options as StubOptions
 
@@ -57,7 +59,7 @@ def questions(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def recipe(url: str, questions: str, k: int = 2, **changes: Any) -> StoreRecipe:
     """20 questions in blocks of 8, 8 tokens an answer, 10 requests in flight; what is changed is the server's."""
-    options = {"in_flight": 10, "timeout": 5.0, "attempts": 3, **changes}
+    options = {"max_concurrency": 10, "timeout": 5.0, "attempts": 3, **changes}
     return StoreRecipe(
         questions=questions,
         sampler="server",
@@ -76,7 +78,7 @@ def asked(server: Running) -> Counter[int]:
 
 def seeds_of(answers: Iterable[tuple[str, int]]) -> set[int]:
     """The seeds of questions and samples."""
-    return {seed_of(0, *one) for one in answers}
+    return {request_seed(0, *one) for one in answers}
 
 
 def logged(store: Path) -> list[dict[str, Any]]:
@@ -94,7 +96,7 @@ def check_whole(store: Store, k: int) -> None:
     texts = {question.id: question.prompt for question in store.questions}
     for row in rows:
         prompt = [{"role": "user", "content": texts[row["question_id"]]}]
-        seed = seed_of(0, row["question_id"], row["sample"])
+        seed = request_seed(0, row["question_id"], row["sample"])
         assert row["text"] == answer_text(StubOptions(), prompt, seed, 1.0, 0)
     assert not list(store.path.rglob("*.jsonl"))
 
@@ -105,7 +107,7 @@ def test_every_question_gets_its_answers_with_what_the_server_tells_of_them(
     store = sample(str(tmp_path / "store"), recipe(server.url, questions))
     check_whole(store, 2)
     table = store.samples.read()
-    assert table.schema.equals(SERVED_SAMPLES_SCHEMA)
+    assert table.schema.equals(SAMPLES_SCHEMA)
     row = table.to_pylist()[0]
     assert (row["finish_reason"], row["n_tokens"], row["logprobs"]) == ("stop", 3, [-0.5] * 3)
     assert row["token_ids"] is row["reasoning"] is None
@@ -118,17 +120,17 @@ def test_every_question_gets_its_answers_with_what_the_server_tells_of_them(
 def test_the_identity_holds_the_models_name_and_the_form_of_requests_and_no_address(
     server: Running, questions: str, tmp_path: Path
 ) -> None:
-    made = recipe(server.url, questions, extra={"min_p": 0.1})
+    made = recipe(server.url, questions, extra_body={"min_p": 0.1})
     store = sample(str(tmp_path / "store"), made)
     policy = store.identity["policy"]
     assert policy["model"] == vars(ModelIdentity(MODEL, None, None, None, None, None))
     assert policy["request"] == {"api": "chat", "extra": {"min_p": 0.1}}
     made.check_store(store)
-    elsewhere = Server(url="http://other:1/v1", in_flight=3, per_request=4, seeds=False, extra={"min_p": 0.1})
+    elsewhere = Server(url="http://other:1/v1", max_concurrency=3, n=4, seeds=False, extra_body={"min_p": 0.1})
     replace(made, server=elsewhere).check_store(store)
     for other, difference in {
         "model.id": replace(made, model="other"),
-        "request.extra.min_p": replace(made, server=replace(made.server, extra={})),
+        "request.extra.min_p": replace(made, server=replace(made.server, extra_body={})),
         "decoding.temperature": replace(made, policy=Decoding(temperature=0.5, max_new_tokens=8)),
     }.items():
         with pytest.raises(InputError, match=other):
@@ -165,7 +167,7 @@ def test_more_samples_ask_only_for_those_that_are_missing(server: Running, quest
 
 
 def test_several_answers_of_one_request_are_several_samples(server: Running, questions: str, tmp_path: Path) -> None:
-    store = sample(str(tmp_path / "store"), recipe(server.url, questions, k=5, per_request=2))
+    store = sample(str(tmp_path / "store"), recipe(server.url, questions, k=5, n=2))
     assert {(part.start, part.stop) for part in store.samples.ranges()} == {(0, 2), (2, 4), (4, 5)}
     rows = store.samples.read().to_pylist()
     assert len({(row["question_id"], row["sample"]) for row in rows}) == len({row["text"] for row in rows}) == 100
@@ -183,12 +185,12 @@ def test_a_raw_prompt_goes_to_completions_and_thinking_to_the_chat_template(
     assert store.identity["policy"]["request"]["api"] == "completions"
     assert "Q: Say 3 word word word \nA:" in [one["prompt"] for one in server.answered()]
     thinking = replace(raw.policy, prompt=replace(raw.policy.prompt, chat=True, thinking=False))
-    extra = request_of(store.questions[0], [0], thinking, Server(extra={"min_p": 0.1})).extra
+    extra = request_for(store.questions[0], [0], thinking, Server(extra_body={"min_p": 0.1})).extra
     assert extra == {"min_p": 0.1, "chat_template_kwargs": {"enable_thinking": False}}
 
 
 def test_seeds_are_31_bits_of_policy_question_and_sample() -> None:
-    seeds = [seed_of(seed, id_, j) for seed in (0, 1) for id_ in ("a", "b") for j in range(500)]
+    seeds = [request_seed(seed, id_, j) for seed in (0, 1) for id_ in ("a", "b") for j in range(500)]
     assert len(set(seeds)) == len(seeds)
     assert 0 <= min(seeds) < 2**28 < max(seeds) < 2**31
 
@@ -198,7 +200,7 @@ def test_seeds_are_31_bits_of_policy_question_and_sample() -> None:
 
 def command(store: Path, questions: str, url: str, *further: str) -> list[str]:
     options = {"questions": questions, "model": MODEL, "k": 4, "block_size": 8, "policy.temperature": 1}
-    options |= {"policy.max_new_tokens": 8, "server.url": url, "server.in_flight": 4, "store": store}
+    options |= {"policy.max_new_tokens": 8, "server.url": url, "server.max_concurrency": 4, "store": store}
     given = [part for name, value in options.items() for part in (f"--{name}", str(value))]
     return [sys.executable, "-m", "extract", "sample", "--sampler", "server", *given, *further]
 
@@ -259,18 +261,18 @@ def test_a_signal_ends_it_with_one_line_and_what_arrived_is_kept(
 def stopped_early(server: Running, questions: str, path: Path, k: int = 3, **changes: Any) -> Store:
     """A store whose run was stopped by its budget, with unfinished parts."""
     with pytest.raises(InputError, match="budget"):
-        sample(str(path), recipe(server.url, questions, k=k, budget_requests=18, in_flight=3, **changes))
+        sample(str(path), recipe(server.url, questions, k=k, budget_requests=18, max_concurrency=3, **changes))
     return Store.open(path)
 
 
 def test_another_n_finishes_the_parts_that_were_begun_first(server: Running, questions: str, tmp_path: Path) -> None:
-    store = stopped_early(server, questions, tmp_path / "store", k=6, per_request=4)
+    store = stopped_early(server, questions, tmp_path / "store", k=6, n=4)
     (log,) = store.path.glob("samples/*.jsonl")
     assert log.name == "00001.000-004.jsonl"
     assert store.samples.ranges() == [SampleRange(0, 0, 4)]
     held = {(row["question_id"], row["sample"]): row["text"] for row in logged(store.path)}
     assert held
-    store = sample(str(store.path), recipe(server.url, questions, k=6, per_request=3))
+    store = sample(str(store.path), recipe(server.url, questions, k=6, n=3))
     assert {(part.start, part.stop) for part in store.samples.ranges() if part.block < 2} == {(0, 4), (4, 6)}
     assert {(part.start, part.stop) for part in store.samples.ranges() if part.block == 2} == {(0, 3), (3, 6)}
     texts = {(row["question_id"], row["sample"]): row["text"] for row in store.samples.read().to_pylist()}
@@ -311,7 +313,7 @@ def test_the_log_of_another_store_or_part_is_refused(server: Running, questions:
     log.unlink()
     log.symlink_to(tmp_path / "elsewhere")
     (tmp_path / "elsewhere").write_text(content)
-    with pytest.raises(InputError, match="link to a file outside"):
+    with pytest.raises(OSError, match="symbolic link"):
         sample(str(store.path), recipe(server.url, questions, k=3))
     assert (tmp_path / "elsewhere").read_text() == content
 
@@ -327,8 +329,8 @@ def test_the_log_of_a_finished_part_is_taken_away(server: Running, questions: st
 def test_a_whole_log_becomes_its_part_without_asking_anyone(server: Running, questions: str, tmp_path: Path) -> None:
     store = sample(str(tmp_path / "store"), recipe(server.url, questions))
     for part in store.samples.ranges():
-        rows, ids = store.samples.read(part).to_pylist(), store.questions.ids(part)
-        log = AnswerLog(store.samples.log_file(part), store.sha256, part, ids)
+        rows = store.samples.read(part).to_pylist()
+        log = AnswerLog(store, part)
         for row in reversed(rows):
             log.append([row])
         log.close()
@@ -403,7 +405,7 @@ def test_no_server_another_model_and_a_refused_key_leave_no_store(
     with stub(key=KEY) as keyed, stub(says_model="other-model") as other, stub(ignores=("temperature",)) as greedy:
         for url, words, options in (
             ("http://127.0.0.1:9/v1", "none is there", {"attempts": 1}),
-            (keyed.url, "STUB_KEY", {"key_variable": "STUB_KEY"}),
+            (keyed.url, "STUB_KEY", {"api_key_env": "STUB_KEY"}),
             (other.url, "other-model", {}),
             (greedy.url, "vary at temperature 1", {}),
         ):
@@ -421,8 +423,8 @@ def test_a_key_reaches_no_file_and_no_message(
     monkeypatch.setenv("STUB_KEY", KEY)
     path = tmp_path / "store"
     with stub(key=KEY) as server:
-        stopped_early(server, questions, path, key_variable="STUB_KEY")
-        sample(str(path), recipe(server.url, questions, k=3, key_variable="STUB_KEY"))
+        stopped_early(server, questions, path, api_key_env="STUB_KEY")
+        sample(str(path), recipe(server.url, questions, k=3, api_key_env="STUB_KEY"))
     said = "".join(capsys.readouterr())
     assert KEY not in said
     for file in path.rglob("*"):
@@ -473,9 +475,6 @@ def test_a_full_disk_is_one_line_and_the_next_run_goes_on(
     assert not seeds_of((row["question_id"], row["sample"]) for row in kept) & (asked(server) - before).keys()
 
 
-# Damage
-
-
 @pytest.fixture(scope="module")
 def served(server: Running, questions: str, tmp_path_factory: pytest.TempPathFactory) -> Store:
     return sample(str(tmp_path_factory.mktemp("served") / "store"), recipe(server.url, questions))
@@ -506,13 +505,13 @@ def choice(**changes: Any) -> Choice:
     ],
 )
 def test_numbers_that_contradict_each_other_are_no_numbers(of_choice: Any, stated: Any, expected: Any) -> None:
-    (row,) = rows_of("q", [3], Reply(MODEL, [choice(**of_choice)], None, stated))
+    (row,) = Reply(MODEL, [choice(**of_choice)], None, stated).rows("q", [3])
     assert (row["token_ids"], row["logprobs"], row["n_tokens"]) == expected
     assert (row["sample"], row["prompt_tokens"]) == (3, None)
 
 
 def test_more_answers_than_were_asked_for_are_left_out() -> None:
-    rows = rows_of("q", [3, 4], Reply(MODEL, [choice(text=text) for text in "abc"], 5, 9))
+    rows = Reply(MODEL, [choice(text=text) for text in "abc"], 5, 9).rows("q", [3, 4])
     assert [(row["sample"], row["text"], row["n_tokens"]) for row in rows] == [(3, "a", None), (4, "b", None)]
 
 
@@ -525,51 +524,82 @@ def refusing(words: str, refuses: Callable[[Request], bool]) -> Any:
 
     async def ask_or_refuse(self: Client, request: Request) -> Reply:
         if refuses(request):
-            raise RefusedRequest(f"Expected it to answer, but it refuses with status 400: {words}.")
+            raise RejectedRequest(f"Expected it to answer, but it refuses with status 400: {words}.")
         return await ask(self, request)
 
     return ask_or_refuse
 
 
-def test_a_refused_question_blocks_no_other_and_is_named_with_the_servers_words(
+def test_a_rejected_question_blocks_no_other_and_its_answers_are_unknown(
+    tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, questions = tmp_path / "store", str(write_questions(tmp_path / "questions.jsonl", 20))
+    first = find_source(questions).questions(seed=0)[0]
+    with stub(rejects=first.prompt, ignores=("usage",)) as server:
+        for k in (2, 3):  # the trial goes on to another question, for a new store and for one that is there
+            store = sample(str(path), recipe(server.url, questions, k=k))
+            said = capsys.readouterr().err
+            assert re.search(rf"rejects 1 questions \({first.id!r}\)[^\n]*too long[^\n]*recorded as rejected", said)
+        assert set(asked(server).values()) == {1}
+    rows = store.samples.read().to_pylist()
+    rejected = [row for row in rows if row["finish_reason"] == REJECTED]
+    assert len(rows) == 60
+    assert [(row["question_id"], row["sample"], row["text"]) for row in rejected] == [
+        (first.id, j, "") for j in range(3)
+    ]
+    verify(str(path))
+    for grader in ("short", "exact"):
+        grade(str(path), grader)
+        assert "60 answers graded" in (said := capsys.readouterr().err)
+        assert "3 unknown (3 rejected by the server)" in said
+        grades = store.grades.read(grader).to_pylist()
+        assert [row["question_id"] for row in grades if row["right"] is None] == [first.id] * 3
+    assert "3 (5 %) rejected by the server" in describe(store, "short", 2)
+    read(str(path), ["tokens"], "sample", model=str(tiny_folder))
+    entropies = store.signals.read_ragged("tokens", "3/entropy").rows()
+    assert all(entropies[i].isnan().all() == (row["finish_reason"] == REJECTED) for i, row in enumerate(rows))
+    table = load_table(store, "short")
+    place = table.ids.index(first.id)
+    assert (table.known[place], table.unknown[place]) == (0, 3)
+    assert np.isnan(table.consistency[place])
+    assert sorted(table.known) == [0, *[3] * 19]
+
+
+def test_an_answer_that_is_rejected_is_asked_again_until_the_run_has_come_to_its_end(
     questions: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, first = tmp_path / "store", find_source(questions).questions(seed=0)[0]
-    refuse = refusing("the prompt is too long", lambda one: first.prompt in json.dumps(one.prompt))
     with stub() as server:
-        for k in (2, 3):  # the trial goes on to another question, for a new store and for one that is there
-            with monkeypatch.context() as patch:
-                patch.setattr(Client, "ask", refuse)
-                with pytest.raises(InputError, match=rf"refuses 1 question[^\n]*{first.id}[^\n]*too long[^\n]*$"):
-                    sample(str(path), recipe(server.url, questions, k=k))
-            assert len([*Store.open(path).samples.read().to_pylist(), *logged(path)]) == 19 * k
-        check_whole(sample(str(path), recipe(server.url, questions, k=3)), 3)
-        assert set(asked(server).values()) == {1}
+        with monkeypatch.context() as patch:
+            patch.setattr(Client, "ask", refusing("too long", lambda one: first.prompt in json.dumps(one.prompt)))
+            with pytest.raises(InputError, match="budget"):
+                sample(str(path), recipe(server.url, questions, budget_requests=30))
+        check_whole(sample(str(path), recipe(server.url, questions)), 2)
 
 
 def test_many_refused_questions_in_a_row_stop_the_run(
     questions: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried: list[Request] = []
-    monkeypatch.setattr("extract.sampling.server.sampler._MOST_REFUSED", 6)
+    monkeypatch.setattr("extract.sampling.server.run._MOST_REJECTED", 6)
 
     def after_the_trial(request: Request) -> bool:
         tried.append(request)
         return len(tried) > 5
 
     monkeypatch.setattr(Client, "ask", refusing("no", after_the_trial))
-    with stub() as server, pytest.raises(InputError, match=r"refuses 6 in a row[^\n]*status 400: no\.$"):
-        sample(str(tmp_path / "store"), recipe(server.url, questions, in_flight=1))
+    with stub() as server, pytest.raises(InputError, match=r"rejects 6 in a row[^\n]*status 400: no\.$"):
+        sample(str(tmp_path / "store"), recipe(server.url, questions, max_concurrency=1))
     assert len(tried) < 15
 
 
 def test_replies_of_the_trial_go_to_the_samples_that_they_were_asked_for(
     server: Running, questions: str, tmp_path: Path
 ) -> None:
-    store = stopped_early(server, questions, tmp_path / "store", k=4, per_request=4)
+    store = stopped_early(server, questions, tmp_path / "store", k=4, n=4)
     before = asked(server)
     rows = {(row["question_id"], row["sample"]) for row in [*store.samples.read().to_pylist(), *logged(store.path)]}
-    made = recipe(server.url, questions, k=4, per_request=1)
+    made = recipe(server.url, questions, k=4, n=1)
     sample(str(store.path), replace(made, server=replace(made.server, url=[server.url] * 3)))
     new = asked(server) - before
     assert set(new.values()) == {1}
@@ -585,25 +615,19 @@ def test_a_part_with_too_few_rows_is_damaged_and_asked_again(
     assert "samples/00001.000-001.parquet: it has 6 rows, not 8" in capsys.readouterr().err
 
 
-def test_a_log_takes_no_row_that_it_could_not_give_back_and_no_part_is_written_without_all(
-    served: Store, tmp_path: Path
-) -> None:
+def test_no_range_is_written_without_all_answers_that_were_logged(served: Store, tmp_path: Path) -> None:
     store = Store.open(shutil.copytree(served.path, tmp_path / "store"))
     part = SampleRange(1, 0, 1)
     rows = store.samples.read(part).to_pylist()
     store.samples.file(part).unlink()
     store.samples.file(part).with_suffix(".json").unlink()
-    opened = OpenPart(store, part, 1)
-    for change in ({"n_tokens": True}, {"prompt_tokens": 2**40}, {"sample": 7}, {"question_id": "nobody"}):
-        with pytest.raises(InputError):
-            opened.log.append([{**rows[0], **change}])
-    assert not opened.log.held
+    opened = OpenRange(store, part, 1)
     opened.log.append(rows)
     opened.log.path.write_bytes(b"".join(opened.log.path.read_bytes().splitlines(keepends=True)[:1]))  # lost
-    opened.close()
+    assert not opened.close()
     assert not store.samples.file(part).exists()
     assert store.samples.log_file(part).exists()
-    (row,) = rows_of("q", [3], Reply(MODEL, [choice()], 2**40, True))
+    (row,) = Reply(MODEL, [choice()], 2**40, True).rows("q", [3])
     assert (row["prompt_tokens"], row["n_tokens"]) == (None, None)
 
 
@@ -633,10 +657,10 @@ def test_a_log_that_cannot_be_synced_stops_the_run(
     def broken(self: AnswerLog) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr("extract.sampling.server.sampler._SYNC_EVERY", 0.05)
+    monkeypatch.setattr("extract.sampling.server.run._SYNC_EVERY", 0.05)
     monkeypatch.setattr(AnswerLog, "sync", broken)
     with stub(seconds=0.1) as server, pytest.raises(OSError, match="Input/output error"):
-        sample(str(tmp_path / "store"), recipe(server.url, questions, in_flight=2))
+        sample(str(tmp_path / "store"), recipe(server.url, questions, max_concurrency=2))
     assert len(logged(tmp_path / "store")) < 20
 
 
@@ -650,9 +674,10 @@ def test_what_could_not_be_synced_is_synced_again(
         if len(calls) == 1:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
+    store = Store.open(shutil.copytree(served.path, tmp_path / "store"))
+    log = AnswerLog(store, part)
     monkeypatch.setattr(os, "fsync", once_broken)
-    log = AnswerLog(tmp_path / "log.jsonl", served.sha256, part, served.questions.ids(part))
-    log.append(served.samples.read(part).to_pylist())
+    log.append(store.samples.read(part).to_pylist())
     with pytest.raises(OSError, match="Input/output"):
         log.sync()
     log.sync()
@@ -666,7 +691,7 @@ def test_too_few_open_files_are_said_in_one_line(server: Running, questions: str
     few = ["bash", "-c", f"ulimit -n 45; exec {line}"]
     said = subprocess.run(few, env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
     assert said.returncode == 2
-    assert "may have 45. Ask for fewer at a time with --server.in_flight" in said.stderr
+    assert "may have 45. Ask for fewer at a time with --server.max_concurrency" in said.stderr
     assert "Traceback" not in said.stderr
 
 
@@ -703,14 +728,13 @@ def test_grades_of_answers_that_were_replaced_are_named_and_given_again(
     changed = [{**row, "text": "word"} for row in store.samples.read(part).to_pylist()]
     store.samples.write(part, changed)
     with pytest.raises(
-        InputError, match=r"grades/short/00001.000-001.parquet: it holds grades of samples that were replaced since"
+        InputError, match=r"grades/short/00001.000-001.parquet: it holds grades of samples that were replaced"
     ):
         verify(str(path))
     capsys.readouterr()
     grade(str(path))
     assert (
-        "grades/short/00001.000-001.parquet: it holds grades of samples that were replaced since"
-        in capsys.readouterr().err
+        "grades/short/00001.000-001.parquet: it holds grades of samples that were replaced" in capsys.readouterr().err
     )
     verify(str(path))
     assert store.grades.read("short").num_rows == 40

@@ -6,7 +6,6 @@ import asyncio
 import email.utils
 import json
 import logging
-import random
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -18,17 +17,17 @@ from typing import Any, TypeVar
 
 import pytest
 from jsonargparse import ArgumentParser
+from tenacity import AsyncRetrying, RetryCallState
 
 from extract.errors import InputError
 from extract.questions.question import Question
-from extract.sampling.server.answer_rows import rows_of
-from extract.sampling.server.checks import Trial, nothing_varies, try_server
-from extract.sampling.server.client import BudgetSpent, Client, RefusedRequest, Spending, Stopped, Unanswered
-from extract.sampling.server.failures import back_off
-from extract.sampling.server.options import Server
-from extract.sampling.server.protocol import Reply, Request
+from extract.sampling.server.budget import BudgetSpent, Spending
+from extract.sampling.server.client import Client, Stopped, Unanswered, listed_models, retry_wait
+from extract.sampling.server.endpoint import Failure, RejectedRequest
+from extract.sampling.server.policy import Server
+from extract.sampling.server.preflight import Trial, nothing_varies, try_server
+from extract.sampling.server.protocol import BrokenReply, Reply, Request, read_reply
 from extract.sampling.server.redact import public, without_key
-from extract.sampling.server.replies import BrokenReply, names_listed, read_reply
 from tests.helpers.serving_stub import MODEL, Options, Running, answer_text, faults, stub
 
 T = TypeVar("T")
@@ -116,9 +115,9 @@ def test_only_what_has_an_effect_is_sent_and_extra_fields_can_rename_it() -> Non
 
 
 def test_extra_fields_decide_nothing_that_an_option_decides() -> None:
-    Server(extra={"max_tokens": None, "top_k": -1})
-    with pytest.raises(InputError, match=r"no other option decides, but got 'temperature'.*--policy"):
-        Server(extra={"temperature": 0.5, "top_k": -1})
+    Server(extra_body={"max_tokens": None, "top_k": -1})
+    with pytest.raises(InputError, match=r"no field that another option sets, but got 'temperature'.*--policy"):
+        Server(extra_body={"temperature": 0.5, "top_k": -1})
 
 
 def test_answers_may_be_empty_null_long_or_no_unicode() -> None:
@@ -190,22 +189,22 @@ def test_whole_answers_are_kept_by_index_when_others_of_the_reply_are_broken_or_
     reply = answers({"index": 1, "text": "broken", "finish_reason": "abort"}, *texts, completion_tokens=9)
     assert ([choice.text for choice in reply.choices], reply.n_left_out) == (["a", "c", "d"], 2)
     one = answers({"text": "a"}, {"text": "b", "finish_reason": "abort"}, completion_tokens=9)
-    assert rows_of("q", [0, 1], one)[0]["n_tokens"] is None  # they are the tokens of both
+    assert one.rows("q", [0, 1])[0]["n_tokens"] is None  # they are the tokens of both
 
 
 def test_tokens_of_what_is_cut_off_are_not_the_answers() -> None:
     logprobs = {"content": [{"logprob": -0.5}] * 4}
     choice = {"text": "Lima\nQ: Peru", "token_ids": [1, 2, 3, 4], "logprobs": logprobs, "finish_reason": "length"}
-    row = rows_of("q", [0], answers(choice, request=replace(ASKED, stop=("\n",)), completion_tokens=4))[0]
+    row = answers(choice, request=replace(ASKED, stop=("\n",)), completion_tokens=4).rows("q", [0])[0]
     assert [row[name] for name in ("text", "token_ids", "logprobs", "n_tokens")] == ["Lima", None, None, None]
     assert row["finish_reason"] == "stop"
-    assert rows_of("q", [0], answers(choice, completion_tokens=4))[0]["token_ids"] == [1, 2, 3, 4]
+    assert answers(choice, completion_tokens=4).rows("q", [0])[0]["token_ids"] == [1, 2, 3, 4]
 
 
 def test_log_probabilities_of_some_tokens_are_none() -> None:
     def kept(n: int, **choice: Any) -> Any:
         logprobs = {"content": [{"logprob": -0.5}] * n}
-        return rows_of("q", [0], answers({"text": "a", "logprobs": logprobs, **choice}, completion_tokens=8))[0]
+        return answers({"text": "a", "logprobs": logprobs, **choice}, completion_tokens=8).rows("q", [0])[0]
 
     assert (kept(1)["logprobs"], kept(1)["n_tokens"]) == (None, 8)
     assert kept(7)["logprobs"] == [-0.5] * 7  # without the end token
@@ -247,7 +246,7 @@ def test_every_request_is_answered_through_a_proxy_that_breaks_a_third(server: R
         return await asyncio.gather(*map(client.ask, asked))
 
     with faults(server.url, 0.3, stall=20) as proxy:
-        replies = run(Server(proxy.url, in_flight=100, timeout=1, attempts=30), all_of_them)
+        replies = run(Server(proxy.url, max_concurrency=100, timeout=1, attempts=30), all_of_them)
         assert len(proxy.faults()) == 8  # each of them, and none
     texts = [reply.choices[0].text for reply in replies]
     assert texts == [answer_text(Options(), f"question {i}", i, 1.0, 0) for i in range(300)]
@@ -277,12 +276,17 @@ def test_a_server_that_stops_answering_ends_the_run() -> None:
 
 
 def test_waits_grow_with_the_failures_and_heed_retry_after() -> None:
-    chance = random.Random(0)
-    longest = [max(back_off(n, None, chance) for _ in range(500)) for n in (1, 2, 3, 12)]
-    assert longest == pytest.approx([0.5, 1, 2, 30], rel=0.05)
-    assert min(back_off(3, None, chance) for _ in range(500)) < 0.1
-    assert all(4 <= back_off(1, 4.0, chance) <= 4.5 for _ in range(100))
-    assert back_off(1, 1e9, chance) < 121
+    def waits(n_failures: int, asked: float | None = None) -> list[float]:
+        state = RetryCallState(AsyncRetrying(), None, (), {})
+        state.attempt_number = n_failures
+        error = Failure("busy", wait=asked)
+        state.set_exception((Failure, error, None))
+        return [retry_wait(state) for _ in range(500)]
+
+    assert [max(waits(n)) for n in (1, 2, 3, 12)] == pytest.approx([0.5, 1, 2, 30], rel=0.05)
+    assert min(waits(3)) < 0.1
+    assert all(4 <= wait <= 4.5 for wait in waits(1, 4.0))
+    assert max(waits(1, 1e9)) < 121
 
 
 @pytest.mark.parametrize(
@@ -324,12 +328,12 @@ def test_no_reply_is_too_odd_to_be_tried_again(bad: tuple[int, bytes, dict[str, 
     with answering(bad, (200, GOOD, {})) as (url, _):
         assert ask(Server(url)).choices[0].text == "yes"
     assert time.monotonic() - began < 5
-    assert names_listed(DEEP) == set()
+    assert listed_models(DEEP) == set()
 
 
 def test_a_client_that_is_stopped_begins_no_attempt_and_waits_for_those_under_way() -> None:
     async def stopping(url: str, in_flight: int) -> list[str]:
-        server = Server(url, in_flight=in_flight)
+        server = Server(url, max_concurrency=in_flight)
         async with Client(server, MODEL, Spending(server)) as client:
             asked = [asyncio.ensure_future(client.ask(ASKED)) for _ in range(4)]
             await asyncio.sleep(0.3)
@@ -351,7 +355,7 @@ def test_a_client_that_is_stopped_begins_no_attempt_and_waits_for_those_under_wa
 
 
 def test_a_request_that_is_refused_is_told_from_a_server_that_refuses() -> None:
-    for status, kind in ((400, RefusedRequest), (413, RefusedRequest), (422, RefusedRequest), (404, InputError)):
+    for status, kind in ((400, RejectedRequest), (413, RejectedRequest), (422, RejectedRequest), (404, InputError)):
         with answering((status, b"", {})) as (url, _), pytest.raises(InputError) as error:
             ask(Server(url))
         assert type(error.value) is kind
@@ -395,10 +399,10 @@ def test_a_server_that_is_not_there_is_one_line_with_its_address(capsys: pytest.
     ("status", "body", "said"),
     [
         (400, b'{"error": {"message": "max_tokens is\\n too large."}}', "status 400: max_tokens is too large. Change"),
-        (403, b'{"error": "not yours"}', "status 403: not yours. Put a key"),
-        (401, b'{"error": {"message": "Incorrect key sk-1***9xyz."}}', "Incorrect key …. Put a key"),
+        (403, b'{"error": "not yours"}', "status 403: not yours. Put a valid key"),
+        (401, b'{"error": {"message": "Incorrect key sk-1***9xyz."}}', "Incorrect key …. Put a valid key"),
         (404, b"<html>" + b"x" * 1000, "--model"),
-        (422, b'{"detail": "Unexpected fields"}', "Unexpected fields.*--server.extra"),
+        (422, b'{"detail": "Unexpected fields"}', "Unexpected fields.*--server.extra_body"),
         (429, b'{"error": {"message": "no credit", "code": "insufficient_quota"}}', "no credit"),
         (307, b"", "it moved to elsewhere"),
     ],
@@ -441,13 +445,13 @@ def test_a_key_comes_from_its_variable_alone(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", "Authorization: Bearer custom")
     monkeypatch.setenv("MY_KEY", KEY + "\n")
     with answering((200, GOOD, {})) as (url, came):
-        ask(Server(url, key_variable="MY_KEY"))
-        ask(Server(url, key_variable="NO_KEY"))
+        ask(Server(url, api_key_env="MY_KEY"))
+        ask(Server(url, api_key_env="NO_KEY"))
     assert [headers["authorization"] for headers in came] == [f"Bearer {KEY}", "Bearer none"]
     assert not any("of OPENAI" in str(headers) for headers in came)
     monkeypatch.setenv("MY_KEY", "sk-ключ")
     with pytest.raises(InputError, match="MY_KEY to hold a key of plain letters and signs") as error:
-        Client(Server(key_variable="MY_KEY"), MODEL, Spending(Server()))
+        Client(Server(api_key_env="MY_KEY"), MODEL, Spending(Server()))
     assert "sk-" not in str(error.value)
 
 
@@ -513,10 +517,10 @@ def test_a_key_is_found_in_time_that_grows_with_the_text_alone() -> None:
 )
 def test_extra_fields_hold_no_secrets_however_deep(extra: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    with pytest.raises(InputError, match=r"`server\.extra` to hold no secrets") as error:
-        Server(extra=extra)
+    with pytest.raises(InputError, match=r"`server\.extra_body` to hold no secrets") as error:
+        Server(extra_body=extra)
     assert KEY not in str(error.value)
-    Server(extra={"metadata": {"author": "x"}, "chat_template_kwargs": {"enable_thinking": False}})
+    Server(extra_body={"metadata": {"author": "x"}, "chat_template_kwargs": {"enable_thinking": False}})
 
 
 def test_a_private_question_is_said_in_no_other_writing_and_no_early_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -537,12 +541,10 @@ def test_a_private_question_is_said_in_no_other_writing_and_no_early_line(capsys
 # Budgets
 
 
-def test_requests_and_tokens_and_dollars_are_counted(server: Running) -> None:
-    spend = Spending(Server(server.url, price_prompt=2.0, price_answer=10.0))
-    assert Spending(Server()).dollars is None
+def test_requests_and_tokens_are_counted(server: Running) -> None:
+    spend = Spending(Server(server.url))
     reply = ask(spend.server, replace(ASKED, n=2), spend=spend)
     assert (spend.requests, spend.prompt_tokens, spend.answer_tokens) == (1, reply.prompt_tokens, 6)
-    assert spend.dollars == pytest.approx((2.0 * spend.prompt_tokens + 60.0) / 1e6)
 
 
 def test_a_budget_of_requests_counts_every_attempt() -> None:
@@ -578,7 +580,7 @@ def test_a_budget_of_tokens_is_never_passed_and_used_up_to_the_last_request(igno
         return [type(end).__name__ for end in ends]
 
     with stub(ignores=ignores, seconds=0.001) as server:
-        spend = Spending(Server(server.url, budget_tokens=200, in_flight=50))
+        spend = Spending(Server(server.url, budget_tokens=200, max_concurrency=50))
         ends = run(spend.server, many, spend=spend)
         n = len(server.answered())
     assert set(ends) == {"Reply", "BudgetSpent"}
@@ -595,7 +597,7 @@ def test_several_servers_share_the_requests_and_one_that_fails_gets_few(server: 
             await asyncio.gather(*(client.ask(ASKED) for _ in range(40)))
 
     with stub() as other, answering((500, b"", {})) as (bad, came):
-        run(Server([server.url, bad, other.url], in_flight=12), many)
+        run(Server([server.url, bad, other.url], max_concurrency=12), many)
         assert 100 < len(other.answered()) < 300
     assert len(came) < 40
 
@@ -629,8 +631,8 @@ def test_a_trial_asks_each_of_several_servers(server: Running) -> None:
     ("options", "request_", "said"),
     [
         ({"ignores": ("temperature",)}, ASKED, r"vary at temperature 1, .*gave the same 4 times.*do_sample"),
-        ({"ignores": ("n",)}, replace(ASKED, n=3), r"3 answers to one request, but it gave 1\. .*per_request 1"),
-        ({"copies": True}, replace(ASKED, n=3), r"answers of one request to differ.*gave copies.*per_request 1"),
+        ({"ignores": ("n",)}, replace(ASKED, n=3), r"3 answers to one request, but it gave 1\. .*n 1"),
+        ({"copies": True}, replace(ASKED, n=3), r"answers of one request to differ.*gave copies.*n 1"),
         ({"ignores": ("logprobs",)}, replace(ASKED, logprobs=True), r"--server\.logprobs false"),
         ({"ignores": ("max_tokens",), "length": 80}, ASKED, r"after 8 tokens, but it gave 20.*max_completion_tokens"),
         ({"says_model": "stub-model-mini"}, ASKED, r"model 'stub-model', but its replies are by 'stub-model-mini'"),
@@ -668,7 +670,7 @@ def test_a_trial_does_not_ask_for_variation_where_extra_fields_forbid_it() -> No
         spend = Spending(Server(server.url))
         learnt = trial(spend.server, constrained, spend=spend)
     assert (learnt.varies, spend.requests) == (None, 1)
-    assert "--server.extra says what they look like" in learnt.notices[0]
+    assert "--server.extra_body constrains them" in learnt.notices[0]
 
 
 def test_a_trial_asks_for_log_probabilities_in_all_its_requests() -> None:
@@ -695,8 +697,8 @@ def test_answers_that_never_differ_are_no_accident_from_30_questions_on() -> Non
 
 
 def test_a_generation_config_is_sent_as_a_text_also_from_a_command_line() -> None:
-    as_text = Server(extra={"generation_config": '{"do_sample": true, "top_k": 0}'})
+    as_text = Server(extra_body={"generation_config": '{"do_sample": true, "top_k": 0}'})
     parser = ArgumentParser()
     parser.add_class_arguments(Server, "server")
-    line = ["--server.extra", "{generation_config: {do_sample: true, top_k: 0}}"]
-    assert parser.instantiate(parser.parse_args(line)).server.extra == as_text.extra
+    line = ["--server.extra_body", "{generation_config: {do_sample: true, top_k: 0}}"]
+    assert parser.instantiate(parser.parse_args(line)).server.extra_body == as_text.extra_body

@@ -20,8 +20,12 @@ from extract import Decoding, InputError, PromptTemplate, Store, StoreRecipe, lo
 from extract.asking.run import ask
 from extract.commands import make_store, verify
 from extract.models.loading import model_identity
+from extract.policy import Identity
 from extract.questions import questions_hash
-from extract.sampling.server.options import Server
+from extract.running.worker import Worker
+from extract.samplers import SAMPLERS
+from extract.sampling.server.policy import Server
+from extract.sampling.server.sampler import ServerSampler
 from extract.store.questions import Questions
 from extract.store.shards import Block, Scope
 from extract.viewing.inspection import describe
@@ -53,7 +57,9 @@ def make(folder: Path, n: int, k: int, answer: Callable[[int, int], dict[str, An
     """A store as the server sampler writes it. `answer` gives of question i and sample j what the server told."""
     recipe = served_recipe(folder, n, k)
     questions = Questions.of(load_questions(recipe.questions), recipe.block_size)
-    identity = recipe.served_identity(questions_hash(questions), recipe.policy)
+    policy = ServerSampler(recipe.sampling_options(), recipe.policy, Worker()).policy(recipe.policy)
+    version = SAMPLERS["server"].version
+    identity = Identity(policy, questions_hash(questions), recipe.block_size, version)
     store = Store.create(folder / "store", identity, questions)
     untold = dict.fromkeys(("reasoning", "token_ids", "logprobs", "n_tokens", "prompt_tokens"))
     for part in store.samples.missing(k):

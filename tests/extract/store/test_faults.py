@@ -26,7 +26,7 @@ from extract.errors import InputError
 from extract.running.exit import Terminated, exit_status
 from extract.running.memory import retry_with_smaller_batch
 from extract.running.worker import Worker
-from extract.sampling.local.sampler import LocalSampler
+from extract.sampling.local.token_sampler import TokenSampler
 from extract.store.store import Store
 
 
@@ -252,14 +252,14 @@ def test_a_memory_too_small_for_one_is_refused() -> None:
 def test_sampling_goes_on_with_fewer_answers_at_a_time_and_records_it(
     recipe: StoreRecipe, undisturbed: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    draw = LocalSampler.sample_grid
+    draw = TokenSampler.sample_grid
 
-    def small_memory(self: LocalSampler, *arguments: Any) -> Any:
+    def small_memory(self: TokenSampler, *arguments: Any) -> Any:
         if self.max_rows > 5:
             raise torch.OutOfMemoryError("CUDA out of memory.")
         return draw(self, *arguments)
 
-    monkeypatch.setattr(LocalSampler, "sample_grid", small_memory)
+    monkeypatch.setattr(TokenSampler, "sample_grid", small_memory)
     store = sample(str(tmp_path / "store"), recipe)
     for part in store.samples.ranges():
         assert pq.read_schema(store.samples.file(part)).metadata[b"max_rows"] == b"5"

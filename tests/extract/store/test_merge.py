@@ -15,11 +15,12 @@ import torch
 
 from extract import Decoding, InputError, Question, Store
 from extract.__main__ import COMMANDS
-from extract.policy import SERVED_VERSION, Identity, ModelIdentity, Policy
+from extract.policy import Identity, ModelIdentity, Policy
 from extract.questions.question import questions_hash
 from extract.running.cli import run
 from extract.running.worker import Worker
-from extract.sampling.server.answer_log import AnswerLog
+from extract.samplers import SAMPLERS
+from extract.store.answer_log import AnswerLog, read_log
 from extract.store.files import Damaged
 from extract.store.merge import merge
 from extract.store.shards import Block, SampleRange
@@ -236,7 +237,7 @@ def served(folder: Path) -> Store:
     questions = [Question(id=f"q{i}", dataset="made", text=f"Say {i}.", references=("x",)) for i in range(4)]
     model = ModelIdentity("served", None, None, None, None, None)
     policy = Policy(model, Decoding(max_new_tokens=3), request={})
-    return Store.create(folder, Identity(policy, questions_hash(questions), 2, SERVED_VERSION), questions)
+    return Store.create(folder, Identity(policy, questions_hash(questions), 2, SAMPLERS["server"].version), questions)
 
 
 def row(question: str, sample: int, text: str) -> dict[str, Any]:
@@ -245,15 +246,13 @@ def row(question: str, sample: int, text: str) -> dict[str, Any]:
 
 
 def log(store: Store, part: SampleRange, rows: list[dict[str, Any]]) -> None:
-    opened = AnswerLog(store.samples.log_file(part), store.sha256, part, store.questions.ids(part))
+    opened = AnswerLog(store, part)
     opened.append(rows)
     opened.close()
 
 
 def logged(store: Store, part: SampleRange) -> list[tuple[str, int, str]]:
-    opened = AnswerLog(store.samples.log_file(part), store.sha256, part, store.questions.ids(part))
-    opened.close()
-    return [(one["question_id"], one["sample"], one["text"]) for one in opened.rows()]
+    return [(row["question_id"], row["sample"], row["text"]) for row in read_log(store, part)]
 
 
 def test_answers_of_unfinished_parts_come_along_and_none_twice(tmp_path: Path) -> None:

@@ -1,0 +1,226 @@
+"""One run over the unfinished ranges of a store: hundreds of requests at a time, each reply logged as it arrives."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from extract.errors import InputError
+from extract.policy import Decoding
+from extract.questions.question import Question
+from extract.running.progress import Progress, say, spent
+from extract.running.worker import Worker
+from extract.sampling.server.budget import BudgetSpent
+from extract.sampling.server.client import Client, Stopped, Unanswered
+from extract.sampling.server.endpoint import RejectedRequest
+from extract.sampling.server.policy import Server, request_for
+from extract.sampling.server.preflight import Preflight
+from extract.sampling.server.queue import Ask, OpenRange
+from extract.sampling.server.redact import public
+from extract.store.files import is_finished
+from extract.store.shards import SampleRange
+from extract.store.store import Store
+
+#: Seconds between two syncs of what arrived to the disk.
+_SYNC_EVERY = 1.0
+#: After so many rejected questions in a row, without a reply between them, the run stops.
+_MOST_REJECTED = 100
+_MOST_NAMED = 10  # rejected questions in a message
+
+
+@dataclass
+class Run:
+    """One run over the unfinished ranges of a store.
+
+    Attributes:
+        store: The store.
+        ranges: Ranges that are asked for, in this order.
+        decoding: How answers are drawn.
+        server: The server.
+        preflight: Findings of its preflight.
+        progress: Counts every answer.
+        n_arrived: Answers that arrived.
+        n_unanswered: Answers whose request was given up.
+        reason: Why the last of these was.
+        rejected: The server's words on each question that it rejects, by id; nothing further is asked about it.
+        stopped: Why no further request is made.
+    """
+
+    store: Store
+    ranges: Sequence[SampleRange]
+    decoding: Decoding
+    server: Server
+    preflight: Preflight
+    progress: Progress
+    n_arrived: int = 0
+    n_unanswered: int = 0
+    reason: str = ""
+    rejected: dict[str, str] = field(default_factory=dict)
+    stopped: Exception | None = None
+    _n_rejected_in_a_row: int = 0
+    _client: Client | None = None
+    _open: dict[SampleRange, OpenRange] = field(default_factory=dict)
+    _completed: set[SampleRange] = field(default_factory=set)  # but for answers to rejected questions
+
+    async def ask_all(self) -> None:
+        """Make all requests, many at a time, until all is there or something stops it; `conclude` says what did."""
+        requests, syncing = self._requests(), asyncio.create_task(self._sync())
+        spending = replace(self.preflight.spending)  # whose event belongs to this loop
+        client = Client(self.server, self.store.model_id, spending, self.preflight.trial.known_as)
+        try:
+            async with client, asyncio.TaskGroup() as group:
+                self._client = client
+                # more than may be in flight, so that requests that wait to be retried delay no others
+                for _ in range(2 * self.server.max_concurrency):
+                    group.create_task(self._work(client, requests))
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        finally:
+            syncing.cancel()
+            for opened in self._open.values():
+                try:
+                    opened.log.close()
+                except OSError as error:
+                    self._stop(error)
+
+    def _stop(self, reason: Exception) -> None:
+        """Make no further request; those in flight are awaited, and their answers kept where possible."""
+        self.stopped = self.stopped or reason
+        if self._client is not None:
+            self._client.stop()
+
+    def _requests(self) -> Iterator[tuple[OpenRange, Ask]]:
+        """All requests, each at its turn."""
+        for samples in self.ranges:
+            try:
+                opened = OpenRange(self.store, samples, self.server.n)
+                if not opened.asks:
+                    opened.close()
+            except (OSError, InputError) as error:
+                self._stop(error)
+                return
+            self._completed.add(samples)
+            if opened.asks:
+                self._open[samples] = opened
+            for ask in opened.asks:
+                if self.stopped is not None:
+                    self._completed.discard(samples)
+                    return
+                yield opened, ask
+
+    async def _work(self, client: Client, requests: Iterator[tuple[OpenRange, Ask]]) -> None:
+        """Make one request after another."""
+        for opened, ask in requests:
+            if not await self._ask(client, opened, *ask):
+                self._completed.discard(opened.samples)
+            opened.n_waiting -= 1
+            if not opened.n_waiting:
+                del self._open[opened.samples]
+                try:
+                    await asyncio.to_thread(opened.close)
+                except (OSError, InputError) as error:
+                    self._stop(error)
+
+    async def _ask(self, client: Client, opened: OpenRange, question: Question, samples: list[int]) -> bool:
+        """Log the answers to a question. Where a reply holds too few of them, ask for the others.
+
+        Returns:
+            Whether there is nothing more to ask: all answers are there, or the server rejects the question.
+        """
+        while samples and question.id not in self.rejected:
+            try:
+                reply = self.preflight.replies.pop((question.id, samples[0]), None) or await client.ask(
+                    request_for(question, samples, self.decoding, self.server)
+                )
+                self._n_rejected_in_a_row = 0
+                rows = reply.rows(question.id, samples)
+                opened.log.append(rows)
+            except Stopped:
+                return False
+            except Unanswered as error:
+                self.n_unanswered, self.reason = self.n_unanswered + len(samples), public(error, question)
+                return False
+            except RejectedRequest as error:
+                self._reject(question, error)
+                return True
+            except (BudgetSpent, InputError) as error:
+                self._stop(type(error)(public(error, question)))
+                return False
+            except OSError as error:
+                self._stop(error)
+                return False
+            self.n_arrived, samples = self.n_arrived + len(rows), samples[len(rows) :]
+            self._show(client, len(rows), reply.completion_tokens or 0)
+        return True
+
+    def _reject(self, question: Question, error: RejectedRequest) -> None:
+        self._n_rejected_in_a_row += question.id not in self.rejected
+        self.rejected[question.id] = public(error, question)
+        if self._n_rejected_in_a_row >= _MOST_REJECTED:
+            n = self._n_rejected_in_a_row
+            self._stop(InputError(f"Expected the server to take most questions, but it rejects {n} in a row."))
+
+    def _show(self, client: Client, n_answers: int, n_tokens: int) -> None:
+        spending, server = client.spending, self.server
+        words = spent(spending.prompt_tokens, spending.answer_tokens, server.price_prompt, server.price_answer)
+        self.progress.note(f"{words}, {spending.retries} retries" if spending.retries else words)
+        self.progress(n_answers, n_tokens)
+
+    async def _sync(self) -> None:
+        """Sync what arrived again and again, in a thread because a disk may be slow."""
+        while True:
+            await asyncio.sleep(_SYNC_EVERY)
+            for log in [opened.log for opened in self._open.values()]:
+                try:
+                    await asyncio.to_thread(log.sync)
+                except OSError as error:
+                    self._stop(error)
+                    return
+
+    def conclude(self, n_missing: int, worker: Worker) -> None:
+        """Record rejected questions where the run came to its end, and otherwise say how far it came.
+
+        Args:
+            n_missing: Answers that were missing when it began.
+            worker: Whose blocks.
+
+        Raises:
+            InputError: It did not come to its end.
+            OSError: Answers could not be kept, for example because the disk is full.
+        """
+        if isinstance(self.stopped, OSError):
+            raise self.stopped
+        state = self._state(n_missing, worker)
+        if isinstance(self.stopped, InputError):
+            raise InputError(f"{self.stopped} {state}")
+        if self.stopped is not None:
+            scope = f" (each of the {worker.count} workers has its own)" if worker.count > 1 else ""
+            raise InputError(f"Expected a budget for all answers{scope}, but {self.stopped} {state}")
+        unfinished = [samples for samples in self.ranges if not is_finished(self.store.samples.file(samples))]
+        unfinished = [s for s in unfinished if not OpenRange(self.store, s, self.server.n).close(self.rejected)]
+        if self.n_unanswered:
+            raise InputError(
+                f"Expected a reply to every request, but {self.n_unanswered:,} answers are missing: {self.reason}. Run "
+                f"the same command again to ask for them. {state}"
+            )
+        if unfinished:
+            raise InputError(
+                f"Expected {str(self.store.samples.log_file(unfinished[0]))!r} to hold all answers that arrived, but "
+                f"some are lost. Run the same command again to ask for them. {state}"
+            )
+        if self.rejected:
+            say(f"sample: {state} Their answers are recorded as rejected, and graded as unknown.")
+
+    def _state(self, n_missing: int, worker: Worker) -> str:
+        """How far it came, and what the server rejects, in sentences."""
+        line = f"{self.n_arrived:,} of {n_missing:,} answers arrived in this run and are kept"
+        if unfinished := [samples.start for samples in self.ranges if samples not in self._completed]:
+            others, own = "other " if self.rejected else "", " of this worker" if worker.count > 1 else ""
+            line += f"; every {others}question{own} has its first {min(unfinished)} answers"
+        if self.rejected:
+            names = ", ".join(map(repr, list(self.rejected)[:_MOST_NAMED]))
+            names += ", …" if len(self.rejected) > _MOST_NAMED else ""
+            words = next(iter(self.rejected.values())).rstrip(".")
+            line += f"; the server rejects {len(self.rejected):,} questions ({names}), the first of them so: {words}"
+        return f"{line}."

@@ -1,0 +1,179 @@
+"""`AnswerLog`: the answers of an unfinished range of samples, appended as they arrive, so that a crash loses none.
+
+A file of JSON lines beside the range's Parquet file to be. The first line names store and range, each further one holds
+the rows of one reply. A line is written at once, so that it survives the process; `sync` forces it to the disk, so that
+it also survives a power cut.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import threading
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from extract.errors import InputError
+from extract.schemas import TEXT, TEXT_OR_NULL, Field, number, one_of, or_null, whole
+from extract.store.shards import SampleRange, range_of
+from extract.store.store import Store
+from extract.text import shown
+
+_FORMAT = "confidence-probes answers"
+_LONGEST_HEADER = 2**12  # bytes
+_COUNT = whole(0, 2**31 - 1)
+
+#: A row of the table of samples.
+Row = dict[str, Any]
+
+
+def _list_or_null(item: Field) -> Field:
+    return or_null(Field("a list", lambda value: isinstance(value, list) and all(map(item.holds, value))))
+
+
+_ROW = {
+    "question_id": TEXT,
+    "sample": _COUNT,
+    "text": TEXT,
+    "reasoning": TEXT_OR_NULL,
+    "token_ids": _list_or_null(_COUNT),
+    "logprobs": _list_or_null(number("a log-probability")),
+    "n_tokens": or_null(_COUNT),
+    "finish_reason": one_of(("stop", "length", "content_filter")),
+    "prompt_tokens": or_null(whole(1, 2**31 - 1)),
+}
+
+
+class AnswerLog:
+    """The log of a range, open for further answers.
+
+    An incomplete last line is cut off, and lines without answers of the range are skipped: they are asked for again.
+
+    Args:
+        store: The store.
+        samples: The range.
+
+    Attributes:
+        path: The file; created where it is missing.
+        answered: Question id and sample of every answer in it.
+
+    Raises:
+        InputError: It is the log of another store or range.
+        OSError: It can't be read or written, for example because the disk is full.
+    """
+
+    def __init__(self, store: Store, samples: SampleRange) -> None:
+        self.path, self._lock = (
+            store.samples.log_file(samples),
+            threading.Lock(),
+        )  # one thread writes, another one syncs
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        rows = read_log(store, samples) if self.path.exists() else []
+        self.answered = {(row["question_id"], row["sample"]) for row in rows}
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
+        self._fd: int | None = os.open(self.path, flags, 0o666)
+        self._size = self._synced = self.path.read_bytes().rfind(b"\n") + 1
+        os.ftruncate(self._fd, self._size)
+        if self._size == 0:
+            self._write(json.dumps(_header(store, samples)))
+
+    def append(self, rows: Sequence[Row]) -> None:
+        """Add the rows of a reply.
+
+        Raises:
+            OSError: They can't be written, for example because the disk is full.
+        """
+        self._write(json.dumps(rows, allow_nan=False, separators=(",", ":")))
+        self.answered.update((row["question_id"], row["sample"]) for row in rows)
+
+    def _write(self, text: str) -> None:
+        assert self._fd is not None
+        line = f"{text}\n".encode()
+        with self._lock:
+            try:
+                if os.write(self._fd, line) < len(line):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            except OSError as error:
+                os.ftruncate(self._fd, self._size)
+                raise OSError(error.errno, error.strerror, str(self.path)) from None
+            self._size += len(line)
+
+    def sync(self) -> None:
+        """Force what was written to the disk. For any thread, and also once it is closed."""
+        with self._lock:
+            if self._synced == self._size or self._fd is None:
+                return
+            fd, size = os.dup(self._fd), self._size
+        try:
+            os.fsync(fd)  # without the lock, so that a slow disk delays no answer
+        finally:
+            os.close(fd)
+        with self._lock:
+            self._synced = max(self._synced, size)
+
+    def close(self) -> None:
+        """Sync and close it; a log without answers is deleted."""
+        try:
+            self.sync()
+        finally:
+            with self._lock:
+                if self._fd is not None:
+                    os.close(self._fd)
+                    self._fd = None
+                    if not self.answered:
+                        self.path.unlink()
+
+
+def read_log(store: Store, samples: SampleRange) -> list[Row]:
+    """Every answer in the log of a range once, by question in the order of the block, then by sample.
+
+    Raises:
+        InputError: It is the log of another store or range.
+    """
+    path, order = store.samples.log_file(samples), {id_: i for i, id_ in enumerate(store.questions.ids(samples))}
+    rows: dict[tuple[int, int], Row] = {}
+    with path.open("rb") as file:
+        line = file.readline(_LONGEST_HEADER)
+        expected, found = _header(store, samples), _parse(line)
+        if found != expected and (line.endswith(b"\n") or len(line) == _LONGEST_HEADER):  # else it was cut off
+            raise InputError(
+                f"Expected {str(path)!r} to begin with what answers it holds, {shown(expected)}, but it begins with "
+                f"{shown(found)}. Move it to the store that it belongs to, or delete it to ask for those answers again."
+            )
+        for line in file:
+            parsed = _parse(line) if line.endswith(b"\n") else None
+            for row in parsed if isinstance(parsed, list) else ():
+                if _is_row(row) and row["question_id"] in order and samples.start <= row["sample"] < samples.stop:
+                    rows.setdefault((order[row["question_id"]], row["sample"]), row)
+    return [rows[key] for key in sorted(rows)]
+
+
+def logged_ranges(store: Store) -> list[SampleRange]:
+    """Ranges with a log of answers.
+
+    Raises:
+        Damaged: A log that is not named after a range.
+    """
+    return sorted(range_of(path, store.questions.n_blocks) for path in (store.path / "samples").glob("*.jsonl"))
+
+
+def _header(store: Store, samples: SampleRange) -> dict[str, Any]:
+    return {"format": _FORMAT, "identity": store.sha256, **asdict(samples)}
+
+
+def _parse(line: bytes) -> Any:
+    """The JSON of a line; None where it holds none."""
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _is_row(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and value.keys() == _ROW.keys()
+        and all(field.holds(value[name]) for name, field in _ROW.items())
+    )

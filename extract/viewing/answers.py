@@ -1,45 +1,60 @@
-"""Which answers of a store are shown, and what is known of each of their tokens."""
+"""Which answers of a store are shown, with the numbers and the text of each of their tokens."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from extract.errors import InputError, nearest
 from extract.signals.reading import drawn_tokens
-from extract.signals.registry import SIGNALS
-from extract.store.ragged import Ragged
+from extract.signals.registry import signals_of
 from extract.store.store import Store
 from extract.text import shown
-from extract.viewing.token_texts import Piece, pieces
 
-#: Questions that are shown where none is named.
+#: Number of questions that are shown if none is named.
 N_QUESTIONS = 4
-#: The influence that is shown where none is named and it was read: that of a token's own place, from its residual's norm.
+#: Influence that is shown if none is named and it was read: that of a token's own place, from its residual's norm.
 INFLUENCE = "norm_element_mean_token"
+#: Most tokens of an answer that is cut into pieces.
+LONGEST = 4096
+#: Question id and sample index of an answer.
+Key = tuple[str, int]
+
+
+class Piece(NamedTuple):
+    """A text that can be shown, and the tokens that it consists of: one, or the few that share a character.
+
+    Attributes:
+        text: Empty only in an empty answer.
+        tokens: Places of its tokens among the answer's content tokens, from 0.
+    """
+
+    text: str
+    tokens: range
 
 
 @dataclass(frozen=True)
 class ShownAnswer:
-    """An answer with what its tokens are worth.
+    """An answer with the numbers of its tokens.
 
     Attributes:
         question_id: Id of its question.
-        sample: Its index j.
-        question: What was asked, for people.
-        references: What counts as right.
-        right: The grade; None where it is unknown, or there is none.
-        graded: Whether there is a grader, who may not have known.
-        taken: What the grader took for the answer.
+        sample: Its sample index.
+        question: Text of the question.
+        references: Right answers.
+        right: The grade; None if it is unknown or missing.
+        graded: Whether there is a grade, which may be unknown.
+        taken: The answer that the grader found.
         cut: Whether it was cut at the token limit.
-        pieces: Its text, cut where its tokens begin; none for an answer without tokens.
-        entropy: [token] entropy of the distribution that the token was drawn from, in nats; NaN where it has no number.
-        one_minus_pmax: [token] 1 less the probability of the most_likely token.
+        pieces: Its text, divided where tokens begin; empty for an answer without tokens.
+        entropy: [token] entropy of the distribution that the token was drawn from, in nats; NaN if it is missing.
+        one_minus_pmax: [token] 1 − the probability of the most likely token.
         nll: [token] −log of the token's own probability, in nats.
-        influence: [token] ≥ 0, how much the token matters; None where it was not read.
+        influence: [token] ≥ 0, how much the token matters; None if it was not read.
     """
 
     question_id: str
@@ -63,7 +78,7 @@ class ShownAnswer:
 
     @property
     def n_tokens(self) -> int:
-        """Number of its content tokens."""
+        """Number of content tokens."""
         return len(self.entropy)
 
 
@@ -79,112 +94,113 @@ def read_answers(
 
     Args:
         store: Store with the signal `tokens` of the answers.
-        load: Gives the store's tokenizer; called once all the rest is there.
-        questions: Ids; None takes a handful with right and with wrong answers, one of each.
-        samples: Indices of the answers to each question; None takes all answers to questions that are named.
-        grader: Whose grades; None takes the only ones there are, if there are any.
-        influence: As `influence_key`.
+        load: Loads the store's tokenizer; called last.
+        questions: Question ids; None takes a few, with a right and a wrong answer each.
+        samples: Sample indices; None takes all answers to the named questions.
+        grader: Grader; None takes the only one, if there is one.
+        influence: As for `influence_key`.
 
     Raises:
-        InputError: An id or a sample that is not there, or a signal that was not read.
+        InputError: An unknown id or sample, a signal that was not read, or questions that must not be published.
     """
-    rows = {(one["question_id"], one["sample"]): (row, one) for row, one in enumerate(store.samples.read().to_pylist())}
+    rows = store.samples.read().to_pylist()
+    row_of = {(row["question_id"], row["sample"]): i for i, row in enumerate(rows)}
     grades = {}
     if grader is not None or store.grades.names():
         table = store.grades.read(store.grades.choose(grader)).to_pylist()
-        grades = {(one["question_id"], one["sample"]): one for one in table}
-    right = {key: grades[key]["right"] if key in grades else None for key in rows}
+        grades = {(grade["question_id"], grade["sample"]): grade for grade in table}
+    right = {key: grades[key]["right"] if key in grades else None for key in row_of}
     chosen = choose(right, questions, samples, str(store.path))
     layer = max(int(key.split("/")[0]) for key in store.signals.keys("tokens", "sample"))
-    names = ("entropy", "one_minus_pmax", "nll")
-    named = {name: store.signals.read_ragged("tokens", f"{layer}/{name}", "sample") for name in names}
-    signal, key = influence_key(store, influence)
-    weights = None if signal is None else store.signals.read_ragged(signal, key, "sample")
-    asked = {question.id: question for question in store.questions}
-    if any(asked[one].private for one, _ in chosen):
+    signal, influence_name = influence_key(store, influence)
+    sources = {name: ("tokens", f"{layer}/{name}") for name in ("entropy", "one_minus_pmax", "nll")}
+    if signal is not None:
+        sources["influence"] = (signal, influence_name)
+    ragged = {name: store.signals.read_ragged(*source, "sample") for name, source in sources.items()}
+    question_of = {question.id: question for question in store.questions}
+    if any(question_of[id_].private for id_, _ in chosen):
         raise InputError(
-            f"Expected questions that may be shown, but the authors of {asked[chosen[0][0]].dataset!r} ask that theirs, and answers that repeat them, stay unpublished. Show another store."
+            f"Expected questions that may be shown, but the authors of {question_of[chosen[0][0]].dataset!r} ask that "
+            "theirs, and answers that repeat them, stay unpublished. Show another store."
         )
-    tokenizer, found = load(), []
-    for own in chosen:
-        row, drawn = rows[own]
-        question, values = asked[own[0]], {name: _row(one, row) for name, one in named.items()}
-        n_tokens = len(values["entropy"])
-        found.append(
+    tokenizer, answers = load(), []
+    for key in chosen:
+        i, question = row_of[key], question_of[key[0]]
+        numbers = {name: of.values[of.offsets[i] : of.offsets[i + 1]].double() for name, of in ragged.items()}
+        token_ids = drawn_tokens(tokenizer, rows[i])[: len(numbers["entropy"])]
+        answers.append(
             ShownAnswer(
-                question_id=own[0],
-                sample=own[1],
+                question_id=question.id,
+                sample=key[1],
                 question=question.public_prompt,
                 references=question.references,
-                right=right[own],
-                graded=own in grades,
-                taken=grades[own]["answer"] if own in grades else None,
-                cut=drawn["finish_reason"] == "length",
-                pieces=pieces(tokenizer, drawn_tokens(tokenizer, drawn)[:n_tokens], drawn["text"]),
-                influence=None if weights is None else _row(weights, row),
-                **values,
+                right=right[key],
+                graded=key in grades,
+                taken=grades[key]["answer"] if key in grades else None,
+                cut=rows[i]["finish_reason"] == "length",
+                pieces=pieces(tokenizer, token_ids, rows[i]["text"]),
+                **{"influence": None, **numbers},
             )
         )
-    return found, None if signal is None else f"{signal}/{key}"
+    return answers, None if signal is None else f"{signal}/{influence_name}"
 
 
 def choose(
-    right: dict[tuple[str, int], bool | None],
-    questions: Sequence[str] | None,
-    samples: Sequence[int] | None,
-    path: str,
-) -> list[tuple[str, int]]:
-    """Question and sample of the answers to show.
+    right: dict[Key, bool | None], questions: Sequence[str] | None, samples: Sequence[int] | None, path: str
+) -> list[Key]:
+    """The answers to show.
 
     Args:
-        right: Grade of every answer there is, by question and sample; None where it is not known.
-        questions: Ids; None takes a handful, spread over those with right and with wrong answers where there are any.
-        samples: Indices; None takes all of questions that are named, and else a right and a wrong one.
+        right: Grade of every answer; None if it is unknown.
+        questions: Question ids; None takes a few, of those with right and wrong answers if there are any.
+        samples: Sample indices; None takes all answers to named questions, and else a right and a wrong one.
         path: The store, for messages.
 
     Raises:
-        InputError: An id or a sample that is not there.
+        InputError: An unknown id or sample, or a store without answers.
     """
-    held: dict[str, list[int]] = {}
-    for question, sample in right:
-        held.setdefault(question, []).append(sample)
-    if not held:
+    samples_of: dict[str, list[int]] = defaultdict(list)
+    for id_, sample in right:
+        samples_of[id_].append(sample)
+    if not samples_of:
         raise InputError(
             f"Expected the store {path!r} to hold answers, but it has none. Run `python -m extract sample`."
         )
     for name, given in {"questions": questions, "samples": samples}.items():
         if given is not None and not given:
-            raise InputError(f"Expected `{name}` to name at least one, but it is empty. Leave it out for a handful.")
-    for name in questions or ():
-        if name not in held:
+            raise InputError(f"Expected `{name}` to name at least one, but it is empty. Leave it out for a few.")
+    for id_ in questions or ():
+        if id_ not in samples_of:
             raise InputError(
-                f"Expected `questions` to be ids of questions that {path!r} holds answers to, but got {shown(name)}.{nearest(name, held)} The ids stand in its questions.parquet, such as {shown(next(iter(held)))}."
+                f"Expected `questions` to be ids of questions that {path!r} holds answers to, but got {shown(id_)}."
+                f"{nearest(id_, samples_of)} The ids are in questions.parquet, such as {shown(next(iter(right))[0])}."
             )
     if questions is None:
-        mixed = [one for one in held if {right[one, j] for j in held[one]} >= {True, False}]
-        among = mixed or list(held)
-        picked = among[:: max(1, len(among) // N_QUESTIONS)][:N_QUESTIONS]
+        mixed = [id_ for id_ in samples_of if {right[id_, sample] for sample in samples_of[id_]} >= {True, False}]
+        ids = mixed or list(samples_of)
+        ids = ids[:: max(1, len(ids) // N_QUESTIONS)][:N_QUESTIONS]
         if samples is None:
-            return [(one, j) for one in picked for j in _one_of_each(one, held[one], right)]
+            return [key for id_ in ids for key in _one_of_each([(id_, sample) for sample in samples_of[id_]], right)]
     else:
-        picked = list(dict.fromkeys(questions))
-    for name in picked:
+        ids = list(dict.fromkeys(questions))
+    for id_ in ids:
         for sample in samples or ():
-            if sample not in held[name]:
+            if sample not in samples_of[id_]:
                 raise InputError(
-                    f"Expected `samples` to be among those of question {shown(name)}, {min(held[name])} to {max(held[name])}, but got {sample}. Give others, or sample more."
+                    f"Expected `samples` to be among those of question {shown(id_)}, {min(samples_of[id_])} to "
+                    f"{max(samples_of[id_])}, but got {sample}. Give others, or sample more."
                 )
-    return [(one, j) for one in picked for j in (held[one] if samples is None else dict.fromkeys(samples))]
+    return [(id_, sample) for id_ in ids for sample in dict.fromkeys(samples or samples_of[id_])]
 
 
-def _one_of_each(question: str, held: list[int], right: dict[tuple[str, int], bool | None]) -> list[int]:
-    """The first right and the first wrong answer to a question; the first one where no grade is known."""
-    firsts = [next((j for j in held if right[question, j] is kind), None) for kind in (True, False)]
-    return [j for j in firsts if j is not None] or held[:1]
+def _one_of_each(keys: list[Key], right: dict[Key, bool | None]) -> list[Key]:
+    """The first right and the first wrong answer to a question; the first answer if no grade is known."""
+    firsts = [next((key for key in keys if right[key] is kind), None) for kind in (True, False)]
+    return [key for key in firsts if key is not None] or keys[:1]
 
 
 def influence_key(store: Store, influence: str | None) -> tuple[str | None, str]:
-    """Signal and key of the weights that are shown; no signal where none was asked for and the usual one was not read.
+    """Signal and key of the influence that is shown; no signal if none was asked for and the usual one was not read.
 
     Args:
         store: The store.
@@ -192,38 +208,62 @@ def influence_key(store: Store, influence: str | None) -> tuple[str | None, str]
             ``rollout/norm_element_mean_token``); None takes that one if it was read.
 
     Raises:
-        InputError: No signal of weights that was read has it.
+        InputError: No signal of weights that was read has this name.
     """
-    of_signal, _, name = (influence or INFLUENCE).rpartition("/")
-    known = [signal for signal, one in SIGNALS.items() if one.weights]
-    if of_signal not in ("", *known):
+    prefix, _, name = (influence or INFLUENCE).rpartition("/")
+    weights = signals_of("sample", weights=True)
+    if prefix not in ("", *weights):
         raise InputError(
-            f"Expected `influence` to be of one of {', '.join(known)}, but got {influence!r}. Give for example {INFLUENCE}."
+            f"Expected `influence` to be of one of {', '.join(weights)}, but got {influence!r}. "
+            f"Give for example {INFLUENCE}."
         )
-    held: dict[str, list[str]] = {}
-    for signal, one in SIGNALS.items():
-        if (
-            one.weights
-            and of_signal in ("", signal)
-            and signal in store.signals.names()
-            and not store.signals.missing(signal, "sample")
-        ):
-            held[signal] = store.signals.keys(signal, "sample")
-            for key in held[signal]:
+    keys: dict[str, list[str]] = {}
+    for signal in weights:
+        if prefix in ("", signal) and signal in store.signals.names() and not store.signals.missing(signal, "sample"):
+            keys[signal] = store.signals.keys(signal, "sample")
+            for key in keys[signal]:
                 if key.split("/", 1)[1] == name:
                     return signal, key
     if influence is None:
         return None, ""
-    if not held:
+    if not keys:
         raise InputError(
-            f"Expected `influence` to be weights that {str(store.path)!r} holds, but none were read. Run `python -m extract read --store {store.path} --signals [{of_signal or 'rollout'}] --scope sample`."
+            f"Expected `influence` to be weights that {str(store.path)!r} holds, but none were read. Run "
+            f"`python -m extract read --store {store.path} --signals [{prefix or weights[0]}] --scope sample`."
         )
-    there = sorted({key.split("/", 1)[1] for keys in held.values() for key in keys})
+    names = sorted({key.split("/", 1)[1] for of_signal in keys.values() for key in of_signal})
     raise InputError(
-        f"Expected `influence` to be among the weights that {str(store.path)!r} holds of {', '.join(held)} ({there[0]} to {there[-1]}), but got {influence!r}.{nearest(name, there)}"
+        f"Expected `influence` to be among the weights that {str(store.path)!r} holds of {', '.join(keys)} "
+        f"({names[0]} to {names[-1]}), but got {influence!r}.{nearest(name, names)}"
     )
 
 
-def _row(values: Ragged, row: int) -> Tensor:
-    """[token] float64 of one answer."""
-    return values.values[values.offsets[row] : values.offsets[row + 1]].double()
+def pieces(tokenizer: Any, token_ids: Sequence[int], text: str) -> list[Piece]:
+    """Divide an answer's text where its tokens begin.
+
+    The text of a token is what the text of all tokens up to it has more than that before it, because a token decodes
+    differently alone in many tokenizers (leading spaces, bytes of a character). Tokens that add no text (bytes of an
+    unfinished character, special tokens) form a piece with the token after them, or at the end with the one before.
+
+    Args:
+        tokenizer: The model's tokenizer.
+        token_ids: Content tokens of the answer.
+        text: Its text, which ends where a stop string begins, perhaps inside the last token.
+    """
+    found: list[Piece] = []
+    before, start, n = "", 0, len(token_ids)
+    if n > LONGEST:
+        return [Piece(text, range(n))]  # the time of the division grows with the square of the length
+    for stop in range(1, n):
+        decoded = tokenizer.decode(token_ids[:stop], skip_special_tokens=True)
+        if len(decoded) > len(before) and decoded.startswith(before) and not decoded.endswith("\ufffd"):
+            found.append(Piece(decoded[len(before) :], range(start, stop)))
+            before, start = decoded, stop
+    while found and not text.startswith(before):  # later tokens changed the text of earlier ones
+        start, before = found[-1].tokens.start, before.removesuffix(found.pop().text)
+    rest = text[len(before) :]
+    if start < n and (rest or not found):
+        found.append(Piece(rest, range(start, n)))
+    elif start < n:
+        found[-1] = found[-1]._replace(tokens=range(found[-1].tokens.start, n))
+    return found

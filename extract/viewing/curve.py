@@ -1,4 +1,4 @@
-"""The curve along one answer: the entropy at every token, with what else is known of it below, and the tokens' texts."""
+"""The curve along one answer: the entropy of every token, its other numbers below, and the tokens' texts."""
 
 from __future__ import annotations
 
@@ -16,15 +16,18 @@ WIDEST = 56
 LONGEST = 800
 _INK, _GREY, _ORANGE, _BLUE = "#222222", "#8a8a8a", "#c75000", "#2463a8"
 _LONGEST_LABEL = 16
-#: Families that are asked for what matplotlib's own font does not have.
-_OTHER_SCRIPTS = ("Noto Sans CJK SC", "Noto Sans CJK JP", "PingFang SC", "Hiragino Sans", "Microsoft YaHei", "Malgun Gothic", "Noto Sans Devanagari", "Arial Unicode MS")  # fmt: skip
+#: Font families for scripts that matplotlib's own font does not have.
+_OTHER_SCRIPTS = (
+    *("Noto Sans CJK SC", "Noto Sans CJK JP", "PingFang SC", "Hiragino Sans", "Microsoft YaHei", "Malgun Gothic"),
+    *("Noto Sans Devanagari", "Arial Unicode MS"),
+)
 
 
-def entropy_curve(one: ShownAnswer, model: str, influence: str | None = None) -> Any:
+def entropy_curve(answer: ShownAnswer, model: str, influence: str | None = None) -> Any:
     """A figure of H in nats over the tokens of an answer, 1 − p_max below it, and the tokens' shares of the influence.
 
     Args:
-        one: The answer.
+        answer: The answer.
         model: Name of the model, for the title.
         influence: Name of the influence, where one is shown.
 
@@ -34,20 +37,22 @@ def entropy_curve(one: ShownAnswer, model: str, influence: str | None = None) ->
     import matplotlib
     from matplotlib.figure import Figure
 
-    if not one.n_tokens or not bool(one.entropy.isfinite().all()):
+    if not answer.n_tokens or not bool(answer.entropy.isfinite().all()):
         raise InputError(
-            f"Expected an answer with tokens that have entropies, but answer {one.sample} to {one.question_id!r} has none. Choose another one."
+            f"Expected an answer with tokens that have entropies, but answer {answer.sample} to "
+            f"{answer.question_id!r} has nanswer. Choose another answer."
         )
-    if one.n_tokens > LONGEST:
+    if answer.n_tokens > LONGEST:
         raise InputError(
-            f"Expected an answer of at most {LONGEST} tokens for a picture, but answer {one.sample} to {one.question_id!r} has {one.n_tokens}. Give --out answers.html for a page."
+            f"Expected an answer of at most {LONGEST} tokens for a picture, but answer {answer.sample} to "
+            f"{answer.question_id!r} has {answer.n_tokens}. Give --out answers.html for a page."
         )
-    curves = [("entropy\n(nats)", one.entropy, _ORANGE, 2.0), ("1 − pₘₐₓ", one.one_minus_pmax, _INK, 1.0)]
-    if one.influence is not None and influence is not None:
-        curves.append(("share of\ninfluence", one.influence / one.influence.sum(), _BLUE, 1.0))
-    n_rows = -(-one.n_tokens // WIDEST)
-    width = -(-one.n_tokens // n_rows)
-    labels = _labels(one)
+    curves = [("entropy\n(nats)", answer.entropy, _ORANGE, 2.0), ("1 − pₘₐₓ", answer.one_minus_pmax, _INK, 1.0)]
+    if answer.influence is not None and influence is not None:
+        curves.append(("share of\ninfluence", answer.influence / answer.influence.sum(), _BLUE, 1.0))
+    n_rows = -(-answer.n_tokens // WIDEST)
+    width = -(-answer.n_tokens // n_rows)
+    labels = _labels(answer)
     heights = [height for *_, height in curves]
     style: Any = {
         "font.family": _fonts(),
@@ -58,11 +63,12 @@ def entropy_curve(one: ShownAnswer, model: str, influence: str | None = None) ->
         "axes.spines.right": False,
     }
     with matplotlib.rc_context(style):
-        figure = Figure(figsize=(max(4.2, 0.9 + 0.17 * width), (1.0 + 0.62 * sum(heights)) * n_rows + 0.5), dpi=160, layout="constrained")  # fmt: skip
+        size = max(4.2, 0.9 + 0.17 * width), (1.0 + 0.62 * sum(heights)) * n_rows + 0.5
+        figure = Figure(figsize=size, dpi=160, layout="constrained")
         rows = figure.subfigures(n_rows, 1, squeeze=False)[:, 0]
         for number, row in enumerate(rows):
             axes = row.subplots(len(curves), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
-            places = range(number * width, min((number + 1) * width, one.n_tokens))
+            places = range(number * width, min((number + 1) * width, answer.n_tokens))
             for axis, (name, values, colour, _) in zip(axes, curves, strict=True):
                 _draw(axis, places, values, colour, bars=name.startswith("share"))
                 axis.set_ylabel(name, fontsize=8.5)
@@ -71,7 +77,7 @@ def entropy_curve(one: ShownAnswer, model: str, influence: str | None = None) ->
                 axis.xaxis.set_visible(False)  # a tick takes as long to draw as all of a curve
             axes[-1].set_xticks(list(places), [labels[t] for t in places], rotation=90, fontsize=8)
             row.align_ylabels(axes)
-        figure.suptitle(_title(one, model, influence), fontsize=9.5)
+        figure.suptitle(_title(answer, model, influence), fontsize=9.5)
     return figure
 
 
@@ -89,26 +95,20 @@ def _draw(axis: Any, places: range, values: Tensor, colour: str, bars: bool) -> 
     axis.set_ylim(0, 1.12 * top if top > 0 else 1.0)
     axis.tick_params(axis="y", labelsize=8)
     axis.tick_params(axis="x", length=2)
-    axis.yaxis.set_major_locator(_ticks())
+    axis.locator_params(axis="y", nbins=3, min_n_ticks=2)
 
 
-def _ticks() -> Any:
-    from matplotlib.ticker import MaxNLocator
-
-    return MaxNLocator(nbins=3, min_n_ticks=2)
-
-
-def _title(one: ShownAnswer, model: str, influence: str | None) -> str:
-    question = " ".join(one.question.split())
+def _title(answer: ShownAnswer, model: str, influence: str | None) -> str:
+    question = " ".join(answer.question.split())
     question = question if len(question) <= 70 else question[:69] + "…"
     below = f"\ndashed: 1/n; influence: {influence}" if influence is not None else ""
-    return drawable(f"{question}\nanswer {one.sample} of {model}: {one.verdict}, {one.n_tokens} tokens{below}")
+    return drawable(f"{question}\nanswer {answer.sample} of {model}: {answer.verdict}, {answer.n_tokens} tokens{below}")
 
 
-def _labels(one: ShownAnswer) -> list[str]:
+def _labels(answer: ShownAnswer) -> list[str]:
     """Text of each token; of tokens that share a character the first has it."""
-    labels = [""] * one.n_tokens
-    for piece in one.pieces:
+    labels = [""] * answer.n_tokens
+    for piece in answer.pieces:
         text = piece.text.strip(" ").replace("\n", "↵") or "␣"
         labels[piece.tokens.start] = drawable(text if len(text) <= _LONGEST_LABEL else text[: _LONGEST_LABEL - 1] + "…")
     return labels

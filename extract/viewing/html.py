@@ -1,4 +1,4 @@
-"""A page of answers in one file: tokens shaded by entropy, a strip below them by influence, numbers on hover and in tables.
+"""A page of answers: tokens shaded by entropy, a strip below them by influence, numbers on hover and in tables.
 
 The page follows the reader's light or dark scheme. Its text and layout are in ``page.html.j2``.
 """

@@ -12,6 +12,7 @@ from extract.models.embedded import EMBEDDED_MODEL, embedded_model_folder
 from extract.models.store_model import model_source
 from extract.store.files import replace_file
 from extract.store.store import Store
+from extract.text import one_line
 
 _PICTURES = (".png", ".pdf", ".svg")
 
@@ -33,7 +34,8 @@ def show(
         samples: Which answers to each question, from 0; null takes all of questions that are named.
         out: Where to write: a page (.html), or a picture of one answer (.png, .pdf, .svg).
         grader: Whose grades; null takes the only ones there are.
-        influence: Weights of the tokens, such as norm_element_mean_token of the rollout; null takes these if they were read.
+        influence: Weights of the tokens, such as norm_element_mean_token of the rollout; null takes these if they
+            were read.
         model: Where the store's model is, if it was a folder; its tokenizer is read, and no weights.
 
     Returns:
@@ -44,25 +46,27 @@ def show(
     """
     from extract.viewing.answers import read_answers
 
-    path, kept = Path(out), Store.open(store)
+    path, opened = Path(out), Store.open(store)
     if path.suffix not in (".html", *_PICTURES):
         raise InputError(
-            f"Expected `out` to end in .html for a page, or in {', '.join(_PICTURES)} for a picture of one answer, but got {out!r}. For example --out answers.html"
+            f"Expected `out` to end in .html for a page, or in {', '.join(_PICTURES)} for a picture of one answer, but "
+            f"got {out!r}. For example --out answers.html"
         )
-    named = None if questions is None else [str(one) for one in questions]  # an id may look like a number
-    answers, key = read_answers(kept, lambda: tokenizer_of(kept, model), named, samples, grader, influence)
-    name = kept.model_id
+    named = None if questions is None else [str(id_) for id_ in questions]  # an id may look like a number
+    answers, key = read_answers(opened, lambda: tokenizer_of(opened, model), named, samples, grader, influence)
+    name = opened.model_id
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".html":
         from extract.viewing.html import page
 
-        content = page(answers, name, f"{kept.path.resolve().name}, identity {kept.sha256[:12]}", key).encode()
+        content = page(answers, name, f"{opened.path.resolve().name}, identity {opened.sha256[:12]}", key).encode()
     else:
         from extract.viewing.curve import entropy_curve
 
         if len(answers) != 1:
             raise InputError(
-                f"Expected one answer for a picture, but got {len(answers)}. Name it, for example --questions '[{answers[0].question_id}]' --samples '[{answers[0].sample}]', or give --out answers.html."
+                f"Expected one answer for a picture, but got {len(answers)}. Name it, for example "
+                f"--questions '[{answers[0].question_id}]' --samples '[{answers[0].sample}]', or give --out answers.html."
             )
         drawn = io.BytesIO()
         entropy_curve(answers[0], name, key).savefig(drawn, format=path.suffix[1:])
@@ -82,18 +86,19 @@ def tokenizer_of(store: Store, model: str | None) -> Any:
 
     from extract.models.loading import tokenizer_hash
 
-    wanted = store.model
+    expected = store.model
     place = model_source(store, model)
     try:
         source = str(embedded_model_folder()) if place == EMBEDDED_MODEL else place
-        tokenizer = AutoTokenizer.from_pretrained(source, revision=wanted["revision"])
+        tokenizer = AutoTokenizer.from_pretrained(source, revision=expected["revision"])
     except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
         raise InputError(
-            f"Expected `model` to be a Hub id or a folder with the tokenizer of {wanted['id']!r}, but {place!r} can't be loaded: {reason}"
+            f"Expected `model` to be a Hub id or a folder with the tokenizer of {expected['id']!r}, but {place!r} can't be "
+            f"loaded: {one_line(error)}"
         ) from error
-    if tokenizer_hash(tokenizer) != wanted["tokenizer"]:
+    if tokenizer_hash(tokenizer) != expected["tokenizer"]:
         raise InputError(
-            f"Expected the tokenizer of {wanted['id']!r}, which drew the answers of {str(store.path)!r}, but that of {place!r} differs. Give the model of the store by --model."
+            f"Expected the tokenizer of {expected['id']!r}, which drew the answers of {str(store.path)!r}, but that of "
+            f"{place!r} differs. Give the model of the store by --model."
         )
     return tokenizer

@@ -26,12 +26,11 @@ from extract.questions import questions_hash
 from extract.running.cli import run
 from extract.store.ragged import Ragged
 from extract.store.shards import SampleRange
-from extract.viewing.answers import ShownAnswer, choose
+from extract.viewing.answers import LONGEST, Piece, ShownAnswer, choose, pieces
 from extract.viewing.curve import LONGEST as LONGEST_OF_A_CURVE
 from extract.viewing.curve import drawable, entropy_curve
 from extract.viewing.html import DARK, LIGHT, page
 from extract.viewing.show import show
-from extract.viewing.token_texts import LONGEST, Piece, pieces
 from probes.report.entropy_profile import entropy_profile, profile_picture
 from probes.report.layer_map import FoldedRows, layer_heat_map, layer_map, out_of_fold
 from probes.report.signal_pictures import pictures

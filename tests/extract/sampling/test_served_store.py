@@ -28,7 +28,7 @@ from datamodules.table import load_table
 from extract import Decoding, InputError, Store, StoreRecipe, grade, read, sample
 from extract.commands import verify
 from extract.policy import ModelIdentity
-from extract.questions.loaders import find_source
+from extract.questions.source import find_source
 from extract.running.worker import Worker
 from extract.sampling.server.client import Client, Unanswered
 from extract.sampling.server.endpoint import RejectedRequest

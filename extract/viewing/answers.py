@@ -139,7 +139,8 @@ def read_answers(
                 taken=grades[key]["answer"] if key in grades else None,
                 cut=rows[i]["finish_reason"] == "length",
                 pieces=pieces(tokenizer, token_ids, rows[i]["text"]),
-                **{"influence": None, **numbers},
+                influence=numbers.pop("influence", None),
+                **numbers,
             )
         )
     return answers, None if signal is None else f"{signal}/{influence_name}"

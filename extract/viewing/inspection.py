@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from extract.grading import GRADER_OF_KIND
 from extract.sampling.run import prompt_of
 from extract.store.samples import REJECTED
+from extract.store.shards import Scope
 from extract.store.store import Store
 from extract.text import one_line
 from extract.viewing.summary import MARKS, GradeCounts, Summary, interval, summarize, texts_of
@@ -42,7 +43,7 @@ def describe(store: Store, grader: str | None = None, n_answers: int = 10) -> st
         store.grades.choose(grader)
     name = grader or _usual_grader(store)
     summary = summarize(store, name, n_answers)
-    lines = [*_policy(store), *_held(store), *_samples(store, summary)]
+    lines = [*_policy(store), *_computed(store), *_samples(store, summary)]
     if not summary.n_samples.any():
         return "\n".join([*lines, "samples    none yet: run `python -m extract sample`"])
     if name is None:
@@ -74,11 +75,9 @@ def compared(stores: Sequence[Store], grader: str | None = None) -> str:
 
 def _usual_grader(store: Store) -> str | None:
     """The grader of the questions' kind where the store holds its grades, else the first that it holds."""
-    held = store.grades.names()
-    usual = (
-        name for name in dict.fromkeys(GRADER_OF_KIND[question.kind] for question in store.questions) if name in held
-    )
-    return next(usual, next(iter(held), None))
+    names = store.grades.names()
+    usual = (GRADER_OF_KIND[question.kind] for question in store.questions)
+    return next((name for name in usual if name in names), next(iter(names), None))
 
 
 def _asked(store: Store) -> list[str]:
@@ -86,7 +85,7 @@ def _asked(store: Store) -> list[str]:
     question, prompt = store.questions[0], prompt_of(store)
     asked = question.prompt
     if prompt.chat or not isinstance(asked, str):
-        turns = [(one["role"], one["content"]) for one in prompt.messages(asked)]
+        turns = [(turn["role"], turn["content"]) for turn in prompt.messages(asked)]
     else:
         turns = [("text", prompt.text(asked))]
     lines = [f"  {role:9}  {question.public(line)}" for role, text in turns for line in text.split("\n")]
@@ -108,70 +107,72 @@ def _policy(store: Store) -> Iterator[str]:
     stop = f", stop {', '.join(map(repr, decoding['stop']))}" if decoding["stop"] else ""
     yield f"store      {store.path}   identity {store.sha256[:12]}"
     yield f"model      {model['id']}  {known}"
-    yield f"policy     temperature {decoding['temperature']}, top-p {decoding['top_p']}, top-k {decoding['top_k']}, at most {decoding['max_new_tokens']} tokens{stop}, seed {decoding['seed']}"
+    yield (
+        f"policy     temperature {decoding['temperature']}, top-p {decoding['top_p']}, top-k {decoding['top_k']}, "
+        f"at most {decoding['max_new_tokens']} tokens{stop}, seed {decoding['seed']}"
+    )
     yield f"prompt     {one_line(repr(prompt['template']), _LONGEST, keep_end=True)}, {', '.join(around)}"
     yield f"questions  {len(store.questions):,} in {_plural(store.questions.n_blocks, 'block')}"
 
 
-def _held(store: Store) -> list[str]:
-    """A line for each signal and each asked baseline, with how much of it there is."""
-    n_blocks, n_parts = store.questions.n_blocks, len(store.samples.ranges())
-    lines = []
-    for signal in store.signals.names():
-        counts = (
-            n_blocks - len(store.signals.missing(signal, "question")),
-            n_parts - len(store.signals.missing(signal, "sample")),
-        )
-        lines.append(f"signal     {signal}: {_of(counts, n_blocks, n_parts)}")
-    for name in sorted({*store.asked.names("question"), *store.asked.names("sample")}):
-        counts = n_blocks - len(store.asked.missing(name)), n_parts - len(store.asked.missing(name, "sample"))
-        lines.append(f"asked      {name}: {_of(counts, n_blocks, n_parts)}")
-    return lines
-
-
-def _of(counts: tuple[int, int], n_blocks: int, n_parts: int) -> str:
-    of_questions = f"{counts[0]} of {n_blocks} blocks of questions"
-    of_answers = f"{counts[1]} of {n_parts} parts of answers"
-    return (
-        " and ".join(text for count, text in zip(counts, (of_questions, of_answers), strict=True) if count) or "nothing"
-    )
+def _computed(store: Store) -> Iterator[str]:
+    """A line for each signal and each asked baseline, with the number of shards that have it."""
+    scopes: tuple[tuple[Scope, str], ...] = (("question", "blocks of questions"), ("sample", "sample ranges"))
+    asked = sorted({*store.asked.names("question"), *store.asked.names("sample")})
+    for noun, names, part in (("signal", store.signals.names(), store.signals), ("asked", asked, store.asked)):
+        for name in names:
+            totals = [(len(store.shards(scope)), len(part.missing(name, scope)), unit) for scope, unit in scopes]
+            there = [f"{n - missing} of {n} {unit}" for n, missing, unit in totals if missing < n]
+            yield f"{noun:9}  {name}: {' and '.join(there) or 'nothing'}"
 
 
 def _samples(store: Store, summary: Summary) -> Iterator[str]:
-    """How many answers there are, whether they are balanced, how they ended, how long they are, how much they differ."""
+    """The number of answers, their balance, how they ended, their lengths, and how much they vary."""
     n, n_logs = int(summary.n_samples.sum()), summary.n_logs
     if n_logs:
-        yield f"unfinished {n_logs:,} part{'s' * (n_logs > 1)} with {summary.n_logged:,} answers: run the same `python -m extract sample` again"
+        yield (
+            f"unfinished {_plural(n_logs, 'sample range')} with {summary.n_logged:,} answers: "
+            "run the same `python -m extract sample` again"
+        )
     if not n:
         return
-    counts = sorted(Counter(summary.n_samples.tolist()).items(), key=lambda one: (-one[1], one[0]))
+    counts = sorted(Counter(summary.n_samples.tolist()).items(), key=lambda count: (-count[1], count[0]))
     balance = ", ".join(f"{k} to each of {n_questions:,} questions" for k, n_questions in counts[:4])
     yield f"samples    {n:,}: {balance}{', and other numbers' * (len(counts) > 4)}"
     limit = store.identity["policy"]["decoding"]["max_new_tokens"]
-    words = {
+    endings = {
         "stop": "ended by themselves",
         "length": f"cut at {limit} tokens",
         "content_filter": "filtered by the server",
         REJECTED: "rejected by the server",
     }
-    ends = (f"{_share(summary.finish_reasons[reason], n)} {word}" for reason, word in words.items())
-    yield f"endings    {', '.join(one for one in ends if not one.startswith('0 '))}"
+    counted = ((summary.finish_reasons[reason], ending) for reason, ending in endings.items())
+    yield f"endings    {', '.join(f'{_share(count, n)} {ending}' for count, ending in counted if count)}"
     if summary.finish_reasons["length"] > _MANY_CUT * n:
-        yield "warning    many answers are cut, and graded as they stand: raise --policy.max_new_tokens (another store), or ask for shorter answers"
+        yield (
+            "warning    many answers are cut, and graded as they stand: raise --policy.max_new_tokens (another store), "
+            "or ask for shorter answers"
+        )
     yield _tokens(summary.n_tokens, n)
     several = summary.n_samples > 1
     if several.any():
         n_same, mean = int((summary.n_distinct[several] == 1).sum()), summary.n_distinct[several].mean()
-        yield f"different  {mean:.1f} texts of {summary.n_samples[several].mean():.4g} to a question in the mean; {_plural(n_same, 'question')} got the same every time"
+        yield (
+            f"different  {mean:.1f} texts of {summary.n_samples[several].mean():.4g} to a question in the mean; "
+            f"{_plural(n_same, 'question')} got the same every time"
+        )
         if n_same == several.sum() and store.identity["policy"]["decoding"]["temperature"] > 0:
-            yield "warning    nothing varies at a temperature above 0: the accuracies below are 0 or 1, and no expected ones"
+            yield "warning    nothing varies at a temperature above 0: the accuracies below are all 0 or 1"
 
 
 def _tokens(n_tokens: NDArray[np.int32], n: int) -> str:
     if not len(n_tokens):
         return "tokens     not told by the server"
     told = "" if len(n_tokens) == n else f" (not told for {n - len(n_tokens):,} answers)"
-    return f"tokens     mean {n_tokens.mean():.1f}, median {np.median(n_tokens):.0f}, 95th percentile {np.percentile(n_tokens, 95):.0f}, {n_tokens.sum(dtype=np.int64):,} in all{told}"
+    return (
+        f"tokens     mean {n_tokens.mean():.1f}, median {np.median(n_tokens):.0f}, 95th percentile "
+        f"{np.percentile(n_tokens, 95):.0f}, {n_tokens.sum(dtype=np.int64):,} in all{told}"
+    )
 
 
 def _plural(n: int, noun: str) -> str:
@@ -182,7 +183,7 @@ def _share(count: int, n: int) -> str:
     """A count and its share in per cent; nothing becomes 0 % or 100 % by rounding."""
     percent = 100 * count / n
     rounded = f"{percent:.0f}" if 1 <= percent <= 99 or count in (0, n) else f"{percent:.2g}" if percent < 1 else ">99"
-    return f"{count:,} ({rounded} %)" if count else "0 (0 %)"
+    return f"{count:,} ({rounded} %)"
 
 
 def _graders(store: Store, summary: Summary) -> list[str]:
@@ -192,13 +193,14 @@ def _graders(store: Store, summary: Summary) -> list[str]:
         ["grader", "answers", "right", "wrong", "unknown", "no answer found", "questions", "expected accuracy [95 %]"]
     ]
     for name, counts in summary.grades.items():
-        of = [int(one.sum()) for one in (counts.right, counts.wrong, counts.unknown, counts.no_answer)]
+        of = [int(count.sum()) for count in (counts.right, counts.wrong, counts.unknown, counts.no_answer)]
         known = int((~np.isnan(counts.accuracy)).sum())
-        rows.append([name, *(f"{one:,}" for one in (sum(of[:3]), *of, known)), _accuracy(counts.accuracy)])
+        rows.append([name, *(f"{count:,}" for count in (sum(of[:3]), *of, known)), _accuracy(counts.accuracy)])
         n_missing = int(summary.n_samples.sum()) - sum(of[:3])
         if n_missing:
             behind.append(
-                f"warning    {_plural(n_missing, 'answer')} without a grade by {name}: run `python -m extract grade --store {store.path} --grader {name}`"
+                f"warning    {_plural(n_missing, 'answer')} without a grade by {name}: run "
+                f"`python -m extract grade --store {store.path} --grader {name}`"
             )
     return _aligned(rows) + behind
 
@@ -240,9 +242,7 @@ def _spread(name: str, counts: GradeCounts) -> list[str]:
     if not len(known):
         return []
     k = set((counts.right + counts.wrong)[~np.isnan(counts.accuracy)].tolist())
-    steps = (
-        k.pop() if len(k) == 1 and max(k) <= 10 else 10
-    )  # a row for each number of right answers where that is possible
+    steps = max(k) if len(k) == 1 and max(k) <= 10 else 10  # one row for each number of right answers, if possible
     levels = Counter(np.round(steps * known).astype(int).tolist())
     widest = max(levels.values())
     width = len(f"{widest:,}")
@@ -256,16 +256,16 @@ def _spread(name: str, counts: GradeCounts) -> list[str]:
 
 def _answers(store: Store, name: str, summary: Summary) -> list[str]:
     """Answers with their questions, and what the grader took for the answer."""
-    texts, wanted = texts_of(store, summary.shown), {one.question_id for one in summary.shown}
-    questions = {question.id: question for question in store.questions if question.id in wanted}
+    texts, ids = texts_of(store, summary.shown), {graded.question_id for graded in summary.shown}
+    questions = {question.id: question for question in store.questions if question.id in ids}
     lines = [f"{len(texts)} answers, graded by {name}"]
-    for one in summary.shown:
-        question = questions[one.question_id]
-        answer = one_line(question.public(texts[one]), _LONGEST, keep_end=True)
-        took = "nothing" if one.answer is None else repr(one_line(question.public(one.answer), 60, keep_end=True))
+    for graded in summary.shown:
+        question = questions[graded.question_id]
+        answer = one_line(question.public(texts[graded]), _LONGEST, keep_end=True)
+        took = "nothing" if graded.answer is None else repr(one_line(question.public(graded.answer), 60, keep_end=True))
         expected = one_line(question.public(" | ".join(question.references)), 80, keep_end=True)
         lines += [
-            f"  {MARKS[one.right]:7}  {one_line(question.public_prompt, _LONGEST, keep_end=True)}",
+            f"  {MARKS[graded.right]:7}  {one_line(question.public_prompt, _LONGEST, keep_end=True)}",
             f"           → {answer or '(empty)'}",
             f"           took {took}; expected {expected}",
         ]

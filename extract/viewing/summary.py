@@ -140,7 +140,7 @@ def _places(table: pa.Table, ids: Sequence[str]) -> NDArray[np.int64]:
 
 
 def _value_counts(column: pa.ChunkedArray) -> dict[str, int]:
-    return {one["values"]: one["counts"] for one in column.value_counts().to_pylist()}
+    return {row["values"]: row["counts"] for row in column.value_counts().to_pylist()}
 
 
 def _logged(store: Store) -> tuple[int, int]:
@@ -157,7 +157,7 @@ def _logged(store: Store) -> tuple[int, int]:
 
 
 class _Chosen:
-    """Some answers of each mark, by a random number that each answer has for good, so that the same ones are shown again.
+    """Some answers of each mark, by a fixed random number of each answer, so that the same ones are shown again.
 
     Args:
         n: Most answers of a mark.
@@ -176,17 +176,17 @@ class _Chosen:
             rows = rows[np.argsort(numbers[rows])[: self._n]]
             for number, row in zip(numbers[rows].tolist(), grades.take(rows).to_pylist(), strict=True):
                 held.append((number, Shown(part, row["question_id"], row["sample"], mark, row["answer"])))
-            held.sort(key=lambda one: one[0])
+            held.sort(key=lambda numbered: numbered[0])
             del held[self._n :]
 
     def spread(self) -> list[Shown]:
-        """As many of each mark as there are and as are asked for, right ones first; of different questions where it can be."""
+        """Answers spread evenly over the marks, right ones first, and over different questions if possible."""
         left = {mark: [shown for _, shown in held] for mark, held in self._by_mark.items()}
         taken: dict[bool | None, list[Shown]] = {mark: [] for mark in left}
         seen: set[str] = set()
         while sum(map(len, taken.values())) < self._n and any(left.values()):
             mark = min((mark for mark in left if left[mark]), key=lambda mark: len(taken[mark]))
-            of_new = (i for i, one in enumerate(left[mark]) if one.question_id not in seen)
+            of_new = (i for i, graded in enumerate(left[mark]) if graded.question_id not in seen)
             taken[mark].append(left[mark].pop(next(of_new, 0)))
             seen.add(taken[mark][-1].question_id)
         return [shown for held in taken.values() for shown in held]
@@ -206,8 +206,8 @@ def texts_of(store: Store, shown: Sequence[Shown]) -> dict[Shown, str]:
 def interval(values: NDArray[np.float64]) -> tuple[float, float, float] | None:
     """Mean over questions with Student's 95 % interval, within [0, 1]; None of fewer than two.
 
-    Where all are alike it ends 1 − 0.025^(1/n) from there: with a mean of more than that, n questions are all at 0 less often
-    than once in 40 times.
+    If all values are equal, the interval ends 1 − 0.025^(1/n) from them: with a larger mean, n questions would all be
+    at 0 with a probability below 0.025.
     """
     from scipy.special import stdtrit
 

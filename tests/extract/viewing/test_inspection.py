@@ -177,7 +177,7 @@ def test_unbalanced_and_unfinished_samples_are_said(store: Store) -> None:
     log.write_text(f'{json.dumps({"format": "made"})}\n{json.dumps([{}, {}])}\n{json.dumps([{}])}\n[{{"tor')
     page = describe(Store.open(store.path))
     assert "samples    9: 3 to each of 3 questions, 0 to each of 1 questions" in page
-    assert "unfinished 1 part with 3 answers" in page
+    assert "unfinished 1 sample range with 3 answers" in page
 
 
 def test_a_store_without_samples_or_grades_says_what_to_run(tmp_path: Path) -> None:

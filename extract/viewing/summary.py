@@ -195,11 +195,10 @@ class _Chosen:
 def texts_of(store: Store, shown: Sequence[Shown]) -> dict[Shown, str]:
     """The texts of chosen answers."""
     texts = {}
-    for part, ones in groupby(sorted(shown, key=lambda one: one.part), key=lambda one: one.part):
-        answers = store.samples.read(part)
-        for one in ones:
-            is_it = pc.and_(pc.equal(answers["question_id"], one.question_id), pc.equal(answers["sample"], one.sample))
-            texts[one] = answers.filter(is_it)["text"][0].as_py()
+    for part, of_part in groupby(sorted(shown, key=lambda graded: graded.part), key=lambda graded: graded.part):
+        rows = store.samples.read(part).select(["question_id", "sample", "text"]).to_pylist()
+        text_of = {(row["question_id"], row["sample"]): row["text"] for row in rows}
+        texts |= {graded: text_of[graded.question_id, graded.sample] for graded in of_part}
     return texts
 
 

@@ -343,7 +343,7 @@ def test_the_command_reads_answers_and_an_unknown_scope_is_refused_in_one_line(
     assert [line for line in errors if line.startswith("error: ")] == errors
     assert len(errors) == 2
     assert run(COMMANDS, "python -m extract", ["inspect", "--store", str(store)]) == 0
-    assert "signal     hidden: 6 of 6 parts of answers" in capsys.readouterr().out
+    assert "signal     hidden: 6 of 6 sample ranges" in capsys.readouterr().out
 
 
 def test_a_store_is_made_with_signals_of_its_answers(tmp_path: Path, recipe: StoreRecipe) -> None:

@@ -65,7 +65,7 @@ def test_offsets_are_no_keys_and_the_layout_says_what_is_ragged(store: Store) ->
     assert [entry.ragged for entry in store.signals.layout("tokens", "sample").values()] == [True, True]
     assert [entry.shape for entry in store.signals.layout("tokens", "sample").values()] == [(), ()]
     assert not any(entry.ragged for entry in store.signals.layout("hidden").values())
-    assert "signal     tokens: 6 of 6 parts of answers" in describe(store)
+    assert "signal     tokens: 6 of 6 sample ranges" in describe(store)
     assert list(find_problems(store)) == []
 
 

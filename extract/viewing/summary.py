@@ -194,7 +194,7 @@ class _Chosen:
 
 def texts_of(store: Store, shown: Sequence[Shown]) -> dict[Shown, str]:
     """The texts of chosen answers."""
-    texts = {}
+    texts: dict[Shown, str] = {}
     for part, of_part in groupby(sorted(shown, key=lambda graded: graded.part), key=lambda graded: graded.part):
         rows = store.samples.read(part).select(["question_id", "sample", "text"]).to_pylist()
         text_of = {(row["question_id"], row["sample"]): row["text"] for row in rows}

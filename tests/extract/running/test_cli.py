@@ -27,7 +27,7 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["sample", "--stor=s"], "got `--stor`. Did you mean `--store`?"),
         (["sample", "--store=s", "--policy.prompt.templat=x"], "Did you mean `--policy.prompt.template`?"),
         (["sample", "--store=s", "--k=1.5"], "Expected `--k` to be of type int, but got '1.5'."),
-        (["sample", "--store=s", "--sampler=x"], "`--sampler` to be of type Literal['local', 'server'], but got 'x'."),
+        (["read", "--store=s", "--scope=x"], "`--scope` to be of type Literal['question', 'sample'], but got 'x'."),
         (["read", "--store=s", "--signals=hidden"], "type Sequence, but got 'hidden'. A list is written '[a,b]'."),
         (["read", "--store=s", "--layers=[a]"], "`--layers` to be of type Sequence[int], null, but got"),
         (["inspect"], "required: inspect.store"),

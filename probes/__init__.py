@@ -5,26 +5,22 @@ The public names are imported when they are first used: `load_probe` needs torch
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
+from extract.registry import import_object
+from probes.registry import METHODS
+
 _PUBLIC = {
-    "ConfidenceProbe": "probes.saved.artefact",
-    "DifferenceOfMeans": "probes.difference_of_means",
-    "KNN": "probes.knn",
-    "Latent": "probes.latent",
-    "Linear": "probes.linear",
-    "Logistic": "probes.logistic",
-    "MLP": "probes.mlp",
-    "ProbeModule": "probes.fitting.module",
-    "Ridge": "probes.ridge",
-    "load_probe": "probes.saved.artefact",
+    "ConfidenceProbe": "probes.saved.artefact:ConfidenceProbe",
+    "ProbeModule": "probes.fitting.module:ProbeModule",
+    "load_probe": "probes.saved.artefact:load_probe",
+    **{method.class_name: method.path for method in METHODS.values()},
 }
 
 
 def __getattr__(name: str) -> Any:
     if name in _PUBLIC:
-        return getattr(import_module(_PUBLIC[name]), name)
+        return import_object(_PUBLIC[name])
     raise AttributeError(f"module 'probes' has no attribute {name!r}")
 
 

@@ -106,5 +106,7 @@ def method_name(class_name: str, target: str, signal: str) -> str | None:
     >>> method_name("Logistic", "semantic_entropy", "hidden"), method_name("MLP", "response", "hidden")
     ('sep', None)
     """
-    found = (class_name, target, signal)
-    return next((name for name, one in METHODS.items() if (one.class_name, one.target, one.signal) == found), None)
+    for name, method in METHODS.items():
+        if (method.class_name, method.target, method.signal) == (class_name, target, signal):
+            return name
+    return None

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class ConfidenceProbe:
-    """A trained probe with everything that is needed to use it rightly.
+    """A trained probe with all that is needed to use it.
 
     Args:
         head: From features, which are hidden states, numbers of token signals or both, to scores.
@@ -36,20 +36,14 @@ class ConfidenceProbe:
     def __init__(self, head: Head, calibrator: Calibrator, config: dict[str, Any]) -> None:
         self.head, self.calibrator = head.eval(), calibrator.eval()
         self.config = config
+        #: Layer whose hidden state is read, 0 for the embeddings; None for token signals alone.
+        self.layer: int | None = config["layer"]
+        #: Named token position at which the hidden state is read; None for token signals alone.
+        self.position: str | None = config["position"]
+        #: Whether the probe reads an answer with its prompt, and not the prompt alone.
+        self.reads_answers: bool = config["target"] == "response"
         #: Numbers of token signals that are read, behind the hidden state where there is a layer; None for none.
         self.pooled = Pooled.from_json(config["pooled"]) if config.get("pooled") else None
-
-    @property
-    def layer(self) -> int | None:
-        """Layer whose hidden state is read, 0 for the embeddings; None where token signals alone are."""
-        layer: int | None = self.config["layer"]
-        return layer
-
-    @property
-    def position(self) -> str | None:
-        """Named token position at which the hidden state is read; None where token signals alone are."""
-        position: str | None = self.config["position"]
-        return position
 
     @property
     def signals(self) -> list[str]:
@@ -64,7 +58,7 @@ class ConfidenceProbe:
             InputError: The model has no such layer.
         """
 
-        def one(signal: str, key: str) -> Tensor | Ragged:
+        def tensor(signal: str, key: str) -> Tensor | Ragged:
             if key not in read[signal]:
                 raise InputError(
                     f"Expected {self.config['model']['id']!r} to have {key!r} of the signal {signal!r}, which the "
@@ -74,11 +68,11 @@ class ConfidenceProbe:
 
         parts = []
         if self.layer is not None:
-            hidden = one(self.config["signal"], f"{self.layer}/{self.position}")
+            hidden = tensor(self.config["signal"], f"{self.layer}/{self.position}")
             assert isinstance(hidden, Tensor)
             parts.append(hidden.float())
         if self.pooled is not None:
-            parts.append(self.pooled.vector(one))
+            parts.append(self.pooled.vector(tensor))
         return torch.cat(parts, 1)
 
     def confidence(self, features: Tensor) -> Tensor:
@@ -118,11 +112,6 @@ class ConfidenceProbe:
         from probes.saved.confidence import score
 
         return score(self, hf_model, tokenizer, prompts, answers, attention_mask)
-
-    @property
-    def reads_answers(self) -> bool:
-        """Whether the probe reads an answer with its prompt, and not the prompt alone."""
-        return bool(self.config["target"] == "response")
 
     def attach(self, hf_model: Any, tokenizer: Any) -> ConfidentModel:
         """A wrapper whose `generate` gives every answer with a confidence.

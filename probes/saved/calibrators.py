@@ -149,4 +149,4 @@ class Isotonic(Calibrator):
 
 
 #: Closed list of calibrators that a config or a saved probe may name.
-CALIBRATORS: dict[str, type[Calibrator]] = {one.kind: one for one in (Platt, Temperature, Isotonic)}
+CALIBRATORS: dict[str, type[Calibrator]] = {kind.kind: kind for kind in (Platt, Temperature, Isotonic)}

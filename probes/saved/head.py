@@ -174,9 +174,8 @@ class KNNHead(Head):
 
     def score(self, standardised: Tensor) -> Tensor:
         """Scores [...] in [0, 1] from standardised hidden states [..., d_model]."""
-        where = (
-            torch.device("cpu") if standardised.device.type == "mps" else standardised.device
-        )  # which has no float64
+        mps = standardised.device.type == "mps"  # which has no float64
+        where = torch.device("cpu") if mps else standardised.device
         rows = standardised.reshape(-1, standardised.shape[-1]).to(where)
         mean = neighbour_means(rows, self.points.to(where), self.labels.to(where), [self.n_neighbors])
         return mean.reshape(standardised.shape[:-1]).float().to(standardised.device)

@@ -9,8 +9,10 @@ from extract.models.embedded import EMBEDDED_MODEL
 from extract.policy import Decoding
 from extract.questions.examples import with_examples
 from extract.questions.question import Question, questions_hash
+from extract.questions.sets import SETS
 from extract.questions.source import find_source
 from extract.questions.subset import subset
+from extract.registry import fill_names
 from extract.samplers import SAMPLERS
 from extract.sampling.server.policy import Server
 from extract.schemas import check_options, whole
@@ -26,14 +28,15 @@ _OPTIONS = {
 }
 
 
+@fill_names(sets=SETS)
 @dataclass(frozen=True)
 class StoreRecipe:
     """Questions, a model, and how it answers them.
 
     Attributes:
-        questions: Name of a question set (facts, gsm8k, mmlu, … in docs/questions.md; NAME:CONFIG for another configuration),
-            NAME=PATH to read that set from a file, path of a .jsonl, .json, .csv or .parquet file of your own, or an id on
-            the Hugging Face Hub (ORG/NAME or ORG/NAME:CONFIG).
+        questions: Name of a question set ({sets}; NAME:CONFIG for another configuration), NAME=PATH to read that set
+            from a file, path of a .jsonl, .json, .csv or .parquet file of your own, or an id on the Hugging Face Hub
+            (ORG/NAME or ORG/NAME:CONFIG). docs/questions.md describes the sets.
         n_questions: Size of the seeded subset of the questions; null takes all.
         question_seed: Seed of the subset, of the order, of shuffled choices and of worked examples.
         stratify_by: Field of the questions (group, or a key of meta) whose values get equal shares of n_questions.

@@ -57,7 +57,8 @@ def fill_grades(store: Store, grader: Grader, worker: Worker) -> None:
     n_unknown, n_rejected = verdicts["unknown"] + verdicts["rejected"], verdicts["rejected"]
     say(
         f"grade: {verdicts.total()} answers graded by {name}, {verdicts['right']} right, {n_unknown} unknown"
-        f"{f' ({n_rejected} rejected by the server)' if n_rejected else ''}, {verdicts['unread']} without an answer that can be read, which is wrong"
+        f"{f' ({n_rejected} rejected by the server)' if n_rejected else ''}, "
+        f"{verdicts['unread']} without an answer that can be read, which is wrong"
     )
 
 

@@ -28,7 +28,7 @@ _FLOAT = r"[-+]?(\d[\d_]*\.[\d_]*|\.\d[\d_]*)([eE][-+]?\d+)?|[-+]?\d+[eE][-+]?\d
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads decimal numbers only. In YAML 1.1 the grid 0:1:0.5 is a number to base 60, 010 is 8, and dates are no texts."""
+    """Reads decimal numbers only. In YAML 1.1 the grid 0:1:0.5 is a number to base 60, and 010 is 8."""
 
     def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
         """The tag of a value."""
@@ -114,8 +114,8 @@ def explain(message: str, known: list[str], prefix: str = "--") -> str:
         key, given = prefix + subclass[1], subclass[3]
         return f"Expected `{key}` to be one of {', '.join(names)}, but got {given!r}.{nearest(given, names)}"
     value = re.search(
-        r"Parser key \"([\w.]+)\": (?:Does not validate.*?Subtypes: \[(.*?)\] Errors: .*? Given|Expected an? (.*?)\. Got)"
-        r" value: (.*?)(?: - Expected|$)",
+        r"Parser key \"([\w.]+)\": (?:Does not validate.*?Subtypes: \[(.*?)\] Errors: .*? Given"
+        r"|Expected an? (.*?)\. Got) value: (.*?)(?: - Expected|$)",
         line,
     )
     if value:

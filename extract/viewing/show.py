@@ -66,7 +66,8 @@ def show(
         if len(answers) != 1:
             raise InputError(
                 f"Expected one answer for a picture, but got {len(answers)}. Name it, for example "
-                f"--questions '[{answers[0].question_id}]' --samples '[{answers[0].sample}]', or give --out answers.html."
+                f"--questions '[{answers[0].question_id}]' --samples '[{answers[0].sample}]', or give "
+                "--out answers.html."
             )
         drawn = io.BytesIO()
         entropy_curve(answers[0], name, key).savefig(drawn, format=path.suffix[1:])
@@ -93,8 +94,8 @@ def tokenizer_of(store: Store, model: str | None) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(source, revision=expected["revision"])
     except (OSError, ValueError) as error:
         raise InputError(
-            f"Expected `model` to be a Hub id or a folder with the tokenizer of {expected['id']!r}, but {place!r} can't be "
-            f"loaded: {one_line(error)}"
+            f"Expected `model` to be a Hub id or a folder with the tokenizer of {expected['id']!r}, but {place!r} "
+            f"can't be loaded: {one_line(error)}"
         ) from error
     if tokenizer_hash(tokenizer) != expected["tokenizer"]:
         raise InputError(

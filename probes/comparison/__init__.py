@@ -1,1 +1,1 @@
-"""A comparison that can be believed: every method out of fold on the same questions, with intervals and corrected tests."""
+"""Comparison of methods: out-of-fold confidences for the same questions, with intervals and corrected tests."""

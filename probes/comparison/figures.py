@@ -71,8 +71,8 @@ def paired_tests(
         seed: Seed of both.
 
     Returns:
-        One record per pair and metric: `a`, `b`, `metric`, `half`, `n_questions`, the difference a − b as `value`, `low`
-        and `high`, `p` and `p_holm`; pairs without a difference are left out.
+        One record per pair and metric that has a difference: `a`, `b`, `metric`, `half`, `n_questions`, the difference
+        a − b as `value`, `low` and `high`, `p` and `p_holm`.
     """
     tests: list[dict[str, Any]] = []
     for a, b in pairs:

@@ -21,7 +21,7 @@ from probes.registry import METHODS, PROBES, ProbeMethod
 
 #: Name of the method that validation chooses in every fold.
 BEST = "best_probe"
-#: Ending of the names under which missing baselines of single answers are listed; some of questions have the same names.
+#: Suffix of missing baselines of single answers, because some baselines of questions have the same names.
 _OF_ANSWERS = " (of an answer)"
 
 

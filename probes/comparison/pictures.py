@@ -102,7 +102,7 @@ def risk_curve(method: Scored) -> tuple[list[float], list[float]]:
 
 @styled
 def calibration(methods: dict[str, Scored], n_bins: int = 8) -> Figure:
-    """Mean accuracy in bins of equal mass of the confidence with standard errors over questions, one panel per method."""
+    """Mean accuracy in bins of equal mass of the confidence, with standard errors; one panel per method."""
     columns = min(3, len(methods))
     rows = -(-len(methods) // columns)
     figure, axes = new_figure(

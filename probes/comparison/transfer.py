@@ -85,8 +85,8 @@ def question_sets(stores: Sequence[str], grader: str | None, probe: str) -> tupl
     if len(large) < 2:
         sizes = ", ".join(f"{group.name!r} of {len(group.questions)}" for group in sets)
         raise InputError(
-            f"Expected at least two sets of {LEAST_QUESTIONS} questions, but got {sizes}. Give several --stores, or one "
-            "whose questions have groups."
+            f"Expected at least two sets of {LEAST_QUESTIONS} questions, but got {sizes}. Give several --stores, or "
+            "one whose questions have groups."
         )
     return large, {
         group.name: f"{len(group.questions)} questions, of which {LEAST_QUESTIONS} are needed"
@@ -120,8 +120,8 @@ def transfer_record(
 ) -> dict[str, Any]:
     """The record of a transfer.
 
-    A set is tested out of fold by its own probes. The groups of one store are also tested by probes that were trained on
-    all other groups.
+    A set is tested out of fold by its own probes. The groups of one store are also tested by probes trained on all
+    other groups.
 
     Args:
         sets: The sets.

@@ -1,9 +1,9 @@
 """AUROCs of thousands of scores at once, with standard errors that are clustered by question.
 
 The placement of a right answer is the share of wrong answers with a lower score, that of a wrong answer the share of
-right answers with a higher score, ties ½ (DeLong et al. 1988). Their means are the AUROC; their sums by question are its
-derivatives by the weight of each question, from which the clustered standard error follows (Obuchowski, Nonparametric
-Analysis of Clustered ROC Curve Data, Biometrics 53, 1997).
+right answers with a higher score, ties ½ (DeLong et al. 1988). Their means are the AUROC. Their sums by question are
+the derivatives by the weights of the questions, from which the clustered standard error follows (Obuchowski,
+Nonparametric Analysis of Clustered ROC Curve Data, Biometrics 53, 1997).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class ClusteredAuroc(NamedTuple):
 
     @property
     def standard_error(self) -> Tensor:
-        """[score] standard errors; NaN for too few questions or zero influence, as of a constant and of an AUROC of 1."""
+        """[score] standard errors; NaN for too few questions and for an influence of 0 (a constant; an AUROC of 1)."""
         n = self.n_questions
         variance = self.influence.square().sum(1) * n / (n - 1).clamp_min(1)
         return torch.where(self.enough & (variance > 1e-20), variance.sqrt(), torch.nan)
@@ -90,7 +90,7 @@ def clustered_auroc(scores: Tensor, right: Tensor, question: Tensor, n_questions
 
 
 def placements(scores: Tensor, others: Tensor) -> Tensor:
-    """Share of `others` below each score, ties ½, [score, answer] float64; NaN for a missing score or without others."""
+    """Share of `others` below each score, ties ½: [score, answer] float64; NaN if it or all others are missing."""
     present, others_present = scores.isfinite(), others.isfinite()
     ordered = torch.where(others_present, others, torch.inf).sort(1).values.contiguous()  # missing ones lie above all
     values = torch.where(present, scores, 0.0).contiguous()

@@ -33,9 +33,9 @@ def max_t(
     draws in which the largest statistic of all scores is at least as large. Identical scores count once, because they
     move together; Holm's correction would lose power on a grid of thousands of scores of a few kinds.
 
-    If no score is related to the grades, and all questions have equally many answers, the smallest p-value is below 0.05
-    with a probability of at most 5 %, however few right or wrong answers there are. Statistics from clustered standard
-    errors have this property only asymptotically: an AUROC far from ½ by chance has a small standard error too.
+    If no score is related to the grades, and all questions have equally many answers, the smallest p-value is below
+    0.05 with a probability of at most 5 %, however few right or wrong answers there are. Statistics from clustered
+    standard errors have this property only asymptotically: an AUROC far from ½ by chance has a small one too.
 
     Args:
         scores: [score, answer], NaN where an answer has none.
@@ -47,7 +47,7 @@ def max_t(
         progress: Whether to show a progress bar.
 
     Returns:
-        [score] float64 in (0, 1]; NaN for a score that is constant or lacks right or wrong answers, which is not counted.
+        [score] float64 in (0, 1]; NaN for scores that are constant or lack right or wrong answers; they do not count.
     """
     exchange = _Exchange(scores, right, question, sample)
     n_questions = int(question.max()) + 1
@@ -73,7 +73,7 @@ def max_t(
 
 
 class _Exchange:
-    """Scores and grades by question and sample, so that questions can exchange their grades. Arguments as of `max_t`."""
+    """Scores and grades by question and sample, for exchanging the grades of questions. Arguments as of `max_t`."""
 
     def __init__(self, scores: Tensor, right: Tensor, question: Tensor, sample: Tensor) -> None:
         shape = int(question.max()) + 1, int(sample.max()) + 1

@@ -104,8 +104,8 @@ class Grid:
     def of_families(self) -> dict[str, int]:
         """The chosen row of each family, by the name of the family, in the order of the scores.
 
-        A weighted score that is equivalent on validation to an unweighted one of the same key is not chosen: the maximum,
-        for example, does not depend on the weights.
+        A weighted score that is equivalent on validation to an unweighted one of the same key is not chosen; the
+        maximum, for example, does not depend on the weights.
         """
         influence = self.aurocs["val"].influence
         unweighted: dict[tuple[str, ...], list[int]] = {}

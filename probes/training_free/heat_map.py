@@ -22,14 +22,7 @@ _COLUMNS = list(POOLINGS)
 
 
 class Row(NamedTuple):
-    """A row of a heat map.
-
-    Attributes:
-        block: Heading of the block that it belongs to.
-        label: Its label.
-        values: [pooling] in the order of `POOLINGS`; NaN for none.
-        chosen: [pooling] whether this is the score that validation chose.
-    """
+    """A row of a heat map: block, label, and for each pooling the value (NaN for none) and whether it is chosen."""
 
     block: str
     label: str
@@ -38,51 +31,32 @@ class Row(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Layout of a heat map.
-
-    Attributes:
-        title: Title of the picture.
-        scale: Label of the colour bar.
-        middle: The value that is white.
-        most_rows: Most rows and headings of a panel.
-        row: Height of a row in inches.
-        panel: Width of a panel with its labels in inches.
-        numbers: Whether the values are written into the cells.
-    """
+    """Layout of a heat map; sizes are in inches."""
 
     title: str
-    scale: str
-    middle: float
-    most_rows: int
-    row: float
-    panel: float
-    numbers: bool
+    scale: str  # label of the colour bar
+    middle: float  # the value that is white
+    most_rows: int  # most rows and headings of a panel
+    row: float  # height of a row
+    panel: float  # width of a panel with its labels
+    numbers: bool  # whether the values are written into the cells
 
 
 def grid_pictures(grid: Grid) -> dict[str, Figure]:
     """The pictures by name; `weightings` only if the grid has weighted scores."""
-    n = grid.parts["val"].n_questions
-    signals = Layout(
-        f"AUROC of unweighted scores on validation ({n} questions)",
-        f"AUROC (½: no information; below: the wrong way round); at most {_LAYERS} layers of each signal",
-        middle=0.5,
-        most_rows=38,
-        row=0.155,
-        panel=4.1,
-        numbers=True,
+    suffix = f"on validation ({grid.parts['val'].n_questions} questions)"
+    scale = f"AUROC (½: no information; below: the wrong way round); at most {_LAYERS} layers of each signal"
+    layout = Layout(
+        f"AUROC of unweighted scores {suffix}", scale, 0.5, most_rows=38, row=0.155, panel=4.1, numbers=True
     )
-    pictures = {"signals": heat_map(signal_rows(grid), signals)}
+    pictures = {"signals": heat_map(signal_rows(grid), layout)}
     if rows := weighting_rows(grid):
-        weightings = Layout(
-            f"Effect of weights on the AUROC of token entropy on validation ({n} questions)",
-            "AUROC with these weights − unweighted AUROC, same pooling",
-            middle=0.0,
-            most_rows=60,
-            row=0.115,
-            panel=3.3,
-            numbers=False,
+        title, scale = (
+            f"Effect of weights on the AUROC of token entropy {suffix}",
+            "AUROC − unweighted AUROC, same pooling",
         )
-        pictures["weightings"] = heat_map(rows, weightings)
+        layout = Layout(title, scale, 0.0, most_rows=60, row=0.115, panel=3.3, numbers=False)
+        pictures["weightings"] = heat_map(rows, layout)
     return pictures
 
 

@@ -36,8 +36,8 @@ def grid_record(grid: Grid, n_resamples: int, seed: int) -> dict[str, Any]:
         seed: Seed of the resamples.
 
     Returns:
-        ``chosen``: the score that validation chose; ``rows``: the chosen score of each family, mean token entropy and the
-        controls; ``tests`` of the chosen score against others; ``groups``: the chosen score by group of questions;
+        ``chosen``: the score that validation chose; ``rows``: the chosen score of each family, mean token entropy and
+        the controls; ``tests`` of the chosen score against others; ``groups``: the chosen score by group of questions;
         ``grid``: counts of the corrected p-values of all scores; ``parts``: counts of both parts; ``masked``: what is
         left out, and why.
     """
@@ -139,7 +139,7 @@ class _Tested:
         return rows
 
     def tests(self) -> list[dict[str, Any]]:
-        """The chosen score against length and mean token entropy, and scores from other answers against the chosen one."""
+        """The chosen score against length and mean token entropy, and scores of other answers against it."""
         grid = self._grid
         pairs = [(self.chosen, LENGTH)]
         if grid.reference is not None and grid.reference != grid.chosen:

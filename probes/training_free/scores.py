@@ -125,7 +125,7 @@ class Scores:
         return next((key for key in self._keys.get(TOKENS, []) if key.split("/")[1] == position), None)
 
     def batches(self) -> Iterator[Tensor]:
-        """Scores [score, answer] float32 in the order of `names`, higher = more likely right; NaN where there is none."""
+        """Scores [score, answer] float32 in the order of `names`, higher = more likely right; NaN for none."""
         for names, compute in self._batches():
             yield torch.tensor([name.sign for name in names])[:, None] * compute()
 
@@ -164,14 +164,14 @@ class Scores:
         return torch.cat([columns.flatten(1).T for columns in pooled.values()])
 
     def _likelihoods(self, key: str) -> Tensor:
-        """−log P of the answer, and the mean over the half of the question of −log P and of −log P per token; [3, answer]."""
+        """−log P of each answer, and means of −log P and of −log P per token over half of the answers; [3, answer]."""
         nll = self._store.signals.read_ragged(TOKENS, key)
         mean = pool_each(nll, ["mean"])["mean"]
         total = mean * nll.lengths
         return torch.stack([total, self._mean_of_half(total), self._mean_of_half(mean)])
 
     def _mean_of_half(self, values: Tensor) -> Tensor:
-        """For answers with odd sample number the mean over the question's answers with even number; NaN for the others."""
+        """Mean over the question's answers with even sample number, for those with odd number; NaN for the others."""
         question, held_out = torch.from_numpy(self._answers.question), torch.from_numpy(self._answers.held_out)
         counted = ~held_out & values.isfinite()
         n_questions = int(question.max()) + 1

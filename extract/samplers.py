@@ -18,7 +18,7 @@ class Declaration:
     Attributes:
         version: Name of the sampler and a number that is raised whenever the same policy would give other samples; a
             store's identity holds it.
-        implementation: The class as ``module:attribute``, imported when something is sampled.
+        implementation: The class, or its place as ``module:attribute``, which is imported when something is sampled.
         weights: Whether the model's weights are at hand. Without them a store knows the model by name only, and a local
             copy is needed to read signals.
         end_token: Whether an answer that stopped ends with its end token, or the one that completed a stop text.
@@ -27,7 +27,7 @@ class Declaration:
     """
 
     version: str
-    implementation: str
+    implementation: str | type
     weights: bool = False
     end_token: bool = False
     nullable: tuple[str, ...] = ()
@@ -44,7 +44,7 @@ class Declaration:
 
     def load(self) -> Any:
         """The class."""
-        return import_object(self.implementation)
+        return import_object(self.implementation) if isinstance(self.implementation, str) else self.implementation
 
 
 SAMPLERS = Registry(

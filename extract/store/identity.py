@@ -69,7 +69,8 @@ def read_identity(folder: Path) -> dict[str, Any]:
         )
     if not os.path.isfile(file):  # also of a name that is too long for a file system
         raise InputError(
-            f"Expected `store` to be the folder of a store, but {str(folder)!r} has no identity.json. Make one with `python -m extract sample --store {folder}`."
+            f"Expected `store` to be the folder of a store, but {str(folder)!r} has no identity.json. Make one with "
+            f"`python -m extract sample --store {folder}`; add `--config configs/sets/facts.yaml` for that of train.py."
         )
     if not is_inside(file, folder):
         raise InputError(

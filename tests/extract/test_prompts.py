@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from jsonargparse import ArgumentParser
 
 from extract.asking.base import question_text
 from extract.commands import sample
@@ -260,3 +261,15 @@ def test_cloze_facts_few_shot_from_the_real_file() -> None:
     assert len(recipe.load()[0]) == len(questions) == 400
     assert not {text for text, _ in decoding.prompt.examples} & {one.text for one in questions}
     assert len(decoding.prompt.text(questions[0].text).split("\n")) == 9
+
+
+def test_the_preset_of_the_facts_makes_the_store_of_the_default_config() -> None:
+    def recipe(options: dict[str, Any]) -> StoreRecipe:
+        parser = ArgumentParser(exit_on_error=False)
+        parser.add_class_arguments(StoreRecipe, "recipe")
+        made: StoreRecipe = parser.instantiate(parser.parse_object({"recipe": options})).recipe
+        return made
+
+    root = Path(__file__).parents[2] / "configs"
+    default = yaml.safe_load((root / "default.yaml").read_text())["data"]["recipe"]
+    assert recipe(yaml.safe_load((root / "sets" / "facts.yaml").read_text())) == recipe(default)

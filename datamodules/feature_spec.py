@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from extract.errors import InputError, nearest
-from extract.signals.features import DEFAULT_POOLING, Pooled, check_pooling, token_signals
+from extract.signals.features import DEFAULT_POOLING, TokenFeatures, check_pooling, token_signals
 from extract.signals.pooling import weight_of
 from extract.store.ragged import Ragged
 from extract.store.shards import Scope
@@ -111,7 +111,7 @@ class FeatureSpec:
         Raises:
             InputError: If the store lacks a signal, a position or a layer, or its tensors do not fit together.
         """
-        pooled = Pooled(self._token_keys(store), self.pooling, self._weight_key(store)) if self.tokens else None
+        pooled = TokenFeatures(self._token_keys(store), self.pooling, self._weight_key(store)) if self.tokens else None
         alone = self.signal in self.tokens[:1]
         keys = [] if alone else vector_keys(store, self.signal, self.scope, self.positions, self.layers)
         return ResolvedFeatures(store, self.scope, self.signal, keys, pooled)
@@ -156,7 +156,7 @@ class ResolvedFeatures:
     scope: Scope
     signal: str
     keys: list[str]
-    pooled: Pooled | None
+    pooled: TokenFeatures | None
 
     @property
     def names(self) -> list[str]:

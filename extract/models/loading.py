@@ -38,14 +38,15 @@ def load_model(
         model: The embedded model's name, a Hub id, or a folder.
         revision: Commit, branch or tag of a Hub model.
         dtype: "auto" (the checkpoint's own), "float32", "bfloat16" or "float16".
-        device: "auto" (CUDA where there is one, by LOCAL_RANK among several, else CPU) or a torch device such as "cuda:1". Without `device_map`.
+        device: "auto" (CUDA where there is one, by LOCAL_RANK among several, else CPU) or a torch device such as
+            "cuda:1". Without `device_map`.
         device_map: Spread a large model over devices, as transformers does ("auto", "balanced", …).
 
     Returns:
         The transformers model in evaluation mode, and its tokenizer.
 
     Raises:
-        InputError: Unknown dtype or device, or no such model or folder.
+        InputError: If the dtype or device is unknown, or the model can't be loaded.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -61,7 +62,8 @@ def load_model(
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise InputError(
-            f"Expected `model` to be {EMBEDDED_MODEL!r}, a Hub id or a folder with a causal language model, but {model!r} can't be loaded: {reason}"
+            f"Expected `model` to be {EMBEDDED_MODEL!r}, a Hub id or a folder with a causal language model, but "
+            f"{model!r} can't be loaded: {reason}"
         ) from error
     if device_map is None:
         loaded = loaded.to(where)
@@ -73,7 +75,7 @@ def resolve_device(device: str) -> torch.device:
     """The torch device of a `device` option.
 
     Raises:
-        InputError: It is none, or this machine has no such one.
+        InputError: If it is not a device, or this machine does not have it.
     """
     if device == "auto":
         # several workers on one machine take one device each
@@ -87,7 +89,8 @@ def resolve_device(device: str) -> torch.device:
         torch.empty(0, device=resolved)
     except (RuntimeError, AssertionError, NotImplementedError):  # torch says it in as many ways as it has devices
         raise InputError(
-            f"Expected `device` to be one that this machine has, but got {device!r}, which torch can't use here. Use --device auto."
+            f"Expected `device` to be one that this machine has, but got {device!r}, which torch can't use here. Use "
+            "--device auto."
         ) from None
     return resolved
 
@@ -106,24 +109,26 @@ def model_identity(model: Any, tokenizer: Any) -> ModelIdentity:
     )
 
 
-def check_model(model: Any, tokenizer: Any, wanted: dict[str, Any], who: str) -> None:
-    """Refuse another model or tokenizer than `wanted`, whose answers or states would be another's.
+def check_model(model: Any, tokenizer: Any, expected: dict[str, Any], owner: str) -> None:
+    """Check that a model and its tokenizer are the expected ones.
 
     Args:
         model: Loaded model.
         tokenizer: Its tokenizer.
-        wanted: A `ModelIdentity` as a dict. Its `id` and `revision` are names and are not compared.
-        who: Who wants it, for the message.
+        expected: A `ModelIdentity` as a dict. Its `id` and `revision` are names and are not compared.
+        owner: What expects it, for the message.
 
     Raises:
-        InputError: Weights, dtype, tokenizer or chat template differ.
+        InputError: If weights, dtype, tokenizer or chat template differ.
     """
-    found = asdict(model_identity(model, tokenizer)) | {"id": wanted["id"], "revision": wanted["revision"]}
-    wrong = list(differences(found, wanted))
-    if wrong:
-        revision = f" at revision {wanted['revision']}" if wanted["revision"] else ""
+    names = {"id": expected["id"], "revision": expected["revision"]}
+    differing = list(differences(asdict(model_identity(model, tokenizer)) | names, expected))
+    if differing:
+        revision = f" at revision {expected['revision']}" if expected["revision"] else ""
         raise InputError(
-            f"Expected the model of {who}, {wanted['id']!r}{revision} in {wanted['dtype']}, but got {model.name_or_path!r}, which differs in {'; '.join(wrong)}. Load that model with `load_model({wanted['id']!r}, dtype={wanted['dtype']!r})`."
+            f"Expected the model of {owner}, {expected['id']!r}{revision} in {expected['dtype']}, but got "
+            f"{model.name_or_path!r}, which differs in {'; '.join(differing)}. Load that model with "
+            f"`load_model({expected['id']!r}, dtype={expected['dtype']!r})`."
         )
 
 
@@ -136,13 +141,14 @@ def weight_fingerprint(model: Any) -> str:
     The sum is over integers, so neither device nor order changes it; the sample makes it depend on where values stand.
 
     Raises:
-        InputError: Weights that are not in memory (offloaded to disk).
+        InputError: If weights are offloaded to disk.
     """
     digest = hashlib.sha256(canonical_json(_computing_config(model.config)).encode())
     for name, tensor in sorted(model.state_dict().items()):
         if tensor.is_meta:
             raise InputError(
-                f"Expected all weights in memory, but {name!r} is offloaded to disk. Load the model with a `device_map` that keeps it in memory."
+                f"Expected all weights in memory, but {name!r} is offloaded to disk. Load the model with a "
+                "`device_map` that keeps it in memory."
             )
         bits, sample = _bit_sum(tensor.detach())
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype} {bits}".encode())
@@ -151,8 +157,9 @@ def weight_fingerprint(model: Any) -> str:
 
 
 _NOT_COMPUTING = re.compile(
-    "_.*|.*_token_id|.*(name_or_path|version|dtype|dropout|pdrop|initializer_range)|architectures|auto_map|use_cache|output_.*|return_dict"
-    "|.*2.*label|.*label2.*|problem_type|task_specific_params|gradient_checkpointing|pretraining_tp|max_length"
+    "_.*|.*_token_id|.*(name_or_path|version|dtype|dropout|pdrop|initializer_range)|architectures|auto_map|use_cache"
+    "|output_.*|return_dict|.*2.*label|.*label2.*|problem_type|task_specific_params|gradient_checkpointing|pretraining_tp"
+    "|max_length"
 )
 
 
@@ -196,7 +203,7 @@ def end_tokens(model: Any, tokenizer: Any) -> list[int]:
 
 
 def check_prompts(model: Any, prompts: Sequence[Sequence[int]], n_further: int = 0) -> None:
-    """Refuse prompts that a model can't read.
+    """Check that a model can read some prompts.
 
     Args:
         model: Causal language model.
@@ -204,7 +211,7 @@ def check_prompts(model: Any, prompts: Sequence[Sequence[int]], n_further: int =
         n_further: Most tokens that follow a prompt.
 
     Raises:
-        InputError: No tokens, one that the model does not have, or more than its positions.
+        InputError: If a prompt is empty, has a token that the model lacks, or exceeds its positions.
     """
     n_vocab = model.get_input_embeddings().num_embeddings
     longest = getattr(model.config.get_text_config(), "max_position_embeddings", None) or math.inf
@@ -212,10 +219,14 @@ def check_prompts(model: Any, prompts: Sequence[Sequence[int]], n_further: int =
         if not prompt:
             raise InputError(f"Expected prompts of at least one token, but prompt {i} has none. Give a question.")
         if not 0 <= min(prompt) <= max(prompt) < n_vocab:
+            outside = next(token for token in prompt if not 0 <= token < n_vocab)
             raise InputError(
-                f"Expected token ids from 0 to {n_vocab - 1}, but prompt {i} has {max(prompt, key=lambda id_: abs(id_ - n_vocab / 2))}. Encode it with the model's own tokenizer."
+                f"Expected token ids from 0 to {n_vocab - 1}, but prompt {i} has {outside}. Encode it with the model's "
+                "own tokenizer."
             )
         if len(prompt) + n_further > longest:
             raise InputError(
-                f"Expected prompts and answers of at most {longest} tokens, which {model.name_or_path!r} has positions for, but prompt {i} has {len(prompt)} and its answer may have {n_further}. Shorten the prompt or the answers."
+                f"Expected prompts and answers of at most {longest} tokens, which {model.name_or_path!r} has positions "
+                f"for, but prompt {i} has {len(prompt)} and its answer may have {n_further}. Shorten the prompt or the "
+                "answers."
             )

@@ -60,8 +60,8 @@ def model_source(store: Store, model: str | None) -> str:
     name: str = store.model["id"]
     if store.model["revision"] is None and name != EMBEDDED_MODEL and not Path(name).is_dir():
         raise InputError(
-            f"Expected `model` to say where the store's model is, a folder called {name!r}: a store keeps no paths. Give "
-            "--model PATH."
+            f"Expected `model` to say where the store's model is, a folder called {name!r}: a store keeps no paths. "
+            "Give --model PATH."
         )
     return name
 
@@ -89,12 +89,12 @@ def encode_prompts(
         if not store.samples.provides.weights:
             raise InputError(
                 f"Expected the prompt of question {id_!r} to have the {recorded} tokens that the server of "
-                f"{store.model_id!r} counted, but this model's tokenizer makes {len(prompts[id_])} of it: the server has "
-                "another model or chat template. Give the model that it serves by --model."
+                f"{store.model_id!r} counted, but this model's tokenizer makes {len(prompts[id_])} of it: the server "
+                "has another model or chat template. Give the model that it serves by --model."
             )
         raise InputError(
-            f"Expected the prompt of question {id_!r} to have the {recorded} tokens that it was answered with, but this "
-            f"version of the tokenizer makes {len(prompts[id_])} of it. Use the version of transformers that sampled "
-            f"{str(store.path)!r}."
+            f"Expected the prompt of question {id_!r} to have the {recorded} tokens that it was answered with, but "
+            f"this version of the tokenizer makes {len(prompts[id_])} of it. Use the version of transformers that "
+            f"sampled {str(store.path)!r}."
         )
     return prompts

@@ -19,7 +19,7 @@ from extract.signals.base import Pass
 
 
 def attention_entropy(batch: Pass) -> dict[str, Tensor]:
-    """Entropies of attention where each token was drawn: [row, token] float32 in [0, 1] by ``layer/name``, layers from 1.
+    """Entropies of attention where each token was drawn: [row, token] in [0, 1] by ``layer/name``, layers from 1.
 
     - ``normalised``: mean over heads of each head's entropy, divided by the logarithm of the keys that it could see.
     - ``sink_free``: the same without the first token.
@@ -35,8 +35,8 @@ def attention_entropy(batch: Pass) -> dict[str, Tensor]:
 def rollout(batch: Pass) -> dict[str, Tensor]:
     """Influence of each token: [row, token] float32, at least 0, by ``L/MIX_FIELD_AGG_ALIGN``.
 
-    MIX is the residual's share, the same for all tokens (share_50, share_70, share_90) or as in `attention_shares`; FIELD
-    the receptive field that attention is divided by; AGG how rows of R become one number: `mean` over all T, `rf_mean`
+    MIX is the residual's share, the same for all tokens (share_50, …) or as in `attention_shares`; FIELD the
+    receptive field that attention is divided by; AGG how rows of R become one number: `mean` over all T, `rf_mean`
     over those that see the token, `last`. `emit` is the influence of the place that drew y_t, among the tokens without
     y_n; `token` that of y_t's own place, among all.
     """
@@ -82,11 +82,11 @@ def macs(batch: Pass) -> dict[str, Tensor]:
     """How strongly later tokens attend to a token in every layer (Hu et al. 2025, "MACS", arXiv 2509.17178).
 
     Attention of the strongest head, kept from 0 by a floor, is multiplied over the layers. The product of 32 numbers of
-    0.01 is 0 in any float, so that its logarithms are summed and the signal is the geometric mean over layers, [row, token]
-    by ``L/floor_EPS_AGG_ALIGN``.
+    0.01 is 0 in any float, so that its logarithms are summed and the signal is the geometric mean over layers,
+    [row, token] by ``L/floor_EPS_AGG_ALIGN``.
 
-    AGG `rf_mean` and `max` are over the places that see a token, from its own to the answer's last one; `last` is that of
-    the last one. With ALIGN `emit` the places are those that drew y_1 … y_n, with `token` those of y_1 … y_n themselves.
+    AGG `rf_mean` and `max` are over the places that see a token, from its own to the answer's last one; `last` is that
+    of the last one. With ALIGN `emit` the places are those that drew y_1 … y_n, with `token` those of y_1 … y_n.
     """
     width, found = batch.spans.widest, {}
     for floor, logs in batch.attention.floors.items():

@@ -1,9 +1,9 @@
 """Numbers of attention weights, as pure functions: entropies, rollout, MACS, and how attention and residual stream mix.
 
-Rollout: a layer mixes states by Â = a Ã + (1 − a) I, Ã attention's mean over heads (Abnar & Zuidema 2020), and all layers
-by R = Â_L … Â_1. All of them are lower triangular, so that the answer's columns of R depend on the answer's rows and
-columns of Ã alone; the prompt is in what normalises a row. A sum over the rows of R is a vector that goes through the
-layers from the last to the first: n² and not n³.
+Rollout: a layer mixes states by Â = a Ã + (1 − a) I, Ã attention's mean over heads (Abnar & Zuidema 2020), and all
+layers by R = Â_L … Â_1. All of them are lower triangular, so that the answer's columns of R depend on the answer's rows
+and columns of Ã alone; the prompt is in what normalises a row. A sum over the rows of R is a vector that goes through
+the layers from the last to the first: n² and not n³.
 """
 
 from __future__ import annotations

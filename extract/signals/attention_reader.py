@@ -1,8 +1,8 @@
 """Reads attention from queries and keys while the forward pass itself stays as it is.
 
 transformers calls an attention function by name. Ours calls the model's own, so that the pass does not change by a bit,
-then computes the weights of the answers' queries, a few heads and queries at a time, and keeps sums of them. Hooks on the
-blocks keep how much attention adds to the residual stream.
+then computes the weights of the answers' queries, a few heads and queries at a time, and keeps sums of them. Hooks on
+the blocks keep how much attention adds to the residual stream.
 """
 
 from __future__ import annotations
@@ -122,9 +122,9 @@ class AttentionReader:
     def _refusal(self, reason: str) -> InputError:
         n = len(set(self._layer_of.values()))
         return InputError(
-            f"Expected a model that calls transformers' attention function once in each of its {n} layers, but "
-            f"{type(self._model).__name__} {reason}. Leave attention_entropy, rollout, rollout_max and macs out, or use "
-            "another model."
+            f"Expected a model that calls transformers' attention function once in each of its {n} layers, "
+            f"but {type(self._model).__name__} {reason}. Leave attention_entropy, rollout, rollout_max and macs out, "
+            "or use another model."
         )
 
 
@@ -202,7 +202,7 @@ class MixingCapture(Hooks):
         return self
 
     def finish(self) -> list[Dots]:
-        """Dot products [row, query] of the last pass by layer; nothing is kept from the next one until `index` is set."""
+        """Dot products [row, query] of the last pass by layer; nothing is kept from the next until `index` is set."""
         if self._checked != self._dots.keys():
             raise self._refusal()
         products = [self._dots[layer] for layer in sorted(self._dots)]

@@ -1,4 +1,4 @@
-"""Attention scores of an answer's queries, a chunk at a time, and the sums over heads and keys that are kept of a layer."""
+"""Attention scores of an answer's queries, a chunk at a time, and the sums over heads and keys that are kept."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def read_layer(
         softcap: Bounds the scores.
 
     Returns:
-        For attention_entropy the names of `over_heads`, [row, query]. For attention_blocks `mean` [row, query, key], the
-        mean over heads among the answer's places, and `sums` [row, query, normaliser] of whole rows, see `normalisers`.
-        For attention_macs `largest` [row, query, key], the maximum over heads.
+        For attention_entropy the names of `over_heads`, [row, query]. For attention_blocks `mean` [row, query, key],
+        the mean over heads among the answer's places, and `sums` [row, query, normaliser] of whole rows,
+        see `normalisers`. For attention_macs `largest` [row, query, key], the maximum over heads.
     """
     own = places.spans.n_before + places.index  # keys of the queries' own tokens
     parts: dict[str, list[Tensor]] = defaultdict(list)
@@ -129,8 +129,8 @@ def score_chunks(
     (n_rows, n_heads, _, d_head), n_key_heads = query.shape, key.shape[1]
     if mask is not None and mask.shape[1] != 1:
         raise InputError(
-            f"Expected one attention mask for all heads, but got {mask.shape[1]}. This architecture's attention can't be "
-            "read; use another model."
+            f"Expected one attention mask for all heads, but got {mask.shape[1]}. This architecture's attention can't "
+            "be read; use another model."
         )
     at = places.index[:, None, :, None].expand(-1, n_heads, -1, d_head)
     queries = query.gather(2, at).float() * (d_head**-0.5 if scaling is None else scaling)

@@ -28,8 +28,8 @@ class Answer:
 class Lens(TypedDict, total=False):
     """Numbers of the distributions that drew the tokens, float32 on the CPU, NaN behind a row's tokens.
 
-    The first four describe the model's own distribution, [row, token]; the others those of all layers, [row, token, layer],
-    each read through the model's final norm and head. Entropies and divergences are in nats.
+    The first four describe the model's own distribution, [row, token]; the others those of all layers,
+    [row, token, layer], each read through the model's final norm and head. Entropies and divergences are in nats.
 
     Attributes:
         log_p: log p of the token that was drawn; NaN where none was.
@@ -43,7 +43,7 @@ class Lens(TypedDict, total=False):
         last_cosines: Cosine of the residual stream with that after the last block, layers 0 … L.
         kl: KL(p_l ‖ p_L), the last `N_COMPARED` layers before L.
         jsd: Jensen–Shannon divergence of p_l and p_L, the same layers.
-        early_late: [row, token], KL of the mean distribution of the first quarter of the layers to that of the last one.
+        early_late: [row, token], KL of the mean distribution of the first quarter of the layers to that of the last.
     """
 
     log_p: Tensor

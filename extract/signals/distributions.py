@@ -1,4 +1,4 @@
-"""Numbers of distributions over words, from logits, in float32: entropy, the two most_likely words, divergences. Pure functions.
+"""Pure functions of distributions over tokens, from logits, in float32: entropies, most likely tokens, divergences.
 
 A softmax is kept undivided, as weights and their sum, because each division and each logarithm over all words costs as
 much as the rest of an entropy.
@@ -45,7 +45,7 @@ def softmax(logits: Tensor) -> Softmax:
 
 
 def entropy(p: Softmax) -> Tensor:
-    """Shannon entropy [token] in nats: H = log Σ exp(z) − Σ p z, z shifted by its largest, without which float32 errs by 3e-4."""
+    """Shannon entropy [token] in nats: log Σ exp(z) − Σ p z, z shifted by its largest, else float32 errs by 3e-4."""
     return (p.total.log() - _dot(p.weight, p.shifted) / p.total).clamp_(min=0)
 
 
@@ -55,7 +55,7 @@ def log_probability(p: Softmax, words: Tensor) -> Tensor:
 
 
 def most_likely(p: Softmax) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each token: the most_likely word, its probability, and by how much that is more than the next one's; [token] each."""
+    """The most likely token, its probability, and by how much that exceeds the next one's; [token] each."""
     best = p.shifted.topk(2)
     first, second = best.values.exp().unbind(-1)
     return best.indices[:, 0], first / p.total, (first - second) / p.total

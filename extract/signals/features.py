@@ -1,4 +1,4 @@
-"""What a probe reads of token signals: one vector a row, made in the same way from a store and from a model."""
+"""Features that a probe reads of token signals: one vector per row, the same from a store and from a model."""
 
 from __future__ import annotations
 
@@ -13,26 +13,27 @@ from torch import Tensor
 from extract.errors import InputError, nearest
 from extract.signals.pooling import PEAKS, POOLINGS, WEIGHTS, peak_features, pool_each, windows
 from extract.signals.registry import SIGNALS, signals_of
-from extract.store.ragged import Ragged
 from extract.store.shards import Scope
 
-#: What a number a token becomes where nothing else is said.
+#: Pooling of answers by default.
 DEFAULT_POOLING = ("mean", "std", "max")
-#: Pooling that only the entropies of the tokens have, see `peak_features`.
+#: Pooling of the tokens' entropies alone, see `peak_features`.
 DISTRIBUTION = "distribution"
 _WINDOWS = re.compile(r"windows_([1-9]|[1-5][0-9]|6[0-4])")
 _KEY = re.compile(r"([a-z_]+)/((?:0|[1-9][0-9]{0,4})/([A-Za-z0-9_]+))")
 
 
 @dataclass(frozen=True)
-class Pooled:
-    """Numbers of token signals that become one vector a row.
+class TokenFeatures:
+    """Numbers of token signals that become one vector per row.
 
     Attributes:
-        keys: Each a ``signal/layer/position``.
-        pooling: How the tokens of an answer become numbers, each in its own way; empty for questions, which have one
-            number each.
-        weights: Key of the weights of the tokens; None for none.
+        keys: Each a ``signal/layer/name``.
+        pooling: Poolings of an answer's tokens; empty for questions, which have one number per key.
+        weights: Key of the tokens' weights; None for none.
+
+    Raises:
+        InputError: If a key does not have a pooling, or weights come with a pooling that has no weighted form.
     """
 
     keys: tuple[str, ...]
@@ -40,133 +41,117 @@ class Pooled:
     weights: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what does not go together.
-
-        Raises:
-            InputError: A pooling that a key does not have, or weights where nothing is weighted.
-        """
-        other = next((key for key in self.keys if _position(key) != ("tokens", "entropy")), None)
+        other = next((key for key in self.keys if _signal_and_name(key) != ("tokens", "entropy")), None)
         if DISTRIBUTION in self.pooling and other is not None:
             raise InputError(
-                f"Expected `pooling` {DISTRIBUTION} with the entropy of the signal tokens alone, but {other!r} is there too. Give --data.signal=tokens --data.positions=[entropy], or --data.join=[tokens/entropy]."
+                f"Expected `pooling` {DISTRIBUTION} with the entropy of the signal tokens alone, but {other!r} is "
+                "there too. Give --data.signal=tokens --data.positions=[entropy], or --data.join=[tokens/entropy]."
             )
-        even = next((how for how in self.pooling if _WINDOWS.fullmatch(how)), None)
-        if even is not None and self.weights is not None:
+        unweighted = next((pooling for pooling in self.pooling if _WINDOWS.fullmatch(pooling)), None)
+        if unweighted is not None and self.weights is not None:
             raise InputError(
-                f"Expected `weights` with poolings that have a weighted form, but {even} has none. Leave `weights` out, or {even}."
+                f"Expected `weights` with poolings that have a weighted form, but {unweighted} has none. Leave "
+                f"`weights` out, or {unweighted}."
             )
 
     @property
     def signals(self) -> list[str]:
-        """The signals that are read, each once."""
-        every = (*self.keys, *([] if self.weights is None else [self.weights]))
-        return list(dict.fromkeys(key.split("/")[0] for key in every))
+        """Names of the signals that are read, each once."""
+        keys = (*self.keys, *([] if self.weights is None else [self.weights]))
+        return list(dict.fromkeys(key.split("/")[0] for key in keys))
 
     @property
     def names(self) -> list[str]:
-        """What each number of the vector is: a key, and how it was pooled."""
+        """Name of each number of the vector: its key, and its pooling."""
         if not self.pooling:
             return list(self.keys)
-        return [f"{key} {how}" for key in self.keys for name in self.pooling for how in self._numbers(name)]
+        return [f"{key} {name}" for key in self.keys for pooling in self.pooling for name in self._numbers(pooling)]
 
-    def _numbers(self, how: str) -> list[str]:
+    def _numbers(self, pooling: str) -> list[str]:
         """Names of the numbers that a pooling makes of a key."""
-        if how == DISTRIBUTION:
+        if pooling == DISTRIBUTION:
             return PEAKS[0] + (PEAKS[1] if self.weights is not None else [])
-        even = _WINDOWS.fullmatch(how)
-        return [how] if even is None else [f"{how}_{i}" for i in range(int(even[1]))]
+        match = _WINDOWS.fullmatch(pooling)
+        return [pooling] if match is None else [f"{pooling}_{i}" for i in range(int(match[1]))]
 
-    def vector(self, read: Callable[[str, str], Tensor | Ragged]) -> Tensor:
-        """[row, number] float32; NaN where a row has no tokens, or what it needs is missing.
+    def vector(self, read: Callable[[str, str], Any]) -> Tensor:
+        """Features [row, number] float32; NaN where a row has no tokens, or a value is missing.
 
         Args:
-            read: From a signal and one of its keys to its values: [row] of questions, ragged of answers.
+            read: From a signal and one of its keys to its values: [row] of questions, `Ragged` of answers.
         """
-        weights = None if self.weights is None else self._tokens(read, self.weights)
+        weights = None if self.weights is None else read(*self.weights.split("/", 1))
         columns: list[Tensor] = []
         for key in self.keys:
+            values: Any = read(*key.split("/", 1))
             if not self.pooling:
-                columns.append(_of_rows(read, key))
+                columns.append(values.float())
                 continue
-            values = self._tokens(read, key)
-            plain = pool_each(values, [how for how in self.pooling if how in POOLINGS], weights)
-            for how in self.pooling:
-                if how == DISTRIBUTION:
+            plain = pool_each(values, [pooling for pooling in self.pooling if pooling in POOLINGS], weights)
+            for pooling in self.pooling:
+                if pooling == DISTRIBUTION:
                     columns += peak_features(values, weights=weights).values()
-                elif how in POOLINGS:
-                    columns.append(plain[how])
+                elif pooling in POOLINGS:
+                    columns.append(plain[pooling])
                 else:
-                    columns += windows(values, len(self._numbers(how))).unbind(1)
+                    columns += windows(values, len(self._numbers(pooling))).unbind(1)
         return torch.stack(columns, 1)
 
-    @staticmethod
-    def _tokens(read: Callable[[str, str], Tensor | Ragged], key: str) -> Ragged:
-        values = read(*key.split("/", 1))
-        assert isinstance(values, Ragged)
-        return values
-
     def to_json(self) -> dict[str, Any]:
-        """As a saved probe states it."""
+        """Record in a saved probe."""
         return {"keys": list(self.keys), "pooling": list(self.pooling), "weights": self.weights}
 
     @staticmethod
-    def from_json(stated: dict[str, Any]) -> Pooled:
-        """The other way round, of what `is_key`, `is_pooling` and `is_weights` hold for."""
-        return Pooled(tuple(stated["keys"]), tuple(stated["pooling"]), stated["weights"])
+    def from_json(record: dict[str, Any]) -> TokenFeatures:
+        """Features of a record that was checked by `is_key`, `is_pooling` and `is_weights`."""
+        return TokenFeatures(tuple(record["keys"]), tuple(record["pooling"]), record["weights"])
 
 
-def _of_rows(read: Callable[[str, str], Tensor | Ragged], key: str) -> Tensor:
-    values = read(*key.split("/", 1))
-    assert isinstance(values, Tensor)
-    return values.float()
-
-
-def _position(key: str) -> tuple[str, str]:
-    parts = key.split("/")
-    return parts[0], parts[-1]
+def _signal_and_name(key: str) -> tuple[str, str]:
+    signal, _, name = key.split("/")
+    return signal, name
 
 
 def token_signals(scope: Scope) -> list[str]:
-    """Signals with a number a token, or one for the first token of a question's answer."""
+    """Names of the signals with one number per token of an answer, or for the first token of a question's answer."""
     return signals_of(scope, per_token=True)
 
 
 def is_key(value: Any, scope: Scope) -> bool:
-    """Whether any JSON value is a ``signal/layer/position`` of a token signal."""
-    found = _KEY.fullmatch(value) if isinstance(value, str) else None
-    return found is not None and found[1] in token_signals(scope)
+    """Whether any JSON value is the ``signal/layer/name`` of a token signal."""
+    match = _KEY.fullmatch(value) if isinstance(value, str) else None
+    return match is not None and match[1] in token_signals(scope)
 
 
 def is_weights(value: Any) -> bool:
     """Whether any JSON value is a key of weights."""
     if not is_key(value, "sample"):
         return False
-    signal, position = _position(value)
-    return SIGNALS[signal].weights or (signal, position) in WEIGHTS.values()
+    signal, name = _signal_and_name(value)
+    return SIGNALS[signal].weights or (signal, name) in WEIGHTS.values()
 
 
 def is_pooling(value: Any) -> bool:
     """Whether any JSON value is the name of a pooling."""
-    return isinstance(value, str) and (
-        value in POOLINGS or value == DISTRIBUTION or _WINDOWS.fullmatch(value) is not None
-    )
+    return isinstance(value, str) and bool(value in POOLINGS or value == DISTRIBUTION or _WINDOWS.fullmatch(value))
 
 
 def check_pooling(pooling: Sequence[str]) -> None:
-    """Refuse names that are no pooling.
+    """Check names of poolings.
 
     Raises:
-        InputError: One is none, or stands there twice, or there is none.
+        InputError: If a name is unknown or repeated, or there is none.
     """
-    known = [*POOLINGS, DISTRIBUTION, "windows_N"]
+    known = [*POOLINGS, DISTRIBUTION]
     if not pooling:
         raise InputError(
             f"Expected `pooling` to name at least one, but it is empty. Leave it out for {', '.join(DEFAULT_POOLING)}."
         )
-    for how in pooling:
-        if not is_pooling(how):
+    for name in pooling:
+        if not is_pooling(name):
             raise InputError(
-                f"Expected `pooling` to be among {', '.join(known)}, with N from 1 to 64, but got {how!r}.{nearest(how, known[:-1])}"
+                f"Expected `pooling` to be among {', '.join(known)}, windows_N, with N from 1 to 64, but got {name!r}."
+                f"{nearest(name, known)}"
             )
     if len(set(pooling)) < len(pooling):
         raise InputError(f"Expected `pooling` to name each only once, but got {', '.join(pooling)}.")

@@ -14,8 +14,8 @@ from extract.signals.model_parts import Hooks, decoder_blocks, decoder_of, n_lay
 from extract.store.shards import Scope
 
 #: By scope and name, the token indices of a position, from the prompt's P tokens and the answer's n. The mean of their
-#: states is kept. Answer token y_t is at index P + t − 1, where the state has seen it; it was drawn at P + t − 2, so that
-#: the distribution of the first answer token is read at `last_prompt`.
+#: states is kept. Answer token y_t is at index P + t − 1, where the state has seen it; it was drawn at P + t − 2, so
+#: that the distribution of the first answer token is read at `last_prompt`.
 POSITIONS: dict[Scope, dict[str, Callable[[int, int], range]]] = {
     "question": {"last_prompt": lambda n_prompt, n_answer: range(n_prompt - 1, n_prompt)},
     "sample": {
@@ -43,8 +43,8 @@ def position_ranges(scope: Scope, n_prompt: Sequence[int], n_answer: Sequence[in
             indices, first = place(prompt, answer), 0 if scope == "question" else prompt
             if prompt < 1 or not first <= indices.start < indices.stop <= prompt + answer:
                 raise InputError(
-                    f"Expected position {name!r} to be in a prompt of {prompt} tokens and an answer of {answer}, but it "
-                    f"is from {indices.start} to {indices.stop - 1}. Leave empty prompts and answers out."
+                    f"Expected position {name!r} to be in a prompt of {prompt} tokens and an answer of {answer}, but "
+                    f"it is from {indices.start} to {indices.stop - 1}. Leave empty prompts and answers out."
                 )
     return [[place(*row) for row in lengths] for place in POSITIONS[scope].values()]
 
@@ -60,7 +60,7 @@ def hidden(batch: Pass) -> dict[str, Tensor]:
 
 
 class _Span(NamedTuple):
-    """Tokens of each row: [row] int64 `start` and `stop`, the smallest start, the largest stop, whether all are one token."""
+    """Tokens of each row: [row] int64 `start` and `stop`, smallest start, largest stop, whether all are one token."""
 
     start: Tensor
     stop: Tensor
@@ -118,7 +118,7 @@ class HiddenCapture(Hooks):
         self._model = model
 
     def start(self, positions: Sequence[Sequence[range]]) -> None:
-        """Set the tokens to keep in the next passes: [position][row] indices among the tokens of a pass; empty for none."""
+        """Set the tokens to keep in the next passes, [position][row] indices into a pass's tokens; empty for none."""
         self._spans = [_Span.of(rows, self._model.device) for rows in positions]
 
     def finish(self) -> dict[int, Tensor]:

@@ -1,8 +1,8 @@
 """The lens: every layer's distribution over tokens, through the model's own final norm and head, a chunk at a time.
 
 Only numbers of the distributions are kept, so that no more than a chunk's logits are in memory. Where a number compares
-layers, the residual stream is kept at the answers' tokens until the pass has ended; otherwise a layer is read when it has
-been computed, and nothing else is kept of it.
+layers, the residual stream is kept at the answers' tokens until the pass has ended; otherwise a layer is read when it
+has been computed, and nothing else is kept of it.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ THRESHOLDS = (25, 50, 100, 200)
 def tokens(batch: Pass) -> dict[str, Tensor]:
     """Five numbers of the distribution p that drew each token y: [row, token] float32 by ``L/name``, L blocks.
 
-    The distribution is the model's own: temperature 1, before top-p and top-k. At question scope nothing is drawn yet, and
-    ``nll`` and ``plogp`` are left out.
+    The distribution is the model's own: temperature 1, before top-p and top-k. At question scope nothing is drawn yet,
+    and ``nll`` and ``plogp`` are left out.
 
     - ``nll``: −log p(y) in nats; its mean over an answer is called length-normalised likelihood.
     - ``entropy``: −Σ p log p in nats.
@@ -43,13 +43,13 @@ def entropy_profile(batch: Pass) -> dict[str, Tensor]:
 
 
 def evolution(batch: Pass) -> dict[str, Tensor]:
-    """How the layers S = L − k … L − 1 differ from each other and from the last one: [row, token] float32 by ``L/name_k``.
+    """How the layers S = L − k … L − 1 differ from each other and from the last one: [row, token] by ``L/name_k``.
 
     ``mean_kl`` and ``var_kl`` are the mean and variance over S of KL(p_l ‖ p_L), ``jsd`` the mean Jensen–Shannon
     divergence of p_l and p_L, ``mean_entropy`` and ``var_entropy`` mean and variance of the entropies of S; nats, and
-    nats² for the variances, which divide by k − 1. ``early_late`` is KL(p_E ‖ p_F) of the mean distributions of the first
-    and the last quarter of the layers. L itself is not in S, because its KL is 0. A k is left out of models with no more
-    than k layers.
+    nats² for the variances, which divide by k − 1. ``early_late`` is KL(p_E ‖ p_F) of the mean distributions of the
+    first and the last quarter of the layers. L itself is not in S, because its KL is 0. A k is left out of models with
+    no more than k layers.
     """
     lens, last = batch.lens, batch.n_layers
     found = {"early_late": lens["early_late"]}
@@ -94,6 +94,6 @@ def _first(qualifies: Tensor) -> Tensor:
 
 
 def _first_to_hold(holds: Tensor) -> Tensor:
-    """The first of the layers [..., layer] 0 … L from which on `holds` is true to the end; L where it is not at L either."""
+    """The first of the layers [..., layer] 0 … L from which on `holds` is true to the end; L where there is none."""
     to_the_end = holds.flip(-1).int().cummin(-1).values.sum(-1)
     return (holds.shape[-1] - to_the_end.clamp(min=1)).float()

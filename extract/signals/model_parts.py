@@ -119,8 +119,9 @@ def final_norm(model: Any) -> nn.Module:
                 raise not_norm_alone(model)
             return norm
     raise InputError(
-        f"Expected a decoder whose final norm is called one of {', '.join(_NORMS)}, but {type(model).__name__} has none "
-        "of them. Its layers can't be read through its head; leave out the signals that do so, or use another model."
+        f"Expected a decoder whose final norm is called one of {', '.join(_NORMS)}, but {type(model).__name__} has "
+        "none of them. Its layers can't be read through its head; leave out the signals that do so, or use "
+        "another model."
     )
 
 

@@ -1,6 +1,6 @@
-"""Rows of different lengths side by side: some of a ragged tensor at a time, with what their poolings share.
+"""Rows of a ragged tensor padded side by side, some at a time, with what their poolings share.
 
-Inside everything is float64, so that which token a weighted quantile falls on does not hang on rounding.
+All is float64, so that the token on which a weighted quantile falls does not depend on rounding.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 from extract.errors import InputError
 from extract.store.ragged import Ragged
 
-_CELLS = 2**18  # values that are padded together: more fall out of the cache
+_CELLS = 2**18  # values that are padded together; more would not fit into the cache
 
 
 class Padded:
@@ -22,7 +22,7 @@ class Padded:
 
     Args:
         u: [..., row, token] float64 values, 0 behind a row's tokens.
-        w: [..., row, token] weights likewise, of leading axes that go with those of `u`; None for none.
+        w: [..., row, token] weights likewise, with leading axes that broadcast with those of `u`; None for none.
         n: [row] int64 tokens of each row.
     """
 
@@ -36,13 +36,13 @@ class Padded:
 
     @cached_property
     def ascending(self) -> tuple[Tensor, Tensor]:
-        """Values from the least to the greatest, and where they stood; padding last."""
-        sorted_ = self.u.masked_fill(~self.there, torch.inf).sort(dim=-1)
-        return sorted_.values, sorted_.indices
+        """Values in ascending order, and their indices; padding last."""
+        values, indices = self.u.masked_fill(~self.there, torch.inf).sort(dim=-1)
+        return values, indices
 
     @cached_property
     def by_weight(self) -> tuple[Tensor, Tensor]:
-        """Weights from the greatest to the least, of equal ones the earlier token first, and the values of these tokens."""
+        """Weights in descending order, of equal ones the earlier token first, and the values of these tokens."""
         order = self.w.masked_fill(~self.there, -1.0).sort(dim=-1, descending=True, stable=True)
         return order.values, self.u.expand(self._shape).gather(-1, order.indices.expand(self._shape))
 
@@ -53,7 +53,7 @@ class Padded:
 
     @cached_property
     def weights_ascending(self) -> Tensor:
-        """Cumulative weights c of the tokens from the least to the greatest value."""
+        """Cumulative weights c of the tokens in ascending order of their values."""
         return self.w.expand(self._shape).gather(-1, self.ascending[1].expand(self._shape)).cumsum(-1)
 
     @cached_property
@@ -79,11 +79,11 @@ def over_rows(
     compute: Callable[[Padded], dict[str, Tensor]],
     weights: Ragged | None = None,
 ) -> dict[str, Tensor]:
-    """What a function gives for rows side by side, a few similarly long ones at a time.
+    """Apply a function to rows side by side, rows of similar length together.
 
     Args:
         values: As for `pool`.
-        names: What `compute` returns.
+        names: Names of the results of `compute`.
         compute: From some rows to [..., row] by name.
         weights: As for `pool`.
 
@@ -91,22 +91,23 @@ def over_rows(
         [row, …] float32 by name; NaN as for `pool`.
 
     Raises:
-        InputError: Weights that are negative or of other tokens.
+        InputError: If weights are negative or of other tokens.
     """
-    _check_weights(values, weights)
-    shapes = [one.values.shape[1:] for one in (values, weights) if one is not None]
-    axes = torch.broadcast_shapes(*shapes)
+    axes = values.values.shape[1:]
+    if weights is not None:
+        _check_weights(values, weights)
+        axes = torch.broadcast_shapes(axes, weights.values.shape[1:])
     out = {name: torch.full((*axes, values.n_rows), torch.nan) for name in names}
     for rows in _similar(values.lengths, max(1, axes.numel())):
         n = values.lengths[rows]
-        u, whole = _side_by_side(values, rows, n)
+        u, finite = _side_by_side(values, rows, n)
         w = None
         if weights is not None:
-            w, given = _side_by_side(weights, rows, n)
-            whole = whole & given
+            w, finite_weights = _side_by_side(weights, rows, n)
+            finite = finite & finite_weights
         for name, result in compute(Padded(u, w, n)).items():
-            out[name][..., rows] = result.where(whole, torch.nan).float()
-    return {name: one.movedim(-1, 0) for name, one in out.items()}
+            out[name][..., rows] = result.where(finite, torch.nan).float()
+    return {name: result.movedim(-1, 0) for name, result in out.items()}
 
 
 def _similar(lengths: Tensor, n_columns: int) -> Iterator[Tensor]:
@@ -124,7 +125,7 @@ def _similar(lengths: Tensor, n_columns: int) -> Iterator[Tensor]:
 
 
 def _side_by_side(ragged: Ragged, rows: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
-    """[..., row, token] float64 of some rows, 0 behind their tokens and for what is not finite; and [..., row] whether all is."""
+    """[..., row, token] float64 of some rows, 0 for padding and what is not finite; [..., row] if all is finite."""
     step = torch.arange(int(n.max()))
     there = step < n[:, None]
     index = (ragged.offsets[rows][:, None] + step).where(there, 0)
@@ -132,14 +133,15 @@ def _side_by_side(ragged: Ragged, rows: Tensor, n: Tensor) -> tuple[Tensor, Tens
     return padded.nan_to_num(0.0, 0.0, 0.0), padded.isfinite().all(-1)
 
 
-def _check_weights(values: Ragged, weights: Ragged | None) -> None:
-    if weights is None:
-        return
+def _check_weights(values: Ragged, weights: Ragged) -> None:
     if not torch.equal(values.offsets, weights.offsets):
         raise InputError(
-            f"Expected `weights` to be of the same tokens as the values, {values.n_rows} rows of {len(values.values)} tokens, but got {weights.n_rows} rows of {len(weights.values)}, or other lengths. Read both from the same answers."
+            f"Expected `weights` to be of the same tokens as the values, {values.n_rows} rows of {len(values.values)} "
+            f"tokens, but got {weights.n_rows} rows of {len(weights.values)}, or other lengths. Read both from the "
+            "same answers."
         )
     if bool((weights.values < 0).any()):
+        smallest = float(weights.values.nan_to_num(0.0).min())
         raise InputError(
-            f"Expected `weights` to be at least 0, but got {float(weights.values.nan_to_num(0.0).min()):g}. Use an entropy, a probability or an influence."
+            f"Expected `weights` to be at least 0, but got {smallest:g}. Use an entropy, a probability or an influence."
         )

@@ -1,4 +1,4 @@
-"""Pooling: from one number a token to one number an answer, over rows of different lengths at once.
+"""Pooling: from one number per token to one number per answer, for rows of different lengths at once.
 
 u_t are the values of a row's n tokens, w_t ≥ 0 weights of the same tokens. A row without tokens, or with a value or
 weight that is not finite, is NaN. With weights that sum to 0 a row is pooled as if there were none.
@@ -8,21 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from extract.errors import InputError, nearest
+from extract.registry import Registry
 from extract.signals.padding import Padded, over_rows
 from extract.signals.registry import signals_of
 from extract.store.ragged import Ragged
 
 # Plain
-
-
-def _mean(rows: Padded) -> Tensor:
-    return rows.mean
 
 
 def _max(rows: Padded) -> Tensor:
@@ -53,10 +51,6 @@ def _quantile(rows: Padded, percent: int) -> Tensor:
 # Weighted
 
 
-def _weighted_mean(rows: Padded) -> Tensor:
-    return rows.weighted_mean
-
-
 def _weighted_std(rows: Padded) -> Tensor:
     """√(Σ w (u − weighted mean)² / Σ w)."""
     away = (rows.u - rows.weighted_mean[..., None]).square()
@@ -83,39 +77,42 @@ def _share(n: Tensor, percent: int) -> Tensor:
 
 
 class Pooling(NamedTuple):
-    """How tokens become one number, with and without weights; [..., row] each."""
+    """How the tokens of each row become one number [..., row], without and with weights."""
 
     plain: Callable[[Padded], Tensor]
     weighted: Callable[[Padded], Tensor]
 
 
 #: Poolings by name.
-POOLINGS: dict[str, Pooling] = {
-    "mean": Pooling(_mean, _weighted_mean),
-    "max": Pooling(_max, partial(_weighted_quantile, percent=100)),
-    "std": Pooling(_std, _weighted_std),
-    **{f"top_{p}": Pooling(partial(_top, percent=p), partial(_weighted_top, percent=p)) for p in (5, 10, 20, 40)},
-    **{
-        f"q{p}": Pooling(partial(_quantile, percent=p), partial(_weighted_quantile, percent=p))
-        for p in (25, 50, 75, 90, 99)
+POOLINGS: Registry[Pooling] = Registry(
+    "pooling",
+    {
+        "mean": Pooling(attrgetter("mean"), attrgetter("weighted_mean")),
+        "max": Pooling(_max, partial(_weighted_quantile, percent=100)),
+        "std": Pooling(_std, _weighted_std),
+        **{f"top_{p}": Pooling(partial(_top, percent=p), partial(_weighted_top, percent=p)) for p in (5, 10, 20, 40)},
+        **{
+            f"q{p}": Pooling(partial(_quantile, percent=p), partial(_weighted_quantile, percent=p))
+            for p in (25, 50, 75, 90, 99)
+        },
     },
-}
+)
 
 
 def pool(values: Ragged, how: str, weights: Ragged | None = None) -> Tensor:
     """One number a row.
 
     Args:
-        values: [sum of lengths, …]; further axes are pooled each for itself.
+        values: [sum of lengths, …]; further axes are pooled separately.
         how: One of `POOLINGS`.
-        weights: Weights w ≥ 0 of the same tokens, whose further axes are stretched to those of the values and the other
-            way round: values […, 1] with weights […, w] are pooled with each of the w weights.
+        weights: Weights w ≥ 0 of the same tokens, whose further axes broadcast with those of the values: values […, 1]
+            with weights […, w] are pooled with each of the w weights.
 
     Returns:
         [row, …] float32; NaN for a row without tokens, or with a value or weight that is not finite.
 
     Raises:
-        InputError: Unknown name, or weights that are negative or of other tokens.
+        InputError: If the name is unknown, or weights are negative or of other tokens.
 
     >>> pool(Ragged.of([torch.tensor([1.0, 2.0, 6.0]), torch.tensor([])]), "mean")
     tensor([3., nan])
@@ -125,7 +122,7 @@ def pool(values: Ragged, how: str, weights: Ragged | None = None) -> Tensor:
 
 def pool_each(values: Ragged, hows: Sequence[str], weights: Ragged | None = None) -> dict[str, Tensor]:
     """As `pool` in several ways, for little more than one of them: rows are padded and sorted once."""
-    chosen = {how: _pooling(how) for how in hows}
+    chosen = {how: POOLINGS[how] for how in hows}
 
     def pooled(rows: Padded) -> dict[str, Tensor]:
         if weights is None:
@@ -133,39 +130,26 @@ def pool_each(values: Ragged, hows: Sequence[str], weights: Ragged | None = None
         given = rows.total > 0
         if bool(given.all()):
             return {how: pooling.weighted(rows) for how, pooling in chosen.items()}
-        return {how: torch.where(given, one.weighted(rows), one.plain(rows)) for how, one in chosen.items()}
+        return {how: torch.where(given, p.weighted(rows), p.plain(rows)) for how, p in chosen.items()}
 
     return over_rows(values, list(chosen), pooled, weights)
-
-
-def _pooling(how: str) -> Pooling:
-    if how not in POOLINGS:
-        raise InputError(
-            f"Expected `pooling` to be among {', '.join(POOLINGS)}, but got {how!r}.{nearest(how, POOLINGS)}"
-        )
-    return POOLINGS[how]
 
 
 # Beyond one number: windows, and the shape of an entropy curve
 
 
 def windows(values: Ragged, n_windows: int) -> Tensor:
-    """Means over `n_windows` stretches of each row's tokens, as even as `numpy.array_split` makes them.
+    """Means over `n_windows` stretches of each row's tokens, split as evenly as by `numpy.array_split`.
 
-    In a row with fewer tokens than windows a token stands in several: first and last window are its first and last token.
+    In a row with fewer tokens than windows a token is in several: first and last window are its first and last token.
 
     Returns:
         [row, …, window] float32; NaN as for `pool`.
-
-    Raises:
-        InputError: No window.
 
     >>> windows(Ragged.of([torch.tensor([1.0, 2.0, 6.0]), torch.tensor([5.0])]), 2)
     tensor([[1.5000, 6.0000],
             [5.0000, 5.0000]])
     """
-    if n_windows < 1:
-        raise InputError(f"Expected at least one window, but got {n_windows}. `windows_4` makes four.")
     names = [str(i) for i in range(n_windows)]
 
     def means(rows: Padded) -> dict[str, Tensor]:
@@ -176,7 +160,7 @@ def windows(values: Ragged, n_windows: int) -> Tensor:
             start, stop = (size * edge + longer.clamp_max(edge) for edge in (i, i + 1))
             token = rows.n * i // n_windows  # where tokens are fewer than windows
             start, stop = (torch.where(size > 0, a, b) for a, b in ((start, token), (stop, token + 1)))
-            ends = [until.gather(-1, one.expand(until.shape[:-1])[..., None])[..., 0] for one in (start, stop)]
+            ends = [until.gather(-1, edge.expand(until.shape[:-1])[..., None])[..., 0] for edge in (start, stop)]
             found[name] = (ends[1] - ends[0]) / (stop - start)
         return found
 
@@ -194,12 +178,12 @@ def peak_features(entropy: Ragged, threshold: float = 0.5, weights: Ragged | Non
     """The shape of each row's entropy curve: features for a logistic regression.
 
     A peak is a token of more than `threshold` nats; a critical token also has more than the mean weight. Counts are
-    log(1 + count), and log n is there because they grow with it. Heights are 0 where there is none.
+    log(1 + count), and log n is a feature because they grow with it. Heights are 0 where there is no such token.
 
     Args:
         entropy: [sum of lengths] nats.
-        threshold: What makes a peak, in nats.
-        weights: Influences w ≥ 0 of the same tokens, for the critical ones and weighted poolings.
+        threshold: Threshold of a peak, in nats.
+        weights: Influences w ≥ 0 of the same tokens, for critical tokens and weighted poolings.
 
     Returns:
         [row] float32 by name, see `PEAKS`; NaN as for `pool`.
@@ -225,7 +209,7 @@ def peak_features(entropy: Ragged, threshold: float = 0.5, weights: Ragged | Non
         # by a little more than the mean, which equal weights may exceed by rounding
         critical = peaks & (rows.w * rows.n[:, None] > rows.total[..., None] * (1 + 1e-9))
         pooled = [POOLINGS[how] for how in ("mean", "q75", "q90", "std", "max")]
-        weighted = [torch.where(rows.total > 0, one.weighted(rows), one.plain(rows)) for one in pooled]
+        weighted = [torch.where(rows.total > 0, p.weighted(rows), p.plain(rows)) for p in pooled]
         return dict(zip(PEAKS[0] + PEAKS[1], [*shape, *_heights(rows, critical), *weighted], strict=True))
 
     return over_rows(entropy, PEAKS[0] + (PEAKS[1] if weights is not None else []), features, weights)
@@ -242,7 +226,7 @@ def _heights(rows: Padded, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor, Tens
 
 
 class Weight(NamedTuple):
-    """Where weights stand in a store."""
+    """Signal and position of weights in a store."""
 
     signal: str
     position: str
@@ -266,8 +250,10 @@ def weight_of(name: str) -> Weight:
     signal, _, position = name.partition("/")
     influences = signals_of("sample", weights=True)
     if signal not in influences or not position:
-        known = [*WEIGHTS, *(f"{one}/POSITION" for one in influences)]
+        known = [*WEIGHTS, *(f"{influence}/POSITION" for influence in influences)]
+        hint = "" if signal in influences else nearest(signal, [*WEIGHTS, *influences])
         raise InputError(
-            f"Expected `weights` to be one of {', '.join(known)}, for example rollout/norm_element_mean_token, but got {name!r}.{'' if signal in influences else nearest(signal, [*WEIGHTS, *influences])}"
+            f"Expected `weights` to be one of {', '.join(known)}, for example rollout/norm_element_mean_token, but got "
+            f"{name!r}.{hint}"
         )
     return Weight(signal, position)

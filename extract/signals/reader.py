@@ -1,4 +1,4 @@
-"""`Reader`: runs one forward pass over a batch, with the hooks that the requested signals need, and returns a `Pass`."""
+"""Runs one forward pass over a batch with the hooks that the requested signals need, and returns a `Pass`."""
 
 from __future__ import annotations
 

@@ -104,13 +104,13 @@ def read_answers(
         `answers`.
 
     Raises:
-        InputError: If there are no answers, a prompt is empty, the model can't read the tokens, or a signal can't be read
-            from the model.
+        InputError: If there are no answers, a prompt is empty, the model can't read the tokens, or a signal can't be
+            read from the model.
     """
     if not answers or not all(answer.prompt for answer in answers):
         raise InputError(
-            "Expected `answers` to hold at least one, each with a prompt of at least one token, which its first token was "
-            "drawn from. Leave the others out."
+            "Expected `answers` to hold at least one, each with a prompt of at least one token, which its first token "
+            "was drawn from. Leave the others out."
         )
     rows: dict[Answer, list[int]] = defaultdict(list)
     for row, answer in enumerate(answers):

@@ -1,8 +1,8 @@
 """Signals by name. A new signal is a function from a `Pass` to tensors, in one file, and one entry in `SIGNALS`.
 
-The function returns tensors [row, …] by ``layer/name``; those of a token signal are [row, token], padded, and are cut to
-the answers' lengths by the reader. All requested signals are computed from the same pass. A signal's module, and with it
-the model code, is imported when the signal is loaded.
+The function returns tensors [row, …] by ``layer/name``; those of a token signal are [row, token], padded, and are cut
+to the answers' lengths by the reader. All requested signals are computed from the same pass. A signal's module, and
+with it the model code, is imported when the signal is loaded.
 """
 
 from __future__ import annotations
@@ -133,8 +133,8 @@ def load_signal(name: str, scope: Scope = "question") -> Callable[..., dict[str,
     """
     if scope not in SIGNALS[name].scopes:
         raise InputError(
-            f"Expected `signals` to be among {', '.join(signals_of(scope))} at `scope` {scope}, but got {name!r}. Give the "
-            "other `scope`."
+            f"Expected `signals` to be among {', '.join(signals_of(scope))} at `scope` {scope}, but got {name!r}. Give "
+            "the other `scope`."
         )
     function: Callable[..., dict[str, Any]] = import_object(SIGNALS[name].function)
     return function

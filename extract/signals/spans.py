@@ -13,8 +13,8 @@ from torch.nn.utils.rnn import pad_sequence
 class TokenSpans:
     """Token indices of each row of a batch.
 
-    Behind a prompt of P tokens, answer token y_t was drawn at index P + t − 2 and is itself at index P + t − 1. At question
-    scope the only token is the one that is going to be drawn after the prompt.
+    Behind a prompt of P tokens, answer token y_t was drawn at index P + t − 2 and is itself at index P + t − 1. At
+    question scope the only token is the one that is going to be drawn after the prompt.
 
     Attributes:
         first: Index that drew y_1: the last token of the prompt.

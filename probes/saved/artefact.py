@@ -13,7 +13,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from extract.errors import InputError
-from extract.signals.features import Pooled
+from extract.signals.features import TokenFeatures
 from extract.store.files import replace_file
 from extract.store.ragged import Ragged
 from probes.saved.calibrators import Calibrator
@@ -43,7 +43,7 @@ class ConfidenceProbe:
         #: Whether the probe reads an answer with its prompt, and not the prompt alone.
         self.reads_answers: bool = config["target"] == "response"
         #: Numbers of token signals that are read, behind the hidden state where there is a layer; None for none.
-        self.pooled = Pooled.from_json(config["pooled"]) if config.get("pooled") else None
+        self.pooled = TokenFeatures.from_json(config["pooled"]) if config.get("pooled") else None
 
     @property
     def signals(self) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from extract.signals.features import Pooled
+from extract.signals.features import TokenFeatures
 from probes.registry import chosen_option
 from probes.report.templates import render
 
@@ -44,7 +44,7 @@ def what_is_read(layer: int | None, position: str | None, pooled: dict[str, Any]
     hidden = "" if layer is None else f"the hidden state of layer {layer} at `{position}`"
     if pooled is None:
         return hidden
-    features = Pooled.from_json(pooled)
+    features = TokenFeatures.from_json(pooled)
     signals = ", ".join(f"`{name}`" for name in dict.fromkeys(key.split("/")[0] for key in features.keys))
     weights = f"; weighted by `{features.weights}`" if features.weights else ""
     pooling = f" ({', '.join(features.pooling)}{weights})" if features.pooling else ""

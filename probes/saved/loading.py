@@ -27,7 +27,7 @@ from extract.schemas import (
     one_of,
     whole,
 )
-from extract.signals.features import Pooled, is_key, is_pooling, is_weights, token_signals
+from extract.signals.features import TokenFeatures, is_key, is_pooling, is_weights, token_signals
 from extract.store.files import is_inside, read_json
 from extract.store.shards import Scope
 from extract.text import one_line, shown
@@ -189,7 +189,7 @@ def _check_pooled(config: dict[str, Any], path: Path) -> None:
     if "pooled" not in config:
         return
     try:
-        n = len(Pooled.from_json(config["pooled"]).names)
+        n = len(TokenFeatures.from_json(config["pooled"]).names)
     except InputError as error:
         raise InputError(
             f"Expected `pooled` in {str(path)!r} to be what a probe was trained on. {error} Restore the file."

@@ -18,7 +18,7 @@ from benchmarks.tiny import write_questions
 from datamodules import FeatureDataModule
 from extract import Decoding, InputError, Store, StoreRecipe, read, sample
 from extract.models.loading import load_model
-from extract.signals.features import Pooled
+from extract.signals.features import TokenFeatures
 from extract.signals.pooling import PEAKS, peak_features
 from extract.store.ragged import Ragged
 from probes import load_probe
@@ -67,9 +67,9 @@ def test_a_token_signal_is_one_feature_of_all_its_keys_each_pooled_in_every_way(
 
 def test_positions_and_layers_choose_keys(made_store: Path) -> None:
     data = data_of(made_store, signal="tokens", positions=["nll", "margin"], pooling=["q50"])
-    assert data.pooled == Pooled(("tokens/3/margin", "tokens/3/nll"), ("q50",))
+    assert data.pooled == TokenFeatures(("tokens/3/margin", "tokens/3/nll"), ("q50",))
     data = data_of(made_store, signal="entropy_profile", layers=[1, 3], pooling=["mean"])
-    assert data.pooled == Pooled(("entropy_profile/1/entropy", "entropy_profile/3/entropy"), ("mean",))
+    assert data.pooled == TokenFeatures(("entropy_profile/1/entropy", "entropy_profile/3/entropy"), ("mean",))
 
 
 def test_an_answer_without_tokens_or_with_a_nan_is_in_no_split_and_counted(made_store: Path, tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_what_is_joined_stands_behind_every_layers_hidden_state(made_store: Path
 def test_questions_have_one_number_of_each_key(made_store: Path) -> None:
     data = data_of(made_store, target="capability", signal="entropy_profile")
     batch, store = data.every(), data.store
-    assert data.pooled == Pooled(tuple(f"entropy_profile/{layer}/entropy" for layer in (1, 2, 3)))
+    assert data.pooled == TokenFeatures(tuple(f"entropy_profile/{layer}/entropy" for layer in (1, 2, 3)))
     for layer in (1, 2, 3):
         assert torch.equal(batch.features[:, 0, layer - 1], store.signals.read("entropy_profile", f"{layer}/entropy"))
     joined = data_of(made_store, target="semantic_entropy", join=["tokens/margin"]).every()

@@ -3,7 +3,8 @@ r"""The latent probe's arithmetic: from hidden states to a distribution of a que
 ASEU (amortised semantic embedding uncertainty, arXiv 2410.22685) predicts from one forward pass how widely the
 answers to a question would scatter. The paper fine-tunes the model and leaves prior, likelihood and training open, so
 that this is ASEU-like: an encoder of frozen hidden states h gives a mean μ(h) and deviations σ(h), learnt from the
-embeddings e of sampled answers, all of length 1. Its likelihood is that of answers which scatter around a mean of their own,
+embeddings e of sampled answers, all of length 1. Its likelihood is that of answers which scatter around a mean of
+their own,
 
 .. math:: e_m = \mu(h) + u + \varepsilon_m, \qquad u \sim N(0, \mathrm{diag}\,\tau^2), \quad
     \varepsilon_m \sim N(0, \mathrm{diag}\,\sigma^2(h)),

@@ -59,8 +59,8 @@ def score(
     if not probe.reads_answers:
         if answers is not None:
             raise InputError(
-                "Expected no `answers`, because this probe reads questions alone. Leave them out, or train a probe with "
-                "--data.target=response."
+                "Expected no `answers`, because this probe reads questions alone. Leave them out, or train a probe "
+                "with --data.target=response."
             )
         return _read(probe, hf_model, ids)
     texts = [answers] if isinstance(answers, str) else list(answers or ())

@@ -19,10 +19,11 @@ _MOST_VALUES = 2**30  # float32 numbers of a tensor that grows with the training
 class Head(nn.Module):
     """Base: a standardiser, and a subclass's way from standardised hidden states to a score.
 
-    A subclass keeps everything in buffers and can be made from `d_model` and the whole numbers named in `sizes`.
+    A subclass keeps everything in buffers, and is created from `d_model` and the whole numbers named in `sizes`.
 
     Args:
         d_model: Width of the hidden state.
+        **buffers: Tensors of the subclass.
     """
 
     #: Name of the kind in a saved probe.
@@ -32,10 +33,10 @@ class Head(nn.Module):
     mean: Tensor
     scale: Tensor
 
-    def __init__(self, d_model: int) -> None:
+    def __init__(self, d_model: int, **buffers: Tensor) -> None:
         super().__init__()
-        self.register_buffer("mean", torch.zeros(d_model))
-        self.register_buffer("scale", torch.ones(d_model))
+        for name, tensor in {"mean": torch.zeros(d_model), "scale": torch.ones(d_model), **buffers}.items():
+            self.register_buffer(name, tensor)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Scores [...] float32, higher = more likely right, from hidden states [..., d_model] of any float dtype."""
@@ -71,9 +72,7 @@ class LinearHead(Head):
     bias: Tensor
 
     def __init__(self, d_model: int) -> None:
-        super().__init__(d_model)
-        self.register_buffer("weight", torch.zeros(d_model))
-        self.register_buffer("bias", torch.tensor(0.0))
+        super().__init__(d_model, weight=torch.zeros(d_model), bias=torch.tensor(0.0))
 
     def score(self, standardised: Tensor) -> Tensor:
         """Scores [...] from standardised hidden states [..., d_model]."""
@@ -96,11 +95,8 @@ class MLPHead(Head):
     bias: Tensor
 
     def __init__(self, d_model: int, hidden: int) -> None:
-        super().__init__(d_model)
-        self.register_buffer("weight_in", torch.zeros(d_model, hidden))
-        self.register_buffer("bias_in", torch.zeros(hidden))
-        self.register_buffer("weight", torch.zeros(hidden))
-        self.register_buffer("bias", torch.tensor(0.0))
+        first = {"weight_in": torch.zeros(d_model, hidden), "bias_in": torch.zeros(hidden)}
+        super().__init__(d_model, **first, weight=torch.zeros(hidden), bias=torch.tensor(0.0))
 
     def score(self, standardised: Tensor) -> Tensor:
         """Scores [...] from standardised hidden states [..., d_model]."""
@@ -126,13 +122,15 @@ class LatentHead(Head):
     noise: Tensor
 
     def __init__(self, d_model: int, hidden: int, components: int) -> None:
-        super().__init__(d_model)
-        self.register_buffer("weight_in", torch.zeros(d_model, hidden))
-        self.register_buffer("bias_in", torch.zeros(hidden))
-        self.register_buffer("weight", torch.zeros(hidden, 2 * components))
-        self.register_buffer("bias", torch.zeros(2 * components))
-        self.register_buffer("shared", torch.tensor(0.0))
-        self.register_buffer("noise", drawn_noise(components))
+        super().__init__(
+            d_model,
+            weight_in=torch.zeros(d_model, hidden),
+            bias_in=torch.zeros(hidden),
+            weight=torch.zeros(hidden, 2 * components),
+            bias=torch.zeros(2 * components),
+            shared=torch.tensor(0.0),
+            noise=drawn_noise(components),
+        )
 
     def score(self, standardised: Tensor) -> Tensor:
         """Scores [...] from standardised hidden states [..., d_model]."""
@@ -162,15 +160,13 @@ class KNNHead(Head):
     labels: Tensor
 
     def __init__(self, d_model: int, n_rows: int, n_neighbors: int) -> None:
-        super().__init__(d_model)
         if n_rows * d_model > _MOST_VALUES:
             raise InputError(
                 f"Expected `sizes` of a knn head with at most {_MOST_VALUES} numbers, but {n_rows} rows of width "
                 f"{d_model} have more. Train on fewer rows."
             )
+        super().__init__(d_model, points=torch.zeros(n_rows, d_model), labels=torch.zeros(n_rows))
         self.n_neighbors = n_neighbors
-        self.register_buffer("points", torch.zeros(n_rows, d_model))
-        self.register_buffer("labels", torch.zeros(n_rows))
 
     def score(self, standardised: Tensor) -> Tensor:
         """Scores [...] in [0, 1] from standardised hidden states [..., d_model]."""

@@ -1,4 +1,4 @@
-"""Registries: one mapping from a name to what it stands for, from which choices, help and documentation tables derive."""
+"""Registries: a mapping from names to entries, from which choices, help and documentation tables derive."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Registry(Mapping[str, Entry]):
 
 
 def import_object(place: str) -> Any:
-    """The object at ``module:attribute``. Registries name their implementations so, to import them when they are used."""
+    """The object at ``module:attribute``, the form in which registries name what they import when it is used."""
     module, attribute = place.split(":")
     return getattr(import_module(module), attribute)
 

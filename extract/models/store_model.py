@@ -12,7 +12,7 @@ from extract.models.embedded import EMBEDDED_MODEL
 from extract.running.progress import say
 from extract.running.worker import alone
 from extract.sampling.run import encode_questions, prompt_of
-from extract.store.reader import write_reader
+from extract.store.identity import write_reader
 from extract.store.shards import Shard
 from extract.store.store import Store
 

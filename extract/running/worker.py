@@ -1,4 +1,4 @@
-"""One process among several that write the same store: which blocks are its own, and who else may write."""
+"""Workers that write one store at the same time: which blocks belong to each, and the locks between them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ class Worker:
         rank, count = (value or "" for value in stated)
         if not (rank.isdecimal() and count.isdecimal() and int(rank) < int(count)):
             raise InputError(
-                f"Expected the environment to hold RANK below WORLD_SIZE, but got RANK={rank!r} and WORLD_SIZE={count!r}. Start several workers with `torchrun --nproc-per-node N -m extract …`, or unset both."
+                f"Expected the environment to hold RANK below WORLD_SIZE, but got RANK={rank!r} and "
+                f"WORLD_SIZE={count!r}. Start several workers with `torchrun --nproc-per-node N -m extract …`, or "
+                "unset both."
             )
         return cls(int(rank), int(count))
 
@@ -53,9 +55,9 @@ class Worker:
 
     @contextmanager
     def writing(self, store: Path) -> Iterator[None]:
-        """Keep runs that may write the same blocks from it meanwhile, and take away what a killed one left unfinished.
+        """Lock the worker's blocks of a store, and delete unfinished files that a killed run left.
 
-        A second run waits for the first and says so. The lock ends with the process, however that ends.
+        A second run that may write the same blocks waits and says so. The lock ends with the process.
         """
         store.mkdir(parents=True, exist_ok=True)
         lock = self._wait_for_lock(store)
@@ -66,7 +68,7 @@ class Worker:
             lock.release()
 
     def _wait_for_lock(self, store: Path) -> BaseFileLock:
-        said = False
+        waits = False
         while True:
             with alone(store):  # so that nobody else begins between the look and the lock
                 rival = next((path for path in sorted(store.glob(".writer-*.lock")) if self._waits_for(path)), None)
@@ -74,14 +76,14 @@ class Worker:
                     lock = FileLock(store / f".writer-{self.rank}-of-{self.count}.lock")
                     lock.acquire()
                     return lock
-            if not said:
+            if not waits:
                 print(f"waiting: another run is writing {str(store)!r}", file=sys.stderr)
-                said = True
+                waits = True
             with FileLock(rival):
                 pass
 
     def _waits_for(self, path: Path) -> bool:
-        """Whether a lock is held by a worker that has blocks of this one: the same of as many, or any of another number."""
+        """Whether another worker that has blocks of this one holds a lock: this rank, or one of another count."""
         names = re.fullmatch(r"\.writer-([0-9]+)-of-([0-9]+)\.lock", path.name)
         if names is None or (int(names[2]) == self.count and int(names[1]) != self.rank):
             return False
@@ -101,6 +103,6 @@ class Worker:
 
 @contextmanager
 def alone(store: Path) -> Iterator[None]:
-    """Keep the other workers of a store waiting: for what is done once for all of them, and at once."""
+    """Lock a store for a short task that one worker does for all of them."""
     with FileLock(store / ".index.lock"):
         yield

@@ -16,7 +16,7 @@ from extract.running.worker import Worker, alone
 from extract.samplers import SAMPLERS, sampler_name
 from extract.sampling.base import Sampler, SamplingOptions
 from extract.store.fill import missing_shards
-from extract.store.identity import check_place
+from extract.store.identity import check_folder
 from extract.store.parquet import check_n_rows
 from extract.store.questions import Questions
 from extract.store.shards import SampleRange
@@ -63,7 +63,7 @@ def sample_stores(
     table = Questions.of(questions, options.block_size)
     sha256, version, new = questions_hash(table), SAMPLERS[name].version, []
     for temperature, folder in folders.items():  # before a model is loaded or asked
-        check_place(folder)
+        check_folder(folder)
         if (folder / "identity.json").is_file():
             check_identity(Store.open(folder), name, options, sha256, decoding.at(temperature))
         else:

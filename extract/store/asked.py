@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -70,33 +71,19 @@ class Asked:
     ) -> None:
         """Refuse settings other than those of a baseline's tables.
 
-        Args:
-            baseline: Name of the baseline.
-            scope: Scope of its rows.
-            settings: Model, prompts and options.
-            exclude: A file that is about to be replaced.
-
         Raises:
             InputError: The settings differ.
         """
-        there = self.settings(baseline, scope, exclude)
-        if there is not None and there != json.loads(canonical_json(settings)):
-            raise InputError(
-                f"Expected {baseline!r} to be asked with the settings of its tables in {str(self._folder.path)!r}, "
-                f"but this run differs in {'; '.join(differences(there, settings))}. Use the same settings, or delete "
-                f"{str(self._folder.path / 'asked' / baseline)!r} to ask anew."
-            )
+        self._folder.check_settings(f"asked/{baseline}", self.settings(baseline, scope, exclude), settings)
 
     def settings(self, baseline: str, scope: Scope, exclude: Path | None = None) -> dict[str, Any] | None:
         """Settings of a baseline's tables, from the first one that is not damaged; None without any."""
         if (baseline, scope) not in self._settings:
             for shard in self._finished(baseline, scope):
                 if self.file(baseline, shard) != exclude:
-                    try:
+                    with suppress(Damaged):  # it will be made again
                         self.read_shard(baseline, shard)
                         break
-                    except Damaged:  # it will be made again
-                        continue
         return self._settings.get((baseline, scope))
 
     def read(self, baseline: str, scope: Scope = "question") -> pa.Table:

@@ -1,4 +1,4 @@
-"""Files that are whole or absent: written beside their name, renamed, vouched for by a small JSON, and checked when read."""
+"""Atomic writes with a size and SHA-256 sidecar, and checked reads."""
 
 from __future__ import annotations
 
@@ -28,20 +28,21 @@ class Damaged(InputError):
 
     def __init__(self, path: Path, problem: str) -> None:
         super().__init__(
-            f"Expected {str(path)!r} to be as it was written, but {problem}. Run the command that made it (sample, grade, read or ask) again, which makes it anew; delete it if no command did."
+            f"Expected {str(path)!r} to be as it was written, but {problem}. Run the command that made it (sample, "
+            "grade, read or ask) again, which makes it anew; delete it if no command did."
         )
         self.path, self.problem = path, problem
 
 
 class Sidecar(NamedTuple):
-    """What the JSON beside a data file says of it: `size` in bytes and `sha256` in hex."""
+    """Size in bytes and SHA-256 in hex of a data file, as the JSON beside it states them."""
 
     size: int
     sha256: str
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write a data file, then the JSON beside it that vouches for it."""
+    """Write a data file, then its sidecar."""
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, content)
     sidecar = Sidecar(len(content), hashlib.sha256(content).hexdigest())
@@ -49,7 +50,7 @@ def write_file(path: Path, content: bytes) -> None:
 
 
 def copy_data_file(path: Path, to: Path) -> None:
-    """Copy a data file with its sidecar, however large, and see that what is read is what was written.
+    """Copy a data file of any size with its sidecar, and compare it with its checksum.
 
     Raises:
         Damaged: The file is not as it was written.
@@ -71,10 +72,10 @@ def copy_data_file(path: Path, to: Path) -> None:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write beside the final name, flush to the disk, and rename: a reader sees the old file or the new one.
+    """Write a file under a temporary name, flush it to the disk, and rename it.
 
     Raises:
-        InputError: No room on the disk, or no permission.
+        InputError: The disk is full, or the folder is not writable.
     """
     _replace(path, [content])
 
@@ -89,7 +90,8 @@ def _replace(path: Path, pieces: Iterable[bytes]) -> None:
         unfinished.replace(path)
     except OSError as error:
         raise InputError(
-            f"Expected to be able to write {str(path)!r}, but: {error.strerror}. What is finished is kept; make room, or give another folder, and run the same command again."
+            f"Expected to be able to write {str(path)!r}, but: {error.strerror}. What is finished is kept; make room, "
+            "or give another folder, and run the same command again."
         ) from None
     finally:
         unfinished.unlink(missing_ok=True)
@@ -106,11 +108,7 @@ def is_inside(path: Path, folder: Path) -> bool:
 
 
 def read_json(path: Path, largest: int) -> Any:
-    """Parse a JSON file that may hold anything.
-
-    Args:
-        path: The file.
-        largest: Most bytes that are read.
+    """Parse a JSON file of at most `largest` bytes, whatever it holds.
 
     Raises:
         ValueError: It can't be read, is larger, or is no JSON; the text says so in a few words. NaN is no JSON.
@@ -134,7 +132,7 @@ def _no_number(constant: str) -> NoReturn:
 
 
 def read_sidecar(path: Path) -> Sidecar:
-    """What vouches for a data file.
+    """Read the sidecar of a data file.
 
     Raises:
         Damaged: There is no sidecar, or it is not one.
@@ -145,22 +143,19 @@ def read_sidecar(path: Path) -> Sidecar:
     try:
         stated = read_json(file, _LARGEST_SIDECAR)
     except ValueError as error:
-        raise Damaged(path, f"{file.name}, which vouches for it, can't be used: {error}") from None
+        raise Damaged(path, f"its checksum in {file.name} can't be used: {error}") from None
     kinds = {key: type(value) for key, value in stated.items()} if isinstance(stated, dict) else {}
     if kinds != {"size": int, "sha256": str}:
-        raise Damaged(path, f"{file.name}, which vouches for it, holds {shown(stated)} and not a size and a sha256")
+        raise Damaged(path, f"{file.name} holds {shown(stated)}, not a size and a sha256")
     return Sidecar(**stated)
 
 
 def check_size(path: Path, folder: Path) -> Sidecar:
-    """Refuse a data file that lies elsewhere or has another size than was written; reads nothing of it.
+    """Refuse a data file that lies outside its store or has another size than was written; returns its sidecar.
 
     Args:
-        path: The file.
-        folder: Folder that it has to lie in with every link followed, so that a store reads nothing but itself.
-
-    Returns:
-        Its sidecar.
+        path: The file, of which nothing is read.
+        folder: The store, in which the file has to lie with every link followed.
 
     Raises:
         Damaged: It is missing, a link out of the folder, unfinished, or of another size.
@@ -184,10 +179,10 @@ def check_file(path: Path, folder: Path) -> None:
     """
     sidecar = check_size(path, folder)
     try:
-        found = sha256_file(path)
+        sha256 = sha256_file(path)
     except OSError as error:
         raise Damaged(path, f"it can't be read ({one_line(error)})") from None
-    if found != sidecar.sha256:
+    if sha256 != sidecar.sha256:
         raise Damaged(path, "its content changed (checksum differs)")
 
 

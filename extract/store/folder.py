@@ -1,12 +1,15 @@
-"""`StoreFolder`: what all parts of a store share: where it is, what it is conditional on, and its questions."""
+"""`StoreFolder`: what the samples, grades, signals and asked tables of a store share."""
 
 from __future__ import annotations
 
+import json
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from extract.hashing import sha256_json
+from extract.errors import InputError
+from extract.hashing import canonical_json, sha256_json
+from extract.policy import differences
 from extract.store.files import Damaged, is_finished, read_sidecar
 from extract.store.questions import Questions, read_questions
 from extract.store.shards import Block, SampleRange, Scope, Shard, finished_ranges
@@ -70,3 +73,20 @@ class StoreFolder:
             raise Damaged(file, "the store has no such samples")
         record = {"identity": self.sha256, **content, "block": shard.block, "scope": "sample"}
         return {**record, "part": [shard.start, shard.stop], "samples": read_sidecar(samples).sha256}
+
+    def check_settings(self, files: str, found: dict[str, Any] | None, expected: dict[str, Any]) -> None:
+        """Refuse settings other than those of the files that are there.
+
+        Args:
+            files: Folder of the files in the store, for example ``"asked/p_true"``.
+            found: Settings of the files; None without any.
+            expected: Settings of this run.
+
+        Raises:
+            InputError: The settings differ.
+        """
+        if found is not None and (different := list(differences(found, json.loads(canonical_json(expected))))):
+            raise InputError(
+                f"Expected this run to have the settings of the files in {str(self.path / files)!r}, but it differs in "
+                f"{'; '.join(different)}. Use the same settings, or delete that folder to begin anew."
+            )

@@ -1,4 +1,4 @@
-"""Signals of questions that the store of another temperature holds: its prompts are the same, so they are copied, not read again."""
+"""Signals of questions are copied from the stores of other temperatures, whose prompts are the same."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from extract.errors import InputError
 from extract.running.progress import say
-from extract.store.files import Damaged, is_finished
+from extract.store.files import is_finished
 from extract.store.identity import member_stores
 from extract.store.shards import Shard
 from extract.store.store import Store
@@ -18,7 +18,7 @@ from extract.store.store import Store
 def copy_known(
     store: Store, missing: Mapping[Shard, list[str]], layers: dict[str, list[int] | None]
 ) -> dict[Shard, list[str]]:
-    """Copy what another store of the family holds of the signals that a store's blocks of questions lack.
+    """Copy the signals of questions that a store lacks from the stores of other temperatures.
 
     Args:
         store: The store.
@@ -28,43 +28,46 @@ def copy_known(
     Returns:
         What is still missing.
     """
-    left = {place: list(names) for place, names in missing.items()}
-    for name in dict.fromkeys(name for names in missing.values() for name in names):
-        for sibling in siblings(store):
-            held = [place for place, names in left.items() if name in names and _holds(sibling, name, place)]
-            found = {int(key.split("/")[0]) for place in held for key in sibling.signals.shard_layout(name, place)}
-            if not held or (name in layers and found != set(layers[name] or found)):
+    others = same_but_temperature(store)
+    still_missing = {shard: list(signals) for shard, signals in missing.items()}
+    for signal in dict.fromkeys(signal for signals in missing.values() for signal in signals):
+        for other in others:
+            shards = [
+                shard for shard, signals in still_missing.items() if signal in signals and _holds(other, signal, shard)
+            ]
+            keys = {key for shard in shards for key in other.signals.shard_layout(signal, shard)}
+            found = {int(key.split("/")[0]) for key in keys}
+            if not shards or (signal in layers and found != set(layers[signal] or found)):
                 continue
-            if name in layers:
-                layers[name] = sorted(found)
-            for place in held:
-                store.signals.copy(name, place, sibling.signals)
-                left[place].remove(name)
-            say(f"read: {name} of {len(held)} blocks copied from {str(sibling.path)!r}, whose prompts are the same")
-    return {place: names for place, names in left.items() if names}
+            if signal in layers:
+                layers[signal] = sorted(found)
+            for shard in shards:
+                store.signals.copy(signal, shard, other.signals)
+                still_missing[shard].remove(signal)
+            say(f"read: {signal} of {len(shards)} blocks copied from {str(other.path)!r}, whose prompts are the same")
+    return {shard: signals for shard, signals in still_missing.items() if signals}
 
 
-def siblings(store: Store) -> list[Store]:
-    """Stores beside a store that differ from it in their temperature alone, and are read with the same model."""
+def same_but_temperature(store: Store) -> list[Store]:
+    """Stores beside a store whose identity differs in the temperature alone, and that the same model reads."""
     found = []
     for folder in member_stores(store.path.absolute().parent):
-        with suppress(InputError):  # what is wrong with it is not this store's affair
+        with suppress(InputError):  # a neighbour that can't be opened holds nothing to copy
             other = Store.open(folder)
-            if other.sha256 != store.sha256 and _at_any(other) == _at_any(store) and other.reader == store.reader:
+            same = _without_temperature(other) == _without_temperature(store) and other.reader == store.reader
+            if same and other.sha256 != store.sha256:
                 found.append(other)
     return found
 
 
-def _at_any(store: Store) -> dict[str, Any]:
+def _without_temperature(store: Store) -> dict[str, Any]:
     identity = deepcopy(store.identity)
     del identity["policy"]["decoding"]["temperature"]
     return identity
 
 
-def _holds(store: Store, signal: str, place: Shard) -> bool:
+def _holds(store: Store, signal: str, shard: Shard) -> bool:
     """Whether a signal of a block is there and as it was written."""
-    if not is_finished(store.signals.file(signal, place)):
-        return False
-    with suppress(Damaged):
-        return bool(store.signals.shard_layout(signal, place))
+    with suppress(InputError):
+        return is_finished(store.signals.file(signal, shard)) and bool(store.signals.shard_layout(signal, shard))
     return False

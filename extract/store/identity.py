@@ -1,4 +1,4 @@
-"""identity.json: what a store is, written first and read before anything else of it."""
+"""JSON records of a store: identity.json, what it is conditional on; reader.json, which model reads it."""
 
 from __future__ import annotations
 
@@ -11,49 +11,44 @@ from extract.errors import InputError
 from extract.hashing import sha256_json
 from extract.policy import SCHEMA_VERSION
 from extract.samplers import SAMPLERS, sampler_name
-from extract.schemas import IDENTITY, NAMED_MODEL_IDENTITY, OBJECT, SHA256, check_prompt, check_record, one_of
+from extract.schemas import IDENTITY, MODEL, NAMED_MODEL_IDENTITY, OBJECT, SHA256, check_prompt, check_record, one_of
 from extract.store.files import is_inside, read_json, replace_file
 from extract.text import shown
 
-_FORMAT = "confidence-probes store"
+_IDENTITY, _READER = "identity.json", "reader.json"
+_FORMATS = {_IDENTITY: "confidence-probes store", _READER: "confidence-probes reader"}
+_CONTENT = {_IDENTITY: "of", _READER: "model"}
 _LARGEST = 2**20  # bytes
 
 
 def member_stores(folder: Path) -> list[Path]:
-    """The stores of a family, a folder that holds stores and is none itself, by name; none of any other folder."""
-    if os.path.isfile(folder / "identity.json") or not os.path.isdir(folder):  # also of names that are too long
+    """The stores in a folder that holds one for each temperature and is none itself, by name; else none."""
+    if os.path.isfile(folder / _IDENTITY) or not os.path.isdir(folder):  # also of names that are too long
         return []
-    return sorted(file.parent for file in folder.glob("*/identity.json"))
+    return sorted(file.parent for file in folder.glob(f"*/{_IDENTITY}"))
 
 
-def names_of(stores: list[Path]) -> str:
-    """Stores as they may stand in a message, a few by name."""
-    shown_ones = ", ".join(map(str, stores[:20]))
-    return shown_ones if len(stores) <= 20 else f"{shown_ones} and {len(stores) - 20} more"
-
-
-def check_place(folder: Path) -> None:
-    """Refuse a place where a store can't be made or gone on with.
+def check_folder(folder: Path) -> None:
+    """Refuse a folder in which a store can neither be made nor gone on with.
 
     Raises:
         InputError: It is a file, or a folder with anything in it and no identity.
     """
-    if (folder / "identity.json").is_file() or not folder.exists():
+    if (folder / _IDENTITY).is_file() or not folder.exists():
         return
+    expected = f"Expected `store` to be a new folder or a store, but {str(folder)!r}"
     if members := member_stores(folder):
         raise InputError(
-            f"Expected `store` to be a new folder or a store, but {str(folder)!r} holds a store for each temperature: {names_of(members)}. Give one of them, or a new folder in it, as --store; or a grid of temperatures."
+            f"{expected} holds a store for each temperature: {_names(members)}. Give one of them, or a new folder in "
+            "it, as --store; or a grid of temperatures."
         )
     if not folder.is_dir() or any(not child.name.startswith(".") for child in folder.iterdir()):
-        raise InputError(
-            f"Expected `store` to be a new folder or a store, but {str(folder)!r} is something else and not empty. Give another --store."
-        )
+        raise InputError(f"{expected} is something else and not empty. Give another --store.")
 
 
-def write_identity(folder: Path, of: dict[str, Any]) -> None:
+def write_identity(folder: Path, identity: dict[str, Any]) -> None:
     """Write the identity of a new store, given as plain JSON types."""
-    record = {"format": _FORMAT, "identity": sha256_json(of), "of": of}
-    replace_file(folder / "identity.json", json.dumps(record, indent=1, sort_keys=True).encode())
+    _write_record(folder / _IDENTITY, sha256_json(identity), identity)
 
 
 def read_identity(folder: Path) -> dict[str, Any]:
@@ -62,37 +57,84 @@ def read_identity(folder: Path) -> dict[str, Any]:
     Raises:
         InputError: No store in `folder`, one that this version can't read, or an identity that was altered.
     """
-    file = folder / "identity.json"
+    file = folder / _IDENTITY
+    expected = f"Expected `store` to be the folder of one store, but {str(folder)!r}"
     if members := member_stores(folder):
-        raise InputError(
-            f"Expected `store` to be the folder of one store, but {str(folder)!r} holds several: {names_of(members)}. Give one of them."
-        )
+        raise InputError(f"{expected} holds several: {_names(members)}. Give one of them.")
     if not os.path.isfile(file):  # also of a name that is too long for a file system
         raise InputError(
-            f"Expected `store` to be the folder of a store, but {str(folder)!r} has no identity.json. Make one with "
-            f"`python -m extract sample --store {folder}`; add `--config configs/sets/facts.yaml` for that of train.py."
+            f"{expected} has no identity.json. Make one with `python -m extract sample --store {folder}`; add "
+            "`--config configs/sets/facts.yaml` for that of train.py."
         )
-    if not is_inside(file, folder):
+    sha256, identity = _read_record(file)
+    schema = identity.get("schema")
+    if type(schema) is int and schema != SCHEMA_VERSION:  # before the fields, which may be others in another version
         raise InputError(
-            f"Expected {str(file)!r} to lie in its store, but it is a link to a file outside. Put the file itself there."
+            f"Expected a store of schema {SCHEMA_VERSION}, but {str(file)!r} has schema {shown(schema)}. Use the "
+            "version of confidence-probes that made it."
+        )
+    weights = SAMPLERS[sampler_name(identity.get("sampler"))].weights
+    check_record(identity, IDENTITY if weights else NAMED_MODEL_IDENTITY, file, prefix="of.")
+    check_prompt(identity["policy"]["decoding"]["prompt"], file, "of.policy.decoding.prompt.")
+    if sha256 != sha256_json(identity):
+        raise InputError(
+            f"Expected the identity in {str(file)!r} to be {sha256}, but its content gives {sha256_json(identity)}: it "
+            "was altered. Restore the file, or make a new store."
+        )
+    return identity
+
+
+def write_reader(folder: Path, identity: str, model: dict[str, Any]) -> None:
+    """Write which local copy of its model reads a store whose sampler has no weights.
+
+    Args:
+        folder: The store.
+        identity: SHA-256 of the store's identity.
+        model: A `ModelIdentity` in plain JSON types.
+    """
+    _write_record(folder / _READER, identity, model)
+
+
+def read_reader(folder: Path, identity: str) -> dict[str, Any] | None:
+    """Which local copy of its model reads a store; None before the first one does.
+
+    Raises:
+        InputError: The file is not as it was written, or of another store.
+    """
+    file = folder / _READER
+    if not file.is_file():
+        return None
+    sha256, model = _read_record(file)
+    check_record(model, MODEL, file, prefix="model.")
+    if sha256 != identity:
+        raise InputError(
+            f"Expected {str(file)!r} to be of the store's identity {identity}, but it is of {sha256}. Restore the file."
+        )
+    return model
+
+
+def _write_record(file: Path, identity: str, content: dict[str, Any]) -> None:
+    record = {"format": _FORMATS[file.name], "identity": identity, _CONTENT[file.name]: content}
+    replace_file(file, json.dumps(record, indent=1, sort_keys=True).encode())
+
+
+def _read_record(file: Path) -> tuple[str, dict[str, Any]]:
+    """The identity's SHA-256 that a record states, and its content."""
+    if not is_inside(file, file.parent):
+        raise InputError(
+            f"Expected {str(file)!r} to lie in its store, but it is a link to a file outside. Put the file there."
         )
     try:
         record = read_json(file, _LARGEST)
     except ValueError as error:
         raise InputError(
-            f"Expected {str(file)!r} to hold a store's identity, but {error}. Restore the file, or make a new store."
+            f"Expected {str(file)!r} to be a record of the store, but {error}. Restore the file, or make a new store."
         ) from None
-    check_record(record, {"format": one_of([_FORMAT]), "identity": SHA256, "of": OBJECT}, file)
-    of, schema = record["of"], record["of"].get("schema")
-    if type(schema) is int and schema != SCHEMA_VERSION:  # before the fields, which another version may have others of
-        raise InputError(
-            f"Expected a store of schema {SCHEMA_VERSION}, but {str(file)!r} has schema {shown(schema)}. Use the version of confidence-probes that made it."
-        )
-    weights = SAMPLERS[sampler_name(of.get("sampler"))].weights
-    check_record(of, IDENTITY if weights else NAMED_MODEL_IDENTITY, file, prefix="of.")
-    check_prompt(of["policy"]["decoding"]["prompt"], file, "of.policy.decoding.prompt.")
-    if record["identity"] != sha256_json(of):
-        raise InputError(
-            f"Expected the identity in {str(file)!r} to be {record['identity']}, but its content gives {sha256_json(of)}: it was altered. Restore the file, or make a new store."
-        )
-    return of
+    content = _CONTENT[file.name]
+    check_record(record, {"format": one_of([_FORMATS[file.name]]), "identity": SHA256, content: OBJECT}, file)
+    return record["identity"], record[content]
+
+
+def _names(stores: list[Path]) -> str:
+    names = ", ".join(map(str, stores[:20]))
+    return names if len(stores) <= 20 else f"{names} and {len(stores) - 20} more"

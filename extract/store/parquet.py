@@ -55,8 +55,8 @@ SAMPLES_SCHEMA = pa.schema(
 GRADES_SCHEMA = pa.schema(
     [("question_id", pa.string()), ("sample", pa.int32()), ("right", pa.bool_()), ("answer", pa.string())]
 )
-#: What a model was asked about each question. `value` is null where what it said has none; `text` is what it said; `mass`
-#: is the probability of all the surface forms that were looked at, null where none were.
+#: What a model replied about each question. `value` is null where its reply `text` has none; `mass` is the probability
+#: of all surface forms that were scored, null where none were.
 ASKED_QUESTIONS_SCHEMA = pa.schema(
     [
         ("question_id", pa.string()),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,6 @@ import torch
 from torch import Tensor
 
 from extract.errors import InputError
-from extract.policy import differences
 from extract.store.files import Damaged, is_finished
 from extract.store.folder import StoreFolder
 from extract.store.ragged import Ragged
@@ -82,8 +82,6 @@ class Signals:
         if settings is not None:
             self.check_settings(signal, shard.scope, settings, exclude=file)
         write_tensors(file, tensors, self._provenance(signal, shard), batch_tokens, settings)
-        if settings is not None:
-            self._settings.setdefault((signal, shard.scope), (file, settings))
         self._forget(signal, shard)
 
     def copy(self, signal: str, shard: Shard, source: Signals) -> None:
@@ -96,48 +94,31 @@ class Signals:
         copy_tensors(source.file(signal, shard), self.file(signal, shard), self._provenance(signal, shard))
         self._forget(signal, shard)
 
-    def check_settings(
-        self, signal: str, scope: Scope, settings: dict[str, Any] | None, exclude: Path | None = None
-    ) -> None:
-        """Refuse settings other than those of a signal's files.
+    def settings(self, signal: str, scope: Scope, exclude: Path | None = None) -> dict[str, Any] | None:
+        """Settings of a signal's files, from the first one that is not damaged; None without any.
 
         Args:
             signal: Name of the signal.
             scope: Scope of its rows.
-            settings: As for `write`.
             exclude: A file that is about to be replaced.
+        """
+        file, settings = self._settings.get((signal, scope), (None, None))
+        if file is not None and file != exclude and is_finished(file):
+            return settings
+        for shard in self._finished(signal, scope):
+            if self.file(signal, shard) != exclude:
+                with suppress(Damaged):  # it will be made again
+                    self._settings[signal, scope] = self.file(signal, shard), self._header(signal, shard).settings
+                    return self._header(signal, shard).settings
+        return None
+
+    def check_settings(self, signal: str, scope: Scope, settings: dict[str, Any], exclude: Path | None = None) -> None:
+        """Refuse settings other than those of a signal's files.
 
         Raises:
             InputError: The settings differ.
         """
-        seen, there = self._settings.get((signal, scope), (None, None))
-        if seen not in (None, exclude) and there == settings and is_finished(seen):
-            return  # without a list of all files for each one that is written
-        for shard in self._finished(signal, scope):
-            file = self.file(signal, shard)
-            if file == exclude:
-                continue
-            try:
-                there = self._header(signal, shard).settings
-            except Damaged:  # it will be made again
-                continue
-            if there != settings:
-                raise InputError(
-                    f"Expected the signal {signal!r} to be made with the settings of its files in "
-                    f"{str(self._folder.path)!r}, but this run differs in "
-                    f"{'; '.join(differences(there or {}, settings or {}))}. Use the same settings, or delete "
-                    f"{str(file.parent)!r} to begin anew."
-                )
-            self._settings[signal, scope] = (file, settings)
-            return
-
-    def settings(self, signal: str, shard: Shard) -> dict[str, Any] | None:
-        """The settings that were given to `write`.
-
-        Raises:
-            Damaged: As `shard_layout`.
-        """
-        return self._header(signal, shard).settings
+        self._folder.check_settings(f"signals/{signal}/{scope}", self.settings(signal, scope, exclude), settings)
 
     def keys(self, signal: str, scope: Scope = "question") -> list[str]:
         """Keys of a signal's tensors, for example ``["0/last_prompt", …]``, by position and layer.
@@ -224,8 +205,8 @@ class Signals:
         path = str(self._folder.path)
         if key not in keys:
             raise InputError(
-                f"Expected `key` to be one of the signal {signal!r} in {path!r} ({keys[0]} to {keys[-1]}), but got "
-                f"{shown(key)}. Choose one of them."
+                f"Expected `key` to be one of the signal {signal!r} in {path!r} ({' to '.join(keys[:1] + keys[-1:])}), "
+                f"but got {shown(key)}. Choose one of them."
             )
         if self.shard_layout(signal, shards[0])[key].ragged != ragged:
             kind, method = ("one tensor for each row", "read_ragged") if not ragged else ("tokens", "read")
@@ -248,5 +229,8 @@ class Signals:
         return self._folder.provenance(shard, self.file(signal, shard), signal=signal)
 
     def _forget(self, signal: str, shard: Shard) -> None:
-        self._headers.pop(self.file(signal, shard), None)
+        file = self.file(signal, shard)
+        self._headers.pop(file, None)
         self._keys.pop((signal, shard.scope), None)
+        if self._settings.get((signal, shard.scope), (None, None))[0] == file:
+            del self._settings[signal, shard.scope]

@@ -13,9 +13,8 @@ from extract.store.asked import Asked
 from extract.store.files import is_whole
 from extract.store.folder import StoreFolder
 from extract.store.grades import Grades
-from extract.store.identity import check_place, read_identity, write_identity
+from extract.store.identity import check_folder, read_identity, read_reader, write_identity
 from extract.store.questions import Questions
-from extract.store.reader import read_reader
 from extract.store.samples import Samples
 from extract.store.shards import Scope, Shard
 from extract.store.signals import Signals
@@ -50,7 +49,7 @@ class Store:
             InputError: The folder holds a store of another identity, or other files.
         """
         path = Path(path)
-        check_place(path)
+        check_folder(path)
         if (path / "identity.json").is_file():
             store = cls.open(path)
             store.check_identity(identity.as_dict())

@@ -1,4 +1,4 @@
-"""Signal files: safetensors with a provenance record, checked against their checksum once and then read tensor by tensor.
+"""Signal files: safetensors with a provenance record, hashed once and then read tensor by tensor.
 
 A tensor has a row for each row of its shard. Where rows have different lengths it is ragged: the values of all rows
 stand one after the other under its key, and ``KEY.offsets`` (int64, [row + 1]) says where each row begins.
@@ -111,8 +111,11 @@ def read_header(path: Path, folder: Path, n_rows: int, provenance: dict[str, Any
         if key.endswith(_OFFSETS):
             continue
         ragged = key + _OFFSETS in shapes
-        if dtype not in DTYPES or (shape[:1] != (n_rows,) and not ragged):
-            raise Damaged(path, f"{key!r} is {dtype} of shape {list(shape)}, not floats of {n_rows} rows")
+        is_sound = dtype in DTYPES and len(shape) > 0 and (ragged or shape[0] == n_rows)
+        if not is_sound or not key.split("/")[0].isdecimal() or "/" not in key:
+            raise Damaged(
+                path, f"{shown(key)} is {dtype} of shape {list(shape)}, not LAYER/NAME of {n_rows} rows of floats"
+            )
         layout[key] = Entry(dtype, shape[1:], ragged)
     return Header(layout, further["how"])
 
@@ -140,7 +143,7 @@ def _described(entry: Entry | None) -> str:
 
 def copy_rows(path: Path, key: str, to: Tensor) -> None:
     """Copy one tensor [row, …], or the values of a ragged one, into `to`, a little at a time."""
-    step = max(1, _CHUNK // (math.prod(to.shape[1:]) * to.element_size()))
+    step = max(1, _CHUNK // max(1, math.prod(to.shape[1:]) * to.element_size()))
     with safe_open(path, framework="pt") as file:
         rows = file.get_slice(key)
         for start in range(0, len(to), step):
@@ -151,7 +154,7 @@ def read_offsets(path: Path, key: str, n_rows: int) -> Tensor:
     """[row + 1] int64: where each row of a ragged tensor begins, and where the last one ends.
 
     Raises:
-        Damaged: They are not those of `n_rows` rows: they do not begin at 0, decrease, or end before or after the values.
+        Damaged: They are not those of `n_rows` rows, do not begin at 0, decrease, or do not end with the values.
     """
     with safe_open(path, framework="pt") as file:
         n_values = file.get_slice(key).get_shape()[0]

@@ -31,6 +31,7 @@ QUESTIONS = "questions.parquet"
 SAMPLES = "samples/00001.000-002.parquet"
 GRADES = "grades/coin/00001.000-002.parquet"
 SIGNAL = "signals/hidden/question/00001.safetensors"
+HIDDEN = "signals/hidden/question/*.safetensors"
 TOKENS = "signals/tokens/sample/00001.000-002.safetensors"
 FILES = {"questions": QUESTIONS, "samples": SAMPLES, "grades": GRADES, "signal": SIGNAL}
 
@@ -273,16 +274,24 @@ def forge_bytes(file: str, change: Callable[[bytes], bytes]) -> Alteration:
     return lambda store: write_file(store / file, change((store / file).read_bytes()))
 
 
-def forge_signal(file: str, change: Callable[[dict[str, Any]], object], **provenance: Any) -> Alteration:
+def forge_signal(pattern: str, change: Callable[[dict[str, Any]], object], **provenance: Any) -> Alteration:
+    """Change the tensors and the provenance record of all files of a signal."""
+
     def alter(store: Path) -> None:
-        with safe_open(store / file, framework="pt") as opened:
-            record = json.loads(opened.metadata()["store"])
-        tensors = load_file(store / file)
-        change(tensors)
-        save_file(tensors, store / file, {"store": canonical_json({**record, **provenance})})
-        write_file(store / file, (store / file).read_bytes())
+        for file in store.glob(pattern):
+            with safe_open(file, framework="pt") as opened:
+                record = json.loads(opened.metadata()["store"])
+            tensors = load_file(file)
+            change(tensors)
+            save_file(tensors, file, {"store": canonical_json({**record, **provenance})})
+            write_file(file, file.read_bytes())
 
     return alter
+
+
+def forge_hidden(key: str, make: Callable[[int], torch.Tensor]) -> Alteration:
+    """Put a tensor, made for a number of rows, into all files of hidden states."""
+    return forge_signal(HIDDEN, lambda tensors: tensors.update({key: make(len(tensors["2/last_prompt"]))}))
 
 
 def forge_header(**changes: Any) -> Alteration:
@@ -336,24 +345,18 @@ FORGED: dict[str, Alteration] = {
     "signal: an unknown dtype": forge_header(dtype="F1024"),
     "signal: a huge header": forge_bytes(SIGNAL, huge_header),
     "signal: a nested header": forge_bytes(SIGNAL, lambda data: (10**5).to_bytes(8, "little") + b"[" * 10**5),
-    "signal: a key that is a path": forge_signal(
-        SIGNAL, lambda tensors: tensors.update({"../../etc": torch.zeros(8, 4)})
-    ),
-    "signal: whole numbers": forge_signal(
-        SIGNAL, lambda tensors: tensors.update({"0/last_prompt": torch.zeros(8, 4, dtype=torch.int64)})
-    ),
-    "signal: a number for the settings": forge_signal(SIGNAL, lambda tensors: None, how=3),
-    "signal: no tensors": forge_signal(SIGNAL, lambda tensors: tensors.clear()),
-    "signal: not a single dimension": forge_signal(
-        SIGNAL, lambda tensors: tensors.update({"0/last_prompt": torch.tensor(1.0)})
-    ),
-    "signal: tensors without width": forge_signal(
-        SIGNAL, lambda tensors: tensors.update({"0/last_prompt": torch.zeros(8, 0)})
-    ),
-    "signal: offsets of nothing": forge_signal(SIGNAL, lambda tensors: tensors.update({"9/x.offsets": torch.zeros(9)})),
-    "signal: rows of tokens in one file": forge_signal(
-        SIGNAL, lambda tensors: tensors.update({"1/last_prompt.offsets": torch.arange(9)})
-    ),
+    "signal: a key that is a path": forge_hidden("../../etc", lambda n: torch.zeros(n, 4)),
+    "signal: a key without a layer": forge_hidden("last_prompt", lambda n: torch.zeros(n, 4)),
+    "signal: whole numbers": forge_hidden("0/last_prompt", lambda n: torch.zeros(n, 4, dtype=torch.int64)),
+    "signal: not a single dimension": forge_hidden("0/last_prompt", lambda n: torch.tensor(1.0)),
+    "signal: several dimensions": forge_hidden("0/last_prompt", lambda n: torch.zeros(n, 2, 2)),
+    "signal: another width": forge_hidden("0/last_prompt", lambda n: torch.zeros(n, 5)),
+    "signal: no width": forge_hidden("0/last_prompt", lambda n: torch.zeros(n, 0)),
+    "signal: infinite values": forge_hidden("0/last_prompt", lambda n: torch.full((n, 4), torch.inf)),
+    "signal: offsets of nothing": forge_hidden("9/x.offsets", lambda n: torch.zeros(n + 1)),
+    "signal: tokens instead of rows": forge_hidden("1/last_prompt.offsets", lambda n: torch.arange(n + 1)),
+    "signal: no tensors": forge_signal(HIDDEN, lambda tensors: tensors.clear()),
+    "signal: a number for the settings": forge_signal(HIDDEN, lambda tensors: None, how=3),
     "identity: an unknown sampler": identity(lambda of: of.update(sampler="server")),
 }
 

@@ -106,7 +106,7 @@ def test_tables_of_random_bytes_never_crash(whole_store: Path, tmp_path: Path) -
             verify(str(store))
 
 
-@pytest.mark.parametrize("name", [*bad_json_contents(), "another identity", "/etc/passwd", "../secret", "gone.parquet"])
+@pytest.mark.parametrize("name", [*bad_json_contents(), "another identity", "gone.parquet"])
 def test_an_altered_manifest_is_refused_by_verify_which_alone_reads_it(store: Path, name: str) -> None:
     text = (store / "manifest.json").read_text()
     renamed = text.replace('"questions.parquet"', f'"{name}"').encode()

@@ -289,10 +289,10 @@ def test_asking_otherwise_is_refused_naming_what_differs(made: Store, scope: Sco
     other = {**HOW, "options": {"attempts": 5}}
     for store in (made, Store.open(made.path)):
         with pytest.raises(
-            InputError, match="'sure' to be asked with the settings of its .* options.attempts: found 3, wanted 5"
+            InputError, match="to have the settings of the files in .*/asked/sure.* options.attempts: found 3, wanted 5"
         ):
             ask(store, scope, other)
-        with pytest.raises(InputError, match="delete '.*/asked/sure' to ask anew"):
+        with pytest.raises(InputError, match="delete that folder to begin anew"):
             store.asked.check_settings("sure", scope, other)
     shutil.rmtree(made.path / "asked")
     ask(Store.open(made.path), scope, other)
@@ -349,7 +349,7 @@ def test_embeddings_of_two_encoders_are_not_mixed(made: Store, scope: Scope) -> 
     parts = [load_file(made.signals.file("text_embedding", shard))["0/text"] for shard in made.shards(scope)]
     assert torch.equal(whole, torch.cat(parts))
     other = {**HOW, "model": "another"}
-    with pytest.raises(InputError, match="settings of its files in .* differs in model: found 'tiny', wanted"):
+    with pytest.raises(InputError, match="settings of the files in .* differs in model: found 'tiny', wanted"):
         embed(Store.open(made.path), scope, other)
     first = made.shards(scope)[0]
     file = made.signals.file("text_embedding", first)

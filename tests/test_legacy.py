@@ -168,13 +168,9 @@ def test_the_signals_are_read(name: str) -> None:
 def test_the_log_of_an_unfinished_part_is_seen(name: str) -> None:
     store, expected = open_store(DATA / name), EXPECTED["stores"][name]["log_lines"]
     assert {log.name for log in (DATA / name).glob("samples/*.jsonl")} == set(expected)
-    said = [line for line in described(store).splitlines() if line.startswith("unfinished")]
-    if not expected:
-        assert said == []
-    else:
-        assert [line.split(":")[0].split() for line in said] == [
-            ["unfinished", str(len(expected)), "part", "with", str(sum(expected.values())), "answers"]
-        ]
+    lines = [line for line in described(store).splitlines() if line.startswith("unfinished")]
+    numbers = [[int(word) for word in line.split(":")[0].split() if word.isdecimal()] for line in lines]
+    assert numbers == ([[len(expected), sum(expected.values())]] if expected else [])
 
 
 # Probes and reports

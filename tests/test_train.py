@@ -190,7 +190,7 @@ def test_a_run_takes_no_folder_that_is_there_and_deletes_none(name: str, small_s
         (["--trainer.max_epoch=3"], "Did you mean `--trainer.max_epochs`"),
         (["--data.recipe=null", "--data.store=nowhere"], "'nowhere' has no identity.json"),
         (["--model.l2=-1"], "`l2` to be one or more penalties"),
-        (["--data.recipe.k=1"], "`k` to be at least 2"),
+        (["--data.recipe.k=1"], "`k` to be from 2"),
         (["--config=nowhere.yaml"], "nowhere.yaml"),
         (["--seed_everything=-1"], "-1 is not in bounds"),
         (["--trainer.accelerator=foo"], "invalid accelerator name"),
@@ -205,7 +205,7 @@ def test_train_refuses_in_one_line(options: list[str], message: str, tmp_path: P
     [
         (["sample", "--store=s", "--policy.temprature=1"], "Did you mean `--policy.temperature`"),
         (["sample", "--stor=s"], "--store"),
-        (["sample", "--store=s", "--k=1"], "`k` to be at least 2"),
+        (["sample", "--store=s", "--k=1"], "`k` to be from 2"),
         (["sample", "--store=s", "--questions=nowhere.jsonl"], "'nowhere.jsonl' is no file"),
         (["sample", "--store=s", "--policy.prompt.template=hello"], "{question} exactly once"),
         (["sample", "--store=s", "--k=many"], "--k"),

@@ -7,12 +7,14 @@ import json
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from extract.errors import InputError
-from extract.questions.sets import QuestionSet
 from extract.running.progress import quiet_loggers
 from extract.text import one_line
+
+if TYPE_CHECKING:
+    from extract.questions.sets import QuestionSet
 
 Record = Mapping[str, Any]
 

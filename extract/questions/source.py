@@ -7,14 +7,17 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from string import ascii_uppercase
+from typing import Any, get_args
 
 from extract.errors import InputError, nearest
-from extract.hashing import hash_order, sha256_json
+from extract.hashing import canonical_json, hash_order, sha256_json
 from extract.questions.fields import Draft, Row, by_fields, own_form
 from extract.questions.loaders import LOADERS, Record, load_rows
-from extract.questions.question import Question, check_questions, says_anything
+from extract.questions.numbers import numbers
+from extract.questions.question import Kind, Question
 from extract.questions.sets import SETS, QuestionSet
+from extract.text import normalize, shown
 
 _HUB_ID = re.compile(r"([\w.-]+/[\w.-]+)(?::([\w.-]+))?")
 
@@ -196,3 +199,100 @@ def _hidden(name: str) -> InputError:
         f"Expected the set {name!r} by its name and without `fields`, because its authors ask that none of it be "
         f"shown, which only its own entry sees to. Give --questions {name}."
     )
+
+
+def check_questions(questions: Iterable[Question], source: str) -> Iterator[Question]:
+    """Pass new questions on one by one, or say what is wrong with them. Stores are opened without this check.
+
+    Args:
+        questions: The questions.
+        source: Where they are from, for messages.
+
+    Raises:
+        InputError: There is no question, an id is missing or repeated, or a question breaks a rule of its kind.
+    """
+    seen: set[str] = set()
+    for number, question in enumerate(questions, 1):
+        where = f"question {question.id!r} (number {number} of {source})"
+        if not question.id:
+            raise InputError(
+                f"Expected every question to have an `id`, but number {number} of {source} has none. "
+                "Add one that is unique in the set."
+            )
+        if question.id in seen:
+            raise InputError(
+                f"Expected question ids to be unique, but {where} repeats an earlier one. Rename or remove one."
+            )
+        problem = next(_problems(question, where), None)
+        if problem is not None:
+            raise InputError(problem)
+        seen.add(question.id)
+        yield question
+    if not seen:
+        raise InputError(
+            f"Expected `questions` from {source} to hold at least one question, but it is empty. "
+            "Give a file or a set with questions."
+        )
+
+
+def _problems(question: Question, where: str) -> Iterator[str]:
+    """Messages about the rules that a question breaks; each may rely on those before it."""
+    kind, references, choices = question.kind, question.references, question.choices
+    if kind not in get_args(Kind):
+        yield f"Expected `kind` of {where} to be one of {', '.join(get_args(Kind))}, but got {kind!r}."
+    if bool(question.text.strip()) == bool(question.messages):
+        yield f"Expected {where} to have exactly one of `text` and `messages`. Give one of them."
+    for message in question.messages:
+        texts = message.values() if isinstance(message, dict) and message.keys() == {"role", "content"} else [None]
+        if not all(isinstance(text, str) for text in texts):
+            yield (
+                f"Expected `messages` of {where} to hold objects of a `role` and a `content`, both texts, but got "
+                f"{question.public(shown(message))}. Correct the field."
+            )
+    if question.messages and not question.messages[-1]["content"].strip():
+        yield (
+            f"Expected the last of `messages` of {where} to say what is asked, but its content is empty. "
+            "Correct it, or remove the question."
+        )
+    try:
+        canonical_json(question.record()).encode()
+    except (TypeError, ValueError) as error:
+        yield (
+            f"Expected {where} to hold text and finite numbers only, but it does not: {error}. Correct the question."
+        )
+    if not references:
+        yield (
+            f"Expected `references` of {where} to hold at least one gold answer, but it has none. "
+            "Add one or remove the question."
+        )
+    for reference in references:
+        if not says_anything(kind, reference):
+            yield (
+                f"Expected `references` of {where} to hold words or numbers, but got "
+                f"{question.public(shown(reference))}. Correct the reference."
+            )
+        if kind == "number" and len(numbers(reference)) != 1:
+            yield (
+                f"Expected `references` of {where} to be a number each, because its kind is number, but got "
+                f"{question.public(shown(reference))}. Correct the reference, or give another kind."
+            )
+    if kind == "choice" and question.text and not choices:
+        yield (
+            f"Expected {where} to have `choices`, because its kind is choice, but it has none. "
+            "Add the texts of its options, or give another kind."
+        )
+    letters = tuple(ascii_uppercase[: len(choices) or None])
+    if kind == "choice" and (len(choices) > len(letters) or references[0] not in letters):
+        yield (
+            f"Expected `references` of {where} to begin with the letter of the right one of at most 26 `choices`, but "
+            f"got {question.public(shown(references[0]))}. Give the letter first, as in [B, Lima]."
+        )
+
+
+def says_anything(kind: str, reference: str) -> bool:
+    """Whether a reference can be graded by: one of words needs words, others any character.
+
+    >>> says_anything("short", "?!"), says_anything("math", "+")
+    (False, True)
+    """
+    return bool(normalize(reference) if kind in ("short", "cloze") else reference.strip())

@@ -12,7 +12,7 @@ from extract import Decoding, Store
 from extract.errors import InputError
 from extract.policy import Identity, ModelIdentity, Policy
 from extract.questions import Question, load_questions, questions_hash
-from extract.questions.question import check_questions
+from extract.questions.source import check_questions
 from extract.text import contains_answer
 
 

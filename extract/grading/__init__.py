@@ -1,7 +1,5 @@
 """Graders: is an answer right? A new one is a file with a `Grader`, and one entry in `GRADERS`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 
 from extract.errors import InputError

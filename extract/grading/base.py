@@ -1,7 +1,5 @@
 """`Grader`: a named rule that says whether an answer is right, and `Grade`, what it says."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 r"""The grader `choice`: which of a question's lettered options an answer takes."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from string import ascii_uppercase

@@ -1,7 +1,5 @@
 r"""Which lettered options a piece of a text names, by their letters or by their texts, and does not deny."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise

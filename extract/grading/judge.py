@@ -1,7 +1,5 @@
 """The grader `judge`: another model says whether an answer means the same as the expected one: yes, no or unclear."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 r"""Answers in LaTeX: which piece of a text is one, and one spelling for what only looks different."""
 
-from __future__ import annotations
-
 import re
 from fractions import Fraction
 

@@ -4,8 +4,6 @@ math-verify runs in a process of its own (``math_worker.py``), which is ended wh
 raises an error, runs out of time or crashes, the grade is unknown; only its verdict makes an answer wrong.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -5,8 +5,6 @@ lm-evaluation-harness. The flexible one reads more than they do: fractions, powe
 tells an exponent from a value. What counts as a number is in `extract.questions.numbers`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """Grade a store: the answers that a grader has not graded, and those that it could not decide."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any

@@ -5,8 +5,6 @@ script lowers the case and removes punctuation and articles. Here punctuation of
 ASCII alone. Of several references, and of aliases among them, the one that suits the answer best counts.
 """
 
-from __future__ import annotations
-
 import re
 import string
 import unicodedata

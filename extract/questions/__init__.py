@@ -1,7 +1,5 @@
 """Question sets by name, by file, or by their id on the Hugging Face Hub. A new set is one entry in `SETS`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Worked examples before a question: taken from train questions, or from questions that are then not asked."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable
 from dataclasses import replace
@@ -30,65 +28,50 @@ def with_examples(source: Source, prompt: PromptTemplate, seed: int) -> tuple[li
     questions = source.questions(seed)
     n_missing = prompt.shots - len(prompt.examples)
     if n_missing > 0:
-        _check(questions, source.dataset)
+        for question in questions:
+            if question.private or question.messages:
+                reason = f"question {question.id!r} is a chat, which is asked as it is"
+                raise InputError(
+                    f"Expected no `prompt.shots` with {source.dataset!r}, because "
+                    f"{'its authors ask that none be shown' if question.private else reason}. Leave it out."
+                )
         train = source.examples(seed)
         if train is None:
             order = hash_order([f"example/{question.id}" for question in questions], seed)
-            chosen = first_distinct((questions[i] for i in order), n_missing, taken=())
+            chosen = _first_distinct((questions[i] for i in order), n_missing, taken=set())
             print(
                 f"questions: {len(chosen)} worked examples are questions of {source.dataset!r} itself, "
                 "which are then not asked",
                 file=sys.stderr,
             )
         else:
-            chosen = first_distinct(train, n_missing, taken=(words(question) for question in questions))
+            chosen = _first_distinct(train, n_missing, taken={_words(question.prompt) for question in questions})
         if len(chosen) < n_missing or (train is None and len(questions) <= n_missing):
             raise InputError(
                 f"Expected enough questions of {source.dataset!r} for {n_missing} worked examples besides those that "
                 f"are asked, but there are {len(questions) if train is None else len(chosen)}. "
                 "Ask for fewer --policy.prompt.shots."
             )
-        prompt = replace(prompt, examples=tuple((str(example.prompt), worked(example)) for example in chosen))
-    shown = {_folded(asked) for asked, _ in prompt.examples}
-    return [question for question in questions if words(question) not in shown], prompt
+        examples = (
+            (str(question.prompt), str(question.meta.get("worked") or question.references[0])) for question in chosen
+        )
+        prompt = replace(prompt, examples=tuple(examples))
+    shown = {_words(asked) for asked, _ in prompt.examples}
+    return [question for question in questions if _words(question.prompt) not in shown], prompt
 
 
-def worked(question: Question) -> str:
-    """The answer of an example: the worked solution where there is one, else the first reference."""
-    return str(question.meta.get("worked") or question.references[0])
-
-
-def words(question: Question) -> str:
-    """What is asked, without what copies of a question differ in: capitals and spaces."""
-    return _folded(question.prompt if isinstance(question.prompt, str) else str(question.prompt))
-
-
-def first_distinct(candidates: Iterable[Question], n: int, taken: Iterable[str]) -> list[Question]:
-    """The first n candidates of words that are not taken, each of other words than those before it."""
-    chosen: list[Question] = []
-    seen = set(taken)
+def _first_distinct(candidates: Iterable[Question], n: int, taken: set[str]) -> list[Question]:
+    """The first n candidates whose words are not taken, each with other words than those before it."""
+    chosen: dict[str, Question] = {}
     for question in candidates:
+        words = _words(question.prompt)
+        if words not in taken:
+            chosen.setdefault(words, question)
         if len(chosen) == n:
             break
-        if words(question) not in seen:
-            seen.add(words(question))
-            chosen.append(question)
-    return chosen
+    return list(chosen.values())
 
 
-def _folded(text: str) -> str:
-    return " ".join(text.casefold().split())
-
-
-def _check(questions: Iterable[Question], dataset: str) -> None:
-    for question in questions:
-        if question.private:
-            raise InputError(
-                f"Expected no `prompt.shots` with {dataset!r}: examples stand in every store's identity and every "
-                "saved probe, and its authors ask that none be shown. Leave it out."
-            )
-        if question.messages:
-            raise InputError(
-                f"Expected no `prompt.shots` with {dataset!r}, whose question {question.id!r} is a chat, which is "
-                "asked as it is. Write the examples into its messages."
-            )
+def _words(prompt: object) -> str:
+    """What is asked, without what copies of a question differ in: capitals and spaces."""
+    return " ".join(str(prompt).casefold().split())

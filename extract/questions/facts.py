@@ -6,9 +6,6 @@ disputed, outdated or ambiguous; the exclusions were made by reading every entry
 answer stands in its own text is left out: an echo would be graded right.
 """
 
-from __future__ import annotations
-
-import importlib.util
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +15,6 @@ from extract.errors import InputError
 from extract.questions.question import Question
 from extract.text import contains_answer
 
-_MIN_POPULATION = 300_000
 _NO_PLURAL = ("s", "sh", "ch", "se", "z", "o", "ic", "asy", "man")
 _ONES = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
@@ -35,11 +31,7 @@ def facts() -> list[Question]:
     """
     tables = json.loads(Path(__file__).with_name("facts.json").read_text(encoding="utf-8"))
     questions = [*_about_countries(tables["countries"]), *_about_elements(tables["elements"]), *_arithmetic()]
-    return [
-        question
-        for question in questions
-        if not contains_answer(question.text, question.references, bool(question.meta.get("case_sensitive")))
-    ]
+    return [q for q in questions if not contains_answer(q.text, q.references, "case_sensitive" in q.meta)]
 
 
 def _about_countries(tables: dict[str, Any]) -> Iterator[Question]:
@@ -50,8 +42,8 @@ def _about_countries(tables: dict[str, Any]) -> Iterator[Question]:
             yield _question("capital", title, f"What is the capital of {title}?", capitals)
         if name not in tables["continent left out"]:
             continents = _continents(data)
-            forms = _continent_forms(continents, tables["continent adjectives"])
-            rivals = _continent_rivals(continents, tables["continent adjectives"])
+            adjectives = tables["continent adjectives"]
+            forms, rivals = _continent_forms(continents, adjectives), _continent_rivals(continents, adjectives)
             yield _question("continent", title, f"Which continent is {title} in?", forms, rivals=rivals)
         if name not in tables["demonym left out"]:
             demonyms = (data["demonym"], *tables["demonym aliases"].get(name, ()))
@@ -60,17 +52,15 @@ def _about_countries(tables: dict[str, Any]) -> Iterator[Question]:
 
 
 def _countries(tables: dict[str, Any]) -> dict[str, dict[str, str]]:
-    if importlib.util.find_spec("countryinfo") is None:
+    try:
+        from countryinfo import all_countries
+    except ImportError:
         raise InputError(
             "Expected the package `countryinfo` for the question set 'facts', but it is not installed. "
             "Run `pip install --no-deps -r requirements-embedded.txt`."
-        )
-    from countryinfo import all_countries
-
-    entries = [country.info() for country in all_countries()]
-    large = {
-        data["name"].removeprefix("The "): data for data in entries if (data.get("population") or 0) > _MIN_POPULATION
-    }
+        ) from None
+    entries = (country.info() for country in all_countries())
+    large = {data["name"].removeprefix("The "): data for data in entries if (data.get("population") or 0) > 300_000}
     return {name: data for name, data in large.items() if name not in tables["left out"]}
 
 
@@ -89,13 +79,13 @@ def _continent_forms(continents: tuple[str, ...], adjectives: dict[str, str]) ->
     return (*continents, *(f"{adjectives[name]} {noun}" for name in continents if name in adjectives for noun in nouns))
 
 
-def _continent_rivals(continents: tuple[str, ...], adjectives: dict[str, str]) -> tuple[str, ...]:
+def _continent_rivals(continents: tuple[str, ...], adjectives: dict[str, str]) -> list[str]:
     """Forms of the other continents, and phrases that hold a continent's name and mean something else."""
     # "Central America" does not contradict "North America"
     related = {*continents, "Central America"} if "North America" in continents else {*continents}
     others = _continent_forms(tuple(name for name in adjectives if name not in related), adjectives)
     americas = () if any(name.endswith(("America", "Caribbean")) for name in continents) else ("America", "Americas")
-    return (*others, "South Africa", "north of Africa", "Asia Minor", *americas)
+    return [*others, "South Africa", "north of Africa", "Asia Minor", *americas]
 
 
 def _about_elements(tables: dict[str, Any]) -> Iterator[Question]:
@@ -120,11 +110,5 @@ def _number_forms(number: int) -> tuple[str, str]:
 
 
 def _question(group: str, item: str, text: str, references: tuple[str, ...], **meta: Any) -> Question:
-    return Question(
-        id=f"{group}/{item}",
-        dataset="facts",
-        text=text,
-        references=tuple(dict.fromkeys(references)),
-        group=group,
-        meta={key: list(value) if isinstance(value, tuple) else value for key, value in meta.items()},
-    )
+    references = tuple(dict.fromkeys(references))
+    return Question(f"{group}/{item}", "facts", text, references=references, group=group, meta=meta)

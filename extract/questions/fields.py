@@ -1,7 +1,5 @@
 """From a row of any dataset to a question: which columns make up its fields."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -45,21 +43,22 @@ class Row:
         if column in self.values:
             return self.values[column]
         value: Any = self.values
-        for name in column.split("."):
-            if not isinstance(value, Mapping) or name not in value:
-                known = list(map(str, self.values))
-                raise InputError(
-                    f"Expected {self.where} to have the column {column!r}, but its columns are {', '.join(known)}."
-                    f"{nearest(column, known)} Name the columns of this dataset in --fields."
-                )
-            value = value[name]
+        try:
+            for name in column.split("."):
+                value = value[name]
+        except (KeyError, TypeError):
+            known = list(map(str, self.values))
+            raise InputError(
+                f"Expected {self.where} to have the column {column!r}, but its columns are {', '.join(known)}."
+                f"{nearest(column, known)} Name the columns of this dataset in --fields."
+            ) from None
         return value
 
     def text(self, given: str) -> str:
         """A column as text, or a text with ``{column}`` in it; empty where the row has nothing there."""
         if _COLUMN.search(given):
             return _COLUMN.sub(lambda match: self.text(match[1]), given).strip()
-        return self._as_text(self.value(given), given)
+        return self._text(self.value(given), given)
 
     def texts(self, given: str | Sequence[str]) -> tuple[str, ...]:
         """One or several columns as texts, each of which may hold a list of them."""
@@ -68,22 +67,23 @@ class Row:
         if _COLUMN.search(given):
             return (self.text(given),)
         value = self.value(given)
-        return tuple(self._as_text(item, given) for item in (value if isinstance(value, list | tuple) else [value]))
+        return tuple(self._text(item, given) for item in (value if isinstance(value, list | tuple) else [value]))
 
     def plain(self, column: str) -> Any:
         """What a column holds as plain JSON types: times as texts, and None where there is no finite number."""
-        return self._as_plain(self.value(column), column)
 
-    def _as_plain(self, value: Any, column: str) -> Any:
-        if isinstance(value, Mapping):
-            return {str(name): self._as_plain(item, column) for name, item in value.items()}
-        if isinstance(value, list | tuple):
-            return [self._as_plain(item, column) for item in value]
-        if _is_missing(value):
-            return None
-        return value if isinstance(value, str | int | float) else self._as_text(value, column)
+        def convert(value: Any) -> Any:
+            if isinstance(value, Mapping):
+                return {str(name): convert(item) for name, item in value.items()}
+            if isinstance(value, list | tuple):
+                return [convert(item) for item in value]
+            if _is_missing(value):
+                return None
+            return value if isinstance(value, str | int | float) else self._text(value, column)
 
-    def _as_text(self, value: Any, column: str) -> str:
+        return convert(self.value(column))
+
+    def _text(self, value: Any, column: str) -> str:
         if _is_missing(value):
             return ""
         if isinstance(value, bool):
@@ -141,8 +141,7 @@ def by_fields(fields: Mapping[str, Any]) -> Read:
         if kind == "choice" and references:
             column = fields["references"]
             answer = row.value(column) if isinstance(column, str) and not _COLUMN.search(column) else None
-            if not isinstance(answer, int) or isinstance(answer, bool):
-                answer = references[0]
+            answer = answer if type(answer) is int else references[0]
             references = right_option(answer, draft["choices"], row.where)
         if "meta" in fields:
             draft["meta"] = {name: row.plain(column) for name, column in fields["meta"].items()}
@@ -152,24 +151,20 @@ def by_fields(fields: Mapping[str, Any]) -> Read:
 
 
 def _check_fields(fields: Mapping[str, Any]) -> None:
-    def is_column(value: Any) -> bool:
-        return isinstance(value, str) and bool(value)
-
-    def is_list(value: Any) -> bool:
-        return is_column(value) or (isinstance(value, list) and bool(value) and all(map(is_column, value)))
-
-    def is_map(value: Any) -> bool:
-        return isinstance(value, Mapping) and all(map(is_column, value.values()))
-
     for name, value in fields.items():
         if name not in MAPPED:
-            known = ", ".join(MAPPED)
             raise InputError(
-                f"Expected the keys of `fields` to be among {known}, but got {name!r}.{nearest(name, MAPPED)}"
+                f"Expected the keys of `fields` to be among {', '.join(MAPPED)}, but got {name!r}."
+                f"{nearest(name, MAPPED)}"
             )
         if name == "kind" and value not in get_args(Kind):
             raise InputError(f"Expected `fields.kind` to be one of {', '.join(get_args(Kind))}, but got {value!r}.")
-        if not {"references": is_list, "choices": is_list, "meta": is_map}.get(name, is_column)(value):
+        columns = [value]
+        if name == "meta":
+            columns = list(value.values()) if isinstance(value, Mapping) else [None]
+        elif name in ("references", "choices") and isinstance(value, list) and value:
+            columns = value
+        if not all(isinstance(column, str) and column for column in columns):
             raise InputError(
                 f"Expected `fields.{name}` to name columns, but got {value!r}. Give a column, a path such as "
                 "answer.aliases, or a text with {column} in it."
@@ -190,38 +185,27 @@ def own_form(row: Row, seed: int = 0) -> Draft:
     Raises:
         InputError: A field is unknown or of the wrong type.
     """
-    unknown = next((name for name in row.values if name not in FIELDS), None)
-    if unknown is not None:
-        raise InputError(
-            f"Expected the fields of {row.where} to be among {', '.join(FIELDS)}, but got {unknown!r}."
-            f"{nearest(unknown, FIELDS)} Name other columns in --fields, such as "
-            "--fields '{text: COLUMN, references: COLUMN}'."
-        )
-    values = {name: value for name, value in row.values.items() if value is not None}
-    choices, references = _strings(values, "choices", row), _strings(values, "references", row)
-    if values.get("kind") == "choice" and references and choices:
-        references = right_option(references[0], choices, row.where)
-    draft: Draft = {"references": references, "choices": choices, "id": str(values.get("id", ""))}
-    for name, expected in (("text", str), ("messages", list), ("kind", str), ("group", str), ("meta", dict)):
-        if name in values:
-            if not isinstance(values[name], expected):
-                raise InputError(
-                    f"Expected `{name}` in {row.where} to be a {expected.__name__}, but got {values[name]!r}. "
-                    "Correct the field."
-                )
-            draft[name] = tuple(values[name]) if expected is list else values[name]
+    draft: Draft = {"id": "", "references": (), "choices": ()}
+    for name, value in row.values.items():
+        if name not in FIELDS:
+            raise InputError(
+                f"Expected the fields of {row.where} to be among {', '.join(FIELDS)}, but got {name!r}."
+                f"{nearest(name, FIELDS)} Name other columns in --fields '{{text: COLUMN, references: COLUMN}}'."
+            )
+        if value is None:
+            continue
+        if name in ("references", "choices"):
+            value, expected = [value] if isinstance(value, str) else value, "text or a list of texts, none empty"
+            is_valid = isinstance(value, list) and all(isinstance(text, str) and text.strip() for text in value)
+        else:
+            type_ = {"id": object, "messages": list, "meta": dict}.get(name, str)
+            is_valid, expected = isinstance(value, type_), type_.__name__
+        if not is_valid:
+            raise InputError(f"Expected `{name}` in {row.where} to be a {expected}, but got {value!r}. Correct it.")
+        draft[name] = str(value) if name == "id" else tuple(value) if isinstance(value, list) else value
+    if draft.get("kind") == "choice" and draft["references"] and draft["choices"]:
+        draft["references"] = right_option(draft["references"][0], draft["choices"], row.where)
     return draft
-
-
-def _strings(values: Mapping[str, Any], name: str, row: Row) -> tuple[str, ...]:
-    value = values.get(name, [])
-    texts = [value] if isinstance(value, str) else value
-    if not isinstance(texts, list) or not all(isinstance(text, str) and text.strip() for text in texts):
-        raise InputError(
-            f"Expected `{name}` in {row.where} to be a text or a list of texts, none empty, but got {value!r}. "
-            "Correct the field."
-        )
-    return tuple(texts)
 
 
 def right_option(answer: int | str, choices: Sequence[str], where: str) -> tuple[str, ...]:
@@ -240,17 +224,14 @@ def right_option(answer: int | str, choices: Sequence[str], where: str) -> tuple
     """
     letters = list(ascii_uppercase[: len(choices)])
     places = [str(place) for place in range(len(choices))]
-    if isinstance(answer, int):
-        place = answer if 0 <= answer < len(choices) else None
-    else:
-        forms = (letters, list(choices), places)
-        place = next((form.index(answer) for form in forms if answer in form), None)
-        if answer not in letters and list(choices).count(answer) > 1:
-            raise InputError(
-                f"Expected the answer in {where} to be one of its options, but its text is that of "
-                f"{list(choices).count(answer)}. Give the letter or the place of the right one, or make the options "
-                "differ."
-            )
+    forms = (places,) if isinstance(answer, int) else (letters, list(choices), places)
+    place = next((form.index(str(answer)) for form in forms if str(answer) in form), None)
+    n_equal = sum(answer == choice for choice in choices)
+    if n_equal > 1 and answer not in letters:
+        raise InputError(
+            f"Expected the answer in {where} to be one of its options, but its text is that of {n_equal}. "
+            "Give the letter or the place of the right one, or make the options differ."
+        )
     if place is None or len(choices) > len(ascii_uppercase):
         raise InputError(
             f"Expected the answer in {where} to be one of its {len(choices)} options, by letter, text or place from 0, "

@@ -1,7 +1,5 @@
 """Numbers in texts, as exact fractions: what a reference, an answer or an option says."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from decimal import Decimal, InvalidOperation
@@ -78,12 +76,11 @@ def found_numbers(text: str) -> list[Fraction | None]:
     """The numbers of a text, None for those that are no answer by themselves: a power, a step, one of several."""
     text = _spelled(text)
     found: list[Fraction | None] = []
-    last: re.Match[str] | None = None
-    for match in _NUMBER.finditer(text):
+    matches = list(_NUMBER.finditer(text))
+    for last, match in zip([None, *matches], matches, strict=False):
         joined = last is not None and _is_joined(text, last, match)
         if joined and found:
             found[-1] = None
-        last = match
         if _DENIED.search(text, max(0, match.start() - 9), match.start()) or _is_step(match):
             continue
         value = None if joined else _value(match)
@@ -93,14 +90,12 @@ def found_numbers(text: str) -> list[Fraction | None]:
 
 def _is_joined(text: str, last: re.Match[str], match: re.Match[str]) -> bool:
     """Whether two numbers that follow each other are the sides of an operator, or alternatives."""
-    operator = len(match["sign"] or "") if not _is_negative(text, match) else 0
-    if match.start() - last.end() > _LONGEST_JOINT:
-        return False
+    operator = 0 if _is_negative(text, match) else len(match["sign"] or "")
     between = text[last.end() : match.start() + operator]
-    return bool(
-        _JOINT.fullmatch(between)
-        or (_AND.fullmatch(between) and _BETWEEN.search(text, max(0, last.start() - 15), last.start()))
-    )
+    if len(between) - operator > _LONGEST_JOINT:
+        return False
+    is_range = _AND.fullmatch(between) and _BETWEEN.search(text, max(0, last.start() - 15), last.start())
+    return bool(_JOINT.fullmatch(between) or is_range)
 
 
 def plain_number(text: str) -> Fraction | None:
@@ -123,10 +118,9 @@ def number_with_unit(text: str) -> Fraction | None:
     """
     text = _spelled(text).strip()
     match = _NUMBER.match(text)
-    unit = "" if match is None else text[match.end() :]
-    if match is None or not _UNIT.fullmatch(unit) or _NO_UNITS.intersection(unit.lower().split()):
+    if match is None or not (unit := _UNIT.fullmatch(text, match.end())):
         return None
-    return plain_number(match[0])
+    return None if _NO_UNITS.intersection(unit[0].lower().split()) else plain_number(match[0])
 
 
 def _spelled(text: str) -> str:

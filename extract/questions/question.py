@@ -1,7 +1,5 @@
 """`Question`: what is asked, and what counts as right."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from string import ascii_uppercase
@@ -70,17 +68,11 @@ class Question:
     @property
     def public_prompt(self) -> str:
         """What is asked, for people: the text with its options, or the last message; nothing of a private question."""
-        asked = self.prompt
-        return self.public(asked if isinstance(asked, str) else str(asked[-1]["content"]))
+        return self.public(str(self.messages[-1]["content"] if self.messages else self.prompt))
 
     def record(self) -> dict[str, Any]:
-        """The question as plain JSON types, the form that is hashed."""
-        return {
-            **asdict(self),
-            "messages": list(self.messages),
-            "references": list(self.references),
-            "choices": list(self.choices),
-        }
+        """The question as values of JSON, the form that is hashed."""
+        return asdict(self)
 
 
 def questions_hash(questions: Iterable[Question]) -> str:

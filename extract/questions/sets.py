@@ -1,10 +1,4 @@
-"""Question sets by name. A new one is one entry in `SETS`: where it is, and which columns make up a question.
-
-The commits are those that public evaluation code pins for the same datasets (for gsm8k inspect_evals, for the others
-several repositories alike); they were not chosen for being new.
-"""
-
-from __future__ import annotations
+"""Question sets by name. A new one is one entry in `SETS`: where it is, and which columns make up a question."""
 
 import re
 from collections.abc import Callable
@@ -62,32 +56,25 @@ def aime(row: Row, seed: int) -> Draft:
     return {"text": row.text("problem"), "references": (gold_number(gold, row.where),), "kind": "number"}
 
 
+_SIMPLEQA = by_fields({"id": "original_index", "text": "problem", "references": "answer", "group": "topic"})
+
+
 def simpleqa(row: Row, seed: int) -> Draft:
     """Some golds end in the range that counts, in brackets; an answer that says the bare gold is right as well."""
-    gold = row.text("answer")
-    bare = re.sub(r"\s*\(acceptable range:.*\)$", "", gold, flags=re.IGNORECASE)
-    references = tuple(dict.fromkeys((bare, gold)))
-    meta = {"answer_type": row.value("answer_type")}
-    return {
-        "id": row.text("original_index"),
-        "text": row.text("problem"),
-        "references": references,
-        "group": row.text("topic"),
-        "meta": meta,
-    }
+    draft = _SIMPLEQA(row, seed)
+    bare = [re.sub(r"\s*\(acceptable range:.*\)$", "", gold, flags=re.I) for gold in draft["references"]]
+    references = tuple(dict.fromkeys((*bare, *draft["references"])))
+    return {**draft, "references": references, "meta": {"answer_type": row.value("answer_type")}}
 
 
 def mmlu(row: Row, seed: int) -> Draft:
     """On the Hub a list of options and the right one's place, in the original files columns A to D and a letter."""
     choices = row.texts("choices" if "choices" in row.values else ["A", "B", "C", "D"])
     answer = row.value("answer")
-    return {
-        "text": row.text("question"),
-        "choices": choices,
-        "references": right_option(answer if isinstance(answer, int) else row.text("answer"), choices, row.where),
-        "kind": "choice",
-        "group": row.text("subject") if "subject" in row.values else "",
-    }
+    references = right_option(answer if isinstance(answer, int) else row.text("answer"), choices, row.where)
+    group = row.text("subject") if "subject" in row.values else ""
+    question = {"text": row.text("question"), "choices": choices, "references": references}
+    return {**question, "kind": "choice", "group": group}
 
 
 def gpqa(row: Row, seed: int) -> Draft:
@@ -96,15 +83,9 @@ def gpqa(row: Row, seed: int) -> Draft:
     answers = [row.text(name) for name in ("Correct Answer", *(f"Incorrect Answer {i}" for i in (1, 2, 3)))]
     order = hash_order([f"{record}/{i}" for i in range(len(answers))], seed)
     choices = tuple(answers[i] for i in order)
-    return {
-        "id": record,
-        "text": row.text("Question"),
-        "choices": choices,
-        "references": right_option(order.index(0), choices, row.where),
-        "kind": "choice",
-        "group": row.text("Subdomain"),
-        "meta": {"private": True},
-    }
+    references = right_option(order.index(0), choices, row.where)
+    question = {"id": record, "text": row.text("Question"), "choices": choices, "references": references}
+    return {**question, "kind": "choice", "group": row.text("Subdomain"), "meta": {"private": True}}
 
 
 #: Relations that hold "of", "by" or "in", which would end a shorter one.
@@ -141,68 +122,33 @@ def qa_wikidata(row: Row, seed: int) -> Draft:
 
 
 _TRIVIAQA = {"id": "question_id", "text": "question", "references": ["answer.value", "answer.aliases"]}
+_MATH = {"id": "unique_id", "text": "problem", "references": "answer", "kind": "math", "group": "subject"}
+_MATH_META = {"level": "level", "worked": "solution"}
 _SVAMP = {"id": "ID", "text": "{Body} {Question}", "references": "Answer", "kind": "number", "group": "Type"}
-_MATH = {
-    "id": "unique_id",
-    "text": "problem",
-    "references": "answer",
-    "kind": "math",
-    "group": "subject",
-    "meta": {"level": "level", "worked": "solution"},
+
+#: Id, configuration, split and commit on the Hub. The commits are those that public evaluation code pins for the same
+#: datasets (for gsm8k inspect_evals, for the others several repositories alike); they were not chosen for being new.
+_HUB: dict[str, tuple[str, str | None, str, str]] = {
+    "triviaqa": ("mandarjoshi/trivia_qa", "rc.nocontext", "validation", "0f7faf33a3908546c6fd5b73a660e0f8ff173c2f"),
+    "simpleqa": ("google/simpleqa-verified", "simpleqa_verified", "eval", "0dc97e0d28d8233463e005cdc4475cc2a13ba2dc"),
+    "gsm8k": ("openai/gsm8k", "main", "test", "cc7b047b6e5bb11b4f1af84efc572db110a51b3c"),
+    "math": ("HuggingFaceH4/MATH-500", None, "test", "6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be"),
+    "aime": ("math-ai/aime25", None, "test", "563bb8404243c5f09de6ec262f2db674fe5bce9b"),
+    "mmlu": ("cais/mmlu", "all", "test", "c30699e8356da336a370243923dbaf21066bb9fe"),
+    "gpqa": ("Idavidrein/gpqa", "gpqa_diamond", "train", "633f5ee89ab8ad4522a9f850766b73f62147ffdd"),
+    "svamp": ("ChilleD/SVAMP", None, "test", "5e0bf1e5e7c0e9c4bc39180d224f41f3f801b7ef"),
 }
 
 _ENTRIES = {
     "facts": QuestionSet(build=facts),
-    "triviaqa": QuestionSet(
-        by_fields(_TRIVIAQA),
-        hub="mandarjoshi/trivia_qa",
-        config="rc.nocontext",
-        split="validation",
-        revision="0f7faf33a3908546c6fd5b73a660e0f8ff173c2f",
-        train="train",
-    ),
-    "simpleqa-verified": QuestionSet(
-        simpleqa,
-        hub="google/simpleqa-verified",
-        config="simpleqa_verified",
-        split="eval",
-        revision="0dc97e0d28d8233463e005cdc4475cc2a13ba2dc",
-        in_csv=True,
-    ),
-    "gsm8k": QuestionSet(
-        gsm8k,
-        hub="openai/gsm8k",
-        config="main",
-        revision="cc7b047b6e5bb11b4f1af84efc572db110a51b3c",
-        train="train",
-    ),
-    "math-500": QuestionSet(
-        by_fields(_MATH), hub="HuggingFaceH4/MATH-500", revision="6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be"
-    ),
-    "aime25": QuestionSet(aime, hub="math-ai/aime25", revision="563bb8404243c5f09de6ec262f2db674fe5bce9b"),
-    "mmlu": QuestionSet(
-        mmlu,
-        hub="cais/mmlu",
-        config="all",
-        revision="c30699e8356da336a370243923dbaf21066bb9fe",
-        train="dev",
-        columns=("question", "A", "B", "C", "D", "answer"),
-    ),
-    "gpqa": QuestionSet(
-        gpqa,
-        hub="Idavidrein/gpqa",
-        config="gpqa_diamond",
-        split="train",
-        revision="633f5ee89ab8ad4522a9f850766b73f62147ffdd",
-        gated=True,
-        in_csv=True,
-    ),
-    "svamp": QuestionSet(
-        by_fields(_SVAMP),
-        hub="ChilleD/SVAMP",
-        revision="5e0bf1e5e7c0e9c4bc39180d224f41f3f801b7ef",
-        train="train",
-    ),
+    "triviaqa": QuestionSet(by_fields(_TRIVIAQA), *_HUB["triviaqa"], train="train"),
+    "simpleqa-verified": QuestionSet(simpleqa, *_HUB["simpleqa"], in_csv=True),
+    "gsm8k": QuestionSet(gsm8k, *_HUB["gsm8k"], train="train"),
+    "math-500": QuestionSet(by_fields({**_MATH, "meta": _MATH_META}), *_HUB["math"]),
+    "aime25": QuestionSet(aime, *_HUB["aime"]),
+    "mmlu": QuestionSet(mmlu, *_HUB["mmlu"], train="dev", columns=("question", "A", "B", "C", "D", "answer")),
+    "gpqa": QuestionSet(gpqa, *_HUB["gpqa"], gated=True, in_csv=True),
+    "svamp": QuestionSet(by_fields(_SVAMP), *_HUB["svamp"], train="train"),
     "qa_wikidata": QuestionSet(qa_wikidata, file="qa_wikidata.json of BIG-bench"),
 }
 

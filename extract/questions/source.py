@@ -1,7 +1,5 @@
 """Where questions come from: what ``--questions`` and the options beside it mean."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -86,8 +84,11 @@ def merged(drafts: Iterable[tuple[Draft, str]], dataset: str) -> list[Question]:
             left_out.append(where)
             continue
         is_fact = kind in ("short", "cloze")
-        asked = [draft.get("text", ""), list(draft.get("messages", ())), list(draft.get("choices", ()))]
-        id_ = draft.get("id") or _hash(asked if is_fact else [*asked, list(references)], where)
+        asked = [draft.get("text", ""), draft.get("messages", ()), draft.get("choices", ())]
+        try:
+            id_ = draft.get("id") or sha256_json(asked if is_fact else [*asked, references])[:16]
+        except (TypeError, ValueError) as error:
+            raise InputError(f"Expected {where} to hold text, but it does not: {error}. Correct it.") from None
         question = Question(**{**draft, "id": id_, "dataset": dataset, "references": references})
         earlier = questions.get(id_)
         if earlier is not None:
@@ -105,18 +106,8 @@ def merged(drafts: Iterable[tuple[Draft, str]], dataset: str) -> list[Question]:
     return list(questions.values())
 
 
-def _hash(asked: list[Any], where: str) -> str:
-    try:
-        return sha256_json(asked)[:16]
-    except (TypeError, ValueError) as error:
-        raise InputError(f"Expected {where} to hold text, but it does not: {error}. Correct it.") from None
-
-
 def find_source(
-    questions: str,
-    fields: Mapping[str, Any] | None = None,
-    split: str | None = None,
-    revision: str | None = None,
+    questions: str, fields: Mapping[str, Any] | None = None, split: str | None = None, revision: str | None = None
 ) -> Source:
     """The source that options name; see `extract.recipe.StoreRecipe` for them.
 
@@ -132,7 +123,7 @@ def find_source(
         )
     if name in SETS:
         path = Path(path_text).expanduser() if has_path else None
-        return _named_set(name, path, config or None, fields, split, revision)
+        return _named_set(name, path, config, fields, split, revision)
     read = own_form if fields is None else by_fields(fields)
     path, is_misspelled = Path(questions).expanduser(), bool(has_path) and re.fullmatch(r"[\w-]+", name) is not None
     if path.exists() or (path.suffix in LOADERS and not is_misspelled):
@@ -150,12 +141,7 @@ def find_source(
 
 
 def _named_set(
-    name: str,
-    path: Path | None,
-    config: str | None,
-    fields: Mapping[str, Any] | None,
-    split: str | None,
-    revision: str | None,
+    name: str, path: Path | None, config: str, fields: Mapping[str, Any] | None, split: str | None, revision: str | None
 ) -> Source:
     known = SETS[name]
     if known.build is not None:
@@ -165,32 +151,27 @@ def _named_set(
                 "fields, split or revision. Leave them out."
             )
         return Source(name, known)
-    if path is None and known.hub is None:
+    if path is not None:
+        _check_options(path, split, revision)
+    elif known.hub is None:
         raise InputError(
             f"Expected a file for the set {name!r}, which is not on the Hugging Face Hub in this form, but got none. "
             f"Give --questions {name}=PATH with {known.file}."
         )
-    if path is not None:
-        _check_options(path, split, revision)
     if known.gated and fields is not None:  # nothing would mark its questions as private
         raise _hidden(name)
     split = split or known.split
-    chosen = replace(
-        known,
-        read=known.read if fields is None else by_fields(fields),
-        config=config or known.config,
-        split=split,
-        revision=revision or known.revision,
-        train=known.train if known.train != split else None,
-    )
-    return Source(name, chosen, path)
+    train = known.train if known.train != split else None
+    read = known.read if fields is None else by_fields(fields)
+    known = replace(known, read=read, config=config or known.config, split=split, train=train)
+    return Source(name, replace(known, revision=revision or known.revision), path)
 
 
 def _check_options(path: Path, split: str | None, revision: str | None) -> None:
     if revision is not None or (split is not None and not path.is_dir()):
+        option = "split" if revision is None else "questions_revision"
         raise InputError(
-            f"Expected no `{'questions_revision' if revision is not None else 'split'}` for {str(path)!r}, which is no "
-            "dataset on the Hugging Face Hub. Leave it out."
+            f"Expected no `{option}` for {str(path)!r}, which is not on the Hugging Face Hub. Leave it out."
         )
 
 
@@ -215,78 +196,54 @@ def check_questions(questions: Iterable[Question], source: str) -> Iterator[Ques
     for number, question in enumerate(questions, 1):
         where = f"question {question.id!r} (number {number} of {source})"
         if not question.id:
-            raise InputError(
-                f"Expected every question to have an `id`, but number {number} of {source} has none. "
-                "Add one that is unique in the set."
-            )
+            raise InputError(f"Expected an `id`, but number {number} of {source} has none. Add a unique one.")
         if question.id in seen:
-            raise InputError(
-                f"Expected question ids to be unique, but {where} repeats an earlier one. Rename or remove one."
-            )
+            raise InputError(f"Expected ids to be unique, but {where} repeats an earlier one. Rename or remove one.")
         problem = next(_problems(question, where), None)
         if problem is not None:
-            raise InputError(problem)
+            raise InputError(f"Expected {problem}. Correct the question, or remove it.")
         seen.add(question.id)
         yield question
     if not seen:
         raise InputError(
-            f"Expected `questions` from {source} to hold at least one question, but it is empty. "
-            "Give a file or a set with questions."
+            f"Expected {source} to hold at least one question, but it is empty. Give a set with questions."
         )
 
 
 def _problems(question: Question, where: str) -> Iterator[str]:
-    """Messages about the rules that a question breaks; each may rely on those before it."""
+    """What was expected and what came, for each rule that a question breaks; each may rely on those before it."""
     kind, references, choices = question.kind, question.references, question.choices
+
+    def got(value: object) -> str:
+        return f"but got {question.public(shown(value))}"
+
     if kind not in get_args(Kind):
-        yield f"Expected `kind` of {where} to be one of {', '.join(get_args(Kind))}, but got {kind!r}."
+        yield f"`kind` of {where} to be one of {', '.join(get_args(Kind))}, {got(kind)}"
     if bool(question.text.strip()) == bool(question.messages):
-        yield f"Expected {where} to have exactly one of `text` and `messages`. Give one of them."
+        yield f"{where} to have exactly one of `text` and `messages`"
     for message in question.messages:
         texts = message.values() if isinstance(message, dict) and message.keys() == {"role", "content"} else [None]
         if not all(isinstance(text, str) for text in texts):
-            yield (
-                f"Expected `messages` of {where} to hold objects of a `role` and a `content`, both texts, but got "
-                f"{question.public(shown(message))}. Correct the field."
-            )
+            yield f"`messages` of {where} to hold objects of two texts, `role` and `content`, {got(message)}"
     if question.messages and not question.messages[-1]["content"].strip():
-        yield (
-            f"Expected the last of `messages` of {where} to say what is asked, but its content is empty. "
-            "Correct it, or remove the question."
-        )
+        yield f"the last of `messages` of {where} to say what is asked, but its content is empty"
     try:
         canonical_json(question.record()).encode()
     except (TypeError, ValueError) as error:
-        yield (
-            f"Expected {where} to hold text and finite numbers only, but it does not: {error}. Correct the question."
-        )
+        yield f"{where} to hold text and finite numbers only, but it does not: {error}"
     if not references:
-        yield (
-            f"Expected `references` of {where} to hold at least one gold answer, but it has none. "
-            "Add one or remove the question."
-        )
+        yield f"`references` of {where} to hold at least one gold answer, but it has none"
     for reference in references:
         if not says_anything(kind, reference):
-            yield (
-                f"Expected `references` of {where} to hold words or numbers, but got "
-                f"{question.public(shown(reference))}. Correct the reference."
-            )
+            yield f"`references` of {where} to hold words or numbers, {got(reference)}"
         if kind == "number" and len(numbers(reference)) != 1:
-            yield (
-                f"Expected `references` of {where} to be a number each, because its kind is number, but got "
-                f"{question.public(shown(reference))}. Correct the reference, or give another kind."
-            )
+            yield f"`references` of {where} to be a number each, because its kind is number, {got(reference)}"
     if kind == "choice" and question.text and not choices:
-        yield (
-            f"Expected {where} to have `choices`, because its kind is choice, but it has none. "
-            "Add the texts of its options, or give another kind."
-        )
+        yield f"{where} to have `choices`, because its kind is choice, but it has none"
     letters = tuple(ascii_uppercase[: len(choices) or None])
     if kind == "choice" and (len(choices) > len(letters) or references[0] not in letters):
-        yield (
-            f"Expected `references` of {where} to begin with the letter of the right one of at most 26 `choices`, but "
-            f"got {question.public(shown(references[0]))}. Give the letter first, as in [B, Lima]."
-        )
+        expected = "to begin with the letter of the right one of at most 26 `choices`, as in [B, Lima]"
+        yield f"`references` of {where} {expected}, {got(references[0])}"
 
 
 def says_anything(kind: str, reference: str) -> bool:

@@ -1,9 +1,8 @@
 """Which of the questions are asked, and in which order: by a hash of seed and id alone."""
 
-from __future__ import annotations
-
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
+from itertools import count
 
 from extract.errors import InputError, nearest
 from extract.hashing import hash_order
@@ -37,11 +36,8 @@ def subset(
         )
     ordered = [questions[i] for i in hash_order([question.id for question in questions], seed)]
     if stratify_by is not None:
-        seen: Counter[str] = Counter()
-        rounds = []
-        for value in _strata(ordered, stratify_by):
-            rounds.append(seen[value])
-            seen[value] += 1
+        next_round: defaultdict[str, count[int]] = defaultdict(count)
+        rounds = [next(next_round[value]) for value in _strata(ordered, stratify_by)]
         ordered = [ordered[i] for i in sorted(range(len(ordered)), key=rounds.__getitem__)]  # stable
     return ordered[:n_questions]
 
@@ -50,8 +46,8 @@ def _strata(questions: Sequence[Question], field: str) -> list[str]:
     """The value of a field of each question, as text; empty where it has none."""
     values = [str(getattr(q, field) if field in _OWN else q.meta.get(field, "")) for q in questions]
     if not any(values):
-        keys = dict.fromkeys(key for question in questions for key in question.meta)
-        known = [*(name for name in _OWN if any(getattr(question, name) for question in questions)), *keys]
+        known = [name for name in _OWN if any(getattr(q, name) for q in questions)]
+        known += dict.fromkeys(key for q in questions for key in q.meta)
         raise InputError(
             f"Expected `stratify_by` to be a field that the questions have a value of, {', '.join(known)}, but got "
             f"{field!r}.{nearest(field, known)}"

@@ -71,7 +71,7 @@ GOOD = {"id": "a", "text": "Why?", "references": ["because"]}
     [
         ([], "holds? at least one question|at least one question, but it is empty"),
         ([GOOD, GOOD], r"ids to be unique, but question 'a' \(number 2"),
-        ([{**GOOD, "references": []}], "`references` of question 'a'.*Add one"),
+        ([{**GOOD, "references": []}], "`references` of question 'a'.*at least one"),
         ([{"id": "a", "text": "Why?"}], "`references` of question 'a'"),
         ([{**GOOD, "id": ""}], "an `id`, but number 1"),
         ([{"id": "a", "references": ["b"]}], "exactly one of `text` and `messages`"),

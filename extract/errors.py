@@ -1,13 +1,28 @@
-"""The one exception for what a user can put right: its text is a whole message, shown without a traceback."""
-
-from __future__ import annotations
+"""Errors that a user can put right: their text is a whole message, shown without a traceback."""
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class InputError(ValueError):
     """Says which argument, what came, what was expected and what to do next, in one line."""
+
+
+class Damaged(InputError):
+    """A data file that is not as it was written.
+
+    Args:
+        path: The file.
+        problem: What is wrong with it, in a few words on one line.
+    """
+
+    def __init__(self, path: Path, problem: str) -> None:
+        super().__init__(
+            f"Expected {str(path)!r} to be as it was written, but {problem}. Run the command that made it (sample, "
+            "grade, read or ask) again, which makes it anew; delete it if no command did."
+        )
+        self.path, self.problem = path, problem
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -1,10 +1,8 @@
-"""Content hashes: canonical JSON and SHA-256, so that equal things have equal names on every machine."""
-
-from __future__ import annotations
+"""Content hashes: canonical JSON and SHA-256, so that equal things have equal names on every machine; differences."""
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -56,3 +54,18 @@ def hash_order(ids: list[str], seed: int) -> list[int]:
     [1, 0]
     """
     return sorted(range(len(ids)), key=lambda i: hashlib.sha256(f"{seed}\0{ids[i]}".encode()).digest())
+
+
+def differences(found: dict[str, Any], wanted: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    """Dotted names of the entries in which two nested dicts differ, with both values: ``a.b: found 1, wanted 2``."""
+    for key in sorted(found.keys() | wanted.keys()):
+        left, right = found.get(key), wanted.get(key)
+        if isinstance(left, dict) and isinstance(right, dict):
+            yield from differences(left, right, f"{prefix}{key}.")
+        elif left != right:
+            yield f"{prefix}{key}: found {_brief(left)}, wanted {_brief(right)}"
+
+
+def _brief(value: Any) -> str:
+    text = repr(value)  # worked examples are long
+    return text if len(text) <= 400 else f"{text[:100]}… (SHA-256 {sha256_text(text)[:12]})"

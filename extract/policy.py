@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from decimal import Decimal
 from typing import Any
 
 from extract.errors import InputError
-from extract.hashing import sha256_json, sha256_text
+from extract.hashing import sha256_json
 from extract.prompts import PromptTemplate
 from extract.samplers import SAMPLERS
 from extract.schemas import DECODING, check_options
@@ -153,19 +152,3 @@ class Identity:
     def sha256(self) -> str:
         """The store's identity: SHA-256 of the canonical JSON."""
         return sha256_json(self.as_dict())
-
-
-def differences(found: dict[str, Any], wanted: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    """Dotted names of the entries in which two nested dicts differ, with both values: ``a.b: found 1, wanted 2``."""
-    for key in sorted(found.keys() | wanted.keys()):
-        left, right = found.get(key), wanted.get(key)
-        if isinstance(left, dict) and isinstance(right, dict):
-            yield from differences(left, right, f"{prefix}{key}.")
-        elif left != right:
-            yield f"{prefix}{key}: found {_brief(left)}, wanted {_brief(right)}"
-
-
-def _brief(value: Any) -> str:
-    """A value for a message; of a long one, such as worked examples, its beginning and what tells it from others."""
-    text = repr(value)
-    return text if len(text) <= 400 else f"{text[:100]}… (SHA-256 {sha256_text(text)[:12]})"

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from extract.errors import InputError
-from extract.hashing import canonical_json, sha256_text
+from extract.hashing import canonical_json, differences, sha256_text
 from extract.models.embedded import EMBEDDED_MODEL, embedded_model_folder
-from extract.policy import ModelIdentity, differences
+from extract.policy import ModelIdentity
 from extract.prompts import template_hash
 
 DTYPES = {"auto": "auto", "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from typing import Any
 
-from extract.errors import InputError
+from extract.errors import Damaged, InputError
 from extract.models.loading import end_tokens
 from extract.models.store_model import encode_prompts
 from extract.running.memory import retry_with_smaller_batch
@@ -18,7 +18,7 @@ from extract.signals.base import Answer
 from extract.signals.model_parts import n_layers
 from extract.signals.reading import content_tokens, drawn_tokens, read_answers, read_questions
 from extract.signals.registry import SIGNALS, load_signal
-from extract.store.files import Damaged, is_finished
+from extract.store.files import is_finished
 from extract.store.fill import fill, missing_shards
 from extract.store.grid import copy_known
 from extract.store.ragged import Ragged

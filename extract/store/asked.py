@@ -1,28 +1,21 @@
 """Asked baselines of a store: one Parquet file for each baseline and shard."""
 
-from __future__ import annotations
-
 import json
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from extract.errors import InputError
-from extract.hashing import canonical_json
-from extract.policy import differences
-from extract.store.files import Damaged, is_finished
-from extract.store.folder import StoreFolder
-from extract.store.parquet import ASKED_QUESTIONS_SCHEMA, ASKED_SAMPLES_SCHEMA, read_table, write_table
-from extract.store.samples import check_keys
-from extract.store.shards import SampleRange, Scope, Shard, check_name, folder_names
+from extract.errors import Damaged, InputError
+from extract.hashing import canonical_json, differences
+from extract.store.folder import ShardFiles, StoreFolder
+from extract.store.parquet import ASKED_QUESTIONS_SCHEMA, ASKED_SAMPLES_SCHEMA, write_table
+from extract.store.shards import Scope, Shard
 from extract.text import shown
 
 _SCHEMAS: dict[Scope, pa.Schema] = {"question": ASKED_QUESTIONS_SCHEMA, "sample": ASKED_SAMPLES_SCHEMA}
 
 
-class Asked:
+class Asked(ShardFiles):
     """Asked tables on disk. The settings of a baseline (model, prompts, options) are the same in all of its tables.
 
     Args:
@@ -30,21 +23,11 @@ class Asked:
     """
 
     def __init__(self, folder: StoreFolder) -> None:
-        self._folder = folder
-        self._settings: dict[tuple[str, Scope], dict[str, Any]] = {}  # of the tables that were read
+        super().__init__(folder, "asked/{name}", "baseline")
 
     def names(self, scope: Scope = "question") -> list[str]:
         """Names of the baselines of which the store holds a table of the questions, or of the answers."""
-        names = folder_names(self._folder.path / "asked", "baseline")
-        return [name for name in names if self._finished(name, scope)]
-
-    def missing(self, baseline: str, scope: Scope = "question") -> list[Shard]:
-        """Shards without a baseline's table."""
-        return [shard for shard in self._folder.shards(scope) if not is_finished(self.file(baseline, shard))]
-
-    def file(self, baseline: str, shard: Shard) -> Path:
-        """Where a baseline's table of a shard is, or will be."""
-        return self._folder.path / "asked" / check_name(baseline, "baseline") / f"{shard.stem}.parquet"
+        return [name for name in super().names() if self.finished(name, scope)]
 
     def write(self, baseline: str, shard: Shard, rows: list[dict[str, Any]], settings: dict[str, Any]) -> None:
         """Write a baseline's table of a shard.
@@ -61,30 +44,9 @@ class Asked:
         """
         file = self.file(baseline, shard)
         self.check_settings(baseline, shard.scope, settings, exclude=file)
-        provenance = canonical_json(self._folder.provenance(shard, file, baseline=baseline))
-        metadata = {"how": canonical_json(settings), "of": provenance}
+        metadata = {"how": canonical_json(settings), "of": canonical_json(self._provenance(baseline, shard))}
         write_table(file, rows, _SCHEMAS[shard.scope].with_metadata(metadata))
-        self._settings.setdefault((baseline, shard.scope), settings)
-
-    def check_settings(
-        self, baseline: str, scope: Scope, settings: dict[str, Any], exclude: Path | None = None
-    ) -> None:
-        """Refuse settings other than those of a baseline's tables.
-
-        Raises:
-            InputError: The settings differ.
-        """
-        self._folder.check_settings(f"asked/{baseline}", self.settings(baseline, scope, exclude), settings)
-
-    def settings(self, baseline: str, scope: Scope, exclude: Path | None = None) -> dict[str, Any] | None:
-        """Settings of a baseline's tables, from the first one that is not damaged; None without any."""
-        if (baseline, scope) not in self._settings:
-            for shard in self._finished(baseline, scope):
-                if self.file(baseline, shard) != exclude:
-                    with suppress(Damaged):  # it will be made again
-                        self.read_shard(baseline, shard)
-                        break
-        return self._settings.get((baseline, scope))
+        self._settings[baseline, shard.scope] = file, json.loads(canonical_json(settings))
 
     def read(self, baseline: str, scope: Scope = "question") -> pa.Table:
         """A baseline's table over all questions in their order, or over all answers by block, range and question.
@@ -109,31 +71,25 @@ class Asked:
         Raises:
             Damaged: The file is damaged, belongs to another shard, or has other settings than the first table read.
         """
-        file, ids = self.file(baseline, shard), self._folder.questions.ids(shard)
-        n_rows = self._folder.questions.n_rows(shard)
-        table = read_table(file, self._folder.path, _SCHEMAS[shard.scope], n_rows, ("value", "mass"))
-        settings, stated = (_stated(table, key) for key in (b"how", b"of"))
-        expected = self._folder.provenance(shard, file, baseline=baseline)
+        table, settings = self._read(baseline, shard)
+        file = self.file(baseline, shard)
+        _, first = self._settings.setdefault((baseline, shard.scope), (file, settings))
+        if settings != first:
+            different = "; ".join(differences(settings, first))
+            raise Damaged(file, f"its settings differ from another table's in {different}")
+        return table
+
+    def _read_settings(self, name: str, shard: Shard) -> dict[str, Any]:
+        return self._read(name, shard)[1]
+
+    def _read(self, baseline: str, shard: Shard) -> tuple[pa.Table, dict[str, Any]]:
+        file = self.file(baseline, shard)
+        table = self._folder.read_table(file, shard, _SCHEMAS[shard.scope], ("value", "mass"))
+        expected, metadata = self._provenance(baseline, shard), table.schema.metadata or {}
+        try:
+            settings, stated = (json.loads(metadata.get(key, b"null")) for key in (b"how", b"of"))
+        except (ValueError, RecursionError):
+            settings = stated = None
         if stated != expected or not isinstance(settings, dict):
             raise Damaged(file, f"its metadata says {shown(stated)}, not {canonical_json(expected)}")
-        if isinstance(shard, SampleRange):
-            check_keys(table, shard, ids, file)
-        elif table["question_id"].to_pylist() != ids:
-            raise Damaged(file, f"its rows are not the questions of block {shard.block} in their order")
-        first = self._settings.setdefault((baseline, shard.scope), settings)
-        if settings != first:
-            raise Damaged(
-                file, f"its settings differ from another table's in {'; '.join(differences(settings, first))}"
-            )
-        return table.replace_schema_metadata(None)
-
-    def _finished(self, baseline: str, scope: Scope) -> list[Shard]:
-        return [shard for shard in self._folder.shards(scope) if is_finished(self.file(baseline, shard))]
-
-
-def _stated(table: pa.Table, key: bytes) -> Any:
-    """A JSON value of a table's metadata; None where there is none."""
-    try:
-        return json.loads((table.schema.metadata or {}).get(key, b"null"))
-    except (ValueError, RecursionError):
-        return None
+        return table.replace_schema_metadata(None), settings

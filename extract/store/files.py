@@ -1,37 +1,18 @@
 """Atomic writes with a size and SHA-256 sidecar, and checked reads."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
 import uuid
-from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from extract.errors import InputError
+from extract.errors import Damaged, InputError
 from extract.hashing import sha256_file
 from extract.text import one_line, shown
 
 _LARGEST_SIDECAR = 2**12  # bytes
-_PIECE = 2**20  # bytes that are copied together
-
-
-class Damaged(InputError):
-    """A data file that is not as it was written.
-
-    Args:
-        path: The file.
-        problem: What is wrong with it, in a few words on one line.
-    """
-
-    def __init__(self, path: Path, problem: str) -> None:
-        super().__init__(
-            f"Expected {str(path)!r} to be as it was written, but {problem}. Run the command that made it (sample, "
-            "grade, read or ask) again, which makes it anew; delete it if no command did."
-        )
-        self.path, self.problem = path, problem
 
 
 class Sidecar(NamedTuple):
@@ -49,42 +30,16 @@ def write_file(path: Path, content: bytes) -> None:
     replace_file(path.with_suffix(".json"), json.dumps(sidecar._asdict()).encode())
 
 
-def copy_data_file(path: Path, to: Path) -> None:
-    """Copy a data file of any size with its sidecar, and compare it with its checksum.
-
-    Raises:
-        Damaged: The file is not as it was written.
-        InputError: As `replace_file`.
-    """
-    sidecar, found = read_sidecar(path), hashlib.sha256()
-
-    def pieces() -> Iterator[bytes]:
-        with path.open("rb") as file:
-            while piece := file.read(_PIECE):
-                found.update(piece)
-                yield piece
-        if found.hexdigest() != sidecar.sha256:
-            raise Damaged(path, "its content changed (checksum differs)")
-
-    to.parent.mkdir(parents=True, exist_ok=True)
-    _replace(to, pieces())
-    replace_file(to.with_suffix(".json"), json.dumps(sidecar._asdict()).encode())
-
-
 def replace_file(path: Path, content: bytes) -> None:
     """Write a file under a temporary name, flush it to the disk, and rename it.
 
     Raises:
         InputError: The disk is full, or the folder is not writable.
     """
-    _replace(path, [content])
-
-
-def _replace(path: Path, pieces: Iterable[bytes]) -> None:
     unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
         with unfinished.open("wb") as file:
-            file.writelines(pieces)
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         unfinished.replace(path)
@@ -188,21 +143,20 @@ def check_file(path: Path, folder: Path) -> None:
 
 def is_whole(path: Path, folder: Path) -> bool:
     """Whether a data file is finished and as it was written."""
-    try:
+    with suppress(Damaged):
         check_file(path, folder)
-    except Damaged:
-        return False
-    return True
+        return True
+    return False
 
 
-def read_file(path: Path, folder: Path, largest: int) -> bytes:
+def read_file(path: Path, folder: Path, largest: int | None = None) -> bytes:
     """The bytes of a data file, which are those that were written.
 
     Raises:
         Damaged: As `check_file`, or it has more than `largest` bytes.
     """
     sidecar = check_size(path, folder)
-    if sidecar.size > largest:
+    if largest is not None and sidecar.size > largest:
         raise Damaged(path, f"it has {sidecar.size} bytes where at most {largest} are read")
     try:
         content = path.read_bytes()

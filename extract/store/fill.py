@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from extract.errors import Damaged
 from extract.running.progress import Progress, say
 from extract.running.worker import Worker
-from extract.store.files import Damaged, check_file, is_finished
+from extract.store.files import check_file, is_finished
 from extract.store.shards import Shard
 from extract.store.store import Store
 

@@ -1,18 +1,22 @@
-"""`StoreFolder`: what the samples, grades, signals and asked tables of a store share."""
-
-from __future__ import annotations
+"""What the samples, grades, signals and asked tables of a store share: its folder, and one file for each shard."""
 
 import json
+from collections.abc import Collection
+from contextlib import suppress
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-from extract.errors import InputError
-from extract.hashing import canonical_json, sha256_json
-from extract.policy import differences
-from extract.store.files import Damaged, is_finished, read_sidecar
-from extract.store.questions import Questions, read_questions
-from extract.store.shards import Block, SampleRange, Scope, Shard, finished_ranges
+import pyarrow as pa
+
+from extract.errors import Damaged, InputError
+from extract.hashing import canonical_json, differences, sha256_json
+from extract.questions.question import questions_hash
+from extract.store.files import is_finished, read_sidecar
+from extract.store.parquet import read_table
+from extract.store.questions import QUESTIONS_SCHEMA, Questions
+from extract.store.shards import Block, SampleRange, Scope, Shard, check_name, overlap, range_of
 
 
 class StoreFolder:
@@ -35,15 +39,27 @@ class StoreFolder:
             Damaged: They are not those of the identity.
         """
         file = self.path / "questions.parquet"
-        return read_questions(file, self.path, self.identity["questions"], self.identity["block_size"])
+        questions = Questions(read_table(file, self.path, QUESTIONS_SCHEMA), self.identity["block_size"])
+        try:
+            found = questions_hash(questions)
+        except (ValueError, TypeError, RecursionError):
+            raise Damaged(file, "a question can't be read") from None
+        if found != self.identity["questions"]:
+            raise Damaged(file, f"its SHA-256 is {found}, and that of the identity is {self.identity['questions']}")
+        return questions
 
-    def ranges(self) -> list[SampleRange]:
-        """Finished ranges of samples, by block and sample.
+    def ranges(self, folder: str = "samples") -> list[SampleRange]:
+        """Ranges with a finished Parquet file in a folder of the store, by block and sample.
 
         Raises:
-            Damaged: As `finished_ranges`.
+            Damaged: A Parquet file with another name, or two files that hold the same samples.
         """
-        return finished_ranges(self.path / "samples", self.questions.n_blocks)
+        n_blocks = self.questions.n_blocks
+        files = {range_of(path, n_blocks): path for path in (self.path / folder).glob("*.parquet")}
+        ranges = sorted(samples for samples, path in files.items() if is_finished(path))
+        if clash := overlap(ranges):
+            raise Damaged(files[clash[1]], f"it holds samples that {files[clash[0]].name} holds too")
+        return ranges
 
     def shards(self, scope: Scope) -> list[Shard]:
         """Every block, or every finished range of samples, in the order of the rows."""
@@ -53,40 +69,116 @@ class StoreFolder:
         """Where a range of samples is, or will be."""
         return self.path / "samples" / f"{samples.stem}.parquet"
 
-    def provenance(self, shard: Shard, file: Path, **content: str) -> dict[str, Any]:
-        """Provenance record that ties a file to its store, block and samples.
+    def samples_sha256(self, samples: SampleRange) -> str | None:
+        """SHA-256 of the file of a range of samples; None where there is none."""
+        file = self.samples_file(samples)
+        return read_sidecar(file).sha256 if is_finished(file) else None
 
-        Samples that were lost and drawn again may differ, and what was computed from the earlier ones no longer fits.
-
-        Args:
-            shard: What the file's rows are.
-            file: The file, for the message.
-            **content: For example ``signal="hidden"``.
+    def read_table(self, file: Path, shard: Shard, schema: pa.Schema, nullable: Collection[str]) -> pa.Table:
+        """The table of a shard, with the file's metadata; `nullable` columns may hold nulls.
 
         Raises:
-            Damaged: The store has no such samples.
+            Damaged: The file is damaged, or its rows are not those of the shard, each once.
         """
+        ids = self.questions.ids(shard)
+        table = read_table(file, self.path, schema, self.questions.n_rows(shard), nullable)
+        found = table["question_id"].to_pylist()
         if isinstance(shard, Block):
-            return {"identity": self.sha256, **content, "block": shard.block}
-        samples = self.samples_file(shard)
-        if not is_finished(samples):
-            raise Damaged(file, "the store has no such samples")
-        record = {"identity": self.sha256, **content, "block": shard.block, "scope": "sample"}
-        return {**record, "part": [shard.start, shard.stop], "samples": read_sidecar(samples).sha256}
+            is_sound = found == ids
+        else:
+            keys = zip(found, table["sample"].to_pylist(), strict=True)
+            is_sound = set(keys) == set(product(ids, range(shard.start, shard.stop)))
+        if not is_sound:
+            raise Damaged(file, f"its rows are not those of {shard.stem}, each once")
+        return table
 
-    def check_settings(self, files: str, found: dict[str, Any] | None, expected: dict[str, Any]) -> None:
-        """Refuse settings other than those of the files that are there.
+
+class ShardFiles:
+    """Files of a store, one for each name (of a grader, signal or baseline) and shard.
+
+    Args:
+        folder: The store.
+        subfolder: Where in the store, with a place for the name and perhaps the scope: ``"grades/{name}"``.
+        noun: What has the name, for messages and provenance records.
+        suffix: Suffix of the files.
+    """
+
+    def __init__(self, folder: StoreFolder, subfolder: str, noun: str, suffix: str = ".parquet") -> None:
+        self._folder, self._subfolder, self._noun, self._suffix = folder, subfolder, noun, suffix
+        self._settings: dict[tuple[str, Scope], tuple[Path, Any]] = {}  # with the file that was read or written first
+
+    def names(self) -> list[str]:
+        """Sorted names that have a folder.
+
+        Raises:
+            InputError: As `check_name`.
+        """
+        folders = (self._folder.path / self._subfolder.partition("/")[0]).glob("*")
+        names = (folder.name for folder in folders if folder.is_dir() and not folder.name.startswith("."))
+        return sorted(check_name(name, self._noun) for name in names)
+
+    def file(self, name: str, shard: Shard) -> Path:
+        """Where the file of a name and shard is, or will be."""
+        return self._folder.path / self._place(name, shard.scope) / f"{shard.stem}{self._suffix}"
+
+    def finished(self, name: str, scope: Scope) -> list[Shard]:
+        """Shards with a file."""
+        return [shard for shard in self._folder.shards(scope) if is_finished(self.file(name, shard))]
+
+    def missing(self, name: str, scope: Scope = "question") -> list[Shard]:
+        """Shards without a file."""
+        return [shard for shard in self._folder.shards(scope) if not is_finished(self.file(name, shard))]
+
+    def settings(self, name: str, scope: Scope, exclude: Path | None = None) -> dict[str, Any] | None:
+        """Settings (model, prompts, options) of the files, from the first one that is not damaged; None without any.
 
         Args:
-            files: Folder of the files in the store, for example ``"asked/p_true"``.
-            found: Settings of the files; None without any.
-            expected: Settings of this run.
+            name: Name of the signal or baseline.
+            scope: Scope of the rows.
+            exclude: A file that is about to be replaced.
+        """
+        file, settings = self._settings.get((name, scope), (None, None))
+        if file is None or file == exclude or not is_finished(file):
+            settings = None
+            for shard in self.finished(name, scope):
+                file = self.file(name, shard)
+                with suppress(Damaged):  # it will be made again
+                    if file != exclude:
+                        settings = self._read_settings(name, shard)
+                        self._settings[name, scope] = file, settings
+                        break
+        return settings
+
+    def check_settings(self, name: str, scope: Scope, settings: dict[str, Any], exclude: Path | None = None) -> None:
+        """Refuse settings other than those of the files that are there.
 
         Raises:
             InputError: The settings differ.
         """
-        if found is not None and (different := list(differences(found, json.loads(canonical_json(expected))))):
+        found, expected = self.settings(name, scope, exclude), json.loads(canonical_json(settings))
+        if found is not None and (different := "; ".join(differences(found, expected))):
+            folder = str(self._folder.path / self._place(name, scope))
             raise InputError(
-                f"Expected this run to have the settings of the files in {str(self.path / files)!r}, but it differs in "
-                f"{'; '.join(different)}. Use the same settings, or delete that folder to begin anew."
+                f"Expected this run to have the settings of the files in {folder!r}, but it differs in {different}. "
+                "Use the same settings, or delete that folder to begin anew."
             )
+
+    def _place(self, name: str, scope: Scope) -> str:
+        return self._subfolder.format(name=check_name(name, self._noun), scope=scope)
+
+    def _read_settings(self, name: str, shard: Shard) -> dict[str, Any] | None:
+        raise NotImplementedError
+
+    def _provenance(self, name: str, shard: Shard) -> dict[str, Any]:
+        """Record that ties a file to its store, block and samples; samples that are drawn again may differ.
+
+        Raises:
+            Damaged: The store has no such samples.
+        """
+        record = {"identity": self._folder.sha256, self._noun: name, "block": shard.block}
+        if isinstance(shard, Block):
+            return record
+        samples = self._folder.samples_sha256(shard)
+        if samples is None:
+            raise Damaged(self.file(name, shard), "the store has no such samples")
+        return {**record, "scope": "sample", "part": [shard.start, shard.stop], "samples": samples}

@@ -1,34 +1,28 @@
 """Grades of a store: one Parquet file for each grader and range of samples."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from extract.errors import InputError
-from extract.store.files import Damaged
-from extract.store.folder import StoreFolder
-from extract.store.parquet import GRADES_SCHEMA, read_table, write_table
-from extract.store.samples import Samples, check_keys
-from extract.store.shards import SampleRange, check_name, finished_ranges, folder_names
+from extract.errors import Damaged, InputError
+from extract.store.folder import ShardFiles, StoreFolder
+from extract.store.parquet import GRADES_SCHEMA, write_table
+from extract.store.shards import SampleRange, Scope, Shard
 
 
-class Grades:
+class Grades(ShardFiles):
     """Grades on disk.
 
     Args:
         folder: The store.
-        samples: Its samples.
     """
 
-    def __init__(self, folder: StoreFolder, samples: Samples) -> None:
-        self._folder, self._samples = folder, samples
+    def __init__(self, folder: StoreFolder) -> None:
+        super().__init__(folder, "grades/{name}", "grader")
 
     def names(self) -> list[str]:
         """Names of the graders whose grades the store holds."""
-        return [name for name in folder_names(self._folder.path / "grades", "grader") if self.ranges(name)]
+        return [name for name in super().names() if self.ranges(name)]
 
     def choose(self, grader: str | None) -> str:
         """The named grader, or the only one.
@@ -55,22 +49,16 @@ class Grades:
         Raises:
             InputError: As `Samples.ranges`, or `grader` is not a plain name.
         """
-        return finished_ranges(self._grader_folder(grader), self._folder.questions.n_blocks)
+        return self._folder.ranges(self._place(grader, "sample"))
 
-    def missing(self, grader: str) -> list[SampleRange]:
+    def missing(self, grader: str, scope: Scope = "sample") -> list[Shard]:
         """Ranges of samples that a grader has not graded."""
-        graded = set(self.ranges(grader))
-        return [samples for samples in self._samples.ranges() if samples not in graded]
-
-    def file(self, grader: str, samples: SampleRange) -> Path:
-        """Where a grader's grades of a range are, or will be."""
-        return self._grader_folder(grader) / f"{samples.stem}.parquet"
+        return super().missing(grader, scope)
 
     def write(self, grader: str, samples: SampleRange, rows: list[dict[str, Any]], rule: str) -> None:
         """Write a grader's grades of a range, one row for each sample, with the grader's rule in words."""
-        metadata = {"grader": grader, "rule": rule}
-        if (sha256 := self._samples.sha256(samples)) is not None:
-            metadata["samples"] = sha256
+        metadata = {"grader": grader, "rule": rule, "samples": self._folder.samples_sha256(samples)}
+        metadata = {key: value for key, value in metadata.items() if value is not None}
         write_table(self.file(grader, samples), rows, GRADES_SCHEMA.with_metadata(metadata))
 
     def read(self, grader: str, samples: SampleRange | None = None) -> pa.Table:
@@ -80,8 +68,7 @@ class Grades:
             InputError: A file is damaged, grades of samples that were replaced, or `grader` is not a plain name.
         """
         ranges = self.ranges(grader) if samples is None else [samples]
-        tables = [self._read(grader, part).replace_schema_metadata(None) for part in ranges]
-        return pa.concat_tables([GRADES_SCHEMA.empty_table(), *tables])
+        return pa.concat_tables([GRADES_SCHEMA.empty_table(), *(self._read(grader, part)[0] for part in ranges)])
 
     def rule(self, grader: str, samples: SampleRange) -> str:
         """The rule in words by which a range was graded.
@@ -89,25 +76,18 @@ class Grades:
         Raises:
             InputError: As `read`.
         """
-        return self._metadata(self._read(grader, samples)).get("rule", "")
+        return self._read(grader, samples)[1].get("rule", "")
 
-    def _read(self, grader: str, samples: SampleRange) -> pa.Table:
-        file, questions = self.file(grader, samples), self._folder.questions
-        table = read_table(file, self._folder.path, GRADES_SCHEMA, questions.n_rows(samples), ("right", "answer"))
-        metadata = self._metadata(table)
+    def _read(self, grader: str, samples: SampleRange) -> tuple[pa.Table, dict[str, str]]:
+        """The grades of a range and the file's metadata."""
+        file = self.file(grader, samples)
+        table = self._folder.read_table(file, samples, GRADES_SCHEMA, ("right", "answer"))
+        pairs = (table.schema.metadata or {}).items()
+        metadata = {key.decode(errors="replace"): value.decode(errors="replace") for key, value in pairs}
         if metadata.get("grader") != grader:
             raise Damaged(file, f"it holds grades of {metadata.get('grader')!r}, not of {grader!r}")
         # stores of early versions do not record which samples were graded
-        graded, there = metadata.get("samples"), self._samples.sha256(samples)
+        graded, there = metadata.get("samples"), self._folder.samples_sha256(samples)
         if None not in (graded, there) and graded != there:
             raise Damaged(file, "it holds grades of samples that were replaced since")
-        check_keys(table, samples, questions.ids(samples), file)
-        return table
-
-    def _grader_folder(self, grader: str) -> Path:
-        return self._folder.path / "grades" / check_name(grader, "grader")
-
-    @staticmethod
-    def _metadata(table: pa.Table) -> dict[str, str]:
-        pairs = (table.schema.metadata or {}).items()
-        return {key.decode(errors="replace"): value.decode(errors="replace") for key, value in pairs}
+        return table.replace_schema_metadata(None), metadata

@@ -15,7 +15,7 @@ from extract.errors import InputError
 from extract.running.progress import say
 from extract.running.worker import Worker, alone
 from extract.store.answer_log import AnswerLog, logged_ranges, read_log
-from extract.store.files import check_size, copy_data_file, is_finished, is_whole, read_sidecar
+from extract.store.files import check_size, is_finished, is_whole, read_file, read_sidecar, write_file
 from extract.store.fill import is_damaged
 from extract.store.identity import check_folder, member_stores, write_identity, write_reader
 from extract.store.shards import SampleRange, Scope, overlap, shard_of
@@ -76,7 +76,7 @@ def _merge_into(folder: Path, other: Store, worker: Worker) -> Store:
         logs = _logs_to_merge(into, other, worker)
         _check_alike(into, other)
         for file in files:
-            copy_data_file(file, into.path / file.relative_to(other.path))
+            write_file(into.path / file.relative_to(other.path), read_file(file, other.path))
         if other.reader is not None and into.reader is None:
             write_reader(into.path, into.sha256, other.reader)
         n_answers = sum(_merge_log(into, other, samples) for samples in logs)
@@ -101,7 +101,7 @@ def _opened(folder: Path, other: Store) -> Store:
     into = Store.open(folder)
     into.check_identity(other.identity)
     if not is_whole(folder / "questions.parquet", folder):
-        copy_data_file(other.path / "questions.parquet", folder / "questions.parquet")
+        write_file(folder / "questions.parquet", read_file(other.path / "questions.parquet", other.path))
     return into
 
 

@@ -1,7 +1,5 @@
 """The store's Parquet tables: schemas, writing, and reading within bounds."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -9,76 +7,44 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from extract.store.files import Damaged, check_file, read_file, write_file
+from extract.errors import Damaged
+from extract.store.files import check_file, read_file, write_file
 from extract.text import one_line
 
-QUESTIONS_SCHEMA = pa.schema(
-    [
-        ("question_id", pa.string()),
-        ("dataset", pa.string()),
-        ("text", pa.string()),
-        ("messages", pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))),
-        ("references", pa.list_(pa.string())),
-        ("kind", pa.string()),
-        ("choices", pa.list_(pa.string())),
-        ("group", pa.string()),
-        ("meta", pa.string()),
-    ]
-)
+_LARGEST = 2**31  # bytes of a table, in the file and in memory
+_UNREADABLE = (OSError, ValueError, MemoryError, pa.ArrowException)
+
+
+def _schema(columns: str) -> pa.Schema:
+    """Schema of columns ``NAME:TYPE``; a type in the plural is a list."""
+    pairs = (column.split(":") for column in columns.split())
+    return pa.schema(
+        [(name, pa.list_(pa.type_for_alias(kind[:-1])) if kind.endswith("s") else kind) for name, kind in pairs]
+    )
+
+
 #: Samples of which nothing is unknown; the number of tokens is that of `token_ids`.
-COMPACT_SAMPLES_SCHEMA = pa.schema(
-    [
-        ("question_id", pa.string()),
-        ("sample", pa.int32()),
-        ("token_ids", pa.list_(pa.int32())),
-        ("text", pa.string()),
-        ("logprobs", pa.list_(pa.float32())),
-        ("finish_reason", pa.string()),
-        ("prompt_tokens", pa.int32()),
-    ]
+COMPACT_SAMPLES_SCHEMA = _schema(
+    "question_id:string sample:int32 token_ids:int32s text:string logprobs:float32s finish_reason:string "
+    "prompt_tokens:int32"
 )
 #: Samples of which the sampler may not know everything. `reasoning` is what a thinking model wrote before the answer.
-SAMPLES_SCHEMA = pa.schema(
-    [
-        ("question_id", pa.string()),
-        ("sample", pa.int32()),
-        ("text", pa.string()),
-        ("reasoning", pa.string()),
-        ("token_ids", pa.list_(pa.int32())),
-        ("logprobs", pa.list_(pa.float32())),
-        ("n_tokens", pa.int32()),
-        ("finish_reason", pa.string()),
-        ("prompt_tokens", pa.int32()),
-    ]
+SAMPLES_SCHEMA = _schema(
+    "question_id:string sample:int32 text:string reasoning:string token_ids:int32s logprobs:float32s n_tokens:int32 "
+    "finish_reason:string prompt_tokens:int32"
 )
 #: `right` is null where the grader could not decide; `answer` is what it took for the answer, null where it found none.
-GRADES_SCHEMA = pa.schema(
-    [("question_id", pa.string()), ("sample", pa.int32()), ("right", pa.bool_()), ("answer", pa.string())]
-)
+GRADES_SCHEMA = _schema("question_id:string sample:int32 right:bool answer:string")
 #: What a model replied about each question. `value` is null where its reply `text` has none; `mass` is the probability
 #: of all surface forms that were scored, null where none were.
-ASKED_QUESTIONS_SCHEMA = pa.schema(
-    [
-        ("question_id", pa.string()),
-        ("value", pa.float64()),
-        ("text", pa.string()),
-        ("mass", pa.float64()),
-        ("prompt_tokens", pa.int64()),
-        ("completion_tokens", pa.int64()),
-        ("attempts", pa.int32()),
-    ]
+ASKED_QUESTIONS_SCHEMA = _schema(
+    "question_id:string value:float64 text:string mass:float64 prompt_tokens:int64 completion_tokens:int64 "
+    "attempts:int32"
 )
 #: What a model was asked about each answer: a probability, or the number of the answer's cluster.
-ASKED_SAMPLES_SCHEMA = pa.schema(
-    [
-        ("question_id", pa.string()),
-        ("sample", pa.int32()),
-        ("value", pa.float64()),
-        ("prompt_tokens", pa.int64()),
-        ("completion_tokens", pa.int64()),
-    ]
+ASKED_SAMPLES_SCHEMA = _schema(
+    "question_id:string sample:int32 value:float64 prompt_tokens:int64 completion_tokens:int64"
 )
-_LARGEST = 2**31  # bytes of a table, in the file and in memory
 
 
 def write_table(path: Path, rows: list[dict[str, Any]], schema: pa.Schema) -> None:
@@ -126,7 +92,7 @@ def read_table(
         table.validate(full=True)
     except Damaged:
         raise
-    except (OSError, ValueError, MemoryError, pa.ArrowException) as error:
+    except _UNREADABLE as error:
         raise Damaged(path, f"it can't be read as a table ({one_line(error)})") from None
     if n_rows is not None and table.num_rows != n_rows:
         raise Damaged(path, f"it has {table.num_rows} rows, not {n_rows}")
@@ -145,7 +111,7 @@ def check_n_rows(path: Path, folder: Path, n_rows: int) -> None:
     check_file(path, folder)
     try:
         found = pq.read_metadata(path).num_rows
-    except (OSError, ValueError, MemoryError, pa.ArrowException) as error:
+    except _UNREADABLE as error:
         raise Damaged(path, f"it can't be read as a table ({one_line(error)})") from None
     if found != n_rows:
         raise Damaged(path, f"it has {found} rows, not {n_rows}")

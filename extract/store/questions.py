@@ -5,17 +5,24 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from pathlib import Path
 from typing import Any, overload
 
 import pyarrow as pa
 
-from extract.questions.question import Question, questions_hash
-from extract.store.files import Damaged
-from extract.store.parquet import QUESTIONS_SCHEMA, read_table, write_arrow
-from extract.store.shards import SampleRange, Shard
+from extract.questions.question import Question
+from extract.store.shards import Shard
 
-_BATCH = 1024  # questions that are made at a time
+_STRINGS = pa.list_(pa.string())
+QUESTIONS_SCHEMA = pa.schema(
+    [
+        *((name, pa.string()) for name in ("question_id", "dataset", "text")),
+        ("messages", pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))),
+        *(("references", _STRINGS), ("kind", pa.string()), ("choices", _STRINGS)),
+        *((name, pa.string()) for name in ("group", "meta")),
+    ]
+)
+#: Questions that are made at a time, and the rows of a row group.
+BATCH = 1024
 
 
 class Questions(Sequence[Question]):
@@ -27,13 +34,13 @@ class Questions(Sequence[Question]):
     """
 
     def __init__(self, table: pa.Table, block_size: int) -> None:
-        self._table, self.block_size = table, block_size
+        self.table, self.block_size = table, block_size
 
     @classmethod
     def of(cls, questions: Iterable[Question], block_size: int) -> Questions:
         """Convert questions to a table."""
         rows = ({**q.record(), "question_id": q.id, "meta": json.dumps(q.meta, sort_keys=True)} for q in questions)
-        batches = iter(lambda: list(islice(rows, _BATCH)), [])
+        batches = iter(lambda: list(islice(rows, BATCH)), [])
         record_batches = [pa.RecordBatch.from_pylist(batch, QUESTIONS_SCHEMA) for batch in batches]
         return cls(pa.Table.from_batches(record_batches, QUESTIONS_SCHEMA), block_size)
 
@@ -48,20 +55,15 @@ class Questions(Sequence[Question]):
 
     def ids(self, shard: Shard) -> list[str]:
         """Question ids of a shard's block, without making the questions."""
-        ids: list[str] = self._table["question_id"].slice(shard.block * self.block_size, self.block_size).to_pylist()
+        ids: list[str] = self.table["question_id"].slice(shard.block * self.block_size, self.block_size).to_pylist()
         return ids
 
     def n_rows(self, shard: Shard) -> int:
         """Questions of a block, or answers of a range of samples."""
-        per_question = shard.stop - shard.start if isinstance(shard, SampleRange) else 1
-        return min(self.block_size, len(self) - shard.block * self.block_size) * per_question
-
-    def write(self, path: Path) -> None:
-        """Write the table with its sidecar."""
-        write_arrow(path, self._table, row_group_size=_BATCH)
+        return min(self.block_size, len(self) - shard.block * self.block_size) * shard.rows_per_question
 
     def __len__(self) -> int:
-        return int(self._table.num_rows)
+        return int(self.table.num_rows)
 
     @overload
     def __getitem__(self, index: int) -> Question: ...
@@ -71,36 +73,14 @@ class Questions(Sequence[Question]):
         """A question, or the questions of a slice."""
         if isinstance(index, slice):
             start, stop, _ = index.indices(len(self))
-            return [_question(row) for row in self._table.slice(start, stop - start).to_pylist()]
+            return [_question(row) for row in self.table.slice(start, stop - start).to_pylist()]
         return self[index : index + 1][0]
 
     def __iter__(self) -> Iterator[Question]:
-        for start in range(0, len(self), _BATCH):
-            yield from self[start : start + _BATCH]
+        for start in range(0, len(self), BATCH):
+            yield from self[start : start + BATCH]
 
 
 def _question(row: dict[str, Any]) -> Question:
     fields: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
     return Question(id=fields.pop("question_id"), meta=json.loads(fields.pop("meta")), **fields)
-
-
-def read_questions(path: Path, folder: Path, sha256: str, block_size: int) -> Questions:
-    """Read the questions of a store.
-
-    Args:
-        path: The file.
-        folder: The store.
-        sha256: Hash of the questions in the store's identity.
-        block_size: Questions in a block.
-
-    Raises:
-        Damaged: The file is damaged, or holds other questions.
-    """
-    questions = Questions(read_table(path, folder, QUESTIONS_SCHEMA), block_size)
-    try:
-        found = questions_hash(questions)
-    except (ValueError, TypeError, RecursionError):
-        raise Damaged(path, "a question can't be read") from None
-    if found != sha256:
-        raise Damaged(path, f"its questions have the SHA-256 {found}, and the identity has {sha256}")
-    return questions

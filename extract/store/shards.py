@@ -1,7 +1,5 @@
 """Shards, the unit of files, work and resuming: a block of questions, or a range of samples of a block's questions."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,8 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from extract.errors import InputError
-from extract.store.files import Damaged, is_finished
+from extract.errors import Damaged, InputError
 from extract.text import shown
 
 #: What the rows of a shard are: one for each question, or one for each sample.
@@ -25,6 +22,7 @@ class Block:
 
     block: int
     scope: ClassVar[Scope] = "question"
+    rows_per_question: ClassVar[int] = 1
 
     @property
     def stem(self) -> str:
@@ -42,6 +40,11 @@ class SampleRange:
     scope: ClassVar[Scope] = "sample"
 
     @property
+    def rows_per_question(self) -> int:
+        """Number of samples of a question."""
+        return self.stop - self.start
+
+    @property
     def stem(self) -> str:
         """File name without its suffix, for example ``00000.000-010``."""
         return f"{self.block:05d}.{self.start:03d}-{self.stop:03d}"
@@ -56,17 +59,11 @@ def shard_of(path: Path, n_blocks: int) -> Shard:
     Raises:
         Damaged: The name is not that of a shard in a store of `n_blocks` blocks.
     """
-    match = _STEM.fullmatch(path.stem)
     shard: Shard | None = None
-    if match is not None:
+    if match := _STEM.fullmatch(path.stem):
         block, start, stop = match.groups()
         shard = Block(int(block)) if start is None else SampleRange(int(block), int(start), int(stop))
-    if (
-        shard is None
-        or shard.stem != path.stem
-        or shard.block >= n_blocks
-        or (isinstance(shard, SampleRange) and shard.start >= shard.stop)
-    ):
+    if shard is None or shard.stem != path.stem or shard.block >= n_blocks or shard.rows_per_question < 1:
         names = f"BLOCK{path.suffix} or BLOCK.START-STOP{path.suffix}, such as 00000.000-010{path.suffix}"
         raise Damaged(path, f"its name is not that of a shard of the store's {n_blocks} blocks ({names})")
     return shard
@@ -79,30 +76,15 @@ def range_of(path: Path, n_blocks: int) -> SampleRange:
         Damaged: As `shard_of`, or the name is that of a block.
     """
     shard = shard_of(path, n_blocks)
-    if not isinstance(shard, SampleRange):
+    if isinstance(shard, Block):
         raise Damaged(path, f"its name has no range of samples, such as {shard.stem}.000-010{path.suffix}")
     return shard
 
 
-def finished_ranges(folder: Path, n_blocks: int) -> list[SampleRange]:
-    """Ranges with a finished Parquet file in a folder, by block and sample.
-
-    Raises:
-        Damaged: A Parquet file with another name, or two files that hold the same samples.
-    """
-    files = {range_of(path, n_blocks): path for path in folder.glob("*.parquet")}
-    ranges = sorted(samples for samples, path in files.items() if is_finished(path))
-    if clash := overlap(ranges):
-        raise Damaged(files[clash[1]], f"it holds samples that {files[clash[0]].name} holds too")
-    return ranges
-
-
 def overlap(ranges: Iterable[SampleRange]) -> tuple[SampleRange, SampleRange] | None:
     """The first two different ranges that share samples; None where no two do."""
-    for before, after in pairwise(sorted(set(ranges))):
-        if before.block == after.block and after.start < before.stop:
-            return before, after
-    return None
+    pairs = pairwise(sorted(set(ranges)))
+    return next(((a, b) for a, b in pairs if a.block == b.block and b.start < a.stop), None)
 
 
 def missing_ranges(ranges: Iterable[SampleRange], n_blocks: int, k: int) -> list[SampleRange]:
@@ -123,18 +105,6 @@ def check_name(name: str, noun: str) -> str:
         InputError: The name holds a slash, a space or another sign that is not allowed, or begins with a dot.
     """
     if not _NAME.fullmatch(name):
-        raise InputError(
-            f"Expected `{noun}` to be a name of letters, digits, `_`, `-` and `.`, but got {shown(name)}. "
-            "Use another name."
-        )
+        expected = "a name of letters, digits, `_`, `-` and `.`"
+        raise InputError(f"Expected `{noun}` to be {expected}, but got {shown(name)}. Use another name.")
     return name
-
-
-def folder_names(folder: Path, noun: str) -> list[str]:
-    """Sorted names of the folders in a folder, without hidden ones.
-
-    Raises:
-        InputError: As `check_name`.
-    """
-    names = (child.name for child in folder.glob("*") if child.is_dir() and not child.name.startswith("."))
-    return sorted(check_name(name, noun) for name in names)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from extract.errors import InputError
-from extract.store.files import Damaged, is_finished
-from extract.store.folder import StoreFolder
+from extract.errors import Damaged, InputError
+from extract.store.folder import ShardFiles, StoreFolder
 from extract.store.ragged import Ragged
-from extract.store.shards import Scope, Shard, check_name, folder_names
+from extract.store.shards import Scope, Shard
 from extract.store.tensors import (
     DTYPES,
     Header,
@@ -32,7 +30,7 @@ from extract.text import shown
 _ASKED = ("text_embedding",)
 
 
-class Signals:
+class Signals(ShardFiles):
     """Signals on disk. Rows at question scope are in the questions' order, at sample scope in that of `Samples.read`.
 
     Args:
@@ -40,23 +38,9 @@ class Signals:
     """
 
     def __init__(self, folder: StoreFolder) -> None:
-        self._folder = folder
+        super().__init__(folder, "signals/{name}/{scope}", "signal", ".safetensors")
         self._headers: dict[Path, Header] = {}  # of the files that were checked
         self._keys: dict[tuple[str, Scope], list[str]] = {}  # of the signals that were found complete
-        self._settings: dict[tuple[str, Scope], tuple[Path, dict[str, Any] | None]] = {}  # and the file that says so
-
-    def names(self) -> list[str]:
-        """Names of the signals of which the store has a folder."""
-        return folder_names(self._folder.path / "signals", "signal")
-
-    def missing(self, signal: str, scope: Scope) -> list[Shard]:
-        """Shards without this signal."""
-        return [shard for shard in self._folder.shards(scope) if not is_finished(self.file(signal, shard))]
-
-    def file(self, signal: str, shard: Shard) -> Path:
-        """Where a signal of a shard is, or will be."""
-        folder = self._folder.path / "signals" / check_name(signal, "signal") / shard.scope
-        return folder / f"{shard.stem}.safetensors"
 
     def write(
         self,
@@ -94,58 +78,17 @@ class Signals:
         copy_tensors(source.file(signal, shard), self.file(signal, shard), self._provenance(signal, shard))
         self._forget(signal, shard)
 
-    def settings(self, signal: str, scope: Scope, exclude: Path | None = None) -> dict[str, Any] | None:
-        """Settings of a signal's files, from the first one that is not damaged; None without any.
-
-        Args:
-            signal: Name of the signal.
-            scope: Scope of its rows.
-            exclude: A file that is about to be replaced.
-        """
-        file, settings = self._settings.get((signal, scope), (None, None))
-        if file is not None and file != exclude and is_finished(file):
-            return settings
-        for shard in self._finished(signal, scope):
-            if self.file(signal, shard) != exclude:
-                with suppress(Damaged):  # it will be made again
-                    self._settings[signal, scope] = self.file(signal, shard), self._header(signal, shard).settings
-                    return self._header(signal, shard).settings
-        return None
-
-    def check_settings(self, signal: str, scope: Scope, settings: dict[str, Any], exclude: Path | None = None) -> None:
-        """Refuse settings other than those of a signal's files.
-
-        Raises:
-            InputError: The settings differ.
-        """
-        self._folder.check_settings(f"signals/{signal}/{scope}", self.settings(signal, scope, exclude), settings)
-
     def keys(self, signal: str, scope: Scope = "question") -> list[str]:
         """Keys of a signal's tensors, for example ``["0/last_prompt", …]``, by position and layer.
 
         Raises:
             InputError: The store lacks the signal for some shards, or a file is damaged or unlike the others.
         """
-        if (signal, scope) in self._keys:
-            return self._keys[signal, scope]
-        shards, path = self._folder.shards(scope), str(self._folder.path)
-        if not shards:
-            raise InputError(
-                f"Expected the store {path!r} to hold answers, but it has none. Run `python -m extract sample`."
-            )
-        if n_missing := len(self.missing(signal, scope)):
-            command = f"ask --store {path} --baselines" if signal in _ASKED else f"read --store {path} --signals"
-            of_answers, option = (" of the answers", " --scope sample") if scope == "sample" else ("", "")
-            raise InputError(
-                f"Expected the store {path!r} to hold the signal {signal!r}{of_answers}, but {n_missing} of "
-                f"{len(shards)} {'blocks' if scope == 'question' else 'sample ranges'} lack it (signals there: "
-                f"{', '.join(self.names()) or 'none'}). Run `python -m extract {command} [{signal}]"
-                f"{'' if signal in _ASKED else option}`."
-            )
-        layout = self.layout(signal, scope)
-        by_layer = sorted(layout, key=lambda key: (key.split("/")[1:], int(key.split("/")[0])))
-        self._keys[signal, scope] = by_layer
-        return by_layer
+        if (signal, scope) not in self._keys:
+            self._check_complete(signal, scope)
+            keys = self.layout(signal, scope)
+            self._keys[signal, scope] = sorted(keys, key=lambda key: (key.split("/")[1:], int(key.split("/")[0])))
+        return self._keys[signal, scope]
 
     def read(self, signal: str, key: str, scope: Scope = "question") -> Tensor:
         """One tensor [row, …] over all questions or answers; missing rows are NaN.
@@ -156,12 +99,7 @@ class Signals:
             InputError: As `keys`, the signal has no such key, or it is ragged.
         """
         shards = self._shards(signal, key, scope, ragged=False)
-        entry = self.shard_layout(signal, shards[0])[key]
-        counts = list(map(self._folder.questions.n_rows, shards))
-        whole = torch.empty(sum(counts), *entry.shape, dtype=DTYPES[entry.dtype])
-        for shard, rows in zip(shards, whole.split(counts), strict=True):
-            copy_rows(self.file(signal, shard), key, rows)
-        return whole
+        return self._values(signal, key, shards, [self._folder.questions.n_rows(shard) for shard in shards])
 
     def read_ragged(self, signal: str, key: str, scope: Scope = "sample") -> Ragged:
         """Values [token, …] of every token of all answers or questions; missing rows are NaN.
@@ -169,14 +107,9 @@ class Signals:
         Raises:
             InputError: As `keys`, the signal has no such key, or it is not ragged.
         """
-        shards = self._shards(signal, key, scope, ragged=True)
-        entry = self.shard_layout(signal, shards[0])[key]
-        n_rows = self._folder.questions.n_rows
+        shards, n_rows = self._shards(signal, key, scope, ragged=True), self._folder.questions.n_rows
         offsets = [read_offsets(self.file(signal, shard), key, n_rows(shard)) for shard in shards]
-        counts = [int(ends[-1]) for ends in offsets]
-        values = torch.empty(sum(counts), *entry.shape, dtype=DTYPES[entry.dtype])
-        for shard, rows in zip(shards, values.split(counts), strict=True):
-            copy_rows(self.file(signal, shard), key, rows)
+        values = self._values(signal, key, shards, [int(ends[-1]) for ends in offsets])
         lengths = torch.cat([torch.zeros(1, dtype=torch.int64), *(ends.diff() for ends in offsets)])
         return Ragged(values, lengths.cumsum(0))
 
@@ -186,7 +119,7 @@ class Signals:
         Raises:
             Damaged: A file is damaged, or unlike the others.
         """
-        headers = {self.file(signal, shard): self._header(signal, shard) for shard in self._finished(signal, scope)}
+        headers = {self.file(signal, shard): self._header(signal, shard) for shard in self.finished(signal, scope)}
         for path, header in headers.items():
             if header.settings != next(iter(headers.values())).settings:
                 raise Damaged(path, "its settings differ from those of the files before it")
@@ -200,20 +133,42 @@ class Signals:
         """
         return self._header(signal, shard).layout
 
+    def _check_complete(self, signal: str, scope: Scope) -> None:
+        shards, path = self._folder.shards(scope), str(self._folder.path)
+        if not shards:
+            raise InputError(
+                f"Expected the store {path!r} to hold answers, but it has none. Run `python -m extract sample`."
+            )
+        if n_missing := len(self.missing(signal, scope)):
+            of_answers, option = (" of the answers", " --scope sample") if scope == "sample" else ("", "")
+            command = f"read --store {path} --signals [{signal}]{option}"
+            if signal in _ASKED:
+                command = f"ask --store {path} --baselines [{signal}]"
+            raise InputError(
+                f"Expected the store {path!r} to hold the signal {signal!r}{of_answers}, but {n_missing} of "
+                f"{len(shards)} {'blocks' if scope == 'question' else 'sample ranges'} lack it (signals there: "
+                f"{', '.join(self.names()) or 'none'}). Run `python -m extract {command}`."
+            )
+
     def _shards(self, signal: str, key: str, scope: Scope, ragged: bool) -> list[Shard]:
+        """The shards of a signal that is complete and has a key of this kind."""
         keys, shards = self.keys(signal, scope), self._folder.shards(scope)
-        path = str(self._folder.path)
+        of_signal = f"of the signal {signal!r} in {str(self._folder.path)!r}"
         if key not in keys:
-            raise InputError(
-                f"Expected `key` to be one of the signal {signal!r} in {path!r} ({' to '.join(keys[:1] + keys[-1:])}), "
-                f"but got {shown(key)}. Choose one of them."
-            )
+            choices = " to ".join(keys[:1] + keys[-1:])
+            raise InputError(f"Expected `key` to be one {of_signal} ({choices}), but got {shown(key)}. Choose one.")
         if self.shard_layout(signal, shards[0])[key].ragged != ragged:
-            kind, method = ("one tensor for each row", "read_ragged") if not ragged else ("tokens", "read")
-            raise InputError(
-                f"Expected {key!r} of the signal {signal!r} in {path!r} to be {kind}, but it is not. Use `{method}`."
-            )
+            kind, method = ("tokens", "read") if ragged else ("one tensor for each row", "read_ragged")
+            raise InputError(f"Expected {key!r} {of_signal} to be {kind}, but it is not. Use `{method}`.")
         return shards
+
+    def _values(self, signal: str, key: str, shards: list[Shard], counts: list[int]) -> Tensor:
+        """One tensor of all shards, of which each has as many rows or tokens as `counts` says."""
+        entry = self.shard_layout(signal, shards[0])[key]
+        values = torch.empty(sum(counts), *entry.shape, dtype=DTYPES[entry.dtype])
+        for shard, rows in zip(shards, values.split(counts), strict=True):
+            copy_rows(self.file(signal, shard), key, rows)
+        return values
 
     def _header(self, signal: str, shard: Shard) -> Header:
         file = self.file(signal, shard)
@@ -222,11 +177,8 @@ class Signals:
             self._headers[file] = read_header(file, self._folder.path, n_rows, self._provenance(signal, shard))
         return self._headers[file]
 
-    def _finished(self, signal: str, scope: Scope) -> list[Shard]:
-        return [shard for shard in self._folder.shards(scope) if is_finished(self.file(signal, shard))]
-
-    def _provenance(self, signal: str, shard: Shard) -> dict[str, Any]:
-        return self._folder.provenance(shard, self.file(signal, shard), signal=signal)
+    def _read_settings(self, name: str, shard: Shard) -> dict[str, Any] | None:
+        return self._header(name, shard).settings
 
     def _forget(self, signal: str, shard: Shard) -> None:
         file = self.file(signal, shard)

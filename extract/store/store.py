@@ -7,14 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from extract.errors import InputError
-from extract.policy import Identity, differences
+from extract.hashing import differences
+from extract.policy import Identity
 from extract.questions.question import Question
 from extract.store.asked import Asked
 from extract.store.files import is_whole
 from extract.store.folder import StoreFolder
 from extract.store.grades import Grades
 from extract.store.identity import check_folder, read_identity, read_reader, write_identity
-from extract.store.questions import Questions
+from extract.store.parquet import write_arrow
+from extract.store.questions import BATCH, Questions
 from extract.store.samples import Samples
 from extract.store.shards import Scope, Shard
 from extract.store.signals import Signals
@@ -37,7 +39,7 @@ class Store:
         self._folder = StoreFolder(path, identity)
         self.path, self.identity, self.sha256 = path, identity, self._folder.sha256
         self.samples = Samples(self._folder)
-        self.grades = Grades(self._folder, self.samples)
+        self.grades = Grades(self._folder)
         self.signals = Signals(self._folder)
         self.asked = Asked(self._folder)
 
@@ -60,7 +62,7 @@ class Store:
         file = path / "questions.parquet"
         if not is_whole(file, path):  # also after a run that was killed between the two files
             table = questions if isinstance(questions, Questions) else Questions.of(questions, identity.block_size)
-            table.write(file)
+            write_arrow(file, table.table, row_group_size=BATCH)
         return store
 
     @classmethod

@@ -17,8 +17,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from extract.errors import Damaged
 from extract.hashing import canonical_json
-from extract.store.files import Damaged, check_file, check_size, write_file
+from extract.store.files import check_file, check_size, write_file
 from extract.store.ragged import Ragged
 from extract.text import one_line, shown
 

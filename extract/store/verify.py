@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from extract.errors import InputError
+from extract.errors import Damaged, InputError
 from extract.store.answer_log import read_log
-from extract.store.files import Damaged, is_finished, is_inside, read_json, read_sidecar, replace_file
+from extract.store.files import is_finished, is_inside, read_json, read_sidecar, replace_file
 from extract.store.shards import range_of, shard_of
 from extract.store.store import Store
 from extract.text import shown

@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from datamodules import FeatureDataModule
 from extract.errors import InputError
-from extract.policy import differences
+from extract.hashing import differences
 from probes.comparison.folds import VAL_SHARE, fit, folds, split_rows
 from probes.metrics.intervals import bootstrap
 from probes.registry import PROBES

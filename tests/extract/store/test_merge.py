@@ -15,13 +15,13 @@ import torch
 
 from extract import Decoding, InputError, Question, Store
 from extract.__main__ import COMMANDS
+from extract.errors import Damaged
 from extract.policy import Identity, ModelIdentity, Policy
 from extract.questions.question import questions_hash
 from extract.running.cli import run
 from extract.running.worker import Worker
 from extract.samplers import SAMPLERS
 from extract.store.answer_log import AnswerLog, read_log
-from extract.store.files import Damaged
 from extract.store.merge import merge
 from extract.store.shards import Block, SampleRange
 from extract.store.verify import find_problems, write_manifest

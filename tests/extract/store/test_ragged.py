@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file
 
 from extract import InputError, Store
+from extract.errors import Damaged
 from extract.hashing import sha256_file
-from extract.store.files import Damaged
 from extract.store.ragged import Ragged
 from extract.store.shards import Block, SampleRange
 from extract.store.verify import find_problems

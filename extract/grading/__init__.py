@@ -3,30 +3,21 @@
 from collections.abc import Callable, Iterable
 
 from extract.errors import InputError
-from extract.grading import choice, math, number, text
 from extract.grading.base import Grade, Grader, from_decisions, from_function
+from extract.grading.choice import CHOICE
 from extract.grading.judge import Judge, judge_grader
+from extract.grading.math import MATH
+from extract.grading.number import BOXED_INTEGER, NUMBER, NUMBER_STRICT
+from extract.grading.text import CONTAINS, EXACT, F1, SHORT
 from extract.questions.question import Kind
 from extract.registry import Registry
 
-_ENTRIES: dict[str, Grader | Callable[[Judge], Grader]] = {
-    "short": text.SHORT,
-    "exact": text.EXACT,
-    "contains": text.CONTAINS,
-    "f1": text.F1,
-    "number": number.NUMBER,
-    "number-strict": number.NUMBER_STRICT,
-    "boxed-integer": number.BOXED_INTEGER,
-    "math": math.MATH,
-    "choice": choice.CHOICE,
-    "judge": judge_grader,
-}
+_RULES = (SHORT, EXACT, CONTAINS, F1, NUMBER, NUMBER_STRICT, BOXED_INTEGER, MATH, CHOICE)
 #: Graders by name. One that takes options is a function from them to a `Grader`.
-GRADERS = Registry("grader", _ENTRIES)
+GRADERS: Registry[Grader | Callable[[Judge], Grader]] = Registry("grader", {rule.name: rule for rule in _RULES})
+GRADERS.register("judge", judge_grader)
 #: The grader of each kind of question where none is named.
-GRADER_OF_KIND: dict[Kind, str] = {
-    kind: name for name, grader in GRADERS.items() if isinstance(grader, Grader) for kind in grader.kinds
-}
+GRADER_OF_KIND: dict[Kind, str] = {kind: rule.name for rule in _RULES for kind in rule.kinds}
 
 
 def load_grader(name: str, judge: Judge | None = None) -> Grader:
@@ -64,14 +55,5 @@ def grader_of_kinds(kinds: Iterable[Kind]) -> str:
     return names[0]
 
 
-__all__ = [
-    "GRADERS",
-    "GRADER_OF_KIND",
-    "Grade",
-    "Grader",
-    "Judge",
-    "from_decisions",
-    "from_function",
-    "grader_of_kinds",
-    "load_grader",
-]
+__all__ = ["GRADERS", "GRADER_OF_KIND", "Grade", "Grader", "Judge", "from_decisions", "from_function"]
+__all__ += ["grader_of_kinds", "load_grader"]

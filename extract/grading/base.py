@@ -1,7 +1,7 @@
 """`Grader`: a named rule that says whether an answer is right, and `Grade`, what it says."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -82,18 +82,14 @@ def from_function(
         kinds: Kinds of questions that it grades where no grader is named.
     """
 
-    @contextmanager
-    def running() -> Iterator[GradeAll]:
-        def grade_all(answers: Sequence[tuple[Question, str]], known: Known, count: Counts) -> list[Grade]:
-            grades = []
-            for question, text in answers:
-                grades.append(grade(question, without_reasoning(text)))
-                count(1, 0)
-            return grades
+    def grade_all(answers: Sequence[tuple[Question, str]], known: Known, count: Counts) -> list[Grade]:
+        grades = []
+        for question, text in answers:
+            grades.append(grade(question, without_reasoning(text)))
+            count(1, 0)
+        return grades
 
-        yield grade_all
-
-    return Grader(name, rule, running, kinds)
+    return Grader(name, rule, lambda: nullcontext(grade_all), kinds)
 
 
 def from_decisions(
@@ -118,20 +114,19 @@ def from_decisions(
         with start() as decide:
 
             def grade_all(answers: Sequence[tuple[Question, str]], known: Known, count: Counts) -> list[Grade]:
-                texts = [(question, without_reasoning(text)) for question, text in answers]
-                parsed = [parse(question, text) for question, text in texts]
+                keys: list[tuple[str, str] | None] = []
                 new: dict[tuple[str, str], Case] = {}
-                for (question, text), answer in zip(texts, parsed, strict=True):
+                for question, text in answers:
+                    text = without_reasoning(text)
+                    answer = parse(question, text)
+                    keys.append(None if answer is None else (question.id, answer))
                     if answer is not None and (question.id, answer) not in known:
                         new.setdefault((question.id, answer), Case(question, text, answer))
                 decided = dict(zip(new, decide(list(new.values()), count), strict=True))
                 count(len(answers) - len(new), 0)
                 known.update((key, grade) for key, grade in decided.items() if grade.right is not None)
                 decided.update(known)
-                return [
-                    Grade(False, None) if answer is None else decided[question.id, answer]
-                    for (question, _), answer in zip(texts, parsed, strict=True)
-                ]
+                return [Grade(False, None) if key is None else decided[key] for key in keys]
 
             yield grade_all
 

@@ -56,8 +56,11 @@ def _stated(text: str, choices: Sequence[str]) -> Iterator[set[str]]:
         yield _stated_in(boxed, 0, len(boxed), choices)
     yield _affirmed_or_cued(text, choices)
     bare = without_list(text, choices).strip()
-    yield _first_line(bare, choices)
-    letters = match_letters(bare, len(choices))
+    line, letters = bare.split("\n", 1)[0], match_letters(bare, len(choices))
+    if letters and _LEAD.fullmatch(bare, 0, letters[0].start) and _ENDS.match(line, letters[0].end):
+        yield letters[0].letters
+    else:
+        yield match_exact(line, choices)
     yield letters[-1].letters if letters else set()
     yield match_text(bare, choices)
 
@@ -71,28 +74,24 @@ def _stated_in(text: str, start: int, end: int, choices: Sequence[str]) -> set[s
     options, letters = match_exact(statement, choices), match_letters(text, len(choices), start, end)
     if options or not letters:
         return options or match_text(statement, choices)
-    first = letters[0]
-    return (
-        first.letters if _LEAD.fullmatch(text, start, first.start) else first.letters | match_text(statement, choices)
-    )
+    if _LEAD.fullmatch(text, start, letters[0].start):
+        return letters[0].letters
+    return letters[0].letters | match_text(statement, choices)
 
 
 def _affirmed_or_cued(text: str, choices: Sequence[str]) -> set[str]:
     """What the last statement of an answer takes: what stands behind its cue, or what it says to be the answer."""
-    affirmed = [
-        (group, match.end())
-        for group in match_letters(text, len(choices))
-        if (match := _AFFIRMED.match(text, group.end)) is not None
-    ]
-    cued, cued_end = -1, -1
+    groups = match_letters(text, len(choices))
+    affirmed = [(group, match.end()) for group in groups if (match := _AFFIRMED.match(text, group.end))]
+    cued = (-1, -1)
     for cue in _CUE.finditer(text):
         start, end = _behind(text, cue.end())
         if text[start:end].strip(" .:*") and not any(group.start < cue.start() < stop for group, stop in affirmed):
-            cued, cued_end = start, end
-    if affirmed and affirmed[-1][0].start > cued:
+            cued = start, end
+    if affirmed and affirmed[-1][0].start > cued[0]:
         line_start = text.rfind("\n", 0, affirmed[-1][0].start)
         return set().union(*(group.letters for group, _ in affirmed if group.start > line_start))
-    return _stated_in(text, cued, cued_end, choices) if cued >= 0 else set()
+    return _stated_in(text, *cued, choices) if cued[0] >= 0 else set()
 
 
 def _behind(text: str, start: int) -> tuple[int, int]:
@@ -101,15 +100,6 @@ def _behind(text: str, start: int) -> tuple[int, int]:
     if not line.strip(" .:*") and "\n" not in below.strip() and start + _FAR >= len(text):
         return start, len(text)
     return start, start + len(line)
-
-
-def _first_line(text: str, choices: Sequence[str]) -> set[str]:
-    """What a text's first line takes, where it is a letter, an option's text or both, and nothing else but a reason."""
-    line = text.split("\n", 1)[0]
-    letters = match_letters(text, len(choices))
-    if letters and _LEAD.fullmatch(text, 0, letters[0].start) and _ENDS.match(line, letters[0].end):
-        return letters[0].letters
-    return match_exact(line, choices)
 
 
 CHOICE = from_function(

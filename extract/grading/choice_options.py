@@ -2,7 +2,7 @@ r"""Which lettered options a piece of a text names, by their letters or by their
 
 import re
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from string import ascii_uppercase
 from typing import NamedTuple
 
@@ -12,6 +12,8 @@ from extract.text import normalize
 _OPEN, _CLOSE = r"[(\[*\"'“$]{0,4}", r"[)\]*\"'”$.:]{0,4}"
 #: A letter by itself; that of a degree or a unit is none.
 _LETTER = re.compile(rf"{_OPEN}(?<!\w)(?<!\w')(?<!°)(?<![\d°] )([A-Z])(?!'?\w|#|\+\+){_CLOSE}")
+#: What follows a letter that is no word of a sentence: the line's end, or another letter.
+_ALONE = re.compile(rf"[ \t]*(?:\Z|\n|{_LETTER.pattern})")
 #: What may stand between letters that are named together: "(A) or (B)", "A, maybe D", "A and/or D".
 _BETWEEN = re.compile(
     r"(?:[\s,;/&+|(]|\b(?:and|or|maybe|possibly|perhaps|also|as well as|even|either|both|option|choice)\b)*",
@@ -96,9 +98,7 @@ def _is_joined(text: str, last: int, match: re.Match[str], end: int) -> bool:
         return False
     if between.strip() or ("\n" not in between and text[last - 1] not in ".:"):
         return True
-    rest = re.compile(r"[ \t]*").match(text, match.end(), end)
-    assert rest is not None
-    return rest.end() == end or text[rest.end()] == "\n" or bool(_LETTER.match(text, rest.end(), end))
+    return bool(_ALONE.match(text, match.end(), end))
 
 
 def _is_denied(text: str, start: int, end: int) -> bool:
@@ -113,22 +113,17 @@ def match_exact(text: str, choices: Sequence[str]) -> set[str]:
     >>> match_exact("B", ["B", "A"])
     set()
     """
-    lettered = list(zip(ascii_uppercase, choices, strict=False))
-    bare = text.strip().casefold()
-    exact = {letter for letter, choice in lettered if _is_text(choice, lettered) and choice.strip().casefold() == bare}
+    lettered = dict(zip(ascii_uppercase, choices, strict=False))
+    texts = {letter: choice.strip() for letter, choice in lettered.items() if choice.strip().upper() not in lettered}
+    exact = {letter for letter, choice in texts.items() if choice.casefold() == text.strip().casefold()}
     form, values = _form(text), set(numbers(text))
     return exact or {
         letter
-        for letter, choice in lettered
+        for letter, choice in lettered.items()
         if (option := _form(choice))
-        and (form == f"{letter.lower()} {option}" or (form == option and _is_text(choice, lettered)))
+        and (form == f"{letter.lower()} {option}" or (form == option and letter in texts))
         and plain_number(choice) in (None, *values)
     }
-
-
-def _is_text(choice: str, lettered: Sequence[tuple[str, str]]) -> bool:
-    """Whether an option's text is more than a letter that names an option."""
-    return choice.strip().upper() not in [letter for letter, _ in lettered]
 
 
 def match_text(text: str, choices: Sequence[str]) -> set[str]:
@@ -143,27 +138,30 @@ def match_text(text: str, choices: Sequence[str]) -> set[str]:
     found = set()
     forms = {letter: _form(choice) for letter, choice in zip(ascii_uppercase, choices, strict=False)}
     for letter, form in sorted(forms.items(), key=lambda item: -len(item[1])):
-        places = [place for place in _places(words, form) if not _touches(words, *place)]
+        places = _places(words, form)
         number = plain_number(choices[ascii_uppercase.index(letter)])
         if number in (None, *values) and any(not _is_denied(words, *place) for place in places):
             found.add(letter)
-        if form not in [other for name, other in forms.items() if name != letter]:
+        if list(forms.values()).count(form) == 1:
             for start, stop in places:
                 words = words[:start] + "\0" * (stop - start) + words[stop:]
     return found
 
 
 def _places(words: str, form: str) -> list[tuple[int, int]]:
-    """Where an option's words stand; one letter alone says too little."""
+    """Where an option's words stand without a sign beside them that makes something else of them.
+
+    One letter alone says too little.
+    """
     if not form or (len(form) == 1 and form.isalpha()):
         return []
-    return [match.span() for match in re.finditer(rf"(?<= ){re.escape(form)}(?= )", words)]
-
-
-def _touches(words: str, start: int, stop: int) -> bool:
-    """Whether a sign before or behind an option's words makes something else of them."""
-    before, behind = words[start - 2 : start - 1], words[stop + 1 : stop + 2]
-    return before in _TOUCHING or behind in _TOUCHING or (before.isdigit() and not words[start].isalnum())
+    places = []
+    for match in re.finditer(rf"(?<= ){re.escape(form)}(?= )", words):
+        start, stop = match.span()
+        before, behind = words[start - 2 : start - 1], words[stop + 1 : stop + 2]
+        if not (_TOUCHING.intersection((before, behind)) or (before.isdigit() and not words[start].isalnum())):
+            places.append((start, stop))
+    return places
 
 
 def _form(text: str) -> str:
@@ -186,19 +184,19 @@ def without_list(text: str, choices: Sequence[str]) -> str:
     for head in _HEAD.finditer(text):
         if head[1] in ascii_uppercase[: len(choices)]:
             listed.setdefault(head.start(), (head.end(), head[1]))
-    places = sorted((start, end, letter) for start, (end, letter) in listed.items())
     runs: list[list[tuple[int, int, str]]] = []
-    for place in places:
+    for place in sorted((start, end, letter) for start, (end, letter) in listed.items()):
         if runs and runs[-1][-1][2] < place[2]:
             runs[-1].append(place)
         else:
             runs.append([place])
-    lists = [number for number, run in enumerate(runs) if len(run) > 1]
-    kept, last = [], 0
-    for start, end, _ in (place for run in runs[: lists[-1] + 1 if lists else 0] for place in run):
-        kept.append(text[last:start])
+    while runs and len(runs[-1]) == 1:
+        runs.pop()
+    pieces, last = [], 0
+    for start, end, _ in chain.from_iterable(runs):
+        pieces.append(text[last:start])
         last = max(last, end)
-    return "\n".join([*kept, text[last:]])
+    return "\n".join([*pieces, text[last:]])
 
 
 def _listed(text: str, letter: str, choice: str) -> Iterator[tuple[int, int]]:

@@ -3,7 +3,7 @@
 import asyncio
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 
@@ -98,17 +98,13 @@ def parse_for_judge(question: Question, text: str) -> str | None:
 
 def messages_for(case: Case) -> list[dict[str, str]]:
     """What a judge is asked about an answer."""
-    asked = case.question.prompt
+    asked, answer = case.question.prompt, _both_ends(case.text).strip()
     question = asked if isinstance(asked, str) else "\n".join(f"{turn['role']}: {turn['content']}" for turn in asked)
-    answer = _sendable(_both_ends(case.text).strip())
-    mark = f"[{sha256(answer.encode()).hexdigest()[:16]}]"  # which the answer can't hold
-    user = _USER.format(
-        question=_sendable(question),
-        expected=_sendable("\n".join(f"- {reference}" for reference in case.question.references[:_MOST_REFERENCES])),
-        mark=mark,
-        answer=answer,
-    )
-    return [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": user}]
+    expected = "\n".join(f"- {reference}" for reference in case.question.references[:_MOST_REFERENCES])
+    mark = f"[{sha256(answer.encode(errors='replace')).hexdigest()[:16]}]"  # which the answer can't hold
+    user = _USER.format(question=question, expected=expected, mark=mark, answer=answer)
+    sendable = user.encode(errors="replace").decode()  # without lone surrogates, which no request can hold
+    return [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": sendable}]
 
 
 def read_verdict(reply: str) -> bool | None:
@@ -126,11 +122,6 @@ def read_verdict(reply: str) -> bool | None:
     decisive = [line for n, line in enumerate(words) if len(line) == 1 or (n == 0 and _FIRST.match(lines[0]))]
     verdicts = {_VERDICTS[word] for line in decisive for word in line if word in _VERDICTS}
     return verdicts.pop() if len(verdicts) == 1 else None
-
-
-def _sendable(text: str) -> str:
-    """Without lone surrogates, which no request can hold."""
-    return text.encode(errors="replace").decode()
 
 
 def _both_ends(text: str) -> str:
@@ -155,14 +146,11 @@ class _Asking:
         verdicts: list[bool | None] = [None] * len(cases)
 
         async def ask(number: int, case: Case) -> None:
-            try:
-                reply = await self.client.ask(
-                    Request(messages_for(case), max_tokens=self.judge.max_tokens, extra=self.judge.server.extra_body)
-                )
-            except Unanswered:
-                return
-            verdicts[number] = read_verdict(reply.choices[0].text)
-            count(1, (reply.prompt_tokens or 0) + (reply.completion_tokens or 0))
+            request = Request(messages_for(case), max_tokens=self.judge.max_tokens, extra=self.judge.server.extra_body)
+            with suppress(Unanswered):
+                reply = await self.client.ask(request)
+                verdicts[number] = read_verdict(reply.choices[0].text)
+                count(1, (reply.prompt_tokens or 0) + (reply.completion_tokens or 0))
 
         try:
             async with asyncio.TaskGroup() as group:
@@ -170,7 +158,7 @@ class _Asking:
                     group.create_task(ask(number, case))
         except* (InputError, BudgetSpent) as errors:
             self._stopped = errors.exceptions[0]
-        if not any(verdict is not None for verdict in verdicts):
+        if set(verdicts) <= {None}:
             self.refuse_to_go_on()
         return [Grade(verdict, case.answer) for verdict, case in zip(verdicts, cases, strict=True)]
 

@@ -51,7 +51,8 @@ _SPELLINGS = [
     (re.compile(r"(?<![A-Za-z\d]) | (?![A-Za-z\d])|(?<=\d) (?=[A-Za-z])|(?<=[A-Za-z]) (?=\d)"), ""),
 ]
 _SEVERAL = re.compile(r"-?\d[\d.,]*(?: -?\d[\d.,]*)+")
-_NUMERAL = re.compile(r"(-?[0-9A-F]+)_(\d+)")
+#: Digits and base of a numeral in another base: 52_8.
+NUMERAL = re.compile(r"(-?[0-9A-F]+)_(\d+)")
 
 
 def last_boxed(text: str) -> str | None:
@@ -61,15 +62,15 @@ def last_boxed(text: str) -> str | None:
     '\\frac{1}{2}'
     """
     opened: list[int | None] = []  # where the content of each open brace begins, if it is a box's
-    last: tuple[int, int] | None = None
+    last = (-1, -1)
     for piece in _BOX_PIECE.finditer(text):
         if piece[0].endswith("{") and piece[0] != r"\{":
             opened.append(None if piece[0] == "{" else piece.end())
         elif piece[0] == "}" and opened:
             start = opened.pop()
-            if start is not None and (last is None or start > last[0]):
+            if start is not None and start > last[0]:
                 last = start, piece.start()
-    return None if last is None else text[last[0] : last[1]]
+    return None if last[0] < 0 else text[slice(*last)]
 
 
 def stated_answer(text: str) -> str | None:
@@ -82,8 +83,7 @@ def stated_answer(text: str) -> str | None:
     >>> stated_answer(r"So $x = 2$ and the answer is \boxed{\dfrac 12 }."), stated_answer("The answer is 7 apples.")
     ('1/2', '7')
     """
-    boxed = last_boxed(text)
-    if boxed is not None:
+    if (boxed := last_boxed(text)) is not None:
         return spelled(boxed)
     tail = text[-_TAIL:]
     cues = [cue for cue in _CUE.findall(tail) if cue.strip(" *.:")]
@@ -111,10 +111,11 @@ def spelled(latex: str) -> str | None:
     """
     if len(latex) > _TAIL:
         return None
-    words = wrapped_words(latex)
-    if words is not None:
+    if (words := wrapped_words(latex)) is not None:
         return words or None
-    latex = without_unit(latex)
+    unit = _UNIT.search(latex)
+    if unit and not _NO_UNITS.intersection(unit[1].lower().split()):
+        latex = latex[: unit.start()]
     for spelling, plain in _SPELLINGS:
         latex = spelling.sub(plain, latex)
     latex = latex.strip(" ,;:").rstrip(" .")
@@ -133,16 +134,6 @@ def value(spelling: str) -> Fraction | None:
     return number_with_unit(_TEXT.sub(r" \1 ", spelling))
 
 
-def without_unit(latex: str) -> str:
-    r"""LaTeX without the unit at its end.
-
-    >>> without_unit(r"864 \mbox{ inches}^2"), without_unit(r"5\text{ million}")
-    ('864', '5\\text{ million}')
-    """
-    unit = _UNIT.search(latex)
-    return latex if unit is None or _NO_UNITS.intersection(unit[1].lower().split()) else latex[: unit.start()]
-
-
 def wrapped_words(latex: str) -> str | None:
     r"""The words of LaTeX that is nothing but text; None of anything else.
 
@@ -153,13 +144,3 @@ def wrapped_words(latex: str) -> str | None:
     inside = _TEXT.fullmatch(bare)
     words = inside[1] if inside else bare if re.fullmatch(r"[^\W\d_]{3,}(?: [^\W\d_]+)*", bare) else None
     return None if words is None or any(map(str.isdigit, words)) else normalize(words)
-
-
-def numeral(spelling: str) -> tuple[str, str] | None:
-    """Digits and base of a numeral in another base; None of anything else.
-
-    >>> numeral("52_8")
-    ('52', '8')
-    """
-    found = _NUMERAL.fullmatch(spelling)
-    return None if found is None else (found[1], found[2])

@@ -11,12 +11,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from subprocess import PIPE
 from threading import Lock
 from typing import Self
 
 from extract.errors import InputError
 from extract.grading.base import Case, Counts, Decide, Grade, from_decisions
-from extract.grading.latex import numeral, spelled, stated_answer, value, wrapped_words
+from extract.grading.latex import NUMERAL, spelled, stated_answer, value, wrapped_words
 from extract.grading.math_worker import Verdict
 from extract.text import normalize
 
@@ -42,13 +43,11 @@ def equal_as_it_stands(gold: str, answer: str) -> bool | None:
     words = wrapped_words(gold)
     if words is not None:
         return normalize(answer) == words
-    ours, theirs = numeral(spelling), numeral(answer)
+    ours, theirs = NUMERAL.fullmatch(spelling), NUMERAL.fullmatch(answer)
     if ours and not theirs:
-        return answer == ours[0]  # the question says which base
-    if theirs and theirs[1] == "10" and not ours:
-        return spelling == theirs[0]
-    if ours or theirs:
-        return ours == theirs
+        return answer == ours[1]  # the question says which base
+    if theirs:
+        return not ours and theirs[2] == "10" and spelling == theirs[1]
     numbers = value(spelling), value(answer)
     return None if None in numbers else numbers[0] == numbers[1]
 
@@ -79,31 +78,25 @@ class Algebra:
         """Whether an answer equals one of several gold answers; None where that could not be decided."""
         with self._lock:
             process = self._process = self._process or _start()
-            assert process.stdin is not None
-            assert process.stdout is not None
+            asked = {"golds": golds, "answer": answer, "seconds": self.seconds}
             try:
-                asked = {"golds": golds, "answer": answer, "seconds": self.seconds}
                 print(json.dumps(asked), file=process.stdin, flush=True)
-                line = process.stdout.readline()
+                line = process.stdout.readline() if process.stdout else ""
             except BrokenPipeError:
                 line = ""
             if not line:  # it took too long, or crashed
-                self._end()
-                return None
-            verdict: Verdict = json.loads(line)
+                self.__exit__()
+            verdict: Verdict = json.loads(line or "null")
             return verdict
-
-    def _end(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.communicate()
-            self._process = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._end()
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+            self._process = None
 
 
 def _start() -> subprocess.Popen[str]:
@@ -113,15 +106,9 @@ def _start() -> subprocess.Popen[str]:
         InputError: It does not become so.
     """
     worker = Path(__file__).with_name("math_worker.py")
-    process = subprocess.Popen(
-        [sys.executable, "-P", str(worker)],  # -P: the modules beside it are not for it
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    if not process.stdout.readline():
+    command = [sys.executable, "-P", str(worker)]  # -P: the modules beside it are not for it
+    process = subprocess.Popen(command, stdin=PIPE, stdout=PIPE, stderr=PIPE, text=True)
+    if process.stdout and not process.stdout.readline():
         lines = process.communicate()[1].strip().splitlines() or ["nothing"]
         raise InputError(
             f"Expected math-verify to start, but its process said {lines[-1]!r}. "
@@ -138,21 +125,16 @@ def decide_math() -> Iterator[Decide]:
         def decide(cases: Sequence[Case], count: Counts) -> list[Grade]:
             grades = []
             for case in cases:
-                grades.append(_decide(case, algebra))
+                equal = {gold: equal_as_it_stands(gold, case.answer) for gold in case.question.references}
+                verdict: Verdict = True in equal.values()
+                unclear = [spelled(gold) or gold for gold in equal if equal[gold] is None]
+                if unclear and not verdict:
+                    verdict = algebra.equal(unclear, case.answer)
+                grades.append(Grade(False, None) if verdict == "unread" else Grade(verdict, case.answer))
                 count(1, 0)
             return grades
 
         yield decide
-
-
-def _decide(case: Case, algebra: Algebra) -> Grade:
-    references = case.question.references
-    verdicts = [equal_as_it_stands(gold, case.answer) for gold in references]
-    if True in verdicts:
-        return Grade(True, case.answer)
-    unclear = [spelled(gold) or gold for gold, equal in zip(references, verdicts, strict=True) if equal is None]
-    verdict = algebra.equal(unclear, case.answer) if unclear else False
-    return Grade(False, None) if verdict == "unread" else Grade(verdict, case.answer)
 
 
 MATH = from_decisions(

@@ -25,12 +25,15 @@ Verdict = bool | None | Literal["unread"]
 
 def main() -> None:
     """Answer until nothing more is asked."""
+    import resource  # which not every system has
+
     answers = os.fdopen(os.dup(1), "w")
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)  # the parsers print
     logging.disable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever asks
-    _limit_memory()
+    most = resource.getrlimit(resource.RLIMIT_AS)[1]
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY if most == resource.RLIM_INFINITY else min(_MEMORY, most), most))
     equal = load_equal()
     os.dup2(nowhere, 2)  # nobody reads it any more
     print("null", file=answers, flush=True)
@@ -40,13 +43,6 @@ def main() -> None:
         verdict = equal(asked["golds"], asked["answer"])
         signal.setitimer(signal.ITIMER_REAL, 0)
         print(json.dumps(verdict), file=answers, flush=True)
-
-
-def _limit_memory() -> None:
-    import resource
-
-    most = resource.getrlimit(resource.RLIMIT_AS)[1]
-    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY if most == resource.RLIM_INFINITY else min(_MEMORY, most), most))
 
 
 def load_equal() -> Callable[[list[str], str], Verdict]:

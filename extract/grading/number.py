@@ -45,26 +45,18 @@ def _boxed_integer(text: str) -> Fraction | None:
 
 def _grader(name: str, find: Callable[[str], Fraction | None], rule: str, kinds: tuple[Kind, ...] = ()) -> Grader:
     def grade(question: Question, text: str) -> Grade:
-        references = [_reference(question, reference) for reference in question.references]
+        references: list[Fraction] = []
+        for reference in question.references:
+            references += (values := numbers(reference))
+            if len(values) != 1:
+                raise InputError(
+                    f"Expected the references of question {question.id!r} to be numbers, which this grader compares, "
+                    f"but got {question.public(reference[:100])!r}. Give another --grader, or correct the question."
+                )
         value = find(text)
         return Grade(value in references, None if value is None else str(value))
 
     return from_function(name, grade, rule, kinds)
-
-
-def _reference(question: Question, reference: str) -> Fraction:
-    """The number that a reference is.
-
-    Raises:
-        InputError: The reference holds no number, or several.
-    """
-    values = numbers(reference)
-    if len(values) != 1:
-        raise InputError(
-            f"Expected the references of question {question.id!r} to be numbers, which this grader compares, but got "
-            f"{question.public(reference[:100])!r}. Give another --grader, or correct the question."
-        )
-    return values[0]
 
 
 NUMBER = _grader(

@@ -2,10 +2,9 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 from extract.errors import InputError
-from extract.grading.base import Grade, GradeAll, Grader, Known
+from extract.grading.base import Counts, Grade, GradeAll, Grader, Known
 from extract.running.progress import Progress, say
 from extract.running.worker import Worker
 from extract.store.fill import fill, missing_shards
@@ -33,8 +32,12 @@ def fill_grades(store: Store, grader: Grader, worker: Worker) -> None:
     undecided: dict[SampleRange, int] = {}
     if grader.may_decide_later:
         _check_rule(store, grader, graded)
-        counted = {samples: _n_undecided(store, name, samples) for samples in graded}
-        undecided = {samples: count for samples, count in counted.items() if count}
+        for samples in graded:
+            n_unknown = int(store.grades.read(name, samples)["right"].null_count)
+            if n_unknown:  # the server may have rejected the question
+                n_unknown -= store.samples.read(samples)["finish_reason"].to_pylist().count(REJECTED)
+            if n_unknown:
+                undecided[samples] = n_unknown
     if not missing and not undecided:
         say(f"grade: all answers are graded by {name}")
         return
@@ -47,8 +50,8 @@ def fill_grades(store: Store, grader: Grader, worker: Worker) -> None:
                 known.clear()
                 finished = [other for other in graded if other.block == samples.block]
                 known[samples.block] = _decided(store, grader, finished)
-            again = samples in undecided
-            verdicts.update(_grade_range(store, grader, samples, grade_all, known[samples.block], progress, again))
+            again, of_block = samples in undecided, known[samples.block]
+            verdicts.update(_grade_range(store, grader, samples, grade_all, of_block, progress, again))
 
         to_grade = sorted((*missing, *undecided))
         fill("grade", "answers", to_grade, lambda x: undecided.get(x) or store.questions.n_rows(x), make, worker)
@@ -61,40 +64,25 @@ def fill_grades(store: Store, grader: Grader, worker: Worker) -> None:
 
 
 def _grade_range(
-    store: Store,
-    grader: Grader,
-    samples: SampleRange,
-    grade_all: GradeAll,
-    known: Known,
-    progress: Progress,
-    again: bool,
+    store: Store, grader: Grader, samples: SampleRange, grade_all: GradeAll, known: Known, count: Counts, again: bool
 ) -> list[str]:
     """Grade the answers of a range, or those that were undecided, write the grades, and name the new verdicts."""
-    rows: dict[tuple[str, int], dict[str, Any]] = {}
-    if again:
-        decided = (row for row in store.grades.read(grader.name, samples).to_pylist() if row["right"] is not None)
-        rows = {(row["question_id"], row["sample"]): row for row in decided}
+    old = store.grades.read(grader.name, samples).to_pylist() if again else []
+    rows = {(row["question_id"], row["sample"]): row for row in old if row["right"] is not None}
     questions = {question.id: question for question in store.questions.block(samples)}
     answers = store.samples.read(samples).select(["question_id", "sample", "text", "finish_reason"]).to_pylist()
-    keys = [(answer["question_id"], answer["sample"]) for answer in answers]
-    rejected = [key for key, answer in zip(keys, answers, strict=True) if answer["finish_reason"] == REJECTED]
-    rows |= {key: {"question_id": key[0], "sample": key[1], **Grade(None, None)._asdict()} for key in rejected}
-    new = [(key, answer["text"]) for key, answer in zip(keys, answers, strict=True) if key not in rows]
-    grades = grade_all([(questions[key[0]], text) for key, text in new], known, progress)
-    for (key, _), grade in zip(new, grades, strict=True):
-        rows[key] = {"question_id": key[0], "sample": key[1], **grade._asdict()}
-    store.grades.write(grader.name, samples, [rows[key] for key in keys], grader.rule)
+    by_key = {(answer["question_id"], answer["sample"]): answer for answer in answers}
+    rejected = {key: Grade(None, None) for key, answer in by_key.items() if answer["finish_reason"] == REJECTED}
+    new = [key for key in by_key if key not in rows and key not in rejected]
+    grades = grade_all([(questions[key[0]], by_key[key]["text"]) for key in new], known, count)
+    for (question_id, sample), grade in (rejected | dict(zip(new, grades, strict=True))).items():
+        rows[question_id, sample] = {"question_id": question_id, "sample": sample, **grade._asdict()}
+    store.grades.write(grader.name, samples, [rows[key] for key in by_key], grader.rule)
     verdicts = [_verdict(grade) for grade in grades]
     if again:
         return verdicts
-    progress(len(rejected), 0)
+    count(len(rejected), 0)
     return [*verdicts, *["rejected"] * len(rejected)]
-
-
-def _n_undecided(store: Store, grader: str, samples: SampleRange) -> int:
-    """Unknown grades of a range, without those of rejected questions."""
-    n_unknown = int(store.grades.read(grader, samples)["right"].null_count)
-    return n_unknown and n_unknown - store.samples.read(samples)["finish_reason"].to_pylist().count(REJECTED)
 
 
 def _verdict(grade: Grade) -> str:
@@ -121,11 +109,11 @@ def _check_rule(store: Store, grader: Grader, graded: Sequence[SampleRange]) -> 
     Raises:
         InputError: The existing grades were given by another rule.
     """
-    other = next((samples for samples in graded if store.grades.rule(grader.name, samples) != grader.rule), None)
-    if other is not None:
-        folder = store.grades.file(grader.name, other).parent
-        name = ", or give another --judge.name" if grader.name.startswith("judge-") else ""
-        raise InputError(
-            f"Expected the grades in {str(folder)!r} to be by the rule of this run, but they are by another, which "
-            f"their metadata holds. Delete that folder to grade anew{name}."
-        )
+    for samples in graded:
+        if store.grades.rule(grader.name, samples) != grader.rule:
+            folder = store.grades.file(grader.name, samples).parent
+            name = ", or give another --judge.name" if grader.name.startswith("judge-") else ""
+            raise InputError(
+                f"Expected the grades in {str(folder)!r} to be by the rule of this run, but they are by another, which "
+                f"their metadata holds. Delete that folder to grade anew{name}."
+            )

@@ -40,14 +40,12 @@ def squad_words(text: str) -> str:
     >>> squad_words(" The  Beatles, of course!")
     'beatles of course'
     """
-    kept = "".join(letter for letter in text.lower() if not _is_punctuation(letter))
-    return " ".join(_ARTICLE.sub(" ", kept).split()) or " ".join(kept.split())
 
+    def is_punctuation(character: str) -> bool:  # Cf: what can't be seen, such as a byte order mark
+        return character in string.punctuation or unicodedata.category(character).startswith(("P", "Cf"))
 
-def _is_punctuation(character: str) -> bool:
-    """Also of a character that can't be seen, such as a byte order mark."""
-    category = unicodedata.category(character)
-    return character in string.punctuation or category[0] == "P" or category == "Cf"
+    words = "".join(character for character in text.lower() if not is_punctuation(character))
+    return " ".join(_ARTICLE.sub(" ", words).split()) or " ".join(words.split())
 
 
 def token_f1(answer: str, reference: str) -> float:
@@ -95,12 +93,7 @@ SHORT = from_function(
 )
 EXACT = from_function("exact", grade_exact, f"First line only; {_NORMALISED}; right when it equals a reference.")
 CONTAINS = from_function(
-    "contains",
-    grade_contains,
-    f"The whole answer; {_NORMALISED}; right when a reference stands in it as whole words.",
+    "contains", grade_contains, f"The whole answer; {_NORMALISED}; right when a reference stands in it as whole words."
 )
-F1 = from_function(
-    "f1",
-    grade_f1,
-    f"First line only; {_NORMALISED}; right when the F1 of its words and a reference's is at least {THRESHOLD}.",
-)
+_F1_RULE = f"First line only; {_NORMALISED}; right when the F1 of its words and a reference's is at least {THRESHOLD}."
+F1 = from_function("f1", grade_f1, _F1_RULE)

@@ -1,9 +1,7 @@
 """Batches of questions or answers, sliced from tensors in memory."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -28,13 +26,13 @@ class Batch(NamedTuple):
     row: Tensor
     question: Tensor
 
-    def to(self, device: torch.device) -> Batch:
+    def to(self, device: torch.device) -> Self:
         """The batch on another device."""
-        return Batch(*(tensor.to(device) for tensor in self))
+        return self._make(tensor.to(device) for tensor in self)
 
-    def take(self, rows: Tensor) -> Batch:
+    def take(self, rows: Tensor) -> Self:
         """A subset of the rows, by index or mask."""
-        return Batch(*(tensor[rows] for tensor in self))
+        return self._make(tensor[rows] for tensor in self)
 
 
 class TensorBatches:

@@ -4,10 +4,7 @@ A signal of vectors (`hidden`) gives one feature for each layer and position. To
 which is the only feature, or is appended to every other one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -20,49 +17,40 @@ from extract.store.shards import Scope
 from extract.store.store import Store
 
 
-@dataclass(frozen=True)
 class FeatureSpec:
     """The signals, positions and layers that features are made of.
 
-    Attributes:
+    Args:
         scope: Whether a row is a question or an answer.
         signal: The signal that `positions` and `layers` choose from.
-        positions: Its positions; None for all.
+        positions: Its positions; None for `last_prompt` or `last_answer`, and for all of a token signal.
         layers: Its layers; None for all.
-        tokens: Token signals, each a ``signal`` or a ``signal/position``.
-        pooling: How the tokens of an answer become numbers; empty for questions.
+        join: Token signals whose numbers are appended to every feature, each a ``signal`` or a ``signal/position``.
+        pooling: How the tokens of an answer become numbers; None for `DEFAULT_POOLING`.
         weights: Weights of the tokens, see `weight_of`; None for none.
+
+    Raises:
+        InputError: If a signal cannot be joined or pooled, or pooling or weights are given without tokens to pool.
     """
 
-    scope: Scope
-    signal: str
-    positions: tuple[str, ...] | None
-    layers: tuple[int, ...] | None
-    tokens: tuple[str, ...]
-    pooling: tuple[str, ...]
-    weights: str | None
-
-    @staticmethod
-    def of(
+    def __init__(
+        self,
         scope: Scope,
         signal: str,
-        positions: Sequence[str] | None = None,
-        layers: Sequence[int] | None = None,
-        join: Sequence[str] | None = None,
-        pooling: Sequence[str] | None = None,
-        weights: str | None = None,
-    ) -> FeatureSpec:
-        """The specification for the options of a `FeatureDataModule`, with defaults filled in.
-
-        Raises:
-            InputError: If a signal cannot be joined or pooled, or pooling or weights are given without tokens to pool.
-        """
+        positions: Sequence[str] | None,
+        layers: Sequence[int] | None,
+        join: Sequence[str] | None,
+        pooling: Sequence[str] | None,
+        weights: str | None,
+    ) -> None:
         available = token_signals(scope)
-        if signal in token_signals("sample") and signal not in available:
+        of_vectors = signal not in available
+        if of_vectors and signal in token_signals("sample"):
             raise InputError(
                 f"Expected `signal` to have a number for each question, as {', '.join(available)} have, but {signal!r} "
                 "is of answers only. Give --data.target=response."
             )
+        tokens = [] if of_vectors else [(signal, positions or None, layers, "positions")]
         for joined in join or []:
             name, slash, position = joined.partition("/")
             if name not in available or (slash and not position):
@@ -71,114 +59,74 @@ class FeatureSpec:
                     f"Expected `join` to be among the token signals of {rows}, {', '.join(available)}, optionally with "
                     f"/POSITION, but got {joined!r}.{nearest(name, available)}"
                 )
-        alone = signal in available
-        tokens = (*([signal] if alone else []), *(join or []))
+            tokens.append((name, [position] if position else None, None, "join"))
         for option, value in (("pooling", pooling), ("weights", weights)):
             if value is not None and (scope == "question" or not tokens):
-                reason = (
-                    "a question has one number of each token signal"
-                    if tokens
-                    else f"{signal!r} has one vector for a row, and no token signal is joined to it"
-                )
+                reason = "a question has one number of each" if tokens else f"{signal!r} has one vector for a row"
                 raise InputError(
                     f"Expected no `{option}`, because {reason}, but got {value!r}. Leave it out, or give a token "
                     "signal in `signal` or `join` and the target response."
                 )
         if pooling is not None:
             check_pooling(pooling)
-        if weights is not None:
-            weight_of(weights)
-        default = None if alone else ("last_answer" if scope == "sample" else "last_prompt",)
-        return FeatureSpec(
-            scope,
-            signal,
-            tuple(positions) if positions else default,
-            None if layers is None else tuple(layers),
-            tokens,
-            tuple(pooling or DEFAULT_POOLING) if tokens and scope == "sample" else (),
-            weights,
-        )
+        self._weight = None if weights is None else weight_of(weights)
+        self._pooling = tuple(pooling or DEFAULT_POOLING) if tokens and scope == "sample" else ()
+        self._positions = positions or ["last_answer" if scope == "sample" else "last_prompt"]
+        self._scope, self._signal, self._layers = scope, signal, layers
+        self._tokens, self._of_vectors = tokens, of_vectors
 
     @property
     def signals(self) -> list[str]:
         """Names of all signals that a store must hold, each once."""
-        weights = [] if self.weights is None else [weight_of(self.weights).signal]
-        return list(dict.fromkeys([self.signal, *(name.split("/")[0] for name in self.tokens), *weights]))
+        weights = [] if self._weight is None else [self._weight.signal]
+        return list(dict.fromkeys([self._signal, *(name for name, *_ in self._tokens), *weights]))
 
-    def resolve(self, store: Store) -> ResolvedFeatures:
-        """Find the features in a store.
+    def read(self, store: Store, n_rows: int) -> tuple[Tensor, list[str], TokenFeatures | None]:
+        """Find the features in a store and read them in one copy.
+
+        Returns:
+            - [row, feature, width] float32; NaN where a value is missing.
+            - Names of the features: keys ``layer/position`` of vectors, or the signal if its numbers are one feature.
+            - Numbers of token signals, alone or appended to every vector; None for none.
 
         Raises:
             InputError: If the store lacks a signal, a position or a layer, or its tensors do not fit together.
         """
-        pooled = TokenFeatures(self._token_keys(store), self.pooling, self._weight_key(store)) if self.tokens else None
-        alone = self.signal in self.tokens[:1]
-        keys = [] if alone else vector_keys(store, self.signal, self.scope, self.positions, self.layers)
-        return ResolvedFeatures(store, self.scope, self.signal, keys, pooled)
+        signals, scope = store.signals, self._scope
 
-    def _token_keys(self, store: Store) -> tuple[str, ...]:
-        keys: dict[str, None] = {}  # an ordered set
-        for i, token_signal in enumerate(self.tokens):
-            name, _, position = token_signal.partition("/")
-            if i == 0 and name == self.signal:
-                found = choose_keys(store, name, self.scope, self.positions, self.layers)
-            else:
-                found = choose_keys(store, name, self.scope, [position] if position else None, None, "join")
-            keys |= dict.fromkeys(f"{name}/{key}" for key in found)
-        return tuple(keys)
+        def values(signal: str, key: str) -> Tensor | Ragged:
+            return (signals.read_ragged if scope == "sample" else signals.read)(signal, key, scope)
+
+        pooled = None
+        if self._tokens:
+            token_keys = dict.fromkeys(
+                f"{name}/{key}"
+                for name, positions, layers, option in self._tokens
+                for key in choose_keys(store, name, scope, positions, layers, option)
+            )
+            pooled = TokenFeatures(tuple(token_keys), self._pooling, self._weight_key(store))
+        keys = vector_keys(store, self._signal, scope, self._positions, self._layers) if self._of_vectors else []
+        numbers = torch.empty(n_rows, 0) if pooled is None else pooled.vector(values)
+        if not keys:
+            return numbers[:, None], [self._signal], pooled
+        width = signals.layout(self._signal, scope)[keys[0]].shape[0]
+        features = torch.empty(n_rows, len(keys), width + numbers.shape[1])
+        for i, key in enumerate(keys):
+            features[:, i, :width] = signals.read(self._signal, key, scope)
+        features[:, :, width:] = numbers[:, None]
+        return features, keys, pooled
 
     def _weight_key(self, store: Store) -> str | None:
-        if self.weights is None:
+        if self._weight is None:
             return None
-        signal, position = weight_of(self.weights)
-        keys = choose_keys(store, signal, self.scope, [position], None, "weights")
-        if len(keys) != 1:
+        signal, position = self._weight
+        keys = choose_keys(store, signal, self._scope, [position], None, "weights")
+        if len(keys) > 1:
             raise InputError(
-                f"Expected `weights` {self.weights!r} to be one tensor of {str(store.path)!r}, but there are "
+                f"Expected `weights` {signal}/{position} to be one tensor of {str(store.path)!r}, but there are "
                 f"{len(keys)}, {keys[0]} to {keys[-1]}. Choose others."
             )
         return f"{signal}/{keys[0]}"
-
-
-@dataclass(frozen=True)
-class ResolvedFeatures:
-    """Features as found in a store.
-
-    Attributes:
-        store: The store.
-        scope: Whether a row is a question or an answer.
-        signal: The signal of the vectors, or the first of the token signals.
-        keys: Keys ``layer/position`` of the vectors, one feature each; empty if there are token signals only.
-        pooled: Numbers of token signals, alone or appended to every vector.
-    """
-
-    store: Store
-    scope: Scope
-    signal: str
-    keys: list[str]
-    pooled: TokenFeatures | None
-
-    @property
-    def names(self) -> list[str]:
-        """Names of the features: their keys, or the signal if its numbers are one feature."""
-        return self.keys or [self.signal]
-
-    def read(self, n_rows: int) -> Tensor:
-        """[row, feature, width] float32 in one copy; NaN where a value is missing."""
-        signals = self.store.signals
-
-        def values(signal: str, key: str) -> Tensor | Ragged:
-            return (signals.read_ragged if self.scope == "sample" else signals.read)(signal, key, self.scope)
-
-        numbers = torch.empty(n_rows, 0) if self.pooled is None else self.pooled.vector(values)
-        if not self.keys:
-            return numbers[:, None]
-        width = signals.layout(self.signal, self.scope)[self.keys[0]].shape[0]
-        features = torch.empty(n_rows, len(self.keys), width + numbers.shape[1])
-        for i, key in enumerate(self.keys):
-            features[:, i, :width] = signals.read(self.signal, key, self.scope)
-        features[:, :, width:] = numbers[:, None]
-        return features
 
 
 def vector_keys(
@@ -190,15 +138,12 @@ def vector_keys(
         InputError: As `choose_keys`, or if the tensors are not vectors of one width.
     """
     keys, layout = choose_keys(store, signal, scope, positions, layers), store.signals.layout(signal, scope)
-    first = list(layout[keys[0]].shape)
-    for key in keys:
-        shape = list(layout[key].shape)
-        if len(shape) != 1 or shape != first:
-            raise InputError(
-                f"Expected the signal {signal!r} of {str(store.path)!r} to be one vector a row, of the width of "
-                f"{keys[0]!r}, which has the shape {first}, but {key!r} has {shape}. Choose other `layers` or "
-                "`positions`."
-            )
+    shapes = {tuple(layout[key].shape) for key in keys}
+    if len(shapes) > 1 or len(min(shapes)) != 1:
+        raise InputError(
+            f"Expected the signal {signal!r} of {str(store.path)!r} to be one vector a row, all of one width, but its "
+            f"rows have the shapes {sorted(shapes)}. Choose other `layers` or `positions`."
+        )
     return keys
 
 
@@ -223,29 +168,20 @@ def choose_keys(
     Raises:
         InputError: If the store lacks the signal, a position or a layer.
     """
-    keys, path = store.signals.keys(signal, scope), str(store.path)
-    parts = [(key, int(key.split("/")[0]), key.split("/")[1]) for key in keys]
-    known_positions, known_layers = sorted({position for *_, position in parts}), [layer for _, layer, _ in parts]
+    parts = [(key, int(key.split("/")[0]), key.split("/")[1]) for key in store.signals.keys(signal, scope)]
+    known_positions = sorted({position for *_, position in parts})
     for position in positions or []:
         if position not in known_positions:
             raise InputError(
-                f"Expected `{option}` to be among {', '.join(known_positions)}, which {path!r} holds of {signal!r}, "
-                f"but got {position!r}.{nearest(position, known_positions) or ' Choose one of them.'}"
+                f"Expected `{option}` to be among {', '.join(known_positions)}, which {str(store.path)!r} holds of "
+                f"{signal!r}, but got {position!r}.{nearest(position, known_positions) or ' Choose one of them.'}"
             )
+    parts = [part for part in parts if positions is None or part[2] in positions]
+    known_layers = [layer for _, layer, _ in parts]
     for layer in layers or []:
         if layer not in known_layers:
             raise InputError(
-                f"Expected `layers` to be among those {path!r} holds ({min(known_layers)} to {max(known_layers)}), "
-                f"but got {layer}. Choose one of them."
+                f"Expected `layers` to be among those {str(store.path)!r} holds ({min(known_layers)} to "
+                f"{max(known_layers)}), but got {layer}. Choose one of them."
             )
-    chosen = [
-        key
-        for key, layer, position in parts
-        if (positions is None or position in positions) and (layers is None or layer in layers)
-    ]
-    if not chosen:
-        raise InputError(
-            f"Expected `layers` to be among those that {path!r} holds of {', '.join(positions or known_positions)}, "
-            f"but got {layers}. Leave it out, or give null, for all."
-        )
-    return chosen
+    return [key for key, layer, _ in parts if layers is None or layer in layers]

@@ -1,7 +1,5 @@
 """`FeatureDataModule`: from a store to batches of features with their targets, split by question."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import lightning as L
@@ -12,9 +10,10 @@ from datamodules.batches import Batch, TensorBatches
 from datamodules.feature_spec import FeatureSpec
 from datamodules.semantic import clusters_of, discrete_entropy, entropy_threshold, seu
 from datamodules.splits import SPLITS, split_questions
-from datamodules.table import AskedValues, QuestionTable, asked_of_answers, load_table
-from extract.errors import InputError, nearest
+from datamodules.table import QuestionTable, load_table
+from extract.errors import InputError
 from extract.recipe import StoreRecipe
+from extract.registry import Registry
 from extract.store.shards import Scope
 from extract.store.store import Store
 
@@ -22,12 +21,9 @@ from extract.store.store import Store
 LEAST_VALIDATION = 10
 
 #: Targets of probes, and whether each belongs to a question or to an answer.
-TARGETS: dict[str, Scope] = {
-    "capability": "question",
-    "semantic_entropy": "question",
-    "seu": "question",
-    "response": "sample",
-}
+TARGETS: Registry[Scope] = Registry(
+    "target", {"capability": "question", "semantic_entropy": "question", "seu": "question", "response": "sample"}
+)
 
 
 class FeatureDataModule(L.LightningDataModule):
@@ -88,16 +84,10 @@ class FeatureDataModule(L.LightningDataModule):
         if batch_size < 1:
             raise InputError(f"Expected `batch_size` to be at least 1, but got {batch_size}. 64 is the default.")
         if layers is not None and not layers:
-            raise InputError(
-                "Expected `layers` to name at least one layer, but it is empty. Leave it out, or give null, for all."
-            )
-        if target not in TARGETS:
-            raise InputError(
-                f"Expected `target` to be one of {', '.join(TARGETS)}, but got {target!r}.{nearest(target, TARGETS)}"
-            )
+            raise InputError("Expected `layers` to name at least one layer, but it is empty. Leave it out for all.")
         self.store_path, self.recipe, self.grader, self.signal = store, recipe, grader, signal
         self.target, self.scope = target, TARGETS[target]
-        self.feature_spec = FeatureSpec.of(self.scope, signal, positions, layers, join, pooling, weights)
+        self.feature_spec = FeatureSpec(self.scope, signal, positions, layers, join, pooling, weights)
         #: Asked baselines that training needs; a probe may add to it.
         self.needs = {"text_embedding"} if target == "seu" else set()
         self.fractions = (1 - val_fraction - test_fraction, val_fraction, test_fraction)
@@ -128,21 +118,22 @@ class FeatureDataModule(L.LightningDataModule):
         if self._batches:
             return
         self.load()
-        self.use_split(self._split())
+        rows = self.question_rows["train"]
+        ids, groups = ([column[row] for row in rows.tolist()] for column in (self.table.ids, self.table.groups))
+        split_of = torch.tensor(split_questions(ids, groups, self.fractions, self.split_seed))
+        self.use_split({split: rows[split_of == number].tolist() for number, split in enumerate(SPLITS)})
         n_questions = {split: len(rows) for split, rows in self.question_rows.items()}
         if n_questions["val"] < LEAST_VALIDATION:
             raise InputError(
-                f"Expected a validation split of at least {LEAST_VALIDATION} questions, which choose the layer and fit "
-                f"the calibrator, but got {n_questions['val']} of {sum(n_questions.values())} with known grades. Use a "
-                f"store of more questions, or a larger `val_fraction` than {self.fractions[1]:g}."
+                f"Expected a validation split of at least {LEAST_VALIDATION} questions, but got {n_questions['val']} of "
+                f"{len(ids)} with known grades. Use more questions, or a larger `val_fraction` than {self.fractions[1]:g}."
             )
         for split, batch in self._batches.items():
             right, known = int(batch.right.sum()), int(batch.known.sum())
             if right in (0, known):
                 raise InputError(
                     f"Expected the {split} split to have right and wrong answers, but all {known} answers to its "
-                    f"{n_questions[split]} questions are {'right' if right else 'wrong'}. Use more or other questions, "
-                    "or another split_seed."
+                    f"{n_questions[split]} questions are {'right' if right else 'wrong'}. Use more questions."
                 )
 
     def load(self, table: QuestionTable | None = None) -> None:
@@ -156,14 +147,22 @@ class FeatureDataModule(L.LightningDataModule):
         """
         self.store = Store.open(self.store_path)
         self.table = load_table(self.store, self.grader) if table is None else table
-        resolved = self.feature_spec.resolve(self.store)
-        self.feature_names, self.pooled = resolved.names, resolved.pooled
-        features = resolved.read(self.n_rows)
-        rows = self._usable(features)
+        features, self.feature_names, self.pooled = self.feature_spec.read(self.store, self.n_rows)
+        right, known = (count.float() for count in self.counts())
+        enough = self.of_rows(torch.from_numpy(self.table.known) >= 2)
+        usable = (known > 0) & enough & features.isfinite().flatten(1).all(1)
+        if self.target == "seu":
+            usable &= self._target().isfinite()
+        rows = usable.nonzero()[:, 0]
+        self.n_unusable = len(usable) - len(rows)
+        if not len(rows):
+            raise InputError(
+                f"Expected questions with at least two known grades and finite features, but {self.store_path!r} has "
+                "none. Look at the store with `python -m extract inspect`."
+            )
         question = self.question_of(rows)
         self.question_rows, self.split_rows = {"train": question.unique()}, {"train": rows}
-        target, right, known = (column[rows] for column in self._label())
-        self._batches = {"train": Batch(features[rows], target, right, known, rows, question)}
+        self._batches = {"train": Batch(features[rows], self._target()[rows], right[rows], known[rows], rows, question)}
 
     @property
     def n_rows(self) -> int:
@@ -183,48 +182,20 @@ class FeatureDataModule(L.LightningDataModule):
         counted = self.table.answers if self.scope == "sample" else self.table
         return torch.from_numpy(counted.right), torch.from_numpy(counted.known)
 
-    def _label(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Target, right and known answers of every row, float32 each."""
-        right, known = (count.float() for count in self.counts())
+    def _target(self) -> Tensor:
+        """[row] float32, what a probe learns; the threshold of semantic entropy depends on the training split."""
         if self.target == "semantic_entropy":
             answers = self.table.answers
             rows_of = answers.rows_by_question(len(self.table.ids))
             clusters = [clusters_of(answers.answer[row] for row in rows) for rows in rows_of]
             entropy = torch.tensor(list(map(discrete_entropy, clusters)), dtype=torch.float64)
             self.entropy_threshold = entropy_threshold(entropy[self.question_rows["train"]].numpy())
-            return (entropy < self.entropy_threshold).float(), right, known
+            return (entropy < self.entropy_threshold).float()
         if self.target == "seu":
-            return self._agreement().clamp(0, 1), right, known  # negative for opposite answers
-        return right / known, right, known
-
-    def _agreement(self) -> Tensor:
-        """1 − SEU of each question's answers, [question] float32; NaN for fewer than two that are not empty."""
-        return torch.tensor([1 - seu(embeddings) for embeddings in self.answer_embeddings().numpy()]).float()
-
-    def _usable(self, features: Tensor) -> Tensor:
-        """Rows with a grade, a target and all features, of questions with two known grades."""
-        known, enough = self.counts()[1], torch.from_numpy(self.table.known) >= 2
-        usable = (known > 0) & self.of_rows(enough) & features.isfinite().flatten(1).all(1)
-        if self.target == "seu":
-            usable &= self._agreement().isfinite()
-        rows = usable.nonzero()[:, 0]
-        self.n_unusable = len(usable) - len(rows)
-        if not len(rows):
-            raise InputError(
-                f"Expected questions with at least two known grades and finite features, but none of the {len(enough)} "
-                f"of {self.store_path!r} has them. Look at the store with `python -m extract inspect`."
-            )
-        return rows
-
-    def _split(self) -> dict[str, list[int]]:
-        """Rows of the question table in each split."""
-        rows = self.question_rows["train"].tolist()
-        ids, groups = [self.table.ids[row] for row in rows], [self.table.groups[row] for row in rows]
-        splits = split_questions(ids, groups, self.fractions, self.split_seed)
-        return {
-            name: [row for row, split in zip(rows, splits, strict=True) if split == number]
-            for number, name in enumerate(SPLITS)
-        }
+            agreement = [1 - seu(embeddings) for embeddings in self.answer_embeddings().numpy()]
+            return torch.tensor(agreement).float().clamp(0, 1)  # negative for opposite answers
+        right, known = self.counts()
+        return right / known
 
     def batch(self, split: str) -> Batch:
         """All rows of a split."""
@@ -243,7 +214,7 @@ class FeatureDataModule(L.LightningDataModule):
         """
         every = self.every()
         self.question_rows = {split: torch.tensor(list(rows), dtype=torch.int64) for split, rows in questions.items()}
-        every = every._replace(target=self._label()[0][every.row])  # thresholds depend on the training split
+        every = every._replace(target=self._target()[every.row])
         self._batches = {
             split: every.take(torch.isin(every.question, rows).nonzero()[:, 0])
             for split, rows in self.question_rows.items()
@@ -261,10 +232,6 @@ class FeatureDataModule(L.LightningDataModule):
         padded = torch.full((len(self.table.ids), int(answers.sample.max()) + 1, embeddings.shape[1]), torch.nan)
         padded[torch.from_numpy(answers.question), torch.from_numpy(answers.sample)] = embeddings
         return padded
-
-    def asked_of_answers(self, baseline: str) -> AskedValues:
-        """Values of an asked baseline of answers, [answer]."""
-        return asked_of_answers(self.table, self.store.asked.read(baseline, "sample"))
 
     def _loader(self, split: str, shuffle: bool = False) -> TensorBatches:
         """Batches of a split, moved to the device at once."""

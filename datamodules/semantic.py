@@ -3,13 +3,12 @@
 Higher means that answers differ more and are more likely wrong.
 """
 
-from __future__ import annotations
-
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import entr
 
 from extract.errors import InputError
 
@@ -18,10 +17,7 @@ def discrete_entropy(clusters: Sequence[Hashable]) -> float:
     """Entropy of the shares of clusters among a question's answers (Farquhar et al., Nature 630, 2024), in nats.
 
     Args:
-        clusters: [sample] cluster of each answer, from `clusters_of` or by entailment.
-
-    Returns:
-        Entropy from 0 to ln of the number of answers; NaN without answers.
+        clusters: [sample] cluster of each answer, from `clusters_of` or by entailment; NaN for none.
 
     >>> discrete_entropy(["paris", "paris", "rome", "rome"])  # ln 2
     0.6931471805599453
@@ -29,7 +25,7 @@ def discrete_entropy(clusters: Sequence[Hashable]) -> float:
     if not clusters:
         return float("nan")
     sizes = sorted(Counter(clusters).values())  # equal sizes give the same bits in any order
-    return _entropy(np.array(sizes) / len(clusters))
+    return max(0.0, float(entr(np.array(sizes) / len(clusters)).sum()))
 
 
 def likelihood_entropy(mean_logprobs: NDArray[np.float64], clusters: Sequence[Hashable]) -> float:
@@ -41,22 +37,15 @@ def likelihood_entropy(mean_logprobs: NDArray[np.float64], clusters: Sequence[Ha
         clusters: [sample] as in `discrete_entropy`.
 
     Returns:
-        Entropy from 0 to ln of the number of clusters; NaN without answers.
+        The entropy; NaN without answers.
     """
-    of_cluster: dict[Hashable, list[float]] = {}
-    for cluster, logprob in zip(clusters, mean_logprobs, strict=True):
-        if not np.isnan(logprob):
-            of_cluster.setdefault(cluster, []).append(float(logprob))
-    if not of_cluster:
+    if np.isnan(mean_logprobs).all():
         return float("nan")
-    largest = max(max(logprobs) for logprobs in of_cluster.values())  # subtracted, so that no cluster underflows
-    mass = np.array([np.exp(np.array(logprobs) - largest).sum() for logprobs in of_cluster.values()])
-    return _entropy(mass / mass.sum())
-
-
-def _entropy(share: NDArray[np.float64]) -> float:
-    present = share[share > 0]
-    return max(0.0, float(-(present * np.log(present)).sum()))
+    mass: dict[Hashable, float] = defaultdict(float)
+    likelihoods = np.exp(mean_logprobs - np.nanmax(mean_logprobs))  # the largest is 1, so that not all underflow
+    for cluster, likelihood in zip(clusters, np.nan_to_num(likelihoods), strict=True):
+        mass[cluster] += likelihood
+    return max(0.0, float(entr(np.array([*mass.values()]) / sum(mass.values())).sum()))
 
 
 def seu(embeddings: NDArray[np.floating]) -> float:
@@ -100,21 +89,17 @@ def entropy_threshold(entropies: NDArray[np.float64]) -> float:
     1e-10
     """
     known = entropies[~np.isnan(entropies)]
-    thresholds = np.linspace(1e-10, known.max(initial=0.0), 100)
-    low = known[None] < thresholds[:, None]
-    n_low = low.sum(1)
-    usable = (n_low > 0) & (n_low < len(known))
-    if not usable.any():
-        same = "the same" if len(known) else "none"
+    squares = {}
+    for threshold in np.linspace(1e-10, known.max(initial=0.0), 100):
+        low, high = known[known < threshold], known[known >= threshold]
+        if len(low) and len(high):
+            squares[threshold] = np.square(low - low.mean()).sum() + np.square(high - high.mean()).sum()
+    if not squares:
         raise InputError(
-            f"Expected training questions of low and of high semantic entropy, but all {len(known)} have {same}. "
+            f"Expected training questions of low and of high semantic entropy, but all {len(known)} are alike. "
             "Use more questions, or sample more answers at a higher temperature."
         )
-    thresholds, low, n_low = thresholds[usable], low[usable], n_low[usable]
-    mean_low = (known * low).sum(1) / n_low
-    mean_high = (known * ~low).sum(1) / (len(known) - n_low)
-    squares = np.square(known - np.where(low, mean_low[:, None], mean_high[:, None])).sum(1)
-    return float(thresholds[squares.argmin()])
+    return float(min(squares, key=squares.__getitem__))
 
 
 def clusters_of(answers: Iterable[str | None]) -> list[Hashable]:

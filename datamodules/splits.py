@@ -1,10 +1,10 @@
 """Splits by question into training, validation and test."""
 
-from __future__ import annotations
-
 import hashlib
 from collections import defaultdict
 from collections.abc import Sequence
+
+import numpy as np
 
 from extract.errors import InputError
 
@@ -37,34 +37,19 @@ def split_questions(ids: Sequence[str], groups: Sequence[str], fractions: Sequen
             f"Expected split fractions of at least 0 that sum to 1, but got {list(fractions)}. "
             "Change `val_fraction` or `test_fraction`."
         )
+    hashes = [_hash(seed, question) for question in ids]
     by_group: dict[str, list[int]] = defaultdict(list)
-    for i in sorted(range(len(ids)), key=lambda i: _hash(seed, ids[i])):
+    for i in sorted(range(len(ids)), key=hashes.__getitem__):
         by_group[groups[i]].append(i)
     place = {}
-    for group, members in sorted(by_group.items()):
+    for group, members in by_group.items():
         offset = int.from_bytes(_hash(seed, group)[:4], "big") / 2**32  # small groups do not all begin alike
-        for rank, i in enumerate(members):
-            place[i] = ((rank + offset) / len(members), _hash(seed, ids[i]))
-    ordered = sorted(place, key=lambda i: place[i])
-    sizes = _sizes(len(ids), fractions)
-    parts = [0] * len(ids)
-    start = 0
-    for part, size in enumerate(sizes):
-        for i in ordered[start : start + size]:
-            parts[i] = part
-        start += size
-    return parts
+        place |= {i: ((rank + offset) / len(members), hashes[i]) for rank, i in enumerate(members)}
+    ends = np.rint(len(ids) * np.cumsum(fractions))
+    parts = np.empty(len(ids), dtype=np.int64)
+    parts[sorted(place, key=place.__getitem__)] = np.searchsorted(ends, np.arange(len(ids)), side="right")
+    return [int(part) for part in parts]
 
 
 def _hash(seed: int, text: str) -> bytes:
     return hashlib.sha256(f"{seed}\0{text}".encode()).digest()
-
-
-def _sizes(n: int, fractions: Sequence[float]) -> list[int]:
-    """Integer sizes closest to the fractions, which sum to n.
-
-    >>> _sizes(8, (0.6, 0.2, 0.2))
-    [5, 1, 2]
-    """
-    ends = [round(n * sum(fractions[: i + 1])) for i in range(len(fractions))]
-    return [end - start for start, end in zip([0, *ends], ends, strict=False)]

@@ -1,7 +1,5 @@
 """Tables of a store's questions and answers: counts of right answers by a grader, likelihoods, and what was asked."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass
 
@@ -9,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from datamodules.semantic import clusters_of
 from extract.errors import InputError
 from extract.store.samples import REJECTED
 from extract.store.store import Store
@@ -16,10 +15,7 @@ from extract.store.store import Store
 
 @dataclass(frozen=True)
 class AnswerTable:
-    """One row per answer, in the order of `store.samples` and of signals at sample scope.
-
-    Likelihoods leave out the token that ended an answer (the end token, or the one that completed a stop string), if
-    the sampler stores it.
+    """One row per answer, in the order of `store.samples`. Likelihoods leave out a stored end token.
 
     Attributes:
         question: [row] row of its question in the question table.
@@ -126,22 +122,27 @@ def load_table(store: Store, grader: str | None = None) -> QuestionTable:
         InputError: If there are no grades, several graders and none named, samples without a grade, or a damaged file.
     """
     grader = store.grades.choose(grader)
-    path = str(store.path)
     if store.grades.missing(grader):
         raise InputError(
-            f"Expected every sample of {path!r} to be graded by {grader!r}, but some are not. "
-            f"Run `python -m extract grade --store {path} --grader {grader}`."
+            f"Expected every sample of '{store.path}' to be graded by {grader!r}, but some are not. "
+            f"Run `python -m extract grade --store {store.path} --grader {grader}`."
         )
     if set(store.grades.ranges(grader)) - set(store.samples.ranges()):
         raise InputError(
-            f"Expected every grade of {path!r} to have its sample, but some samples are gone. "
+            f"Expected every grade of '{store.path}' to have its sample, but some samples are gone. "
             "Run `python -m extract sample` with the settings of the store again."
         )
     row_of = {question.id: row for row, question in enumerate(store.questions)}
     samples = store.samples.read()
     answers = _answers(samples, store.grades.read(grader), row_of, store.samples.provides.end_token)
-    every = _count(answers, len(row_of), np.ones(len(answers.question), dtype=bool))
-    half = _count(answers, len(row_of), answers.held_out)
+
+    def count(included: NDArray[np.bool_]) -> list[NDArray[np.int64]]:
+        """Right, known and unknown answers to each question among the included ones."""
+        kinds = (answers.right, answers.known, 1 - answers.known)
+        return [np.bincount(answers.question, kind * included, len(row_of)).astype(np.int64) for kind in kinds]
+
+    right, known, unknown = count(np.ones(len(answers.question), dtype=bool))
+    held_right, held_known, held_unknown = count(answers.held_out)
     prompt_tokens = np.zeros(len(row_of))
     prompt_tokens[answers.question] = _numbers(samples["prompt_tokens"])
     other_half = answers.rows_by_question(len(row_of), ~answers.held_out)
@@ -150,12 +151,12 @@ def load_table(store: Store, grader: str | None = None) -> QuestionTable:
         groups=[question.group for question in store.questions],
         texts=[question.public_prompt for question in store.questions],
         prompt_tokens=prompt_tokens,
-        right=every[0],
-        known=every[1],
-        unknown=every[2],
-        held_right=half[0],
-        held_known=half[1],
-        held_unknown=half[2],
+        right=right,
+        known=known,
+        unknown=unknown,
+        held_right=held_right,
+        held_known=held_known,
+        held_unknown=held_unknown,
         consistency=np.array([modal_share([answers.answer[row] for row in rows]) for rows in other_half]),
         grader=grader,
         answers=answers,
@@ -171,23 +172,22 @@ def _answers(samples: pa.Table, grades: pa.Table, row_of: dict[str, int], end_to
     """Samples joined with their grades, in the order of the samples."""
     question, sample = _keys(samples, row_of)
     grades = _align(grades, question, sample, row_of)
-    right = grades["right"].to_pylist()
-    reasons = samples["finish_reason"].to_pylist()
+    reason = np.array(samples["finish_reason"].to_pylist())
     logprobs = [
-        np.array([] if values is None else values[: len(values) - (reason == "stop" and end_token)])
-        for values, reason in zip(samples["logprobs"].to_pylist(), reasons, strict=True)
+        np.array([] if values is None else values[: len(values) - ended])
+        for values, ended in zip(samples["logprobs"].to_pylist(), (reason == "stop") & end_token, strict=True)
     ]
     return AnswerTable(
         question=question,
         sample=sample,
-        right=np.array([grade is True for grade in right], dtype=np.int64),
-        known=np.array([grade is not None for grade in right], dtype=np.int64),
+        right=grades["right"].fill_null(False).to_numpy().astype(np.int64),
+        known=grades["right"].is_valid().to_numpy().astype(np.int64),
         answer=grades["answer"].to_pylist(),
         n_tokens=_numbers(samples["n_tokens"]),
-        truncated=np.array([reason == "length" for reason in reasons], dtype=bool),
+        truncated=reason == "length",
         mean_nll=np.array([-values.mean() if len(values) else np.nan for values in logprobs]),
         max_nll=np.array([-values.min() if len(values) else np.nan for values in logprobs]),
-        rejected=np.array([reason == REJECTED for reason in reasons], dtype=bool),
+        rejected=reason == REJECTED,
     )
 
 
@@ -209,16 +209,11 @@ def _align(table: pa.Table, question: NDArray[np.int64], sample: NDArray[np.int6
     return table.take(order)
 
 
-def _count(answers: AnswerTable, n_questions: int, included: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Right, known and unknown answers to each question among the included ones, [3, question]."""
-    kinds = np.stack([answers.right, answers.known, 1 - answers.known]) * included
-    return np.stack([np.bincount(answers.question, kind, n_questions) for kind in kinds]).astype(np.int64)
-
-
-def asked_of_answers(table: QuestionTable, asked: pa.Table) -> AskedValues:
-    """An asked baseline of answers, [answer] in the order of `table.answers`."""
+def asked_of_answers(store: Store, table: QuestionTable, name: str) -> NDArray[np.float64]:
+    """Values of an asked baseline of answers, [answer] in the order of `table.answers`; NaN for none."""
     row_of = {question: row for row, question in enumerate(table.ids)}
-    return _asked_values(_align(asked, table.answers.question, table.answers.sample, row_of))
+    asked = _align(store.asked.read(name, "sample"), table.answers.question, table.answers.sample, row_of)
+    return _numbers(asked["value"])
 
 
 def _asked_values(asked: pa.Table) -> AskedValues:
@@ -228,7 +223,4 @@ def _asked_values(asked: pa.Table) -> AskedValues:
 
 def modal_share(answers: list[str | None]) -> float:
     """Share of the most frequent answer, where each unreadable one is distinct; NaN without answers."""
-    if not answers:
-        return float("nan")
-    counted = Counter(answer for answer in answers if answer)
-    return max(1, *counted.values()) / len(answers) if counted else 1 / len(answers)
+    return max(Counter(clusters_of(answers)).values()) / len(answers) if answers else float("nan")

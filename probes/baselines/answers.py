@@ -3,8 +3,6 @@
 An uncertainty of an answer is a score of that answer. Its mean over half of the answers is a score of the question.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -15,6 +13,7 @@ from torch import Tensor
 from datamodules.feature_spec import choose_keys
 from datamodules.features import FeatureDataModule
 from datamodules.semantic import clusters_of, discrete_entropy, likelihood_entropy, seu
+from datamodules.table import asked_of_answers
 from extract.signals.pooling import pool
 from extract.store.shards import Scope
 
@@ -25,17 +24,7 @@ Score = Callable[[FeatureDataModule, Rows], Tensor]
 #: Uncertainty of every answer, [answer] float64; NaN for none.
 AnswerUncertainty = Callable[[FeatureDataModule], NDArray[np.float64]]
 #: Joint uncertainty of several answers, given by their rows in the answer table.
-JointUncertainty = Callable[[FeatureDataModule], Callable[[NDArray[np.int64]], float]]
-
-
-def consistency(data: FeatureDataModule, rows: Rows) -> Tensor:
-    """Share of the most frequent answer in one half of the answers."""
-    return torch.from_numpy(data.table.consistency)
-
-
-def of_answers(uncertainty: AnswerUncertainty) -> Score:
-    """Score of answers: minus their uncertainty."""
-    return lambda data, rows: torch.from_numpy(-uncertainty(data))
+JointUncertainty = Callable[[NDArray[np.int64]], float]
 
 
 def of_answers_and_questions(uncertainty: AnswerUncertainty) -> Mapping[Scope, Score]:
@@ -44,15 +33,15 @@ def of_answers_and_questions(uncertainty: AnswerUncertainty) -> Mapping[Scope, S
     def of_questions(data: FeatureDataModule, rows: Rows) -> Tensor:
         answers, values = data.table.answers, uncertainty(data)
         included = ~answers.held_out & np.isfinite(values)
-        question, n_questions = answers.question[included], len(data.table.ids)
-        with np.errstate(invalid="ignore"):
-            total = np.bincount(question, values[included], n_questions)
-            return torch.from_numpy(-total / np.bincount(question, minlength=n_questions))
+        question, n_questions = torch.from_numpy(answers.question[included]), len(data.table.ids)
+        return -question.bincount(torch.from_numpy(values[included]), n_questions) / question.bincount(
+            None, n_questions
+        )
 
-    return {"question": of_questions, "sample": of_answers(uncertainty)}
+    return {"question": of_questions, "sample": lambda data, rows: torch.from_numpy(-uncertainty(data))}
 
 
-def of_questions(uncertainty: JointUncertainty) -> Mapping[Scope, Score]:
+def of_questions(uncertainty: Callable[[FeatureDataModule], JointUncertainty]) -> Mapping[Scope, Score]:
     """Score of questions: minus the joint uncertainty of one half of their answers."""
 
     def score(data: FeatureDataModule, rows: Rows) -> Tensor:
@@ -72,25 +61,25 @@ def token_entropy(pooling: str) -> AnswerUncertainty:
     return uncertainty
 
 
-def semantic_entropy(data: FeatureDataModule) -> Callable[[NDArray[np.int64]], float]:
+def semantic_entropy(data: FeatureDataModule) -> JointUncertainty:
     """Discrete semantic entropy over clusters of equal normalised answers."""
     answer = data.table.answers.answer
     return lambda rows: discrete_entropy(clusters_of(answer[row] for row in rows))
 
 
-def semantic_entropy_likelihood(data: FeatureDataModule) -> Callable[[NDArray[np.int64]], float]:
+def semantic_entropy_likelihood(data: FeatureDataModule) -> JointUncertainty:
     """Semantic entropy over the same clusters, weighted by the likelihood of the answers."""
     answers = data.table.answers
     return lambda rows: likelihood_entropy(-answers.mean_nll[rows], clusters_of(answers.answer[row] for row in rows))
 
 
-def semantic_entropy_nli(data: FeatureDataModule) -> Callable[[NDArray[np.int64]], float]:
+def semantic_entropy_nli(data: FeatureDataModule) -> JointUncertainty:
     """Discrete semantic entropy over clusters of answers that entail each other."""
-    cluster = data.asked_of_answers("entailment").value
+    cluster = asked_of_answers(data.store, data.table, "entailment")
     return lambda rows: discrete_entropy(cluster[rows].tolist())
 
 
-def embedding_spread(data: FeatureDataModule) -> Callable[[NDArray[np.int64]], float]:
+def embedding_spread(data: FeatureDataModule) -> JointUncertainty:
     """Mean cosine distance between the embeddings of the answers (SEU)."""
     embeddings = data.store.signals.read("text_embedding", "0/answer", "sample").numpy()
     return lambda rows: seu(embeddings[rows])

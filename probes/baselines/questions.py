@@ -1,7 +1,5 @@
 """Scores of questions from what is known before any answer: the training split's accuracy, the group, the prompt."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 
 import torch
@@ -10,10 +8,8 @@ from torch import Tensor
 from datamodules.features import FeatureDataModule
 from datamodules.table import QuestionTable
 from extract.errors import InputError
+from probes.baselines.answers import Rows
 from probes.fitting.calibration import fit_platt
-
-#: Rows of the question table, or of the answer table, by split.
-Rows = dict[str, Tensor]
 
 
 def mean_accuracy(table: QuestionTable, rows: Tensor) -> float:
@@ -28,11 +24,11 @@ def constant(data: FeatureDataModule, rows: Rows) -> Tensor:
 
 def base_rate(data: FeatureDataModule, rows: Rows) -> Tensor:
     """Mean training accuracy of the question's group; of all questions for a group without training questions."""
-    table, of_group = data.table, defaultdict(list)
+    table, rows_of = data.table, defaultdict(list)
     for row in rows["train"].tolist():
-        of_group[table.groups[row]].append(float(table.accuracy[row]))
+        rows_of[table.groups[row]].append(row)
+    means = {group: mean_accuracy(table, torch.tensor(members)) for group, members in rows_of.items()}
     overall = mean_accuracy(table, rows["train"])
-    means = {group: sum(accuracies) / len(accuracies) for group, accuracies in of_group.items()}
     return torch.tensor([means.get(group, overall) for group in table.groups], dtype=torch.float64)
 
 
@@ -44,10 +40,7 @@ def length(data: FeatureDataModule, rows: Rows) -> Tensor:
     """
     tokens, train = torch.from_numpy(data.table.prompt_tokens), rows["train"]
     if tokens.isnan().any():
-        raise InputError(
-            "Expected the number of tokens of every prompt, but the server that answered did not report all of them. "
-            "Use another baseline."
-        )
+        raise InputError("Expected the tokens of every prompt, but the server did not report all. Use other baselines.")
     right, known = torch.from_numpy(data.table.right)[train], torch.from_numpy(data.table.known)[train]
     falling, rising = fit_platt(-tokens[train], right, known), fit_platt(tokens[train], right, known)
     return rising(tokens) if rising.slope > 0 else falling(-tokens)

@@ -5,8 +5,6 @@ data and the rows of each split to scores, and one entry in `BASELINES`. Baselin
 entries in `extract.asking.registry`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -16,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from datamodules.features import FeatureDataModule
-from datamodules.table import QuestionTable
+from datamodules.table import QuestionTable, asked_of_answers
 from extract.asking.registry import ASKED, ask_command
 from extract.errors import InputError
 from extract.registry import Registry
@@ -53,7 +51,7 @@ class Cost(NamedTuple):
 def _asked(name: str, scope: Scope) -> Score:
     if scope == "question":
         return lambda data, rows: torch.from_numpy(data.table.asked[name].value)
-    return lambda data, rows: torch.from_numpy(data.asked_of_answers(name).value)
+    return lambda data, rows: torch.from_numpy(asked_of_answers(data.store, data.table, name))
 
 
 _MEAN_NLL = answers.of_answers_and_questions(lambda data: data.table.answers.mean_nll)
@@ -66,13 +64,13 @@ BASELINES: Registry[Baseline] = Registry(
         "constant": Baseline({"question": questions.constant}, calibrator=None),
         "base_rate": Baseline({"question": questions.base_rate}, calibrator=None),
         "length": Baseline({"question": questions.length}, calibrator=None),
-        "answer_length": Baseline({"sample": answers.of_answers(lambda data: data.table.answers.n_tokens)}),
+        "answer_length": Baseline({"sample": lambda data, rows: -torch.from_numpy(data.table.answers.n_tokens)}),
         **{
             name: Baseline({scope: _asked(asked, scope) for scope in entry.scopes}, calibrator, needs=(asked,))
             for asked, entry in ASKED.items()
             for name, calibrator in entry.confidences.items()
         },
-        "consistency": Baseline({"question": answers.consistency}, half=True),
+        "consistency": Baseline({"question": lambda data, rows: torch.from_numpy(data.table.consistency)}, half=True),
         "mean_nll": Baseline(_MEAN_NLL, half=True),
         "max_nll": Baseline(_MAX_NLL, half=True),
         "mean_entropy": Baseline(_MEAN_ENTROPY, half=True, needs=("tokens",)),
@@ -99,13 +97,13 @@ def is_half(name: str) -> bool:
 
 def available(name: str, data: FeatureDataModule) -> bool:
     """Whether the store holds what a baseline needs."""
-    store = data.store
-    complete = {
-        *data.table.asked,
-        *(table for table in store.asked.names("sample") if not store.asked.missing(table, "sample")),
-        *(signal for signal in store.signals.names() if not store.signals.missing(signal, "sample")),
-    }
-    return complete.issuperset(BASELINES[name].needs)
+    asked, signals = data.store.asked, data.store.signals
+    return all(
+        need in data.table.asked
+        or (need in asked.names("sample") and not asked.missing(need, "sample"))
+        or (need in signals.names() and not signals.missing(need, "sample"))
+        for need in BASELINES[name].needs
+    )
 
 
 def needed_commands(name: str) -> str:

@@ -140,7 +140,7 @@ class ProbeModule(L.LightningModule, ABC):
             self.scale.copy_(scale)
             self.train_accuracy = float((train.right / train.known).mean())
         self.feature_names = self.data.feature_names
-        if not self.data.feature_spec.tokens:
+        if self.data.pooled is None:
             self.name = method_name(type(self).__name__, self.data.target, self.data.signal) or type(self).name
         metrics: dict[str, nn.Module] = {"auroc": CapabilityAUROC(), "brier": ResponseBrier()}
         if self.data.scope == "question":

@@ -7,8 +7,6 @@ interval is too short and biased to the good side, because squared errors have a
 has the measured coverage.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, TypedDict
 
@@ -20,7 +18,6 @@ from extract.errors import InputError
 
 #: With fewer resamples the ends of an interval are a handful of them.
 LEAST_RESAMPLES = 100
-_LARGEST_SEED = 2**32 - 1  # what every generator takes
 #: A metric as a differentiable function of resampling weights [resample, question], giving [resample].
 WeightedMetric = Callable[[Tensor], Tensor]
 #: Largest number of weights in memory at once.
@@ -37,11 +34,9 @@ class Interval(TypedDict):
 
 def resample_weights(n_questions: int, n_resamples: int, seed: int) -> Tensor:
     """How often each question is drawn in each resample of N out of N: [resample, question] float64."""
-    generator = torch.Generator().manual_seed(seed)
-    drawn = torch.randint(n_questions, (n_resamples, n_questions), generator=generator)
-    return torch.zeros(n_resamples, n_questions, dtype=torch.float64).scatter_add_(
-        1, drawn, torch.ones_like(drawn, dtype=torch.float64)
-    )
+    drawn = torch.randint(n_questions, (n_resamples, n_questions), generator=torch.Generator().manual_seed(seed))
+    ones = torch.ones(drawn.shape, dtype=torch.float64)
+    return torch.zeros_like(ones).scatter_add_(1, drawn, ones)
 
 
 def by_question(metric: WeightedMetric, question: Tensor) -> WeightedMetric:
@@ -69,40 +64,31 @@ def resampled(metric: WeightedMetric, n_questions: int, n_resamples: int, seed: 
     return None if n_questions < 2 or len(usable) < 0.9 * n_resamples else usable
 
 
-def bootstrap(
-    metric: WeightedMetric, n_questions: int, n_resamples: int = 2000, seed: int = 0, level: float = 0.95
-) -> Interval | None:
-    """A metric with its BCa interval over resampled questions.
+def bootstrap(metric: WeightedMetric, n_questions: int, n_resamples: int = 2000, seed: int = 0) -> Interval | None:
+    """A metric with its BCa interval of 95 % over resampled questions.
 
     Args:
         metric: From weights [resample, question] to values [resample].
         n_questions: Number of questions.
         n_resamples: Number of resamples.
         seed: Seed of the resamples, which are the same for all metrics.
-        level: Coverage of the interval.
 
     Returns:
         The interval. None if there are fewer than two questions, or if the metric or more than a tenth of its resamples
         is not finite.
     """
-    value, influence = _value_and_influence(metric, n_questions)
-    usable = resampled(metric, n_questions, n_resamples, seed)
-    if value != value or usable is None:
-        return None
-    low, high = usable.quantile(_bca_levels(value, influence, usable, level)).tolist()
-    return {"value": value, "low": low, "high": high}
-
-
-def _value_and_influence(metric: WeightedMetric, n_questions: int) -> tuple[float, Tensor]:
-    """The metric, and its derivative with respect to the weight of each question, [question] float64."""
     weights = torch.ones(1, n_questions, dtype=torch.float64, requires_grad=True)
     with torch.enable_grad():
         value = metric(weights).sum()
-    (influence,) = torch.autograd.grad(value, weights)
-    return float(value.detach()), influence[0]
+    influence = torch.autograd.grad(value, weights)[0][0]
+    usable = resampled(metric, n_questions, n_resamples, seed)
+    if value.isnan() or usable is None:
+        return None
+    low, high = usable.quantile(_bca_levels(value.item(), influence, usable)).tolist()
+    return {"value": value.item(), "low": low, "high": high}
 
 
-def _bca_levels(value: float, influence: Tensor, resampled: Tensor, level: float) -> Tensor:
+def _bca_levels(value: float, influence: Tensor, resampled: Tensor) -> Tensor:
     r"""Levels of the quantiles of the resampled values that bound the interval, [2] float64.
 
     .. math::
@@ -119,7 +105,7 @@ def _bca_levels(value: float, influence: Tensor, resampled: Tensor, level: float
     bias = torch.special.ndtri(below.clamp(least, 1 - least))
     squares = influence.square().sum()
     acceleration = influence.pow(3).sum() / (6 * squares**1.5) if squares > 0 else 0.0
-    reach = float(stdtrit(n - 1, (1 + level) / 2)) * (n / (n - 1)) ** 0.5
+    reach = float(stdtrit(n - 1, 0.975)) * (n / (n - 1)) ** 0.5
     shifted = bias + torch.tensor([-reach, reach], dtype=torch.float64)
     return torch.special.ndtr(bias + shifted / (1 - acceleration * shifted))
 
@@ -136,10 +122,7 @@ def check_resamples(n_resamples: int) -> None:
         InputError: If `n_resamples` is smaller than `LEAST_RESAMPLES`.
     """
     if n_resamples < LEAST_RESAMPLES:
-        raise InputError(
-            f"Expected `n_resamples` to be at least {LEAST_RESAMPLES}, for intervals of 95 %, but got {n_resamples}. "
-            "2000 is the default."
-        )
+        raise InputError(f"Expected `n_resamples` to be at least {LEAST_RESAMPLES}, but got {n_resamples}. Try 2000.")
 
 
 def check_seed(seed: int) -> None:
@@ -148,5 +131,5 @@ def check_seed(seed: int) -> None:
     Raises:
         InputError: If `seed` is negative or larger than generators take.
     """
-    if not 0 <= seed <= _LARGEST_SEED:
-        raise InputError(f"Expected `seed` to be from 0 to {_LARGEST_SEED}, but got {seed}. 0 is the default.")
+    if not 0 <= seed < 2**32:  # what every generator takes
+        raise InputError(f"Expected `seed` to be from 0 to {2**32 - 1}, but got {seed}. 0 is the default.")

@@ -1,7 +1,7 @@
 """torchmetrics classes that accumulate questions over batches and devices; they call `probes.metrics.functional`."""
 
-from __future__ import annotations
-
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -16,6 +16,7 @@ class QuestionMetric(Metric):
 
     is_differentiable = False
     full_state_update = False
+    metric: Callable[..., Tensor]
     preds: list[Tensor]
     right: list[Tensor]
     known: list[Tensor]
@@ -31,39 +32,30 @@ class QuestionMetric(Metric):
         self.right.append(right.detach())
         self.known.append(known.detach())
 
-    def gathered(self) -> tuple[Tensor, Tensor, Tensor]:
-        """`preds`, `right` and `known` of all updates, [question] float64 each."""
-        return dim_zero_cat(self.preds).double(), dim_zero_cat(self.right).double(), dim_zero_cat(self.known).double()
+    def compute(self) -> Tensor:
+        """The metric over all updates, a scalar."""
+        return self.metric(dim_zero_cat(self.preds), dim_zero_cat(self.right), dim_zero_cat(self.known))
 
 
 class CapabilityAUROC(QuestionMetric):
     """`functional.capability_auroc` over all updates."""
 
     higher_is_better = True
-
-    def compute(self) -> Tensor:
-        """The AUROC, a scalar."""
-        return functional.capability_auroc(*self.gathered())
+    metric = staticmethod(functional.capability_auroc)
 
 
 class DebiasedBrier(QuestionMetric):
     """`functional.debiased_brier` over all updates."""
 
     higher_is_better = False
-
-    def compute(self) -> Tensor:
-        """The Brier score, a scalar."""
-        return functional.debiased_brier(*self.gathered())
+    metric = staticmethod(functional.debiased_brier)
 
 
 class ResponseBrier(QuestionMetric):
     """`functional.response_brier` over all updates."""
 
     higher_is_better = False
-
-    def compute(self) -> Tensor:
-        """The Brier score against single answers, a scalar."""
-        return functional.response_brier(*self.gathered())
+    metric = staticmethod(functional.response_brier)
 
 
 class BrierSkill(QuestionMetric):
@@ -77,8 +69,4 @@ class BrierSkill(QuestionMetric):
 
     def __init__(self, reference: float, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.reference = reference
-
-    def compute(self) -> Tensor:
-        """The skill, a scalar."""
-        return functional.brier_skill(*self.gathered(), reference=self.reference)
+        self.metric = partial(functional.brier_skill, reference=reference)

@@ -4,8 +4,6 @@ docs/statistics.md explains each p-value. All tests are two-sided. No p-value is
 counts as one of the draws.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,9 +29,6 @@ def sign_flip(differences: Tensor, n_flips: int = 10_000, seed: int = 0) -> floa
         n_flips: Random sign patterns for more than 20 questions. The smallest possible p-value is about 1 / n_flips.
         seed: Seed of the patterns.
 
-    Returns:
-        The p-value, in (0, 1].
-
     Raises:
         ValueError: If `differences` are empty, not one-dimensional or not finite.
 
@@ -42,10 +37,7 @@ def sign_flip(differences: Tensor, n_flips: int = 10_000, seed: int = 0) -> floa
     """
     values = differences.double()
     if values.dim() != 1 or not len(values) or not values.isfinite().all():
-        raise ValueError(
-            f"Expected `differences` to be finite numbers [question], but got shape {tuple(differences.shape)} with "
-            f"{int((~values.isfinite()).sum())} not finite. Leave those questions out and count them."
-        )
+        raise ValueError(f"Expected `differences` to be finite numbers [question], but got {differences}.")
     # the tolerance counts sums that are equal in exact arithmetic as hits
     reach = float(values.sum().abs() - 1e-12 * values.abs().sum())
     if len(values) <= _MOST_EXACT:
@@ -70,15 +62,8 @@ def bootstrap_p(
         p = \min\Big\{1, 2 \min\Big[\frac{1 + \#(\Delta^* \le 0)}{B + 1},
             \frac{1 + \#(\Delta^* \ge 0)}{B + 1}\Big]\Big\}
 
-    This is the tail of a percentile interval beyond 0. The smallest possible value is 2 / (B + 1). The same seed gives
-    the resamples of `paired_bootstrap`.
-
-    Args:
-        a: From weights [resample, question] to values [resample].
-        b: The same for the other method.
-        n_questions: Number of questions.
-        n_resamples: Number of resamples B; those without a value are left out.
-        seed: Seed of the resamples.
+    This is the tail of a percentile interval beyond 0, over the B resamples of `resampled` that have a value. The
+    smallest possible value is 2 / (B + 1). The same seed gives the resamples of `paired_bootstrap`.
 
     Returns:
         The p-value, in (0, 1]; None if `resampled` is None.
@@ -99,9 +84,6 @@ def holm(p_values: Tensor) -> Tensor:
     Args:
         p_values: [test] p-values in [0, 1]. NaN means "not tested": it stays NaN and is not counted in m.
 
-    Returns:
-        [test] float64 adjusted p-values, at most 1, in the given order.
-
     >>> holm(torch.tensor([0.01, 0.04, 0.03], dtype=torch.float64))
     tensor([0.0300, 0.0600, 0.0600], dtype=torch.float64)
     """
@@ -112,8 +94,7 @@ def holm(p_values: Tensor) -> Tensor:
     order = tested[values[tested].argsort()]
     factors = torch.arange(len(order), 0, -1, dtype=torch.float64)
     adjusted = torch.full_like(values, torch.nan)
-    if len(order):
-        adjusted[order] = (values[order] * factors).cummax(0).values.clamp_max(1)
+    adjusted[order] = (values[order] * factors).cummax(0).values.clamp_max(1)
     return adjusted
 
 

@@ -1,7 +1,5 @@
 """Mean entropy after every layer of right and of wrong answers, and the difference between them, with its picture."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +11,7 @@ from datamodules.table import QuestionTable
 from extract.errors import InputError
 from extract.signals.pooling import pool
 from extract.store.store import Store
+from probes.metrics.functional.inputs import by_group
 from probes.metrics.intervals import Interval, WeightedMetric, bootstrap, paired_bootstrap
 from probes.report.plots import BLUE, GREY, INK, RED, band, new_figure, styled
 
@@ -47,10 +46,8 @@ def read_profile(store: Store, table: QuestionTable, n_resamples: int = 2000, se
     """
     keys = [key for key in store.signals.keys("entropy_profile", "sample") if key.endswith("/entropy")]
     means = torch.stack([pool(store.signals.read_ragged("entropy_profile", key, "sample"), "mean") for key in keys])
-    answers = table.answers
-    right, known, question = map(torch.from_numpy, (answers.right, answers.known, answers.question))
-    layers = [int(key.split("/")[0]) for key in keys]
-    return entropy_profile(layers, means, right, known, question, n_resamples, seed)
+    columns = map(torch.from_numpy, (table.answers.right, table.answers.known, table.answers.question))
+    return entropy_profile([int(key.split("/")[0]) for key in keys], means, *columns, n_resamples, seed)
 
 
 def entropy_profile(
@@ -81,25 +78,28 @@ def entropy_profile(
     n_answers = int(classes[0].sum()), int(classes[1].sum())
     if not all(n_answers):
         raise InputError(
-            f"Expected graded answers of both kinds with an entropy profile, but {n_answers[0]} are right and "
+            f"Expected right and wrong answers with an entropy profile, but {n_answers[0]} are right and "
             f"{n_answers[1]} wrong. Use a store of more or other questions."
         )
     own, place = question[used].unique(return_inverse=True)
 
-    def mean(layer: int, rows: Tensor) -> WeightedMetric:
+    def mean(values: Tensor, rows: Tensor) -> WeightedMetric:
         """Mean over some answers, from their sums by question."""
-        included = rows[used]
-        per_answer = torch.stack([included.double(), means[layer, used].double() * included])
-        counts, sums = torch.zeros(2, len(own), dtype=torch.float64).index_add_(1, place, per_answer)
+        included = rows[used].double()
+        counts, sums = by_group(torch.stack([included, values[used].double() * included]), place, len(own))
         return lambda weights: (weights @ sums) / (weights @ counts)
 
-    of_classes = [[mean(layer, rows) for layer in range(len(layers))] for rows in classes]
+    of_right, of_wrong = ([mean(values, rows) for values in means] for rows in classes)
     options: dict[str, Any] = {"n_questions": len(own), "n_resamples": n_resamples, "seed": seed}
-    bands = [[bootstrap(metric, **options) for metric in metrics] for metrics in of_classes]
-    difference = [paired_bootstrap(wrong, right, **options) for right, wrong in zip(*of_classes, strict=True)]
-    n_questions = len(question[classes[0]].unique()), len(question[classes[1]].unique())
-    n_missing = int((known > 0).sum()) - sum(n_answers)
-    return EntropyProfile(layers, bands[0], bands[1], difference, n_answers, n_questions, n_missing)
+    return EntropyProfile(
+        layers=layers,
+        right=[bootstrap(metric, **options) for metric in of_right],
+        wrong=[bootstrap(metric, **options) for metric in of_wrong],
+        difference=[paired_bootstrap(*pair, **options) for pair in zip(of_wrong, of_right, strict=True)],
+        n_answers=n_answers,
+        n_questions=(len(question[classes[0]].unique()), len(question[classes[1]].unique())),
+        n_missing=int((known > 0).sum()) - sum(n_answers),
+    )
 
 
 @styled

@@ -1,18 +1,15 @@
 """All figures of a method on one split with intervals and counts, and paired differences of two methods."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from probes.metrics import functional
-from probes.metrics.intervals import Interval, bootstrap, by_question, paired_bootstrap
+from probes.metrics.intervals import bootstrap, by_question, paired_bootstrap
 
 #: Metrics of confidences of questions, by name in the order of the report.
 CAPABILITY: dict[str, Callable[..., Tensor]] = {
@@ -26,22 +23,15 @@ CAPABILITY: dict[str, Callable[..., Tensor]] = {
     "spearman": functional.spearman,
     "aurc": functional.aurc,
 }
-#: Metrics of confidences of single answers, which are right or wrong, so that nothing has to be debiased.
-RESPONSE: dict[str, Callable[..., Tensor]] = {
-    "auroc": functional.capability_auroc,
-    "brier": functional.response_brier,
-    "ece_width": partial(functional.expected_calibration_error, by="width"),
-    "ece_mass": partial(functional.expected_calibration_error, by="mass"),
-    "aurc": functional.aurc,
-}
-METRICS = {"capability": CAPABILITY, "response": RESPONSE}
+_OF_ANSWERS = {name: CAPABILITY[name] for name in ("auroc", "brier", "ece_width", "ece_mass", "aurc")}
+#: Metrics by target. Single answers are right or wrong, so that nothing has to be debiased.
+METRICS = {"capability": CAPABILITY, "response": _OF_ANSWERS | {"brier": functional.response_brier}}
 #: Metrics without a valid interval: resampling adds noise to an error that is never negative (docs/statistics.md).
 WITHOUT_INTERVAL = ("ece_width", "ece_mass", "rmsce")
 _STRATIFIED = ("auroc", "auroc_hard")
 
 
-@dataclass(frozen=True)
-class Scored:
+class Scored(NamedTuple):
     """Confidences of a method for some rows, and the answers that they are scored on.
 
     Attributes:
@@ -58,10 +48,9 @@ class Scored:
     question: Tensor | None = None
     fold: Tensor | None = None
 
-    def take(self, rows: Tensor) -> Scored:
+    def take(self, rows: Tensor) -> Self:
         """A subset of the rows, by index or mask."""
-        columns = (self.confidence, self.right, self.known, self.question, self.fold)
-        return Scored(*(column if column is None else column[rows] for column in columns))  # type: ignore[arg-type]
+        return self._make(column if column is None else column[rows] for column in self)
 
     @property
     def n_questions(self) -> int:
@@ -115,25 +104,20 @@ def evaluate(
     method = scored.take(scorable)
     if isinstance(reference, Tensor):
         reference = reference[scorable]
-    n = method.n_questions
-    figures: dict[str, Any] = dict.fromkeys(METRICS[target])
-    for name in METRICS[target] if n else ():
-        metric = metric_of(method, name, reference, target)
-        if name not in WITHOUT_INTERVAL:
-            figures[name] = bootstrap(metric, n, n_resamples, seed)
+    n, figures = method.n_questions, dict[str, Any]()
+    for name in METRICS[target]:
+        figures[name] = None
+        if n and name not in WITHOUT_INTERVAL:
+            figures[name] = bootstrap(metric_of(method, name, reference, target), n, n_resamples, seed)
         elif n > 1:
-            figures[name] = {"value": float(metric(torch.ones(1, n, dtype=torch.float64))), "low": None, "high": None}
-    counts = {
-        "n_questions": n,
-        "n_samples": int(method.known.sum()),
-        "n_unknown": n_unknown,
-        "n_masked": int((~scorable).sum()),
-    }
-    if target == "response":
-        return {**figures, **counts}
-    value, low, high = functional.auroc_ceiling(method.right, method.known)
-    ceiling: Interval | None = None if math.isnan(value + low + high) else {"value": value, "low": low, "high": high}
-    return {"auroc": figures.pop("auroc"), "auroc_ceiling": ceiling, **figures, **counts}
+            value = metric_of(method, name, reference, target)(torch.ones(1, n, dtype=torch.float64))
+            figures[name] = {"value": float(value), "low": None, "high": None}
+        if name == "auroc" and target == "capability":
+            ceiling, low, high = functional.auroc_ceiling(method.right, method.known)
+            bracket = {"value": ceiling, "low": low, "high": high}
+            figures["auroc_ceiling"] = None if math.isnan(ceiling + low + high) else bracket
+    n_samples, n_masked = int(method.known.sum()), int((~scorable).sum())
+    return {**figures, "n_questions": n, "n_samples": n_samples, "n_unknown": n_unknown, "n_masked": n_masked}
 
 
 def compare(
@@ -153,23 +137,14 @@ def compare(
         ValueError: If the two are scored on different answers.
     """
     if not (torch.equal(scored_a.right, scored_b.right) and torch.equal(scored_a.known, scored_b.known)):
-        raise ValueError(
-            f"Expected {a!r} and {b!r} to be scored on the same answers, but got different counts. "
-            "Score both on the held-out half."
-        )
+        raise ValueError(f"Expected {a!r} and {b!r} to be scored on the same answers. Score both on the held-out half.")
     both = usable(scored_a, target) & usable(scored_b, target)
     if not both.any():
         return []
-    first, second = scored_a.take(both), scored_b.take(both)
-    rows = []
+    first, second, rows = scored_a.take(both), scored_b.take(both), []
     for name in ("auroc", "brier"):
-        difference = paired_bootstrap(
-            metric_of(first, name, reference, target),
-            metric_of(second, name, reference, target),
-            first.n_questions,
-            n_resamples=n_resamples,
-            seed=seed,
-        )
+        metrics = (metric_of(scored, name, reference, target) for scored in (first, second))
+        difference = paired_bootstrap(*metrics, first.n_questions, n_resamples=n_resamples, seed=seed)
         if difference is not None:
             rows.append({"a": a, "b": b, "split": split, "target": target, "metric": name, **difference})
     return rows

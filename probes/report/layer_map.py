@@ -4,8 +4,6 @@ Every cell is the same closed form with nothing chosen, so that cells differ onl
 cells is biased upwards: to choose a layer, use `train.py` or `compare`, which ask validation.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple

@@ -1,12 +1,10 @@
 """The page of a run, and its summary for a terminal."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
 from probes.registry import chosen_option
-from probes.report.templates import COLUMNS, metric, render
+from probes.report.templates import COLUMNS, interval, render
 from probes.saved.card import what_is_read
 
 _COUNTS = {"n_questions": "questions", "n_samples": "answers", "n_unknown": "unknown"}
@@ -57,7 +55,7 @@ def report_page(record: dict[str, Any], policy: dict[str, Any], plots: Sequence[
         at_end=len(record["tried"]) > 1 and float(value) in (min(record["tried"]), max(record["tried"])),
         header=["method", *(label for _, label in columns), *_COUNTS.values()],
         rows=[
-            [name, *(metric(row, key) for key, _ in columns), *(str(row[count]) for count in _COUNTS)]
+            [name, *(interval(row[key]) for key, _ in columns), *(str(row[count]) for count in _COUNTS)]
             for name, row in methods.items()
         ],
     )
@@ -68,7 +66,7 @@ def summary_table(methods: dict[str, Any]) -> str:
     first = next(iter(methods.values()))
     columns = [key for key in ("auroc", "brier", "brier_skill", "ece_width") if key in first]
     rows = [("test split, 95 % intervals", *(label for key, label in COLUMNS if key in columns))]
-    rows += [(name, *(metric(figures, key) for key in columns)) for name, figures in methods.items()]
+    rows += [(name, *(interval(figures[key]) for key in columns)) for name, figures in methods.items()]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) for row in rows)
     return "\n".join(line.rstrip() for line in lines)

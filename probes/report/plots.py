@@ -1,7 +1,5 @@
 """Pictures of a report, and the style and helpers that all pictures share."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any, ParamSpec
@@ -17,12 +15,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from probes.metrics.functional import bin_index
+from probes.metrics.functional.inputs import by_group
 from probes.metrics.intervals import Interval
 from probes.report.evaluate import Scored
 
 _Args = ParamSpec("_Args")
 INK, BLUE, GREY, RED = "#222222", "#2463a8", "#8a8a8a", "#b8442c"
-METHOD_COLOURS = ("#2463a8", "#b8442c", "#4d8a4b", "#8a63a8", "#8a8a8a", "#c28a1e")
+METHOD_COLOURS = (BLUE, RED, "#4d8a4b", "#8a63a8", GREY, "#c28a1e")
 _STYLE: Any = {
     "font.size": 10,
     "axes.spines.top": False,
@@ -62,19 +61,14 @@ def annotate_cells(
         fontsize: Size of the numbers.
         bold: [row, column] whether a number is bold; None for none.
     """
-    rgba = image.to_rgba(values)
-    for (row, column), value in np.ndenumerate(values):
+    rgb = image.to_rgba(values)[..., :3]
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    dark = linear @ (0.2126, 0.7152, 0.0722) < 0.213  # luminance at which white has more contrast than ink (WCAG 2)
+    for cell, value in np.ndenumerate(values):
         if value == value:
-            weight = "bold" if bold is not None and bold[row, column] else "normal"
-            style: Any = {"size": fontsize, "weight": weight, "color": _legible_on(rgba[row, column])}
-            axes.text(column, row, f"{value:.2f}".removeprefix("0"), ha="center", va="center", **style)
-
-
-def _legible_on(colour: Any) -> str:
-    """White or ink, whichever has the higher contrast (WCAG 2) on a colour of red, green and blue in [0, 1]."""
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in colour[:3]]
-    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-    return "white" if 1.05 / (luminance + 0.05) > (luminance + 0.05) / 0.066 else INK  # 0.066: that of ink, and 0.05
+            weight = "bold" if bold is not None and bold[cell] else "normal"
+            style: Any = {"size": fontsize, "weight": weight, "color": "white" if dark[cell] else INK}
+            axes.text(cell[1], cell[0], f"{value:.2f}".removeprefix("0"), ha="center", va="center", **style)
 
 
 def frame_cell(axes: Axes, row: int, column: int, colour: str) -> None:
@@ -92,13 +86,13 @@ def calibration_bins(scored: Scored, n_bins: int, by: str) -> tuple[list[float],
     """
     accuracy = scored.right.double() / scored.known.double()
     bins = bin_index(scored.confidence, n_bins, by)
-    members = [(scored.confidence[bins == i], accuracy[bins == i]) for i in bins.unique().tolist()]
-    return (
-        [float(confidence.mean()) for confidence, _ in members],
-        [float(accuracy.mean()) for _, accuracy in members],
-        [float(accuracy.std() / len(accuracy) ** 0.5) if len(accuracy) > 1 else 0.0 for _, accuracy in members],
-        [len(accuracy) for _, accuracy in members],
+    members = [bins == i for i in bins.unique()]
+    counts = [int(rows.sum()) for rows in members]
+    errors = [float(accuracy[rows].std() / n**0.5) if n > 1 else 0.0 for rows, n in zip(members, counts, strict=True)]
+    confidences, accuracies = (
+        [float(values[rows].mean()) for rows in members] for values in (scored.confidence, accuracy)
     )
+    return confidences, accuracies, errors, counts
 
 
 @styled
@@ -134,33 +128,26 @@ def roc(methods: dict[str, Scored], figures: dict[str, Any], target: str = "capa
     figure, axes = new_figure(4.6, 4.6)
     axes.plot([0, 1], [0, 1], color=GREY, lw=1, ls="--")
     for (name, scored), colour in zip(methods.items(), METHOD_COLOURS, strict=False):
+        accuracy = scored.right.double() / scored.known.double()
+        distinct, group = (-scored.confidence).unique(return_inverse=True)
+        shares = by_group(torch.stack([1 - accuracy, accuracy]), group, len(distinct)).cumsum(-1)
+        points = torch.nn.functional.pad(shares / shares[:, -1:], (1, 0))  # from the origin
         auroc = figures[name]["auroc"]
         label = f"{name}  {auroc['value']:.2f} [{auroc['low']:.2f}, {auroc['high']:.2f}]"
-        axes.plot(*roc_points(scored), color=colour, lw=1.6, label=label)
+        axes.plot(*points.numpy(), color=colour, lw=1.6, label=label)
     axes.set(xlim=(0, 1), ylim=(0, 1), aspect="equal", title="ROC, test split")
     axes.set(xlabel="share of wrong answers above the threshold", ylabel="share of right answers above the threshold")
     axes.legend(loc="lower right", fontsize=8, title=f"{target} AUROC", title_fontsize=8)
     return figure
 
 
-def roc_points(scored: Scored) -> tuple[list[float], list[float]]:
-    """Shares of wrong (x) and right (y) answers at or above each distinct score, from the origin."""
-    accuracy = scored.right.double() / scored.known.double()
-    values, group = (-scored.confidence).unique(sorted=True, return_inverse=True)
-    shares = []
-    for mass in (1 - accuracy, accuracy):
-        by_score = torch.zeros(len(values), dtype=torch.float64).index_add_(0, group, mass)
-        shares.append([0.0, *(by_score.cumsum(0) / by_score.sum()).tolist()])
-    return shares[0], shares[1]
-
-
-def band(axes: Axes, x: Sequence[int], intervals: Sequence[Interval | None], alpha: float = 0.2, **line: Any) -> None:
+def band(axes: Axes, x: Sequence[int], intervals: Sequence[Interval | None], **line: Any) -> None:
     """Draw a line with its 95 % band, without the points that have no interval."""
     points = [(place, interval) for place, interval in zip(x, intervals, strict=True) if interval is not None]
-    x = [place for place, _ in points]
+    places = [place for place, _ in points]
     low, high, value = ([interval[end] for _, interval in points] for end in ("low", "high", "value"))
-    axes.fill_between(x, low, high, color=line["color"], alpha=alpha, lw=0)
-    axes.plot(x, value, **line)
+    axes.fill_between(places, low, high, color=line["color"], alpha=0.2, lw=0)
+    axes.plot(places, value, **line)
 
 
 @styled
@@ -179,7 +166,7 @@ def by_layer(
         names: Feature names, ``layer/position``.
         intervals: `auroc` and `brier` of each feature.
         chosen: Name of the feature that validation chose.
-        references: AUROC and Brier score of baselines by name.
+        references: AUROC and Brier score of at most two baselines by name.
         target: capability or response.
     """
     figure, axes = new_figure(8.4, 3.4, ncols=2)
@@ -190,12 +177,12 @@ def by_layer(
         for position, colour in zip(positions, METHOD_COLOURS, strict=False):
             rows = [i for i, place in enumerate(places) if place[1] == position]
             line = {"color": colour, "lw": 1.5, "marker": ".", "label": f"{method}, {position}"}
-            band(axis, [places[i][0] for i in rows], [values[i] for i in rows], alpha=0.18, **line)
+            band(axis, [places[i][0] for i in rows], [values[i] for i in rows], **line)
         layer, best = places[names.index(chosen)][0], values[names.index(chosen)]
         if best is not None:
-            ring = {"marker": "o", "ms": 8, "mfc": "none", "mec": INK, "ls": ""}
-            axis.plot([layer], [best["value"]], label=f"chosen on validation: layer {layer}", **ring)
-        for (name, reference), style in zip(references.items(), (":", "--", "-."), strict=False):
+            label = f"chosen on validation: layer {layer}"
+            axis.scatter(layer, best["value"], s=64, facecolors="none", edgecolors=INK, label=label)
+        for (name, reference), style in zip(references.items(), (":", "--"), strict=False):
             axis.axhline(reference[column], color=GREY, lw=1, ls=style, label=name)
         axis.set(xlabel="layer (0: embeddings)", ylabel=label)
     axes[0].legend(loc="lower right", bbox_to_anchor=(1, 0.1), fontsize=8)
@@ -210,15 +197,13 @@ def accuracy_distribution(accuracy: Tensor, groups: Sequence[str]) -> Figure:
     left.hist(accuracy.tolist(), bins=[(i - 0.5) / 10 for i in range(12)], color=BLUE, alpha=0.75, rwidth=0.9)
     left.set_title(f"{len(accuracy)} questions, mean {float(accuracy.mean()):.2f}")
     left.set(xlabel="expected accuracy (share of right answers)", ylabel="questions", xticks=[i / 5 for i in range(6)])
-    of_group: dict[str, list[float]] = {name: [] for name in sorted(set(groups))}
-    for value, group in zip(accuracy.tolist(), groups, strict=True):
-        of_group[group].append(value)
-    of_group = dict(sorted(of_group.items(), key=lambda item: sum(item[1]) / len(item[1])))
-    labels = [f"{name or 'all'} ({len(values)})" for name, values in of_group.items()]
+    group_of, values = np.array(groups), accuracy.numpy()
+    of_group = {name: values[group_of == name] for name in sorted(set(groups))}
+    of_group = dict(sorted(of_group.items(), key=lambda item: item[1].mean()))
+    labels = [f"{name or 'all'} ({len(members)})" for name, members in of_group.items()]
     style: Any = {"widths": 0.55, "medianprops": {"color": RED}, "flierprops": {"ms": 3, "mec": GREY}}
-    right.boxplot(list(of_group.values()), orientation="horizontal", tick_labels=labels, **style)
-    means = [sum(values) / len(values) for values in of_group.values()]
-    right.plot(means, range(1, len(means) + 1), ls="", marker="D", ms=4, color=BLUE)
+    style["meanprops"] = {"marker": "D", "ms": 4, "mfc": BLUE, "mec": BLUE}
+    right.boxplot([*of_group.values()], orientation="horizontal", tick_labels=labels, showmeans=True, **style)
     # the axis label explains the markers, because a legend would look like an outlier
     right.set(xlabel="expected accuracy (◆ mean, red line median)", xlim=(-0.03, 1.03), title="by group (questions)")
     return figure

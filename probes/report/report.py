@@ -1,7 +1,5 @@
 """From a fitted probe to its report: report.json, report.md, pictures, predictions and the saved probe."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

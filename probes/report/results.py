@@ -1,7 +1,5 @@
 """The results of a command: a new folder with a page for people, a record for machines, tables and pictures."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import tempfile

@@ -1,7 +1,5 @@
 """Markdown pages from jinja2 templates (``*.md.j2``, beside the module that fills them), and how they write numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -40,23 +38,13 @@ def render(template: str, **context: Any) -> str:
 
 @cache
 def _environment() -> Environment:
+    loader = FileSystemLoader(Path(__file__).parents[1])
     environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parents[1]),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
+        loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
-    environment.filters |= {
-        "interval": interval,
-        "difference": difference,
-        "p": p_value,
-        "p_equation": p_equation,
-        "relation": relation,
-        "number": number,
-        "inline": inline,
-    }
-    environment.globals |= {"table": table, "metric": metric}
+    filters = (interval, difference, p_equation, relation, number, inline)
+    environment.filters |= {function.__name__: function for function in filters} | {"p": p_value}
+    environment.globals["table"] = table
     return environment
 
 
@@ -65,18 +53,17 @@ def number(value: float | None, digits: int = 3) -> str:
     return "–" if value is None else f"{value:.{digits}f}"
 
 
-def interval(estimate: dict[str, Any] | None) -> str:
+def interval(estimate: dict[str, Any] | None, sign: str = "") -> str:
     """``0.690 [0.620, 0.750]``, the value alone where it has no interval, or a dash for a missing estimate."""
-    if estimate is None or estimate["low"] is None:
-        return number(None if estimate is None else estimate["value"])
-    return f"{estimate['value']:.3f} [{estimate['low']:.3f}, {estimate['high']:.3f}]"
+    if not estimate or estimate["low"] is None:
+        return number(estimate["value"] if estimate else None)
+    value, low, high = (f"{estimate[name]:{sign}.3f}" for name in ("value", "low", "high"))
+    return f"{value} [{low}, {high}]"
 
 
 def difference(estimate: dict[str, Any]) -> str:
     """``+0.051 [+0.026, +0.073]``, or a dash for an empty estimate."""
-    if not estimate:
-        return "–"
-    return f"{estimate['value']:+.3f} [{estimate['low']:+.3f}, {estimate['high']:+.3f}]"
+    return interval(estimate, sign="+")
 
 
 def p_value(p: float | None) -> str:
@@ -86,7 +73,8 @@ def p_value(p: float | None) -> str:
 
 def p_equation(p: float | None) -> str:
     """``p = 0.012`` or ``p < 0.001``, for a sentence."""
-    return f"p {p_value(p)}" if p is not None and p < 0.001 else f"p = {p_value(p)}"
+    text = p_value(p)
+    return f"p {text}" if text.startswith("<") else f"p = {text}"
 
 
 def relation(test: dict[str, Any], higher_is_better: bool = True) -> str:
@@ -99,11 +87,6 @@ def relation(test: dict[str, Any], higher_is_better: bool = True) -> str:
 def inline(text: str) -> str:
     """A text on one line, as it may stand between backquotes."""
     return text.replace("`", "'").replace("\n", "⏎")
-
-
-def metric(figures: dict[str, Any], name: str) -> str:
-    """A metric of a method in a table."""
-    return interval(figures[name])
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

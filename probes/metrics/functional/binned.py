@@ -1,13 +1,11 @@
 """Calibration errors over bins of confidences, in three forms that docs/statistics.md compares."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from probes.metrics.functional.inputs import check_probability, midranks, prepare
+from probes.metrics.functional.inputs import midranks, prepare
 
 
 def bin_index(preds: Tensor, n_bins: int, by: str, weights: Tensor | None = None) -> Tensor:
@@ -22,12 +20,12 @@ def bin_index(preds: Tensor, n_bins: int, by: str, weights: Tensor | None = None
     Returns:
         [question] for "width", [..., question] for "mass".
     """
-    if by == "width":
-        return (preds * n_bins).long().clamp_max(n_bins - 1)
+    if by not in ("width", "mass"):
+        raise ValueError(f"Expected `by` to be 'width' or 'mass', but got {by!r}.")
     if by == "mass":
         weights = torch.ones_like(preds) if weights is None else weights
-        return (midranks(preds, weights) / weights.sum(-1, keepdim=True) * n_bins).long().clamp_max(n_bins - 1)
-    raise ValueError(f"Expected `by` to be 'width' or 'mass', but got {by!r}.")
+        preds = midranks(preds, weights) / weights.sum(-1, keepdim=True)
+    return (preds * n_bins).long().clamp_max(n_bins - 1)
 
 
 def expected_calibration_error(
@@ -35,15 +33,11 @@ def expected_calibration_error(
 ) -> Tensor:
     """Expected calibration error: mean of |mean confidence − mean accuracy| over bins, weighted by their questions.
 
-    Noise in p̂ makes it too large, more so with fewer questions per bin; `rmsce` subtracts that noise. For `by` see
-    `bin_index`. With one row per answer (`known` = 1) it is the error against single answers. If all answers to a
-    question share its confidence and all questions have equally many, that equals the error over questions.
-
-    Returns:
-        [...] error in [0, 1].
+    In [0, 1]. Noise in p̂ makes it too large, more so with fewer questions per bin; `rmsce` subtracts that noise. For
+    `by` see `bin_index`. With one row per answer (`known` = 1) it is the error against single answers. If all answers
+    to a question share its confidence and all questions have equally many, that equals the error over questions.
     """
-    preds, right, known, weights = prepare(preds, right, known, weights, 1)
-    check_probability(preds)
+    preds, right, known, weights = prepare(preds, right, known, weights, probabilities=True)
     bins = bin_index(preds, n_bins, by, weights).expand(weights.shape)
     gaps = weights.new_zeros(*weights.shape[:-1], n_bins).scatter_add_(-1, bins, weights * (preds - right / known))
     return gaps.abs().sum(-1) / weights.sum(-1)
@@ -63,8 +57,7 @@ def squared_calibration_error(
     Returns:
         [...] error, 0 on average for a calibrated confidence; NaN for a single question.
     """
-    preds, right, known, weights = prepare(preds, right, known, weights, 1)
-    check_probability(preds)
+    preds, right, known, weights = prepare(preds, right, known, weights, probabilities=True)
     bins = bin_index(preds, n_bins, "mass", weights).expand(weights.shape)
     gap = preds - right / known
     empty = weights.new_zeros(*weights.shape[:-1], n_bins)

@@ -1,11 +1,9 @@
 """Brier scores: squared distance of confidences from accuracies or from single answers."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
-from probes.metrics.functional.inputs import check_probability, mean, prepare
+from probes.metrics.functional.inputs import mean, prepare
 
 
 def debiased_brier(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -15,8 +13,7 @@ def debiased_brier(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor 
 
     The plain mean of (f − p̂)² is too large by mean p(1−p)/n. Requires n ≥ 2. May be slightly negative; not clipped.
     """
-    preds, right, known, weights = prepare(preds, right, known, weights, 2)
-    check_probability(preds)
+    preds, right, known, weights = prepare(preds, right, known, weights, least_known=2, probabilities=True)
     terms = preds**2 - 2 * preds * right / known + right * (right - 1) / (known * (known - 1))
     return mean(terms, weights)
 
@@ -33,8 +30,7 @@ def brier_terms(preds: Tensor, right: Tensor, known: Tensor) -> Tensor:
     For two confidences of the same questions, differences of these terms equal those of the terms of `debiased_brier`:
     the remaining part does not depend on the confidence. `sign_flip` tests these differences.
     """
-    preds, right, known, _ = prepare(preds, right, known, None, 1)
-    check_probability(preds)
+    preds, right, known, _ = prepare(preds, right, known, None, probabilities=True)
     return preds**2 - 2 * preds * right / known + right / known
 
 

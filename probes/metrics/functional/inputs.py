@@ -1,24 +1,28 @@
 """Helpers that all metrics share: input checks, weighted means, sums by group, ranks."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
 
 def prepare(
-    preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None, least_known: int
+    preds: Tensor,
+    right: Tensor,
+    known: Tensor,
+    weights: Tensor | None,
+    least_known: int = 1,
+    probabilities: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Check shapes and values; return `preds`, `right`, `known` and `weights` as float64."""
+    """Check shapes and values; return `preds`, `right`, `known` and `weights` (once by default) as float64.
+
+    Raises:
+        ValueError: If the shapes differ, `preds` are not finite or not `probabilities`, or counts are out of range.
+    """
     if not preds.shape == right.shape == known.shape or preds.dim() != 1:
         shapes = f"{tuple(preds.shape)}, {tuple(right.shape)} and {tuple(known.shape)}"
         raise ValueError(f"Expected `preds`, `right` and `known` to have one shape [question], but got {shapes}.")
     preds, right, known = preds.double(), right.double(), known.double()
-    if not preds.isfinite().all():
-        n = int((~preds.isfinite()).sum())
-        raise ValueError(
-            f"Expected finite `preds`, but {n} are NaN or infinite. Leave those questions out and count them."
-        )
+    if n := int((~preds.isfinite()).sum()):
+        raise ValueError(f"Expected finite `preds`, but {n} are NaN or infinite. Leave those questions out.")
     if (known < least_known).any():
         raise ValueError(
             f"Expected `known` of at least {least_known} for every question, but the smallest is {int(known.min())}. "
@@ -26,17 +30,10 @@ def prepare(
         )
     if ((right < 0) | (right > known)).any():
         raise ValueError("Expected `right` between 0 and `known` for every question.")
+    if probabilities and ((preds < 0) | (preds > 1)).any():
+        values = f"from {preds.min():.3g} to {preds.max():.3g}"
+        raise ValueError(f"Expected `preds` to be confidences in [0, 1], but got {values}. Calibrate the score first.")
     return preds, right, known, torch.ones_like(preds) if weights is None else weights.double()
-
-
-def check_probability(preds: Tensor) -> None:
-    """Raise ValueError if `preds` are not probabilities."""
-    if ((preds < 0) | (preds > 1)).any():
-        low, high = float(preds.min()), float(preds.max())
-        raise ValueError(
-            f"Expected `preds` to be confidences in [0, 1], but got values from {low:.3g} to {high:.3g}. "
-            "Calibrate the score first."
-        )
 
 
 def mean(values: Tensor, weights: Tensor) -> Tensor:
@@ -50,15 +47,7 @@ def by_group(values: Tensor, group: Tensor, n_groups: int) -> Tensor:
 
 
 def midranks(values: Tensor, weights: Tensor) -> Tensor:
-    """Weight of smaller values plus half the weight of equal ones.
-
-    Args:
-        values: [question].
-        weights: [..., question].
-
-    Returns:
-        [..., question] ranks.
-    """
+    """Ranks [..., question] of values [question]: the weight of smaller values plus half the weight of equal ones."""
     distinct, group = values.unique(sorted=True, return_inverse=True)
     mass = by_group(weights, group, len(distinct))
     return (mass.cumsum(-1) - mass / 2)[..., group]

@@ -1,10 +1,9 @@
 """Metrics of the order of scores: AUROC and its ceiling, rank correlation, area under the risk–coverage curve."""
 
-from __future__ import annotations
-
 import math
 
 import torch
+from scipy.special import betaln
 from torch import Tensor
 
 from probes.metrics.functional.inputs import by_group, mean, midranks, prepare
@@ -38,9 +37,16 @@ def capability_auroc(
     Returns:
         [...] AUROC; NaN without both right and wrong answers.
     """
-    preds, right, known, weights = prepare(preds, right, known, weights, 1)
+    preds, right, known, weights = prepare(preds, right, known, weights)
     accuracy = right / known
-    stratum, group, stratum_of_group = _tie_groups(preds, strata)
+    if strata is not None and strata.shape != preds.shape:
+        shapes = f"{tuple(preds.shape)} of `preds`, but got {tuple(strata.shape)}"
+        raise ValueError(f"Expected `strata` to have the shape {shapes}.")
+    # a group holds the equal scores of one stratum; groups are ordered by stratum, then by score
+    distinct, value = preds.unique(sorted=True, return_inverse=True)
+    stratum = torch.zeros_like(value) if strata is None else strata.unique(sorted=True, return_inverse=True)[1]
+    keys, group = (stratum * len(distinct) + value).unique(sorted=True, return_inverse=True)
+    stratum_of_group = keys // len(distinct)
     n_groups, n_strata = len(stratum_of_group), int(stratum.max()) + 1
     positive, negative = weights * accuracy, weights * (1 - accuracy)
     group_positive, group_negative = by_group(positive, group, n_groups), by_group(negative, group, n_groups)
@@ -54,30 +60,11 @@ def capability_auroc(
     return torch.where(pairs > 1e-12, won / pairs, torch.nan)
 
 
-def _tie_groups(preds: Tensor, strata: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Stratum and group of each question, [question] int64 from 0, and the stratum of each group, [group].
-
-    A group holds the equal scores of one stratum. Groups are ordered by stratum, then by score.
-    """
-    if strata is not None and strata.shape != preds.shape:
-        raise ValueError(
-            f"Expected `strata` to have the shape {tuple(preds.shape)} of `preds`, but got {tuple(strata.shape)}."
-        )
-    distinct, value = preds.unique(sorted=True, return_inverse=True)
-    stratum = torch.zeros_like(value) if strata is None else strata.unique(sorted=True, return_inverse=True)[1]
-    keys, group = (stratum * len(distinct) + value).unique(sorted=True, return_inverse=True)
-    return stratum, group, keys // len(distinct)
-
-
 def hard_auroc(
     preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None = None, strata: Tensor | None = None
 ) -> Tensor:
-    """AUROC of the label p̂ ≥ ½, as torchmetrics' BinaryAUROC; `strata` as in `capability_auroc`.
-
-    Returns:
-        [...] AUROC; NaN with a single class.
-    """
-    preds, right, known, weights = prepare(preds, right, known, weights, 1)
+    """AUROC of the label p̂ ≥ ½, as torchmetrics' BinaryAUROC; NaN with a single class. See `capability_auroc`."""
+    preds, right, known, weights = prepare(preds, right, known, weights)
     return capability_auroc(preds, (right / known >= 0.5).double(), torch.ones_like(known), weights, strata)
 
 
@@ -106,22 +93,10 @@ def auroc_ceiling(right: Tensor, known: Tensor) -> tuple[float, float, float]:
         return math.nan, math.nan, math.nan
     total = m * (1 - m) / spread - 1
     a, b = m * total, (1 - m) * total
-    log_difference = math.log(4 / total) + _log_beta(total, total) - _log_beta(a, a) - _log_beta(b, b)
+    log_difference = math.log(4 / total) + betaln(total, total) - betaln(a, a) - betaln(b, b)
     value = 0.5 + math.exp(log_difference) / (4 * m * (1 - m))
     high = float(capability_auroc(preds, right, known))
-    low = _half_ceiling(right, known)
-    return min(max(value, low), high), low, high
-
-
-def _log_beta(a: float, b: float) -> float:
-    return math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)
-
-
-def _half_ceiling(right: Tensor, known: Tensor) -> float:
-    """Mean AUROC of one half of the answers scored on the other, over `_HALF_SPLITS` random half-splits."""
-    generator = torch.Generator().manual_seed(0)
-    first = (known / 2).floor()
-    values = []
+    generator, first, halves = torch.Generator().manual_seed(0), (known / 2).floor(), []
     for _ in range(_HALF_SPLITS):
         # a hypergeometric draw: the answers are in random order and the first half ranks
         noise = torch.rand(len(known), int(known.max()), generator=generator, dtype=torch.float64)
@@ -129,17 +104,14 @@ def _half_ceiling(right: Tensor, known: Tensor) -> float:
         noise = noise.masked_fill(index >= known[:, None], 2.0)
         chosen = noise.argsort(-1).argsort(-1) < first[:, None]
         in_first = (chosen & (index < right[:, None])).sum(-1).double()
-        values.append(capability_auroc(in_first / first, right - in_first, known - first))
-    return float(torch.stack(values).nanmean())  # NaN if a half has no right or no wrong answer
+        halves.append(capability_auroc(in_first / first, right - in_first, known - first))
+    low = float(torch.stack(halves).nanmean())  # NaN if a half has no right or no wrong answer
+    return min(max(value, low), high), low, high
 
 
 def spearman(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Spearman's rank correlation of the score with p̂, ties at their mean rank.
-
-    Returns:
-        [...] correlation; NaN if either is constant.
-    """
-    preds, right, known, weights = prepare(preds, right, known, weights, 1)
+    """Spearman's rank correlation of the score with p̂, ties at their mean rank; NaN if either is constant."""
+    preds, right, known, weights = prepare(preds, right, known, weights)
     x, y = midranks(preds, weights), midranks(right / known, weights)
     x, y = x - mean(x, weights)[..., None], y - mean(y, weights)[..., None]
     scale = (mean(x * x, weights) * mean(y * y, weights)).sqrt()
@@ -158,11 +130,8 @@ def aurc(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None = N
     .. math:: \sum_{t=1}^m \frac{E + t \bar e}{W + t} = m \bar e + (E - W \bar e) [\psi(W+m+1) - \psi(W+1)]
 
     with ψ the digamma function, which makes the sum differentiable in the weights.
-
-    Returns:
-        [...] area in [0, 1].
     """
-    preds, right, known, weights = prepare(preds, right, known, weights, 1)
+    preds, right, known, weights = prepare(preds, right, known, weights)
     distinct, group = (-preds).unique(sorted=True, return_inverse=True)
     mass = by_group(weights, group, len(distinct))
     risk = by_group(weights * (1 - right / known), group, len(distinct))

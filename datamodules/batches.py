@@ -1,7 +1,7 @@
 """Batches of questions or answers, sliced from tensors in memory."""
 
 from collections.abc import Iterator
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,13 +26,13 @@ class Batch(NamedTuple):
     row: Tensor
     question: Tensor
 
-    def to(self, device: torch.device) -> Self:
+    def to(self, device: torch.device) -> "Batch":
         """The batch on another device."""
-        return self._make(tensor.to(device) for tensor in self)
+        return Batch._make(tensor.to(device) for tensor in self)
 
-    def take(self, rows: Tensor) -> Self:
+    def take(self, rows: Tensor) -> "Batch":
         """A subset of the rows, by index or mask."""
-        return self._make(tensor[rows] for tensor in self)
+        return Batch._make(tensor[rows] for tensor in self)
 
 
 class TensorBatches:

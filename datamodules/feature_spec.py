@@ -155,18 +155,10 @@ def choose_keys(
     layers: Sequence[int] | None,
     option: str = "positions",
 ) -> list[str]:
-    """Keys ``layer/position`` of a signal at the given positions and layers.
-
-    Args:
-        store: The store.
-        signal: Name of the signal.
-        scope: Whether its rows are questions or answers.
-        positions: Positions; None for all.
-        layers: Layers; None for all.
-        option: Name of the option that gave the positions, for the message.
+    """Keys ``layer/position`` of a signal at the given positions and layers; None for all.
 
     Raises:
-        InputError: If the store lacks the signal, a position or a layer.
+        InputError: If the store lacks the signal, a layer, or a position, which `option` gave.
     """
     parts = [(key, int(key.split("/")[0]), key.split("/")[1]) for key in store.signals.keys(signal, scope)]
     known_positions = sorted({position for *_, position in parts})

@@ -41,7 +41,7 @@ def split_questions(ids: Sequence[str], groups: Sequence[str], fractions: Sequen
     by_group: dict[str, list[int]] = defaultdict(list)
     for i in sorted(range(len(ids)), key=hashes.__getitem__):
         by_group[groups[i]].append(i)
-    place = {}
+    place: dict[int, tuple[float, bytes]] = {}
     for group, members in by_group.items():
         offset = int.from_bytes(_hash(seed, group)[:4], "big") / 2**32  # small groups do not all begin alike
         place |= {i: ((rank + offset) / len(members), hashes[i]) for rank, i in enumerate(members)}

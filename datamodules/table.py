@@ -54,21 +54,6 @@ class AnswerTable:
 
 
 @dataclass(frozen=True)
-class AskedValues:
-    """Values of an asked baseline, one row per question or per answer.
-
-    Attributes:
-        value: [row] number in [0, 1]; NaN if the reply contains none.
-        prompt_tokens: [row] tokens that the model read.
-        completion_tokens: [row] tokens that it wrote.
-    """
-
-    value: NDArray[np.float64]
-    prompt_tokens: NDArray[np.int64]
-    completion_tokens: NDArray[np.int64]
-
-
-@dataclass(frozen=True)
 class QuestionTable:
     """One row per question, in the store's order. Counts of right answers leave out unknown grades.
 
@@ -86,7 +71,8 @@ class QuestionTable:
         consistency: [question] share of the most frequent answer in the other half (even j); NaN without an answer.
         grader: Name of the grader.
         answers: All answers to these questions.
-        asked: Values of the asked baselines of questions, by name; of complete ones only.
+        asked: Tables of the complete asked baselines of questions, by name: `value`, a number in [0, 1] or null, and
+            `prompt_tokens` and `completion_tokens`.
     """
 
     ids: list[str]
@@ -102,7 +88,7 @@ class QuestionTable:
     consistency: NDArray[np.float64]
     grader: str
     answers: AnswerTable
-    asked: dict[str, AskedValues]
+    asked: dict[str, pa.Table]
 
     @property
     def accuracy(self) -> NDArray[np.float64]:
@@ -112,11 +98,7 @@ class QuestionTable:
 
 
 def load_table(store: Store, grader: str | None = None) -> QuestionTable:
-    """Join a store's questions, samples and grades.
-
-    Args:
-        store: The store.
-        grader: Name of the grader; None takes the only one.
+    """Join a store's questions, samples and the grades of a grader; None takes the only one.
 
     Raises:
         InputError: If there are no grades, several graders and none named, samples without a grade, or a damaged file.
@@ -160,11 +142,7 @@ def load_table(store: Store, grader: str | None = None) -> QuestionTable:
         consistency=np.array([modal_share([answers.answer[row] for row in rows]) for rows in other_half]),
         grader=grader,
         answers=answers,
-        asked={
-            name: _asked_values(store.asked.read(name))
-            for name in store.asked.names("question")
-            if not store.asked.missing(name)
-        },
+        asked={name: store.asked.read(name) for name in store.asked.names("question") if not store.asked.missing(name)},
     )
 
 
@@ -193,7 +171,7 @@ def _answers(samples: pa.Table, grades: pa.Table, row_of: dict[str, int], end_to
 
 def _numbers(column: pa.ChunkedArray) -> NDArray[np.float64]:
     """[row] float64, null as NaN."""
-    return np.array(column.to_pylist(), dtype=np.float64)
+    return column.to_numpy().astype(np.float64)
 
 
 def _keys(table: pa.Table, row_of: dict[str, int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -214,11 +192,6 @@ def asked_of_answers(store: Store, table: QuestionTable, name: str) -> NDArray[n
     row_of = {question: row for row, question in enumerate(table.ids)}
     asked = _align(store.asked.read(name, "sample"), table.answers.question, table.answers.sample, row_of)
     return _numbers(asked["value"])
-
-
-def _asked_values(asked: pa.Table) -> AskedValues:
-    tokens = (asked[column].to_numpy() for column in ("prompt_tokens", "completion_tokens"))
-    return AskedValues(_numbers(asked["value"]), *tokens)
 
 
 def modal_share(answers: list[str | None]) -> float:

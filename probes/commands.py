@@ -14,7 +14,7 @@ from probes.comparison.page import comparison_page, comparison_verdict, transfer
 from probes.comparison.pictures import comparison_pictures, transfer_picture
 from probes.comparison.record import comparison_record, predictions
 from probes.comparison.transfer import question_sets, transfer_record
-from probes.metrics.intervals import check_resamples, check_seed
+from probes.metrics.intervals import check_resampling
 from probes.registry import PROBES
 from probes.report.results import new_folder, write_files
 from probes.training_free.grid import make_grid
@@ -138,8 +138,7 @@ def _result_folder(
     command: str, stores: Sequence[str], out: str | None, seed: int, n_resamples: int
 ) -> Iterator[tuple[Path, Path]]:
     """Check common options, and create the folder `out` or runs/COMMAND-STORE; see `new_folder`."""
-    check_resamples(n_resamples)
-    check_seed(seed)
+    check_resampling(seed, n_resamples)
     names = "-".join(Path(store).resolve().name for store in stores)
     with new_folder(out or f"runs/{command}-{names}") as folders:
         yield folders

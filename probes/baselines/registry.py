@@ -41,16 +41,9 @@ class Baseline(NamedTuple):
     needs: tuple[str, ...] = ()
 
 
-class Cost(NamedTuple):
-    """Tokens per question that the model reads and writes beside a user's answer, [question]; NaN if not reported."""
-
-    prompt_tokens: NDArray[np.number]
-    completion_tokens: NDArray[np.number]
-
-
 def _asked(name: str, scope: Scope) -> Score:
     if scope == "question":
-        return lambda data, rows: torch.from_numpy(data.table.asked[name].value)
+        return lambda data, rows: torch.tensor(data.table.asked[name]["value"].to_numpy())
     return lambda data, rows: torch.from_numpy(asked_of_answers(data.store, data.table, name))
 
 
@@ -116,35 +109,33 @@ def needed_commands(name: str) -> str:
     return "; ".join(ask_command(need) if need in ASKED else read.format(need) for need in BASELINES[name].needs)
 
 
-def cost_of(name: str, data: FeatureDataModule) -> Cost:
-    """Tokens that a baseline of questions costs: half of the answers, what was asked, or nothing.
+def cost_of(name: str, data: FeatureDataModule) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Tokens that a baseline of questions makes the model read and write, [question] each; NaN if not reported.
 
-    Tokens of text encoders and of entailment classifiers are not counted.
+    They are those of half of the answers, of what was asked, or none. Tokens of text encoders and of entailment
+    classifiers are not counted.
     """
     table, baseline = data.table, BASELINES[name]
     if baseline.half:
         used = ~table.answers.held_out
         written = np.bincount(table.answers.question[used], table.answers.n_tokens[used], len(table.ids))
-        return Cost(table.prompt_tokens, written)
+        return table.prompt_tokens, written
     asked = [table.asked[need] for need in baseline.needs if need in table.asked]
-    nothing = np.zeros(len(table.ids), dtype=np.int64)
-    return Cost(
-        sum((values.prompt_tokens for values in asked), nothing),
-        sum((values.completion_tokens for values in asked), nothing),
+    prompts, replies = (
+        sum((values[column].to_numpy() for values in asked), np.zeros(len(table.ids)))
+        for column in ("prompt_tokens", "completion_tokens")
     )
+    return prompts, replies
 
 
 def confidence(name: str, data: FeatureDataModule, rows: Rows, scope: Scope = "question") -> Tensor:
-    """Confidences of a baseline, calibrated on the validation split.
+    """Confidences of a baseline, calibrated on the validation split: [question] or [answer] float64, NaN for none.
 
     Args:
         name: Name of the baseline.
         data: The data.
         rows: Rows of the question table, or of the answer table at sample scope, by split.
         scope: Whether questions or answers get confidences.
-
-    Returns:
-        [question] or [answer] float64; NaN without a score.
 
     Raises:
         InputError: If the validation split is too small for the calibrator.

@@ -16,7 +16,7 @@ from extract.errors import InputError
 from extract.store.shards import Scope
 from probes.baselines.registry import available, baselines_of, confidence, needed_commands
 from probes.comparison.folds import Fold, fit, folds, validation_loss
-from probes.metrics.intervals import check_seed
+from probes.metrics.intervals import check_resampling
 from probes.registry import METHODS, PROBES, ProbeMethod
 
 #: Name of the method that validation chooses in every fold.
@@ -83,7 +83,7 @@ class Comparison:
         self._names = list(PROBES) if probes is None else list(probes)
         if not self._names:
             raise InputError("Expected `probes` to name at least one probe, but it is empty. Leave it out for all.")
-        check_seed(seed)
+        check_resampling(seed)
         self._methods = {name: PROBES[name] for name in self._names}
         self.store, self.grader, self.n_folds, self.seed = store, grader, n_folds, seed
         self._data: dict[tuple[Any, ...], FeatureDataModule] = {}

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from torch import Tensor
 
-from probes.baselines.registry import BASELINES, Cost, cost_of, is_half
+from probes.baselines.registry import BASELINES, cost_of, is_half
 from probes.comparison.figures import answer_figures, figures, paired_tests
 from probes.comparison.out_of_fold import BEST, OutOfFold
 from probes.registry import PROBES
@@ -62,7 +62,7 @@ def _method(out: OutOfFold, name: str, n_resamples: int, seed: int) -> dict[str,
     prompt_tokens = out.data.table.prompt_tokens
     nothing = np.zeros_like(prompt_tokens)
     # a probe reads the prompt; `text_embedding` has an encoder of its own that reads the question
-    cost = Cost(nothing if _kind(name) == "baseline" else prompt_tokens, nothing)
+    cost = (nothing if _kind(name) == "baseline" else prompt_tokens, nothing)
     if name in BASELINES:
         cost = cost_of(name, out.data)
     n_read, n_written = (float(tokens[out.questions].mean()) for tokens in cost)

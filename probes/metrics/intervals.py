@@ -16,8 +16,6 @@ from torch import Tensor
 
 from extract.errors import InputError
 
-#: With fewer resamples the ends of an interval are a handful of them.
-LEAST_RESAMPLES = 100
 #: A metric as a differentiable function of resampling weights [resample, question], giving [resample].
 WeightedMetric = Callable[[Tensor], Tensor]
 #: Largest number of weights in memory at once.
@@ -45,9 +43,6 @@ def by_question(metric: WeightedMetric, question: Tensor) -> WeightedMetric:
     Args:
         metric: From weights [resample, row] to values [resample].
         question: [row] int64, question of each row, from 0.
-
-    Returns:
-        From weights [resample, question] to values [resample], for `bootstrap` and `paired_bootstrap`.
     """
     step = max(1, _CHUNK // len(question))
     return lambda weights: torch.cat([metric(chunk[:, question]) for chunk in weights.split(step)])
@@ -65,17 +60,9 @@ def resampled(metric: WeightedMetric, n_questions: int, n_resamples: int, seed: 
 
 
 def bootstrap(metric: WeightedMetric, n_questions: int, n_resamples: int = 2000, seed: int = 0) -> Interval | None:
-    """A metric with its BCa interval of 95 % over resampled questions.
+    """A metric with its BCa interval of 95 % over resampled questions, which are the same for all metrics of a seed.
 
-    Args:
-        metric: From weights [resample, question] to values [resample].
-        n_questions: Number of questions.
-        n_resamples: Number of resamples.
-        seed: Seed of the resamples, which are the same for all metrics.
-
-    Returns:
-        The interval. None if there are fewer than two questions, or if the metric or more than a tenth of its resamples
-        is not finite.
+    None if there are fewer than two questions, or if the metric or more than a tenth of its resamples is not finite.
     """
     weights = torch.ones(1, n_questions, dtype=torch.float64, requires_grad=True)
     with torch.enable_grad():
@@ -115,21 +102,14 @@ def paired_bootstrap(a: WeightedMetric, b: WeightedMetric, n_questions: int, **o
     return bootstrap(lambda weights: a(weights) - b(weights), n_questions, **options)
 
 
-def check_resamples(n_resamples: int) -> None:
-    """Refuse too few resamples for an interval.
+def check_resampling(seed: int, n_resamples: int = 2000) -> None:
+    """Check the options of resampling.
 
     Raises:
-        InputError: If `n_resamples` is smaller than `LEAST_RESAMPLES`.
+        InputError: If there are fewer than 100 resamples, of whose values the ends of an interval would be a handful,
+            or if `seed` is negative or larger than generators take.
     """
-    if n_resamples < LEAST_RESAMPLES:
-        raise InputError(f"Expected `n_resamples` to be at least {LEAST_RESAMPLES}, but got {n_resamples}. Try 2000.")
-
-
-def check_seed(seed: int) -> None:
-    """Refuse a number that is no seed.
-
-    Raises:
-        InputError: If `seed` is negative or larger than generators take.
-    """
-    if not 0 <= seed < 2**32:  # what every generator takes
+    if n_resamples < 100:
+        raise InputError(f"Expected `n_resamples` to be at least 100, but got {n_resamples}. Try 2000.")
+    if not 0 <= seed < 2**32:
         raise InputError(f"Expected `seed` to be from 0 to {2**32 - 1}, but got {seed}. 0 is the default.")

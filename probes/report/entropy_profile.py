@@ -46,8 +46,9 @@ def read_profile(store: Store, table: QuestionTable, n_resamples: int = 2000, se
     """
     keys = [key for key in store.signals.keys("entropy_profile", "sample") if key.endswith("/entropy")]
     means = torch.stack([pool(store.signals.read_ragged("entropy_profile", key, "sample"), "mean") for key in keys])
-    columns = map(torch.from_numpy, (table.answers.right, table.answers.known, table.answers.question))
-    return entropy_profile([int(key.split("/")[0]) for key in keys], means, *columns, n_resamples, seed)
+    layers, answers = [int(key.split("/")[0]) for key in keys], table.answers
+    right, known, question = map(torch.from_numpy, (answers.right, answers.known, answers.question))
+    return entropy_profile(layers, means, right, known, question, n_resamples, seed)
 
 
 def entropy_profile(

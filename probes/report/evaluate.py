@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -48,9 +48,9 @@ class Scored(NamedTuple):
     question: Tensor | None = None
     fold: Tensor | None = None
 
-    def take(self, rows: Tensor) -> Self:
+    def take(self, rows: Tensor) -> "Scored":
         """A subset of the rows, by index or mask."""
-        return self._make(column if column is None else column[rows] for column in self)
+        return Scored._make(column if column is None else column[rows] for column in self)
 
     @property
     def n_questions(self) -> int:
@@ -143,8 +143,8 @@ def compare(
         return []
     first, second, rows = scored_a.take(both), scored_b.take(both), []
     for name in ("auroc", "brier"):
-        metrics = (metric_of(scored, name, reference, target) for scored in (first, second))
-        difference = paired_bootstrap(*metrics, first.n_questions, n_resamples=n_resamples, seed=seed)
+        metric, other = (metric_of(scored, name, reference, target) for scored in (first, second))
+        difference = paired_bootstrap(metric, other, first.n_questions, n_resamples=n_resamples, seed=seed)
         if difference is not None:
             rows.append({"a": a, "b": b, "split": split, "target": target, "metric": name, **difference})
     return rows

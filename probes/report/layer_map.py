@@ -29,7 +29,7 @@ from probes.fitting.module import standardiser
 from probes.metrics.functional import capability_auroc
 from probes.metrics.intervals import Interval, bootstrap, by_question
 from probes.report.plots import RED, annotate_cells, frame_cell, new_figure, styled
-from probes.report.templates import number
+from probes.report.templates import interval
 
 #: From features [1, row, d_model] and target [row] to weights [1, 1, d_model] and biases [1, 1].
 Solver = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -42,10 +42,6 @@ SOLVERS: Registry[Solver] = Registry(
 )
 #: Positions that are read, by target.
 _POSITIONS = {"capability": ("last_prompt",), "response": ("first_answer", "mean_answer", "last_answer")}
-#: Width of a cell with a number, and largest width of a picture, in inches.
-_CELL, _WIDEST = 0.3, 14.0
-#: Colour of a cell without a value.
-_EMPTY = "#ececec"
 #: Blues without their ends: white would look empty, and a frame would not be visible on black.
 _RAMP = ListedColormap(matplotlib.colormaps["Blues"](np.linspace(0.06, 0.96, 256)))
 
@@ -71,14 +67,9 @@ class LayerMap:
     """AUROC of a probe for every layer and position.
 
     Attributes:
-        target: capability or response.
-        probe: Name of the probe.
-        positions: Names of the positions, [position].
-        layers: Numbers of the layers, [layer].
         auroc: [position, layer] float64; NaN for a missing cell.
         best: Indices of position and layer of the highest AUROC.
         interval: Highest AUROC with its 95 % interval, not corrected for the choice; None without an interval.
-        n_folds: Number of folds.
         n_questions: Questions that were tested.
         n_rows: Questions or answers that were tested.
         n_missing: Graded questions or answers without all states, which were left out.
@@ -98,14 +89,13 @@ class LayerMap:
 
     def record(self) -> dict[str, Any]:
         """The map as plain JSON types."""
-        position, layer = self.positions[self.best[0]], self.layers[self.best[1]]
-        of = int(self.auroc.isfinite().sum())
+        best = {"position": self.positions[self.best[0]], "layer": self.layers[self.best[1]], "auroc": self.interval}
         return {
             "probe": self.probe,
             "positions": self.positions,
             "layers": self.layers,
             "auroc": [[None if value != value else value for value in row] for row in self.auroc.tolist()],
-            "best": {"position": position, "layer": layer, "auroc": self.interval, "of": of, "corrected": False},
+            "best": best | {"of": int(self.auroc.isfinite().sum()), "corrected": False},
             **{name: getattr(self, name) for name in ("n_folds", "n_questions", "n_rows", "n_missing")},
         }
 
@@ -135,9 +125,15 @@ def layer_map(
     """
     solver, scope = SOLVERS[probe], TARGETS[target]
     stored = {key.split("/")[1] for key in store.signals.keys("hidden", scope)}
-    positions = [name for name in _POSITIONS[target] if name in stored] or list(_POSITIONS[target])
-    keys = vector_keys(store, "hidden", scope, positions, None)
-    rows, scores = _folded_rows(table, target, n_folds, seed), {}
+    positions = [name for name in _POSITIONS[target] if name in stored]
+    keys = vector_keys(store, "hidden", scope, positions or _POSITIONS[target], None)
+    fold_of = torch.full((len(table.ids),), -1)
+    for split in folds(table, torch.from_numpy(np.flatnonzero(table.known >= 2)), n_folds, seed, least_val=1):
+        fold_of[split.rows["test"]] = split.number
+    counted = table if scope == "question" else table.answers
+    right, known = torch.from_numpy(counted.right), torch.from_numpy(counted.known)
+    question = torch.arange(len(table.ids)) if scope == "question" else torch.from_numpy(table.answers.question)
+    rows, scores = FoldedRows(right, known, question, fold_of[question].where(known > 0, -1)), {}
     for key in tqdm(keys, desc=f"layers ({target})", unit=" probes"):
         scores[key] = out_of_fold(store.signals.read("hidden", key, scope).float(), rows, solver)
     complete = torch.stack(list(scores.values())).isfinite().all(0)  # all cells are tested on the same rows
@@ -172,32 +168,14 @@ def layer_map(
     )
 
 
-def _folded_rows(table: QuestionTable, target: str, n_folds: int, seed: int) -> FoldedRows:
-    """Rows of a target with their folds; questions with fewer than two known grades are in none."""
-    fold_of = torch.full((len(table.ids),), -1)
-    questions = torch.from_numpy(np.flatnonzero(table.known >= 2))
-    for fold in folds(table, questions, n_folds, seed, least_val=1):
-        fold_of[fold.rows["test"]] = fold.number
-    if TARGETS[target] == "question":
-        return FoldedRows(
-            torch.from_numpy(table.right), torch.from_numpy(table.known), torch.arange(len(table.ids)), fold_of
-        )
-    answers = table.answers
-    right, known, question = (torch.from_numpy(column) for column in (answers.right, answers.known, answers.question))
-    return FoldedRows(right, known, question, fold_of[question].where(known > 0, -1))
-
-
 def out_of_fold(features: Tensor, rows: FoldedRows, solver: Solver = SOLVERS["ridge"]) -> Tensor:
-    """Scores of probes that saw no answer to the row's question, [row]; NaN for unused rows and missing features.
+    """Scores [row] of probes that saw no answer to the row's question, from features [row, d_model] float32.
 
-    Args:
-        features: [row, d_model] float32; NaN in a missing row.
-        rows: The rows.
-        solver: One of `SOLVERS`.
+    NaN for unused rows and for rows with missing features.
     """
     used = (rows.fold >= 0) & features.isfinite().all(1)
     scores = torch.full((len(features),), torch.nan)
-    for fold in rows.fold[rows.fold >= 0].unique().tolist():
+    for fold in rows.fold[used].unique().tolist():
         train, test = used & (rows.fold != fold), used & (rows.fold == fold)
         if not train.any():
             continue
@@ -210,65 +188,57 @@ def out_of_fold(features: Tensor, rows: FoldedRows, solver: Solver = SOLVERS["ri
 
 @styled
 def layer_heat_map(maps: list[LayerMap], model: str) -> Figure:
-    """AUROC by layer (x) and position (y), one panel per target, with common colours that begin at chance.
-
-    Args:
-        maps: One or two maps.
-        model: Name of the model, for the title.
-    """
+    """AUROC by layer (x) and position (y), one panel per target, with common colours that begin at chance."""
     layers = sorted({layer for map_ in maps for layer in map_.layers})
-    finite = torch.cat([map_.auroc[map_.auroc.isfinite()] for map_ in maps])
-    scale = {"vmin": min(0.5, float(finite.min())), "vmax": max(0.51, float(finite.max()))}
+    scale = {
+        "vmin": min(0.5, *(float(map_.auroc.nan_to_num(1).min()) for map_ in maps)),
+        "vmax": max(0.51, *(float(map_.auroc.nan_to_num(0).max()) for map_ in maps)),
+    }
     heights = [len(map_.positions) for map_ in maps]
-    width = min(max(_CELL * len(layers) + 2.2, 6.8), _WIDEST)
-    wide, numbers = width > 9, (width - 2.2) / len(layers) >= 0.9 * _CELL
-    height = max(2.2, 0.3 * sum(heights) + (0.5 if wide else 0.65) * len(maps) + 0.7)
+    width = min(max(0.3 * len(layers) + 2.2, 6.8), 14)  # inches
+    height = max(2.2, 0.3 * sum(heights) + 0.65 * len(maps) + 0.7)
     figure, axes = new_figure(width, height, nrows=len(maps), sharex=True, squeeze=False, height_ratios=heights)
     for axis, map_ in zip(axes[:, 0], maps, strict=True):
         values = np.full((len(map_.positions), len(layers)), np.nan)
         places = [layers.index(layer) for layer in map_.layers]
         values[:, places] = map_.auroc.numpy()
         image = axis.imshow(values, cmap=_RAMP, aspect="auto", interpolation="nearest", **scale)
-        if numbers:
+        if (width - 2.2) / len(layers) > 0.27:  # room for a number
             annotate_cells(axis, image, values, 7.5)
         frame_cell(axis, map_.best[0], places[map_.best[1]], RED)
         _label_cells(axis, layers, map_.positions)
-        axis.set_title(_caption(map_, " " if wide else "\n"), fontsize=9, loc="left")
+        axis.set_title(_caption(map_), fontsize=9, loc="left")
     gaps = any(len(map_.layers) < len(layers) for map_ in maps)
     axes[-1, 0].set_xlabel(f"layer (0: embeddings{'; grey: not read' * gaps})")
     bar = figure.colorbar(image, ax=list(axes[:, 0]), aspect=14, pad=0.015, fraction=0.05)
     bar.set_label("AUROC (0.5: chance)", fontsize=9)
-    bar.ax.tick_params(labelsize=8)
     bar.outline.set_visible(False)
-    probe = {"ridge": "ridge probes (λ = 1)", "difference_of_means": "difference of means"}[maps[0].probe]
-    title = f"{model}: {probe}, out of fold ({maps[0].n_folds} folds by question)"
-    figure.suptitle(title, fontsize=11 if wide else 9.5)
+    probe = maps[0].probe.replace("_", " ")
+    figure.suptitle(f"{model}: {probe}, out of fold ({maps[0].n_folds} folds by question)", fontsize=9.5)
     return figure
 
 
 def _label_cells(axis: Axes, layers: list[int], positions: list[str]) -> None:
     """Names of at most 45 layers and of all positions, and white lines between the cells."""
-    ticks = range(0, len(layers), max(1, -(-len(layers) // 45)))
-    axis.set_xticks(list(ticks), [str(layers[i]) for i in ticks], fontsize=8)
+    step = -(-len(layers) // 45)
+    axis.set_xticks(range(0, len(layers), step), [str(layer) for layer in layers[::step]], fontsize=8)
     axis.tick_params(axis="x", labelbottom=True)
     axis.set_yticks(range(len(positions)), [name.replace("_", " ") for name in positions], fontsize=9)
-    axis.set_xticks([i - 0.5 for i in range(1, len(layers))], minor=True)
-    axis.set_yticks([i - 0.5 for i in range(1, len(positions))], minor=True)
+    axis.set_xticks(np.arange(1, len(layers)) - 0.5, minor=True)
+    axis.set_yticks(np.arange(1, len(positions)) - 0.5, minor=True)
     axis.tick_params(which="both", length=0)
     axis.grid(which="minor", color="white", lw=1)
     axis.spines[:].set_visible(False)
-    axis.set_facecolor(_EMPTY)
+    axis.set_facecolor("#ececec")  # cells without a value
 
 
-def _caption(map_: LayerMap, separator: str) -> str:
+def _caption(map_: LayerMap) -> str:
     """Target, counts and best cell of a panel."""
     rows = f"{map_.n_rows:,} answers to " if map_.target == "response" else ""
     missing = f" ({map_.n_missing:,} without states left out)" if map_.n_missing else ""
     position, layer = map_.best
-    value = number(float(map_.auroc[position, layer]), 2)
-    if map_.interval is not None:
-        value += f" [{map_.interval['low']:.2f}, {map_.interval['high']:.2f}]"
+    value = interval(map_.interval) if map_.interval else f"{map_.auroc[position, layer]:.3f}"
     return (
-        f"{map_.target}, {rows}{map_.n_questions:,} questions{missing};{separator}framed: best of "
+        f"{map_.target}, {rows}{map_.n_questions:,} questions{missing};\nframed: best of "
         f"{int(map_.auroc.isfinite().sum())}, layer {map_.layers[layer]}, {value}, not corrected for the choice"
     )

@@ -27,14 +27,8 @@ _TAUGHT = {
 }
 
 
-def report_page(record: dict[str, Any], policy: dict[str, Any], plots: Sequence[str]) -> str:
-    """The report of a run as Markdown.
-
-    Args:
-        record: Content of report.json.
-        policy: The store's policy.
-        plots: Names of the pictures.
-    """
+def report_page(record: dict[str, Any], plots: Sequence[str]) -> str:
+    """The report of a run as Markdown, from the content of report.json, with the names of its pictures."""
     ((target, methods),) = record["splits"]["test"].items()
     probe, figures = next(iter(methods.items()))
     option, value = chosen_option(record["chosen"])
@@ -42,7 +36,7 @@ def report_page(record: dict[str, Any], policy: dict[str, Any], plots: Sequence[
     return render(
         "report/report.md.j2",
         record=record,
-        policy=policy,
+        policy=record["policy"],
         plots=plots,
         target=target,
         methods=methods,

@@ -52,15 +52,7 @@ def styled(draw: Callable[_Args, Figure]) -> Callable[_Args, Figure]:
 def annotate_cells(
     axes: Axes, image: AxesImage, values: NDArray[np.float64], fontsize: float, bold: NDArray[np.bool_] | None = None
 ) -> None:
-    """Write the values of a heat map into its cells, except NaN.
-
-    Args:
-        axes: Axes of the heat map.
-        image: What `imshow` returned.
-        values: [row, column] the values.
-        fontsize: Size of the numbers.
-        bold: [row, column] whether a number is bold; None for none.
-    """
+    """Write the `values` [row, column] of a heat map into its cells, except NaN, `bold` [row, column] where that holds."""
     rgb = image.to_rgba(values)[..., :3]
     linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
     dark = linear @ (0.2126, 0.7152, 0.0722) < 0.213  # luminance at which white has more contrast than ink (WCAG 2)
@@ -77,13 +69,7 @@ def frame_cell(axes: Axes, row: int, column: int, colour: str) -> None:
 
 
 def calibration_bins(scored: Scored, n_bins: int, by: str) -> tuple[list[float], list[float], list[float], list[int]]:
-    """Confidence, accuracy, standard error of the accuracy, and count in each bin of the confidence that is not empty.
-
-    Args:
-        scored: Confidences and answers.
-        n_bins: Number of bins.
-        by: Bins of equal `width` or of equal `mass`.
-    """
+    """Confidence, accuracy, its standard error, and count in each bin that is not empty, of equal `width` or `mass`."""
     accuracy = scored.right.double() / scored.known.double()
     bins = bin_index(scored.confidence, n_bins, by)
     members = [bins == i for i in bins.unique()]
@@ -120,10 +106,7 @@ def reliability(
 def roc(methods: dict[str, Scored], figures: dict[str, Any], target: str = "capability") -> Figure:
     """ROC curves over answers, to which a question contributes its shares of right and wrong answers.
 
-    Args:
-        methods: Confidences by method.
-        figures: Figures by method, of which the AUROC stands in the legend.
-        target: capability or response.
+    The legend shows the AUROC of each method from `figures`.
     """
     figure, axes = new_figure(4.6, 4.6)
     axes.plot([0, 1], [0, 1], color=GREY, lw=1, ls="--")

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import torch
 from matplotlib.figure import Figure
@@ -76,12 +77,10 @@ class Report:
         for name, baseline in BASELINES.items():
             of_answers = self.target == "response" and "sample" in baseline.scores
             of_questions = "question" in baseline.scores and not (self.target == "response" and baseline.half)
-            if not (of_answers or of_questions) or not available(name, data):
-                continue
             try:
-                if of_answers:
+                if of_answers and available(name, data):
                     confidences[name] = confidence(name, data, data.split_rows, "sample")
-                else:
+                elif of_questions and available(name, data):
                     confidences[name] = data.of_rows(confidence(name, data, self.rows))
             except InputError as error:
                 self.masked[name] = str(error)
@@ -98,18 +97,16 @@ class Report:
         right, known = counts(self.table, half)
         return Scored(self.confidences[name][test], right[test], known[test])
 
-    def _evaluate(self, name: str) -> dict[str, Any]:
-        unknown = self.table.held_unknown if self._half(name) else self.table.unknown
-        n_unknown = int(torch.from_numpy(unknown)[self.rows["test"]].sum())
-        return evaluate(self.methods[name], n_unknown, **self._options)
-
-    def _compare(self, baseline: str) -> list[dict[str, Any]]:
-        half, probe = self._half(baseline), self.module.name
-        return compare(probe, baseline, self._scored(probe, half), self.methods[baseline], "test", **self._options)
-
     def _record(self) -> dict[str, Any]:
         module, data, choice = self.module, self.data, self.choice
         calibrator = {name: getattr(choice.calibrator, name).tolist() for name in choice.calibrator.values}
+        figures, paired = {}, []
+        for name, scored in self.methods.items():
+            half = self._half(name)
+            unknown = self.table.held_unknown if half else self.table.unknown
+            figures[name] = evaluate(scored, int(unknown[self.rows["test"].numpy()].sum()), **self._options)
+            if name != module.name:
+                paired += compare(module.name, name, self._scored(module.name, half), scored, "test", **self._options)
         return {
             **record_header(data.store, self.table, self._options["seed"], self._options["n_resamples"]),
             "target": data.target,
@@ -127,8 +124,8 @@ class Report:
             "tried": sorted(module.penalties),
             "n_questions": {split: len(rows) for split, rows in self.rows.items()},
             "n_unusable": data.n_unusable,
-            "splits": {"test": {self.target: {name: self._evaluate(name) for name in self.methods}}},
-            "paired": [row for name in self.methods if name != module.name for row in self._compare(name)],
+            "splits": {"test": {self.target: figures}},
+            "paired": paired,
         }
 
     @property
@@ -157,13 +154,13 @@ class Report:
         """AUROC and Brier score of every layer's probe on the test split."""
         batch, figures = self.data.batch("test"), self.figures_of
         intervals: dict[str, list[Interval | None]] = {"auroc": [], "brier": []}
+        options = {name: self._options[name] for name in ("n_resamples", "seed")}
         question = batch.question if self.target == "response" else None
         for confidences in self.module.confidences_by_feature(batch.features).T:
             scored = Scored(confidences.double(), batch.right, batch.known, question)
             for name, of_features in intervals.items():
                 metric = metric_of(scored, name, self._options["reference"], self.target)
-                options = (self._options["n_resamples"], self._options["seed"])
-                of_features.append(bootstrap(metric, scored.n_questions, *options))
+                of_features.append(bootstrap(metric, scored.n_questions, **options))
         references = {
             name: (figures[name]["auroc"]["value"], figures[name]["brier"]["value"])
             for name in ("base_rate", "constant")
@@ -174,23 +171,21 @@ class Report:
 
     def predictions(self) -> pa.Table:
         """One row per question or answer: split, counts, and the confidence of every method, null for none."""
-        split_of = {int(row): split for split, rows in self.data.split_rows.items() for row in rows}
-        used = torch.cat(list(self.data.split_rows.values())).sort().values
-        questions = self.data.question_of(used).tolist()
-        right, known = (count[used].tolist() for count in self.data.counts())
+        table, split_of = self.table, {int(row): split for split, rows in self.data.split_rows.items() for row in rows}
+        rows = np.array(sorted(split_of))
+        questions = self.data.question_of(torch.from_numpy(rows)).tolist()
         columns: dict[str, Any] = {
-            "question_id": [self.table.ids[row] for row in questions],
-            "split": [split_of[row] for row in used.tolist()],
-            "group": [self.table.groups[row] for row in questions],
-            "question": [self.table.texts[row] for row in questions],
+            "question_id": [table.ids[row] for row in questions],
+            "split": [split_of[row] for row in rows],
+            "group": [table.groups[row] for row in questions],
+            "question": [table.texts[row] for row in questions],
         }
         if self.target == "response":
-            columns |= {"sample": self.table.answers.sample[used].tolist(), "right": right}
+            columns |= {name: getattr(table.answers, name)[rows] for name in ("sample", "right")}
         else:
-            counted = {"unknown": self.table.unknown[used].tolist(), "accuracy": self.table.accuracy[used].tolist()}
-            columns |= {"right": right, "known": known, **counted}
+            columns |= {name: getattr(table, name)[rows] for name in ("right", "known", "unknown", "accuracy")}
         for name, confidences in self.confidences.items():
-            columns[name] = [None if value != value else value for value in confidences[used].tolist()]
+            columns[name] = pa.array(confidences.numpy()[rows], from_pandas=True)  # NaN becomes null
         return pa.table(columns)
 
     def probe(self) -> ConfidenceProbe:
@@ -227,13 +222,9 @@ class Report:
         return ConfidenceProbe(head, self.choice.calibrator, config)
 
     def write(self, folder: Path) -> dict[str, Path]:
-        """Write report.json, report.md, plots/, predictions.parquet and probe/ into the folder of a run.
-
-        Returns:
-            Paths of the pictures by name.
-        """
+        """Write report.json, report.md, predictions.parquet, probe/ and plots/; paths of the pictures by name."""
         pictures, probe = self.figures(), self.probe()
-        page = report_page(self.record, self.record["policy"], list(pictures))
+        page = report_page(self.record, list(pictures))
         files = {"report.json": self.record, "report.md": page, "predictions.parquet": self.predictions()}
         write_files(folder, files, pictures)
         probe.save(folder / "probe", model_card(probe.config))

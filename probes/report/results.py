@@ -23,13 +23,7 @@ _PACKAGES = "confidence-probes lightning torch transformers torchmetrics numpy s
 
 @contextmanager
 def new_folder(path: str) -> Iterator[tuple[Path, Path]]:
-    """Create a folder as a whole or not at all.
-
-    Args:
-        path: The folder to create.
-
-    Yields:
-        A temporary folder to write into, and the final one, to which it is renamed at the end.
+    """Create a folder as a whole or not at all: yields a temporary one to write into, and what it is renamed to.
 
     Raises:
         InputError: If the final folder exists or cannot be created.
@@ -41,10 +35,8 @@ def new_folder(path: str) -> Iterator[tuple[Path, Path]]:
         final.parent.mkdir(parents=True, exist_ok=True)
         unfinished = Path(tempfile.mkdtemp(prefix=f".{final.name}-", dir=final.parent))
     except OSError as error:
-        raise InputError(
-            f"Expected `out` to be a folder that can be created, but {path!r} cannot: {error.strerror}. "
-            "Give another --out."
-        ) from error
+        reason = f"{path!r} cannot: {error.strerror}"
+        raise InputError(f"Expected `out` to be a folder that can be created, but {reason}. Give another.") from error
     try:
         yield unfinished, final
         unfinished.chmod(0o755)
@@ -54,27 +46,18 @@ def new_folder(path: str) -> Iterator[tuple[Path, Path]]:
 
 
 def write_files(
-    folder: Path,
-    files: Mapping[str, str | dict[str, Any] | pa.Table | Figure],
-    plots: Mapping[str, Figure] | None = None,
+    folder: Path, files: Mapping[str, str | dict[str, Any] | pa.Table], plots: Mapping[str, Figure]
 ) -> None:
-    """Write the files of a result.
-
-    Args:
-        folder: Where to write.
-        files: Contents by path below the folder: text, a record (JSON), a table (Parquet) or a picture.
-        plots: Pictures by name, which become ``plots/NAME.png``.
-    """
-    for name, content in (dict(files) | {f"plots/{name}.png": plot for name, plot in (plots or {}).items()}).items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if isinstance(content, Figure):
-            content.savefig(path)
-        elif isinstance(content, pa.Table):
-            pq.write_table(content, path)
+    """Write texts, records (JSON) and tables (Parquet) by name into a folder, and pictures as ``plots/NAME.png``."""
+    (folder / "plots").mkdir(parents=True, exist_ok=True)
+    for name, plot in plots.items():
+        plot.savefig(folder / "plots" / f"{name}.png")
+    for name, content in files.items():
+        if isinstance(content, pa.Table):
+            pq.write_table(content, folder / name)
         else:
             text = content if isinstance(content, str) else json.dumps(content, indent=1, allow_nan=False) + "\n"
-            path.write_text(text, encoding="utf-8")
+            (folder / name).write_text(text, encoding="utf-8")
 
 
 def record_header(store: Store, table: QuestionTable, seed: int, n_resamples: int) -> dict[str, Any]:

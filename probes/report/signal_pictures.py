@@ -8,7 +8,7 @@ from datamodules.table import load_table
 from extract.errors import InputError
 from extract.store.shards import Scope
 from extract.store.store import Store
-from probes.metrics.intervals import check_resamples, check_seed
+from probes.metrics.intervals import check_resampling
 from probes.report.entropy_profile import profile_picture, read_profile
 from probes.report.layer_map import layer_heat_map, layer_map
 from probes.report.results import new_folder, record_header, write_files
@@ -43,8 +43,7 @@ def pictures(
     Raises:
         InputError: Bad options, a store without these signals or without grades, or too few questions.
     """
-    check_resamples(n_resamples)
-    check_seed(seed)
+    check_resampling(seed, n_resamples)
     opened = Store.open(store)
     table, model = load_table(opened, grader), opened.model_id
     missing: dict[str, str] = {}

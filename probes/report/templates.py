@@ -1,6 +1,6 @@
 """Markdown pages from jinja2 templates (``*.md.j2``, beside the module that fills them), and how they write numbers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,24 +24,14 @@ LEVEL = 0.05
 
 
 def render(template: str, **context: Any) -> str:
-    """Fill a template.
-
-    Args:
-        template: Path of the template below ``probes/``, for example ``comparison/comparison.md.j2``.
-        context: Variables of the template; one that the template uses and that is not given is an error.
-
-    Returns:
-        The page.
-    """
+    """Fill a template below ``probes/``, for example ``comparison/comparison.md.j2``; a missing variable is an error."""
     return _environment().get_template(template).render(**context)
 
 
 @cache
 def _environment() -> Environment:
-    loader = FileSystemLoader(Path(__file__).parents[1])
-    environment = Environment(
-        loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
-    )
+    options: Any = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
+    environment = Environment(loader=FileSystemLoader(Path(__file__).parents[1]), undefined=StrictUndefined, **options)
     filters = (interval, difference, p_equation, relation, number, inline)
     environment.filters |= {function.__name__: function for function in filters} | {"p": p_value}
     environment.globals["table"] = table
@@ -53,7 +43,7 @@ def number(value: float | None, digits: int = 3) -> str:
     return "–" if value is None else f"{value:.{digits}f}"
 
 
-def interval(estimate: dict[str, Any] | None, sign: str = "") -> str:
+def interval(estimate: Mapping[str, Any] | None, sign: str = "") -> str:
     """``0.690 [0.620, 0.750]``, the value alone where it has no interval, or a dash for a missing estimate."""
     if not estimate or estimate["low"] is None:
         return number(estimate["value"] if estimate else None)
@@ -73,8 +63,7 @@ def p_value(p: float | None) -> str:
 
 def p_equation(p: float | None) -> str:
     """``p = 0.012`` or ``p < 0.001``, for a sentence."""
-    text = p_value(p)
-    return f"p {text}" if text.startswith("<") else f"p = {text}"
+    return f"p = {p_value(p)}".replace("= <", "<")
 
 
 def relation(test: dict[str, Any], higher_is_better: bool = True) -> str:

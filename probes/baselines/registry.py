@@ -6,7 +6,7 @@ entries in `extract.asking.registry`.
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -109,7 +109,7 @@ def needed_commands(name: str) -> str:
     return "; ".join(ask_command(need) if need in ASKED else read.format(need) for need in BASELINES[name].needs)
 
 
-def cost_of(name: str, data: FeatureDataModule) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def cost_of(name: str, data: FeatureDataModule) -> tuple[NDArray[Any], NDArray[Any]]:
     """Tokens that a baseline of questions makes the model read and write, [question] each; NaN if not reported.
 
     They are those of half of the answers, of what was asked, or none. Tokens of text encoders and of entailment

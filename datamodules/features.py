@@ -143,8 +143,7 @@ class FeatureDataModule(L.LightningDataModule):
     def load(self, table: QuestionTable | None = None) -> None:
         """Read the features of all usable rows into one split, `train`. Callers may split them with `use_split`.
 
-        Args:
-            table: Counts of the questions to use instead of the store's own.
+        A given table replaces the store's own counts.
 
         Raises:
             InputError: If features or grades are missing, a file is damaged, or no question can be used.
@@ -211,11 +210,7 @@ class FeatureDataModule(L.LightningDataModule):
         return every.take(every.row.argsort())
 
     def use_split(self, questions: Mapping[str, Sequence[int]]) -> None:
-        """Replace the split, for example by a fold of a cross-validation.
-
-        Args:
-            questions: Rows of the question table by name of the split.
-        """
+        """Replace the split, for example by a fold, by rows of the question table by name of the split."""
         every = self.every()
         self.question_rows = {split: torch.tensor(list(rows), dtype=torch.int64) for split, rows in questions.items()}
         every = every._replace(target=self._target()[every.row])

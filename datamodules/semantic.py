@@ -35,9 +35,6 @@ def likelihood_entropy(mean_logprobs: NDArray[np.float64], clusters: Sequence[Ha
         mean_logprobs: [sample] mean log-probability of each answer's tokens, in nats; its exponential is the answer's
             weight. NaN for an answer without tokens, which is left out.
         clusters: [sample] as in `discrete_entropy`.
-
-    Returns:
-        The entropy; NaN without answers.
     """
     if np.isnan(mean_logprobs).all():
         return float("nan")
@@ -53,11 +50,10 @@ def seu(embeddings: NDArray[np.floating]) -> float:
 
     .. math:: 1 - \frac{\lVert \sum_m e_m \rVert^2 - M}{M (M-1)}
 
+    From 0 for equal answers to M/(M−1) for opposite ones; NaN for fewer than two answers.
+
     Args:
         embeddings: [sample, d] embeddings of norm 1; NaN rows (empty answers) are left out.
-
-    Returns:
-        Distance from 0 for equal answers to M/(M−1) for opposite ones; NaN for fewer than two answers.
 
     >>> seu(np.eye(3))
     1.0
@@ -78,9 +74,6 @@ def entropy_threshold(entropies: NDArray[np.float64]) -> float:
 
     Args:
         entropies: [question] semantic entropies; NaN is left out.
-
-    Returns:
-        The threshold; an entropy equal to it is a high one.
 
     Raises:
         InputError: If no threshold has questions on both sides.

@@ -12,19 +12,10 @@ SPLITS = ("train", "val", "test")
 
 
 def split_questions(ids: Sequence[str], groups: Sequence[str], fractions: Sequence[float], seed: int = 0) -> list[int]:
-    """Assign questions to parts, stratified by group.
+    """Assign questions to parts, stratified by group; returns the index of each question's part.
 
     The questions of a group are ordered by a hash of seed and id and spread evenly over the unit interval, which
     `fractions` cut into parts. A question's part depends on the rest of its group only through its rank.
-
-    Args:
-        ids: Question ids.
-        groups: The questions' groups.
-        fractions: Sizes of the parts; they sum to 1.
-        seed: Seed of the order.
-
-    Returns:
-        Index of each question's part.
 
     Raises:
         InputError: If fractions are negative or do not sum to 1.

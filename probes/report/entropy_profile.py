@@ -17,13 +17,10 @@ from probes.report.plots import BLUE, GREY, INK, RED, band, new_figure, styled
 
 
 class EntropyProfile(NamedTuple):
-    """Mean entropies of answers after every layer in nats, with pointwise 95 % intervals over questions.
+    """Mean entropies of answers after every layer in nats, [layer], with pointwise 95 % intervals over questions.
 
     Attributes:
-        layers: Numbers of the layers.
-        right: [layer] of the right answers; None without an interval.
-        wrong: [layer] of the wrong answers.
-        difference: [layer] wrong − right, over the same resamples.
+        difference: Wrong − right, over the same resamples.
         n_answers: Number of right and of wrong answers.
         n_questions: Questions with a right answer, and questions with a wrong one.
         n_missing: Graded answers without entropies.
@@ -68,8 +65,8 @@ def entropy_profile(
         right: [row] 1 if the answer is right.
         known: [row] 1 if it is graded right or wrong.
         question: [row] int64, its question.
-        n_resamples: Resamples of the questions.
-        seed: Seed of the resamples, which all layers share.
+        n_resamples: Resamples of the questions, which all layers share.
+        seed: Seed of the resamples.
 
     Raises:
         InputError: If there is no right or no wrong answer.

@@ -30,13 +30,7 @@ _DRAWN = {
 
 
 class Report:
-    """The report of a fitted probe. Creating it scores the test split, once.
-
-    Args:
-        module: Fitted probe.
-        data: The datamodule it was fitted on.
-        seed: Seed of the run and of the resamples.
-        n_resamples: Resamples of the questions behind each interval.
+    """The report of a fitted probe and the data it was fitted on. Creating it scores the test split, once.
 
     Attributes:
         target: `response` if rows are answers, else `capability`, whatever the probe was taught.
@@ -210,9 +204,7 @@ class Report:
             "calibrator": self.choice.calibrator.kind,
             "training": {
                 "store": record["identity"],
-                "grader": record["grader"],
-                "datasets": record["datasets"],
-                "n_questions": record["n_questions"],
+                **{name: record[name] for name in ("grader", "datasets", "n_questions")},
                 "n_samples": int(torch.from_numpy(self.table.known)[self.rows["train"]].sum()),
                 module.option: self.choice.value,
             },

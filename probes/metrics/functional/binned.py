@@ -9,16 +9,13 @@ from probes.metrics.functional.inputs import midranks, prepare
 
 
 def bin_index(preds: Tensor, n_bins: int, by: str, weights: Tensor | None = None) -> Tensor:
-    """Bin of each confidence, int64 in [0, n_bins), the last bin closed.
+    """Bin of each confidence, int64 in [0, n_bins), the last bin closed: [question], for "mass" [..., question].
 
     Args:
         preds: [question] confidences.
         n_bins: Number of bins.
         by: "width" cuts [0, 1] evenly; "mass" cuts the ranks evenly, ties staying together.
         weights: [..., question]; used by "mass" only.
-
-    Returns:
-        [question] for "width", [..., question] for "mass".
     """
     if by not in ("width", "mass"):
         raise ValueError(f"Expected `by` to be 'width' or 'mass', but got {by!r}.")
@@ -53,9 +50,7 @@ def squared_calibration_error(
     s² is the sample variance of d in a bin. It includes the noise of p̂ and the spread of the true accuracies, so the
     estimand is that of the population of questions, not of these questions alone. A bin of a single question is merged
     with its neighbour. Rows must be independent: with several answers of a question as rows, too little is subtracted.
-
-    Returns:
-        [...] error, 0 on average for a calibrated confidence; NaN for a single question.
+    0 on average for a calibrated confidence; NaN for a single question.
     """
     preds, right, known, weights = prepare(preds, right, known, weights, probabilities=True)
     bins = bin_index(preds, n_bins, "mass", weights).expand(weights.shape)
@@ -83,11 +78,8 @@ def _merged(sums: Tensor) -> Tensor:
 def rmsce(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None = None, n_bins: int = 10) -> Tensor:
     """Root of `squared_calibration_error`, 0 where that is negative: a calibration error without the noise of p̂.
 
-    On the scale of the ECE, but large gaps weigh more. The root of an unbiased estimate is biased: to average over
-    splits, average `squared_calibration_error`.
-
-    Returns:
-        [...] error in [0, 1]; NaN for a single question.
+    In [0, 1] like the ECE, but large gaps weigh more; NaN for a single question. The root of an unbiased estimate is
+    biased: to average over splits, average `squared_calibration_error`.
     """
     squared = squared_calibration_error(preds, right, known, weights, n_bins)
     root = squared.clamp_min(1e-300).sqrt()  # the root has a derivative at 0

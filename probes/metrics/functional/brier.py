@@ -37,17 +37,9 @@ def brier_terms(preds: Tensor, right: Tensor, known: Tensor) -> Tensor:
 def brier_skill(
     preds: Tensor, right: Tensor, known: Tensor, reference: float | Tensor, weights: Tensor | None = None
 ) -> Tensor:
-    """1 − Brier / Brier of `reference`, both debiased.
+    """1 − Brier / Brier of `reference`, both debiased; NaN where the reference's debiased Brier is not positive.
 
-    Args:
-        preds: [question] confidences.
-        right: [question] right answers c.
-        known: [question] graded answers n.
-        reference: Mean accuracy of the training split, or [question] that of each question's own training folds.
-        weights: [..., question] how often each question counts.
-
-    Returns:
-        [...] skill, 1 at best, 0 for the reference; NaN where the reference's debiased Brier is not positive.
+    The reference is the mean accuracy of the training split, or [question] that of each question's own training folds.
     """
     base = torch.as_tensor(reference, dtype=torch.float64, device=preds.device).expand(preds.shape)
     worst = debiased_brier(base, right, known, weights)

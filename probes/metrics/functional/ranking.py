@@ -25,17 +25,9 @@ def capability_auroc(
     Pairs of a question with itself, or with its copies in a resample, are ties by construction and left out. The best
     possible value is below 1, see `auroc_ceiling`. Takes O(N log N).
 
-    Args:
-        preds: [question] scores.
-        right: [question] right answers c.
-        known: [question] graded answers n.
-        weights: [..., question] how often each question counts.
-        strata: [question] int64; if given, only pairs within a stratum count. Use it for folds: their scores come from
-            different probes, and even constants rank questions across folds, in the wrong direction, because a fold
-            with many right answers leaves few for training.
-
-    Returns:
-        [...] AUROC; NaN without both right and wrong answers.
+    With `strata` [question] int64, only pairs within a stratum count. Use it for folds: their scores come from
+    different probes, and even constants rank questions across folds, in the wrong direction, because a fold with many
+    right answers leaves few for training. NaN without both right and wrong answers.
     """
     preds, right, known, weights = prepare(preds, right, known, weights)
     accuracy = right / known
@@ -78,9 +70,7 @@ def auroc_ceiling(right: Tensor, known: Tensor) -> tuple[float, float, float]:
     scores on the same answers. The lower bound is pessimistic: it ranks by a random half of each question's answers and
     scores on the other half; it is the mean AUROC of 20 such half-splits, drawn with a fixed seed.
 
-    Args:
-        right: [question] right answers c.
-        known: [question] graded answers n ≥ 2.
+    Requires n ≥ 2.
 
     Returns:
         Value, lower bound and upper bound; all NaN if the accuracies vary no more than sampling noise.

@@ -51,8 +51,7 @@ def _stated(text: str, choices: Sequence[str]) -> Iterator[set[str]]:
     """Letters of the options that each way of stating them gives, the surest way first."""
     yield match_exact(text, choices)
     text = plain(text)
-    boxed = last_boxed(text)
-    if boxed is not None:
+    if (boxed := last_boxed(text)) is not None:
         yield _stated_in(boxed, 0, len(boxed), choices)
     yield _affirmed_or_cued(text, choices)
     bare = without_list(text, choices).strip()

@@ -31,8 +31,14 @@ def fill_grades(store: Store, grader: Grader, worker: Worker) -> None:
     graded = [samples for samples in ranges if worker.has(samples.block) and samples not in missing]
     undecided: dict[SampleRange, int] = {}
     if grader.may_decide_later:
-        _check_rule(store, grader, graded)
         for samples in graded:
+            if store.grades.rule(name, samples) != grader.rule:
+                folder = str(store.grades.file(name, samples).parent)
+                option = ", or give another --judge.name" if name.startswith("judge-") else ""
+                raise InputError(
+                    f"Expected the grades in {folder!r} to be by the rule of this run, but they are by another, which "
+                    f"their metadata holds. Delete that folder to grade anew{option}."
+                )
             n_unknown = int(store.grades.read(name, samples)["right"].null_count)
             if n_unknown:  # the server may have rejected the question
                 n_unknown -= store.samples.read(samples)["finish_reason"].to_pylist().count(REJECTED)
@@ -101,19 +107,3 @@ def _decided(store: Store, grader: Grader, graded: Sequence[SampleRange]) -> Kno
         for row in rows
         if row["right"] is not None and row["answer"] is not None
     }
-
-
-def _check_rule(store: Store, grader: Grader, graded: Sequence[SampleRange]) -> None:
-    """Refuse to mix grades of two rules in a folder.
-
-    Raises:
-        InputError: The existing grades were given by another rule.
-    """
-    for samples in graded:
-        if store.grades.rule(grader.name, samples) != grader.rule:
-            folder = store.grades.file(grader.name, samples).parent
-            name = ", or give another --judge.name" if grader.name.startswith("judge-") else ""
-            raise InputError(
-                f"Expected the grades in {str(folder)!r} to be by the rule of this run, but they are by another, which "
-                f"their metadata holds. Delete that folder to grade anew{name}."
-            )

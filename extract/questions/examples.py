@@ -1,6 +1,5 @@
 """Worked examples before a question: taken from train questions, or from questions that are then not asked."""
 
-import sys
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -9,6 +8,7 @@ from extract.hashing import hash_order
 from extract.prompts import PromptTemplate
 from extract.questions.question import Question
 from extract.questions.source import Source
+from extract.running.progress import say
 
 
 def with_examples(source: Source, prompt: PromptTemplate, seed: int) -> tuple[list[Question], PromptTemplate]:
@@ -39,11 +39,8 @@ def with_examples(source: Source, prompt: PromptTemplate, seed: int) -> tuple[li
         if train is None:
             order = hash_order([f"example/{question.id}" for question in questions], seed)
             chosen = _first_distinct((questions[i] for i in order), n_missing, taken=set())
-            print(
-                f"questions: {len(chosen)} worked examples are questions of {source.dataset!r} itself, "
-                "which are then not asked",
-                file=sys.stderr,
-            )
+            own = f"questions of {source.dataset!r} itself, which are then not asked"
+            say(f"questions: {len(chosen)} worked examples are {own}")
         else:
             chosen = _first_distinct(train, n_missing, taken={_words(question.prompt) for question in questions})
         if len(chosen) < n_missing or (train is None and len(questions) <= n_missing):

@@ -99,14 +99,10 @@ def _about_elements(tables: dict[str, Any]) -> Iterator[Question]:
 def _arithmetic() -> Iterator[Question]:
     for a in range(2, 10):
         for b in range(2, 10):
-            yield _question("sum", f"{a}+{b}", f"What is {a} plus {b}?", _number_forms(a + b))
-            yield _question("product", f"{a}x{b}", f"What is {a} times {b}?", _number_forms(a * b))
-
-
-def _number_forms(number: int) -> tuple[str, str]:
-    tens, ones = divmod(number, 10)
-    words = _ONES[number] if number < 20 else f"{_TENS[tens]}-{_ONES[ones]}" if ones else _TENS[tens]
-    return str(number), words
+            for group, sign, name, number in (("sum", "+", "plus", a + b), ("product", "x", "times", a * b)):
+                tens, ones = divmod(number, 10)
+                words = _ONES[number] if number < 20 else f"{_TENS[tens]}-{_ONES[ones]}" if ones else _TENS[tens]
+                yield _question(group, f"{a}{sign}{b}", f"What is {a} {name} {b}?", (str(number), words))
 
 
 def _question(group: str, item: str, text: str, references: tuple[str, ...], **meta: Any) -> Question:

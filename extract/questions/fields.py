@@ -130,9 +130,7 @@ def by_fields(fields: Mapping[str, Any]) -> Read:
     def read(row: Row, seed: int) -> Draft:
         draft: Draft = {name: row.text(fields[name]) for name in ("id", "text", "group") if name in fields}
         if not draft["text"]:
-            raise InputError(
-                f"Expected {row.where} to hold a question, but {fields['text']!r} is empty there. Remove it."
-            )
+            raise InputError(f"Expected {row.where} to hold a question, but {fields['text']!r} is empty. Remove it.")
         references = tuple(text for text in dict.fromkeys(row.texts(fields["references"])) if text)
         if kind == "number":
             references = tuple(dict.fromkeys(gold_number(text, row.where) for text in references))
@@ -227,14 +225,11 @@ def right_option(answer: int | str, choices: Sequence[str], where: str) -> tuple
     forms = (places,) if isinstance(answer, int) else (letters, list(choices), places)
     place = next((form.index(str(answer)) for form in forms if str(answer) in form), None)
     n_equal = sum(answer == choice for choice in choices)
-    if n_equal > 1 and answer not in letters:
+    is_text_of_several = n_equal > 1 and answer not in letters
+    if place is None or is_text_of_several or len(choices) > len(ascii_uppercase):
+        problem = f"its text is that of {n_equal}" if is_text_of_several else f"got {str(answer)[:40]!r}"
         raise InputError(
-            f"Expected the answer in {where} to be one of its options, but its text is that of {n_equal}. "
-            "Give the letter or the place of the right one, or make the options differ."
-        )
-    if place is None or len(choices) > len(ascii_uppercase):
-        raise InputError(
-            f"Expected the answer in {where} to be one of its {len(choices)} options, by letter, text or place from 0, "
-            f"but got {str(answer)[:40]!r}. Correct it."
+            f"Expected the answer in {where} to be one of its {len(choices)} options (at most 26), but {problem}. "
+            "Give the letter, text or place from 0 of the right one."
         )
     return (letters[place], choices[place]) if choices[place] else (letters[place],)

@@ -141,18 +141,13 @@ def _unreadable(name: str, dataset: QuestionSet, path: Path | None, error: Excep
     from huggingface_hub import get_token
 
     hub, reason = dataset.hub, one_line(error, 300).rstrip(".")
-    terms = f"https://huggingface.co/datasets/{hub}"
     if path is not None:
         return f"Expected {str(path)!r} to be a dataset that can be read, but it is not ({reason}). Correct it."
-    if (dataset.gated or "gated" in reason) and get_token() is None:
+    if "gated" in reason or (dataset.gated and get_token() is None):
+        problem = "HF_TOKEN is not set" if get_token() is None else f"that of HF_TOKEN may not ({reason})"
         return (
-            f"Expected a token for {hub!r}, which only accounts that accepted its terms may read, but HF_TOKEN is not "
-            f"set. Accept them at {terms}, and set HF_TOKEN to a token of the account."
-        )
-    if "gated" in reason:
-        return (
-            f"Expected HF_TOKEN to be of an account that may read {hub!r}, but it may not ({reason}). "
-            f"Accept the terms at {terms}."
+            f"Expected a token for {hub!r}, which only accounts that accepted its terms may read, but {problem}. "
+            f"Accept them at https://huggingface.co/datasets/{hub}, and set HF_TOKEN to a token of the account."
         )
     if isinstance(error, ConnectionError):
         file = "PATH" if name == hub else f"{name}=PATH"

@@ -69,12 +69,9 @@ def simpleqa(row: Row, seed: int) -> Draft:
 
 def mmlu(row: Row, seed: int) -> Draft:
     """On the Hub a list of options and the right one's place, in the original files columns A to D and a letter."""
-    choices = row.texts("choices" if "choices" in row.values else ["A", "B", "C", "D"])
-    answer = row.value("answer")
-    references = right_option(answer if isinstance(answer, int) else row.text("answer"), choices, row.where)
-    group = row.text("subject") if "subject" in row.values else ""
-    question = {"text": row.text("question"), "choices": choices, "references": references}
-    return {**question, "kind": "choice", "group": group}
+    choices = "choices" if "choices" in row.values else ["A", "B", "C", "D"]
+    group = {"group": "subject"} if "subject" in row.values else {}
+    return by_fields({"text": "question", "choices": choices, "references": "answer", **group})(row, seed)
 
 
 def gpqa(row: Row, seed: int) -> Draft:
@@ -123,7 +120,6 @@ def qa_wikidata(row: Row, seed: int) -> Draft:
 
 _TRIVIAQA = {"id": "question_id", "text": "question", "references": ["answer.value", "answer.aliases"]}
 _MATH = {"id": "unique_id", "text": "problem", "references": "answer", "kind": "math", "group": "subject"}
-_MATH_META = {"level": "level", "worked": "solution"}
 _SVAMP = {"id": "ID", "text": "{Body} {Question}", "references": "Answer", "kind": "number", "group": "Type"}
 
 #: Id, configuration, split and commit on the Hub. The commits are those that public evaluation code pins for the same
@@ -144,7 +140,7 @@ _ENTRIES = {
     "triviaqa": QuestionSet(by_fields(_TRIVIAQA), *_HUB["triviaqa"], train="train"),
     "simpleqa-verified": QuestionSet(simpleqa, *_HUB["simpleqa"], in_csv=True),
     "gsm8k": QuestionSet(gsm8k, *_HUB["gsm8k"], train="train"),
-    "math-500": QuestionSet(by_fields({**_MATH, "meta": _MATH_META}), *_HUB["math"]),
+    "math-500": QuestionSet(by_fields({**_MATH, "meta": {"level": "level", "worked": "solution"}}), *_HUB["math"]),
     "aime25": QuestionSet(aime, *_HUB["aime"]),
     "mmlu": QuestionSet(mmlu, *_HUB["mmlu"], train="dev", columns=("question", "A", "B", "C", "D", "answer")),
     "gpqa": QuestionSet(gpqa, *_HUB["gpqa"], gated=True, in_csv=True),

@@ -15,6 +15,7 @@ from extract.questions.loaders import LOADERS, Record, load_rows
 from extract.questions.numbers import numbers
 from extract.questions.question import Kind, Question
 from extract.questions.sets import SETS, QuestionSet
+from extract.running.progress import say
 from extract.text import normalize, shown
 
 _HUB_ID = re.compile(r"([\w.-]+/[\w.-]+)(?::([\w.-]+))?")
@@ -102,7 +103,7 @@ def merged(drafts: Iterable[tuple[Draft, str]], dataset: str) -> list[Question]:
         questions[id_] = question
     if left_out:
         rows = f"{len(left_out)} rows without an answer that can be graded by, such as {left_out[0]}"
-        print(f"questions: {rows}, are left out", file=sys.stderr)
+        say(f"questions: {rows}, are left out")
     return list(questions.values())
 
 
@@ -176,10 +177,8 @@ def _check_options(path: Path, split: str | None, revision: str | None) -> None:
 
 
 def _hidden(name: str) -> InputError:
-    return InputError(
-        f"Expected the set {name!r} by its name and without `fields`, because its authors ask that none of it be "
-        f"shown, which only its own entry sees to. Give --questions {name}."
-    )
+    reason = "its authors ask that none of it be shown, which only its own entry sees to"
+    return InputError(f"Expected {name!r} by its name and without `fields`: {reason}. Give --questions {name}.")
 
 
 def check_questions(questions: Iterable[Question], source: str) -> Iterator[Question]:

@@ -36,20 +36,15 @@ def subset(
         )
     ordered = [questions[i] for i in hash_order([question.id for question in questions], seed)]
     if stratify_by is not None:
+        values = [str(getattr(q, stratify_by) if stratify_by in _OWN else q.meta.get(stratify_by, "")) for q in ordered]
+        if not any(values):
+            known = [name for name in _OWN if any(getattr(question, name) for question in ordered)]
+            known += dict.fromkeys(key for question in ordered for key in question.meta)
+            raise InputError(
+                f"Expected `stratify_by` to be a field that the questions have a value of, {', '.join(known)}, but got "
+                f"{stratify_by!r}.{nearest(stratify_by, known)}"
+            )
         next_round: defaultdict[str, count[int]] = defaultdict(count)
-        rounds = [next(next_round[value]) for value in _strata(ordered, stratify_by)]
+        rounds = [next(next_round[value]) for value in values]
         ordered = [ordered[i] for i in sorted(range(len(ordered)), key=rounds.__getitem__)]  # stable
     return ordered[:n_questions]
-
-
-def _strata(questions: Sequence[Question], field: str) -> list[str]:
-    """The value of a field of each question, as text; empty where it has none."""
-    values = [str(getattr(q, field) if field in _OWN else q.meta.get(field, "")) for q in questions]
-    if not any(values):
-        known = [name for name in _OWN if any(getattr(q, name) for q in questions)]
-        known += dict.fromkeys(key for q in questions for key in q.meta)
-        raise InputError(
-            f"Expected `stratify_by` to be a field that the questions have a value of, {', '.join(known)}, but got "
-            f"{field!r}.{nearest(field, known)}"
-        )
-    return values

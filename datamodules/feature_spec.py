@@ -104,7 +104,17 @@ class FeatureSpec:
                 for name, positions, layers, option in self._tokens
                 for key in choose_keys(store, name, scope, positions, layers, option)
             )
-            pooled = TokenFeatures(tuple(token_keys), self._pooling, self._weight_key(store))
+            weight_key = None
+            if self._weight is not None:
+                name, position = self._weight
+                weight_key, *others = choose_keys(store, name, scope, [position], None, "weights")
+                if others:
+                    raise InputError(
+                        f"Expected `weights` {name}/{position} to be one tensor of {str(store.path)!r}, but it has "
+                        f"{len(others) + 1}, from {weight_key}. Choose others."
+                    )
+                weight_key = f"{name}/{weight_key}"
+            pooled = TokenFeatures(tuple(token_keys), self._pooling, weight_key)
         keys = vector_keys(store, self._signal, scope, self._positions, self._layers) if self._of_vectors else []
         numbers = torch.empty(n_rows, 0) if pooled is None else pooled.vector(values)
         if not keys:
@@ -115,18 +125,6 @@ class FeatureSpec:
             features[:, i, :width] = signals.read(self._signal, key, scope)
         features[:, :, width:] = numbers[:, None]
         return features, keys, pooled
-
-    def _weight_key(self, store: Store) -> str | None:
-        if self._weight is None:
-            return None
-        signal, position = self._weight
-        keys = choose_keys(store, signal, self._scope, [position], None, "weights")
-        if len(keys) > 1:
-            raise InputError(
-                f"Expected `weights` {signal}/{position} to be one tensor of {str(store.path)!r}, but there are "
-                f"{len(keys)}, {keys[0]} to {keys[-1]}. Choose others."
-            )
-        return f"{signal}/{keys[0]}"
 
 
 def vector_keys(

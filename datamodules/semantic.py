@@ -16,8 +16,7 @@ from extract.errors import InputError
 def discrete_entropy(clusters: Sequence[Hashable]) -> float:
     """Entropy of the shares of clusters among a question's answers (Farquhar et al., Nature 630, 2024), in nats.
 
-    Args:
-        clusters: [sample] cluster of each answer, from `clusters_of` or by entailment; NaN for none.
+    `clusters` has the cluster of each answer, [sample], from `clusters_of` or by entailment; NaN without answers.
 
     >>> discrete_entropy(["paris", "paris", "rome", "rome"])  # ln 2
     0.6931471805599453

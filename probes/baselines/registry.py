@@ -131,11 +131,7 @@ def cost_of(name: str, data: FeatureDataModule) -> tuple[NDArray[Any], NDArray[A
 def confidence(name: str, data: FeatureDataModule, rows: Rows, scope: Scope = "question") -> Tensor:
     """Confidences of a baseline, calibrated on the validation split: [question] or [answer] float64, NaN for none.
 
-    Args:
-        name: Name of the baseline.
-        data: The data.
-        rows: Rows of the question table, or of the answer table at sample scope, by split.
-        scope: Whether questions or answers get confidences.
+    `rows` are those of the question table, or of the answer table at sample scope, by split.
 
     Raises:
         InputError: If the validation split is too small for the calibrator.

@@ -40,9 +40,7 @@ def resample_weights(n_questions: int, n_resamples: int, seed: int) -> Tensor:
 def by_question(metric: WeightedMetric, question: Tensor) -> WeightedMetric:
     """Turn a metric over rows into a metric over questions: an answer counts as often as its question is drawn.
 
-    Args:
-        metric: From weights [resample, row] to values [resample].
-        question: [row] int64, question of each row, from 0.
+    `question` is the question of each row, [row] int64 from 0.
     """
     step = max(1, _CHUNK // len(question))
     return lambda weights: torch.cat([metric(chunk[:, question]) for chunk in weights.split(step)])

@@ -79,10 +79,7 @@ def holm(p_values: Tensor) -> Tensor:
     """Holm-adjusted p-values (Holm 1979): the smallest is multiplied by m, the next by m − 1, and so on.
 
     Rejecting adjusted p-values below a level bounds the probability of any false rejection by that level, for any
-    dependence between the tests.
-
-    Args:
-        p_values: [test] p-values in [0, 1]. NaN means "not tested": it stays NaN and is not counted in m.
+    dependence between the tests. NaN means "not tested": it stays NaN and is not counted in m.
 
     >>> holm(torch.tensor([0.01, 0.04, 0.03], dtype=torch.float64))
     tensor([0.0300, 0.0600, 0.0600], dtype=torch.float64)

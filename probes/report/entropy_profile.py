@@ -60,13 +60,10 @@ def entropy_profile(
     """Means over right and over wrong answers, with intervals that resample questions with all their answers.
 
     Args:
-        layers: Numbers of the layers.
         means: [layer, row] mean entropy of each answer in nats; NaN for none.
         right: [row] 1 if the answer is right.
         known: [row] 1 if it is graded right or wrong.
         question: [row] int64, its question.
-        n_resamples: Resamples of the questions, which all layers share.
-        seed: Seed of the resamples.
 
     Raises:
         InputError: If there is no right or no wrong answer.

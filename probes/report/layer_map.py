@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import matplotlib
 import numpy as np
 import torch
-from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from torch import Tensor
@@ -109,16 +108,10 @@ def layer_map(
     seed: int = 0,
     n_resamples: int = 2000,
 ) -> LayerMap:
-    """Fit one probe to every layer and position of the signal `hidden`, and test each out of fold.
+    """Fit ridge (λ = 1) or difference_of_means to every layer and position of `hidden`, and test each out of fold.
 
-    Args:
-        store: The store, with hidden states of the questions (capability) or of the answers (response).
-        table: Its questions and answers.
-        target: capability or response.
-        probe: ridge (λ = 1) or difference_of_means.
-        n_folds: Number of folds.
-        seed: Seed of folds and resamples.
-        n_resamples: Resamples behind the interval of the best cell.
+    Reads hidden states of the questions for the target capability, of the answers for response. `n_resamples` are
+    behind the interval of the best cell.
 
     Raises:
         InputError: If the probe is unknown, hidden states are missing, or there are too few questions.
@@ -206,7 +199,15 @@ def layer_heat_map(maps: list[LayerMap], model: str) -> Figure:
         if (width - 2.2) / len(layers) > 0.27:  # room for a number
             annotate_cells(axis, image, values, 7.5)
         frame_cell(axis, map_.best[0], places[map_.best[1]], RED)
-        _label_cells(axis, layers, map_.positions)
+        step = -(-len(layers) // 45)  # room for at most 45 names
+        axis.set_xticks(range(0, len(layers), step), [str(layer) for layer in layers[::step]], fontsize=8)
+        axis.set_yticks(range(len(map_.positions)), [name.replace("_", " ") for name in map_.positions], fontsize=9)
+        axis.set_xticks(np.arange(1, len(layers)) - 0.5, minor=True)
+        axis.set_yticks(np.arange(1, len(map_.positions)) - 0.5, minor=True)
+        axis.tick_params(which="both", length=0, labelbottom=True)
+        axis.grid(which="minor", color="white", lw=1)  # lines between the cells
+        axis.spines[:].set_visible(False)
+        axis.set_facecolor("#ececec")  # cells without a value
         axis.set_title(_caption(map_), fontsize=9, loc="left")
     gaps = any(len(map_.layers) < len(layers) for map_ in maps)
     axes[-1, 0].set_xlabel(f"layer (0: embeddings{'; grey: not read' * gaps})")
@@ -216,20 +217,6 @@ def layer_heat_map(maps: list[LayerMap], model: str) -> Figure:
     probe = maps[0].probe.replace("_", " ")
     figure.suptitle(f"{model}: {probe}, out of fold ({maps[0].n_folds} folds by question)", fontsize=9.5)
     return figure
-
-
-def _label_cells(axis: Axes, layers: list[int], positions: list[str]) -> None:
-    """Names of at most 45 layers and of all positions, and white lines between the cells."""
-    step = -(-len(layers) // 45)
-    axis.set_xticks(range(0, len(layers), step), [str(layer) for layer in layers[::step]], fontsize=8)
-    axis.tick_params(axis="x", labelbottom=True)
-    axis.set_yticks(range(len(positions)), [name.replace("_", " ") for name in positions], fontsize=9)
-    axis.set_xticks(np.arange(1, len(layers)) - 0.5, minor=True)
-    axis.set_yticks(np.arange(1, len(positions)) - 0.5, minor=True)
-    axis.tick_params(which="both", length=0)
-    axis.grid(which="minor", color="white", lw=1)
-    axis.spines[:].set_visible(False)
-    axis.set_facecolor("#ececec")  # cells without a value
 
 
 def _caption(map_: LayerMap) -> str:

@@ -144,13 +144,8 @@ def by_layer(
 ) -> Figure:
     """AUROC and Brier score of every layer's probe with 95 % bands, and of baselines as horizontal lines.
 
-    Args:
-        method: Name of the probe.
-        names: Feature names, ``layer/position``.
-        intervals: `auroc` and `brier` of each feature.
-        chosen: Name of the feature that validation chose.
-        references: AUROC and Brier score of at most two baselines by name.
-        target: capability or response.
+    `names` are those of the features, ``layer/position``, `intervals` their `auroc` and `brier`, `chosen` the feature
+    that validation chose, and `references` AUROC and Brier score of at most two baselines by name.
     """
     figure, axes = new_figure(8.4, 3.4, ncols=2)
     labels = f"{target} AUROC", "Brier score" + (" (debiased)" if target == "capability" else "")

@@ -47,7 +47,7 @@ class Report:
         self.target = "response" if data.scope == "sample" else "capability"
         self.masked: dict[str, str] = {}
         self.confidences = {module.name: self._probe_confidences(), **self._baseline_confidences()}
-        self.methods = {name: self._scored(name, self._half(name)) for name in self.confidences}
+        self.methods = {name: self._scored(name, is_half(name)) for name in self.confidences}
         self._options: dict[str, Any] = {
             "reference": mean_accuracy(self.table, self.rows["train"]),
             "n_resamples": n_resamples,
@@ -80,9 +80,6 @@ class Report:
                 self.masked[name] = str(error)
         return confidences
 
-    def _half(self, name: str) -> bool:
-        return self.target == "capability" and is_half(name)
-
     def _scored(self, name: str, half: bool) -> Scored:
         test = self.data.split_rows["test"]
         if self.target == "response":
@@ -96,7 +93,7 @@ class Report:
         calibrator = {name: getattr(choice.calibrator, name).tolist() for name in choice.calibrator.values}
         figures, paired = {}, []
         for name, scored in self.methods.items():
-            half = self._half(name)
+            half = self.target == "capability" and is_half(name)
             unknown = self.table.held_unknown if half else self.table.unknown
             figures[name] = evaluate(scored, int(unknown[self.rows["test"].numpy()].sum()), **self._options)
             if name != module.name:

@@ -11,11 +11,7 @@ from probes.metrics.functional.inputs import midranks, prepare
 def bin_index(preds: Tensor, n_bins: int, by: str, weights: Tensor | None = None) -> Tensor:
     """Bin of each confidence, int64 in [0, n_bins), the last bin closed: [question], for "mass" [..., question].
 
-    Args:
-        preds: [question] confidences.
-        n_bins: Number of bins.
-        by: "width" cuts [0, 1] evenly; "mass" cuts the ranks evenly, ties staying together.
-        weights: [..., question]; used by "mass" only.
+    "width" cuts [0, 1] evenly; "mass" cuts the weighted ranks evenly, ties staying together.
     """
     if by not in ("width", "mass"):
         raise ValueError(f"Expected `by` to be 'width' or 'mass', but got {by!r}.")

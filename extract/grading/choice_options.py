@@ -149,10 +149,7 @@ def match_text(text: str, choices: Sequence[str]) -> set[str]:
 
 
 def _places(words: str, form: str) -> list[tuple[int, int]]:
-    """Where an option's words stand without a sign beside them that makes something else of them.
-
-    One letter alone says too little.
-    """
+    """Where an option's words stand with no sign beside them that changes their meaning; one letter says too little."""
     if not form or (len(form) == 1 and form.isalpha()):
         return []
     places = []

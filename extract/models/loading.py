@@ -1,7 +1,5 @@
 """Loading a causal language model by name, Hub id or folder, and telling models apart."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -14,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from extract.errors import InputError
 from extract.hashing import canonical_json, differences, sha256_text
@@ -60,15 +57,12 @@ def load_model(
             source, revision=revision, dtype=DTYPES[dtype], device_map=device_map
         )
     except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
         raise InputError(
             f"Expected `model` to be {EMBEDDED_MODEL!r}, a Hub id or a folder with a causal language model, but "
-            f"{model!r} can't be loaded: {reason}"
+            f"{model!r} can't be loaded: {str(error).strip().splitlines()[0]}"
         ) from error
-    if device_map is None:
-        loaded = loaded.to(where)
     loaded.name_or_path = model
-    return loaded.eval(), tokenizer
+    return (loaded.to(where) if device_map is None else loaded).eval(), tokenizer
 
 
 def resolve_device(device: str) -> torch.device:
@@ -82,25 +76,19 @@ def resolve_device(device: str) -> torch.device:
         index = int(os.environ.get("LOCAL_RANK", "0")) % max(1, torch.cuda.device_count())
         return torch.device("cuda", index) if torch.cuda.is_available() else torch.device("cpu")
     try:
-        resolved = torch.device(device)
-    except RuntimeError:
-        raise InputError(f"Expected `device` to be auto, cpu, cuda or cuda:N, but got {device!r}.") from None
-    try:
-        torch.empty(0, device=resolved)
-    except (RuntimeError, AssertionError, NotImplementedError):  # torch says it in as many ways as it has devices
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError, NotImplementedError):  # each of torch's devices raises another one
         raise InputError(
-            f"Expected `device` to be one that this machine has, but got {device!r}, which torch can't use here. Use "
-            "--device auto."
+            f"Expected `device` to be auto, cpu, cuda or cuda:N, and one that this machine has, but got {device!r}. "
+            "Use --device auto."
         ) from None
-    return resolved
 
 
 def model_identity(model: Any, tokenizer: Any) -> ModelIdentity:
     """Identity of a loaded model, from its weights in memory, so that it does not matter where they came from."""
-    name = str(model.name_or_path)
-    path = Path(name)
+    path = Path(model.name_or_path)
     return ModelIdentity(
-        id=path.resolve().name if path.is_dir() else name,
+        id=path.resolve().name if path.is_dir() else str(model.name_or_path),
         revision=getattr(model.config, "_commit_hash", None),
         fingerprint=weight_fingerprint(model),
         dtype=str(model.dtype).removeprefix("torch."),
@@ -143,40 +131,31 @@ def weight_fingerprint(model: Any) -> str:
     Raises:
         InputError: If weights are offloaded to disk.
     """
-    digest = hashlib.sha256(canonical_json(_computing_config(model.config)).encode())
+    # only what differs from the defaults: a later version of transformers adds entries of its own
+    config = model.config.get_text_config().to_diff_dict()
+    computing = {key: value for key, value in config.items() if not _NOT_COMPUTING.fullmatch(key)}
+    digest = hashlib.sha256(canonical_json(json.loads(json.dumps(computing, default=str))).encode())
     for name, tensor in sorted(model.state_dict().items()):
         if tensor.is_meta:
             raise InputError(
                 f"Expected all weights in memory, but {name!r} is offloaded to disk. Load the model with a "
                 "`device_map` that keeps it in memory."
             )
-        bits, sample = _bit_sum(tensor.detach())
+        flat = tensor.detach().reshape(-1)
+        flat = flat.to(torch.int8) if flat.dtype == torch.bool else flat
+        integers = flat.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()])
+        bits, sample = int(integers.sum(dtype=torch.int64)), flat[:: max(1, flat.numel() // 256)]
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype} {bits}".encode())
         digest.update(sample.contiguous().view(torch.uint8).cpu().numpy().tobytes())
     return digest.hexdigest()
 
 
+#: Entries of a config that name things, or that only training or the output's form depends on.
 _NOT_COMPUTING = re.compile(
     "_.*|.*_token_id|.*(name_or_path|version|dtype|dropout|pdrop|initializer_range)|architectures|auto_map|use_cache"
     "|output_.*|return_dict|.*2.*label|.*label2.*|problem_type|task_specific_params|gradient_checkpointing|pretraining_tp"
     "|max_length"
 )
-
-
-def _computing_config(config: Any) -> dict[str, Any]:
-    # only what differs from the defaults: a later version of transformers adds entries of its own
-    entries = config.get_text_config().to_diff_dict()
-    computing = {key: value for key, value in entries.items() if not _NOT_COMPUTING.fullmatch(key)}
-    return dict(json.loads(json.dumps(computing, default=str)))
-
-
-def _bit_sum(parameter: Tensor, n_sampled: int = 256) -> tuple[int, Tensor]:
-    flat = parameter.reshape(-1)
-    if flat.dtype == torch.bool:
-        flat = flat.to(torch.int8)
-    integers = flat.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()])
-    stride = max(1, flat.numel() // n_sampled)
-    return int(integers.sum(dtype=torch.int64)), flat[::stride]
 
 
 def tokenizer_hash(tokenizer: Any) -> str:
@@ -189,9 +168,7 @@ def tokenizer_hash(tokenizer: Any) -> str:
 
 @cache
 def _backend_hash(serialised: str) -> str:
-    state = json.loads(serialised)
-    state.pop("padding", None)
-    state.pop("truncation", None)
+    state = {key: value for key, value in json.loads(serialised).items() if key not in ("padding", "truncation")}
     return sha256_text(json.dumps(state, sort_keys=True))
 
 
@@ -226,7 +203,6 @@ def check_prompts(model: Any, prompts: Sequence[Sequence[int]], n_further: int =
             )
         if len(prompt) + n_further > longest:
             raise InputError(
-                f"Expected prompts and answers of at most {longest} tokens, which {model.name_or_path!r} has positions "
-                f"for, but prompt {i} has {len(prompt)} and its answer may have {n_further}. Shorten the prompt or the "
-                "answers."
+                f"Expected at most {longest} tokens, which {model.name_or_path!r} has positions for, but prompt {i} has "
+                f"{len(prompt)} and its answer may have {n_further}. Shorten the prompt or the answers."
             )

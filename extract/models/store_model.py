@@ -1,7 +1,5 @@
 """The model that a store is read with: the one that answered, or a local copy of one behind a server."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -9,19 +7,29 @@ from typing import Any
 
 from extract.errors import InputError
 from extract.models.embedded import EMBEDDED_MODEL
+from extract.prompts import PromptTemplate
+from extract.questions.question import Question
 from extract.running.progress import say
 from extract.running.worker import alone
-from extract.sampling.run import encode_questions, prompt_of
 from extract.store.identity import write_reader
 from extract.store.shards import Shard
 from extract.store.store import Store
 
 
+def encode_questions(tokenizer: Any, prompt: PromptTemplate, questions: Sequence[Question]) -> list[list[int]]:
+    """Prompt token ids of each question."""
+    return [prompt.encode(tokenizer, question.prompt) for question in questions]
+
+
+def prompt_of(store: Store) -> PromptTemplate:
+    """How a store's questions become prompts."""
+    return PromptTemplate.of(store.identity["policy"]["decoding"]["prompt"])
+
+
 def load_store_model(store: Store, model: str | None, device: str, device_map: str | None) -> tuple[Any, Any]:
     """Load the model and tokenizer that a store is read with.
 
-    For a served model, the first local copy that fits the prompts is written to reader.json, and the store is read with
-    no other.
+    For a served model, the first local copy that fits the prompts is written to reader.json; no other is accepted then.
 
     Args:
         store: The store.
@@ -84,17 +92,12 @@ def encode_prompts(
     prompts = dict(zip(store.questions.ids(shard), encoded, strict=True))
     for sample in samples:
         id_, recorded = sample["question_id"], sample["prompt_tokens"]
-        if recorded is None or len(prompts[id_]) == recorded:
-            continue
-        if not store.samples.provides.weights:
+        if recorded is not None and len(prompts[id_]) != recorded:
+            fix = f"Use the version of transformers that sampled {str(store.path)!r}."
+            if not store.samples.provides.weights:
+                fix = f"Give --model the model and chat template that the server of {store.model_id!r} has."
             raise InputError(
-                f"Expected the prompt of question {id_!r} to have the {recorded} tokens that the server of "
-                f"{store.model_id!r} counted, but this model's tokenizer makes {len(prompts[id_])} of it: the server "
-                "has another model or chat template. Give the model that it serves by --model."
+                f"Expected the prompt of question {id_!r} to have {recorded} tokens, as when it was answered, but this "
+                f"tokenizer makes {len(prompts[id_])} of it. {fix}"
             )
-        raise InputError(
-            f"Expected the prompt of question {id_!r} to have the {recorded} tokens that it was answered with, but "
-            f"this version of the tokenizer makes {len(prompts[id_])} of it. Use the version of transformers that "
-            f"sampled {str(store.path)!r}."
-        )
     return prompts

@@ -6,10 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 from extract.policy import Decoding, Identity
-from extract.prompts import PromptTemplate
 from extract.questions.question import Question, questions_hash
 from extract.running.progress import say
 from extract.running.worker import Worker, alone
@@ -22,16 +20,6 @@ from extract.store.questions import Questions
 from extract.store.shards import SampleRange
 from extract.store.store import Store
 from extract.store.verify import write_manifest
-
-
-def encode_questions(tokenizer: Any, prompt: PromptTemplate, questions: Sequence[Question]) -> list[list[int]]:
-    """Prompt token ids of each question."""
-    return [prompt.encode(tokenizer, question.prompt) for question in questions]
-
-
-def prompt_of(store: Store) -> PromptTemplate:
-    """How a store's questions become prompts."""
-    return PromptTemplate.of(store.identity["policy"]["decoding"]["prompt"])
 
 
 def sample_stores(

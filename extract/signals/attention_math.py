@@ -6,8 +6,6 @@ and columns of Ã alone; the prompt is in what normalises a row. A sum over the 
 the layers from the last to the first: n² and not n³.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -45,10 +43,10 @@ _TINY = 1e-12
 
 
 class HeadEntropies(NamedTuple):
-    """Entropies of attention over their largest possible value, [row, head, query] float32 in [0, 1].
+    """Entropies of attention over their largest possible value, the log of the number of visible keys; 0 with one key.
 
     Attributes:
-        whole: Over all visible keys, divided by the logarithm of their number; 0 with one key.
+        whole: [row, head, query] float32 in [0, 1], over all visible keys.
         sink_free: The same without the first token, which many heads attend to when nothing else matters.
     """
 
@@ -80,12 +78,11 @@ def head_entropies(scores: Tensor, sink: Tensor, n_visible: Tensor) -> HeadEntro
     lead = of_sink[..., 0] - (top[..., 0] + total.log())
     share = lead.sigmoid(), (-lead).sigmoid()
     whole = torch.special.entr(share[0]) + torch.special.entr(share[1]) + share[1] * others
-    return HeadEntropies(_normalised(whole, n_visible[:, None]), _normalised(others, n_others))
 
+    def normalised(entropy: Tensor, n_keys: Tensor) -> Tensor:
+        return torch.where(n_keys > 1, entropy / n_keys.clamp_min(2).log(), 0.0).clamp(0, 1)
 
-def _normalised(entropy: Tensor, n_keys: Tensor) -> Tensor:
-    """Entropy over log(`n_keys`), 0 with one key or none."""
-    return torch.where(n_keys > 1, entropy / n_keys.clamp_min(2).log(), 0.0).clamp(0, 1)
+    return HeadEntropies(normalised(whole, n_visible[:, None]), normalised(others, n_others))
 
 
 def over_heads(entropies: Sequence[HeadEntropies]) -> dict[str, Tensor]:
@@ -95,12 +92,6 @@ def over_heads(entropies: Sequence[HeadEntropies]) -> dict[str, Tensor]:
 
 
 # MACS
-
-
-def log_floor(largest: Tensor, hundredths: int) -> Tensor:
-    """log((1 − ε) · `largest` + ε), where `largest` is the maximum over heads."""
-    eps = hundredths / 100
-    return (largest * (1 - eps) + eps).log()
 
 
 def received(block: Tensor, valid: Tensor) -> dict[str, Tensor]:
@@ -209,14 +200,9 @@ def rows_summed(
 
 
 def rows_largest(
-    blocks: list[Tensor],
-    norms: list[Tensor],
-    shares: list[Tensor],
-    query: Tensor,
-    n_tokens: Tensor,
-    valid: Tensor,
-    size: int = 128,
-) -> Tensor:
+    blocks: list[Tensor], norms: list[Tensor], shares: list[Tensor], query: Tensor, n_tokens: Tensor, valid: Tensor,
+    size: int = 128
+) -> Tensor:  # fmt: skip
     """Largest entry of each column of R, [row, field, mix, alignment, key]; arguments as of `rows_summed`.
 
     R = Â_L … Â_1 is formed from the first layer on, `size` columns at a time, and what is 0 above the diagonal is left
@@ -256,15 +242,10 @@ def _fielded(
 
 
 def _columns_of_product(layers: Iterable[Tensor], shares: list[Tensor], size: int) -> Tensor:
-    """First `size` columns of the product of a A + (1 − a) I over `layers`, the first one rightmost.
+    """First `size` columns of the product of a A + (1 − a) I over layers, [row, query, mix, column]; the first rightmost.
 
-    Args:
-        layers: A, [row, query, query] lower triangular, by layer.
-        shares: a, [row, mix, query] by layer.
-        size: Columns, and rows that are multiplied at a time.
-
-    Returns:
-        [row, query, mix, column].
+    `layers` are A, [row, query, query] lower triangular, and `shares` a, [row, mix, query]. `size` rows are multiplied
+    at a time.
     """
     n_rows, n_mixes, n_queries = shares[0].shape
     width = min(size, n_queries)

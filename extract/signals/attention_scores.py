@@ -33,23 +33,26 @@ def read_layer(
     """Attention of one layer at `places`, float32 whatever the model's dtype, and 0 behind a row's places.
 
     Args:
-        query: [row, head, token, d_head]; this and the next two as of `score_chunks`.
-        key: [row, key head, key, d_head].
-        mask: [row, 1, token, key] or None.
+        query: [row, head, token, d_head], any float dtype.
+        key: [row, key head, key, d_head]; each key head serves as many successive heads.
+        mask: [row, 1, token, key], bool (true: visible) or added to the scores; None for causal attention.
         places: Where the queries and keys are.
         needs: Among attention_entropy, attention_blocks and attention_macs.
         fields: Receptive fields of all keys, from `column_field` and `element_field`, for attention_blocks.
         scaling: Multiplies the scores; None for 1/√d_head.
-        softcap: Bounds the scores.
+        softcap: Scores s become softcap · tanh(s / softcap).
 
     Returns:
         For attention_entropy the names of `over_heads`, [row, query]. For attention_blocks `mean` [row, query, key],
         the mean over heads among the answer's places, and `sums` [row, query, normaliser] of whole rows,
         see `normalisers`. For attention_macs `largest` [row, query, key], the maximum over heads.
+
+    Raises:
+        InputError: If the mask differs between heads.
     """
     own = places.spans.n_before + places.index  # keys of the queries' own tokens
     parts: dict[str, list[Tensor]] = defaultdict(list)
-    for chunk in score_chunks(query, key, mask, places, scaling, softcap):
+    for chunk in _score_chunks(query, key, mask, places, scaling, softcap):
         entropies, whole = _over_heads(chunk, places, needs)
         for name, values in entropies.items():
             parts[name].append(values)
@@ -105,27 +108,10 @@ class Chunk(NamedTuple):
     scores: Iterator[Tensor]
 
 
-def score_chunks(
-    query: Tensor,
-    key: Tensor,
-    mask: Tensor | None,
-    places: Places,
-    scaling: float | None = None,
-    softcap: float | None = None,
+def _score_chunks(
+    query: Tensor, key: Tensor, mask: Tensor | None, places: Places, scaling: float | None, softcap: float | None
 ) -> Iterator[Chunk]:
-    """The scores that a causal attention function computes, of the queries at `places` alone.
-
-    Args:
-        query: [row, head, token, d_head], any float dtype.
-        key: [row, key head, key, d_head]; each key head serves as many successive heads.
-        mask: [row, 1, token, key], bool (true: visible) or added to the scores; None for causal attention.
-        places: Where the queries and keys are.
-        scaling: Multiplies the scores; None for 1/√d_head.
-        softcap: Scores s become softcap · tanh(s / softcap).
-
-    Raises:
-        InputError: If the mask differs between heads.
-    """
+    """The scores that a causal attention function computes, of the queries at `places`; arguments as of `read_layer`."""
     (n_rows, n_heads, _, d_head), n_key_heads = query.shape, key.shape[1]
     if mask is not None and mask.shape[1] != 1:
         raise InputError(

@@ -1,7 +1,5 @@
 """`Pass`: a batch that the model has just read, from which signals are computed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypedDict
@@ -81,7 +79,8 @@ class Attention:
     Attributes:
         places: The queries and keys.
         layers: For each layer what `read_layer` returns, without `largest`.
-        floors: By floor in hundredths, [row, query, key], `log_floor` summed over layers.
+        floors: By floor ε in hundredths, [row, query, key]: log((1 − ε) a + ε) summed over layers, a the strongest
+            head's attention.
         dots: For each layer, how much attention adds to the residual stream.
     """
 
@@ -93,9 +92,7 @@ class Attention:
 
 @dataclass(frozen=True)
 class Pass:
-    """A batch of questions or answers that the model has just read.
-
-    `states`, `lens` and `attention` hold only what the signals' `needs` name.
+    """A batch of questions or answers that the model has just read, with no more than what the signals' `needs` name.
 
     Attributes:
         model: The model.

@@ -1,12 +1,11 @@
 """The signal `hidden`: the residual stream of every layer at named positions of a prompt or an answer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from extract.errors import InputError
 from extract.signals.base import Pass
@@ -68,13 +67,11 @@ class _Span(NamedTuple):
     last: int
     single: bool
 
-    @staticmethod
-    def of(rows: Sequence[range], device: torch.device) -> _Span:
-        start, stop = (
-            torch.tensor(ends, device=device) for ends in zip(*((r.start, r.stop) for r in rows), strict=True)
-        )
-        first, last = min(r.start for r in rows), max(r.stop for r in rows)
-        return _Span(start, stop, first, last, all(len(r) == 1 for r in rows))
+    @classmethod
+    def of(cls, rows: Sequence[range], device: torch.device) -> Self:
+        start, stop = [row.start for row in rows], [row.stop for row in rows]
+        ends = torch.tensor(start, device=device), torch.tensor(stop, device=device)
+        return cls(*ends, min(start), max(stop), all(len(row) == 1 for row in rows))
 
     def mean(self, hidden: Tensor) -> Tensor:
         """Mean [row, d_model] of `hidden` [row, token, d_model] over the tokens, summed in float32."""
@@ -108,14 +105,12 @@ class HiddenCapture(Hooks):
         super().__init__()
         self.layers = sorted(set(layers))
         last = n_layers(model)
-        outside = [layer for layer in self.layers if not 0 <= layer <= last]
-        if outside:
+        if outside := [layer for layer in self.layers if not 0 <= layer <= last]:
             raise InputError(
                 f"Expected `layers` between 0 (embeddings) and {last}, but got {outside}. This model has {last} blocks."
             )
         self.states: dict[int, Tensor] = {}
-        self._spans: list[_Span] = []
-        self._model = model
+        self._spans, self._model = list[_Span](), model
 
     def start(self, positions: Sequence[Sequence[range]]) -> None:
         """Set the tokens to keep in the next passes, [position][row] indices into a pass's tokens; empty for none."""
@@ -127,27 +122,13 @@ class HiddenCapture(Hooks):
         return states
 
     def __enter__(self) -> Self:
-        blocks, last = decoder_blocks(self._model), n_layers(self._model)
         for layer in self.layers:
+            keep, blocks = partial(self._keep, layer), decoder_blocks(self._model)
             if layer == 0:
-                handle = blocks[0].register_forward_pre_hook(self._before_first, with_kwargs=True)
-            elif layer == last:
-                handle = decoder_of(self._model).register_forward_hook(self._after(layer))
+                self.before(blocks[0], keep)
             else:
-                handle = blocks[layer - 1].register_forward_hook(self._after(layer))
-            self._handles.append(handle)
+                self.after(decoder_of(self._model) if layer == len(blocks) else blocks[layer - 1], keep)
         return self
-
-    def _before_first(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._keep(0, args[0] if args else kwargs["hidden_states"])
-
-    def _after(self, layer: int) -> Any:
-        def hook(module: nn.Module, args: Any, output: Any) -> None:
-            if not isinstance(output, Tensor):
-                output = output.last_hidden_state if hasattr(output, "last_hidden_state") else output[0]
-            self._keep(layer, output)
-
-        return hook
 
     def _keep(self, layer: int, hidden: Tensor) -> None:
         if self._spans:

@@ -5,10 +5,9 @@ layers, the residual stream is kept at the answers' tokens until the pass has en
 has been computed, and nothing else is kept of it.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Collection
+from functools import partial
 from typing import Any, Self, cast
 
 import torch
@@ -60,9 +59,9 @@ class LensReader(Hooks):
 
     def __enter__(self) -> Self:
         if "exit" in self._needs:
-            self._handles.append(self._blocks[0].register_forward_pre_hook(self._before_first, with_kwargs=True))
+            self.before(self._blocks[0], partial(self._read, 0))
         for layer, block in enumerate(self._blocks if self._reads_layers else (), 1):
-            self._handles.append(block.register_forward_hook(self._after(layer)))
+            self.after(block, partial(self._read, layer))
         return self
 
     def start(self, spans: TokenSpans) -> None:
@@ -145,15 +144,6 @@ class LensReader(Hooks):
         finite = found.isfinite() & normed.isfinite()
         if not torch.allclose(found[finite], normed.float()[finite], rtol=1e-2, atol=1e-3):
             raise not_norm_alone(self._model)
-
-    def _before_first(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._read(0, args[0] if args else kwargs["hidden_states"])
-
-    def _after(self, layer: int) -> Any:
-        def hook(block: nn.Module, args: Any, output: Any) -> None:
-            self._read(layer, output if isinstance(output, Tensor) else output[0])
-
-        return hook
 
     def _read(self, layer: int, hidden: Tensor) -> None:
         if self._spans is None:

@@ -1,9 +1,7 @@
 """Parts of a causal language model: its decoder and blocks, its final norm, and its head on chosen hidden states."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -41,16 +39,24 @@ def decoder_blocks(model: Any) -> nn.ModuleList:
     )
 
 
-class Hooks:
-    """Context whose hooks, put into `_handles` on entering it, are removed on leaving it."""
+class Hooks(ExitStack):
+    """Context whose hooks on hidden states, added on entering it, are removed on leaving it."""
 
-    def __init__(self) -> None:
-        self._handles: list[Any] = []
+    def before(self, module: nn.Module, act: Callable[[Tensor], object]) -> None:
+        """Call `act` with the hidden states that enter a module."""
 
-    def __exit__(self, *error: object) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            act(args[0] if args else kwargs["hidden_states"])
+
+        self.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
+
+    def after(self, module: nn.Module, act: Callable[[Tensor], object]) -> None:
+        """Call `act` with the hidden states that a module returns, alone or before other outputs."""
+
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            act(output if isinstance(output, Tensor) else output[0])
+
+        self.callback(module.register_forward_hook(hook).remove)
 
 
 class ModelHead:
@@ -84,8 +90,8 @@ class ModelHead:
             logits: Tensor = self._model(input_ids=ids, use_cache=False).logits[0]
         if calls != [1] or len(logits) != len(states):
             raise InputError(
-                "Expected a model whose logits come from its decoder's output, but those of "
-                f"{type(self._model).__name__} don't. Its distributions can't be read; use another model."
+                f"Expected the logits of {type(self._model).__name__} to come from its decoder's output, but they "
+                "don't. Its distributions can't be read; use another model."
             )
         return logits.to(states.device)
 
@@ -119,15 +125,14 @@ def final_norm(model: Any) -> nn.Module:
                 raise not_norm_alone(model)
             return norm
     raise InputError(
-        f"Expected a decoder whose final norm is called one of {', '.join(_NORMS)}, but {type(model).__name__} has "
-        "none of them. Its layers can't be read through its head; leave out the signals that do so, or use "
-        "another model."
+        f"Expected the final norm of {type(model).__name__} to be called {', '.join(_NORMS[:-1])} or {_NORMS[-1]}, but "
+        "it has none of them. Leave out the signals that read layers through its head, or use another model."
     )
 
 
 def not_norm_alone(model: Any) -> InputError:
     """The error for a model that does more than a norm between its last block and its head."""
     return InputError(
-        f"Expected the last block of {type(model).__name__} to be followed by its final norm alone, but it is not. Its "
-        "layers can't be read through its head; leave out the signals that do so, or use another model."
+        f"Expected the last block of {type(model).__name__} to be followed by its final norm alone, but it is not. "
+        "Leave out the signals that read layers through its head, or use another model."
     )

@@ -1,7 +1,5 @@
 """Runs one forward pass over a batch with the hooks that the requested signals need, and returns a `Pass`."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
 from copy import deepcopy
@@ -21,7 +19,40 @@ _LENS = {"logits", "lens", "exit", "divergence"}
 _ATTENTION = {"attention_entropy", "attention_blocks", "attention_macs", "mixing"}
 
 
-class Reader:
+class SharedPrompt:
+    """Keys and values of the first tokens of several sequences, which are read once.
+
+    Args:
+        model: Causal language model of which `can_share` is true.
+
+    Attributes:
+        tokens: The tokens that were read.
+    """
+
+    def __init__(self, model: Any) -> None:
+        from transformers import DynamicCache
+
+        self._model, self.tokens = model, tuple[int, ...]()
+        self._cache: Any = DynamicCache(config=model.config)
+
+    @torch.inference_mode()
+    def then(self, tokens: Sequence[int]) -> Self:
+        """These tokens followed by others; this object stays as it is."""
+        longer = type(self)(self._model)
+        longer._cache, longer.tokens = deepcopy(self._cache), (*self.tokens, *tokens)
+        if tokens:
+            ids = torch.tensor([list(tokens)], device=self._model.device)
+            decoder_of(self._model)(input_ids=ids, past_key_values=longer._cache, use_cache=True)
+        return longer
+
+    def cache(self, n_rows: int) -> Any:
+        """A copy of the cache for `n_rows` sequences, to be filled further."""
+        copy = deepcopy(self._cache)
+        copy.batch_repeat_interleave(n_rows)
+        return copy
+
+
+class Reader(ExitStack):
     """Runs passes for signals. The model has the hooks that they need inside the context, and none outside.
 
     Args:
@@ -34,22 +65,17 @@ class Reader:
     """
 
     def __init__(self, model: Any, needs: Collection[str], layers: Sequence[int] = ()) -> None:
-        self._model, self._needs = model, frozenset(needs)
-        self._hidden = HiddenCapture(model, layers)
-        self._stack = ExitStack()
+        super().__init__()
+        self._model, self._hidden = model, HiddenCapture(model, layers)
+        lens, attention = _LENS.intersection(needs), _ATTENTION.intersection(needs)
+        self._lens = LensReader(model, lens) if lens else None
+        self._attention = AttentionReader(model, attention) if attention else None
 
     def __enter__(self) -> Self:
-        lens, attention = self._needs & _LENS, self._needs & _ATTENTION
-        with ExitStack() as stack:
-            self._lens = stack.enter_context(LensReader(self._model, lens)) if lens else None
-            self._attention = stack.enter_context(AttentionReader(self._model, attention)) if attention else None
-            if self._hidden.layers:
-                stack.enter_context(self._hidden)
-            self._stack = stack.pop_all()
+        for reader in (self._lens, self._attention, self._hidden):
+            if reader is not None:
+                self.enter_context(reader)
         return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stack.close()
 
     def questions(self, prompts: Sequence[Sequence[int]]) -> Pass:
         """Read prompts; the only token of each row is the one that is going to be drawn after its prompt."""
@@ -121,39 +147,6 @@ def right_padded(sequences: Sequence[Sequence[int]], device: torch.device) -> Te
     """Token ids [row, token] int64, padded with 0."""
     longest = max(map(len, sequences))
     return torch.tensor([[*ids, *[0] * (longest - len(ids))] for ids in sequences], device=device)
-
-
-class SharedPrompt:
-    """Keys and values of the first tokens of several sequences, which are read once.
-
-    Args:
-        model: Causal language model of which `can_share` is true.
-
-    Attributes:
-        tokens: The tokens that were read.
-    """
-
-    def __init__(self, model: Any) -> None:
-        from transformers import DynamicCache
-
-        self._model, self.tokens = model, tuple[int, ...]()
-        self._cache: Any = DynamicCache(config=model.config)
-
-    @torch.inference_mode()
-    def then(self, tokens: Sequence[int]) -> SharedPrompt:
-        """These tokens followed by others; this object stays as it is."""
-        longer = SharedPrompt(self._model)
-        longer._cache, longer.tokens = deepcopy(self._cache), (*self.tokens, *tokens)
-        if tokens:
-            ids = torch.tensor([list(tokens)], device=self._model.device)
-            decoder_of(self._model)(input_ids=ids, past_key_values=longer._cache, use_cache=True)
-        return longer
-
-    def cache(self, n_rows: int) -> Any:
-        """A copy of the cache for `n_rows` sequences, to be filled further."""
-        copy = deepcopy(self._cache)
-        copy.batch_repeat_interleave(n_rows)
-        return copy
 
 
 def can_share(model: Any) -> bool:

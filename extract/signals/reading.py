@@ -1,8 +1,6 @@
 """Reads signals of questions and of answers: batches of teacher-forced passes, from which all signals are computed."""
 
-from __future__ import annotations
-
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,10 +10,11 @@ from torch import Tensor
 from extract.errors import InputError
 from extract.models.loading import check_prompts
 from extract.sampling.local.batching import common_prefix
-from extract.signals.base import Answer
+from extract.signals.base import Answer, Pass
 from extract.signals.reader import Reader, SharedPrompt, by_length, can_share
 from extract.signals.registry import SIGNALS, load_signal
 from extract.store.ragged import Ragged
+from extract.store.shards import Scope
 
 
 @torch.inference_mode()
@@ -25,7 +24,7 @@ def read_questions(
     signals: Sequence[str],
     layers: Sequence[int] = (),
     batch_tokens: int = 2048,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[int, int], object] = lambda n_rows, n_tokens: None,
 ) -> dict[str, dict[str, Tensor]]:
     """Signals of questions at the last token of the prompt, all computed from the same passes.
 
@@ -45,33 +44,54 @@ def read_questions(
         InputError: If the model can't read a prompt, or a signal can't be read from the model.
     """
     check_prompts(model, prompts)
-    functions = {name: load_signal(name, "question") for name in signals}
-    found: dict[str, dict[str, list[Tensor]]] = {name: defaultdict(list) for name in signals}
-    order: list[int] = []
-    with Reader(model, _needs(signals), layers) as reader:
-        for indices in by_length([len(prompt) for prompt in prompts], batch_tokens):
-            batch = reader.questions([prompts[i] for i in indices])
-            for name, function in functions.items():
-                for key, values in function(batch).items():
-                    found[name][key].append(values[:, 0].float().cpu() if SIGNALS[name].per_token else values.cpu())
-            order += indices
-            if progress is not None:
-                progress(len(indices), sum(len(prompts[i]) for i in indices))
-    place = torch.tensor(order).argsort()
+    lengths = [len(prompt) for prompt in prompts]
+
+    def passes(reader: Reader) -> Iterator[tuple[list[int], Pass]]:
+        for indices in by_length(lengths, batch_tokens):
+            yield indices, reader.questions([prompts[i] for i in indices])
+            progress(len(indices), sum(lengths[i] for i in indices))
+
+    found = _read(model, signals, "question", layers, passes, range(len(prompts)))
     return {
-        name: {key: _whole_rows(torch.cat(parts)[place]) for key, parts in by_key.items()}
+        name: {key: values.values if isinstance(values, Ragged) else values for key, values in by_key.items()}
         for name, by_key in found.items()
     }
 
 
-def _needs(signals: Sequence[str]) -> set[str]:
-    return {need for name in signals for need in SIGNALS[name].needs}
+def _read(
+    model: Any,
+    signals: Sequence[str],
+    scope: Scope,
+    layers: Sequence[int],
+    passes: Callable[[Reader], Iterator[tuple[list[int], Pass]]],
+    order: Sequence[int | None],
+) -> dict[str, dict[str, Tensor | Ragged]]:
+    """Numbers of signals by name and key, ragged for those of tokens.
 
+    `passes` yields indices of sequences and the pass over them. `order` holds the index of each row's sequence, and
+    None for a row without one, which is NaN or has no tokens.
+    """
+    functions = {name: load_signal(name, scope) for name in signals}
+    found: dict[str, dict[str, dict[int, Tensor]]] = {name: defaultdict(dict) for name in signals}
+    with Reader(model, {need for name in signals for need in SIGNALS[name].needs}, layers) as reader:
+        for indices, batch in passes(reader):
+            for name, function in functions.items():
+                for key, values in function(batch).items():
+                    rows = list(values.cpu())
+                    if SIGNALS[name].per_token:
+                        rows = [row[:n].float() for row, n in zip(rows, batch.spans.n_tokens, strict=True)]
+                    for i, row in zip(indices, rows, strict=True):  # part of a row is no number of it
+                        found[name][key][i] = row if bool(row.isfinite().all()) else torch.full_like(row, torch.nan)
 
-def _whole_rows(values: Tensor) -> Tensor:
-    """Values [row, …], NaN as a whole in a row where one is not finite."""
-    values[~values.isfinite().reshape(len(values), -1).all(1)] = torch.nan
-    return values
+    def assemble(values: dict[int, Tensor], per_token: bool) -> Tensor | Ragged:
+        missing = values[0][:0] if per_token else torch.full_like(values[0], torch.nan)
+        rows = [missing if i is None else values[i] for i in order]
+        return Ragged.of(rows) if per_token else torch.stack(rows)
+
+    return {
+        name: {key: assemble(values, SIGNALS[name].per_token) for key, values in by_key.items()}
+        for name, by_key in found.items()
+    }
 
 
 @torch.inference_mode()
@@ -81,7 +101,7 @@ def read_answers(
     signals: Sequence[str],
     layers: Sequence[int] = (),
     batch_tokens: int = 2048,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[int, int], object] = lambda n_rows, n_tokens: None,
     left: bool = False,
 ) -> dict[str, dict[str, Tensor | Ragged]]:
     """Signals of answers, all computed from the same passes.
@@ -91,12 +111,8 @@ def read_answers(
     NaN as a whole; an answer without content has a row of NaN, or no tokens.
 
     Args:
-        model: Causal language model in evaluation mode.
+        model, signals, layers, batch_tokens, progress: As for `read_questions`.
         answers: The answers with their prompts.
-        signals: Names of the signals.
-        layers: Layers whose hidden states are kept.
-        batch_tokens: Largest number of tokens, padding included, in one batch of several answers.
-        progress: Called with the answers and tokens done after each batch.
         left: Pad on the left, as generation does, and share no prompt. Changes the last bits only.
 
     Returns:
@@ -109,51 +125,26 @@ def read_answers(
     """
     if not answers or not all(answer.prompt for answer in answers):
         raise InputError(
-            "Expected `answers` to hold at least one, each with a prompt of at least one token, which its first token "
-            "was drawn from. Leave the others out."
+            "Expected `answers` to hold at least one, each with a prompt of at least one token, but got "
+            "none or an empty prompt. Leave answers without a prompt out."
         )
-    rows: dict[Answer, list[int]] = defaultdict(list)
-    for row, answer in enumerate(answers):
-        if answer.content:
-            rows[answer].append(row)
-    if not rows:  # any token shows which tensors a signal has
-        rows[Answer(answers[0].prompt, answers[0].prompt[-1:])] = []
-    distinct = list(rows)
+    counts = Counter(answer for answer in answers if answer.content)
+    if not counts:  # any token shows which tensors a signal has
+        counts[Answer(answers[0].prompt, answers[0].prompt[-1:])] = 0
+    distinct, n_empty = list(counts), len(answers) - counts.total()
     sequences = [answer.prompt + answer.content for answer in distinct]
     check_prompts(model, sequences)
-    functions = {name: load_signal(name, "sample") for name in signals}
-    found: dict[str, dict[str, dict[int, Tensor]]] = {name: defaultdict(dict) for name in signals}
-    with Reader(model, _needs(signals), layers) as reader:
+
+    def passes(reader: Reader) -> Iterator[tuple[list[int], Pass]]:
         for shared, indices in _batches(model, distinct, batch_tokens, not left and can_share(model)):
-            batch = reader.answers([distinct[i] for i in indices], shared, left)
-            for name, function in functions.items():
-                for key, values in function(batch).items():
-                    of_answers = list(values.float().cpu() if SIGNALS[name].per_token else values.cpu())
-                    if SIGNALS[name].per_token:
-                        of_answers = [row[:n] for row, n in zip(of_answers, batch.spans.n_tokens, strict=True)]
-                    # part of an answer is no number of it
-                    for i, row in zip(indices, of_answers, strict=True):
-                        found[name][key][i] = row if bool(row.isfinite().all()) else torch.full_like(row, torch.nan)
-            if progress is not None:
-                progress(sum(len(rows[distinct[i]]) for i in indices), sum(len(sequences[i]) for i in indices))
-    n_empty = sum(not answer.content for answer in answers)
-    if progress is not None and n_empty:
-        progress(n_empty, 0)
-    answer_of = {row: i for i, places in enumerate(rows.values()) for row in places}
-    return {
-        name: {
-            key: _assemble([answer_of.get(row) for row in range(len(answers))], values, SIGNALS[name].per_token)
-            for key, values in by_key.items()
-        }
-        for name, by_key in found.items()
-    }
+            yield indices, reader.answers([distinct[i] for i in indices], shared, left)
+            progress(sum(counts[distinct[i]] for i in indices), sum(len(sequences[i]) for i in indices))
+        if n_empty:
+            progress(n_empty, 0)
 
-
-def _assemble(answer_of: Sequence[int | None], values: Mapping[int, Tensor], per_token: bool) -> Tensor | Ragged:
-    """One tensor of all rows from those of the distinct answers; `answer_of` is None for rows without content."""
-    missing = values[0][:0] if per_token else torch.full_like(values[0], torch.nan)
-    parts = [missing if i is None else values[i] for i in answer_of]
-    return Ragged.of(parts) if per_token else torch.stack(parts)
+    index = {answer: i for i, answer in enumerate(distinct)}
+    order = [index[answer] if answer.content else None for answer in answers]
+    return _read(model, signals, "sample", layers, passes, order)
 
 
 def _batches(
@@ -164,22 +155,24 @@ def _batches(
     Prompts with several answers come one by one, the others together. The tokens that are shared count for a batch as
     if they were read again, because their keys and values are in memory for every row.
     """
-    lengths = [len(answer.prompt) + len(answer.content) for answer in answers]
+
+    def batches(indices: Sequence[int]) -> Iterator[list[int]]:
+        lengths = [len(answers[i].prompt) + len(answers[i].content) for i in indices]
+        return ([indices[j] for j in batch] for batch in by_length(lengths, batch_tokens))
+
     if not sharing:
-        yield from ((None, batch) for batch in by_length(lengths, batch_tokens))
+        yield from ((None, batch) for batch in batches(range(len(answers))))
         return
     of_prompt: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for i, answer in enumerate(answers):
         of_prompt[answer.prompt].append(i)
     beginning = SharedPrompt(model).then(common_prefix(list(of_prompt)))
-    groups = [(prompt, indices) for prompt, indices in of_prompt.items() if len(indices) > 1]
+    for prompt, indices in of_prompt.items():
+        if len(indices) > 1:
+            shared = beginning.then(prompt[len(beginning.tokens) : -1])
+            yield from ((shared, batch) for batch in batches(indices))
     single = [indices[0] for indices in of_prompt.values() if len(indices) == 1]
-    for prompt, indices in groups:
-        shared = beginning.then(prompt[len(beginning.tokens) : -1])
-        for batch in by_length([lengths[i] for i in indices], batch_tokens):
-            yield shared, [indices[j] for j in batch]
-    for batch in by_length([lengths[i] for i in single], batch_tokens):
-        yield beginning, [single[j] for j in batch]
+    yield from ((beginning, batch) for batch in batches(single))
 
 
 # Tokens of an answer

@@ -1,8 +1,7 @@
 """Where the tokens of prompts and answers are in a pass over a padded batch."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -73,22 +72,14 @@ class Places:
     sink: Tensor
     spans: TokenSpans
 
-    @staticmethod
-    def of(spans: TokenSpans, n_queries: int, n_keys: int, last: bool, device: torch.device) -> Places:
-        """Places of a pass.
-
-        Args:
-            spans: Where the answers are.
-            n_queries: Tokens of the pass.
-            n_keys: Keys, those in the cache first.
-            last: Whether to include the place of y_n, which drew no token.
-            device: Device of the tensors.
-        """
+    @classmethod
+    def of(cls, spans: TokenSpans, n_queries: int, n_keys: int, last: bool, device: torch.device) -> Self:
+        """Places of a pass over `n_queries` tokens, `n_keys` with the cache; with `last` also that of y_n's own."""
         first, n_answer = torch.tensor(spans.first), torch.tensor(spans.n_tokens)
         pad = torch.tensor(spans.n_pad or [0] * len(first))
         step = torch.arange(spans.widest + last)
         key = torch.arange(n_keys).expand(len(first), -1)
-        return Places(
+        return cls(
             index=spans.query_index(last).clamp_max(n_queries - 1).to(device),
             query=(spans.n_before + first - pad)[:, None].add(step).to(device),
             key=torch.where(key < spans.n_before, key, key - pad[:, None]).to(device),

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from extract.grading import GRADER_OF_KIND
-from extract.sampling.run import prompt_of
+from extract.models.store_model import prompt_of
 from extract.store.samples import REJECTED
 from extract.store.shards import Scope
 from extract.store.store import Store

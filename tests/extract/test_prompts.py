@@ -15,11 +15,11 @@ from extract.asking.base import question_text
 from extract.commands import sample
 from extract.errors import InputError
 from extract.hashing import sha256_json
+from extract.models.store_model import encode_questions
 from extract.policy import Decoding
 from extract.prompts import TEMPLATES, PromptTemplate
 from extract.questions import Question, load_questions
 from extract.recipe import StoreRecipe
-from extract.sampling.run import encode_questions
 from extract.store.store import Store
 
 DATA = Path(__file__).parents[3] / "shared" / "data"

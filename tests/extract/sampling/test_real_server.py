@@ -11,9 +11,9 @@ from benchmarks.served import DRAWS, prompt_lengths, transformers_serve
 from extract import StoreRecipe, grade, sample
 from extract.errors import InputError
 from extract.models.embedded import embedded_model_folder
+from extract.models.store_model import encode_questions
 from extract.policy import Decoding
 from extract.prompts import PromptTemplate
-from extract.sampling.run import encode_questions
 from extract.sampling.server.policy import Server
 
 

@@ -95,7 +95,7 @@ def encode_prompts(
         if recorded is not None and len(prompts[id_]) != recorded:
             fix = f"Use the version of transformers that sampled {str(store.path)!r}."
             if not store.samples.provides.weights:
-                fix = f"Give --model the model and chat template that the server of {store.model_id!r} has."
+                fix = f"The server of {store.model_id!r} has another model or chat template. Give --model its model."
             raise InputError(
                 f"Expected the prompt of question {id_!r} to have {recorded} tokens, as when it was answered, but this "
                 f"tokenizer makes {len(prompts[id_])} of it. {fix}"

@@ -1,7 +1,5 @@
 """The signals of attention: `attention_entropy`, `rollout`, `rollout_max` and `macs`."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
@@ -71,11 +69,8 @@ def rollout_max(batch: Pass) -> dict[str, Tensor]:
 def _rollout_layers(batch: Pass) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
     """By layer the first three arguments of `rows_summed`: attention's mean over heads, row sums and shares."""
     layers, shares = batch.attention.layers, map(attention_shares, batch.attention.dots)
-    return (
-        [layer["mean"] for layer in layers],
-        [layer["sums"] for layer in layers],
-        [torch.stack([by_mix[mix] for mix in MIXES], 1) for by_mix in shares],
-    )
+    stacked = [torch.stack(list(by_mix.values()), 1) for by_mix in shares]
+    return [layer["mean"] for layer in layers], [layer["sums"] for layer in layers], stacked
 
 
 def macs(batch: Pass) -> dict[str, Tensor]:

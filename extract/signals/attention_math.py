@@ -37,6 +37,7 @@ FIELDS = ("none", "column", "element")
 NORMALISERS = ("column_emit", "column_token", "element")
 
 _TINY = 1e-12
+_COLUMNS = 128  #: Columns of R that are formed at a time.
 
 
 # Entropy
@@ -138,11 +139,9 @@ def attention_shares(products: Dots) -> dict[str, Tensor]:
 
 
 def column_field(key: Tensor, n_tokens: Tensor) -> Tensor:
-    """1 / (T − j), [row, alignment, key]: one over the queries that see a key. T is N − 1 for `emit`, N for `token`.
+    """1 / (T − j), [row, alignment, key], of places j [row, key]: one over the queries that see a key.
 
-    Args:
-        key: [row, key] int64 places j.
-        n_tokens: [row] int64 N.
+    T is N − 1 for `emit` and N for `token`, `n_tokens` [row] N.
     """
     n_seeing = torch.stack([n_tokens - 1, n_tokens], 1)[..., None] - key[:, None]
     return 1 / n_seeing.clamp_min(1).float()
@@ -200,17 +199,16 @@ def rows_summed(
 
 
 def rows_largest(
-    blocks: list[Tensor], norms: list[Tensor], shares: list[Tensor], query: Tensor, n_tokens: Tensor, valid: Tensor,
-    size: int = 128
-) -> Tensor:  # fmt: skip
+    blocks: list[Tensor], norms: list[Tensor], shares: list[Tensor], query: Tensor, n_tokens: Tensor, valid: Tensor
+) -> Tensor:
     """Largest entry of each column of R, [row, field, mix, alignment, key]; arguments as of `rows_summed`.
 
-    R = Â_L … Â_1 is formed from the first layer on, `size` columns at a time, and what is 0 above the diagonal is left
+    R = Â_L … Â_1 is formed from the first layer on, some columns at a time, and what is 0 above the diagonal is left
     out. One R serves both alignments, the first without its last row, but for the column field, which differs.
     """
     column, element = column_field(query, n_tokens), element_field(query, query)
     n_rows, n_queries = valid.shape
-    size = math.ceil(n_queries / max(1, round(n_queries / size)))
+    size = math.ceil(n_queries / max(1, round(n_queries / _COLUMNS)))
     in_emit = valid & valid.roll(-1, 1)
     in_emit[:, -1] = False
     largest = valid.new_zeros(n_rows, len(FIELDS), shares[0].shape[1], 2, n_queries, dtype=torch.float32)

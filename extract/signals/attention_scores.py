@@ -1,10 +1,7 @@
 """Attention scores of an answer's queries, a chunk at a time, and the sums over heads and keys that are kept."""
 
-from __future__ import annotations
-
 from collections import defaultdict
-from collections.abc import Collection, Iterator
-from typing import NamedTuple
+from collections.abc import Collection, Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -52,14 +49,14 @@ def read_layer(
     """
     own = places.spans.n_before + places.index  # keys of the queries' own tokens
     parts: dict[str, list[Tensor]] = defaultdict(list)
-    for chunk in _score_chunks(query, key, mask, places, scaling, softcap):
-        entropies, whole = _over_heads(chunk, places, needs)
+    for queries, n_visible, n_keys, scores in _score_chunks(query, key, mask, places, scaling, softcap):
+        entropies, whole = _over_heads(scores, n_visible, places.sink, needs)
         for name, values in entropies.items():
             parts[name].append(values)
         if "mean" in whole and fields is not None:
-            column, element = fields[0][..., : chunk.n_keys], fields[1][:, chunk.queries, : chunk.n_keys]
+            column, element = fields[0][..., :n_keys], fields[1][:, queries, :n_keys]
             parts["sums"].append(normalisers(whole["mean"], column, element))
-        columns = own.clamp_max(chunk.n_keys - 1)[:, None].expand(-1, chunk.n_visible.shape[1], -1)
+        columns = own.clamp_max(n_keys - 1)[:, None].expand(-1, n_visible.shape[1], -1)
         for name, weights in whole.items():
             parts[name].append(weights.gather(2, columns))
     layer = {name: torch.cat(chunks, 1) for name, chunks in parts.items()}
@@ -71,11 +68,13 @@ def read_layer(
     return layer
 
 
-def _over_heads(chunk: Chunk, places: Places, needs: Collection[str]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def _over_heads(
+    chunks: Iterable[Tensor], n_visible: Tensor, sink: Tensor, needs: Collection[str]
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Entropies [row, query], and `mean` and `largest` over heads [row, query, key], by name."""
     n_heads, entropies = 0, []
     whole: dict[str, Tensor] = {}
-    for scores in chunk.scores:
+    for scores in chunks:
         n_heads += scores.shape[1]
         if "attention_blocks" in needs or "attention_macs" in needs:
             weights = scores.softmax(-1)
@@ -86,32 +85,20 @@ def _over_heads(chunk: Chunk, places: Places, needs: Collection[str]) -> tuple[d
                 largest = weights.amax(1)
                 whole["largest"] = torch.maximum(whole["largest"], largest) if "largest" in whole else largest
         if "attention_entropy" in needs:
-            entropies.append(head_entropies(scores, places.sink, chunk.n_visible))  # overwrites the scores
+            entropies.append(head_entropies(scores, sink, n_visible))  # overwrites the scores
     if "mean" in whole:
         whole["mean"].div_(n_heads)
     return over_heads(entropies) if entropies else {}, whole
 
 
-class Chunk(NamedTuple):
-    """Scores of some queries.
-
-    Attributes:
-        queries: Which queries.
-        n_keys: Keys that any of them can see; those behind are left out.
-        n_visible: [row, query] int64, number of keys that each can see.
-        scores: [row, head, query, key] float32 of some heads at a time, `HIDDEN` where a query can't see a key.
-    """
-
-    queries: slice
-    n_keys: int
-    n_visible: Tensor
-    scores: Iterator[Tensor]
-
-
 def _score_chunks(
     query: Tensor, key: Tensor, mask: Tensor | None, places: Places, scaling: float | None, softcap: float | None
-) -> Iterator[Chunk]:
-    """The scores that a causal attention function computes, of the queries at `places`; arguments as of `read_layer`."""
+) -> Iterator[tuple[slice, Tensor, int, Iterator[Tensor]]]:
+    """The scores that a causal attention function computes, of some of the queries at `places` at a time.
+
+    Yields which queries, [row, query] int64 number of keys that each sees, number of keys that any of them sees, and
+    for some heads at a time the scores [row, head, query, key] float32, `HIDDEN` where a query can't see a key.
+    """
     (n_rows, n_heads, _, d_head), n_key_heads = query.shape, key.shape[1]
     if mask is not None and mask.shape[1] != 1:
         raise InputError(
@@ -127,7 +114,7 @@ def _score_chunks(
     n_groups = min(n_key_heads, max(1, budget // (row * min(n_queries, 32))))
     size = min(n_queries, max(1, budget // (row * n_groups)))
 
-    def of_heads(part: slice, n_keys: int, visibility: _Visibility) -> Iterator[Tensor]:
+    def of_heads(part: slice, n_keys: int, hidden: Tensor, bias: Tensor | None) -> Iterator[Tensor]:
         for group in range(0, n_key_heads, n_groups):
             some = slice(group, group + n_groups)
             of_some = queries[:, some, :, part]
@@ -135,51 +122,35 @@ def _score_chunks(
             scores = scores.unflatten(2, of_some.shape[2:4]).flatten(1, 2)
             if softcap is not None:
                 scores = scores.div_(softcap).tanh_().mul_(softcap)
-            yield visibility.hide(scores)
+            tail = scores[..., n_keys - hidden.shape[-1] :]
+            if bias is not None:
+                tail += bias[:, None]
+            tail.masked_fill_(hidden[:, None], HIDDEN)
+            yield scores
 
     start_of_last = places.spans.n_before + max(places.spans.first)
     for start in range(0, n_queries, size):
         part = slice(start, min(start + size, n_queries))
         n_keys = min(start_of_last + part.stop, key.shape[2])
-        visibility = _causal(places, part, n_keys) if mask is None else _masked(mask, places, part, n_keys)
-        yield Chunk(part, n_keys, visibility.n_visible, of_heads(part, n_keys, visibility))
+        n_visible, hidden, bias = _visibility(mask, places, part, n_keys)
+        yield part, n_visible, n_keys, of_heads(part, n_keys, hidden, bias)
 
 
-class _Visibility(NamedTuple):
-    """Which keys the queries of a chunk see from `start` on; all see those before.
+def _visibility(mask: Tensor | None, places: Places, part: slice, n_keys: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    """What the queries of a part see of the first `n_keys` keys.
 
-    Attributes:
-        start: First key that `hidden` covers.
-        hidden: [row, query, key − start] bool.
-        bias: As `hidden`, float32, added to the scores.
-        n_visible: [row, query] int64.
+    Returns:
+        [row, query] int64 number of keys that each sees. Whether the last keys are hidden, [row, query, key] bool; all
+        see those before. What is added to the scores of these keys, float32, or None.
     """
-
-    start: int
-    hidden: Tensor
-    bias: Tensor | None
-    n_visible: Tensor
-
-    def hide(self, scores: Tensor) -> Tensor:
-        """Scores [row, head, query, key] with the mask applied, in place."""
-        tail = scores[..., self.start :]
-        if self.bias is not None:
-            tail += self.bias[:, None]
-        tail.masked_fill_(self.hidden[:, None], HIDDEN)
-        return scores
-
-
-def _causal(places: Places, part: slice, n_keys: int) -> _Visibility:
-    own = places.spans.n_before + places.index[:, part]  # the key of the query's own token
-    start = min(places.spans.n_before + min(places.spans.first) + part.start + 1, n_keys)
-    return _Visibility(start, torch.arange(start, n_keys, device=own.device) > own[..., None], None, own + 1)
-
-
-def _masked(mask: Tensor, places: Places, part: slice, n_keys: int) -> _Visibility:
     index = places.index[:, part]
+    if mask is None:
+        own = places.spans.n_before + index  # the key of the query's own token
+        start = min(places.spans.n_before + min(places.spans.first) + part.start + 1, n_keys)
+        return own + 1, torch.arange(start, n_keys, device=own.device) > own[..., None], None
     row = torch.arange(len(index), device=mask.device)[:, None]
     rows = mask[:, 0, :, :n_keys].expand(len(index), -1, -1)[row, index]
     if mask.dtype == torch.bool:
-        return _Visibility(0, ~rows, None, rows.sum(-1))
+        return rows.sum(-1), ~rows, None
     hidden = rows <= torch.finfo(mask.dtype).min / 2
-    return _Visibility(0, hidden, rows.float().masked_fill(hidden, 0.0), (~hidden).sum(-1))
+    return (~hidden).sum(-1), hidden, rows.float().masked_fill(hidden, 0.0)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -23,13 +23,13 @@ class Answer:
     content: tuple[int, ...]
 
 
-class Lens(TypedDict, total=False):
+class Lens(dict[str, Tensor]):
     """Numbers of the distributions that drew the tokens, float32 on the CPU, NaN behind a row's tokens.
 
     The first four describe the model's own distribution, [row, token]; the others those of all layers,
     [row, token, layer], each read through the model's final norm and head. Entropies and divergences are in nats.
 
-    Attributes:
+    Keys:
         log_p: log p of the token that was drawn; NaN where none was.
         entropy: Shannon entropy.
         largest: Largest probability.
@@ -44,28 +44,9 @@ class Lens(TypedDict, total=False):
         early_late: [row, token], KL of the mean distribution of the first quarter of the layers to that of the last.
     """
 
-    log_p: Tensor
-    entropy: Tensor
-    largest: Tensor
-    margin: Tensor
-    entropies: Tensor
-    margins: Tensor
-    agrees: Tensor
-    next_cosines: Tensor
-    last_cosines: Tensor
-    kl: Tensor
-    jsd: Tensor
-    early_late: Tensor
-
 
 class Dots(NamedTuple):
-    """Dot products of the residual stream h and the attention output o, [row, query] float32 each.
-
-    Attributes:
-        hh: ⟨h, h⟩.
-        oo: ⟨o, o⟩.
-        ho: ⟨h, o⟩.
-    """
+    """Dot products ⟨h, h⟩, ⟨o, o⟩ and ⟨h, o⟩ of residual stream h and attention output o, [row, query] float32 each."""
 
     hh: Tensor
     oo: Tensor

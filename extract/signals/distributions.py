@@ -4,12 +4,11 @@ A softmax is kept undivided, as weights and their sum, because each division and
 much as the rest of an entropy.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.linalg import vecdot
 
 #: Logits are this far below the largest one at the most: what is ruled out (−∞) is finite then, and still impossible.
 _IMPOSSIBLE = -1e4
@@ -46,7 +45,7 @@ def softmax(logits: Tensor) -> Softmax:
 
 def entropy(p: Softmax) -> Tensor:
     """Shannon entropy [token] in nats: log Σ exp(z) − Σ p z, z shifted by its largest, else float32 errs by 3e-4."""
-    return (p.total.log() - _dot(p.weight, p.shifted) / p.total).clamp_(min=0)
+    return (p.total.log() - vecdot(p.weight, p.shifted) / p.total).clamp_(min=0)
 
 
 def log_probability(p: Softmax, words: Tensor) -> Tensor:
@@ -63,25 +62,18 @@ def most_likely(p: Softmax) -> tuple[Tensor, Tensor, Tensor]:
 
 def kl(p: Softmax, q: Softmax) -> Tensor:
     """KL(p ‖ q) [token] in nats: Σ p (log p − log q)."""
-    logs = (_dot(p.weight, p.shifted) - _dot(p.weight, q.shifted)) / p.total
+    logs = (vecdot(p.weight, p.shifted) - vecdot(p.weight, q.shifted)) / p.total
     return (logs - p.total.log() + q.total.log()).clamp_(min=0)
 
 
 def jensen_shannon(p: Softmax, q: Softmax) -> Tensor:
     """Jensen–Shannon divergence [token] in nats, at most ln 2: H((p + q) / 2) − (H(p) + H(q)) / 2."""
     mixed = (p.weight * (0.5 / p.total)[:, None]).addcmul_(q.weight, (0.5 / q.total)[:, None])
-    return (_entropy_of(mixed) - (entropy(p) + entropy(q)) / 2).clamp_(min=0)
+    entropy_mixed = -vecdot(mixed, mixed.clamp(min=torch.finfo(mixed.dtype).tiny).log_())
+    return (entropy_mixed - (entropy(p) + entropy(q)) / 2).clamp_(min=0)
 
 
 def kl_of_means(p: Tensor, q: Tensor) -> Tensor:
     """KL(p ‖ q) [token] in nats of probabilities [token, vocab]."""
     tiny = torch.finfo(p.dtype).tiny
-    return (_dot(p, p.clamp(min=tiny).log_()) - _dot(p, q.clamp(min=tiny).log_())).clamp_(min=0)
-
-
-def _entropy_of(p: Tensor) -> Tensor:
-    return -_dot(p, p.clamp(min=torch.finfo(p.dtype).tiny).log_())
-
-
-def _dot(a: Tensor, b: Tensor) -> Tensor:
-    return torch.linalg.vecdot(a, b)
+    return (vecdot(p, p.clamp(min=tiny).log_()) - vecdot(p, q.clamp(min=tiny).log_())).clamp_(min=0)

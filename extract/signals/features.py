@@ -1,11 +1,9 @@
 """Features that a probe reads of token signals: one vector per row, the same from a store and from a model."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -41,24 +39,23 @@ class TokenFeatures:
     weights: str | None = None
 
     def __post_init__(self) -> None:
-        other = next((key for key in self.keys if _signal_and_name(key) != ("tokens", "entropy")), None)
-        if DISTRIBUTION in self.pooling and other is not None:
+        others = [key for key in self.keys if key.split("/")[::2] != ["tokens", "entropy"]]
+        if DISTRIBUTION in self.pooling and others:
             raise InputError(
-                f"Expected `pooling` {DISTRIBUTION} with the entropy of the signal tokens alone, but {other!r} is "
+                f"Expected `pooling` {DISTRIBUTION} with the entropy of the signal tokens alone, but {others[0]!r} is "
                 "there too. Give --data.signal=tokens --data.positions=[entropy], or --data.join=[tokens/entropy]."
             )
-        unweighted = next((pooling for pooling in self.pooling if _WINDOWS.fullmatch(pooling)), None)
-        if unweighted is not None and self.weights is not None:
+        unweighted = [pooling for pooling in self.pooling if _WINDOWS.fullmatch(pooling)]
+        if unweighted and self.weights is not None:
             raise InputError(
-                f"Expected `weights` with poolings that have a weighted form, but {unweighted} has none. Leave "
-                f"`weights` out, or {unweighted}."
+                f"Expected `weights` with poolings that have a weighted form, but {unweighted[0]} has none. Leave "
+                f"`weights` out, or {unweighted[0]}."
             )
 
     @property
     def signals(self) -> list[str]:
         """Names of the signals that are read, each once."""
-        keys = (*self.keys, *([] if self.weights is None else [self.weights]))
-        return list(dict.fromkeys(key.split("/")[0] for key in keys))
+        return list(dict.fromkeys(key.split("/")[0] for key in (*self.keys, self.weights) if key is not None))
 
     @property
     def names(self) -> list[str]:
@@ -72,7 +69,7 @@ class TokenFeatures:
         if pooling == DISTRIBUTION:
             return PEAKS[0] + (PEAKS[1] if self.weights is not None else [])
         match = _WINDOWS.fullmatch(pooling)
-        return [pooling] if match is None else [f"{pooling}_{i}" for i in range(int(match[1]))]
+        return [f"{pooling}_{i}" for i in range(int(match[1]))] if match else [pooling]
 
     def vector(self, read: Callable[[str, str], Any]) -> Tensor:
         """Features [row, number] float32; NaN where a row has no tokens, or a value is missing.
@@ -101,15 +98,10 @@ class TokenFeatures:
         """Record in a saved probe."""
         return {"keys": list(self.keys), "pooling": list(self.pooling), "weights": self.weights}
 
-    @staticmethod
-    def from_json(record: dict[str, Any]) -> TokenFeatures:
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> Self:
         """Features of a record that was checked by `is_key`, `is_pooling` and `is_weights`."""
-        return TokenFeatures(tuple(record["keys"]), tuple(record["pooling"]), record["weights"])
-
-
-def _signal_and_name(key: str) -> tuple[str, str]:
-    signal, _, name = key.split("/")
-    return signal, name
+        return cls(tuple(record["keys"]), tuple(record["pooling"]), record["weights"])
 
 
 def token_signals(scope: Scope) -> list[str]:
@@ -127,7 +119,7 @@ def is_weights(value: Any) -> bool:
     """Whether any JSON value is a key of weights."""
     if not is_key(value, "sample"):
         return False
-    signal, name = _signal_and_name(value)
+    signal, _, name = value.split("/")
     return SIGNALS[signal].weights or (signal, name) in WEIGHTS.values()
 
 
@@ -142,11 +134,11 @@ def check_pooling(pooling: Sequence[str]) -> None:
     Raises:
         InputError: If a name is unknown or repeated, or there is none.
     """
-    known = [*POOLINGS, DISTRIBUTION]
     if not pooling:
         raise InputError(
             f"Expected `pooling` to name at least one, but it is empty. Leave it out for {', '.join(DEFAULT_POOLING)}."
         )
+    known = [*POOLINGS, DISTRIBUTION]
     for name in pooling:
         if not is_pooling(name):
             raise InputError(

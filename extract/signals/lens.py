@@ -8,7 +8,7 @@ has been computed, and nothing else is kept of it.
 from collections import defaultdict
 from collections.abc import Collection
 from functools import partial
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -78,11 +78,15 @@ class LensReader(Hooks):
         Raises:
             InputError: If something other than the final norm comes behind the last block.
         """
-        spans, states, entropies = cast("TokenSpans", self._spans), self._states, self._entropies
+        assert self._spans is not None
+        spans, states, entropies = self._spans, self._states, self._entropies
         self._spans, self._states, self._entropies = None, {}, {}
         normed = last_hidden_state[spans.drawn_at(last_hidden_state.device)].to(self._model.device)
         if self._reads_layers:
-            self._check_norm(states[self._n_layers], normed)
+            found = self._norm(states[self._n_layers]).float()
+            finite = found.isfinite() & normed.isfinite()
+            if not torch.allclose(found[finite], normed.float()[finite], rtol=1e-2, atol=1e-3):
+                raise not_norm_alone(self._model)
         drawn = None
         if tokens is not None:
             drawn = torch.cat([row[:n] for row, n in zip(tokens, spans.n_tokens, strict=True)]).to(normed.device)
@@ -93,8 +97,11 @@ class LensReader(Hooks):
             layers = [entropies[layer] for layer in range(1, self._n_layers)]
             numbers["entropies"] = torch.stack([*layers, numbers["entropy"]], dim=1)
         if "exit" in self._needs:
-            numbers |= _cosines(torch.stack([states[layer] for layer in range(self._n_layers + 1)], dim=1))
-        return cast("Lens", {name: spans.pad(values) for name, values in numbers.items()})
+            stream = torch.stack([states[layer] for layer in range(self._n_layers + 1)], dim=1)
+            unit = nn.functional.normalize(stream.float(), dim=-1)
+            numbers["next_cosines"] = torch.linalg.vecdot(unit[:, :-1], unit[:, 1:])
+            numbers["last_cosines"] = torch.linalg.vecdot(unit, unit[:, -1:])
+        return Lens({name: spans.pad(values) for name, values in numbers.items()})
 
     def _chunk(
         self, chunk: slice, normed: Tensor, drawn: Tensor | None, states: dict[int, Tensor]
@@ -111,10 +118,7 @@ class LensReader(Hooks):
     def _compare(self, states: dict[int, Tensor], last: Softmax, token: Tensor) -> dict[str, Tensor]:
         """Numbers of all layers' distributions beside the last one's: [token, layer] by name, `early_late` [token].
 
-        Args:
-            states: [token, d_model] by layer.
-            last: Distributions of the last layer.
-            token: [token] int64, its most likely tokens.
+        `states` are [token, d_model] by layer, and `token` [token] int64 the most likely tokens of `last`.
         """
         n_layers, columns, means = self._n_layers, defaultdict[str, list[Tensor]](list), dict[str, Tensor]()
         n_quarter = max(1, n_layers // 4)
@@ -138,13 +142,6 @@ class LensReader(Hooks):
         numbers = {name: torch.stack(layers, dim=1) for name, layers in columns.items()}
         return numbers | ({"early_late": kl_of_means(means["early"], means["late"])} if means else {})
 
-    def _check_norm(self, state: Tensor, normed: Tensor) -> None:
-        """Refuse a model that does more between its last block and its head than the norm that was found."""
-        found = self._norm(state).float()
-        finite = found.isfinite() & normed.isfinite()
-        if not torch.allclose(found[finite], normed.float()[finite], rtol=1e-2, atol=1e-3):
-            raise not_norm_alone(self._model)
-
     def _read(self, layer: int, hidden: Tensor) -> None:
         if self._spans is None:
             return
@@ -162,12 +159,3 @@ def layer_entropy(head: ModelHead, norm: nn.Module, states: Tensor) -> Tensor:
     few = head.chunk_size(_REDUCED)
     chunks = states.split(head.chunk_size(_LOGITS))
     return torch.cat([entropy(softmax(logits)) for chunk in chunks for logits in head(norm(chunk)).split(few)])
-
-
-def _cosines(states: Tensor) -> dict[str, Tensor]:
-    """Cosines of residual streams [token, layer, d_model] with the next and with the last one, [token, layer]."""
-    unit = nn.functional.normalize(states.float(), dim=-1)
-    return {
-        "next_cosines": torch.linalg.vecdot(unit[:, :-1], unit[:, 1:]),
-        "last_cosines": torch.linalg.vecdot(unit, unit[:, -1:]),
-    }

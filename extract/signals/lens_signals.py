@@ -1,7 +1,5 @@
 """The signals of distributions over tokens: `tokens`, `entropy_profile`, `evolution` and `early_exit`."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,7 @@
 """Parts of a causal language model: its decoder and blocks, its final norm, and its head on chosen hidden states."""
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -85,31 +85,26 @@ class ModelHead:
         Raises:
             InputError: If the model's logits do not come from its decoder's output.
         """
+        output, n_calls = self._output(last_hidden_state=states[None]), 0
+
+        def constant(*args: Any, **options: Any) -> Any:
+            nonlocal n_calls
+            n_calls += 1
+            return output
+
         ids = torch.zeros(1, len(states), dtype=torch.int64, device=self._model.device)
-        with _constant(decoder_of(self._model), self._output(last_hidden_state=states[None])) as calls:
+        attributes = decoder_of(self._model).__dict__
+        attributes["_call_impl"] = constant  # what torch runs, hooks and `forward` included
+        try:
             logits: Tensor = self._model(input_ids=ids, use_cache=False).logits[0]
-        if calls != [1] or len(logits) != len(states):
+        finally:
+            del attributes["_call_impl"]
+        if n_calls != 1 or len(logits) != len(states):
             raise InputError(
                 f"Expected the logits of {type(self._model).__name__} to come from its decoder's output, but they "
                 "don't. Its distributions can't be read; use another model."
             )
         return logits.to(states.device)
-
-
-@contextmanager
-def _constant(decoder: nn.Module, output: Any) -> Iterator[list[int]]:
-    """Have a decoder return `output` whatever it is given, without its hooks; yields a list with a 1 for each call."""
-    calls: list[int] = []
-
-    def call(*args: Any, **options: Any) -> Any:
-        calls.append(1)
-        return output
-
-    decoder.__dict__["_call_impl"] = call  # what torch runs, hooks and `forward` included
-    try:
-        yield calls
-    finally:
-        del decoder.__dict__["_call_impl"]
 
 
 def final_norm(model: Any) -> nn.Module:

@@ -3,8 +3,6 @@
 All is float64, so that the token on which a weighted quantile falls does not depend on rounding.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 
@@ -82,10 +80,9 @@ def over_rows(
     """Apply a function to rows side by side, rows of similar length together.
 
     Args:
-        values: As for `pool`.
+        values, weights: As for `pool`.
         names: Names of the results of `compute`.
         compute: From some rows to [..., row] by name.
-        weights: As for `pool`.
 
     Returns:
         [row, …] float32 by name; NaN as for `pool`.
@@ -95,7 +92,16 @@ def over_rows(
     """
     axes = values.values.shape[1:]
     if weights is not None:
-        _check_weights(values, weights)
+        if not torch.equal(values.offsets, weights.offsets):
+            raise InputError(
+                f"Expected `weights` of the same tokens as the values, {values.n_rows} rows of {len(values.values)} "
+                f"tokens, but got {weights.n_rows} rows of {len(weights.values)}, or other lengths. Read both together."
+            )
+        if bool((weights.values < 0).any()):
+            raise InputError(
+                f"Expected `weights` to be at least 0, but got {float(weights.values.nan_to_num(0.0).min()):g}. Use an "
+                "entropy, a probability or an influence."
+            )
         axes = torch.broadcast_shapes(axes, weights.values.shape[1:])
     out = {name: torch.full((*axes, values.n_rows), torch.nan) for name in names}
     for rows in _similar(values.lengths, max(1, axes.numel())):
@@ -131,17 +137,3 @@ def _side_by_side(ragged: Ragged, rows: Tensor, n: Tensor) -> tuple[Tensor, Tens
     index = (ragged.offsets[rows][:, None] + step).where(there, 0)
     padded = ragged.values.movedim(0, -1)[..., index].double().where(there, 0.0)
     return padded.nan_to_num(0.0, 0.0, 0.0), padded.isfinite().all(-1)
-
-
-def _check_weights(values: Ragged, weights: Ragged) -> None:
-    if not torch.equal(values.offsets, weights.offsets):
-        raise InputError(
-            f"Expected `weights` to be of the same tokens as the values, {values.n_rows} rows of {len(values.values)} "
-            f"tokens, but got {weights.n_rows} rows of {len(weights.values)}, or other lengths. Read both from the "
-            "same answers."
-        )
-    if bool((weights.values < 0).any()):
-        smallest = float(weights.values.nan_to_num(0.0).min())
-        raise InputError(
-            f"Expected `weights` to be at least 0, but got {smallest:g}. Use an entropy, a probability or an influence."
-        )

@@ -4,8 +4,6 @@ u_t are the values of a row's n tokens, w_t ≥ 0 weights of the same tokens. A 
 weight that is not finite, is NaN. With weights that sum to 0 a row is pooled as if there were none.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import attrgetter
@@ -125,14 +123,18 @@ def pool_each(values: Ragged, hows: Sequence[str], weights: Ragged | None = None
     chosen = {how: POOLINGS[how] for how in hows}
 
     def pooled(rows: Padded) -> dict[str, Tensor]:
-        if weights is None:
-            return {how: pooling.plain(rows) for how, pooling in chosen.items()}
-        given = rows.total > 0
-        if bool(given.all()):
-            return {how: pooling.weighted(rows) for how, pooling in chosen.items()}
-        return {how: torch.where(given, p.weighted(rows), p.plain(rows)) for how, p in chosen.items()}
+        return {
+            how: pooling.plain(rows) if weights is None else _weighted_or_plain(pooling, rows)
+            for how, pooling in chosen.items()
+        }
 
     return over_rows(values, list(chosen), pooled, weights)
+
+
+def _weighted_or_plain(pooling: Pooling, rows: Padded) -> Tensor:
+    """Weighted where a row has weight, else plain."""
+    given, weighted = rows.total > 0, pooling.weighted(rows)
+    return weighted if bool(given.all()) else torch.where(given, weighted, pooling.plain(rows))
 
 
 # Beyond one number: windows, and the shape of an entropy curve
@@ -150,21 +152,20 @@ def windows(values: Ragged, n_windows: int) -> Tensor:
     tensor([[1.5000, 6.0000],
             [5.0000, 5.0000]])
     """
-    names = [str(i) for i in range(n_windows)]
 
     def means(rows: Padded) -> dict[str, Tensor]:
         until = torch.cat([torch.zeros_like(rows.u[..., :1]), rows.u.cumsum(-1)], -1)
         size, longer = rows.n // n_windows, rows.n % n_windows
         found = {}
-        for i, name in enumerate(names):
+        for i in range(n_windows):
             start, stop = (size * edge + longer.clamp_max(edge) for edge in (i, i + 1))
             token = rows.n * i // n_windows  # where tokens are fewer than windows
             start, stop = (torch.where(size > 0, a, b) for a, b in ((start, token), (stop, token + 1)))
             ends = [until.gather(-1, edge.expand(until.shape[:-1])[..., None])[..., 0] for edge in (start, stop)]
-            found[name] = (ends[1] - ends[0]) / (stop - start)
+            found[str(i)] = (ends[1] - ends[0]) / (stop - start)
         return found
 
-    return torch.stack(list(over_rows(values, names, means).values()), -1)
+    return torch.stack(list(over_rows(values, list(map(str, range(n_windows))), means).values()), -1)
 
 
 #: Features of an entropy curve, and those that weights add.
@@ -192,24 +193,14 @@ def peak_features(entropy: Ragged, threshold: float = 0.5, weights: Ragged | Non
     def features(rows: Padded) -> dict[str, Tensor]:
         peaks = (rows.u > threshold) & rows.there
         jumps = rows.u.diff(dim=-1).abs().masked_fill(~rows.there[:, 1:], 0.0)
-        none = torch.zeros(len(rows.n), 1, dtype=rows.u.dtype)
-        shape = [
-            *_heights(rows, peaks)[:3],
-            _max(rows),
-            rows.mean,
-            _quantile(rows, 50),
-            _std(rows),
-            _quantile(rows, 75),
-            _quantile(rows, 90),
-            torch.cat([none, jumps], -1).amax(-1),
-            rows.n.double().log(),
-        ]
+        max_jump = torch.nn.functional.pad(jumps, (1, 0)).amax(-1)  # 0 for one token
+        pooled = [POOLINGS[how].plain(rows) for how in ("max", "mean", "q50", "std", "q75", "q90")]
+        shape = [*_heights(rows, peaks)[:3], *pooled, max_jump, rows.n.double().log()]
         if weights is None:
             return dict(zip(PEAKS[0], shape, strict=True))
         # by a little more than the mean, which equal weights may exceed by rounding
         critical = peaks & (rows.w * rows.n[:, None] > rows.total[..., None] * (1 + 1e-9))
-        pooled = [POOLINGS[how] for how in ("mean", "q75", "q90", "std", "max")]
-        weighted = [torch.where(rows.total > 0, p.weighted(rows), p.plain(rows)) for p in pooled]
+        weighted = [_weighted_or_plain(POOLINGS[how], rows) for how in ("mean", "q75", "q90", "std", "max")]
         return dict(zip(PEAKS[0] + PEAKS[1], [*shape, *_heights(rows, critical), *weighted], strict=True))
 
     return over_rows(entropy, PEAKS[0] + (PEAKS[1] if weights is not None else []), features, weights)

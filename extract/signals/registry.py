@@ -5,8 +5,6 @@ to the answers' lengths by the reader. All requested signals are computed from t
 with it the model code, is imported when the signal is loaded.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

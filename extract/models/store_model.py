@@ -77,13 +77,9 @@ def model_source(store: Store, model: str | None) -> str:
 def encode_prompts(
     store: Store, tokenizer: Any, shard: Shard, samples: Sequence[Mapping[str, Any]] = ()
 ) -> dict[str, list[int]]:
-    """Prompt token ids of the questions of a shard's block, by question id.
+    """Prompt token ids of the questions of a shard's block, by question id, as the store's reader encodes them.
 
-    Args:
-        store: The store.
-        tokenizer: Tokenizer of the model that the store is read with.
-        shard: The shard.
-        samples: Samples of these questions, whose prompt lengths are compared where they are known.
+    `samples` are of these questions; their prompt lengths are compared where they are known.
 
     Raises:
         InputError: If a prompt does not have the length that it was answered with.

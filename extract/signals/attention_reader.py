@@ -29,9 +29,6 @@ class MixingCapture(Hooks):
     The residual h is what enters a block; the attention output o is what is added to it, which in Gemma 2 and 3 comes
     from the norm behind the attention.
 
-    Args:
-        model: A causal language model.
-
     Attributes:
         index: [row, query] int64, indices of the tokens of the next pass that are kept; None keeps nothing.
 

@@ -28,10 +28,7 @@ POSITIONS: dict[Scope, dict[str, Callable[[int, int], range]]] = {
 def position_ranges(scope: Scope, n_prompt: Sequence[int], n_answer: Sequence[int]) -> list[list[range]]:
     """Token indices of each position of a scope in each row, [position][row].
 
-    Args:
-        scope: Scope of the positions.
-        n_prompt: Prompt tokens of each row.
-        n_answer: Content tokens of each row's answer.
+    `n_prompt` and `n_answer` are numbers of prompt tokens and of content tokens, [row].
 
     Raises:
         InputError: If a position is outside the prompt, or outside the answer at sample scope.
@@ -89,10 +86,6 @@ class HiddenCapture(Hooks):
 
     Layers are counted as by transformers' `output_hidden_states`: 0 is the embeddings as they enter the first block,
     l the residual stream after block l, and L the last one after the final norm.
-
-    Args:
-        model: A causal language model.
-        layers: Layers to keep.
 
     Attributes:
         states: [row, position, d_model] by layer, of the last pass.

@@ -63,9 +63,6 @@ class ModelHead:
     """From hidden states to logits, by the model's own forward with its decoder replaced by a constant.
 
     So scales, soft caps and biases are the model's own. One token is read, to learn the type of the decoder's output.
-
-    Args:
-        model: Causal language model.
     """
 
     @torch.inference_mode()

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
-from copy import deepcopy
+from copy import copy, deepcopy
 from typing import Any, Self, cast
 
 import torch
@@ -20,14 +20,7 @@ _ATTENTION = {"attention_entropy", "attention_blocks", "attention_macs", "mixing
 
 
 class SharedPrompt:
-    """Keys and values of the first tokens of several sequences, which are read once.
-
-    Args:
-        model: Causal language model of which `can_share` is true.
-
-    Attributes:
-        tokens: The tokens that were read.
-    """
+    """Keys and values of the first `tokens` of several sequences, read once, by a model of which `can_share` is true."""
 
     def __init__(self, model: Any) -> None:
         from transformers import DynamicCache
@@ -38,7 +31,7 @@ class SharedPrompt:
     @torch.inference_mode()
     def then(self, tokens: Sequence[int]) -> Self:
         """These tokens followed by others; this object stays as it is."""
-        longer = type(self)(self._model)
+        longer = copy(self)
         longer._cache, longer.tokens = deepcopy(self._cache), (*self.tokens, *tokens)
         if tokens:
             ids = torch.tensor([list(tokens)], device=self._model.device)
@@ -47,9 +40,9 @@ class SharedPrompt:
 
     def cache(self, n_rows: int) -> Any:
         """A copy of the cache for `n_rows` sequences, to be filled further."""
-        copy = deepcopy(self._cache)
-        copy.batch_repeat_interleave(n_rows)
-        return copy
+        cache = deepcopy(self._cache)
+        cache.batch_repeat_interleave(n_rows)
+        return cache
 
 
 class Reader(ExitStack):

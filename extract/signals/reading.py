@@ -182,13 +182,7 @@ def content_tokens(tokenizer: Any, end: Sequence[int], token_ids: Sequence[int],
     """The content tokens of an answer: without its end token, and without tokens that hold nothing but its stop text.
 
     A sample's `token_ids` contain the end token where there is one, and all of the stop text; its `text` is cut before
-    the stop text. A token in which the text ends and the stop text begins is content.
-
-    Args:
-        tokenizer: The model's tokenizer.
-        end: Ids that end an answer.
-        token_ids: Tokens of the sample.
-        text: Text of the sample.
+    the stop text. A token in which the text ends and the stop text begins is content. `end` are ids that end an answer.
     """
     content = list(token_ids)
     if content and content[-1] in end:

@@ -83,11 +83,7 @@ def fill_signals(
 
 
 def _choose_layers(store: Store, signal: str, scope: Scope, layers: Sequence[int] | None) -> list[int] | None:
-    """The layers to keep of a signal: those that the store has, else `layers`; None for all.
-
-    Raises:
-        InputError: If `layers` names others than those that the store has, or none.
-    """
+    """The layers to keep of a signal: those that the store has, which `layers` must be among, else `layers`."""
     if layers is not None and not layers:
         raise InputError("Expected `layers` to name at least one layer, but got none. Leave it out for all.")
     held: list[int] = []
@@ -114,14 +110,16 @@ class _ShardReader:
     def __init__(self, store: Store, model: Any, tokenizer: Any, layers: dict[str, list[int] | None]) -> None:
         self._store, self._model, self._tokenizer, self._layers = store, model, tokenizer, layers
         self.n_nan, self.n_unknown = Counter[str](), 0
-        by_name = not store.samples.provides.weights  # the model is known by its name only
+        by_name = not store.samples.provides.weights  # then the first samples of a block tell its prompts' lengths
         self._first = {part.block: part for part in reversed(store.samples.ranges())} if by_name else {}
 
     def read(self, shard: Shard, names: Sequence[str], progress: Progress) -> None:
         """Read signals of a shard, with smaller batches if memory runs out, and write them."""
         compute: Callable[..., dict[str, Any]]
         if isinstance(shard, Block):
-            prompts = self._prompts(shard)
+            first = self._first.get(shard.block)
+            samples = [] if first is None else self._store.samples.read(first).to_pylist()
+            prompts = list(encode_prompts(self._store, self._tokenizer, shard, samples).values())
             compute, has_numbers = partial(read_questions, self._model, prompts), [True] * len(prompts)
         else:
             answers = self._answers(shard)
@@ -133,15 +131,10 @@ class _ShardReader:
             lambda size, counted: compute(names, layers, size, counted), BATCH_TOKENS, "tokens", progress
         )
         for name, tensors in signals.items():
-            is_nan = [any(row) for row in zip(*map(_nan_rows, tensors.values()), strict=True)]
+            columns = [values.rows() if isinstance(values, Ragged) else values for values in tensors.values()]
+            is_nan = [any(bool(row.isnan().any()) for row in rows) for rows in zip(*columns, strict=True)]
             self.n_nan[name] += sum(nan and numbers for nan, numbers in zip(is_nan, has_numbers, strict=True))
             self._store.signals.write(name, shard, tensors, batch_tokens)
-
-    def _prompts(self, block: Block) -> list[list[int]]:
-        """Prompt token ids of a block; their lengths are compared with those of a model known by name only."""
-        first = self._first.get(block.block)
-        samples = [] if first is None else self._store.samples.read(first).to_pylist()
-        return list(encode_prompts(self._store, self._tokenizer, block, samples).values())
 
     def _answers(self, part: SampleRange) -> list[Answer]:
         """The answers of a range of samples, in the order of its table."""
@@ -154,8 +147,3 @@ class _ShardReader:
             content = content_tokens(self._tokenizer, end, drawn, sample["text"])
             answers.append(Answer(tuple(prompts[sample["question_id"]]), tuple(content)))
         return answers
-
-
-def _nan_rows(values: Any) -> list[bool]:
-    """[row] whether a row of a tensor, or of a ragged one, has a NaN."""
-    return [bool(row.isnan().any()) for row in (values.rows() if isinstance(values, Ragged) else values)]

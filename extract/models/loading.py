@@ -110,8 +110,7 @@ def check_model(model: Any, tokenizer: Any, expected: dict[str, Any], owner: str
         InputError: If weights, dtype, tokenizer or chat template differ.
     """
     names = {"id": expected["id"], "revision": expected["revision"]}
-    differing = list(differences(asdict(model_identity(model, tokenizer)) | names, expected))
-    if differing:
+    if differing := list(differences(asdict(model_identity(model, tokenizer)) | names, expected)):
         revision = f" at revision {expected['revision']}" if expected["revision"] else ""
         raise InputError(
             f"Expected the model of {owner}, {expected['id']!r}{revision} in {expected['dtype']}, but got "
@@ -195,11 +194,10 @@ def check_prompts(model: Any, prompts: Sequence[Sequence[int]], n_further: int =
     for i, prompt in enumerate(prompts):
         if not prompt:
             raise InputError(f"Expected prompts of at least one token, but prompt {i} has none. Give a question.")
-        if not 0 <= min(prompt) <= max(prompt) < n_vocab:
-            outside = next(token for token in prompt if not 0 <= token < n_vocab)
+        if outside := [token for token in prompt if not 0 <= token < n_vocab]:
             raise InputError(
-                f"Expected token ids from 0 to {n_vocab - 1}, but prompt {i} has {outside}. Encode it with the model's "
-                "own tokenizer."
+                f"Expected token ids from 0 to {n_vocab - 1}, but prompt {i} has {outside[0]}. Encode it with the "
+                "model's own tokenizer."
             )
         if len(prompt) + n_further > longest:
             raise InputError(

@@ -39,7 +39,7 @@ def rollout(batch: Pass) -> dict[str, Tensor]:
     y_n; `token` that of y_t's own place, among all.
     """
     places, width = batch.attention.places, batch.spans.widest
-    sums = rows_summed(*_rollout_layers(batch), places.query, places.n_tokens, places.valid).cpu()
+    sums = rows_summed(*_rollout_arguments(batch)).cpu()
     place = places.query.cpu()[:, None, None]
     n_tokens = torch.stack([places.n_tokens - 1, places.n_tokens], 1)[..., None, None].cpu()
     found = {}
@@ -56,8 +56,7 @@ def rollout(batch: Pass) -> dict[str, Tensor]:
 
 def rollout_max(batch: Pass) -> dict[str, Tensor]:
     """As `rollout`, by ``L/MIX_FIELD_max_ALIGN``: the largest influence that a token has on any of the places."""
-    places, width = batch.attention.places, batch.spans.widest
-    largest = rows_largest(*_rollout_layers(batch), places.query, places.n_tokens, places.valid).cpu()
+    width, largest = batch.spans.widest, rows_largest(*_rollout_arguments(batch)).cpu()
     return {
         f"{batch.n_layers}/{mix}_{field}_max_{align}": largest[:, f, m, a, a : a + width]
         for f, field in enumerate(FIELDS)
@@ -66,11 +65,12 @@ def rollout_max(batch: Pass) -> dict[str, Tensor]:
     }
 
 
-def _rollout_layers(batch: Pass) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """By layer the first three arguments of `rows_summed`: attention's mean over heads, row sums and shares."""
-    layers, shares = batch.attention.layers, map(attention_shares, batch.attention.dots)
-    stacked = [torch.stack(list(by_mix.values()), 1) for by_mix in shares]
-    return [layer["mean"] for layer in layers], [layer["sums"] for layer in layers], stacked
+def _rollout_arguments(batch: Pass) -> tuple[list[Tensor], list[Tensor], list[Tensor], Tensor, Tensor, Tensor]:
+    """The arguments of `rows_summed` and `rows_largest`."""
+    layers, places = batch.attention.layers, batch.attention.places
+    shares = [torch.stack(list(attention_shares(products).values()), 1) for products in batch.attention.dots]
+    means, sums = [layer["mean"] for layer in layers], [layer["sums"] for layer in layers]
+    return means, sums, shares, places.query, places.n_tokens, places.valid
 
 
 def macs(batch: Pass) -> dict[str, Tensor]:

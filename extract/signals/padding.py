@@ -35,8 +35,7 @@ class Padded:
     @cached_property
     def ascending(self) -> tuple[Tensor, Tensor]:
         """Values in ascending order, and their indices; padding last."""
-        values, indices = self.u.masked_fill(~self.there, torch.inf).sort(dim=-1)
-        return values, indices
+        return self.u.masked_fill(~self.there, torch.inf).sort(dim=-1)
 
     @cached_property
     def by_weight(self) -> tuple[Tensor, Tensor]:

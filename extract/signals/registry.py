@@ -6,6 +6,7 @@ with it the model code, is imported when the signal is loaded.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from extract.errors import InputError
@@ -25,9 +26,6 @@ NEEDS = {
     "mixing": "`attention.dots`: how much attention adds to the residual stream",
 }
 
-_BOTH: tuple[Scope, ...] = ("question", "sample")
-_SAMPLE: tuple[Scope, ...] = ("sample",)
-
 
 class Signal(NamedTuple):
     """A signal's function and the meaning of its numbers.
@@ -46,12 +44,14 @@ class Signal(NamedTuple):
     function: str
     description: str
     needs: tuple[str, ...] = ()
-    scopes: tuple[Scope, ...] = _BOTH
+    scopes: tuple[Scope, ...] = ("question", "sample")
     per_token: bool = True
     by_layer: bool = False
     weights: bool = False
     rising: tuple[str, ...] = ()
 
+
+_influence = partial(Signal, scopes=("sample",), weights=True)
 
 SIGNALS: Registry[Signal] = Registry(
     "signals",
@@ -78,33 +78,25 @@ SIGNALS: Registry[Signal] = Registry(
             ("lens", "divergence"),
         ),
         "early_exit": Signal(
-            "extract.signals.lens_signals:early_exit",
-            "layer at which the model could have stopped",
-            ("lens", "exit"),
+            "extract.signals.lens_signals:early_exit", "layer at which the model could have stopped", ("lens", "exit")
         ),
         "attention_entropy": Signal(
             "extract.signals.attention:attention_entropy", "entropy of every layer's attention", ("attention_entropy",)
         ),
-        "rollout": Signal(
+        "rollout": _influence(
             "extract.signals.attention:rollout",
             "influence of a token through all layers (attention rollout)",
             ("attention_blocks", "mixing"),
-            _SAMPLE,
-            weights=True,
         ),
-        "rollout_max": Signal(
+        "rollout_max": _influence(
             "extract.signals.attention:rollout_max",
             "its largest influence on any token; costs n³ and not n²",
             ("attention_blocks", "mixing"),
-            _SAMPLE,
-            weights=True,
         ),
-        "macs": Signal(
+        "macs": _influence(
             "extract.signals.attention:macs",
             "attention of later tokens to a token, strongest head of every layer (MACS)",
             ("attention_macs",),
-            _SAMPLE,
-            weights=True,
         ),
     },
 )
@@ -134,8 +126,7 @@ def load_signal(name: str, scope: Scope = "question") -> Callable[..., dict[str,
             f"Expected `signals` to be among {', '.join(signals_of(scope))} at `scope` {scope}, but got {name!r}. Give "
             "the other `scope`."
         )
-    function: Callable[..., dict[str, Any]] = import_object(SIGNALS[name].function)
-    return function
+    return import_object(SIGNALS[name].function)
 
 
 def descriptions(scope: Scope, besides: Scope | None = None) -> list[str]:

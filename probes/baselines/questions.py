@@ -8,7 +8,6 @@ from torch import Tensor
 from datamodules.features import FeatureDataModule
 from datamodules.table import QuestionTable
 from extract.errors import InputError
-from probes.baselines.answers import Rows
 from probes.fitting.calibration import fit_platt
 
 
@@ -17,12 +16,12 @@ def mean_accuracy(table: QuestionTable, rows: Tensor) -> float:
     return float(torch.from_numpy(table.accuracy)[rows].mean())
 
 
-def constant(data: FeatureDataModule, rows: Rows) -> Tensor:
+def constant(data: FeatureDataModule, rows: dict[str, Tensor]) -> Tensor:
     """Mean accuracy of the training split, for every question."""
     return torch.full((len(data.table.ids),), mean_accuracy(data.table, rows["train"]), dtype=torch.float64)
 
 
-def base_rate(data: FeatureDataModule, rows: Rows) -> Tensor:
+def base_rate(data: FeatureDataModule, rows: dict[str, Tensor]) -> Tensor:
     """Mean training accuracy of the question's group; of all questions for a group without training questions."""
     table, rows_of = data.table, defaultdict(list)
     for row in rows["train"].tolist():
@@ -32,7 +31,7 @@ def base_rate(data: FeatureDataModule, rows: Rows) -> Tensor:
     return torch.tensor([means.get(group, overall) for group in table.groups], dtype=torch.float64)
 
 
-def length(data: FeatureDataModule, rows: Rows) -> Tensor:
+def length(data: FeatureDataModule, rows: dict[str, Tensor]) -> Tensor:
     """Prompt length in tokens through a logistic curve fitted on the training split, in the direction that fits.
 
     Raises:

@@ -1,8 +1,7 @@
 """`Spending`: what a run has asked of a server and what it cost, kept within the run's budgets."""
 
-from __future__ import annotations
-
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -54,18 +53,17 @@ class Spending:
         Raises:
             BudgetSpent: The attempt could exceed a budget although no other is under way.
         """
-        limit, requests = self.server.budget_tokens, self.server.budget_requests
-        tokens = 0 if limit is None else self.most_tokens(request)
-        while limit is not None and self.tokens + self._reserved + tokens > limit and self._reserved:
+        limit, tokens = self.server.budget_tokens or math.inf, self.most_tokens(request)
+        while self._reserved and self.tokens + self._reserved + tokens > limit:
             self._released.clear()
             await self._released.wait()
-        if limit is not None and self.tokens + tokens > limit:
+        if self.tokens + tokens > limit:
             raise BudgetSpent(
                 f"the budget of {limit:,} tokens is spent: {self.tokens:,} are used, and the next request may take "
                 f"{tokens:,}. {_GO_ON}"
             )
-        if requests is not None and self.requests >= requests:
-            raise BudgetSpent(f"the budget of {requests:,} requests is spent. {_GO_ON}")
+        if self.requests >= (self.server.budget_requests or math.inf):
+            raise BudgetSpent(f"the budget of {self.server.budget_requests:,} requests is spent. {_GO_ON}")
         self._reserved += tokens
         try:
             yield
@@ -75,7 +73,7 @@ class Spending:
 
     def count(self, request: Request, reply: Reply) -> None:
         """Count the tokens of a reply."""
-        n_bytes = prompt_bytes(request)
+        n_bytes = _prompt_bytes(request)
         if reply.prompt_tokens is not None:
             self._tokens_per_byte = max(self._tokens_per_byte, reply.prompt_tokens / max(n_bytes, 1))
         prompt, answer = reply.prompt_tokens, reply.completion_tokens
@@ -88,15 +86,10 @@ class Spending:
 
     def most_tokens(self, request: Request) -> int:
         """Tokens that a request may cost; an estimate where its prompt is concerned."""
-        return self._estimate(prompt_bytes(request)) + request.n * request.max_tokens
+        return self._estimate(_prompt_bytes(request)) + request.n * request.max_tokens
 
 
-def prompt_bytes(request: Request) -> int:
-    """Bytes of a request's prompt.
-
-    >>> prompt_bytes(Request([{"role": "user", "content": "¿Qué?"}]))
-    7
-    """
+def _prompt_bytes(request: Request) -> int:
     prompt = request.prompt
     texts = [prompt] if isinstance(prompt, str) else [message["content"] for message in prompt]
     return sum(len(text.encode(errors="replace")) for text in texts)

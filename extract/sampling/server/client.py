@@ -60,7 +60,7 @@ class Client:
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
         self.server, self.model, self.spending = server, model, spending
-        self._known_as, self._sleep, self._key = set(known_as), sleep, api_key(server)
+        self._known_as, self._sleep, self._key = known_as, sleep, api_key(server)
         self._endpoints = [Endpoint(server, url, self._key) for url in server.urls]
         self._free, self._stopping = asyncio.Semaphore(server.max_concurrency), asyncio.Event()
         self._has_answered, self._has_warned, self._n_given_up = False, False, 0
@@ -90,8 +90,8 @@ class Client:
             BudgetSpent: A further attempt could exceed a budget.
             RejectedRequest: The server does not take this request.
             Stopped: `stop` was called.
-            InputError: Another failure that no retry mends: a refused key, no such model, a reply of another model, no
-                server at the address, or one that no longer answers.
+            InputError: A refused key, no such model, a reply of another model, or a server that is not there, or that
+                no longer answers.
         """
         try:
             return await self._retrying.copy()(self._attempt, request)  # a copy, because it has state while it waits
@@ -111,7 +111,7 @@ class Client:
     async def model_names(self) -> set[str]:
         """Names of the models that the first server lists; none where it lists nothing."""
         try:
-            return listed_models(await self._endpoints[0].list_models())
+            return {model["id"] for model in json.loads(await self._endpoints[0].list_models())["data"]}
         except Exception:  # whatever a server may send; the list is only a help
             return set()
 
@@ -139,14 +139,13 @@ class Client:
                 wait.cancel()
 
     def _check_model(self, reply: Reply) -> None:
-        if not self._known_as or reply.model in self._known_as:
+        if not self._known_as or reply.model is None or reply.model in self._known_as:
             return
-        if reply.model is not None and not same_model(self.model, reply.model):
+        if not same_model(self.model, reply.model):
             raise InputError(
-                f"Expected all answers to be by the model {self.model!r}, but one came from {one_line(reply.model, 300)!r}. "
-                "Ask a server that does not fall back to other models; what has arrived is kept."
+                f"Expected all answers to be by the model {self.model!r}, but one came from "
+                f"{one_line(reply.model, 300)!r}. Ask a server that does not fall back to other models."
             )
-        self._known_as.add(reply.model)
 
     def _note_retry(self, state: RetryCallState) -> None:
         """Count a retry. The first is reported where nothing was answered yet: the attempts may take a minute."""
@@ -188,19 +187,6 @@ def _failure(state: RetryCallState) -> Failure:
     error = state.outcome and state.outcome.exception()
     assert isinstance(error, Failure)
     return error
-
-
-def listed_models(body: bytes) -> set[str]:
-    """Names of the models in a server's list of them; none where it is no list.
-
-    >>> listed_models(b'{"data": [{"id": "a"}, {"id": "b"}]}') == {"a", "b"}
-    True
-    """
-    try:
-        names = [model["id"] for model in json.loads(body)["data"]]
-    except (ValueError, LookupError, TypeError, RecursionError):
-        return set()
-    return {name for name in names if isinstance(name, str)}
 
 
 def same_model(requested: str, replied: str) -> bool:

@@ -9,7 +9,6 @@ import math
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -53,12 +52,6 @@ class Failure(Exception):
         self.reason, self.reached, self.wait, self.brief = reason, reached, wait, brief or reason
 
 
-@dataclass
-class _Pool:
-    api: AsyncOpenAI
-    in_flight: int = 0
-
-
 class Endpoint:
     """An address, with a few pools of connections. It rests after some failures in a row, ever longer.
 
@@ -68,7 +61,6 @@ class Endpoint:
         key: Sent with every request; None sends "none".
 
     Attributes:
-        in_flight: Attempts under way.
         rests_until: Time of `time.monotonic` before which others are preferred.
 
     Raises:
@@ -76,9 +68,13 @@ class Endpoint:
     """
 
     def __init__(self, server: Server, url: str, key: str | None) -> None:
-        self.server, self.url, self.in_flight, self.rests_until = server, url, 0, 0.0
-        self._failures = 0
-        self._pools = [_Pool(api) for api in _clients(server, url, key or "none")]
+        self.server, self.url, self.rests_until, self._failures = server, url, 0.0, 0
+        self._in_flight = dict.fromkeys(_clients(server, url, key or "none"), 0)  # attempts under way of each pool
+
+    @property
+    def in_flight(self) -> int:
+        """Attempts under way."""
+        return sum(self._in_flight.values())
 
     async def ask(self, request: Request, model: str) -> Reply:
         """One attempt at a request.
@@ -88,33 +84,30 @@ class Endpoint:
             RejectedRequest: The server does not take this request.
             InputError: No retry of any request mends it.
         """
-        pool = min(self._pools, key=lambda pool: pool.in_flight)
-        self.in_flight += 1
-        pool.in_flight += 1
+        api = min(self._in_flight, key=self._in_flight.__getitem__)
+        self._in_flight[api] += 1
         try:
-            content = await self._post(pool.api, request, model)
-            try:
-                reply = read_reply(content, request)
-            except BrokenReply as broken:
-                raise Failure(f"{self.url} sent {broken}", brief=f"{self.url} sent no whole reply") from None
+            reply = read_reply(await self._post(api, request, model), request)
+        except BrokenReply as broken:
+            self._note_failure()
+            raise Failure(f"{self.url} sent {broken}", brief=f"{self.url} sent no whole reply") from None
         except Failure:
             self._note_failure()
             raise
         finally:
-            self.in_flight -= 1
-            pool.in_flight -= 1
+            self._in_flight[api] -= 1
         self._failures, self.rests_until = 0, 0.0
         return reply
 
     async def list_models(self) -> bytes:
         """The server's list of its models."""
         async with asyncio.timeout(self.server.timeout):
-            return await self._pools[0].api.get("/models", cast_to=bytes)
+            return await next(iter(self._in_flight)).get("/models", cast_to=bytes)
 
     async def close(self) -> None:
         """Close all connections."""
-        for pool in self._pools:
-            await pool.api.close()
+        for api in self._in_flight:
+            await api.close()
 
     def _note_failure(self) -> None:
         now = time.monotonic()
@@ -153,22 +146,14 @@ class Endpoint:
         if (status in _TRANSIENT or status >= 500) and not out_of_credit:
             brief = f"{self.url} answers with status {status}"
             return Failure(f"status {status}: {words}", wait=_retry_after(headers), brief=brief)
-        match status:
-            case 401 | 403:
-                next_step = f"Put a valid key into the environment variable {self.server.api_key_env}."
-            case 404:
-                next_step = (
-                    "Give the model's name as the server knows it with --model, and with --server.url an address that "
-                    "ends before /chat/completions, most often in /v1."
-                )
-            case _ if 300 <= status < 400:
-                words = f"it moved to {one_line(headers.get('location', 'elsewhere'), 300)}"
-                next_step = "Give the new address with --server.url."
-            case _:
-                next_step = (
-                    "Change what these words name: the model, an option of the policy, or a field of "
-                    "--server.extra_body."
-                )
+        next_step = "Change what these words name: the model, an option of the policy, or --server.extra_body."
+        if status in (401, 403):
+            next_step = f"Put a valid key into the environment variable {self.server.api_key_env}."
+        elif status == 404:
+            next_step = "Give the name that the server knows with --model, and with --server.url an address up to /v1."
+        elif 300 <= status < 400:
+            words = f"it moved to {one_line(headers.get('location', 'elsewhere'), 300)}"
+            next_step = "Give the new address with --server.url."
         kind = RejectedRequest if status in _ABOUT_REQUEST else InputError
         return kind(f"Expected {self.url} to answer, but it refuses with status {status}: {words}. {next_step}")
 
@@ -237,9 +222,8 @@ def _clients(server: Server, url: str, key: str) -> list[AsyncOpenAI]:
             )
         except (ImportError, ValueError, http.InvalidURL) as error:  # its words may hold a proxy's password
             raise InputError(
-                f"Expected connections to {url} to be possible, but its address or a proxy's can't be used "
-                f"({type(error).__name__}). Look at --server.url and the environment variables ALL_PROXY, HTTP_PROXY "
-                "and HTTPS_PROXY; SOCKS takes: pip install socksio"
+                f"Expected to connect to {url}, but its address or a proxy's can't be used ({type(error).__name__}). "
+                "Look at --server.url and ALL_PROXY, HTTP_PROXY and HTTPS_PROXY; SOCKS takes: pip install socksio"
             ) from None
         api.organization = api.project = api.admin_api_key = None
         clients.append(api)
@@ -256,13 +240,11 @@ def allow_open_files(n: int) -> None:
         import resource
     except ImportError:  # Windows has no such limit
         return
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = n + _OTHER_FILES
-    if soft == resource.RLIM_INFINITY or soft >= needed:
-        return
+    (soft, hard), needed = resource.getrlimit(resource.RLIMIT_NOFILE), n + _OTHER_FILES
     if hard != resource.RLIM_INFINITY and hard < needed:
         raise InputError(
-            f"Expected to have {needed} files and connections open at a time, but this process may have {hard}. Ask for "
+            f"Expected to open {needed} files and connections at a time, but this process may open {hard}. Ask for "
             "fewer at a time with --server.max_concurrency, or raise the limit (`ulimit -n`)."
         )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))

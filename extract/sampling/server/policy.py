@@ -1,7 +1,5 @@
 """How a model behind a server is asked: the endpoint's options, and the request for some answers to a question."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -91,21 +89,17 @@ class Server:
         return [url.rstrip("/") for url in given]
 
     def _check_extra_body(self) -> None:
-        key, leaves = os.environ.get(self.api_key_env, "").strip(), list(_leaves(self.extra_body))
-        if len(key) >= _SHORTEST_KEY and any(key in text for _, text in leaves):
+        key = os.environ.get(self.api_key_env, "").strip()
+        secret = next(filter(_SECRET.search, _field_names(self.extra_body)), None)
+        if secret is not None or (len(key) >= _SHORTEST_KEY and key in str(self.extra_body)):
+            found = "the key itself" if secret is None else f"a field {shown(secret)}"
             raise InputError(
-                "Expected `server.extra_body` to hold no secrets, because the store keeps it, but it holds the key of "
-                f"the environment variable {self.api_key_env}. Leave it out; the key is sent by itself."
+                f"Expected `server.extra_body` to hold no secrets, because the store keeps it, but got {found}. "
+                f"Leave it out; the key of the environment variable {self.api_key_env} is sent by itself."
             )
-        if secret := next((name for names, _ in leaves for name in names if _SECRET.search(name)), None):
-            raise InputError(
-                "Expected `server.extra_body` to hold no secrets, because the store keeps it, but got a field "
-                f"{shown(secret)}. Put the key into the environment variable {self.api_key_env}."
-            )
-        conflicts = sorted(
-            name for name in _SET_BY_OPTIONS & self.extra_body.keys() if self.extra_body[name] is not None
-        )
-        if conflicts:
+        if conflicts := [
+            name for name, value in self.extra_body.items() if name in _SET_BY_OPTIONS and value is not None
+        ]:
             raise InputError(
                 f"Expected `server.extra_body` to hold no field that another option sets, but got {conflicts[0]!r}. "
                 "Use --model, --server.… or --policy.… for it; null leaves it out of the requests."
@@ -130,16 +124,13 @@ def _check_url(url: str) -> None:
         )
 
 
-def _leaves(value: Any, names: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Each single value in a JSON value as text, with the names of the fields around it."""
+def _field_names(value: Any) -> Iterator[str]:
+    """The names of all fields in a JSON value, however deep."""
     if isinstance(value, dict):
-        for name, inner in value.items():
-            yield from _leaves(inner, (*names, str(name)))
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            yield from _leaves(inner, names)
-    else:
-        yield names, str(value)
+        yield from map(str, value)
+        value = list(value.values())
+    for inner in value if isinstance(value, list | tuple) else ():
+        yield from _field_names(inner)
 
 
 def request_for(question: Question, samples: Sequence[int], decoding: Decoding, server: Server) -> Request:
@@ -149,9 +140,8 @@ def request_for(question: Question, samples: Sequence[int], decoding: Decoding, 
         InputError: A chat where `prompt.chat` is false.
     """
     prompt, extra = decoding.prompt, dict(server.extra_body)
-    if prompt.chat and prompt.thinking is not None:
-        template_options = {"enable_thinking": prompt.thinking, **extra.get("chat_template_kwargs", {})}
-        extra["chat_template_kwargs"] = template_options
+    if prompt.thinking is not None:
+        extra["chat_template_kwargs"] = {"enable_thinking": prompt.thinking, **extra.get("chat_template_kwargs", {})}
     return Request(
         prompt=prompt.messages(question.prompt) if prompt.chat else prompt.text(question.prompt),
         n=len(samples),

@@ -4,14 +4,11 @@ Servers silently ignore what they don't know: several answers of one request, lo
 With the temperature ignored all answers to a question are the same, and its expected accuracy looks like 0 or 1.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 import sys
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from extract.errors import InputError
 from extract.policy import Decoding
@@ -41,29 +38,23 @@ _CONSTRAINTS = re.compile(
 _LEAST_REPEATED = 30
 
 
-@dataclass(frozen=True)
-class Trial:
+@dataclass
+class Preflight:
     """Findings of a preflight.
 
     Attributes:
-        replies: To the first requests, one for each address, as good as any other; keep them.
+        spending: What it cost.
+        replies: To the first requests, as good as any other, by question and first sample of what they answer.
         known_as: Names that replies give the model, for `Client`.
-        varies: Whether answers differ at this temperature; None at temperature 0, or where it could not be seen.
+        varies: Whether answers were seen to differ; false at temperature 0.
         notices: What is no reason to stop and yet worth knowing, one line each.
     """
 
-    replies: list[Reply]
-    known_as: frozenset[str | None]
-    varies: bool | None
-    notices: list[str]
-
-
-class Preflight(NamedTuple):
-    """A trial with its cost, and its replies by question and first sample of what they answer."""
-
-    trial: Trial
     spending: Spending
-    replies: dict[tuple[str, int], Reply]
+    replies: dict[tuple[str, int], Reply] = field(default_factory=dict)
+    known_as: set[str | None] = field(default_factory=set)
+    varies: bool = True
+    notices: list[str] = field(default_factory=list)
 
 
 def run_preflight(asks: Sequence[Ask], model: str, decoding: Decoding, server: Server) -> Preflight:
@@ -80,83 +71,80 @@ def run_preflight(asks: Sequence[Ask], model: str, decoding: Decoding, server: S
     """
     spending = Spending(server)
 
-    async def try_in_turn() -> tuple[Trial, Sequence[Ask]]:
+    async def try_in_turn() -> Preflight:
         rejections = []
         for start in range(0, max(len(asks), 1), len(server.urls)):
             turn = asks[start : start + len(server.urls)]
-            requests = [request_for(*ask, decoding, server) for ask in turn]
+            requests = {(ask.question.id, ask.samples[0]): request_for(*ask, decoding, server) for ask in turn}
             try:
-                return await try_server(server, model, spending, requests), turn
+                return await try_server(server, model, spending, requests)
             except RejectedRequest as error:
                 rejections.append(error)
         raise rejections[0]
 
     try:
-        trial, turn = run_async(try_in_turn())
+        found = run_async(try_in_turn())
     except BudgetSpent as error:
         raise InputError(f"Expected a budget for all answers, but {error}") from None
     except InputError as error:
         messages = (public(error, ask.question) for ask in asks)
         raise InputError(next((message for message in messages if message != str(error)), str(error))) from None
-    for notice in trial.notices:
+    for notice in dict.fromkeys(found.notices):
         print(f"server: {notice}", file=sys.stderr)
-    replies = {(ask.question.id, ask.samples[0]): reply for ask, reply in zip(turn, trial.replies, strict=False)}
-    return Preflight(trial, spending, replies)
+    return found
 
 
-async def try_server(server: Server, model: str, spending: Spending, requests: Sequence[Request]) -> Trial:
+async def try_server(
+    server: Server, model: str, spending: Spending, requests: Mapping[tuple[str, int], Request]
+) -> Preflight:
     """Ask each address one real request, and at a temperature above 0 four short ones whose answers have to differ.
 
     Args:
         server: Where and how.
         model: What the server calls the model.
         spending: Counts what is spent, and holds the budgets.
-        requests: Requests that are to be answered anyway; as many are used as there are addresses.
+        requests: A request for each address that is to be answered anyway, by question and first sample.
 
     Raises:
         InputError: There is no server, it refuses, its reply is not what was asked for, or the budgets are too small
             even for this, which is checked before anything is asked.
     """
-    pairs = list(zip(server.urls, requests, strict=False))
-    _check_budgets(spending, [request for _, first in pairs for request in [first, *_open_requests(first)]])
-    trials = await asyncio.gather(*(_try_url(replace(server, url=url), model, spending, one) for url, one in pairs))
-    varies = [trial.varies for trial in trials]
-    return Trial(
-        [reply for trial in trials for reply in trial.replies],
-        frozenset(name for trial in trials for name in trial.known_as),
-        None if None in varies else all(varies),
-        list(dict.fromkeys(notice for trial in trials for notice in trial.notices)),
-    )
-
-
-def _check_budgets(spending: Spending, requests: Sequence[Request]) -> None:
-    """Reject budgets that these requests may exceed."""
-    server = spending.server
+    planned = [planned for request in requests.values() for planned in [request, *_open_requests(request)]]
     for name, budget, cost in (
-        ("requests", server.budget_requests, spending.requests + len(requests)),
-        ("tokens", server.budget_tokens, spending.tokens + sum(map(spending.most_tokens, requests))),
+        ("requests", server.budget_requests, spending.requests + len(planned)),
+        ("tokens", server.budget_tokens, spending.tokens + sum(map(spending.most_tokens, planned))),
     ):
         if budget is not None and budget < cost:
             raise InputError(
                 f"Expected `server.budget_{name}` to be at least {cost}, which the trial before a run may take, but "
                 f"got {budget}. Nothing was asked; give a larger one."
             )
+    found, pairs = Preflight(spending), zip(server.urls, requests.values(), strict=False)
+    replies = await asyncio.gather(
+        *(_try_url(replace(server, url=url), model, request, found) for url, request in pairs)
+    )
+    found.replies = dict(zip(requests, replies, strict=True))
+    return found
 
 
-async def _try_url(server: Server, model: str, spending: Spending, request: Request) -> Trial:
-    notices = []
-    async with Client(server, model, spending) as client:
+async def _try_url(server: Server, model: str, request: Request, found: Preflight) -> Reply:
+    """The reply of one address; adds to the findings."""
+    url, notices = server.urls[0], []
+    async with Client(server, model, found.spending) as client:
         try:
             reply = await client.ask(request)
             if reply.model is not None and not same_model(model, reply.model):
-                check_alias(model, reply.model, await client.model_names(), server)
-                notices.append(
-                    f"the server answers to the name {model!r} with the model {one_line(reply.model, 300)!r}"
-                )
-            _check_reply(request, reply, server)
-            varies = await _answers_vary(client, request, server)
+                listed, name = await client.model_names(), one_line(reply.model, 300)
+                if model not in listed or reply.model in listed:  # else it is an alias
+                    raise InputError(
+                        f"Expected {url} to answer with the model {model!r}, but its replies are by {name!r}. Give "
+                        "that name with --model, or the address of another server."
+                    )
+                notices.append(f"the server answers to the name {model!r} with the model {name!r}")
+            _check_reply(request, reply, url)
+            varies = await _answers_vary(client, request, url)
         except Unanswered as error:
-            raise InputError(f"Expected {server.urls[0]} to answer a few requests, but {error}.") from None
+            raise InputError(f"Expected {url} to answer a few requests, but {error}.") from None
         except BudgetSpent as error:  # by attempts that failed
             raise InputError(f"Expected budgets that are enough for the trial, but {error}") from None
         except InputError as error:
@@ -165,28 +153,18 @@ async def _try_url(server: Server, model: str, spending: Spending, request: Requ
         notices.append("the server reports no token counts: tokens and cost are upper estimates")
     if any(choice.cut for choice in reply.choices):
         notices.append("the server leaves stop texts in answers: they are cut off, and tokens of such answers not kept")
-    if request.temperature > 0 and varies is None:
+    if request.temperature > 0 and not varies:
         why = "--server.extra_body constrains them" if _is_constrained(request) else "an open question got empty texts"
         notices.append(f"whether answers vary could not be seen: {why}")
-    return Trial([reply], frozenset([reply.model]), varies, [client.without_key(notice) for notice in notices])
+    found.known_as.add(reply.model)
+    found.varies &= varies
+    found.notices += map(client.without_key, notices)
+    return reply
 
 
-def check_alias(model: str, replied: str, listed: Collection[str], server: Server) -> None:
-    """Reject another model's replies. An alias is a name that the server lists while it does not list the replies'.
-
-    Raises:
-        InputError: The replies are another model's.
-    """
-    if model not in listed or replied in listed:
-        raise InputError(
-            f"Expected {server.urls[0]} to answer with the model {model!r}, but its replies are by "
-            f"{one_line(replied, 300)!r}. Give that name with --model, or the address of another server."
-        )
-
-
-def _check_reply(request: Request, reply: Reply, server: Server) -> None:
+def _check_reply(request: Request, reply: Reply, url: str) -> None:
     """Reject a reply that lacks answers or log-probabilities, or whose answers are longer than allowed."""
-    url, n = server.urls[0], len(reply.choices) + reply.n_left_out
+    n = len(reply.choices) + reply.n_left_out
     if n != request.n:
         raise InputError(
             f"Expected {url} to give {request.n} answers to one request, but it gave {n}. Ask for one at a time with "
@@ -222,8 +200,7 @@ def _open_requests(request: Request) -> list[Request]:
     """
     if request.temperature == 0 or _is_constrained(request):
         return []
-    seeds = [None if request.seed is None else request.seed + i for i in range(_VARIED)]
-    asked = replace(
+    open_request = replace(
         request,
         prompt=_OPEN_TEXT if isinstance(request.prompt, str) else [{"role": "user", "content": _OPEN_CHAT}],
         n=min(request.n, 2),
@@ -233,34 +210,32 @@ def _open_requests(request: Request) -> list[Request]:
         max_tokens=_VARIED_TOKENS,
         stop=(),
     )
-    return [replace(asked, seed=seed) for seed in seeds]
+    return [replace(open_request, seed=None if request.seed is None else request.seed + i) for i in range(_VARIED)]
 
 
-async def _answers_vary(client: Client, request: Request, server: Server) -> bool | None:
-    """True where the answers to an open question differ; None when all are empty, or none is asked.
+async def _answers_vary(client: Client, request: Request, url: str) -> bool:
+    """Whether the answers to an open question were seen to differ; not when all are empty, or none is asked.
 
     Raises:
         InputError: They don't differ.
     """
     requests = _open_requests(request)
-    if not requests:
-        return None
-    temperature, replies = requests[0].temperature, await asyncio.gather(*map(client.ask, requests))
-    answers = [[(choice.text, choice.reasoning) for choice in reply.choices] for reply in replies]
+    replies = await asyncio.gather(*map(client.ask, requests))
+    answers = [[(choice.text, choice.reasoning or "") for choice in reply.choices] for reply in replies]
     if not any(text or reasoning for answer in answers for text, reasoning in answer):
-        return None
-    text = one_line(answers[0][0][0] or answers[0][0][1] or "", 80)
+        return False
+    temperature, text = requests[0].temperature, one_line(answers[0][0][0] or answers[0][0][1], 80)
     if len({answer[0] for answer in answers}) == 1:
         raise InputError(
-            f"Expected answers that vary at temperature {request.temperature:g}, but {server.urls[0]} gave the same "
-            f"{_VARIED} times at temperature {temperature:g}: {text!r}. It takes the most likely token, or repeats "
-            "cached answers. For `transformers serve` add --server.extra_body '{generation_config: {do_sample: true, "
-            "top_k: 0}}'; turn off the cache of a proxy."
+            f"Expected answers that vary at temperature {request.temperature:g}, but {url} gave the same {_VARIED} "
+            f"times at temperature {temperature:g}: {text!r}. It takes the most likely token, or repeats cached "
+            "answers. For `transformers serve` add --server.extra_body '{generation_config: {do_sample: true, top_k: "
+            "0}}'; turn off the cache of a proxy."
         )
     if requests[0].n > 1 and all(len(set(answer)) == 1 for answer in answers):
         raise InputError(
-            f"Expected the answers of one request to differ at temperature {temperature:g}, but {server.urls[0]} gave "
-            f"copies: {text!r}. Ask for one at a time with --server.n 1."
+            f"Expected the answers of one request to differ at temperature {temperature:g}, but {url} gave copies: "
+            f"{text!r}. Ask for one at a time with --server.n 1."
         )
     return True
 

@@ -1,15 +1,12 @@
 """The wire protocol: what is asked of an OpenAI-compatible server, and how its replies are read."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from extract.text import one_line
 
-_Number = TypeVar("_Number", int, float)
 #: Types of the parts into which some servers divide an answer.
 _TEXT_PARTS = ("text", "output_text")
 _REASONING_PARTS = ("thinking", "reasoning", "reasoning_text")
@@ -21,9 +18,6 @@ _FINISH_REASONS: dict[str, Literal["stop", "length", "content_filter"]] = {
 }
 _LARGEST_LOGPROB = 1e-3  # float32 loses this much of logits in the hundreds
 _LARGEST_FLOAT32 = 3e38
-
-#: A row of the table of samples, of the columns of `SAMPLES_SCHEMA`.
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -131,8 +125,8 @@ class Reply:
         alone = len(self.choices) == 1 and not self.n_left_out and not self.choices[0].cut
         return self.completion_tokens if alone else None
 
-    def rows(self, question_id: str, samples: Sequence[int]) -> list[Row]:
-        """A row for each of the `samples` of a question that there is an answer for, in their order."""
+    def rows(self, question_id: str, samples: Sequence[int]) -> list[dict[str, Any]]:
+        """Rows of the table of samples: one for each of the `samples` that there is an answer for, in their order."""
         return [
             {
                 "question_id": question_id,
@@ -147,7 +141,7 @@ class Reply:
         ]
 
 
-def _token_columns(choice: Choice, n_tokens: int | None) -> Row:
+def _token_columns(choice: Choice, n_tokens: int | None) -> dict[str, Any]:
     """What is known of an answer's tokens. Numbers that contradict each other, or that no model gives, become null."""
     ids, logprobs = choice.token_ids, choice.logprobs
     if choice.lacks_logprobs(n_tokens) or not all(-_LARGEST_FLOAT32 <= p <= _LARGEST_LOGPROB for p in logprobs or ()):
@@ -208,15 +202,15 @@ def _read_choice(choice: dict[str, Any], stop: tuple[str, ...]) -> Choice:
         raise BrokenReply(f"an answer without a text: {_repr(choice)}")
     text, thought = _texts(message.get("content") if "message" in choice else choice["text"])
     reasoning = message.get("reasoning_content") or message.get("reasoning") or thought
-    cuts = [text.index(end) for end in stop if end in text]
-    return Choice(
-        text=valid_text(text[: min(cuts)] if cuts else text),
-        reasoning=valid_text(reasoning) if isinstance(reasoning, str) and reasoning else None,
-        finish_reason="stop" if cuts else finish_reason,
-        logprobs=None if cuts else _read_logprobs(_dict(choice.get("logprobs"))),
-        token_ids=None if cuts else _numbers(choice.get("token_ids"), int),
-        cut=bool(cuts),
-    )
+    reasoning = _valid_text(reasoning) if isinstance(reasoning, str) and reasoning else None
+    if cuts := [text.index(end) for end in stop if end in text]:
+        return Choice(_valid_text(text[: min(cuts)]), reasoning, "stop", None, None, cut=True)
+    given = _dict(choice.get("logprobs"))
+    content, logprobs = given.get("content"), given.get("token_logprobs")  # of a chat, of a completion
+    if isinstance(content, list):
+        logprobs = [_dict(token).get("logprob") for token in content]
+    token_ids = _numbers(choice.get("token_ids"), int)
+    return Choice(_valid_text(text), reasoning, finish_reason, _numbers(logprobs, float), token_ids)
 
 
 def _texts(content: Any) -> tuple[str, str]:
@@ -242,15 +236,7 @@ def _texts(content: Any) -> tuple[str, str]:
     return text, reasoning
 
 
-def _read_logprobs(given: dict[str, Any]) -> list[float] | None:
-    """``content[].logprob`` of a chat, ``token_logprobs[]`` of a completion."""
-    content = given.get("content")
-    if isinstance(content, list):
-        return _numbers([_dict(token).get("logprob") for token in content], float)
-    return _numbers(given.get("token_logprobs"), float)
-
-
-def _numbers(given: Any, kind: type[_Number]) -> list[_Number] | None:
+def _numbers(given: Any, kind: type) -> list[Any] | None:
     try:
         return [kind(value) for value in given] if isinstance(given, list) else None
     except (TypeError, ValueError, OverflowError):
@@ -273,12 +259,8 @@ def server_words(content: Any) -> str | None:
     return words if words is None or isinstance(words, str) else _repr(words)
 
 
-def valid_text(text: str) -> str:
-    r"""The text with U+FFFD for halves of surrogate pairs, which no file can hold.
-
-    >>> valid_text("a\ud83db")
-    'a�b'
-    """
+def _valid_text(text: str) -> str:
+    """The text with U+FFFD for halves of surrogate pairs, which no file can hold."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 

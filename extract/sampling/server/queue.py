@@ -1,8 +1,6 @@
 """What is still to be asked for a store: its unfinished ranges in a balanced order, and the requests of each."""
 
-from __future__ import annotations
-
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from extract.errors import InputError
@@ -34,7 +32,13 @@ def ranges_to_ask(store: Store, k: int, n: int, damaged: Collection[SampleRange]
     finished = [samples for samples in store.samples.ranges() if samples not in damaged]
     logged = (samples for samples in logged_ranges(store) if samples not in finished and samples.start < k)
     begun = sorted({*damaged, *logged})
-    _check_apart([*finished, *begun], store)
+    if clash := overlap([*finished, *begun]):
+        logs = [store.samples.log_file(samples) for samples in reversed(clash)]
+        log = next((path for path in logs if path.is_file()), logs[0])
+        raise InputError(
+            f"Expected the files in {str(log.parent)!r} to hold different samples, but {clash[0].stem} and "
+            f"{clash[1].stem} share some. Delete {str(log)!r} to keep the other."
+        )
     new = [
         SampleRange(gap.block, start, min(start + n, gap.stop))
         for gap in missing_ranges([*finished, *begun], store.questions.n_blocks, k)
@@ -42,16 +46,6 @@ def ranges_to_ask(store: Store, k: int, n: int, damaged: Collection[SampleRange]
     ]
     own = (samples for samples in [*begun, *new] if worker.has(samples.block))
     return sorted(own, key=lambda samples: (samples.start, samples.block))
-
-
-def _check_apart(ranges: list[SampleRange], store: Store) -> None:
-    if clash := overlap(ranges):
-        logs = [store.samples.log_file(samples) for samples in reversed(clash)]
-        log = next((path for path in logs if path.is_file()), logs[0])
-        raise InputError(
-            f"Expected the files in {str(log.parent)!r} to hold different samples, but {clash[0].stem} and "
-            f"{clash[1].stem} share some. Delete {str(log)!r} to keep the other."
-        )
 
 
 def delete_finished_logs(store: Store, damaged: Collection[SampleRange], worker: Worker) -> None:
@@ -89,16 +83,11 @@ class OpenRange:
     """
 
     def __init__(self, store: Store, samples: SampleRange, n: int) -> None:
-        self._store, self.samples, self.log = store, samples, AnswerLog(store, samples)
-        self.asks = list(self._missing_asks(n))
+        self._store, self.samples, self.log, self.asks = store, samples, AnswerLog(store, samples), list[Ask]()
+        for question in store.questions.block(samples):
+            missing = [j for j in range(samples.start, samples.stop) if (question.id, j) not in self.log.answered]
+            self.asks += [Ask(question, missing[first : first + n]) for first in range(0, len(missing), n)]
         self.n_waiting = len(self.asks)
-
-    def _missing_asks(self, n: int) -> Iterator[Ask]:
-        for question in self._store.questions.block(self.samples):
-            indices = range(self.samples.start, self.samples.stop)
-            missing = [j for j in indices if (question.id, j) not in self.log.answered]
-            for first in range(0, len(missing), n):
-                yield Ask(question, missing[first : first + n])
 
     def close(self, rejected: Collection[str] = ()) -> bool:
         """Close the log. If the range is complete, write its table first and then delete the log. For any thread.

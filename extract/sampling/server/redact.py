@@ -1,7 +1,5 @@
 """What no message may repeat though a server says it: the key, and a question whose authors keep it unpublished."""
 
-from __future__ import annotations
-
 import re
 
 from extract.questions.question import Question

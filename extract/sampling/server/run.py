@@ -1,7 +1,5 @@
 """One run over the unfinished ranges of a store: hundreds of requests at a time, each reply logged as it arrives."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,7 +10,7 @@ from extract.questions.question import Question
 from extract.running.progress import Progress, say, spent
 from extract.running.worker import Worker
 from extract.sampling.server.budget import BudgetSpent
-from extract.sampling.server.client import Client, Stopped, Unanswered
+from extract.sampling.server.client import Client, Unanswered
 from extract.sampling.server.endpoint import RejectedRequest
 from extract.sampling.server.policy import Server, request_for
 from extract.sampling.server.preflight import Preflight
@@ -59,7 +57,7 @@ class Run:
     rejected: dict[str, str] = field(default_factory=dict)
     stopped: Exception | None = None
     _n_rejected_in_a_row: int = 0
-    _client: Client | None = None
+    _client: Client = field(init=False)
     _open: dict[SampleRange, OpenRange] = field(default_factory=dict)
     _completed: set[SampleRange] = field(default_factory=set)  # but for answers to rejected questions
 
@@ -67,13 +65,12 @@ class Run:
         """Make all requests, many at a time, until all is there or something stops it; `conclude` says what did."""
         requests, syncing = self._requests(), asyncio.create_task(self._sync())
         spending = replace(self.preflight.spending)  # whose event belongs to this loop
-        client = Client(self.server, self.store.model_id, spending, self.preflight.trial.known_as)
+        self._client = Client(self.server, self.store.model_id, spending, self.preflight.known_as)
         try:
-            async with client, asyncio.TaskGroup() as group:
-                self._client = client
+            async with self._client, asyncio.TaskGroup() as group:
                 # more than may be in flight, so that requests that wait to be retried delay no others
                 for _ in range(2 * self.server.max_concurrency):
-                    group.create_task(self._work(client, requests))
+                    group.create_task(self._work(requests))
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
         finally:
@@ -87,8 +84,7 @@ class Run:
     def _stop(self, reason: Exception) -> None:
         """Make no further request; those in flight are awaited, and their answers kept where possible."""
         self.stopped = self.stopped or reason
-        if self._client is not None:
-            self._client.stop()
+        self._client.stop()
 
     def _requests(self) -> Iterator[tuple[OpenRange, Ask]]:
         """All requests, each at its turn."""
@@ -109,10 +105,10 @@ class Run:
                     return
                 yield opened, ask
 
-    async def _work(self, client: Client, requests: Iterator[tuple[OpenRange, Ask]]) -> None:
+    async def _work(self, requests: Iterator[tuple[OpenRange, Ask]]) -> None:
         """Make one request after another."""
         for opened, ask in requests:
-            if not await self._ask(client, opened, *ask):
+            if not await self._ask(opened, *ask):
                 self._completed.discard(opened.samples)
             opened.n_waiting -= 1
             if not opened.n_waiting:
@@ -122,7 +118,7 @@ class Run:
                 except (OSError, InputError) as error:
                     self._stop(error)
 
-    async def _ask(self, client: Client, opened: OpenRange, question: Question, samples: list[int]) -> bool:
+    async def _ask(self, opened: OpenRange, question: Question, samples: list[int]) -> bool:
         """Log the answers to a question. Where a reply holds too few of them, ask for the others.
 
         Returns:
@@ -130,19 +126,18 @@ class Run:
         """
         while samples and question.id not in self.rejected:
             try:
-                reply = self.preflight.replies.pop((question.id, samples[0]), None) or await client.ask(
-                    request_for(question, samples, self.decoding, self.server)
-                )
-                self._n_rejected_in_a_row = 0
+                request = request_for(question, samples, self.decoding, self.server)
+                reply = self.preflight.replies.pop((question.id, samples[0]), None) or await self._client.ask(request)
                 rows = reply.rows(question.id, samples)
                 opened.log.append(rows)
-            except Stopped:
-                return False
-            except Unanswered as error:
+            except Unanswered as error:  # also because the client was stopped
                 self.n_unanswered, self.reason = self.n_unanswered + len(samples), public(error, question)
                 return False
             except RejectedRequest as error:
-                self._reject(question, error)
+                n = self._n_rejected_in_a_row = self._n_rejected_in_a_row + (question.id not in self.rejected)
+                self.rejected[question.id] = public(error, question)
+                if n >= _MOST_REJECTED:
+                    self._stop(InputError(f"Expected the server to take most questions, but it rejects {n} in a row."))
                 return True
             except (BudgetSpent, InputError) as error:
                 self._stop(type(error)(public(error, question)))
@@ -150,19 +145,13 @@ class Run:
             except OSError as error:
                 self._stop(error)
                 return False
+            self._n_rejected_in_a_row = 0
             self.n_arrived, samples = self.n_arrived + len(rows), samples[len(rows) :]
-            self._show(client, len(rows), reply.completion_tokens or 0)
+            self._show(len(rows), reply.completion_tokens or 0)
         return True
 
-    def _reject(self, question: Question, error: RejectedRequest) -> None:
-        self._n_rejected_in_a_row += question.id not in self.rejected
-        self.rejected[question.id] = public(error, question)
-        if self._n_rejected_in_a_row >= _MOST_REJECTED:
-            n = self._n_rejected_in_a_row
-            self._stop(InputError(f"Expected the server to take most questions, but it rejects {n} in a row."))
-
-    def _show(self, client: Client, n_answers: int, n_tokens: int) -> None:
-        spending, server = client.spending, self.server
+    def _show(self, n_answers: int, n_tokens: int) -> None:
+        spending, server = self._client.spending, self.server
         words = spent(spending.prompt_tokens, spending.answer_tokens, server.price_prompt, server.price_answer)
         self.progress.note(f"{words}, {spending.retries} retries" if spending.retries else words)
         self.progress(n_answers, n_tokens)
@@ -197,8 +186,9 @@ class Run:
         if self.stopped is not None:
             scope = f" (each of the {worker.count} workers has its own)" if worker.count > 1 else ""
             raise InputError(f"Expected a budget for all answers{scope}, but {self.stopped} {state}")
-        unfinished = [samples for samples in self.ranges if not is_finished(self.store.samples.file(samples))]
-        unfinished = [s for s in unfinished if not OpenRange(self.store, s, self.server.n).close(self.rejected)]
+        store, n = self.store, self.server.n
+        unfinished = [samples for samples in self.ranges if not is_finished(store.samples.file(samples))]
+        unfinished = [samples for samples in unfinished if not OpenRange(store, samples, n).close(self.rejected)]
         if self.n_unanswered:
             raise InputError(
                 f"Expected a reply to every request, but {self.n_unanswered:,} answers are missing: {self.reason}. Run "
@@ -206,7 +196,7 @@ class Run:
             )
         if unfinished:
             raise InputError(
-                f"Expected {str(self.store.samples.log_file(unfinished[0]))!r} to hold all answers that arrived, but "
+                f"Expected {str(store.samples.log_file(unfinished[0]))!r} to hold all answers that arrived, but "
                 f"some are lost. Run the same command again to ask for them. {state}"
             )
         if self.rejected:

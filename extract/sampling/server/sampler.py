@@ -1,7 +1,5 @@
 """The server sampler: answers of a model behind an OpenAI-compatible server, each kept as it arrives."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
@@ -13,7 +11,7 @@ from extract.running.worker import Worker
 from extract.sampling.base import Sampler, SamplingOptions
 from extract.sampling.run import damaged_ranges
 from extract.sampling.server.endpoint import allow_open_files
-from extract.sampling.server.preflight import TRIES, Preflight, Trial, nothing_varies, run_preflight
+from extract.sampling.server.preflight import TRIES, Preflight, nothing_varies, run_preflight
 from extract.sampling.server.queue import Ask, delete_finished_logs, first_asks, n_logged, ranges_to_ask
 from extract.sampling.server.run import Run
 from extract.store.questions import Questions
@@ -25,14 +23,12 @@ class ServerSampler(Sampler):
 
     def __init__(self, options: SamplingOptions, decoding: Decoding, worker: Worker) -> None:
         self.options, self.server, self.decoding, self.worker = options, options.server, decoding, worker
-        self._preflights: dict[float, Preflight] = {}
+        self._preflights: dict[float, Preflight] = {}  # of the stores that were made in this run
 
     def policy(self, decoding: Decoding) -> Policy:
         """The model's name, the decoding, and what else every request holds. Where the server is changes no answer."""
-        unknown = dict.fromkeys(("revision", "fingerprint", "dtype", "tokenizer", "chat_template"))
-        api = "chat" if decoding.prompt.chat else "completions"
-        request = {"api": api, "extra": self.server.extra_body}
-        return Policy(ModelIdentity(id=self.options.model, **unknown), decoding, request)
+        request = {"api": "chat" if decoding.prompt.chat else "completions", "extra": self.server.extra_body}
+        return Policy(ModelIdentity(self.options.model), decoding, request)
 
     def prepare(self, questions: Questions, new: Sequence[Decoding]) -> None:
         """Try the server before there is a store, whose identity would include a wrong name or field.
@@ -44,7 +40,8 @@ class ServerSampler(Sampler):
         first = questions[self.worker.rank * size :][: min(n_tries, size)] if new else []
         asks = [Ask(question, list(range(min(self.server.n, self.options.k)))) for question in first]
         for decoding in new[:1]:
-            self._preflights[float(decoding.temperature)] = self._run_preflight(asks, decoding)
+            preflight = run_preflight(asks, self.options.model, decoding, self.server)
+            self._preflights[float(decoding.temperature)] = preflight
 
     def fill(self, stores: Mapping[float, Store], k: int) -> None:
         """Ask for the missing samples of one store after the other.
@@ -67,32 +64,26 @@ class ServerSampler(Sampler):
             say(f"sample: all {k} answers to each question are there")
             return
         allow_open_files(server.max_concurrency * len(server.urls) + min(2 * server.max_concurrency, len(ranges)))
-        if not temperature and k > 1:
-            say(
-                f"sample: at temperature 0 the {k} answers to a question mostly are the same, and each costs; --k 1 "
-                "asks once"
-            )
+        if not temperature:
+            say(f"sample: at temperature 0 the {k} answers to a question mostly are the same, and each costs")
         preflight = self._preflights.get(temperature)
         if preflight is None:
             asks = first_asks(store, ranges, server.n, TRIES * len(server.urls))
-            preflight = self._run_preflight(asks, decoding)
+            preflight = run_preflight(asks, self.options.model, decoding, server)
         n_missing = sum(store.questions.n_rows(samples) - n_logged(store, samples) for samples in ranges)
         with Progress(f"sample{worker.label}", n_missing, "answers") as progress:
             run = Run(store, ranges, decoding, server, preflight, progress)
             run_async(run.ask_all())
         run.conclude(n_missing, worker)
         if temperature:
-            check_variation(store, ranges[0].block, preflight.trial)
-
-    def _run_preflight(self, asks: Sequence[Ask], decoding: Decoding) -> Preflight:
-        return run_preflight(asks, self.options.model, decoding, self.server)
+            check_variation(store, ranges[0].block, preflight.varies)
 
 
-def check_variation(store: Store, block: int, trial: Trial) -> None:
+def check_variation(store: Store, block: int, has_varied: bool) -> None:
     """Warn if all answers to each question of a block are equal.
 
     Raises:
-        InputError: They are, and the trial has not seen answers vary either.
+        InputError: They are, and the preflight has not seen answers vary either (`has_varied`).
     """
     texts = defaultdict(list)
     for samples in store.samples.ranges():
@@ -103,10 +94,9 @@ def check_variation(store: Store, block: int, trial: Trial) -> None:
     if not nothing_varies(texts.values()):
         return
     line = f"all answers to each of {len(texts)} questions are the same"
-    if trial.varies is None:
+    if not has_varied:
         raise InputError(
-            f"Expected answers that vary at a temperature above 0, but {line}: the server seems to take the most likely "
-            f"token. Look at some with `python -m extract inspect --store {store.path}`, and ask in another way with "
-            "--server.extra_body and another --store."
+            f"Expected answers that vary at a temperature above 0, but {line}. Look at some with `python -m extract "
+            f"inspect --store {store.path}`, and ask in another way with --server.extra_body and another --store."
         )
     say(f"sample: {line}; the model is sure of them, or the server repeats cached answers")

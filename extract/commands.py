@@ -1,7 +1,5 @@
 """The commands of ``python -m extract`` as plain functions."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -54,8 +52,8 @@ def sample_family(store: str, recipe: StoreRecipe, worker: Worker | None = None)
 
     Args:
         store: Folder of the store, new or made with the same settings; of a grid of temperatures, that of its stores.
-        recipe: Questions, model and policy.
-        worker: This process among several that share the work; None takes what `torchrun` says.
+        recipe: As for `sample`.
+        worker: As for `sample`.
 
     Returns:
         The store, or that of each temperature.
@@ -193,8 +191,7 @@ def verify(store: str) -> None:
     if problems := list(find_problems(opened)):
         raise InputError(
             f"Expected the files of {store!r} to be whole, but {len(problems)} are not: {'; '.join(problems)}. Run the "
-            "command that made them (sample, grade, read or ask) again, which makes them anew, and delete what no "
-            "command made."
+            "command that made them (sample, grade, read or ask) again, and delete what no command made."
         )
     n_files = len(write_manifest(opened)["files"])
     print(

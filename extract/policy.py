@@ -1,10 +1,8 @@
 """`Policy`: everything that answers are conditional on, and the identity it gives a store."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass, field, replace
 from decimal import Decimal
-from typing import Any
+from typing import Any, Self
 
 from extract.errors import InputError
 from extract.hashing import sha256_json
@@ -44,18 +42,18 @@ class Decoding:
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", tuple(self.stop))
         if isinstance(self.temperature, str) and ":" not in self.temperature:
-            object.__setattr__(self, "temperature", _number(self.temperature))
+            object.__setattr__(self, "temperature", grid(self.temperature)[0])
         if isinstance(self.temperature, str):
-            grid(self.temperature)
-            return replace(self, temperature=0.0).__post_init__()  # the other options
-        check_options(self, DECODING, "policy.")
+            self.at(self.temperatures[0])  # checks the other options
+        else:
+            check_options(self, DECODING, "policy.")
 
     @property
     def temperatures(self) -> tuple[float, ...]:
         """Every temperature of the grid; the only one without a grid."""
         return grid(self.temperature) if isinstance(self.temperature, str) else (self.temperature,)
 
-    def at(self, temperature: float) -> Decoding:
+    def at(self, temperature: float) -> Self:
         """The same with one temperature."""
         return replace(self, temperature=temperature)
 
@@ -65,34 +63,24 @@ class Decoding:
 
 
 def grid(text: str) -> tuple[float, ...]:
-    """Temperatures of a grid START:STOP:STEP, STOP included where a step meets it; decimals are exact.
+    """Temperatures of a grid START:STOP:STEP, STOP included where a step meets it, or of a number; decimals are exact.
 
     Raises:
-        InputError: It is none, or has more than 1,000 temperatures.
+        InputError: It is neither, or has more than 1,000 temperatures.
 
-    >>> grid("0:0.3:0.1")
-    (0.0, 0.1, 0.2, 0.3)
+    >>> grid("0:0.3:0.1"), grid("0.7")
+    ((0.0, 0.1, 0.2, 0.3), (0.7,))
     """
     try:
-        start, stop, step = (Decimal(part.strip()) for part in text.split(":"))
-        if not (0 <= start <= stop and step > 0 and (stop - start) / step < LARGEST_GRID):
+        start, stop, step = map(Decimal, text.split(":") if ":" in text else (text, text, 1))
+        if not (start <= stop and step > 0 and (stop - start) / step < LARGEST_GRID):
             raise ValueError
     except (ArithmeticError, ValueError):
-        raise _no_temperature(text) from None
+        raise InputError(
+            f"Expected `policy.temperature` to be a number or a grid START:STOP:STEP of at most {LARGEST_GRID} "
+            f"temperatures, such as 0:1.2:0.1, but got {text!r}."
+        ) from None
     return tuple(float(start + i * step) for i in range(int((stop - start) / step) + 1))
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise _no_temperature(text) from None
-
-
-def _no_temperature(text: str) -> InputError:
-    return InputError(
-        f"Expected `policy.temperature` to be a number or a grid START:STOP:STEP of at most {LARGEST_GRID} temperatures, such as 0:1.2:0.1, but got {text!r}."
-    )
 
 
 @dataclass(frozen=True)
@@ -123,7 +111,7 @@ class Policy:
     Attributes:
         model: Which model.
         decoding: How answers are drawn; one temperature.
-        request: What else the answers are conditional on, for example further fields of requests to a server; None for nothing.
+        request: What else the answers are conditional on, such as further fields of requests to a server.
     """
 
     model: ModelIdentity

@@ -1,16 +1,11 @@
 """How a question becomes prompt tokens: a template, and the tokenizer's chat template around it."""
 
-from __future__ import annotations
-
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 from extract.errors import InputError, nearest
 from extract.hashing import sha256_text
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 #: What can be asked: a text, a chat of ``{"role", "content"}``, or prompt token ids that are used as they are.
 Prompt = str | Sequence[dict[str, str]] | Sequence[int]
@@ -23,7 +18,9 @@ TEMPLATES = {
     "number": "{question}\n\nThink step by step. End with a line that has #### and the number alone.",
     "boxed": "{question}\n\nPlease reason step by step, and put your final answer within \\boxed{}.",
     "choice": "{question}\n\nReply with the letter of the right option alone.",
-    "choice-steps": "{question}\n\nThink step by step. End with a line that has Answer: and the letter of the right option.",
+    "choice-steps": (
+        "{question}\n\nThink step by step. End with a line that has Answer: and the letter of the right option."
+    ),
 }
 
 
@@ -32,13 +29,13 @@ class PromptTemplate:
     """The words around a question.
 
     Attributes:
-        template: Text with one ``{question}``, or the name of one: instruction, cloze (the text itself, to be continued), qa,
-            number, boxed, choice or choice-steps.
+        template: Text with one ``{question}``, or the name of one: instruction, cloze (the text itself, to be
+            continued), qa, number, boxed, choice or choice-steps.
         system: System message of the chat; None leaves the chat template's own default.
         chat: Whether the tokenizer's chat template is applied; False gives the plain text.
         thinking: Whether a chat template that can is told to think first; None leaves it to the template.
         shots: Worked examples before the question, taken from train questions, which are never asked.
-        examples: The examples themselves, each a question's text and its answer; found from `shots` where they are not given.
+        examples: The examples themselves, each a question's text and its answer; found from `shots` where not given.
     """
 
     template: str = "{question}"
@@ -53,19 +50,23 @@ class PromptTemplate:
         object.__setattr__(self, "examples", tuple((asked, answer) for asked, answer in self.examples))
         if self.template.count("{question}") != 1:
             raise InputError(
-                f"Expected `prompt.template` to hold {{question}} exactly once or to be one of {', '.join(TEMPLATES)}, but got {self.template!r}.{nearest(self.template, TEMPLATES)} Put {{question}} where the question goes."
+                f"Expected `prompt.template` to hold {{question}} exactly once or to be one of {', '.join(TEMPLATES)}, "
+                f"but got {self.template!r}.{nearest(self.template, TEMPLATES)}"
             )
         if self.system is not None and not self.chat:
             raise InputError(
-                "Expected no `prompt.system` with `prompt.chat` false: plain text has no system message. Put the text into `prompt.template`."
+                "Expected no `prompt.system` with `prompt.chat` false, because plain text has no system message, but "
+                f"got {self.system!r}. Put the text into `prompt.template`."
             )
         if self.thinking is not None and not self.chat:
             raise InputError(
-                "Expected no `prompt.thinking` with `prompt.chat` false: it is the chat template that is told to think. Leave it out."
+                "Expected no `prompt.thinking` with `prompt.chat` false, because it is the chat template that is told "
+                f"to think, but got {str(self.thinking).lower()}. Leave it out."
             )
         if self.shots < 0 or (self.examples and self.shots not in (0, len(self.examples))):
             raise InputError(
-                f"Expected `prompt.shots` to be at least 0, and the number of `prompt.examples` where these are given, but got {self.shots}. Leave one of them out."
+                "Expected `prompt.shots` to be at least 0, and the number of `prompt.examples` where these are given, "
+                f"but got {self.shots}. Leave one of them out."
             )
         object.__setattr__(self, "shots", self.shots or len(self.examples))
 
@@ -79,12 +80,12 @@ class PromptTemplate:
         return record
 
     @classmethod
-    def of(cls, record: Mapping[str, Any]) -> PromptTemplate:
+    def of(cls, record: Mapping[str, Any]) -> Self:
         """The template of a record that is as `extract.schemas.PROMPT` says."""
         return cls(**record)
 
     def messages(self, prompt: str | Sequence[dict[str, str]]) -> list[dict[str, str]]:
-        """The chat: system message, examples as turns, and the question; messages are a chat already and stay as they are.
+        """The chat: system message, examples as turns, and the question. Messages stay as they are.
 
         >>> [one["content"] for one in PromptTemplate("Q: {question}", examples=(("1 + 1?", "2"),)).messages("1 + 2?")]
         ['Q: 1 + 1?', '2', 'Q: 1 + 2?']
@@ -97,23 +98,23 @@ class PromptTemplate:
         return [{"role": role, "content": content} for role, content in (*turns, ("user", self._filled(prompt)))]
 
     def text(self, prompt: str | Sequence[dict[str, str]]) -> str:
-        """The plain text that a model continues: examples, each with its answer, and the question.
+        r"""The plain text that a model continues: examples, each with its answer, and the question.
 
         A blank line stands between them; a line's end where each is a line of its own, as the facts of a cloze are.
 
         Raises:
             InputError: The prompt is a chat.
 
-        >>> print(PromptTemplate("cloze", chat=False, examples=(("The capital of Peru is", "Lima"),)).text("The capital of Norway is"))
-        The capital of Peru is Lima
-        The capital of Norway is
+        >>> PromptTemplate("cloze", chat=False, examples=(("1 + 1 =", "2"),)).text("1 + 2 =")
+        '1 + 1 = 2\n1 + 2 ='
         """
         if not isinstance(prompt, str):
             raise InputError(
-                "Expected a question of text because `prompt.chat` is false, but got a chat of messages. Set `prompt.chat` to true."
+                "Expected a question of text because `prompt.chat` is false, but got a chat of messages. Set "
+                "`prompt.chat` to true."
             )
-        examples = self._plain_examples()
-        return self._between(examples).join([*examples, self._filled(prompt)])
+        examples, between = self._plain_examples()
+        return between.join([*examples, self._filled(prompt)])
 
     @property
     def next_question(self) -> str:
@@ -122,32 +123,28 @@ class PromptTemplate:
         >>> PromptTemplate("qa", chat=False, examples=(("1 + 1?", "2"),)).next_question
         '\n\nQuestion:'
         """
-        return self._between(self._plain_examples()) + self.template.partition("{question}")[0].rstrip()
+        return self._plain_examples()[1] + self.template.partition("{question}")[0].rstrip()
 
-    def encode(self, tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> list[int]:
+    def encode(self, tokenizer: Any, prompt: Prompt) -> list[int]:
         """Prompt token ids, ending just before the first answer token.
 
         Raises:
-            InputError: An empty prompt, or a chat template is asked for and the tokenizer has none, or none that thinks.
+            InputError: An empty prompt, or a chat template is needed and the tokenizer has none, or none that thinks.
         """
-        if isinstance(prompt, str):
-            if not prompt.strip():
-                raise InputError(
-                    "Expected `prompt` to be a question, but got an empty text. Give the text of the question."
-                )
-            if not self.chat:
-                return self._checked(tokenizer(self.text(prompt))["input_ids"])
-            return self._checked(self._encode_chat(tokenizer, self.messages(prompt)))
-        parts: list[Any] = list(prompt)
-        if parts and isinstance(parts[0], dict):
-            return self._checked(self._encode_chat(tokenizer, parts))
-        return self._checked([int(token) for token in parts])
+        given: Any = prompt
+        if not (given.strip() if isinstance(given, str) else len(given)):
+            raise InputError("Expected `prompt` to hold at least one token, but it is empty. Give a question.")
+        if isinstance(given, str) and not self.chat:
+            return tokenizer(self.text(given))["input_ids"]
+        if isinstance(given, str) or isinstance(given[0], dict):
+            return self._encode_chat(tokenizer, self.messages(given))
+        return [int(token) for token in given]
 
-    def _plain_examples(self) -> list[str]:
-        return [_joined(self._filled(asked), answer) for asked, answer in self._shown()]
-
-    def _between(self, examples: Iterable[str]) -> str:
-        return "\n\n" if any("\n" in one for one in (self.template, *examples)) else "\n"
+    def _plain_examples(self) -> tuple[list[str], str]:
+        """The examples, a space before each answer where there is none, and what stands between them."""
+        filled = [(self._filled(asked), answer) for asked, answer in self._shown()]
+        examples = [asked + answer if asked[-1:].isspace() else f"{asked} {answer}" for asked, answer in filled]
+        return examples, "\n\n" if any("\n" in text for text in (self.template, *examples)) else "\n"
 
     def _filled(self, question: str) -> str:
         return self.template.replace("{question}", question)
@@ -155,37 +152,27 @@ class PromptTemplate:
     def _shown(self) -> tuple[tuple[str, str], ...]:
         if self.shots != len(self.examples):
             raise InputError(
-                f"Expected the {self.shots} worked examples of `prompt.shots`, but they are not there yet. Take the policy that `StoreRecipe.load` gives, or give `prompt.examples`."
+                f"Expected the {self.shots} worked examples of `prompt.shots`, but they are not there yet. Take the "
+                "policy that `StoreRecipe.load` gives, or give `prompt.examples`."
             )
         return self.examples
 
-    def _encode_chat(self, tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]]) -> list[int]:
+    def _encode_chat(self, tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:
         if tokenizer.chat_template is None:
             raise InputError(
-                "Expected a tokenizer with a chat template because `prompt.chat` is true, but this one has none. Set `prompt.chat` to false and write the whole prompt in `prompt.template`."
+                "Expected a tokenizer with a chat template because `prompt.chat` is true, but this one has none. Set "
+                "`prompt.chat` to false and write the whole prompt in `prompt.template`."
             )
-        options: dict[str, Any] = {}
-        if self.thinking is not None:
-            if "enable_thinking" not in str(tokenizer.chat_template):
-                raise InputError(
-                    f"Expected a chat template that can think or not because `prompt.thinking` is {str(self.thinking).lower()}, but this one does not look at enable_thinking. Leave `prompt.thinking` out."
-                )
-            options["enable_thinking"] = self.thinking
+        options = {} if self.thinking is None else {"enable_thinking": self.thinking}
+        if options and "enable_thinking" not in str(tokenizer.chat_template):
+            raise InputError(
+                f"Expected a chat template that can think, because `prompt.thinking` is {str(self.thinking).lower()}, "
+                "but this one does not look at enable_thinking. Leave `prompt.thinking` out."
+            )
         text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **options)
         return tokenizer(text, add_special_tokens=False)["input_ids"]
 
-    @staticmethod
-    def _checked(ids: list[int]) -> list[int]:
-        if not ids:
-            raise InputError("Expected `prompt` to hold at least one token, but it is empty. Give a question.")
-        return ids
 
-
-def _joined(asked: str, answer: str) -> str:
-    """A question with its answer behind it, a space between them where there is none."""
-    return asked + answer if asked[-1:].isspace() else f"{asked} {answer}"
-
-
-def template_hash(tokenizer: PreTrainedTokenizerBase) -> str:
+def template_hash(tokenizer: Any) -> str:
     """SHA-256 of the tokenizer's chat template; of the empty text when it has none."""
     return sha256_text(str(tokenizer.chat_template or ""))

@@ -41,8 +41,8 @@ class StoreRecipe:
         question_seed: Seed of the subset, of the order, of shuffled choices and of worked examples.
         stratify_by: Field of the questions (group, or a key of meta) whose values get equal shares of n_questions.
         fields: For a file or a Hub id: the columns with the question and its right answers, as in '{text: question,
-            references: answer}'; also id, kind, choices, group and meta, see docs/questions.md. Null for a set by name, and
-            for a file whose columns have these names.
+            references: answer}'; also id, kind, choices, group and meta, see docs/questions.md. Null for a set by name,
+            and for a file whose columns have these names.
         split: Split of a Hub set; null takes the set's own.
         questions_revision: Commit of a Hub set; null takes the set's own.
         sampler: local draws with the model in this process, server asks the one behind server.url.

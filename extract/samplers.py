@@ -3,8 +3,6 @@
 A new sampler is a class like `extract.sampling.base.Sampler` and an entry here.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`Sampler`: the interface of what fills stores with samples."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -64,7 +62,6 @@ class Sampler(Protocol):
 
     def policy(self, decoding: Decoding) -> Policy:
         """The policy of a store, which its identity holds. `decoding` has one temperature."""
-        ...
 
     def fill(self, stores: Mapping[float, Store], k: int) -> None:
         """Add the samples that the stores lack.
@@ -76,4 +73,3 @@ class Sampler(Protocol):
         Raises:
             InputError: Some samples could not be made. Those that were made are kept.
         """
-        ...

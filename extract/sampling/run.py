@@ -1,7 +1,5 @@
 """One run of a sampler: the stores are checked, made and filled."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -46,7 +44,12 @@ def sample_stores(
     Raises:
         InputError: As `Sampler.prepare` and `Sampler.fill`, or a folder holds a store of another identity.
     """
-    warn_if_endless(decoding)
+    prompt = decoding.prompt
+    if prompt.shots and not prompt.chat and not decoding.stop:
+        say(
+            "sample: worked examples in plain text and no stop: a model goes on with the next question, and what it "
+            f"makes up is graded too. Give for example --policy.stop '{json.dumps([prompt.next_question])}'"
+        )
     sampler: Sampler = SAMPLERS[name].load()(options, decoding, worker)
     table = Questions.of(questions, options.block_size)
     sha256, version, new = questions_hash(table), SAMPLERS[name].version, []
@@ -101,14 +104,3 @@ def damaged_ranges(store: Store, worker: Worker) -> list[SampleRange]:
         check_n_rows(store.samples.file(samples), store.path, store.questions.n_rows(samples))
 
     return missing_shards(store, store.samples.ranges(), worker, store.samples.file, check)
-
-
-def warn_if_endless(decoding: Decoding) -> None:
-    """Warn where nothing ends an answer: after worked examples in plain text, a model continues with more questions."""
-    prompt = decoding.prompt
-    if prompt.shots and not prompt.chat and not decoding.stop:
-        stop = json.dumps([prompt.next_question])
-        say(
-            "sample: worked examples in plain text and no stop: after its answer a model goes on with the next "
-            f"question, and what it makes up is graded too. Give for example --policy.stop '{stop}'"
-        )

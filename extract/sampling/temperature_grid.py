@@ -1,7 +1,5 @@
 """Grids of temperatures: a folder with one store for each, and commands on all of them."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from decimal import Decimal
@@ -33,7 +31,7 @@ def grid_folders(folder: Path, decoding: Decoding) -> dict[float, Path]:
         return {decoding.temperature: folder}
     if (folder / "identity.json").is_file():
         raise InputError(
-            f"Expected `store` to be a folder for one store of each temperature, but {str(folder)!r} is a store itself. "
+            f"Expected `store` to be a folder for a store of each temperature, but {str(folder)!r} is a store itself. "
             "Give another --store."
         )
     return {temperature: folder / member_name(temperature) for temperature in decoding.temperatures}
@@ -54,10 +52,10 @@ def each_store(command: Callable[..., Any]) -> Callable[..., None]:
         for member in members:
             sys.stdout.flush()
             print(f"== {member}", file=sys.stderr, flush=True)
-            own = dict(options)
+            own = options
             if "out" in options:
                 out = Path(options["out"])
-                own["out"] = str(out.with_name(f"{out.stem}-{member.name}{out.suffix}"))
+                own = {**options, "out": str(out.with_name(f"{out.stem}-{member.name}{out.suffix}"))}
             try:
                 command(store=str(member), **own)
             except InputError as error:

@@ -26,18 +26,10 @@ NO_JUDGE = Judge()
 
 
 def sample(store: str, recipe: StoreRecipe, worker: Worker | None = None) -> Store:
-    """Ask a model each question k times and keep the answers; continues an earlier run.
-
-    Args:
-        store: Folder of the store, new or made with the same settings.
-        recipe: Questions, model and policy.
-        worker: This process among several that share the work; None takes what `torchrun` says.
-
-    Returns:
-        The store.
+    """Ask a model each question k times and keep the answers, as `sample_family`, but of one temperature in one store.
 
     Raises:
-        InputError: Bad options, unreadable questions or model, or a store of another identity.
+        InputError: As `sample_family`, or a grid of temperatures.
     """
     if isinstance(recipe.policy.temperature, str):
         raise InputError(
@@ -52,14 +44,14 @@ def sample_family(store: str, recipe: StoreRecipe, worker: Worker | None = None)
 
     Args:
         store: Folder of the store, new or made with the same settings; of a grid of temperatures, that of its stores.
-        recipe: As for `sample`.
-        worker: As for `sample`.
+        recipe: Questions, model and policy.
+        worker: This process among several that share the work; None takes what `torchrun` says.
 
     Returns:
         The store, or that of each temperature.
 
     Raises:
-        InputError: As `sample`.
+        InputError: Bad options, unreadable questions or model, or a store of another identity.
     """
     worker, folders = worker or Worker.from_environment(), grid_folders(Path(store), recipe.policy)
     return sample_stores(folders, recipe.sampler, recipe.sampling_options(), *recipe.load(), worker)

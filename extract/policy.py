@@ -72,7 +72,7 @@ def grid(text: str) -> tuple[float, ...]:
     ((0.0, 0.1, 0.2, 0.3), (0.7,))
     """
     try:
-        start, stop, step = map(Decimal, text.split(":") if ":" in text else (text, text, 1))
+        start, stop, step = map(Decimal, text.split(":") if ":" in text else (text, text, "1"))
         if not (start <= stop and step > 0 and (stop - start) / step < LARGEST_GRID):
             raise ValueError
     except (ArithmeticError, ValueError):

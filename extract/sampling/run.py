@@ -28,7 +28,7 @@ def sample_stores(
     decoding: Decoding,
     worker: Worker,
 ) -> list[Store]:
-    """Make or continue the stores of some temperatures.
+    """Make or continue the stores of some temperatures; returns them in the order of `folders`.
 
     Args:
         folders: Folder of the store of each temperature, ascending.
@@ -37,9 +37,6 @@ def sample_stores(
         questions: All questions.
         decoding: How answers are drawn, with the prompt's examples.
         worker: This process among several.
-
-    Returns:
-        The stores in the order of `folders`.
 
     Raises:
         InputError: As `Sampler.prepare` and `Sampler.fill`, or a folder holds a store of another identity.
@@ -80,12 +77,7 @@ def check_identity(
 ) -> None:
     """Refuse a store that a run would not make, as far as that is known before a model is loaded or asked.
 
-    Args:
-        store: The store.
-        name: Name of the sampler.
-        options: Its options.
-        questions_sha256: Hash of the questions.
-        decoding: How answers are drawn, with the prompt's examples; one temperature.
+    The `decoding` has one temperature and the prompt's examples.
 
     Raises:
         InputError: Decoding, questions, model, block size or sampler differ.
@@ -99,8 +91,7 @@ def check_identity(
 
 def damaged_ranges(store: Store, worker: Worker) -> list[SampleRange]:
     """A worker's finished ranges whose samples are damaged or incomplete; says which."""
-
-    def check(samples: SampleRange) -> None:
-        check_n_rows(store.samples.file(samples), store.path, store.questions.n_rows(samples))
-
-    return missing_shards(store, store.samples.ranges(), worker, store.samples.file, check)
+    file, n_rows = store.samples.file, store.questions.n_rows
+    return missing_shards(
+        store, store.samples.ranges(), worker, file, lambda s: check_n_rows(file(s), store.path, n_rows(s))
+    )

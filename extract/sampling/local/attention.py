@@ -5,8 +5,6 @@ only the answers' own are kept for each row. A token's attention is the three pa
 normalisers, which is exact (Juravsky et al. 2024, "Hydragen", section 3).
 """
 
-from __future__ import annotations
-
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -16,6 +14,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
 from extract.sampling.local.cache import AnswerCache
 
@@ -27,7 +28,7 @@ _lock = threading.Lock()
 _users: Counter[int] = Counter()  # how many samplers use a model, by its id
 
 
-class SampleRange(NamedTuple):
+class Part(NamedTuple):
     """Attention to a part of the tokens before normalising, all float32.
 
     Attributes:
@@ -41,7 +42,7 @@ class SampleRange(NamedTuple):
     total: Tensor
 
 
-def attend_to(queries: Tensor, keys: Tensor, values: Tensor, scaling: float, bias: Tensor | None = None) -> SampleRange:
+def attend_to(queries: Tensor, keys: Tensor, values: Tensor, scaling: float, bias: Tensor | None = None) -> Part:
     """Attention of queries [..., query, d_head] to keys and values [..., token, d_head].
 
     Args:
@@ -56,10 +57,10 @@ def attend_to(queries: Tensor, keys: Tensor, values: Tensor, scaling: float, bia
         scores += bias
     top = scores.amax(-1, keepdim=True)
     weights = (scores - top).exp_()
-    return SampleRange((weights.to(values.dtype) @ values).float(), top, weights.sum(-1, keepdim=True))
+    return Part((weights.to(values.dtype) @ values).float(), top, weights.sum(-1, keepdim=True))
 
 
-def merge(parts: Sequence[SampleRange]) -> Tensor:
+def merge(parts: Sequence[Part]) -> Tensor:
     """[..., query, d_head] float32: attention to all parts together."""
     top = torch.stack([part.top for part in parts]).amax(0)
     shares = [(part.top - top).exp_() for part in parts]
@@ -90,42 +91,29 @@ def attend(
     Returns:
         [row, token, head, d_head], and no weights.
     """
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
     cache = _active.get()
     if cache is None or not cache.shares_prompts:
         if cache is not None:
             cache.note_call(module.layer_idx, key, value, kwargs)
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
-    output = _attend_to_parts(cache, module.layer_idx, query, key, value, scaling or query.shape[-1] ** -0.5)
-    return output.to(query.dtype)[:, None], None
-
-
-def _attend_to_parts(
-    cache: AnswerCache, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float
-) -> Tensor:
-    """[row, head, d_head] float32."""
+    scaling, layer, slots = scaling or query.shape[-1] ** -0.5, cache.layers[module.layer_idx], cache.slots
     n_rows, n_heads, _, d_head = query.shape
-    n_kv_heads = key.shape[1]
-    # [row, key head, queries of that head, d_head]
-    queries = query.reshape(n_rows, n_kv_heads, n_heads // n_kv_heads, d_head)
-    parts = [attend_to(queries, key, value, scaling), _attend_to_prompts(cache, layer, queries, scaling)]
-    prefix = cache.layers[layer].prefix
-    if prefix is not None:
+    n_queries = n_heads // key.shape[1]
+    queries = query.reshape(n_rows, key.shape[1], n_queries, d_head)  # [row, key head, queries of that head, d_head]
+    parts = [attend_to(queries, key, value, scaling)]
+    # the queries of a question's answers go together to its prompt: [question, key head, slot · query, d_head]
+    together = queries[slots.flatten()].unflatten(0, slots.shape).transpose(1, 2).flatten(2, 3)
+    part = attend_to(together, layer.prompts[0], layer.prompts[1], scaling, cache.prompt_bias)
+    parts.append(Part(*(t.unflatten(2, (-1, n_queries)).transpose(1, 2).flatten(0, 1)[cache.places] for t in part)))
+    if layer.prefix is not None:
         together = queries.transpose(0, 1).flatten(1, 2)[None]  # [1, key head, row · query, d_head]
-        part = attend_to(together, prefix[0], prefix[1], scaling)
-        parts.append(SampleRange(*(one[0].unflatten(1, (n_rows, -1)).transpose(0, 1) for one in part)))
-    return merge(parts).flatten(1, 2)
+        part = attend_to(together, layer.prefix[0], layer.prefix[1], scaling)
+        parts.append(Part(*(t[0].unflatten(1, (n_rows, -1)).transpose(0, 1) for t in part)))
+    return merge(parts).flatten(1, 2).to(query.dtype)[:, None], None
 
 
-def _attend_to_prompts(cache: AnswerCache, layer: int, queries: Tensor, scaling: float) -> SampleRange:
-    """The queries of a question's answers go together to its prompt: [question, key head, slot · query, d_head]."""
-    slots, n_queries = cache.slots, queries.shape[2]
-    gathered = queries[slots.flatten()].unflatten(0, slots.shape).transpose(1, 2).flatten(2, 3)
-    keys, values = cache.layers[layer].prompts
-    part = attend_to(gathered, keys, values, scaling, cache.prompt_bias)
-    back = (one.unflatten(2, (-1, n_queries)).transpose(1, 2).flatten(0, 1)[cache.places] for one in part)
-    return SampleRange(*back)
+AttentionInterface.register(NAME, attend)
+AttentionMaskInterface.register(NAME, sdpa_mask)
 
 
 @contextmanager
@@ -135,14 +123,10 @@ def shared_attention(model: Any) -> Iterator[None]:
     Passes without a cache in use (`using`), in this thread or in another, are SDPA's as before.
     """
     with _lock:
-        if not _users[id(model)] and model.config._attn_implementation != "sdpa":
-            shared = False
-        else:
-            shared = True
-            _users[id(model)] += 1
-            if _users[id(model)] == 1:
-                _register()
-                model.set_attn_implementation(NAME)
+        shared = _users[id(model)] > 0 or model.config._attn_implementation == "sdpa"
+        _users[id(model)] += shared
+        if shared and _users[id(model)] == 1:
+            model.set_attn_implementation(NAME)
     try:
         yield
     finally:
@@ -160,11 +144,3 @@ def using(cache: AnswerCache) -> Iterator[None]:
         yield
     finally:
         _active.reset(token)
-
-
-def _register() -> None:
-    from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import sdpa_mask
-
-    AttentionInterface.register(NAME, attend)
-    AttentionMaskInterface.register(NAME, sdpa_mask)

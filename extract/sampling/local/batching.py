@@ -1,7 +1,5 @@
 """Which prompts and answers go together: batches, padding, and what all prompts begin with."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -39,9 +37,9 @@ class Row(NamedTuple):
 
 
 def rows_of(temperatures: Sequence[float], samples: range) -> list[Row]:
-    """The answers that are drawn to each question; of several temperatures, 0 says the same every time and is drawn once."""
+    """The answers that are drawn to each question; of several temperatures, 0 gives equal answers and is drawn once."""
     once = len(temperatures) > 1
-    return [Row(one, j) for one in temperatures for j in (samples[:1] if once and one == 0 else samples)]
+    return [Row(t, j) for t in temperatures for j in (samples[:1] if once and t == 0 else samples)]
 
 
 def batches(lengths: Sequence[int], n_rows: int, max_rows: int) -> Iterator[list[int]]:

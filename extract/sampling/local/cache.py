@@ -1,10 +1,8 @@
 """Keys and values while answers are drawn: of a prefix once, of each prompt once, of each answer in place."""
 
-from __future__ import annotations
-
 import math
 from copy import copy, deepcopy
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -38,7 +36,7 @@ class AnswerLayer(DynamicLayer):
         self.prefix = prefix
         self.prompts: tuple[Tensor, Tensor] | None = None
         self.handed_out: tuple[Tensor, Tensor] | None = None
-        self._buffers: tuple[Tensor, Tensor] | None = None
+        self._buffers: tuple[Tensor, ...] | None = None
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Append keys and values [row, head, new token, d_head]; returns what the new tokens attend to."""
@@ -90,12 +88,10 @@ class AnswerLayer(DynamicLayer):
         return torch.cat([keys, self.keys], 2), torch.cat([values, self.values], 2)
 
     def _make_room(self, keys: Tensor, values: Tensor, capacity: int) -> None:
-        length, buffers = keys.shape[2], []
-        for tensor in (keys, values):
-            buffer = tensor.new_empty(*tensor.shape[:2], capacity, tensor.shape[3])
+        n_rows, n_heads, length, _ = keys.shape
+        self._buffers = tuple(tensor.new_empty(n_rows, n_heads, capacity, tensor.shape[3]) for tensor in (keys, values))
+        for buffer, tensor in zip(self._buffers, (keys, values), strict=True):
             buffer[:, :, :length] = tensor
-            buffers.append(buffer)
-        self._buffers = (buffers[0], buffers[1])
         self.keys, self.values = (buffer[:, :, :length] for buffer in self._buffers)
 
 
@@ -122,25 +118,23 @@ class AnswerCache(DynamicCache):
 
     layers: list[Any]
 
-    def __init__(self, model: Any, mask: Tensor, prefix: AnswerCache | None = None) -> None:
+    def __init__(self, model: Any, mask: Tensor, prefix: Self | None = None) -> None:
         super().__init__(config=model.config)
         if not {type(layer) for layer in self.layers} <= {DynamicLayer, DynamicSlidingWindowLayer}:
             raise InputError(
-                f"Expected a model with a plain key-value cache, but {type(model).__name__} keeps other states, which can't be shared yet. Use another model."
+                f"Expected a model with a plain key-value cache, but {type(model).__name__} keeps other states, which "
+                "can't be shared yet. Use another model."
             )
         chunks = "chunked_attention" in (getattr(model.config.get_text_config(), "layer_types", None) or ())
         if chunks and not bool(mask.all()):
             raise InputError(
-                f"Expected prompts of one length for {type(model).__name__}, whose chunks of attention count the padding of shorter ones. Sample one question at a time with --block_size 1, or use another model."
+                f"Expected prompts of one length for {type(model).__name__}, whose chunks of attention count the "
+                "padding of shorter ones. Sample one question at a time with --block_size 1, or use another model."
             )
-        self.layers = [
-            self._layer(layer, None if prefix is None else prefix.layers[i], len(mask))
-            for i, layer in enumerate(self.layers)
-        ]
-        self.shares_prompts = False
-        self._called: set[int] = set()
-        self._plain: set[int] = set()
-        self._mask = mask
+        before: list[Any] = [None] * len(self.layers) if prefix is None else prefix.layers
+        self.layers = [self._layer(*layers, len(mask)) for layers in zip(self.layers, before, strict=True)]
+        self.shares_prompts, self._mask = False, mask
+        self._called, self._plain = set[int](), set[int]()
         self._n_prefix = 0 if prefix is None else prefix.get_seq_length()
         self._questions = torch.arange(len(mask), device=mask.device)
 
@@ -154,9 +148,9 @@ class AnswerCache(DynamicCache):
         return layer
 
     def note_call(self, layer: int, key: Tensor, value: Tensor, kwargs: dict[str, Any]) -> None:
-        """Note a call of attention while tokens are read: whether it is the plain form over what its layer handed out.
+        """Note a call of attention while prompts are read: whether it is the plain form of what its layer handed out.
 
-        Some families attend to something made of the cache's content, to another layer's, or with a bias of their own.
+        Some families attend to something made of the cache's content, to another layer's, or with their own bias.
         """
         handed = getattr(self.layers[layer], "handed_out", None) if layer < len(self.layers) else None
         if kwargs.get("position_bias") is None:
@@ -167,13 +161,13 @@ class AnswerCache(DynamicCache):
 
     @property
     def may_be_prefix(self) -> bool:
-        """Whether padding may stand behind what was read: every layer tells tokens apart by mask and position ids alone.
+        """Whether padding may stand behind what was read: all layers tell tokens apart by mask and position ids alone.
 
         Families outside transformers' attention registry may count places in the cache instead.
         """
         return self._called == set(range(len(self.layers)))
 
-    def copy(self) -> AnswerCache:
+    def copy(self) -> Self:
         """The same prompts once more, for other answers to them; no tensor is copied."""
         other = copy(self)
         other.layers = [copy(layer) for layer in self.layers]
@@ -186,7 +180,8 @@ class AnswerCache(DynamicCache):
         """
         if not all(layer.is_initialized for layer in self.layers):
             raise InputError(
-                "Expected a model that keeps the keys and values of its prompts, but this one kept none. Use another model."
+                "Expected a model that keeps the keys and values of its prompts, but this one kept none. Use another "
+                "model."
             )
         shared = self._plain == set(range(len(self.layers)))
         for layer in self.layers:
@@ -194,15 +189,14 @@ class AnswerCache(DynamicCache):
                 layer.start_answers(n_samples, shared)
             else:
                 layer.batch_repeat_interleave(n_samples)
-        self._questions = self._questions.repeat_interleave(n_samples)
-        self.shares_prompts = shared
+        self._questions, self.shares_prompts = self._questions.repeat_interleave(n_samples), shared
         if shared:
             self._arrange()
         else:
             self._mask = self._mask.repeat_interleave(n_samples, 0)
 
     def seen(self, n_answer_tokens: int) -> Tensor | None:
-        """Attention mask [row, token] up to so many tokens of the answers; None where prompts are shared, which hide their own padding."""
+        """Attention mask [row, token] up to so many tokens of the answers; None where `prompt_bias` hides padding."""
         return None if self.shares_prompts else torch.nn.functional.pad(self._mask, (0, n_answer_tokens), value=1)
 
     def keep(self, rows: Tensor) -> None:

@@ -1,9 +1,7 @@
-"""Drawing tokens: one uniform number keyed by (seed, question, sample, step), and the inverse of the cumulative distribution.
+"""Drawing tokens: a uniform number keyed by (seed, question, sample, step), and the inverse of the cumulative softmax.
 
 A draw depends on its key and its own row of logits alone, so neither the batch nor the order of work changes it.
 """
-
-from __future__ import annotations
 
 import hashlib
 from itertools import repeat
@@ -122,6 +120,6 @@ def inverse_cdf(logits: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def _first_above(ends: Tensor, targets: Tensor) -> Tensor:
-    """[row, 1] first index whose cumulative end exceeds the target; rounding past the last end gives the last step up."""
+    """[row, 1] first index whose cumulative end exceeds the target; the last step up if rounding passes the end."""
     last_step_up = torch.searchsorted(ends, ends[:, -1:].contiguous(), right=False)
     return torch.minimum(torch.searchsorted(ends, targets, right=True), last_step_up)

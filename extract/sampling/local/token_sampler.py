@@ -1,7 +1,5 @@
 """The local sampler: reads each prompt once and draws all its answers from there, at every temperature."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -60,7 +58,6 @@ class TokenSampler:
         self._end = torch.tensor(end_tokens(model, tokenizer), device=model.device)
         self._prefix: tuple[tuple[int, ...], AnswerCache | None] = ((), None)
 
-    @torch.inference_mode()
     def sample(
         self,
         question_ids: Sequence[str],
@@ -68,20 +65,7 @@ class TokenSampler:
         samples: range,
         progress: Callable[[int, int], None] | None = None,
     ) -> list[Sample]:
-        """Draw the answers `samples` of each question at the policy's temperature.
-
-        Args:
-            question_ids: Ids, which key the draws.
-            prompts: Prompt token ids of each question.
-            samples: Indices j of the answers, for example ``range(0, 10)``.
-            progress: Called after each step with the answers finished and the tokens drawn in it.
-
-        Returns:
-            Answers ordered by question, then j.
-
-        Raises:
-            InputError: A prompt that the model can't read, or logits that are NaN.
-        """
+        """Answers at the policy's one temperature, ordered by question, then j; as `sample_grid`."""
         (temperature,) = self.decoding.temperatures
         return self.sample_grid(question_ids, prompts, samples, [temperature], progress)[temperature]
 
@@ -99,15 +83,15 @@ class TokenSampler:
         Args:
             question_ids: Ids, which key the draws; those of a sample are the same at every temperature.
             prompts: Prompt token ids of each question.
-            samples: Indices j of the answers.
+            samples: Indices j of the answers, for example ``range(0, 10)``.
             temperatures: Different temperatures, in place of the policy's.
-            progress: As for `sample`.
+            progress: Called after each step with the answers finished and the tokens drawn in it.
 
         Returns:
             Answers by temperature, ordered by question, then j.
 
         Raises:
-            InputError: As `sample`.
+            InputError: A prompt that the model can't read, or logits that are NaN.
         """
         check_prompts(self.model, prompts, self.decoding.max_new_tokens)
         prefix, rows = common_prefix(prompts), rows_of(temperatures, samples)
@@ -123,7 +107,7 @@ class TokenSampler:
         def answer(id_: str, row: Row) -> Sample:
             return drawn.get((id_, row)) or replace(drawn[id_, row._replace(sample=samples[0])], sample=row.sample)
 
-        return {one: [answer(id_, Row(one, j)) for id_ in question_ids for j in samples] for one in temperatures}
+        return {t: [answer(id_, Row(t, j)) for id_ in question_ids for j in samples] for t in temperatures}
 
     def _sample_batch(
         self,
@@ -135,23 +119,29 @@ class TokenSampler:
     ) -> list[Sample]:
         """Answers by question, then row."""
         cache, ids, positions = self._prepare(prompts, prefix)
+        keys = np.array([question_key(self.decoding.seed, id_) for id_ in question_ids], dtype=np.uint64)
         with shared_attention(self.model):
             logits = self._forward(ids, cache.seen(0), positions, cache)
             starts, answers = torch.tensor([len(prompt) for prompt in prompts], device=ids.device), []
             for first in range(0, len(rows), self.max_rows):  # more than once only for a single question
                 now = rows[first : first + self.max_rows]
+                n, indices = len(now), np.array([row.sample for row in now], dtype=np.uint64)
+                uniforms = keyed_uniforms(np.repeat(keys, n), np.tile(indices, len(keys)), self.decoding.max_new_tokens)
+                temperature: float | Tensor = now[0].temperature
+                if any(row.temperature != temperature for row in now):
+                    temperature = torch.tensor([row.temperature for row in now], device=ids.device).repeat(len(prompts))
                 # the last ones may give up prompts whose answers have ended
                 answering = cache.copy() if first + self.max_rows < len(rows) else cache
-                answering.start_answers(len(now))
+                answering.start_answers(n)
                 drawn = self._draw(
                     answering,
-                    logits.repeat_interleave(len(now), 0),
-                    starts.repeat_interleave(len(now)),
-                    torch.from_numpy(self._uniforms(question_ids, now)).to(ids.device),
-                    self._temperature(now, len(prompts)),
+                    logits.repeat_interleave(n, 0),
+                    starts.repeat_interleave(n),
+                    torch.from_numpy(uniforms).to(ids.device),
+                    temperature,
                     progress,
                 )
-                answers += self._collect(question_ids, prompts, now, *(one.tolist() for one in drawn))
+                answers += self._collect(question_ids, prompts, now, *(tensor.tolist() for tensor in drawn))
         return answers
 
     def _prepare(self, prompts: Sequence[Sequence[int]], prefix: Sequence[int]) -> tuple[AnswerCache, Tensor, Tensor]:
@@ -203,8 +193,9 @@ class TokenSampler:
             running &= ~ended
             n_running, n_nan = torch.stack([running.sum(), drawn.logprobs.isnan().sum()]).tolist()  # one wait a step
             if n_nan:
+                dtype = str(self.model.dtype).removeprefix("torch.")
                 raise InputError(
-                    f"Expected finite logits, but the model gave NaN in {str(self.model.dtype).removeprefix('torch.')}. Load it with --dtype float32 or bfloat16."
+                    f"Expected finite logits, but the model gave NaN in {dtype}. Give --dtype float32 or bfloat16."
                 )
             last = n_running == 0 or t + 1 == n_steps
             if progress is not None:
@@ -218,21 +209,6 @@ class TokenSampler:
                 rows, next_tokens, running = rows[kept], next_tokens[kept], running[kept]
             logits = self._forward(next_tokens[:, None], cache.seen(t + 1), (starts[rows] + t)[:, None], cache)
         return tokens, logprobs, lengths
-
-    def _uniforms(self, question_ids: Sequence[str], rows: Sequence[Row]) -> np.ndarray[Any, np.dtype[np.float64]]:
-        keys = np.array([question_key(self.decoding.seed, id_) for id_ in question_ids], dtype=np.uint64)
-        return keyed_uniforms(
-            np.repeat(keys, len(rows)),
-            np.tile(np.array([row.sample for row in rows], dtype=np.uint64), len(keys)),
-            self.decoding.max_new_tokens,
-        )
-
-    def _temperature(self, rows: Sequence[Row], n_questions: int) -> float | Tensor:
-        """The one temperature of all rows, or one [row] for each row of each question."""
-        temperatures = [row.temperature for row in rows]
-        if len(set(temperatures)) == 1:
-            return temperatures[0]
-        return torch.tensor(temperatures, device=self.model.device).repeat(n_questions)
 
     def _forward(self, ids: Tensor, mask: Tensor | None, positions: Tensor, cache: Any) -> Tensor:
         """Logits [row, vocab] after the last token."""
@@ -251,9 +227,8 @@ class TokenSampler:
         said = torch.zeros_like(running)
         if self.decoding.stop:
             texts = self.tokenizer.batch_decode(tokens[running], skip_special_tokens=True)
-            said[running] = torch.tensor(
-                [any(stop in text for stop in self.decoding.stop) for text in texts], device=said.device
-            )
+            stopped = [any(stop in text for stop in self.decoding.stop) for text in texts]
+            said[running] = torch.tensor(stopped, device=said.device)
         return said
 
     def _collect(
@@ -267,19 +242,11 @@ class TokenSampler:
     ) -> list[Sample]:
         collected = []
         for i, length in enumerate(lengths):
-            ids = tokens[i][:length]
+            (q, row), ids = divmod(i, len(rows)), tokens[i][:length]
             text = self.tokenizer.decode(ids, skip_special_tokens=True)
             cuts = [text.index(stop) for stop in self.decoding.stop if stop in text]
-            ended = bool(cuts) or ids[-1] in self._end
-            collected.append(
-                Sample(
-                    question_id=question_ids[i // len(rows)],
-                    sample=rows[i % len(rows)].sample,
-                    token_ids=ids,
-                    text=text[: min(cuts)] if cuts else text,
-                    logprobs=logprobs[i][:length],
-                    finish_reason="stop" if ended else "length",
-                    prompt_tokens=len(prompts[i // len(rows)]),
-                )
-            )
+            reason: Literal["stop", "length"] = "stop" if cuts or ids[-1] in self._end else "length"
+            text, n_prompt = text[: min(cuts)] if cuts else text, len(prompts[q])
+            sample = Sample(question_ids[q], rows[row].sample, ids, text, logprobs[i][:length], reason, n_prompt)
+            collected.append(sample)
         return collected

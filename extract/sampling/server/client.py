@@ -1,14 +1,12 @@
 """The client: many concurrent requests to one server or several, each repeated until it is answered."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re
 import sys
 import time
 from collections.abc import Awaitable, Callable, Collection
-from typing import TYPE_CHECKING, Self
+from typing import Any, Self
 
 from extract.errors import InputError
 from extract.sampling.server.budget import Spending
@@ -17,9 +15,6 @@ from extract.sampling.server.policy import Server
 from extract.sampling.server.protocol import Reply, Request
 from extract.sampling.server.redact import without_key
 from extract.text import one_line
-
-if TYPE_CHECKING:
-    from tenacity import RetryCallState
 
 #: What servers append to a model's name: a revision, the usual tag, or a date.
 _VERSION = re.compile(r"(@[^/]*|:latest|-\d{4}-\d{2}-\d{2}|-\d{8})$")
@@ -147,12 +142,12 @@ class Client:
                 f"{one_line(reply.model, 300)!r}. Ask a server that does not fall back to other models."
             )
 
-    def _note_retry(self, state: RetryCallState) -> None:
+    def _note_retry(self, state: Any) -> None:
         """Count a retry. The first is reported where nothing was answered yet: the attempts may take a minute."""
         self.spending.retries += 1
         if not self._has_answered and not self._has_warned:
             self._has_warned = True
-            print(f"server: {self.without_key(_failure(state).brief)}; trying again", file=sys.stderr)
+            print(f"server: {self.without_key(state.outcome.exception().brief)}; trying again", file=sys.stderr)
 
     def _give_up(self, failure: Failure) -> Exception:
         self._n_given_up += 1
@@ -171,22 +166,15 @@ class Client:
         return Unanswered(f"{attempts} attempts failed, the last one so: {reason}")
 
 
-def retry_wait(state: RetryCallState) -> float:
-    """Seconds until the next attempt: full jitter, in addition to what the server asks for.
+def retry_wait(state: Any) -> float:
+    """Seconds until the next attempt, from a `tenacity.RetryCallState`: full jitter beside what the server asks for.
 
     Full jitter is uniform up to a limit that doubles, so that requests that failed together don't return together
     (Brooker, Exponential Backoff and Jitter, AWS Architecture Blog, 2015).
     """
-    from tenacity import wait_random_exponential
-
-    jitter, asked = wait_random_exponential(multiplier=0.5, max=_LONGEST_WAIT)(state), _failure(state).wait
+    wait_random_exponential = import_package("tenacity").wait_random_exponential
+    jitter, asked = wait_random_exponential(multiplier=0.5, max=_LONGEST_WAIT)(state), state.outcome.exception().wait
     return jitter if asked is None else min(asked, _LONGEST_ASKED_WAIT) + min(jitter, 1 + asked)
-
-
-def _failure(state: RetryCallState) -> Failure:
-    error = state.outcome and state.outcome.exception()
-    assert isinstance(error, Failure)
-    return error
 
 
 def same_model(requested: str, replied: str) -> bool:

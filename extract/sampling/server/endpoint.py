@@ -1,7 +1,5 @@
 """One address of a server: its connections, what its failures mean, and when it rests."""
 
-from __future__ import annotations
-
 import asyncio
 import email.utils
 import json
@@ -11,15 +9,12 @@ import time
 from collections.abc import Mapping
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import Any
 
 from extract.errors import InputError
 from extract.sampling.server.policy import Server
 from extract.sampling.server.protocol import BrokenReply, Reply, Request, read_reply, server_words
 from extract.text import one_line
-
-if TYPE_CHECKING:
-    from openai import AsyncOpenAI
 
 #: Failures in a row after which an endpoint rests, and its longest rest in seconds.
 _MOST_FAILURES, _LONGEST_REST = 3, 30.0
@@ -87,12 +82,13 @@ class Endpoint:
         api = min(self._in_flight, key=self._in_flight.__getitem__)
         self._in_flight[api] += 1
         try:
-            reply = read_reply(await self._post(api, request, model), request)
-        except BrokenReply as broken:
-            self._note_failure()
-            raise Failure(f"{self.url} sent {broken}", brief=f"{self.url} sent no whole reply") from None
+            reply = await self._post(api, request, model)
         except Failure:
-            self._note_failure()
+            now = time.monotonic()
+            if now >= self.rests_until:  # failures of attempts from before the rest don't count
+                self._failures += 1
+                if self._failures >= _MOST_FAILURES:
+                    self.rests_until = now + min(_LONGEST_REST, 2.0 ** (self._failures - _MOST_FAILURES))
             raise
         finally:
             self._in_flight[api] -= 1
@@ -109,20 +105,16 @@ class Endpoint:
         for api in self._in_flight:
             await api.close()
 
-    def _note_failure(self) -> None:
-        now = time.monotonic()
-        if now >= self.rests_until:  # failures of attempts from before the rest don't count
-            self._failures += 1
-            if self._failures >= _MOST_FAILURES:
-                self.rests_until = now + min(_LONGEST_REST, 2.0 ** (self._failures - _MOST_FAILURES))
-
-    async def _post(self, api: AsyncOpenAI, request: Request, model: str) -> bytes:
-        """The reply's bytes, because the openai client checks no reply's form."""
+    async def _post(self, api: Any, request: Request, model: str) -> Reply:
+        """The reply, read from its bytes because the openai client checks no reply's form."""
         import openai
 
         try:
             async with asyncio.timeout(self.server.timeout):  # openai's own begins anew with every byte
-                return await api.post(request.path, cast_to=bytes, body=request.body(model))
+                content = await api.post(request.path, cast_to=bytes, body=request.body(model))
+            return read_reply(content, request)
+        except BrokenReply as broken:
+            raise Failure(f"{self.url} sent {broken}", brief=f"{self.url} sent no whole reply") from None
         except (TimeoutError, openai.APITimeoutError):
             raise Failure(f"{self.url} did not answer within {self.server.timeout:g} seconds") from None
         except openai.APIStatusError as error:
@@ -201,7 +193,7 @@ def import_package(name: str) -> ModuleType:
         ) from None
 
 
-def _clients(server: Server, url: str, key: str) -> list[AsyncOpenAI]:
+def _clients(server: Server, url: str, key: str) -> list[Any]:
     """Clients for one address, each with a few connections, which take nothing from openai's environment variables."""
     openai = import_package("openai")
     # httpx or httpx2, whichever this openai is built on

@@ -60,11 +60,7 @@ class Preflight:
 def run_preflight(asks: Sequence[Ask], model: str, decoding: Decoding, server: Server) -> Preflight:
     """Try a server with the first requests of a run, one for each address; where it rejects these, with the next ones.
 
-    Args:
-        asks: Asks about different questions, `TRIES` for each address where there are as many.
-        model: What the server calls the model.
-        decoding: How answers are drawn.
-        server: Where the model is.
+    The `asks` are about different questions, `TRIES` for each address where there are as many.
 
     Raises:
         InputError: It can't be used as asked, or the budget is too small even for this.
@@ -99,11 +95,7 @@ async def try_server(
 ) -> Preflight:
     """Ask each address one real request, and at a temperature above 0 four short ones whose answers have to differ.
 
-    Args:
-        server: Where and how.
-        model: What the server calls the model.
-        spending: Counts what is spent, and holds the budgets.
-        requests: A request for each address that is to be answered anyway, by question and first sample.
+    The real ones are to be answered anyway; `requests` has them by question and first sample.
 
     Raises:
         InputError: There is no server, it refuses, its reply is not what was asked for, or the budgets are too small
@@ -182,8 +174,7 @@ def _check_reply(request: Request, reply: Reply, url: str) -> None:
     if longest > request.max_tokens and not {"max_tokens", "max_completion_tokens"} & request.extra.keys():
         raise InputError(
             f"Expected {url} to end an answer after {request.max_tokens} tokens, but it gave {longest}. Name the limit "
-            'as the server knows it, for example --server.extra_body \'{"max_tokens": null, "max_completion_tokens": '
-            f"{request.max_tokens}}}'."
+            f"as it does: --server.extra_body '{{max_tokens: null, max_completion_tokens: {request.max_tokens}}}'."
         )
 
 
@@ -228,9 +219,8 @@ async def _answers_vary(client: Client, request: Request, url: str) -> bool:
     if len({answer[0] for answer in answers}) == 1:
         raise InputError(
             f"Expected answers that vary at temperature {request.temperature:g}, but {url} gave the same {_VARIED} "
-            f"times at temperature {temperature:g}: {text!r}. It takes the most likely token, or repeats cached "
-            "answers. For `transformers serve` add --server.extra_body '{generation_config: {do_sample: true, top_k: "
-            "0}}'; turn off the cache of a proxy."
+            f"times at temperature {temperature:g}: {text!r}. Turn off the cache of a proxy; for `transformers serve` add "
+            "--server.extra_body '{generation_config: {do_sample: true, top_k: 0}}'."
         )
     if requests[0].n > 1 and all(len(set(answer)) == 1 for answer in answers):
         raise InputError(
@@ -241,13 +231,9 @@ async def _answers_vary(client: Client, request: Request, url: str) -> bool:
 
 
 def nothing_varies(answers: Iterable[Collection[str]]) -> bool:
-    """Whether none of at least 30 questions has two different answers, which is no accident above temperature 0.
+    """Whether none of at least 30 questions has two different answers (texts), of those with at least two answers.
 
-    Confident models do repeat themselves, for example where the answer is one letter. So this is a reason to stop only
-    where the preflight could not see answers vary, and otherwise worth a notice.
-
-    Args:
-        answers: The texts of each question's answers; questions with fewer than two count for nothing.
+    Above temperature 0 that is no accident, but confident models do repeat themselves, for example in one letter.
     """
     distinct = [len(set(texts)) for texts in answers if len(texts) > 1]
     return len(distinct) >= _LEAST_REPEATED and max(distinct) == 1

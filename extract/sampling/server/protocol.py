@@ -133,9 +133,9 @@ class Reply:
                 "sample": sample,
                 "text": choice.text,
                 "reasoning": choice.reasoning,
-                **_token_columns(choice, _count(self.tokens_of_only_choice)),
+                **_token_columns(choice, self.tokens_of_only_choice),
                 "finish_reason": choice.finish_reason,
-                "prompt_tokens": _count(self.prompt_tokens) or None,
+                "prompt_tokens": self.prompt_tokens or None,
             }
             for sample, choice in zip(samples, self.choices, strict=False)
         ]

@@ -17,14 +17,7 @@ def ranges_to_ask(store: Store, k: int, n: int, damaged: Collection[SampleRange]
     """A worker's unfinished ranges for k samples of every question: the first samples of all blocks, then the second.
 
     However a run ends, every question then has about as many answers as any other. A range that an earlier run began
-    keeps its samples, also where they reach beyond k.
-
-    Args:
-        store: The store.
-        k: Samples of every question.
-        n: Samples of a new range.
-        damaged: Finished ranges that have to be made again.
-        worker: Whose blocks.
+    keeps its samples, also where they reach beyond k, as does a finished one that is `damaged`; a new one has `n`.
 
     Raises:
         InputError: A finished range or another log holds answers of a log too.
@@ -53,11 +46,6 @@ def delete_finished_logs(store: Store, damaged: Collection[SampleRange], worker:
     for samples in logged_ranges(store):
         if worker.has(samples.block) and samples not in damaged and is_finished(store.samples.file(samples)):
             store.samples.log_file(samples).unlink()
-
-
-def n_logged(store: Store, samples: SampleRange) -> int:
-    """Answers of a range that an earlier run logged."""
-    return len(read_log(store, samples)) if store.samples.log_file(samples).is_file() else 0
 
 
 class Ask(NamedTuple):

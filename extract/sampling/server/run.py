@@ -147,14 +147,11 @@ class Run:
                 return False
             self._n_rejected_in_a_row = 0
             self.n_arrived, samples = self.n_arrived + len(rows), samples[len(rows) :]
-            self._show(len(rows), reply.completion_tokens or 0)
+            cost, server = self._client.spending, self.server
+            words = spent(cost.prompt_tokens, cost.answer_tokens, server.price_prompt, server.price_answer)
+            self.progress.note(f"{words}, {cost.retries} retries" if cost.retries else words)
+            self.progress(len(rows), reply.completion_tokens or 0)
         return True
-
-    def _show(self, n_answers: int, n_tokens: int) -> None:
-        spending, server = self._client.spending, self.server
-        words = spent(spending.prompt_tokens, spending.answer_tokens, server.price_prompt, server.price_answer)
-        self.progress.note(f"{words}, {spending.retries} retries" if spending.retries else words)
-        self.progress(n_answers, n_tokens)
 
     async def _sync(self) -> None:
         """Sync what arrived again and again, in a thread because a disk may be slow."""
@@ -170,9 +167,7 @@ class Run:
     def conclude(self, n_missing: int, worker: Worker) -> None:
         """Record rejected questions where the run came to its end, and otherwise say how far it came.
 
-        Args:
-            n_missing: Answers that were missing when it began.
-            worker: Whose blocks.
+        When it began, `n_missing` answers were missing in the blocks of `worker`.
 
         Raises:
             InputError: It did not come to its end.

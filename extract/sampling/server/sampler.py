@@ -12,8 +12,9 @@ from extract.sampling.base import Sampler, SamplingOptions
 from extract.sampling.run import damaged_ranges
 from extract.sampling.server.endpoint import allow_open_files
 from extract.sampling.server.preflight import TRIES, Preflight, nothing_varies, run_preflight
-from extract.sampling.server.queue import Ask, delete_finished_logs, first_asks, n_logged, ranges_to_ask
+from extract.sampling.server.queue import Ask, delete_finished_logs, first_asks, ranges_to_ask
 from extract.sampling.server.run import Run
+from extract.store.answer_log import read_log
 from extract.store.questions import Questions
 from extract.store.store import Store
 
@@ -70,7 +71,8 @@ class ServerSampler(Sampler):
         if preflight is None:
             asks = first_asks(store, ranges, server.n, TRIES * len(server.urls))
             preflight = run_preflight(asks, self.options.model, decoding, server)
-        n_missing = sum(store.questions.n_rows(samples) - n_logged(store, samples) for samples in ranges)
+        logged = sum(len(read_log(store, s)) for s in ranges if store.samples.log_file(s).is_file())
+        n_missing = sum(map(store.questions.n_rows, ranges)) - logged
         with Progress(f"sample{worker.label}", n_missing, "answers") as progress:
             run = Run(store, ranges, decoding, server, preflight, progress)
             run_async(run.ask_all())

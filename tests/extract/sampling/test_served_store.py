@@ -691,7 +691,7 @@ def test_too_few_open_files_are_said_in_one_line(server: Running, questions: str
     few = ["bash", "-c", f"ulimit -n 45; exec {line}"]
     said = subprocess.run(few, env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
     assert said.returncode == 2
-    assert "may have 45. Ask for fewer at a time with --server.max_concurrency" in said.stderr
+    assert "may open 45. Ask for fewer at a time with --server.max_concurrency" in said.stderr
     assert "Traceback" not in said.stderr
 
 

@@ -219,7 +219,7 @@ async def _answers_vary(client: Client, request: Request, url: str) -> bool:
     if len({answer[0] for answer in answers}) == 1:
         raise InputError(
             f"Expected answers that vary at temperature {request.temperature:g}, but {url} gave the same {_VARIED} "
-            f"times at temperature {temperature:g}: {text!r}. Turn off the cache of a proxy; for `transformers serve` add "
+            f"times at temperature {temperature:g}: {text!r}. Turn off a proxy's cache; for `transformers serve` add "
             "--server.extra_body '{generation_config: {do_sample: true, top_k: 0}}'."
         )
     if requests[0].n > 1 and all(len(set(answer)) == 1 for answer in answers):

@@ -1,7 +1,5 @@
 """Which answers of a store are shown, with the numbers and the text of each of their tokens."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -112,10 +110,9 @@ def read_answers(
     right = {key: grades[key]["right"] if key in grades else None for key in row_of}
     chosen = choose(right, questions, samples, str(store.path))
     layer = max(int(key.split("/")[0]) for key in store.signals.keys("tokens", "sample"))
-    signal, influence_name = influence_key(store, influence)
     sources = {name: ("tokens", f"{layer}/{name}") for name in ("entropy", "one_minus_pmax", "nll")}
-    if signal is not None:
-        sources["influence"] = (signal, influence_name)
+    if source := influence_key(store, influence):
+        sources["influence"] = source
     ragged = {name: store.signals.read_ragged(*source, "sample") for name, source in sources.items()}
     question_of = {question.id: question for question in store.questions}
     if any(question_of[id_].private for id_, _ in chosen):
@@ -128,22 +125,21 @@ def read_answers(
         i, question = row_of[key], question_of[key[0]]
         numbers = {name: of.values[of.offsets[i] : of.offsets[i + 1]].double() for name, of in ragged.items()}
         token_ids = drawn_tokens(tokenizer, rows[i])[: len(numbers["entropy"])]
-        answers.append(
-            ShownAnswer(
-                question_id=question.id,
-                sample=key[1],
-                question=question.public_prompt,
-                references=question.references,
-                right=right[key],
-                graded=key in grades,
-                taken=grades[key]["answer"] if key in grades else None,
-                cut=rows[i]["finish_reason"] == "length",
-                pieces=pieces(tokenizer, token_ids, rows[i]["text"]),
-                influence=numbers.pop("influence", None),
-                **numbers,
-            )
+        answer = ShownAnswer(
+            question_id=question.id,
+            sample=key[1],
+            question=question.public_prompt,
+            references=question.references,
+            right=right[key],
+            graded=key in grades,
+            taken=grades[key]["answer"] if key in grades else None,
+            cut=rows[i]["finish_reason"] == "length",
+            pieces=pieces(tokenizer, token_ids, rows[i]["text"]),
+            influence=numbers.pop("influence", None),
+            **numbers,
         )
-    return answers, None if signal is None else f"{signal}/{influence_name}"
+        answers.append(answer)
+    return answers, "/".join(source) if source else None
 
 
 def choose(
@@ -163,7 +159,7 @@ def choose(
     samples_of: dict[str, list[int]] = defaultdict(list)
     for id_, sample in right:
         samples_of[id_].append(sample)
-    if not samples_of:
+    if not right:
         raise InputError(
             f"Expected the store {path!r} to hold answers, but it has none. Run `python -m extract sample`."
         )
@@ -176,32 +172,28 @@ def choose(
                 f"Expected `questions` to be ids of questions that {path!r} holds answers to, but got {shown(id_)}."
                 f"{nearest(id_, samples_of)} The ids are in questions.parquet, such as {shown(next(iter(right))[0])}."
             )
-    if questions is None:
+    ids = list(dict.fromkeys(questions or ()))
+    if not ids:
         mixed = [id_ for id_ in samples_of if {right[id_, sample] for sample in samples_of[id_]} >= {True, False}]
         ids = mixed or list(samples_of)
         ids = ids[:: max(1, len(ids) // N_QUESTIONS)][:N_QUESTIONS]
-        if samples is None:
-            return [key for id_ in ids for key in _one_of_each([(id_, sample) for sample in samples_of[id_]], right)]
-    else:
-        ids = list(dict.fromkeys(questions))
+    keys = []
     for id_ in ids:
-        for sample in samples or ():
-            if sample not in samples_of[id_]:
-                raise InputError(
-                    f"Expected `samples` to be among those of question {shown(id_)}, {min(samples_of[id_])} to "
-                    f"{max(samples_of[id_])}, but got {sample}. Give others, or sample more."
-                )
-    return [(id_, sample) for id_ in ids for sample in dict.fromkeys(samples or samples_of[id_])]
+        of_question = samples_of[id_]
+        if unknown := [sample for sample in samples or () if sample not in of_question]:
+            raise InputError(
+                f"Expected `samples` to be among those of question {shown(id_)}, {min(of_question)} to "
+                f"{max(of_question)}, but got {unknown[0]}. Give others, or sample more."
+            )
+        if not questions and not samples:
+            firsts = {right[id_, sample]: sample for sample in reversed(of_question)}
+            of_question = [firsts[mark] for mark in (True, False) if mark in firsts] or of_question[:1]
+        keys += [(id_, sample) for sample in dict.fromkeys(samples or of_question)]
+    return keys
 
 
-def _one_of_each(keys: list[Key], right: dict[Key, bool | None]) -> list[Key]:
-    """The first right and the first wrong answer to a question; the first answer if no grade is known."""
-    firsts = [next((key for key in keys if right[key] is kind), None) for kind in (True, False)]
-    return [key for key in firsts if key is not None] or keys[:1]
-
-
-def influence_key(store: Store, influence: str | None) -> tuple[str | None, str]:
-    """Signal and key of the influence that is shown; no signal if none was asked for and the usual one was not read.
+def influence_key(store: Store, influence: str | None) -> tuple[str, str] | None:
+    """Signal and key of the influence to show; None if none was asked for and the usual one was not read.
 
     Args:
         store: The store.
@@ -218,24 +210,21 @@ def influence_key(store: Store, influence: str | None) -> tuple[str | None, str]
             f"Expected `influence` to be of one of {', '.join(weights)}, but got {influence!r}. "
             f"Give for example {INFLUENCE}."
         )
-    keys: dict[str, list[str]] = {}
-    for signal in weights:
-        if prefix in ("", signal) and signal in store.signals.names() and not store.signals.missing(signal, "sample"):
-            keys[signal] = store.signals.keys(signal, "sample")
-            for key in keys[signal]:
-                if key.split("/", 1)[1] == name:
-                    return signal, key
-    if influence is None:
-        return None, ""
+    signals = store.signals
+    complete = [signal for signal in weights if signal in signals.names() and not signals.missing(signal, "sample")]
+    keys = [(signal, key) for signal in complete if prefix in ("", signal) for key in signals.keys(signal, "sample")]
+    matches = [(signal, key) for signal, key in keys if key.split("/", 1)[1] == name]
+    if matches or influence is None:
+        return matches[0] if matches else None
     if not keys:
         raise InputError(
             f"Expected `influence` to be weights that {str(store.path)!r} holds, but none were read. Run "
             f"`python -m extract read --store {store.path} --signals [{prefix or weights[0]}] --scope sample`."
         )
-    names = sorted({key.split("/", 1)[1] for of_signal in keys.values() for key in of_signal})
+    names = sorted({key.split("/", 1)[1] for _, key in keys})
     raise InputError(
-        f"Expected `influence` to be among the weights that {str(store.path)!r} holds of {', '.join(keys)} "
-        f"({names[0]} to {names[-1]}), but got {influence!r}.{nearest(name, names)}"
+        f"Expected `influence` to be among the weights that {str(store.path)!r} holds ({names[0]} to {names[-1]}), "
+        f"but got {influence!r}.{nearest(name, names)}"
     )
 
 

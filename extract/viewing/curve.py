@@ -1,7 +1,5 @@
 """The curve along one answer: the entropy of every token, its other numbers below, and the tokens' texts."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 
@@ -15,7 +13,6 @@ WIDEST = 56
 #: Most tokens of a picture, which is then some 8,000 pixels high.
 LONGEST = 800
 _INK, _GREY, _ORANGE, _BLUE = "#222222", "#8a8a8a", "#c75000", "#2463a8"
-_LONGEST_LABEL = 16
 #: Font families for scripts that matplotlib's own font does not have.
 _OTHER_SCRIPTS = (
     *("Noto Sans CJK SC", "Noto Sans CJK JP", "PingFang SC", "Hiragino Sans", "Microsoft YaHei", "Malgun Gothic"),
@@ -37,22 +34,23 @@ def entropy_curve(answer: ShownAnswer, model: str, influence: str | None = None)
     import matplotlib
     from matplotlib.figure import Figure
 
+    name = f"answer {answer.sample} to {answer.question_id!r}"
     if not answer.n_tokens or not bool(answer.entropy.isfinite().all()):
-        raise InputError(
-            f"Expected an answer with tokens that have entropies, but answer {answer.sample} to "
-            f"{answer.question_id!r} has nanswer. Choose another answer."
-        )
+        raise InputError(f"Expected tokens with entropies, but {name} has none. Choose another answer.")
     if answer.n_tokens > LONGEST:
         raise InputError(
-            f"Expected an answer of at most {LONGEST} tokens for a picture, but answer {answer.sample} to "
-            f"{answer.question_id!r} has {answer.n_tokens}. Give --out answers.html for a page."
+            f"Expected at most {LONGEST} tokens for a picture, but {name} has {answer.n_tokens}. "
+            "Give --out answers.html for a page."
         )
     curves = [("entropy\n(nats)", answer.entropy, _ORANGE, 2.0), ("1 − pₘₐₓ", answer.one_minus_pmax, _INK, 1.0)]
     if answer.influence is not None and influence is not None:
         curves.append(("share of\ninfluence", answer.influence / answer.influence.sum(), _BLUE, 1.0))
     n_rows = -(-answer.n_tokens // WIDEST)
     width = -(-answer.n_tokens // n_rows)
-    labels = _labels(answer)
+    labels = [""] * answer.n_tokens  # of tokens that share a character, the first has its text
+    for piece in answer.pieces:
+        text = piece.text.strip(" ").replace("\n", "↵") or "␣"
+        labels[piece.tokens.start] = drawable(_shortened(text, 16))
     heights = [height for *_, height in curves]
     style: Any = {
         "font.family": _fonts(),
@@ -65,19 +63,20 @@ def entropy_curve(answer: ShownAnswer, model: str, influence: str | None = None)
     with matplotlib.rc_context(style):
         size = max(4.2, 0.9 + 0.17 * width), (1.0 + 0.62 * sum(heights)) * n_rows + 0.5
         figure = Figure(figsize=size, dpi=160, layout="constrained")
-        rows = figure.subfigures(n_rows, 1, squeeze=False)[:, 0]
-        for number, row in enumerate(rows):
+        for number, row in enumerate(figure.subfigures(n_rows, 1, squeeze=False)[:, 0]):
             axes = row.subplots(len(curves), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
             places = range(number * width, min((number + 1) * width, answer.n_tokens))
-            for axis, (name, values, colour, _) in zip(axes, curves, strict=True):
-                _draw(axis, places, values, colour, bars=name.startswith("share"))
-                axis.set_ylabel(name, fontsize=8.5)
+            for axis, (label, values, colour, _) in zip(axes, curves, strict=True):
+                _draw(axis, places, values, colour, bars=label.startswith("share"))
+                axis.set_ylabel(label, fontsize=8.5)
                 axis.set_xlim(places.start - 0.7, places.start + width - 0.3)
             for axis in axes[:-1]:
                 axis.xaxis.set_visible(False)  # a tick takes as long to draw as all of a curve
             axes[-1].set_xticks(list(places), [labels[t] for t in places], rotation=90, fontsize=8)
             row.align_ylabels(axes)
-        figure.suptitle(_title(answer, model, influence), fontsize=9.5)
+        title = f"{_shortened(' '.join(answer.question.split()), 70)}\nanswer {answer.sample} of {model}: "
+        below = f"\ndashed: 1/n; influence: {influence}" if influence is not None else ""
+        figure.suptitle(drawable(f"{title}{answer.verdict}, {answer.n_tokens} tokens{below}"), fontsize=9.5)
     return figure
 
 
@@ -86,11 +85,11 @@ def _draw(axis: Any, places: range, values: Tensor, colour: str, bars: bool) -> 
     values = values.nan_to_num(0.0)  # an influence of 0 throughout has no shares
     own = values[places.start : places.stop].tolist()
     if bars:
-        axis.bar(list(places), own, width=0.75, color=colour)
+        axis.bar(places, own, width=0.75, color=colour)
         axis.axhline(1 / len(values), color=_GREY, lw=1, ls="--")
     else:
-        axis.fill_between(list(places), own, color=colour, alpha=0.14, lw=0)
-        axis.plot(list(places), own, color=colour, lw=1.3, marker="o", ms=2.6)
+        axis.fill_between(places, own, color=colour, alpha=0.14, lw=0)
+        axis.plot(places, own, color=colour, lw=1.3, marker="o", ms=2.6)
     top = float(values.max())
     axis.set_ylim(0, 1.12 * top if top > 0 else 1.0)
     axis.tick_params(axis="y", labelsize=8)
@@ -98,20 +97,8 @@ def _draw(axis: Any, places: range, values: Tensor, colour: str, bars: bool) -> 
     axis.locator_params(axis="y", nbins=3, min_n_ticks=2)
 
 
-def _title(answer: ShownAnswer, model: str, influence: str | None) -> str:
-    question = " ".join(answer.question.split())
-    question = question if len(question) <= 70 else question[:69] + "…"
-    below = f"\ndashed: 1/n; influence: {influence}" if influence is not None else ""
-    return drawable(f"{question}\nanswer {answer.sample} of {model}: {answer.verdict}, {answer.n_tokens} tokens{below}")
-
-
-def _labels(answer: ShownAnswer) -> list[str]:
-    """Text of each token; of tokens that share a character the first has it."""
-    labels = [""] * answer.n_tokens
-    for piece in answer.pieces:
-        text = piece.text.strip(" ").replace("\n", "↵") or "␣"
-        labels[piece.tokens.start] = drawable(text if len(text) <= _LONGEST_LABEL else text[: _LONGEST_LABEL - 1] + "…")
-    return labels
+def _shortened(text: str, longest: int) -> str:
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
 def drawable(text: str) -> str:
@@ -132,6 +119,5 @@ def _letters() -> frozenset[int]:
     """Code points that one of the fonts has."""
     from matplotlib.font_manager import FontProperties, findfont, get_font
 
-    return frozenset(
-        code for name in _fonts() for code in get_font(findfont(FontProperties(family=name))).get_charmap()
-    )
+    fonts = [get_font(findfont(FontProperties(family=name))) for name in _fonts()]
+    return frozenset(code for font in fonts for code in font.get_charmap())

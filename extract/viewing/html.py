@@ -3,8 +3,6 @@
 The page follows the reader's light or dark scheme. Its text and layout are in ``page.html.j2``.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from itertools import groupby
@@ -58,17 +56,12 @@ def page(answers: Sequence[ShownAnswer], model: str, store: str, influence: str 
         influence: Name of the influence that is shown, if there is one.
     """
     environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        keep_trailing_newline=True,
+        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    environment.filters |= {"visible": _visible, "lines": _lines}
-    top = entropy_scale(answers)
-    groups = groupby(answers, key=lambda answer: answer.question_id)
+    environment.filters |= {"visible": lambda text: text.translate(_VISIBLE), "lines": _lines}
+    top, by_question = entropy_scale(answers), groupby(answers, key=lambda answer: answer.question_id)
     return environment.get_template("page.html.j2").render(
-        questions=[[_content(answer, top) for answer in group] for _, group in groups],
+        questions=[[_content(answer, top) for answer in group] for _, group in by_question],
         model=model,
         store=store,
         influence=influence,
@@ -113,30 +106,21 @@ def _token(answer: ShownAnswer, piece: Piece, top: float) -> dict[str, Any]:
 
 def _numbers(answer: ShownAnswer) -> list[list[tuple[str, str]]]:
     """For each token, its numbers as label and text."""
-    rows = [
-        [
-            ("entropy", _number(answer.entropy[t], " nats")),
-            ("1 − p_max", _number(answer.one_minus_pmax[t])),
-            ("−log p", _number(answer.nll[t], " nats")),
-        ]
-        for t in range(answer.n_tokens)
-    ]
+    columns = {
+        "entropy": [_number(value, " nats") for value in answer.entropy],
+        "1 − p_max": [_number(value) for value in answer.one_minus_pmax],
+        "−log p": [_number(value, " nats") for value in answer.nll],
+    }
     if answer.influence is not None:
-        shares = answer.influence / answer.influence.sum()  # NaN where the sum is 0
-        for row, value, share in zip(rows, answer.influence, shares, strict=True):
-            row.append(("influence", f"{_number(value)} ({_number(100 * share, ' %', 1)} of the answer’s)"))
-    return rows
+        shares = zip(answer.influence, 100 * answer.influence / answer.influence.sum(), strict=True)  # NaN if all are 0
+        columns["influence"] = [f"{_number(i)} ({_number(share, ' %', 1)} of the answer’s)" for i, share in shares]
+    return [list(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def _number(value: Tensor, unit: str = "", digits: int = 3) -> str:
     return f"{float(value):.{digits}f}{unit}" if math.isfinite(value) else "no number"
 
 
-def _visible(text: str) -> str:
-    """A text without characters that a page would not show."""
-    return text.translate(_VISIBLE)
-
-
 def _lines(text: str) -> Markup:
     """A text whose line breaks are visible."""
-    return escape(_visible(text)).replace("\n", Markup('<span class="nl" aria-hidden="true">↵</span>\n'))
+    return escape(text.translate(_VISIBLE)).replace("\n", Markup('<span class="nl" aria-hidden="true">↵</span>\n'))

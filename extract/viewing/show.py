@@ -1,7 +1,5 @@
 """The command `show`: answers of a store as a page, or the entropy curve along one of them as a picture."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,10 +7,12 @@ from typing import Any
 
 from extract.errors import InputError
 from extract.models.embedded import EMBEDDED_MODEL, embedded_model_folder
+from extract.models.loading import tokenizer_hash
 from extract.models.store_model import model_source
 from extract.store.files import replace_file
 from extract.store.store import Store
 from extract.text import one_line
+from extract.viewing.answers import read_answers
 
 _PICTURES = (".png", ".pdf", ".svg")
 
@@ -44,34 +44,31 @@ def show(
     Raises:
         InputError: An unknown id or sample, signals that were not read, another tokenizer, or an `out` of another kind.
     """
-    from extract.viewing.answers import read_answers
-
     path, opened = Path(out), Store.open(store)
     if path.suffix not in (".html", *_PICTURES):
         raise InputError(
-            f"Expected `out` to end in .html for a page, or in {', '.join(_PICTURES)} for a picture of one answer, but "
-            f"got {out!r}. For example --out answers.html"
+            f"Expected `out` to end in .html for a page, or in {', '.join(_PICTURES)} for a picture of one answer, "
+            f"but got {out!r}. For example --out answers.html"
         )
     named = None if questions is None else [str(id_) for id_ in questions]  # an id may look like a number
     answers, key = read_answers(opened, lambda: tokenizer_of(opened, model), named, samples, grader, influence)
-    name = opened.model_id
-    path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".html":
         from extract.viewing.html import page
 
-        content = page(answers, name, f"{opened.path.resolve().name}, identity {opened.sha256[:12]}", key).encode()
+        name = f"{opened.path.resolve().name}, identity {opened.sha256[:12]}"
+        content = page(answers, opened.model_id, name, key).encode()
     else:
         from extract.viewing.curve import entropy_curve
 
         if len(answers) != 1:
             raise InputError(
-                f"Expected one answer for a picture, but got {len(answers)}. Name it, for example "
-                f"--questions '[{answers[0].question_id}]' --samples '[{answers[0].sample}]', or give "
-                "--out answers.html."
+                f"Expected one answer for a picture, but got {len(answers)}. Name it, for example --questions "
+                f"'[{answers[0].question_id}]' --samples '[{answers[0].sample}]', or give --out answers.html."
             )
         drawn = io.BytesIO()
-        entropy_curve(answers[0], name, key).savefig(drawn, format=path.suffix[1:])
+        entropy_curve(answers[0], opened.model_id, key).savefig(drawn, format=path.suffix[1:])
         content = drawn.getvalue()
+    path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, content)
     print(f"{len(answers)} answer{'s' * (len(answers) != 1)}: {path}")
     return path
@@ -85,10 +82,7 @@ def tokenizer_of(store: Store, model: str | None) -> Any:
     """
     from transformers import AutoTokenizer
 
-    from extract.models.loading import tokenizer_hash
-
-    expected = store.model
-    place = model_source(store, model)
+    expected, place = store.model, model_source(store, model)
     try:
         source = str(embedded_model_folder()) if place == EMBEDDED_MODEL else place
         tokenizer = AutoTokenizer.from_pretrained(source, revision=expected["revision"])

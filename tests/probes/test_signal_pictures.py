@@ -402,7 +402,10 @@ def test_what_can_not_be_shown_is_one_line_with_what_to_do(
         ({"grader": "other"}, "`grader`"),
         ({"out": "x.txt"}, r"to end in \.html"),
         ({"out": str(tmp_path / "x.png"), "questions": ["q0"]}, r"one answer for a picture, but got 2.*--questions"),
-        ({"out": str(tmp_path / "x.png"), "questions": ["q1"], "samples": [1]}, "with tokens that have entropies"),
+        (
+            {"out": str(tmp_path / "x.png"), "questions": ["q1"], "samples": [1]},
+            "tokens with entropies, but answer 1 to 'q1'",
+        ),
         ({"model": None}, "Give --model PATH"),
         ({"model": str(tmp_path)}, "can't be loaded"),
     ):

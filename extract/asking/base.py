@@ -1,7 +1,5 @@
 """Base classes of the asked baselines, the context that they ask with, and the prompts that they share."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +13,9 @@ from extract.grading.text import first_line
 from extract.hashing import sha256_text
 from extract.prompts import PromptTemplate
 from extract.questions.question import Question
+from extract.store.asked import Asked
 from extract.store.shards import SampleRange, Scope, Shard
+from extract.store.signals import Signals
 from extract.store.store import Store
 
 #: Called with the number of questions or answers, and of tokens, that are done.
@@ -77,17 +77,22 @@ class AskedBaseline(ABC):
     def settings(self, scope: Scope) -> dict[str, Any]:
         """Model, prompts and options, JSON types: the same in all files of a scope."""
 
-    @abstractmethod
+    @property
+    def values(self) -> Asked | Signals:
+        """The part of the store that holds the values."""
+        return self.store.asked
+
     def check_settings(self, scope: Scope) -> None:
         """Refuse settings other than those of the files in the store.
 
         Raises:
             InputError: The settings differ.
         """
+        self.values.check_settings(self.name, scope, self.settings(scope))
 
-    @abstractmethod
     def file(self, shard: Shard) -> Path:
         """Where the values of a shard are, or will be."""
+        return self.values.file(self.name, shard)
 
     @abstractmethod
     def check_file(self, shard: Shard) -> None:
@@ -108,9 +113,9 @@ class AskedBaseline(ABC):
     def fill(self, shard: Shard, progress: Done) -> int:
         """Ask about a shard and write its file; returns the number of rows without a usable value."""
 
-    def questions(self, shard: Shard) -> list[Question]:
-        """Questions of a shard."""
-        return self.store.questions.block(shard)
+    def questions(self, shard: Shard) -> dict[str, str]:
+        """Texts of a shard's questions by id."""
+        return {question.id: question_text(question) for question in self.store.questions.block(shard)}
 
     def answers(self, shard: Shard) -> list[dict[str, Any]]:
         """Rows of the samples of a shard."""
@@ -124,14 +129,6 @@ class AskedTable(AskedBaseline):
     @abstractmethod
     def rows(self, shard: Shard, progress: Done) -> list[dict[str, Any]]:
         """Rows of a shard's table, in the columns of `Asked.write`."""
-
-    def check_settings(self, scope: Scope) -> None:
-        """Refuse settings other than those of the tables in the store."""
-        self.store.asked.check_settings(self.name, scope, self.settings(scope))
-
-    def file(self, shard: Shard) -> Path:
-        """File of a shard's table."""
-        return self.store.asked.file(self.name, shard)
 
     def check_file(self, shard: Shard) -> None:
         """Read a finished table."""

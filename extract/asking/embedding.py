@@ -1,22 +1,17 @@
 """The baseline `text_embedding`: embeddings of questions and answers by a sentence encoder, stored as a signal."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from extract.asking.base import AskedBaseline, Done, answer_line, question_text
+from extract.asking.base import AskedBaseline, Done, answer_line
 from extract.asking.readers import TextReader
 from extract.models.embedded import EMBEDDED_ENCODER
 from extract.store.shards import Scope, Shard
-
-#: What is embedded, for the settings.
-_TEXT: dict[Scope, str] = {"question": "the question", "sample": "the question and the first line of the answer"}
+from extract.store.signals import Signals
 
 
 def mean_pooled(states: Tensor, mask: Tensor) -> Tensor:
@@ -84,23 +79,21 @@ class TextEmbedding(AskedBaseline):
 
     def settings(self, scope: Scope) -> dict[str, Any]:
         """The encoder, and what it reads of the questions or answers."""
-        return {**self._encoder.reader.settings, "pooling": "mean", "text": _TEXT[scope]}
+        text = "the question" if scope == "question" else "the question and the first line of the answer"
+        return {**self._encoder.reader.settings, "pooling": "mean", "text": text}
 
-    def check_settings(self, scope: Scope) -> None:
-        """Refuse another encoder."""
-        self.store.signals.check_settings(self.name, scope, self.settings(scope))
-
-    def file(self, shard: Shard) -> Path:
-        """The signal's file."""
-        return self.store.signals.file(self.name, shard)
+    @property
+    def values(self) -> Signals:
+        """The signals, which hold tensors."""
+        return self.store.signals
 
     def check_file(self, shard: Shard) -> None:
         """Check the signal's file."""
-        self.store.signals.shard_layout(self.name, shard)
+        self.values.shard_layout(self.name, shard)
 
     def fill(self, shard: Shard, progress: Done) -> int:
         """Embed a shard and write its signal; returns the number of empty answers."""
-        questions = {question.id: question_text(question) for question in self.questions(shard)}
+        questions = self.questions(shard)
         if shard.scope == "sample":
             answers = [(questions[row["question_id"]], answer_line(row["text"])) for row in self.answers(shard)]
             texts = [f"{question} {line}" for question, line in answers]
@@ -109,6 +102,6 @@ class TextEmbedding(AskedBaseline):
             key, texts, empty = "0/question", list(questions.values()), []
         embedded = self._encoder.embed(texts, progress)
         embedded[empty] = torch.nan
-        batch_tokens, settings = self._encoder.reader.batch_tokens, self.settings(shard.scope)
-        self.store.signals.write(self.name, shard, {key: embedded}, batch_tokens, settings)
+        batch_tokens = self._encoder.reader.batch_tokens
+        self.values.write(self.name, shard, {key: embedded}, batch_tokens, self.settings(shard.scope))
         return len(empty)

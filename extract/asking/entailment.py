@@ -4,15 +4,13 @@ Kuhn et al. 2023 (https://arxiv.org/abs/2302.09664) and Farquhar et al. 2024 wit
 first cluster whose first member it entails and is entailed by. Other members are not compared with it.
 """
 
-from __future__ import annotations
-
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from extract.asking.base import AskContext, AskedTable, Done, answer_line, question_text
+from extract.asking.base import AskContext, AskedTable, Done, answer_line
 from extract.asking.readers import TextReader
 from extract.errors import InputError
 from extract.store.shards import SampleRange, Scope, Shard
@@ -42,7 +40,7 @@ class Clusters:
 
     of: dict[str, int] = field(default_factory=dict)
     firsts: list[Answer] = field(default_factory=list)
-    tokens: dict[str, int] = field(default_factory=dict)
+    tokens: Counter[str] = field(default_factory=Counter)
 
 
 #: From pairs (premise, hypothesis) to whether each is entailed, and the tokens that were read for it.
@@ -59,7 +57,10 @@ def cluster(questions: Sequence[tuple[Clusters, Iterable[Answer]]], entails: Ent
         questions: For each question, its clusters, which are extended, and its further answers by sample index.
         entails: The classifier.
     """
-    pending = [_distinct(answers, clusters) for clusters, answers in questions]
+    pending: list[list[Answer]] = []  # of each question, the first answer of each form without a cluster
+    for clusters, answers in questions:
+        firsts = {answer.normalised: answer for answer in reversed([*answers]) if answer.normalised not in clusters.of}
+        pending.append(sorted(firsts.values()))
     step = 0
     while any(pending):
         compared: list[tuple[int, Answer, Answer]] = []  # question, first member, answer
@@ -73,22 +74,12 @@ def cluster(questions: Sequence[tuple[Clusters, Iterable[Answer]]], entails: Ent
             pairs = [(a.text, b.text) if forward else (b.text, a.text) for _, a, b in compared]
             verdicts = entails(pairs) if pairs else []
             for (q, _, answer), (_, n_tokens) in zip(compared, verdicts, strict=True):
-                tokens = questions[q][0].tokens
-                tokens[answer.normalised] = tokens.get(answer.normalised, 0) + n_tokens
+                questions[q][0].tokens[answer.normalised] += n_tokens
             compared = [case for case, (entailed, _) in zip(compared, verdicts, strict=True) if entailed]
         for q, first, answer in compared:
             questions[q][0].of[answer.normalised] = first.sample
             pending[q].remove(answer)
         step += 1
-
-
-def _distinct(answers: Iterable[Answer], clusters: Clusters) -> list[Answer]:
-    """The first answer of each normalised form that has no cluster yet."""
-    firsts: dict[str, Answer] = {}
-    for answer in answers:
-        if answer.normalised not in clusters.of:
-            firsts.setdefault(answer.normalised, answer)
-    return list(firsts.values())
 
 
 class Classifier:
@@ -100,27 +91,24 @@ class Classifier:
 
     Attributes:
         reader: The model.
-        n_pairs: Pairs that were read so far.
 
     Raises:
         InputError: The model can't be loaded, or has other labels.
     """
 
     def __init__(self, name: str, device: str = "auto") -> None:
-        auto_class = "AutoModelForSequenceClassification"
-        self.reader = TextReader(name, "nli_model", "an entailment classifier", auto_class, device)
+        head = "AutoModelForSequenceClassification"
+        self.reader = TextReader(name, "nli_model", "an entailment classifier", head, device)
         labels = {int(i): str(label).casefold() for i, label in self.reader.model.config.id2label.items()}
         if sorted(labels.values()) != sorted(_LABELS):
             found = ", ".join(labels[i] for i in sorted(labels))
             raise self.reader.refusal(f"its labels are {found} and not {', '.join(_LABELS)}")
         self._entailment = next(i for i, label in labels.items() if label == "entailment")
-        self.n_pairs = 0
 
     def __call__(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[bool, int]]:
         """For each pair (premise, hypothesis): whether entailment is the likeliest label, and the number of tokens."""
         encoded = self.reader.encode(pairs)
         logits = self.reader.read(encoded, lambda output, mask: output.logits)
-        self.n_pairs += len(pairs)
         entailed = (logits.argmax(-1) == self._entailment).tolist()
         return [(yes, len(inputs["input_ids"])) for yes, inputs in zip(entailed, encoded, strict=True)]
 
@@ -136,15 +124,14 @@ class Entailment(AskedTable):
         super().__init__(name, store, context)
         if context.nli_model is None:
             raise InputError(
-                f"Expected `nli_model` for the baseline {name!r}, but got none. Give --nli_model with a Hub id or a "
-                f"folder of a classifier with the labels {', '.join(_LABELS)}."
+                f"Expected `nli_model` for the baseline {name!r}, but got none. "
+                f"Give a Hub id or a folder of a classifier with the labels {', '.join(_LABELS)}."
             )
         self._grader = store.grades.choose(context.grader)
         if n_missing := len(store.grades.missing(self._grader)):
             raise InputError(
-                f"Expected all answers of {str(store.path)!r} to be graded, because equal answers share a cluster, "
-                f"but {n_missing} sample ranges lack grades by {self._grader!r}. "
-                f"Run `python -m extract grade --store {store.path} --grader {self._grader}`."
+                f"Expected all answers of {str(store.path)!r} to be graded, but {n_missing} sample ranges lack grades "
+                f"by {self._grader!r}. Run `python -m extract grade --store {store.path} --grader {self._grader}`."
             )
 
     @cached_property
@@ -170,18 +157,13 @@ class Entailment(AskedTable):
         for id_, answer in answers:
             by_question[id_].append(answer)
         cluster([(clusters[id_], of_question) for id_, of_question in by_question.items()], self.classifier)
-        progress(len(answers), sum(sum(of_question.tokens.values()) for of_question in clusters.values()))
-        return [
-            {
-                "question_id": id_,
-                "sample": answer.sample,
-                "value": float(clusters[id_].of[answer.normalised]),
-                # the cost is charged to the first of equal answers
-                "prompt_tokens": clusters[id_].tokens.pop(answer.normalised, 0),
-                "completion_tokens": 0,
-            }
-            for id_, answer in answers
-        ]
+        progress(len(answers), sum(of_question.tokens.total() for of_question in clusters.values()))
+        rows = []
+        for id_, answer in answers:
+            number, n_tokens = clusters[id_].of[answer.normalised], clusters[id_].tokens.pop(answer.normalised, 0)
+            cost = {"prompt_tokens": n_tokens, "completion_tokens": 0}  # charged to the first of equal answers
+            rows.append({"question_id": id_, "sample": answer.sample, "value": float(number), **cost})
+        return rows
 
     def _restore(self, clusters: dict[str, Clusters], samples: SampleRange) -> None:
         """Add the clusters of a range from its table."""
@@ -195,7 +177,7 @@ class Entailment(AskedTable):
     def _answers(self, shard: Shard) -> list[tuple[str, Answer]]:
         """Question id and answer of each row of a shard; those of a question by sample index."""
         assert isinstance(shard, SampleRange)
-        questions = {question.id: question_text(question) for question in self.questions(shard)}
+        questions = self.questions(shard)
         grades = self.store.grades.read(self._grader, shard).to_pylist()
         normalised = {(row["question_id"], row["sample"]): row["answer"] for row in grades}
         answers = []

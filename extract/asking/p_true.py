@@ -3,8 +3,6 @@
 Kadavath et al. 2022, https://arxiv.org/abs/2207.05221.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
@@ -12,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from extract.asking.base import AskedTable, Done, asking_prompt, question_text
+from extract.asking.base import AskedTable, Done, asking_prompt
 from extract.errors import InputError
 from extract.models.loading import check_prompts
 from extract.policy import Decoding
@@ -52,8 +50,8 @@ def surface_forms(tokenizer: Any, n_vocab: int) -> YesNo:
     forms = [[i for i, text in enumerate(texts) if text.strip().casefold() == word] for word in ("yes", "no")]
     if not all(forms):
         raise InputError(
-            "Expected a tokenizer with single tokens for Yes and No, which P(True) compares, but this one lacks one "
-            "of them. Leave `p_true` and `p_true_answer` out of `baselines`."
+            "Expected a tokenizer with single tokens for Yes and No, but this one lacks one of them. "
+            "Leave `p_true` and `p_true_answer` out of `baselines`."
         )
     return YesNo(*forms)
 
@@ -99,28 +97,26 @@ class YesNoReader(TokenSampler):
         """
         check_prompts(self.model, prompts, 1)
 
+        prefix = common_prefix(prompts)
+
+        @torch.inference_mode()
         def read_with(batch_tokens: int, counted: Counted) -> Tensor:
-            return self._read(prompts, batch_tokens, counted)
+            result = torch.empty(len(prompts), 2)
+            for batch in by_length([len(prompt) - len(prefix) for prompt in prompts], batch_tokens):
+                cache, ids, positions = self._prepare([prompts[i] for i in batch], prefix)
+                with shared_attention(self.model):
+                    logits = self._forward(ids, cache.seen(0), positions, cache)
+                result[batch] = torch.stack(yes_against_no(logits, self._forms), -1).cpu()
+                counted(len(batch), sum(len(prompts[i]) for i in batch))
+            return result
 
-        read, self._batch_tokens = retry_with_smaller_batch(read_with, self._batch_tokens, "prompt tokens", progress)
-        if read.isnan().any():
+        values, self._batch_tokens = retry_with_smaller_batch(read_with, self._batch_tokens, "prompt tokens", progress)
+        if values.isnan().any():
             raise InputError(
-                "Expected finite logits, but the model gave NaN in "
-                f"{str(self.model.dtype).removeprefix('torch.')}. Sample the store with --dtype float32 or bfloat16."
+                f"Expected finite logits, but the model gave NaN in {str(self.model.dtype).removeprefix('torch.')}. "
+                "Sample the store with --dtype float32 or bfloat16."
             )
-        return [(value if mass >= LEAST_MASS else None, mass) for value, mass in read.tolist()]
-
-    @torch.inference_mode()
-    def _read(self, prompts: Sequence[Sequence[int]], batch_tokens: int, progress: Counted) -> Tensor:
-        """Values and masses [prompt, 2]."""
-        prefix, result = common_prefix(prompts), torch.empty(len(prompts), 2)
-        for batch in by_length([len(prompt) - len(prefix) for prompt in prompts], batch_tokens):
-            cache, ids, positions = self._prepare([prompts[i] for i in batch], prefix)
-            with shared_attention(self.model):
-                logits = self._forward(ids, cache.seen(0), positions, cache)
-            result[batch] = torch.stack(yes_against_no(logits, self._forms), -1).cpu()
-            progress(len(batch), sum(len(prompts[i]) for i in batch))
-        return result
+        return [(value if mass >= LEAST_MASS else None, mass) for value, mass in values.tolist()]
 
 
 class PTrue(AskedTable):
@@ -149,13 +145,13 @@ class PTrue(AskedTable):
 
     def rows(self, shard: Shard, progress: Done) -> list[dict[str, Any]]:
         """One row for each question. The token whose distribution is read counts as one token of a reply."""
-        questions, tokenizer = self.questions(shard), self.context.loaded[1]
-        prompts = [self.prompt.encode(tokenizer, question_text(question)) for question in questions]
-        read = self._reader.read(prompts, progress)
+        tokenizer, questions = self.context.loaded[1], self.questions(shard)
+        prompts = [self.prompt.encode(tokenizer, text) for text in questions.values()]
+        values = self._reader.read(prompts, progress)
         cost = {"completion_tokens": 1, "attempts": 1}
         return [
-            {"question_id": question.id, "value": value, "text": "", "mass": mass, "prompt_tokens": len(prompt), **cost}
-            for question, prompt, (value, mass) in zip(questions, prompts, read, strict=True)
+            {"question_id": id_, "value": value, "text": "", "mass": mass, "prompt_tokens": len(prompt), **cost}
+            for id_, prompt, (value, mass) in zip(questions, prompts, values, strict=True)
         ]
 
 
@@ -169,19 +165,13 @@ class PTrueAnswer(PTrue):
 
     def rows(self, shard: Shard, progress: Done) -> list[dict[str, Any]]:
         """One row for each answer."""
-        words = {question.id: question_text(question) for question in self.questions(shard)}
-        answers, tokenizer = self.answers(shard), self.context.loaded[1]
-        asked = [f"{words[row['question_id']]}\nProposed answer: {row['text'].strip()}" for row in answers]
-        prompts = {text: self.prompt.encode(tokenizer, text) for text in asked}
-        read = dict(zip(prompts, self._reader.read(list(prompts.values()), progress), strict=True))
-        progress(len(answers) - len(read), 0)
+        tokenizer, questions, answers = self.context.loaded[1], self.questions(shard), self.answers(shard)
+        texts = [f"{questions[row['question_id']]}\nProposed answer: {row['text'].strip()}" for row in answers]
+        prompts = {text: self.prompt.encode(tokenizer, text) for text in texts}
+        values = dict(zip(prompts, self._reader.read(list(prompts.values()), progress), strict=True))
+        progress(len(answers) - len(values), 0)
+        cost = {text: {"prompt_tokens": len(prompt), "completion_tokens": 1} for text, prompt in prompts.items()}
         return [
-            {
-                "question_id": row["question_id"],
-                "sample": row["sample"],
-                "value": read[text][0],
-                "prompt_tokens": len(prompts[text]),
-                "completion_tokens": 1,
-            }
-            for row, text in zip(answers, asked, strict=True)
+            {"question_id": row["question_id"], "sample": row["sample"], "value": values[text][0], **cost[text]}
+            for row, text in zip(answers, texts, strict=True)
         ]

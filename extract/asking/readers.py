@@ -1,7 +1,5 @@
 """Models that read texts: sentence encoders and entailment classifiers."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,6 +8,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from extract.errors import InputError
 from extract.models.embedded import EMBEDDED_ENCODER, embedded_encoder_folder
@@ -84,9 +83,8 @@ class TextReader:
     def encode(self, texts: Sequence[Text]) -> list[dict[str, list[int]]]:
         """The model's inputs for each text, cut at the model's positions."""
         cut: dict[str, Any] = {} if math.isinf(self._limit) else {"truncation": True, "max_length": self._limit}
-        pairs = bool(texts) and isinstance(texts[0], tuple)
-        columns = [list(column) for column in zip(*texts, strict=True)] if pairs else [list(texts)]
-        encoded = self._tokenizer(*columns, **cut)
+        columns = zip(*texts, strict=True) if texts and isinstance(texts[0], tuple) else [texts]
+        encoded = self._tokenizer(*map(list, columns), **cut)
         return [{name: rows[i] for name, rows in encoded.items()} for i in range(len(texts))]
 
     def read(
@@ -105,36 +103,22 @@ class TextReader:
         Returns:
             [text, …] on the CPU.
         """
-        values, self.batch_tokens = retry_with_smaller_batch(
-            lambda batch_tokens, counted: self._read(encoded, result, batch_tokens, counted),
-            self.batch_tokens,
-            "tokens",
-            progress,
-        )
-        return values
-
-    @torch.inference_mode()
-    def _read(
-        self,
-        encoded: Sequence[dict[str, list[int]]],
-        result: Callable[[Any, Tensor], Tensor],
-        batch_tokens: int,
-        progress: Counted,
-    ) -> Tensor:
         lengths = [len(inputs["input_ids"]) for inputs in encoded]
-        order: list[int] = []
-        parts: list[Tensor] = []
-        for batch in by_length(lengths, batch_tokens):
-            inputs = {name: self._padded([encoded[i][name] for i in batch], name) for name in encoded[batch[0]]}
-            parts.append(result(self.model(**inputs), inputs["attention_mask"]).cpu())
-            order += batch
-            progress(len(batch), sum(lengths[i] for i in batch))
-        ordered = torch.empty_like(values := torch.cat(parts))
-        ordered[torch.tensor(order)] = values
-        return ordered
+        pad = {"input_ids": self._tokenizer.pad_token_id or 0}
 
-    def _padded(self, rows: Sequence[Sequence[int]], name: str) -> Tensor:
-        """[row, token] int64, padded on the right."""
-        pad = (self._tokenizer.pad_token_id or 0) if name == "input_ids" else 0
-        longest = max(map(len, rows))
-        return torch.tensor([[*row, *[pad] * (longest - len(row))] for row in rows], device=self.model.device)
+        @torch.inference_mode()
+        def read_with(batch_tokens: int, counted: Counted) -> Tensor:
+            order: list[int] = []
+            parts: list[Tensor] = []
+            for batch in by_length(lengths, batch_tokens):
+                inputs = {}
+                for name in encoded[0]:
+                    rows = [torch.tensor(encoded[i][name]) for i in batch]
+                    inputs[name] = pad_sequence(rows, True, pad.get(name, 0)).to(self.model.device)
+                parts.append(result(self.model(**inputs), inputs["attention_mask"]).cpu())
+                order += batch
+                counted(len(batch), sum(lengths[i] for i in batch))
+            return torch.cat(parts)[torch.tensor(order).argsort()]
+
+        values, self.batch_tokens = retry_with_smaller_batch(read_with, self.batch_tokens, "tokens", progress)
+        return values

@@ -3,8 +3,6 @@
 A new one is one file in this package, with a subclass of `AskedTable` or `AskedBaseline`, and one entry here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple

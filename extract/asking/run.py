@@ -1,8 +1,7 @@
 """The command ``python -m extract ask``: fill a store with asked baselines."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
+from functools import partial
 
 from extract.asking.base import AskContext, AskedBaseline
 from extract.asking.registry import ASKED
@@ -53,24 +52,15 @@ def ask(
             settings that differ from those in the store.
     """
     if max_new_tokens < 1:
-        raise InputError(
-            f"Expected `max_new_tokens` to be at least 1, but got {max_new_tokens}. 48 suits a small model."
-        )
-    worker, entries = worker or Worker.from_environment(), {name: ASKED[name] for name in baselines}
-    opened = Store.open(store)
+        raise InputError(f"Expected `max_new_tokens` to be at least 1, but got {max_new_tokens}. Give for example 48.")
+    entries, opened = {name: ASKED[name] for name in baselines}, Store.open(store)
     if any("sample" in entry.scopes for entry in entries.values()) and not opened.samples.ranges():
         raise InputError(
-            f"Expected the store {store!r} to hold answers, but it has none. "
-            f"Run `python -m extract sample --store {store}`."
+            f"Expected the store {store!r} to hold answers, but it has none. Run `python -m extract sample`."
         )
-    context = AskContext(
-        lambda: load_store_model(opened, model, device, device_map),
-        device,
-        embedding_model,
-        nli_model,
-        grader,
-        max_new_tokens,
-    )
+    load = partial(load_store_model, opened, model, device, device_map)
+    context = AskContext(load, device, embedding_model, nli_model, grader, max_new_tokens)
+    worker = worker or Worker.from_environment()
     with worker.writing(opened.path):
         fill_asked(opened, [entry.load()(name, opened, context) for name, entry in entries.items()], worker)
         with alone(opened.path):

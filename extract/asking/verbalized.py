@@ -1,13 +1,11 @@
 """Verbalized confidence: before the model answers, it is asked for the probability that its answer will be right."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
-from extract.asking.base import AskedTable, Done, asking_prompt, question_text
+from extract.asking.base import AskedTable, Done, asking_prompt
 from extract.policy import Decoding
 from extract.running.memory import retry_with_smaller_batch
 from extract.running.progress import Counted
@@ -54,16 +52,12 @@ def parse_confidence(text: str, ended: bool = True) -> float | None:
     (0.4, None, None)
     """
     text = text.rsplit("</think>", 1)[-1]
-    boxed = [value for found in _BOXED.findall(text) if (value := _probability(*found)) is not None]
-    if boxed:
-        return boxed[-1]
+    stated = _BOXED.findall(text)
     bare = _BARE.fullmatch(text.strip().rsplit("\n", 1)[-1].strip()) if ended else None
-    return _probability(bare[1], bare[2]) if bare and ("." in bare[1] or bare[2]) else None
-
-
-def _probability(number: str, percent: str | None) -> float | None:
-    value = float(number) / (100 if percent else 1)
-    return value if value <= 1 else None
+    if bare and ("." in bare[1] or bare[2]):
+        stated.insert(0, bare.groups())
+    values = (float(number) / (100 if percent else 1) for number, percent in reversed(stated))
+    return next((value for value in values if value <= 1), None)
 
 
 class Verbalized(AskedTable):
@@ -79,13 +73,14 @@ class Verbalized(AskedTable):
         same = {key: policy["decoding"][key] for key in ("temperature", "top_p", "top_k", "seed")}
         return Decoding(**same, max_new_tokens=self.context.max_new_tokens, prompt=asking_prompt(policy, TEMPLATE))
 
+    @property
+    def attempts(self) -> int:
+        """Most times that a question is asked: once at temperature 0, where every reply is the same."""
+        return ATTEMPTS if self.decoding.temperature else 1
+
     def settings(self, scope: Scope) -> dict[str, Any]:
         """Model, decoding and number of attempts."""
-        return {"model": self.model, "decoding": self.decoding.record(), "attempts": self._attempts}
-
-    @property
-    def _attempts(self) -> int:
-        return ATTEMPTS if self.decoding.temperature else 1  # at temperature 0 every reply is the same
+        return {"model": self.model, "decoding": self.decoding.record(), "attempts": self.attempts}
 
     def prepare(self) -> None:
         """Load the store's model."""
@@ -93,32 +88,28 @@ class Verbalized(AskedTable):
 
     def rows(self, shard: Shard, progress: Done) -> list[dict[str, Any]]:
         """One row for each question: its probability, the last reply, and the tokens of all attempts."""
-        questions, tokenizer = self.questions(shard), self.context.loaded[1]
-        prompts = [self.decoding.prompt.encode(tokenizer, question_text(question)) for question in questions]
-        rows: list[dict[str, Any]] = [
-            {"question_id": question.id, "mass": None, "prompt_tokens": 0, "completion_tokens": 0, "attempts": 0}
-            for question in questions
-        ]
-        pending = list(range(len(rows)))
+        tokenizer, questions = self.context.loaded[1], self.questions(shard)
+        prompts = {id_: self.decoding.prompt.encode(tokenizer, text) for id_, text in questions.items()}
+        cost = {"prompt_tokens": 0, "completion_tokens": 0, "attempts": 0}
+        rows: dict[str, dict[str, Any]] = {id_: {"question_id": id_, "mass": None, **cost} for id_ in questions}
+        pending = list(rows)
         # the first attempt is often enough; the others are drawn together, so that they share the prompt
-        for attempts in (range(1), range(1, self._attempts)):
-            replies = self._replies(
-                [questions[i].id for i in pending], [prompts[i] for i in pending], attempts, progress
-            )
-            for i, of_question in zip(pending, replies, strict=True):
-                _add_replies(rows[i], of_question)
-            n_asked = len(pending)
-            pending = [i for i in pending if rows[i]["value"] is None]
-            progress(n_asked - len(pending), 0)
+        for attempts in (range(1), range(1, self.attempts)):
+            if not (pending and attempts):
+                break
+            replies = self._replies(pending, [prompts[id_] for id_ in pending], attempts, progress)
+            for id_, of_question in zip(pending, replies, strict=True):
+                _add_replies(rows[id_], of_question)
+            unanswered = [id_ for id_ in pending if rows[id_]["value"] is None]
+            progress(len(pending) - len(unanswered), 0)
+            pending = unanswered
         progress(len(pending), 0)
-        return rows
+        return list(rows.values())
 
     def _replies(
         self, ids: Sequence[str], prompts: Sequence[Sequence[int]], attempts: range, progress: Done
     ) -> list[list[Sample]]:
         """Replies to each question, one for each attempt."""
-        if not (ids and attempts):
-            return [[] for _ in ids]
         # names other than the question ids, so that the draws are independent of the answers
         names = [f"verbalized\0{id_}" for id_ in ids]
 
@@ -133,8 +124,7 @@ class Verbalized(AskedTable):
 def _add_replies(row: dict[str, Any], replies: Sequence[Sample]) -> None:
     """Add replies to a row, up to the first that states a probability: one that asks in turn would stop there."""
     for reply in replies:
-        row["value"] = parse_confidence(reply.text, reply.finish_reason == "stop")
-        row["text"] = reply.text
+        row["value"], row["text"] = parse_confidence(reply.text, reply.finish_reason == "stop"), reply.text
         row["prompt_tokens"] += reply.prompt_tokens
         row["completion_tokens"] += len(reply.token_ids)
         row["attempts"] += 1

@@ -1,20 +1,17 @@
 """Command lines from function signatures: errors of one line, with the nearest option for a typo."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Callable
 from dataclasses import fields
-from importlib import import_module
 from inspect import signature
-from typing import Any, NoReturn
+from pydoc import locate
+from typing import Any, NoReturn, get_type_hints
 
 import yaml
 from jsonargparse import ArgumentParser, set_loader
 
 from extract.errors import nearest
-from extract.recipe import StoreRecipe
 from extract.running.exit import exit_status
 
 #: Options of earlier versions, and what they are called now. They may be part of a longer name, as in --data.recipe.…
@@ -52,10 +49,7 @@ set_loader("yaml", load_yaml, exceptions=(yaml.YAMLError,))
 
 
 class OneLineErrors:
-    """Mixin for parsers: errors of one line with the nearest option, and no abbreviated options.
-
-    Calls of `super` go to the parser beside it among the bases, which mypy can't see.
-    """
+    """Mixin for parsers, before the parser's class: errors of one line, and no abbreviated options."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -90,12 +84,12 @@ def explain(message: str, known: list[str], prefix: str = "--") -> str:
     """
     line = " ".join(message.split())
     if nested := re.search(r"Parser key \"([\w.]+)\":.*?given class_path '([\w.]+)': (.*)", line):
-        key = prefix + nested[1]
-        try:
-            options = _options_of(nested[2], key.removeprefix("--"))
-        except (ImportError, AttributeError):
+        key, given = prefix + nested[1], locate(nested[2])
+        if given is None:
             return f"Expected `{key}` to be a class, but got {nested[2]!r}: {nested[3].split(' - Expected')[0]}."
-        return explain(nested[3], options, f"{key}.")
+        parser = ArgumentParser(exit_on_error=False)
+        parser.add_class_arguments(given, key.removeprefix("--"))
+        return explain(nested[3], known_options(parser), f"{key}.")
     unknown = re.search(
         r"unrecognized arguments: --([^\s=]+)|(?:Group '([\w.]+)' does not accept o|Subcommand.*? o|O)ption '([\w.]+)'",
         line,
@@ -110,38 +104,17 @@ def explain(message: str, known: list[str], prefix: str = "--") -> str:
             f"Expected an option of this command, but got `{option}`.{nearest(option, known)} See --help for the list."
         )
     if subclass := re.search(r"Parser key \"([\w.]+)\".*?<class '(\w+\.[\w.]+)'>.*import path string: (\S+)", line):
-        names = [leaf.__name__ for leaf in _leaves(_import(subclass[2]))]
-        key, given = prefix + subclass[1], subclass[3]
-        return f"Expected `{key}` to be one of {', '.join(names)}, but got {given!r}.{nearest(given, names)}"
-    value = re.search(
-        r"Parser key \"([\w.]+)\": (?:Does not validate.*?Subtypes: \[(.*?)\] Errors: .*? Given"
-        r"|Expected an? (.*?)\. Got) value: (.*?)(?: - Expected|$)",
-        line,
-    )
-    if value:
-        types = re.sub(r"<class '([\w.]+)'>", r"\1", value[2] or value[3]).replace("NoneType", "null")
-        types = re.sub(r"\b(?:[A-Za-z_]\w*\.)+(?=\w)", "", types)
-        hint = " A list is written '[a,b]'." if re.search("list|Sequence", types) else ""
-        return f"Expected `{prefix}{value[1]}` to be of type {types}, but got {value[4]!r}.{hint}"
-    return line
+        names = [leaf.__name__ for leaf in _leaves(locate(subclass[2]))]
+        key, name = prefix + subclass[1], subclass[3]
+        return f"Expected `{key}` to be one of {', '.join(names)}, but got {name!r}.{nearest(name, names)}"
+    line = re.sub(r"^Parser key \"([\w.]+)\"", rf"`{prefix}\1`", line)
+    line = re.sub(r"<class '(?:\w+\.)*(\w+)'>|typing\.|collections\.abc\.", r"\1", line)
+    return f"{line}. A list is written '[a,b]'." if re.search(r"Expected an? \S*(list|Sequence)", line) else line
 
 
-def _leaves(base: type) -> list[type]:
+def _leaves(base: Any) -> list[type]:
     """Subclasses of a class, however far below it, that have no subclasses themselves; each once."""
-    subclasses: list[type] = base.__subclasses__()
-    return list(dict.fromkeys(leaf for subclass in subclasses for leaf in (_leaves(subclass) or [subclass])))
-
-
-def _import(path: str) -> Any:
-    module, name = path.rsplit(".", 1)
-    return getattr(import_module(module), name)
-
-
-def _options_of(class_path: str, key: str) -> list[str]:
-    """Options of a class that is given under a key, for example ``--model.lr`` of a probe."""
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(_import(class_path), key)
-    return known_options(parser)
+    return list(dict.fromkeys(leaf for below in base.__subclasses__() for leaf in (_leaves(below) or [below])))
 
 
 def run(commands: dict[str, Callable[..., Any]], program: str, arguments: list[str] | None = None) -> int:
@@ -159,24 +132,23 @@ def run(commands: dict[str, Callable[..., Any]], program: str, arguments: list[s
         program, "%(prog)s COMMAND [options]", "See `%(prog)s COMMAND --help` for the options of a command."
     )
     subcommands = parser.add_subcommands(required=True)
+    recipes = {name: get_type_hints(function).get("recipe") for name, function in commands.items()}
     for name, function in commands.items():
         summary = (function.__doc__ or "").strip().split("\n", 1)[0]
         subparser = OneLineParser(usage="%(prog)s [options]", description=summary)
         subparser.add_argument("--config", action="config", help="YAML file with options")
         subparser.add_function_arguments(function, as_group=False, skip={"recipe", "worker"})
-        if "recipe" in signature(function).parameters:
-            subparser.add_class_arguments(StoreRecipe, as_group=False)
+        if recipe := recipes[name]:
+            subparser.add_class_arguments(recipe, as_group=False)
         subcommands.add_subcommand(name, subparser, help=summary)
         subparser.prog = f"{program} {name}"
 
     def parse_and_run() -> None:
         parsed = parser.parse_args(arguments)
         options = vars(parser.instantiate(parsed)[parsed.subcommand])
+        if recipe := recipes[parsed.subcommand]:
+            options["recipe"] = recipe(**{field.name: options[field.name] for field in fields(recipe)})
         function = commands[parsed.subcommand]
-        names = signature(function).parameters
-        given = {name: options[name] for name in names if name in options}
-        if "recipe" in names:
-            given["recipe"] = StoreRecipe(**{field.name: options[field.name] for field in fields(StoreRecipe)})
-        function(**given)
+        function(**{name: options[name] for name in signature(function).parameters if name in options})
 
     return exit_status(parse_and_run)

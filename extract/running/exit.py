@@ -1,7 +1,5 @@
 """Exit status of a command, and one line on standard error when it fails or is stopped."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

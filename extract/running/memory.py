@@ -1,7 +1,5 @@
 """Retrying with smaller batches when the accelerator runs out of memory."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from typing import TypeVar
@@ -40,9 +38,8 @@ def retry_with_smaller_batch(
             counted.take_back()
             if size == 1:
                 raise InputError(
-                    f"Expected a device with memory for the model and one of its {what} at a time, but it is too "
-                    f"small: {str(error).splitlines()[0]} Use --device cpu, --device_map auto, or shorter prompts and "
-                    "answers."
+                    f"Expected memory for one of the {what} at a time, but got: {str(error).splitlines()[0]} "
+                    "Use --device cpu, --device_map auto, or shorter prompts and answers."
                 ) from None
         size //= 2  # outside `except`, whose traceback holds the tensors
         torch.cuda.empty_cache()

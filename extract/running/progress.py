@@ -1,7 +1,5 @@
 """Output on standard error: progress bars with rates and the time left, single lines, and silenced libraries."""
 
-from __future__ import annotations
-
 import logging
 import sys
 import time
@@ -12,8 +10,6 @@ from typing import Any, Self
 from tqdm import tqdm
 
 _BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_noinv_fmt}{postfix}]"
-#: Refresh interval of the progress bar in seconds, on a terminal and in a file.
-_ON_TERMINAL, _IN_FILE = 0.5, 10.0
 
 
 class Progress:
@@ -28,16 +24,9 @@ class Progress:
     """
 
     def __init__(self, label: str, total: int, unit: str) -> None:
-        interval = _ON_TERMINAL if sys.stderr.isatty() else _IN_FILE
-        self._bar = tqdm(
-            total=total,
-            desc=label,
-            unit=f" {unit}",
-            mininterval=interval,
-            smoothing=0,
-            bar_format=_BAR,
-            dynamic_ncols=True,
-        )
+        interval = 0.5 if sys.stderr.isatty() else 10.0  # seconds, on a terminal and in a file
+        options: dict[str, Any] = {"mininterval": interval, "smoothing": 0, "dynamic_ncols": True}
+        self._bar = tqdm(total=total, desc=label, unit=f" {unit}", bar_format=_BAR, **options)
         self._start, self._tokens, self._note = time.perf_counter(), 0, ""
 
     def __call__(self, items: int, tokens: int) -> None:
@@ -103,21 +92,20 @@ def say(line: str) -> None:
 @contextmanager
 def quiet_loggers(*names: str) -> Iterator[None]:
     """Silence the loggers of libraries, for example ``"transformers"``, and the progress bars of that one."""
-    loggers = [logging.getLogger(name) for name in names]
-    levels = [logger.level for logger in loggers]
+    levels = {logging.getLogger(name): logging.getLogger(name).level for name in names}
     bars: Any = None
     if "transformers" in names:
         from transformers.utils import logging as transformers_logging
 
         bars = transformers_logging if transformers_logging.is_progress_bar_enabled() else None
     try:
-        for logger in loggers:
+        for logger in levels:
             logger.setLevel(logging.CRITICAL)
-        if bars is not None:
+        if bars:
             bars.disable_progress_bar()
         yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
+        for logger, level in levels.items():
             logger.setLevel(level)
-        if bars is not None:
+        if bars:
             bars.enable_progress_bar()

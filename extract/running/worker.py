@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from filelock import BaseFileLock, FileLock, Timeout
+from filelock import AcquireReturnProxy, FileLock, Timeout
 
 from extract.errors import InputError
 
@@ -32,15 +32,13 @@ class Worker:
         Raises:
             InputError: They are no whole numbers, or the rank is not below the number of workers.
         """
-        stated = [os.environ.get(name) for name in ("RANK", "WORLD_SIZE")]
-        if stated == [None, None]:
+        rank, count = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+        if not rank and not count:
             return cls()
-        rank, count = (value or "" for value in stated)
         if not (rank.isdecimal() and count.isdecimal() and int(rank) < int(count)):
             raise InputError(
-                f"Expected the environment to hold RANK below WORLD_SIZE, but got RANK={rank!r} and "
-                f"WORLD_SIZE={count!r}. Start several workers with `torchrun --nproc-per-node N -m extract …`, or "
-                "unset both."
+                f"Expected RANK below WORLD_SIZE in the environment, but got RANK={rank!r} and WORLD_SIZE={count!r}. "
+                "Start several workers with `torchrun --nproc-per-node N -m extract …`, or unset both."
             )
         return cls(int(rank), int(count))
 
@@ -60,22 +58,21 @@ class Worker:
         A second run that may write the same blocks waits and says so. The lock ends with the process.
         """
         store.mkdir(parents=True, exist_ok=True)
-        lock = self._wait_for_lock(store)
-        try:
-            self._tidy(store)
+        with self._lock(store):
+            with alone(store):
+                for path in store.rglob(".*.tmp"):
+                    block = re.match(r"\.([0-9]{5,9})\.", path.name)
+                    if self.has(int(block[1])) if block else self.rank == 0:
+                        path.unlink(missing_ok=True)
             yield
-        finally:
-            lock.release()
 
-    def _wait_for_lock(self, store: Path) -> BaseFileLock:
+    def _lock(self, store: Path) -> AcquireReturnProxy:
         waits = False
         while True:
             with alone(store):  # so that nobody else begins between the look and the lock
                 rival = next((path for path in sorted(store.glob(".writer-*.lock")) if self._waits_for(path)), None)
                 if rival is None:
-                    lock = FileLock(store / f".writer-{self.rank}-of-{self.count}.lock")
-                    lock.acquire()
-                    return lock
+                    return FileLock(store / f".writer-{self.rank}-of-{self.count}.lock").acquire()
             if not waits:
                 print(f"waiting: another run is writing {str(store)!r}", file=sys.stderr)
                 waits = True
@@ -92,13 +89,6 @@ class Worker:
                 return False
         except Timeout:
             return True
-
-    def _tidy(self, store: Path) -> None:
-        with alone(store):
-            for path in store.rglob(".*.tmp"):
-                block = re.match(r"\.([0-9]{5,9})\.", path.name)
-                if self.has(int(block[1])) if block else self.rank == 0:
-                    path.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -26,10 +26,16 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     [
         (["sample", "--stor=s"], "got `--stor`. Did you mean `--store`?"),
         (["sample", "--store=s", "--policy.prompt.templat=x"], "Did you mean `--policy.prompt.template`?"),
-        (["sample", "--store=s", "--k=1.5"], "Expected `--k` to be of type int, but got '1.5'."),
-        (["read", "--store=s", "--scope=x"], "`--scope` to be of type Literal['question', 'sample'], but got 'x'."),
-        (["read", "--store=s", "--signals=hidden"], "type Sequence, but got 'hidden'. A list is written '[a,b]'."),
-        (["read", "--store=s", "--layers=[a]"], "`--layers` to be of type Sequence[int], null, but got"),
+        (["sample", "--store=s", "--k=1.5"], "`--k`: Expected a int. Got value: 1.5"),
+        (["read", "--store=s", "--scope=x"], "`--scope`: Expected a Literal['question', 'sample']. Got value: x"),
+        (
+            ["read", "--store=s", "--signals=hidden"],
+            "`--signals`: Expected a Sequence. Got value: hidden. A list is written '[a,b]'.",
+        ),
+        (
+            ["read", "--store=s", "--layers=[a]"],
+            "`--layers`: Does not validate against any of the Union subtypes Subtypes: [Sequence[int]",
+        ),
         (["inspect"], "required: inspect.store"),
         (["inspect", "--store=s", "extra"], "unrecognized arguments: extra"),
     ],

@@ -243,9 +243,7 @@ def test_work_is_done_with_half_as_much_while_memory_runs_out(capsys: pytest.Cap
 
 
 def test_a_memory_too_small_for_one_is_refused() -> None:
-    with pytest.raises(
-        InputError, match=r"one of its answers at a time, but it is too small: CUDA out of memory[^\n]*$"
-    ):
+    with pytest.raises(InputError, match=r"one of the answers at a time, but got: CUDA out of memory[^\n]*$"):
         retry_with_smaller_batch(out_of_memory_above(0, str), 5, "answers", lambda items, tokens: None)
 
 

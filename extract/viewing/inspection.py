@@ -56,10 +56,7 @@ def describe(store: Store, grader: str | None = None, n_answers: int = 10) -> st
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined, trim_blocks=True
     )
-    environment.filters |= {
-        "line": lambda text, longest=_LONGEST: one_line(text, longest, keep_end=True),
-        "plural": lambda count, noun: f"{count:,} {noun}{'s' * (count != 1)}",
-    }
+    environment.filters |= {"line": _line, "plural": _plural}
     page = environment.get_template("inspection.txt.j2").render(
         store=store,
         model=policy["model"],
@@ -84,6 +81,14 @@ def describe(store: Store, grader: str | None = None, n_answers: int = 10) -> st
         marks=MARKS,
     )
     return page.rstrip("\n")
+
+
+def _line(text: str, longest: int = _LONGEST) -> str:
+    return one_line(text, longest, keep_end=True)
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 def compared(stores: Sequence[Store], grader: str | None = None) -> str:
@@ -164,9 +169,9 @@ def _groups(store: Store, name: str, accuracy: NDArray[np.float64]) -> list[str]
     for group, values in values_of:
         counts = [int(chosen.sum()) for chosen in (~np.isnan(values), values == 0, values == 1)]
         n_questions, never, always = (f"{count:,}" for count in counts)
-        rows.append([one_line(group, 40, keep_end=True), n_questions, _accuracy(values), never, always])
+        rows.append([_line(group, 40), n_questions, _accuracy(values), never, always])
     left_out = len(members) - len(shown)
-    return _aligned(rows) + [f"({left_out:,} smaller group{'s' * (left_out > 1)} left out)"] * (left_out > 0)
+    return _aligned(rows) + [f"({_plural(left_out, 'smaller group')} left out)"] * (left_out > 0)
 
 
 def _spread(name: str, counts: GradeCounts) -> list[str]:

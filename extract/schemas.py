@@ -171,10 +171,10 @@ def check_record(record: Any, schema: Schema, path: Path, optional: Schema | Non
     missing = [f"{prefix}{key}" for key, field in schema.items() if key not in record and not isinstance(field, Maybe)]
     if missing:
         raise InputError(f"Expected {where} to hold every field, but it lacks {', '.join(missing)}. Restore the file.")
-    unknown = [key for key in record if key not in known]
-    if unknown:
+    if unknown := [prefix + key for key in record if key not in known]:
+        fields = ", ".join(prefix + key for key in known)
         raise InputError(
-            f"Expected {where} to hold {', '.join(prefix + key for key in known)} and no more, but it holds {shown(prefix + unknown[0])} too. Restore the file."
+            f"Expected {where} to hold {fields} and no more, but it holds {shown(unknown[0])} too. Restore the file."
         )
     for key, value in record.items():
         field = known[key]
@@ -195,5 +195,6 @@ def check_prompt(prompt: Mapping[str, Any], path: Path, prefix: str) -> None:
     """
     if prompt["system"] is not None and not prompt["chat"]:
         raise InputError(
-            f"Expected `{prefix}system` in {str(path)!r} to be null, because `{prefix}chat` is false, but got {shown(prompt['system'])}. Restore the file."
+            f"Expected `{prefix}system` in {str(path)!r} to be null, because `{prefix}chat` is false, but got "
+            f"{shown(prompt['system'])}. Restore the file."
         )

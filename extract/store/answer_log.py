@@ -5,8 +5,6 @@ the rows of one reply. A line is written at once, so that it survives the proces
 it also survives a power cut.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -65,10 +63,8 @@ class AnswerLog:
     """
 
     def __init__(self, store: Store, samples: SampleRange) -> None:
-        self.path, self._lock = (
-            store.samples.log_file(samples),
-            threading.Lock(),
-        )  # one thread writes, another one syncs
+        self.path = store.samples.log_file(samples)
+        self._lock = threading.Lock()  # one thread writes, another one syncs
         self.path.parent.mkdir(parents=True, exist_ok=True)
         rows = read_log(store, samples) if self.path.exists() else []
         self.answered = {(row["question_id"], row["sample"]) for row in rows}
@@ -130,7 +126,7 @@ def read_log(store: Store, samples: SampleRange) -> list[Row]:
     """Every answer in the log of a range once, by question in the order of the block, then by sample.
 
     Raises:
-        InputError: It is the log of another store or range.
+        InputError: As `AnswerLog`.
     """
     path, order = store.samples.log_file(samples), {id_: i for i, id_ in enumerate(store.questions.ids(samples))}
     rows: dict[tuple[int, int], Row] = {}
@@ -172,8 +168,5 @@ def _parse(line: bytes) -> Any:
 
 
 def _is_row(value: Any) -> bool:
-    return (
-        isinstance(value, dict)
-        and value.keys() == _ROW.keys()
-        and all(field.holds(value[name]) for name, field in _ROW.items())
-    )
+    is_record = isinstance(value, dict) and value.keys() == _ROW.keys()
+    return is_record and all(field.holds(value[name]) for name, field in _ROW.items())

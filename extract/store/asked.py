@@ -5,7 +5,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from extract.errors import Damaged, InputError
+from extract.errors import Damaged
 from extract.hashing import canonical_json, differences
 from extract.store.folder import ShardFiles, StoreFolder
 from extract.store.parquet import ASKED_QUESTIONS_SCHEMA, ASKED_SAMPLES_SCHEMA, write_table
@@ -54,15 +54,8 @@ class Asked(ShardFiles):
         Raises:
             InputError: The store lacks tables, or one is damaged or has other settings.
         """
-        shards, missing = self._folder.shards(scope), self.missing(baseline, scope)
-        if missing or not shards:
-            path = self._folder.path
-            raise InputError(
-                f"Expected the store {str(path)!r} to hold what {baseline!r} asks of the {scope}s, but {len(missing)} "
-                f"of {len(shards)} {'blocks' if scope == 'question' else 'sample ranges'} lack it (asked there: "
-                f"{', '.join(self.names(scope)) or 'nothing'}). Run `python -m extract ask --store {path} "
-                f"--baselines [{baseline}]`."
-            )
+        self.check_complete(baseline, scope, f"ask --store {self._folder.path} --baselines [{baseline}]")
+        shards = self._folder.shards(scope)
         return pa.concat_tables([self.read_shard(baseline, shard) for shard in shards])
 
     def read_shard(self, baseline: str, shard: Shard) -> pa.Table:

@@ -1,7 +1,5 @@
 """The loop that fills a store: find the shards whose file is missing or damaged, then make each of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -30,7 +28,7 @@ def missing_shards(
     Args:
         store: The store.
         shards: Shards that should be there.
-        worker: Whose blocks.
+        worker: The worker.
         file: Where a shard's file is.
         check: Reads a finished file and raises `Damaged`; None compares its checksum.
     """
@@ -64,13 +62,7 @@ def fill(
 
 
 def is_damaged(store: Store, path: Path, check: Callable[[], object] | None = None) -> bool:
-    """Whether a finished file is damaged; if so, says what is wrong with it.
-
-    Args:
-        store: The store.
-        path: The file.
-        check: Reads the file and raises `Damaged`; None compares its checksum.
-    """
+    """Whether a finished file is damaged; if so, says what `check`, else the checksum, finds wrong with it."""
     try:
         check_file(path, store.path) if check is None else check()
     except Damaged as error:

@@ -129,6 +129,25 @@ class ShardFiles:
         """Shards without a file."""
         return [shard for shard in self._folder.shards(scope) if not is_finished(self.file(name, shard))]
 
+    def check_complete(self, name: str, scope: Scope, command: str) -> None:
+        """Refuse what some shards lack; `command` makes it.
+
+        Raises:
+            InputError: A shard has no file, or there are no answers.
+        """
+        shards, missing, path = self._folder.shards(scope), self.missing(name, scope), str(self._folder.path)
+        if not shards:
+            raise InputError(
+                f"Expected the store {path!r} to hold answers, but it has none. Run `python -m extract sample`."
+            )
+        if missing:
+            unit = "blocks" if scope == "question" else "sample ranges"
+            raise InputError(
+                f"Expected the store {path!r} to hold the {self._noun} {name!r} of all {scope}s, but {len(missing)} of "
+                f"{len(shards)} {unit} lack it ({self._noun}s there: {', '.join(self.names()) or 'none'}). Run "
+                f"`python -m extract {command}`."
+            )
+
     def settings(self, name: str, scope: Scope, exclude: Path | None = None) -> dict[str, Any] | None:
         """Settings (model, prompts, options) of the files, from the first one that is not damaged; None without any.
 

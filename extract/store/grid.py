@@ -1,7 +1,5 @@
 """Signals of questions are copied from the stores of other temperatures, whose prompts are the same."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import suppress
 from copy import deepcopy
@@ -28,19 +26,17 @@ def copy_known(
     Returns:
         What is still missing.
     """
-    others = same_but_temperature(store)
-    still_missing = {shard: list(signals) for shard, signals in missing.items()}
+    others, still_missing = same_but_temperature(store), {shard: list(signals) for shard, signals in missing.items()}
     for signal in dict.fromkeys(signal for signals in missing.values() for signal in signals):
         for other in others:
-            shards = [
-                shard for shard, signals in still_missing.items() if signal in signals and _holds(other, signal, shard)
-            ]
+            lacking = (shard for shard, signals in still_missing.items() if signal in signals)
+            shards = [shard for shard in lacking if _holds(other, signal, shard)]
             keys = {key for shard in shards for key in other.signals.shard_layout(signal, shard)}
-            found = {int(key.split("/")[0]) for key in keys}
-            if not shards or (signal in layers and found != set(layers[signal] or found)):
+            found = sorted({int(key.split("/")[0]) for key in keys})
+            if not shards or sorted(layers.get(signal) or found) != found:
                 continue
             if signal in layers:
-                layers[signal] = sorted(found)
+                layers[signal] = found
             for shard in shards:
                 store.signals.copy(signal, shard, other.signals)
                 still_missing[shard].remove(signal)

@@ -1,7 +1,5 @@
 """JSON records of a store: identity.json, what it is conditional on; reader.json, which model reads it."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path
@@ -16,8 +14,8 @@ from extract.store.files import is_inside, read_json, replace_file
 from extract.text import shown
 
 _IDENTITY, _READER = "identity.json", "reader.json"
-_FORMATS = {_IDENTITY: "confidence-probes store", _READER: "confidence-probes reader"}
-_CONTENT = {_IDENTITY: "of", _READER: "model"}
+#: Format and the key of the content of each record.
+_RECORDS = {_IDENTITY: ("confidence-probes store", "of"), _READER: ("confidence-probes reader", "model")}
 _LARGEST = 2**20  # bytes
 
 
@@ -85,13 +83,7 @@ def read_identity(folder: Path) -> dict[str, Any]:
 
 
 def write_reader(folder: Path, identity: str, model: dict[str, Any]) -> None:
-    """Write which local copy of its model reads a store whose sampler has no weights.
-
-    Args:
-        folder: The store.
-        identity: SHA-256 of the store's identity.
-        model: A `ModelIdentity` in plain JSON types.
-    """
+    """Write which local copy of its model, a `ModelIdentity` in JSON types, reads a store of this `identity` (SHA-256)."""
     _write_record(folder / _READER, identity, model)
 
 
@@ -114,25 +106,24 @@ def read_reader(folder: Path, identity: str) -> dict[str, Any] | None:
 
 
 def _write_record(file: Path, identity: str, content: dict[str, Any]) -> None:
-    record = {"format": _FORMATS[file.name], "identity": identity, _CONTENT[file.name]: content}
+    form, key = _RECORDS[file.name]
+    record = {"format": form, "identity": identity, key: content}
     replace_file(file, json.dumps(record, indent=1, sort_keys=True).encode())
 
 
 def _read_record(file: Path) -> tuple[str, dict[str, Any]]:
     """The identity's SHA-256 that a record states, and its content."""
-    if not is_inside(file, file.parent):
-        raise InputError(
-            f"Expected {str(file)!r} to lie in its store, but it is a link to a file outside. Put the file there."
-        )
+    form, key = _RECORDS[file.name]
     try:
+        if not is_inside(file, file.parent):
+            raise ValueError("it is a link to a file outside the store")
         record = read_json(file, _LARGEST)
     except ValueError as error:
         raise InputError(
             f"Expected {str(file)!r} to be a record of the store, but {error}. Restore the file, or make a new store."
         ) from None
-    content = _CONTENT[file.name]
-    check_record(record, {"format": one_of([_FORMATS[file.name]]), "identity": SHA256, content: OBJECT}, file)
-    return record["identity"], record[content]
+    check_record(record, {"format": one_of([form]), "identity": SHA256, key: OBJECT}, file)
+    return record["identity"], record[key]
 
 
 def _names(stores: list[Path]) -> str:

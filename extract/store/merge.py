@@ -4,9 +4,8 @@ Names and checksums are compared before anything is copied. A file that is there
 was ended goes on when it is run again.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -71,47 +70,39 @@ def _merge_into(folder: Path, other: Store, worker: Worker) -> Store:
     _ = other.questions  # refused here if they are not those of the identity
     with worker.writing(folder):
         with alone(folder):
-            into = _opened(folder, other)
+            if not (folder / "identity.json").is_file():
+                write_identity(folder, other.identity)
+            into = Store.open(folder)
+            into.check_identity(other.identity)
+            if not is_whole(folder / "questions.parquet", folder):
+                write_file(folder / "questions.parquet", read_file(other.path / "questions.parquet", other.path))
+        unfinished = (part for part in logged_ranges(other) if not is_finished(other.samples.file(part)))
+        logs = [part for part in unfinished if worker.has(part.block)]
+        _check_alike(into, other, logs)
         files, n_there = _files_to_copy(into, other, worker)
-        logs = _logs_to_merge(into, other, worker)
-        _check_alike(into, other)
         for file in files:
-            write_file(into.path / file.relative_to(other.path), read_file(file, other.path))
+            write_file(folder / file.relative_to(other.path), read_file(file, other.path))
         if other.reader is not None and into.reader is None:
-            write_reader(into.path, into.sha256, other.reader)
+            write_reader(folder, into.sha256, other.reader)
         n_answers = sum(_merge_log(into, other, samples) for samples in logs)
-        for log in (
-            into.samples.log_file(part) for part in logged_ranges(into) if is_finished(into.samples.file(part))
-        ):
-            say(f"merge: {log.stem} is finished now; what {str(log)!r} held of it is left out")
+        for part in logged_ranges(into):
+            if is_finished(into.samples.file(part)):
+                log = str(into.samples.log_file(part))
+                say(f"merge: {part.stem} is finished now; what {log!r} held of it is left out")
         with alone(folder):
             write_manifest(into)
     logged = f", {n_answers:,} answers of unfinished ranges" if logs else ""
-    say(
-        f"merge: {len(files):,} files of {str(other.path)!r} copied into {str(folder)!r}{logged}; "
-        f"{n_there:,} were there"
-    )
+    copied = f"{len(files):,} files of {str(other.path)!r} copied into {str(folder)!r}"
+    say(f"merge: {copied}{logged}; {n_there:,} were there")
     return Store.open(folder)
-
-
-def _opened(folder: Path, other: Store) -> Store:
-    """The store that is merged into, made anew where there is none."""
-    if not (folder / "identity.json").is_file():
-        write_identity(folder, other.identity)
-    into = Store.open(folder)
-    into.check_identity(other.identity)
-    if not is_whole(folder / "questions.parquet", folder):
-        write_file(folder / "questions.parquet", read_file(other.path / "questions.parquet", other.path))
-    return into
 
 
 def _files_to_copy(into: Store, other: Store, worker: Worker) -> tuple[list[Path], int]:
     """Finished files of the other store that this one lacks, samples first, and how many are there already.
 
     Raises:
-        InputError: Files that both hold and that differ, or samples that both hold in other ranges.
+        InputError: Files that both hold and that differ.
     """
-    _check_disjoint(into, other, [*into.samples.ranges(), *logged_ranges(into), *other.samples.ranges()])
     missing, different, n_there = [], [], 0
     for file in sorted(data_files(other.path), key=lambda file: (file.parent.name != "samples", file)):
         name = file.relative_to(other.path)
@@ -128,31 +119,26 @@ def _files_to_copy(into: Store, other: Store, worker: Worker) -> tuple[list[Path
         else:
             different.append(str(name))
     if different:
+        names = ", ".join(different[:5]) + ", …" * (len(different) > 5)
         raise InputError(
-            f"Expected {str(into.path)!r} and {str(other.path)!r} to agree where both hold a file, but "
-            f"{len(different)} differ: {', '.join(different[:5])}{', …' * (len(different) > 5)}. Delete them, with "
-            "what was made of them, in the store that is to give way, and merge again."
+            f"Expected {_both(into, other)} to agree where both hold a file, but {len(different)} differ: {names}. "
+            "Delete them, with what was made of them, in the store that is to give way, and merge again."
         )
     return missing, n_there
 
 
-def _check_disjoint(into: Store, other: Store, ranges: Iterable[SampleRange]) -> None:
-    """Refuse ranges of the two stores that share samples without being the same range."""
-    if clash := overlap(ranges):
-        raise InputError(
-            f"Expected {str(into.path)!r} and {str(other.path)!r} to hold different samples or the same ranges, but "
-            f"{clash[0].stem} and {clash[1].stem} share some. Delete one of the two, with what was made of it, and "
-            "merge again."
-        )
-
-
-def _check_alike(into: Store, other: Store) -> None:
-    """Refuse signals and asked tables of other settings; of each, one file of both stores is looked at.
+def _check_alike(into: Store, other: Store, logs: list[SampleRange]) -> None:
+    """Refuse samples in other ranges, another reader, and signals and asked tables of other settings.
 
     Raises:
-        InputError: There are some.
+        InputError: There are some. Of each signal, one file of both stores is looked at.
     """
-    stores = f"{str(into.path)!r} and {str(other.path)!r}"
+    stores = _both(into, other)
+    if clash := overlap([*into.samples.ranges(), *other.samples.ranges(), *logged_ranges(into), *logs]):
+        raise InputError(
+            f"Expected {stores} to hold different samples or the same ranges, but {clash[0].stem} and {clash[1].stem} "
+            "share some. Delete one of the two, with what was made of it, and merge again."
+        )
     if None not in (into.reader, other.reader) and into.reader != other.reader:
         raise InputError(
             f"Expected {stores} to be read with the same model, but their reader.json differ. Merge stores that one "
@@ -161,7 +147,7 @@ def _check_alike(into: Store, other: Store) -> None:
     scopes: tuple[Scope, Scope] = ("question", "sample")
     for scope in scopes:
         for signal in {*into.signals.names()} & {*other.signals.names()}:
-            here, there = _first_header(into, signal, scope), _first_header(other, signal, scope)
+            here, there = (_headers(store, signal, scope) for store in (into, other))
             if here and there and here != there:
                 raise InputError(
                     f"Expected the signal {signal!r} of {stores} to have the same layers and settings, but they "
@@ -172,41 +158,26 @@ def _check_alike(into: Store, other: Store) -> None:
                 into.asked.check_settings(baseline, scope, settings)
 
 
-def _first_header(store: Store, signal: str, scope: Scope) -> Any:
-    """Layout and settings of a signal's first finished file; None without any."""
-    shards = (shard for shard in store.shards(scope) if is_finished(store.signals.file(signal, shard)))
-    first = next(shards, None)
-    return first and (store.signals.shard_layout(signal, first), store.signals.settings(signal, scope))
+def _headers(store: Store, signal: str, scope: Scope) -> list[Any]:
+    """Layout and settings of a signal's first finished file; empty without any."""
+    first = store.signals.finished(signal, scope)[:1]
+    return [(store.signals.shard_layout(signal, shard), store.signals.settings(signal, scope)) for shard in first]
 
 
-def _logs_to_merge(into: Store, other: Store, worker: Worker) -> list[SampleRange]:
-    """Unfinished ranges of the other store whose answers are to be kept.
-
-    Raises:
-        InputError: This store holds their samples in other ranges.
-    """
-    coming = [
-        part for part in logged_ranges(other) if worker.has(part.block) and not is_finished(other.samples.file(part))
-    ]
-    ranges = [*into.samples.ranges(), *other.samples.ranges(), *logged_ranges(into), *coming]
-    _check_disjoint(into, other, ranges)
-    return coming
+def _both(into: Store, other: Store) -> str:
+    return f"{str(into.path)!r} and {str(other.path)!r}"
 
 
 def _merge_log(into: Store, other: Store, part: SampleRange) -> int:
     """Append what the log of the other store holds of a range to the log of this one; returns how many answers."""
-    rows = read_log(other, part)
+    rows, log_file = read_log(other, part), str(other.samples.log_file(part))
     if is_finished(into.samples.file(part)):
-        log_file = str(other.samples.log_file(part))
         say(f"merge: {len(rows):,} answers in {log_file!r} left out: {part.stem} is finished in {str(into.path)!r}")
         return 0
-    log = AnswerLog(into, part)
-    try:
+    with closing(AnswerLog(into, part)) as log:
         new = [row for row in rows if (row["question_id"], row["sample"]) not in log.answered]
         for row in new:
             log.append([row])
-    finally:
-        log.close()
     if len(new) < len(rows):
-        say(f"merge: {len(rows) - len(new):,} answers in {str(other.samples.log_file(part))!r} were there already")
+        say(f"merge: {len(rows) - len(new):,} answers in {log_file!r} were there already")
     return len(new)

@@ -85,7 +85,10 @@ class Signals(ShardFiles):
             InputError: The store lacks the signal for some shards, or a file is damaged or unlike the others.
         """
         if (signal, scope) not in self._keys:
-            self._check_complete(signal, scope)
+            path, option = self._folder.path, " --scope sample" if scope == "sample" else ""
+            command = f"read --store {path} --signals [{signal}]{option}"
+            ask = f"ask --store {path} --baselines [{signal}]"
+            self.check_complete(signal, scope, ask if signal in _ASKED else command)
             keys = self.layout(signal, scope)
             self._keys[signal, scope] = sorted(keys, key=lambda key: (key.split("/")[1:], int(key.split("/")[0])))
         return self._keys[signal, scope]
@@ -132,23 +135,6 @@ class Signals(ShardFiles):
             Damaged: The file is damaged, or belongs to another shard.
         """
         return self._header(signal, shard).layout
-
-    def _check_complete(self, signal: str, scope: Scope) -> None:
-        shards, path = self._folder.shards(scope), str(self._folder.path)
-        if not shards:
-            raise InputError(
-                f"Expected the store {path!r} to hold answers, but it has none. Run `python -m extract sample`."
-            )
-        if n_missing := len(self.missing(signal, scope)):
-            of_answers, option = (" of the answers", " --scope sample") if scope == "sample" else ("", "")
-            command = f"read --store {path} --signals [{signal}]{option}"
-            if signal in _ASKED:
-                command = f"ask --store {path} --baselines [{signal}]"
-            raise InputError(
-                f"Expected the store {path!r} to hold the signal {signal!r}{of_answers}, but {n_missing} of "
-                f"{len(shards)} {'blocks' if scope == 'question' else 'sample ranges'} lack it (signals there: "
-                f"{', '.join(self.names()) or 'none'}). Run `python -m extract {command}`."
-            )
 
     def _shards(self, signal: str, key: str, scope: Scope, ragged: bool) -> list[Shard]:
         """The shards of a signal that is complete and has a key of this kind."""

@@ -4,8 +4,6 @@ A tensor has a row for each row of its shard. Where rows have different lengths 
 stand one after the other under its key, and ``KEY.offsets`` (int64, [row + 1]) says where each row begins.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping
@@ -127,12 +125,13 @@ def common_layout(layouts: Mapping[Path, Layout]) -> Layout:
     Raises:
         Damaged: A file lacks a key, or has another dtype or shape under it than the first file.
     """
-    common: Layout = next(iter(layouts.values()), {})
+    first = next(iter(layouts), Path())
+    common = layouts.get(first, {})
     for path, layout in layouts.items():
         for key in sorted(common.keys() | layout.keys()):
-            if layout.get(key) != common.get(key):
-                first, here, there = next(iter(layouts)).name, layout.get(key), common.get(key)
-                raise Damaged(path, f"{key!r} is {_described(here)}, but {_described(there)} in {first}")
+            here, there = layout.get(key), common.get(key)
+            if here != there:
+                raise Damaged(path, f"{key!r} is {_described(here)}, but {_described(there)} in {first.name}")
     return common
 
 

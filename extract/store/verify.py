@@ -1,7 +1,5 @@
 """Verification of all files of a store, and the manifest, an index derived from them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,11 +39,7 @@ def find_problems(store: Store) -> Iterator[str]:
 
 
 def _check(store: Store, path: Path) -> None:
-    """Read one data file as whoever needs it does; of a folder, see that its files agree with each other.
-
-    Raises:
-        InputError: Something is wrong with it, or with what it has to agree with.
-    """
+    """Read one data file as whoever needs it does; of a folder, see that its files agree with each other."""
     match path.relative_to(store.path).parts:
         case ("questions.parquet",):
             _ = store.questions
@@ -100,18 +94,11 @@ def write_manifest(store: Store) -> dict[str, Any]:
     """Write manifest.json, the index of the finished files, and return it.
 
     Raises:
-        Damaged: What vouches for a file is no voucher.
+        Damaged: A sidecar is damaged.
     """
-    files = {
-        str(path.relative_to(store.path)): read_sidecar(path)._asdict()
-        for path in data_files(store.path)
-        if is_finished(path)
-    }
-    manifest = {
-        "identity": store.sha256,
-        "n_questions": len(store.questions),
-        "n_blocks": store.questions.n_blocks,
-        "files": files,
-    }
+    finished = filter(is_finished, data_files(store.path))
+    files = {str(path.relative_to(store.path)): read_sidecar(path)._asdict() for path in finished}
+    sizes = {"n_questions": len(store.questions), "n_blocks": store.questions.n_blocks}
+    manifest = {"identity": store.sha256, **sizes, "files": files}
     replace_file(store.path / "manifest.json", json.dumps(manifest, indent=1, sort_keys=True).encode())
     return manifest

@@ -299,7 +299,9 @@ def test_asking_otherwise_is_refused_naming_what_differs(made: Store, scope: Sco
 
 
 def test_a_baseline_that_was_not_asked_of_everything_is_refused(made: Store) -> None:
-    with pytest.raises(InputError, match=r"3 of 3 blocks lack it \(asked there: nothing\). Run `python -m extract ask"):
+    with pytest.raises(
+        InputError, match=r"3 of 3 blocks lack it \(baselines there: none\). Run `python -m extract ask"
+    ):
         made.asked.read("sure")
     ask(made, "sample")
     made.asked.file("sure", made.samples.ranges()[1]).with_suffix(".json").unlink()

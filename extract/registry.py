@@ -1,7 +1,5 @@
 """Registries: a mapping from names to entries, from which choices, help and documentation tables derive."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import import_module
 from typing import Any, TypeVar

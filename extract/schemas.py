@@ -1,7 +1,5 @@
 """Schemas of options and of JSON files, field by field: exact keys, types and ranges."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -58,6 +56,10 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str) and re.search("[\ud800-\udfff]", value) is None
 
 
+def _is_list(value: Any, holds: Callable[[Any], bool]) -> bool:
+    return isinstance(value, list) and all(map(holds, value))
+
+
 def _is_model_id(value: Any) -> bool:
     """Whether a value names a model on the Hub or a folder, and leads to no other place than its name says."""
     parts = value.split("/") if isinstance(value, str) and value.isprintable() else []
@@ -66,10 +68,7 @@ def _is_model_id(value: Any) -> bool:
 
 TEXT = Field("a text", _is_text)
 TEXT_OR_NULL = Field("a text or null", lambda value: value is None or _is_text(value))
-TEXTS = Field(
-    "a list of texts, none empty",
-    lambda value: isinstance(value, list) and all(_is_text(item) and item for item in value),
-)
+TEXTS = Field("a list of texts, none empty", lambda value: _is_list(value, lambda item: _is_text(item) and item != ""))
 FLAG = Field("true or false", lambda value: isinstance(value, bool))
 OBJECT = Field("an object", lambda value: isinstance(value, dict))
 SHA256 = Field(
@@ -98,10 +97,7 @@ NAMED_MODEL: Schema = {
 }
 EXAMPLES = Field(
     "a list of pairs of texts",
-    lambda value: (
-        isinstance(value, list)
-        and all(isinstance(pair, list) and len(pair) == 2 and all(map(_is_text, pair)) for pair in value)
-    ),
+    lambda value: _is_list(value, lambda pair: _is_list(pair, _is_text) and len(pair) == 2),
 )
 PROMPT: Schema = {
     "template": TEMPLATE,

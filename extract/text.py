@@ -1,7 +1,5 @@
 """Texts: on one line for messages, and compared by their words for graders and question sets."""
 
-from __future__ import annotations
-
 import re
 import reprlib
 import unicodedata

@@ -10,6 +10,7 @@ import json
 import os
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -161,10 +162,9 @@ def _header(store: Store, samples: SampleRange) -> dict[str, Any]:
 
 def _parse(line: bytes) -> Any:
     """The JSON of a line; None where it holds none."""
-    try:
+    with suppress(ValueError, RecursionError):
         return json.loads(line)
-    except (ValueError, RecursionError):
-        return None
+    return None
 
 
 def _is_row(value: Any) -> bool:

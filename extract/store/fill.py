@@ -28,7 +28,7 @@ def missing_shards(
     Args:
         store: The store.
         shards: Shards that should be there.
-        worker: The worker.
+        worker: Takes its own blocks.
         file: Where a shard's file is.
         check: Reads a finished file and raises `Damaged`; None compares its checksum.
     """
@@ -55,7 +55,7 @@ def fill(
         items: For example shards.
         n_rows: Rows of an item.
         make: Makes an item, writes its file, and reports rows and tokens to the bar.
-        worker: The worker, for the bar.
+        worker: For the bar.
     """
     with Progress(f"{label}{worker.label}", sum(map(n_rows, items)), unit) as progress:
         return [make(item, progress) for item in items]

@@ -141,9 +141,9 @@ class ShardFiles:
                 f"Expected the store {path!r} to hold answers, but it has none. Run `python -m extract sample`."
             )
         if missing:
-            unit = "blocks" if scope == "question" else "sample ranges"
+            unit, rows = ("blocks", "questions") if scope == "question" else ("sample ranges", "answers")
             raise InputError(
-                f"Expected the store {path!r} to hold the {self._noun} {name!r} of all {scope}s, but {len(missing)} of "
+                f"Expected the store {path!r} to hold the {self._noun} {name!r} of the {rows}, but {len(missing)} of "
                 f"{len(shards)} {unit} lack it ({self._noun}s there: {', '.join(self.names()) or 'none'}). Run "
                 f"`python -m extract {command}`."
             )

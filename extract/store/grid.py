@@ -3,11 +3,9 @@
 from collections.abc import Mapping
 from contextlib import suppress
 from copy import deepcopy
-from typing import Any
 
 from extract.errors import InputError
 from extract.running.progress import say
-from extract.store.files import is_finished
 from extract.store.identity import member_stores
 from extract.store.shards import Shard
 from extract.store.store import Store
@@ -50,20 +48,15 @@ def same_but_temperature(store: Store) -> list[Store]:
     for folder in member_stores(store.path.absolute().parent):
         with suppress(InputError):  # a neighbour that can't be opened holds nothing to copy
             other = Store.open(folder)
-            same = _without_temperature(other) == _without_temperature(store) and other.reader == store.reader
-            if same and other.sha256 != store.sha256:
+            identity = deepcopy(other.identity)
+            identity["policy"]["decoding"]["temperature"] = store.identity["policy"]["decoding"]["temperature"]
+            if identity == store.identity and other.sha256 != store.sha256 and other.reader == store.reader:
                 found.append(other)
     return found
-
-
-def _without_temperature(store: Store) -> dict[str, Any]:
-    identity = deepcopy(store.identity)
-    del identity["policy"]["decoding"]["temperature"]
-    return identity
 
 
 def _holds(store: Store, signal: str, shard: Shard) -> bool:
     """Whether a signal of a block is there and as it was written."""
     with suppress(InputError):
-        return is_finished(store.signals.file(signal, shard)) and bool(store.signals.shard_layout(signal, shard))
+        return bool(store.signals.shard_layout(signal, shard))
     return False

@@ -67,12 +67,9 @@ def read_table(
     Args:
         path: The file.
         folder: The store, in which it has to lie.
-        schema: Exactly its columns.
+        schema: Exactly its columns. The table that is returned also has the file's metadata.
         n_rows: Exactly how many rows it has; None takes any number.
         nullable: Columns that may hold nulls.
-
-    Returns:
-        A table of `schema` with the file's metadata.
 
     Raises:
         Damaged: The file is damaged, or has other columns or rows.
@@ -96,9 +93,8 @@ def read_table(
         raise Damaged(path, f"it can't be read as a table ({one_line(error)})") from None
     if n_rows is not None and table.num_rows != n_rows:
         raise Damaged(path, f"it has {table.num_rows} rows, not {n_rows}")
-    for name in table.column_names:
-        if name not in nullable and table[name].null_count:
-            raise Damaged(path, f"`{name}` holds nulls")
+    if nulls := [name for name in table.column_names if name not in nullable and table[name].null_count]:
+        raise Damaged(path, f"`{nulls[0]}` holds nulls")
     return table
 
 

@@ -80,11 +80,10 @@ class Store:
         Raises:
             InputError: The identities differ.
         """
-        found = list(differences(self.identity, expected))
-        if found:
+        if different := "; ".join(differences(self.identity, expected)):
             raise InputError(
                 f"Expected the store {str(self.path)!r} to have the identity of this run, but they differ in "
-                f"{'; '.join(found)}. Give another --store, or the settings of that store."
+                f"{different}. Give another --store, or the settings of that store."
             )
 
     @property
@@ -121,12 +120,12 @@ class Store:
         Raises:
             InputError: The model is known by name only, and no local copy of it was read yet.
         """
-        weights = self.samples.provides.weights
-        reader: dict[str, Any] | None = self.identity["policy"]["model"] if weights else self.reader
-        if reader is None:
+        model: dict[str, Any] | None = self.identity["policy"]["model"]
+        if not self.samples.provides.weights:
+            model = self.reader
+        if model is None:
             raise InputError(
-                f"Expected a local copy of {self.model_id!r}, whose answers the store {str(self.path)!r} holds, "
-                "because the sampler does not show the model's internals. Run "
-                f"`python -m extract read --store {self.path} --model PATH_OR_HUB_ID`."
+                f"Expected {str(self.path)!r} to have a local copy of {self.model_id!r}, which answered, but it has "
+                f"none. Run `python -m extract read --store {self.path} --model PATH_OR_HUB_ID`."
             )
-        return reader
+        return model

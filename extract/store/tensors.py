@@ -53,15 +53,7 @@ def write_tensors(
     batch_tokens: int | None = None,
     settings: dict[str, Any] | None = None,
 ) -> None:
-    """Write tensors [row, …] or ragged ones by ``layer/position`` key.
-
-    Args:
-        path: The file.
-        tensors: By key.
-        provenance: The file's provenance record.
-        batch_tokens: Tokens that were read at a time, on which the last bits of the values depend.
-        settings: What else the values depend on, JSON types.
-    """
+    """Write tensors [row, …] or ragged ones by ``layer/position`` key; see `Signals.write`."""
     arrays = {}
     for key, tensor in tensors.items():
         if isinstance(tensor, Ragged):  # keys may share their offsets in memory, which safetensors refuses
@@ -82,13 +74,7 @@ def copy_tensors(path: Path, to: Path, provenance: dict[str, Any]) -> None:
 
 
 def read_header(path: Path, folder: Path, n_rows: int, provenance: dict[str, Any]) -> Header:
-    """Read a file's header and compare the file with its checksum.
-
-    Args:
-        path: The file.
-        folder: The store, in which it has to lie.
-        n_rows: Rows of its shard.
-        provenance: Its provenance record.
+    """Read the header of a file of `n_rows` rows and compare the file with its checksum.
 
     Raises:
         Damaged: The file is damaged, belongs to another store, shard or samples, or has another number of rows.
@@ -112,9 +98,8 @@ def read_header(path: Path, folder: Path, n_rows: int, provenance: dict[str, Any
         ragged = key + _OFFSETS in shapes
         is_sound = dtype in DTYPES and len(shape) > 0 and (ragged or shape[0] == n_rows)
         if not is_sound or not key.split("/")[0].isdecimal() or "/" not in key:
-            raise Damaged(
-                path, f"{shown(key)} is {dtype} of shape {list(shape)}, not LAYER/NAME of {n_rows} rows of floats"
-            )
+            found = f"{shown(key)} is {dtype} of shape {list(shape)}"
+            raise Damaged(path, f"{found}, not LAYER/NAME of {n_rows} rows of floats")
         layout[key] = Entry(dtype, shape[1:], ragged)
     return Header(layout, further["how"])
 

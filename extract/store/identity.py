@@ -83,7 +83,7 @@ def read_identity(folder: Path) -> dict[str, Any]:
 
 
 def write_reader(folder: Path, identity: str, model: dict[str, Any]) -> None:
-    """Write which local copy of its model, a `ModelIdentity` in JSON types, reads a store of this `identity` (SHA-256)."""
+    """Write which local copy of its model, a `ModelIdentity`, reads a store of a sampler without weights."""
     _write_record(folder / _READER, identity, model)
 
 

@@ -1,14 +1,19 @@
 """Worked examples before a question: taken from train questions, or from questions that are then not asked."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from extract.errors import InputError
 from extract.hashing import hash_order
 from extract.prompts import PromptTemplate
 from extract.questions.question import Question
-from extract.questions.source import Source
 from extract.running.progress import say
+
+if TYPE_CHECKING:
+    from extract.questions.source import Source
 
 
 def with_examples(source: Source, prompt: PromptTemplate, seed: int) -> tuple[list[Question], PromptTemplate]:

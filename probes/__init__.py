@@ -3,8 +3,6 @@
 The public names are imported when they are first used: `load_probe` needs torch, safetensors and huggingface_hub only.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from extract.registry import import_object

@@ -1,7 +1,5 @@
 """``python -m probes COMMAND``: compare, transfer, signals, pictures."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The commands of ``python -m probes``, as plain functions."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path

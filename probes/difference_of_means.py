@@ -1,7 +1,5 @@
 """Difference of means: from the mean of what goes wrong to the mean of what goes right. Nothing to tune."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Nearest neighbours: the mean accuracy of the training rows that a row is most like. Nothing is fitted."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

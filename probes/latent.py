@@ -1,7 +1,5 @@
 """The latent probe: how widely the answers to a question would scatter, read from its hidden state."""
 
-from __future__ import annotations
-
 import math
 
 import torch

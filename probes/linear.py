@@ -1,7 +1,5 @@
 """The linear probe: one direction per layer and penalty, trained by gradient descent on soft labels."""
 
-from __future__ import annotations
-
 from probes.fitting.training import PENALTIES, Descent, Directions
 
 

@@ -1,7 +1,5 @@
 """Logistic regression with L2, by Newton's method over all layers and penalties at once."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """A multilayer perceptron with one hidden layer, for every layer and penalty at once."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

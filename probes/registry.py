@@ -4,8 +4,6 @@ A new probe is one file with a `ProbeModule`, and one entry here. `train.py --mo
 and the table in docs/methods.md take names and options from this registry. Classes are imported when they are used.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

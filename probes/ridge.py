@@ -1,7 +1,5 @@
 """Ridge regression of the expected accuracy, in closed form over all layers and penalties at once."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

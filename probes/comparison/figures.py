@@ -1,7 +1,5 @@
 """The numbers of a comparison: metrics of each method with intervals, and paired tests, corrected for their number."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

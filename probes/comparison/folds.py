@@ -1,7 +1,5 @@
 """Cross-validation: every question is tested once, by probes that were fitted without it."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Callable, Iterator

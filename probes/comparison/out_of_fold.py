@@ -1,7 +1,5 @@
 """Out-of-fold confidences of every method: for questions, and answers, that it was neither fitted nor chosen on."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """The pages of a comparison and of a transfer, from their records."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any

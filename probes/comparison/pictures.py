@@ -1,7 +1,5 @@
 """The pictures of a comparison and of a transfer."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

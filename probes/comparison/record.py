@@ -1,7 +1,5 @@
 """The record of a comparison: metrics and costs of every method, tests, choices, and what is missing."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Transfer: a probe trained on each set of questions and tested on each, as a record."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path

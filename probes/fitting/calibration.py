@@ -1,9 +1,6 @@
 """Fits of calibrators on c right answers out of n: Platt scaling, temperature scaling, isotonic regression."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable
 
 import torch
 from scipy.optimize import brentq
@@ -11,25 +8,13 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy
 
 from extract.errors import InputError
-from probes.saved.calibrators import CALIBRATORS, Calibrator, Isotonic, Platt, Temperature
+from extract.registry import Registry
+from probes.saved.calibrators import Calibrator, Isotonic, Platt, Temperature
 
 #: Rows that isotonic regression is fitted on at least: with fewer, most of its steps are noise.
 LEAST_ISOTONIC_ROWS = 30
 #: Penalty per answer on the square of a slope over standardised scores; keeps it finite where the classes separate.
 RIDGE = 1e-4
-
-
-def fit_calibrator(kind: str, scores: Tensor, right: Tensor, known: Tensor) -> Calibrator:
-    """Fit a calibrator of a kind in `CALIBRATORS` on scores, right and known answers, each [row].
-
-    Raises:
-        InputError: Another kind, or rows that the kind cannot be fitted on.
-    """
-    if kind not in _FITS:
-        raise InputError(
-            f"Expected `calibrator` to be one of {', '.join(CALIBRATORS)}, but got {kind!r}. platt is the default."
-        )
-    return _FITS[kind](scores, right, known)
 
 
 def fit_platt(scores: Tensor, right: Tensor, known: Tensor, ridge: float = RIDGE) -> Platt:
@@ -68,18 +53,11 @@ def fit_platt(scores: Tensor, right: Tensor, known: Tensor, ridge: float = RIDGE
 def fit_platt_many(scores: Tensor, right: Tensor, known: Tensor, ridge: float = RIDGE) -> tuple[Tensor, Tensor]:
     """`fit_platt` of many candidates' scores for the same rows, in one run of Newton's method.
 
-    Args:
-        scores: [candidate, row] scores, higher = more likely right.
-        right: [row] right answers c.
-        known: [row] graded answers n.
-        ridge: As in `fit_platt`.
+    Arguments and errors are those of `fit_platt`, with `scores` [candidate, row], finite or not.
 
     Returns:
         Slopes and intercepts, [candidate] float64. A candidate that is constant, not finite, or higher for wrong
         answers has the slope 0 and the intercept of the mean accuracy.
-
-    Raises:
-        InputError: Answers all right or all wrong.
     """
     scores, right, known = scores.double(), right.double(), known.double()
     accuracy = _mean_accuracy(right, known)
@@ -114,16 +92,8 @@ def fit_temperature(scores: Tensor, right: Tensor, known: Tensor) -> Temperature
     The likelihood is concave in 1/T, so that its slope has one root at most; Brent's method finds it over log T,
     between 1e-5 and 1e3 times the scores' root mean square. The same ridge term as in Platt scaling bounds 1/T.
 
-    Args:
-        scores: [row] finite log-odds, higher = more likely right.
-        right: [row] right answers c.
-        known: [row] graded answers n.
-
-    Returns:
-        The calibrator. Where higher scores go with wrong answers, the highest temperature: hardly other than ½ for all.
-
-    Raises:
-        InputError: Answers all right or all wrong.
+    Arguments and errors are those of `fit_platt`; the scores are log-odds. Where higher scores go with wrong answers,
+    the temperature is the highest, and all confidences are hardly other than ½.
 
     >>> scores, right, known = torch.tensor([-2.0, 2.0]), torch.tensor([1, 3]), torch.tensor([4, 4])
     >>> fit_temperature(scores, right, known)(scores)  # nearly as often right as measured
@@ -152,14 +122,7 @@ def fit_isotonic(scores: Tensor, right: Tensor, known: Tensor) -> Isotonic:
 
     A step where no answer, or every answer, was right would be a confidence of exactly 0 or 1, and an infinite log-loss
     the first time it errs. Steps are therefore kept half an answer, of all that were graded, away from 0 and 1.
-
-    Args:
-        scores: [row] finite scores, higher = more likely right.
-        right: [row] right answers c.
-        known: [row] graded answers n.
-
-    Returns:
-        The calibrator with the knots that matter: both ends of each step.
+    Arguments are those of `fit_platt`; the calibrator has the knots that matter, both ends of each step.
 
     Raises:
         InputError: Answers all right or all wrong, or fewer than `LEAST_ISOTONIC_ROWS` rows.
@@ -179,23 +142,25 @@ def fit_isotonic(scores: Tensor, right: Tensor, known: Tensor) -> Isotonic:
     return Isotonic(torch.as_tensor(regression.X_thresholds_), torch.as_tensor(regression.y_thresholds_))
 
 
-def cross_fitted_loss(
-    kind: str, scores: Tensor, right: Tensor, known: Tensor, question: Tensor, n_folds: int = 5
-) -> float | None:
+def fit_calibrator(kind: str, scores: Tensor, right: Tensor, known: Tensor) -> Calibrator:
+    """Fit a calibrator of a kind in `CALIBRATORS`, see `fit_platt`.
+
+    Raises:
+        InputError: Another kind, or rows that the kind cannot be fitted on.
+    """
+    return _FITS[kind](scores, right, known)
+
+
+def cross_fitted_loss(kind: str, scores: Tensor, right: Tensor, known: Tensor, question: Tensor) -> float | None:
     """Cross-entropy of calibrated confidences against p̂ = c/n, of rows that their calibrator was not fitted on.
 
-    Args:
-        kind: Kind of the calibrator, see `CALIBRATORS`.
-        scores: [row] finite scores.
-        right: [row] right answers c.
-        known: [row] graded answers n.
-        question: [row] question of the row; the folds take questions in turn, each with all its rows.
-        n_folds: Number of folds.
+    Arguments are those of `fit_calibrator`, and the question of each row, [row]: each of five folds takes questions in
+    turn, with all their rows.
 
     Returns:
         Mean over rows in nats; None where the rows outside a fold do not allow a calibrator.
     """
-    fold = question.unique(return_inverse=True)[1] % n_folds
+    fold = question.unique(return_inverse=True)[1] % 5
     confidence = torch.empty(len(scores), dtype=torch.float64)
     for held in (fold == number for number in fold.unique()):
         try:
@@ -218,8 +183,4 @@ def _mean_accuracy(right: Tensor, known: Tensor) -> float:
 
 
 #: How each kind is fitted.
-_FITS: dict[str, Callable[[Tensor, Tensor, Tensor], Calibrator]] = {
-    Platt.kind: fit_platt,
-    Temperature.kind: fit_temperature,
-    Isotonic.kind: fit_isotonic,
-}
+_FITS = Registry("calibrator", {Platt.kind: fit_platt, Temperature.kind: fit_temperature, Isotonic.kind: fit_isotonic})

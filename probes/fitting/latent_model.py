@@ -13,8 +13,6 @@ with one u a question, integrated out. Without u (τ = 0) it is the plain Σ log
 to contain the error of μ(h). docs/methods.md compares the two, and a variational autoencoder.
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

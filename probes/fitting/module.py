@@ -1,7 +1,5 @@
 """`ProbeModule`: what all probes share — standardising, choosing on validation, calibrating, testing."""
 
-from __future__ import annotations
-
 import logging
 import os
 import warnings

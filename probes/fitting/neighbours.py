@@ -1,7 +1,5 @@
 """Means over nearest neighbours, as a pure function: Euclidean, each neighbour weighing one over its distance."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -10,9 +10,7 @@ Work is done in the smaller of two spaces. By the representer theorem w = X̃ᵀ
 than coordinates (the dual) everything is said by the row × row Gram matrix X̃X̃ᵀ; otherwise by d × d.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -50,8 +48,8 @@ def ridge(
     share = check(features, target, weight, penalties)
     root, mean_target = share.sqrt(), share @ target.double()
     centred = (root * (target.double() - mean_target))[:, None]
-    solved = []
-    for rows, centre in _centred(features, share):
+
+    def solve(rows: Tensor) -> tuple[Tensor, Tensor]:
         weighted = rows.mul_(root[:, None])
         if len(rows) == 1:
             weighted = weighted[0]  # torch's batched kernels take half as long again for a batch of one
@@ -65,8 +63,9 @@ def ridge(
             solution.append(torch.cholesky_solve(right_side, torch.linalg.cholesky(gram))[..., 0])
         found = torch.stack(solution, dim=-2)
         found = (found @ weighted if in_rows else found).reshape(len(rows), len(penalties), -1)
-        solved.append((found, mean_target - (found @ centre[..., None])[..., 0]))
-    return _joined(solved, features.dtype)
+        return found, mean_target.expand(found.shape[:2])
+
+    return _solve_centred(features, share, solve)
 
 
 def logistic(
@@ -92,20 +91,13 @@ def logistic(
     Raises:
         InputError: What `check` refuses, NaN or infinite features, or a target that is 0 or 1 throughout.
     """
-    share = check(features, target, weight, penalties)
-    mean_target = float(share @ target.double())
-    if not 0 < mean_target < 1:
-        raise InputError(
-            f"Expected `target` to hold right and wrong answers, but all {int((share > 0).sum())} rows with a weight "
-            f"are {mean_target:g}. Use more or other questions."
-        )
+    share = check(features, target, weight, penalties, both=True)
     l2 = torch.tensor(list(penalties), dtype=torch.float64, device=features.device)
-    solved = []
-    for rows, centre in _centred(features, share):
-        in_rows = rows.shape[1] < rows.shape[2] if dual is None else dual
-        found, bias = minimise(rows, target.double(), share, l2, in_rows)
-        solved.append((found, bias - (found @ centre[..., None])[..., 0]))
-    return _joined(solved, features.dtype)
+
+    def solve(rows: Tensor) -> tuple[Tensor, Tensor]:
+        return minimise(rows, target.double(), share, l2, rows.shape[1] < rows.shape[2] if dual is None else dual)
+
+    return _solve_centred(features, share, solve)
 
 
 def difference_of_means(features: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -117,35 +109,31 @@ def difference_of_means(features: Tensor, target: Tensor, weight: Tensor) -> tup
     Raises:
         InputError: What `check` refuses, NaN or infinite features, or a target that is 0 or 1 throughout.
     """
-    share = check(features, target, weight, [1.0])
+    share = check(features, target, weight, [1.0], both=True)
     mass = torch.stack([share * target.double(), share * (1 - target.double())])
-    if not (mass.sum(1) > 0).all():
-        raise InputError(
-            f"Expected `target` to hold right and wrong answers, but all {int((share > 0).sum())} rows with a weight "
-            f"are {float(target.max()):g}. Use more or other questions."
-        )
     mass = mass / mass.sum(1, keepdim=True)
-    solved = []
-    for rows, centre in _centred(features, share):
-        right, wrong = (mass @ rows).unbind(1)  # from the common mean, which keeps digits
-        direction = right - wrong
-        solved.append((direction[:, None], -(direction * ((right + wrong) / 2 + centre)).sum(-1, keepdim=True)))
-    return _joined(solved, features.dtype)
+
+    def solve(rows: Tensor) -> tuple[Tensor, Tensor]:
+        right, wrong = (mass @ rows)[:, :, None].unbind(1)  # from the common mean, which keeps digits
+        return right - wrong, -((right - wrong) * (right + wrong) / 2).sum(-1)
+
+    return _solve_centred(features, share, solve)
 
 
-def check(features: Tensor, target: Tensor, weight: Tensor, penalties: Sequence[float]) -> Tensor:
+def check(features: Tensor, target: Tensor, weight: Tensor, penalties: Sequence[float], both: bool = False) -> Tensor:
     """Weights [row] float64 of sum 1, once shapes and values are what a solver needs.
 
     Raises:
-        InputError: Other shapes, a target outside [0, 1], a negative weight or none above 0,
-            or a penalty that isn't above 0.
+        InputError: Other shapes, a target outside [0, 1] or, where `both` is set, 0 or 1 throughout, a negative weight
+            or none above 0, or a penalty that isn't above 0.
     """
     if features.dim() != 3 or target.shape != features.shape[1:2] or weight.shape != target.shape:
+        shapes = ", ".join(str(list(tensor.shape)) for tensor in (features, target, weight))
         raise InputError(
-            "Expected `features` [feature, row, d] with one `target` and one `weight` a row, but got "
-            f"{list(features.shape)}, {list(target.shape)} and {list(weight.shape)}. Pass one entry for each row."
+            "Expected `features` [feature, row, d] with one `target` and one `weight` a row, but got the shapes "
+            f"{shapes}. Pass one entry for each row."
         )
-    if not all(penalty > 0 for penalty in penalties) or not len(penalties):
+    if not penalties or min(penalties) <= 0:
         raise InputError(
             f"Expected `l2` to be one or more penalties above 0, but got {list(penalties)}. Without one a closed form "
             "has no single answer; 0.01 is a small one."
@@ -160,16 +148,32 @@ def check(features: Tensor, target: Tensor, weight: Tensor, penalties: Sequence[
             f"Expected `weight` of at least 0 and above 0 somewhere, but it reaches from {float(weight.min()):g} to "
             f"{float(weight.max()):g}. Pass ones where all rows count alike."
         )
-    return weight.double() / weight.double().sum()
+    share = weight.double() / weight.double().sum()
+    mean_target = float(share @ target.double())
+    if both and not 0 < mean_target < 1:
+        raise InputError(
+            f"Expected `target` to hold right and wrong answers, but all {int((share > 0).sum())} rows with a weight "
+            f"are {mean_target:g}. Use more or other questions."
+        )
+    return share
 
 
-def _centred(features: Tensor, share: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Rows less their weighted mean [chunk, row, d] float64, and that mean [chunk, d], some features at a time.
+def _solve_centred(
+    features: Tensor, share: Tensor, solve: Callable[[Tensor], tuple[Tensor, Tensor]]
+) -> tuple[Tensor, Tensor]:
+    """Weights [penalty, feature, d] and biases [penalty, feature] of all features, some at a time.
 
     On a CPU one by one: the matrices of one feature then stay in the cache. On a GPU as many as fit into the chunk.
+
+    Args:
+        features: [feature, row, d].
+        share: [row] float64 weights of sum 1.
+        solve: From rows less their weighted mean [chunk, row, d] float64, which it may overwrite, to weights
+            [chunk, penalty, d] and biases [chunk, penalty].
     """
-    fit = CHUNK_BYTES // max(1, 8 * features[0].numel()) if features.is_cuda else 1
-    for chunk in features.split(max(1, fit)):
+    chunk_size = max(1, CHUNK_BYTES // max(1, 8 * features[0].numel())) if features.is_cuda else 1
+    weights, biases = [], []
+    for chunk in features.split(chunk_size):
         rows = chunk.to(torch.float64, memory_format=torch.contiguous_format)  # the features of a row lie apart
         centre = share @ rows
         if not centre.isfinite().all():  # as good as looking at every value, which costs a sixth of the Gram matrices
@@ -178,10 +182,8 @@ def _centred(features: Tensor, share: Tensor) -> Iterator[tuple[Tensor, Tensor]]
                 f"Expected finite `features`, but {wrong} of {features.shape[1]} rows hold NaN or infinity. Leave "
                 "those rows out and count them."
             )
-        yield rows - centre[:, None], centre
-
-
-def _joined(solved: list[tuple[Tensor, Tensor]], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Weights [penalty, feature, d] and biases [penalty, feature] from chunks of [feature, penalty, ...]."""
-    weights, biases = (torch.cat(parts).transpose(0, 1).to(dtype) for parts in zip(*solved, strict=True))
-    return weights.contiguous(), biases.contiguous()
+        weight, bias = solve(rows - centre[:, None])
+        weights.append(weight)
+        biases.append(bias - (weight @ centre[..., None])[..., 0])
+    weight, bias = (torch.cat(parts).transpose(0, 1).to(features.dtype) for parts in (weights, biases))
+    return weight.contiguous(), bias.contiguous()

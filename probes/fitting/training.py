@@ -1,7 +1,5 @@
 """How probes are trained: `Descent` by gradient descent, `AtOnce` on all rows together, `ClosedForm` by a solver."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from typing import ClassVar
 

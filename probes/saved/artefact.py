@@ -146,6 +146,6 @@ def load_probe(probe: str | Path, revision: str | None = None) -> ConfidenceProb
     Raises:
         InputError: No probe there, or one that is damaged, of an unknown kind, or of a newer format.
     """
-    files = find_probe(probe, revision)
-    config = read_config(files.config)
-    return ConfidenceProbe(*read_weights(files.tensors, config), config)
+    config_file, weights_file = find_probe(probe, revision)
+    config = read_config(config_file)
+    return ConfidenceProbe(*read_weights(weights_file, config), config)

@@ -4,8 +4,6 @@ Every calibrator keeps the order of the scores, but for ties that isotonic regre
 buffers; it computes in float64 and answers in the score's dtype. `probes.fitting.calibration` fits them.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar, Self
 
 import torch
@@ -101,8 +99,8 @@ class Temperature(Calibrator):
 
     def problem(self) -> str | None:
         """What no fit gives: a temperature that is not finite, or not above 0."""
-        wrong = f"`temperature` is {float(self.temperature)}, not above 0" if self.temperature <= 0 else None
-        return super().problem() or wrong
+        low = self.temperature <= 0
+        return super().problem() or (f"`temperature` is {float(self.temperature)}, not above 0" if low else None)
 
 
 class Isotonic(Calibrator):
@@ -133,19 +131,18 @@ class Isotonic(Calibrator):
 
     def problem(self) -> str | None:
         """What no fit gives: infinite values, other lengths, x not increasing, y decreasing or outside [0, 1]."""
-        found = super().problem()
-        if found is not None:
-            return found
-        if self.x.shape != self.y.shape or self.x.dim() != 1 or not len(self.x):
-            return f"`x` has the shape {list(self.x.shape)} and `y` {list(self.y.shape)}"
         steps = self.x.diff()
-        if not ((steps > 0) & steps.isfinite()).all():
-            return "`x` is not increasing"
-        if (self.y.diff() < 0).any():
-            return "`y` is decreasing"
-        if ((self.y < 0) | (self.y > 1)).any():
-            return f"`y` reaches from {float(self.y.min())} to {float(self.y.max())}, outside [0, 1]"
-        return None
+        if self.x.shape != self.y.shape or not len(self.x):
+            problem = f"`x` has the shape {list(self.x.shape)} and `y` {list(self.y.shape)}"
+        elif not ((steps > 0) & steps.isfinite()).all():
+            problem = "`x` is not increasing"
+        elif (self.y.diff() < 0).any():
+            problem = "`y` is decreasing"
+        elif ((self.y < 0) | (self.y > 1)).any():
+            problem = f"`y` reaches from {float(self.y.min())} to {float(self.y.max())}, outside [0, 1]"
+        else:
+            problem = None
+        return super().problem() or problem
 
 
 #: Closed list of calibrators that a config or a saved probe may name.

@@ -1,7 +1,5 @@
 """The model card of a saved probe."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from extract.signals.features import TokenFeatures

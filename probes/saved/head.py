@@ -1,7 +1,5 @@
 """Heads: from the features of one layer and position to a score. A saved probe is a head with its calibrator."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import ClassVar, Self, TypeVar
 

@@ -1,13 +1,12 @@
 """From a folder or a Hub id to a probe's config, head and calibrator, without trusting a byte of either."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 
 from extract.errors import InputError
@@ -36,7 +35,6 @@ from probes.saved.head import HEADS, Head
 
 FORMAT_VERSION = 3
 _READ_VERSIONS = (2, 3)  # 2 had no token signals
-_FILES = ("config.json", "model.safetensors", "README.md")
 _LARGEST_CONFIG, _LARGEST_HEADER = 2**20, 2**16  # bytes
 _LARGEST_CALIBRATOR = 2 * 8 * MOST_KNOTS
 _CALIBRATOR = "calibrator."  # what the calibrator's tensors begin with
@@ -64,15 +62,8 @@ _FURTHER: Schema = {
 }
 
 
-class ProbeFiles(NamedTuple):
-    """The two files of a probe that are ever opened."""
-
-    config: Path
-    tensors: Path
-
-
-def find_probe(probe: str | Path, revision: str | None) -> ProbeFiles:
-    """Files of a probe in a folder or on the Hub, of which the files that a probe has are downloaded and no others.
+def find_probe(probe: str | Path, revision: str | None) -> list[Path]:
+    """The only two files of a probe that are ever opened, config.json and model.safetensors, in a folder or on the Hub.
 
     Raises:
         InputError: Neither a folder nor a repository, or a file is missing or a link to a place outside.
@@ -82,7 +73,19 @@ def find_probe(probe: str | Path, revision: str | None) -> ProbeFiles:
     else:
         folder = _from_hub(str(probe), revision)
         home = folder.parents[1]  # the files of a snapshot are links to others of the repository
-    return ProbeFiles(*(_own_file(folder, name, home) for name in ("config.json", "model.safetensors")))
+    paths = [folder / "config.json", folder / "model.safetensors"]
+    for path in paths:
+        if not path.is_file():
+            raise InputError(
+                f"Expected `probe` to be the folder of a saved probe, but {str(folder)!r} has no {path.name}. Runs save "
+                "theirs as runs/NAME/probe."
+            )
+        if not is_inside(path, home):
+            raise InputError(
+                f"Expected {str(path)!r} to lie in the probe's folder, but it is a link to a file outside. Put the "
+                "file itself there; a probe from the Hub is loaded by its id."
+            )
+    return paths
 
 
 def _from_hub(probe: str, revision: str | None) -> Path:
@@ -95,32 +98,16 @@ def _from_hub(probe: str, revision: str | None) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(probe, revision=revision, allow_patterns=list(_FILES)))
+        return Path(
+            snapshot_download(
+                probe, revision=revision, allow_patterns=["config.json", "model.safetensors", "README.md"]
+            )
+        )
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise InputError(
             f"Expected `probe` to be the folder of a saved probe or a Hub id, but {probe!r} is no folder and the Hub "
             f"gave: {one_line(error)}"
         ) from error
-
-
-def _own_file(folder: Path, name: str, home: Path) -> Path:
-    """A file of a probe.
-
-    Raises:
-        InputError: It is missing, or a link to a file outside `home`.
-    """
-    path = folder / name
-    if not path.is_file():
-        raise InputError(
-            f"Expected `probe` to be the folder of a saved probe, but {str(folder)!r} has no {name}. Runs save theirs "
-            "as runs/NAME/probe."
-        )
-    if not is_inside(path, home):
-        raise InputError(
-            f"Expected {str(path)!r} to lie in the probe's folder, but it is a link to a file outside. Put the file "
-            "itself there; a probe from the Hub is loaded by its id."
-        )
-    return path
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -133,8 +120,7 @@ def read_config(path: Path) -> dict[str, Any]:
         config = read_json(path, _LARGEST_CONFIG)
     except ValueError as error:
         raise InputError(
-            f"Expected {str(path)!r} to describe a probe, but {error}. Train the probe again, or get another copy of "
-            "it."
+            f"Expected {str(path)!r} to describe a probe, but {error}. Train the probe again, or get another copy."
         ) from None
     known = config if isinstance(config, dict) else {}
     version = known.get("format_version")
@@ -148,7 +134,19 @@ def read_config(path: Path) -> dict[str, Any]:
     check_prompt(config["prompt"], path, "prompt.")
     sizes = {name: whole(1, largest) for name, largest in HEADS[config["head"]].sizes.items()}
     check_record(config["sizes"], sizes, path, prefix="sizes.")
-    _check_pooled(config, path)
+    if "pooled" in config:
+        try:
+            n = len(TokenFeatures.from_json(config["pooled"]).names)
+        except InputError as error:
+            raise InputError(
+                f"Expected `pooled` in {str(path)!r} to be what a probe was trained on. {error} Restore the file."
+            ) from None
+        alone, width = config["layer"] is None, config["d_model"]
+        if width != n if alone else width <= n:
+            raise InputError(
+                f"Expected `d_model` in {str(path)!r} to be {n if alone else f'above {n}'}, because `pooled` has {n} "
+                f"numbers, but got {width}. Restore the file."
+            )
     return config
 
 
@@ -184,24 +182,6 @@ def _is_list(value: Any, holds: Callable[[Any], bool]) -> bool:
     return isinstance(value, list) and all(map(holds, value)) and len(set(value)) == len(value)
 
 
-def _check_pooled(config: dict[str, Any], path: Path) -> None:
-    """Refuse invalid numbers of token signals, and a head that takes another number of them."""
-    if "pooled" not in config:
-        return
-    try:
-        n = len(TokenFeatures.from_json(config["pooled"]).names)
-    except InputError as error:
-        raise InputError(
-            f"Expected `pooled` in {str(path)!r} to be what a probe was trained on. {error} Restore the file."
-        ) from None
-    alone, width = config["layer"] is None, config["d_model"]
-    if width != n if alone else width <= n:
-        raise InputError(
-            f"Expected `d_model` in {str(path)!r} to be {n if alone else f'above {n}'}, because `pooled` has {n} "
-            f"numbers, but got {width}. Restore the file."
-        )
-
-
 def read_weights(path: Path, config: dict[str, Any]) -> tuple[Head, Calibrator]:
     """The head and calibrator that a config names, from a file that holds their tensors and nothing else.
 
@@ -216,22 +196,29 @@ def read_weights(path: Path, config: dict[str, Any]) -> tuple[Head, Calibrator]:
             raise ValueError(f"it has {size} bytes where at most {largest} belong")
         if sha256_file(path) != config["weights"]:
             raise ValueError("its checksum is not the one in config.json")
-        with safe_open(path, framework="pt") as file:
-            shapes = {
-                name.removeprefix(_CALIBRATOR): tuple(file.get_slice(name).get_shape())
-                for name in file.keys()  # noqa: SIM118 (it is no dict)
+        tensors = load_file(path)
+        calibrator = CALIBRATORS[config["calibrator"]].of_shapes(
+            {
+                name.removeprefix(_CALIBRATOR): tuple(tensor.shape)
+                for name, tensor in tensors.items()
                 if name.startswith(_CALIBRATOR)
             }
-            calibrator = CALIBRATORS[config["calibrator"]].of_shapes(shapes)
-            _fill(probe_tensors(head, calibrator), file)
+        )
+        declared = probe_tensors(head, calibrator)
+        for name in sorted(declared.keys() ^ tensors.keys()):
+            raise ValueError(f"{shown(name)} is {'missing' if name in declared else 'there too'}")
+        for name, tensor in declared.items():
+            dtype, shape = tensors[name].dtype, list(tensors[name].shape)
+            if (dtype, shape) != (tensor.dtype, list(tensor.shape)):
+                raise ValueError(f"`{name}` is {dtype} of shape {shape} and not {tensor.dtype} of {list(tensor.shape)}")
+            tensor.copy_(tensors[name])
         problem = head.problem() or calibrator.problem()
         if problem is not None:
             raise ValueError(problem)
     except (OSError, ValueError, SafetensorError) as error:
         raise InputError(
             f"Expected {str(path)!r} to hold the tensors of a {config['head']!r} head of width {config['d_model']} and "
-            f"a {config['calibrator']!r} calibrator, but {one_line(error)}. Train the probe again, or get another copy "
-            "of it."
+            f"a {config['calibrator']!r} calibrator, but {one_line(error)}. Train it again, or get another copy."
         ) from None
     return head, calibrator
 
@@ -240,22 +227,3 @@ def probe_tensors(head: Head, calibrator: Calibrator) -> dict[str, Tensor]:
     """The tensors of a saved probe by their names in its file; on a CPU they share the memory of the modules."""
     of_calibrator = {_CALIBRATOR + name: tensor for name, tensor in calibrator.state_dict().items()}
     return {name: tensor.detach().cpu().contiguous() for name, tensor in {**head.state_dict(), **of_calibrator}.items()}
-
-
-def _fill(declared: dict[str, Tensor], file: Any) -> None:
-    """Read exactly the declared tensors into their place.
-
-    Raises:
-        ValueError: If a tensor is missing, not declared, or of another dtype or shape.
-    """
-    found = set(file.keys())
-    for name in sorted(declared.keys() ^ found):
-        raise ValueError(f"{shown(name)} is {'missing' if name in declared else 'there too'}")
-    for name, tensor in declared.items():
-        read = file.get_tensor(name)
-        if (read.dtype, read.shape) != (tensor.dtype, tensor.shape):
-            raise ValueError(
-                f"`{name}` is {read.dtype} of shape {list(read.shape)} and not {tensor.dtype} of shape "
-                f"{list(tensor.shape)}"
-            )
-        tensor.copy_(read)

@@ -6,8 +6,6 @@ the derivatives by the weights of the questions, from which the clustered standa
 Nonparametric Analysis of Clustered ROC Curve Data, Biometrics 53, 1997).
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -1,7 +1,5 @@
 """P-values of many AUROCs, corrected for their number by the distribution of their largest statistic (max-T)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

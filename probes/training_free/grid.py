@@ -1,7 +1,5 @@
 """All scores of a store's answers against their grades: chosen on validation questions, tested on others."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple

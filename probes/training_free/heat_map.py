@@ -1,7 +1,5 @@
 """The pictures of a grid: AUROC by signal and pooling, and the effect of weights, on the validation questions."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import groupby
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """The record and the page of a grid: the scores chosen on validation, on the test answers and against each other."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The scores of a grid: every token signal of a store, pooled in every way, with and without weights."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple

@@ -12,11 +12,6 @@ from torch import Tensor
 
 from extract.errors import InputError
 from probes.fitting.calibration import (
-    CALIBRATORS,
-    Calibrator,
-    Isotonic,
-    Platt,
-    Temperature,
     cross_fitted_loss,
     fit_calibrator,
     fit_isotonic,
@@ -24,7 +19,7 @@ from probes.fitting.calibration import (
     fit_platt_many,
     fit_temperature,
 )
-from probes.saved.calibrators import MOST_KNOTS
+from probes.saved.calibrators import CALIBRATORS, MOST_KNOTS, Calibrator, Isotonic, Platt, Temperature
 
 KINDS = sorted(CALIBRATORS)
 

@@ -1,7 +1,7 @@
 """The commands of ``python -m probes``, as plain functions."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from datamodules.table import load_table
@@ -131,12 +131,10 @@ def signals(
     return final
 
 
-@contextmanager
 def _result_folder(
     command: str, stores: Sequence[str], out: str | None, seed: int, n_resamples: int
-) -> Iterator[tuple[Path, Path]]:
+) -> AbstractContextManager[tuple[Path, Path]]:
     """Check common options, and create the folder `out` or runs/COMMAND-STORE; see `new_folder`."""
     check_resampling(seed, n_resamples)
     names = "-".join(Path(store).resolve().name for store in stores)
-    with new_folder(out or f"runs/{command}-{names}") as folders:
-        yield folders
+    return new_folder(out or f"runs/{command}-{names}")

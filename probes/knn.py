@@ -33,8 +33,7 @@ class KNN(AtOnce):
         numbers = [n_neighbors] if isinstance(n_neighbors, int) else list(n_neighbors)
         if not numbers or min(numbers) < 1:
             raise InputError(
-                f"Expected `n_neighbors` to be one or more numbers of at least 1, but got {n_neighbors!r}. "
-                "25 is the default."
+                f"Expected `n_neighbors` to be one or more numbers of at least 1, but got {n_neighbors!r}. 25 is usual."
             )
         super().__init__([float(number) for number in numbers], calibrator)
         self.save_hyperparameters()

@@ -99,8 +99,7 @@ class Latent(Descent):
         if self.components > embeddings.shape[-1]:
             raise InputError(
                 f"Expected `components` to be at most {embeddings.shape[-1]}, the width of the answers' embeddings, "
-                "but "
-                f"got {self.components}. Use --model.components={embeddings.shape[-1]}."
+                f"but got {self.components}. Use --model.components={embeddings.shape[-1]}."
             )
         answers = summarise(embeddings, principal_axes(embeddings[self.data.question_rows["train"]], self.components))
         agreement = torch.tensor([1 - seu(vectors) for vectors in embeddings.numpy()], dtype=torch.float64)

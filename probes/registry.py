@@ -48,12 +48,12 @@ class ProbeMethod:
         return import_object(self.path)
 
 
-LINEAR, LOGISTIC, RIDGE = "probes.linear:Linear", "probes.logistic:Logistic", "probes.ridge:Ridge"
+LOGISTIC, RIDGE = "probes.logistic:Logistic", "probes.ridge:Ridge"
 #: Every method.
 METHODS = Registry(
     "probe",
     {
-        "linear": ProbeMethod(LINEAR, "linear map and sigmoid, by gradient descent", epochs=100),
+        "linear": ProbeMethod("probes.linear:Linear", "linear map and sigmoid, by gradient descent", epochs=100),
         "logistic": ProbeMethod(LOGISTIC, "logistic regression, solved exactly"),
         "ridge": ProbeMethod(RIDGE, "ridge regression of the accuracy, solved exactly"),
         "difference_of_means": ProbeMethod(
@@ -104,7 +104,5 @@ def method_name(class_name: str, target: str, signal: str) -> str | None:
     >>> method_name("Logistic", "semantic_entropy", "hidden"), method_name("MLP", "response", "hidden")
     ('sep', None)
     """
-    for name, method in METHODS.items():
-        if (method.class_name, method.target, method.signal) == (class_name, target, signal):
-            return name
-    return None
+    names = {(method.class_name, method.target, method.signal): name for name, method in METHODS.items()}
+    return names.get((class_name, target, signal))

@@ -103,7 +103,7 @@ def sampled(tmp_path_factory: pytest.TempPathFactory, recipe: list[str]) -> Path
 NAMED_OTHERWISE = {
     "default": "linear",
     "debug": "linear",
-    "joined": "response",
+    "joined": "logistic",
     "entropy_features": "logistic",
     "entropy_profile": "logistic",
 }

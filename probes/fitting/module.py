@@ -66,13 +66,14 @@ class ProbeModule(L.LightningModule, ABC):
     log_odds = True
     mean: Tensor
     scale: Tensor
+    _validation: tuple[Tensor, Batch]  # scores [penalty, row, feature] of the last choice, and their rows
 
     def __init__(self, l2: list[float] | float, calibrator: str = "platt") -> None:
         super().__init__()
         self.penalties = [l2] if isinstance(l2, (int, float)) else list(l2)
         if not self.penalties or min(self.penalties) < 0:
             raise InputError(
-                f"Expected `l2` to be one or more penalties of at least 0, but got {l2!r}. For example --model.l2=0.1"
+                f"Expected `l2` to be one or more penalties of at least 0, but got {l2!r}. For example --model.l2=0.1."
             )
         kinds = [kind for kind in CALIBRATORS if self.log_odds or kind != "temperature"]
         if calibrator not in kinds:
@@ -86,10 +87,7 @@ class ProbeModule(L.LightningModule, ABC):
         self.warning: str | None = None
         self.val_loss: Tensor | None = None
         self.val_figures: dict[str, float] = {}
-        self._validation: tuple[Tensor, Batch] | None = None
         self._collected: list[tuple[Tensor, Batch]] = []
-
-    # For subclasses
 
     @abstractmethod
     def make_candidates(self, n_features: int, d_model: int) -> None:
@@ -111,8 +109,6 @@ class ProbeModule(L.LightningModule, ABC):
         """A head with the standardiser and the named parameters of one candidate, and further values."""
         own = {name: getattr(self, name)[penalty, feature] for name in parameters}
         return head.filled(mean=self.mean[feature], scale=self.scale[feature], **own, **values)
-
-    # What Lightning calls
 
     @property
     def data(self) -> FeatureDataModule:
@@ -183,8 +179,9 @@ class ProbeModule(L.LightningModule, ABC):
         batch = self.data.batch("val").to(self.device)
         self._choose(self.candidate_scores(self.standardised(batch.features)), batch)
         assert self.choice is not None
-        scores, batch = self._validation_scores(self.choice.candidate, self.choice.feature)
-        loss = cross_fitted_loss(self.calibrator, scores, batch.right, batch.known, batch.question)
+        scores, batch = self._validation
+        chosen = scores[self.choice.candidate, :, self.choice.feature]
+        loss = cross_fitted_loss(self.calibrator, chosen, batch.right, batch.known, batch.question)
         del self.val_figures["val/loss"]
         if loss is not None:
             self.val_figures["val/loss"] = loss
@@ -192,19 +189,18 @@ class ProbeModule(L.LightningModule, ABC):
     def _choose(self, scores: Tensor, batch: Batch) -> None:
         """Choose the candidate with the lowest validation loss, and calibrate it."""
         # in float64 on the CPU: a few numbers, of which the calibrators need every digit
-        self._validation = scores.detach().cpu().double(), batch.to(torch.device("cpu"))
-        self.val_loss = self.validation_loss(*self._validation).nan_to_num(torch.inf)
+        self._validation = scores, batch = scores.detach().cpu().double(), batch.to(torch.device("cpu"))
+        self.val_loss = self.validation_loss(scores, batch).nan_to_num(torch.inf)
         if not self.val_loss.isfinite().any():
             raise InputError(
-                f"Expected a finite validation loss of {self.name}, but no layer or penalty has one: its scores are "
-                "NaN "
-                "or infinite. Use a lower `lr` or a higher `l2`, or look at the features."
+                f"Expected a finite validation loss of {self.name}, but all its scores are NaN or infinite. Use a lower "
+                "`lr` or a higher `l2`, or look at the features."
             )
         candidate, feature = divmod(int(self.val_loss.argmin()), self.val_loss.shape[1])
         calibrator = self._calibrator(candidate, feature)
         self.choice = Choice(feature, self.feature_names[feature], candidate, self.penalties[candidate], calibrator)
-        scores, batch = self._validation_scores(candidate, feature)
-        confidence, brier = calibrator(scores), response_brier if self.data.scope == "sample" else debiased_brier
+        confidence = calibrator(scores[candidate, :, feature])
+        brier = response_brier if self.data.scope == "sample" else debiased_brier
         self.val_figures = {
             "val/loss": float(self.val_loss.min()),
             "val/auroc": float(capability_auroc(confidence, batch.right, batch.known)),
@@ -223,16 +219,10 @@ class ProbeModule(L.LightningModule, ABC):
         logits = (slope[:, None] * flat + intercept[:, None]).T[None]
         return soft_label_loss(logits, batch.target).reshape(len(scores), -1)
 
-    def _validation_scores(self, candidate: int, feature: int) -> tuple[Tensor, Batch]:
-        """Validation scores [row] of one candidate, and their rows."""
-        assert self._validation is not None
-        scores, batch = self._validation
-        return scores[candidate, :, feature], batch
-
     def _calibrator(self, candidate: int, feature: int) -> Calibrator:
         """Calibrator of one candidate, fitted on validation."""
-        scores, batch = self._validation_scores(candidate, feature)
-        return fit_calibrator(self.calibrator, scores, batch.right, batch.known)
+        scores, batch = self._validation
+        return fit_calibrator(self.calibrator, scores[candidate, :, feature], batch.right, batch.known)
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:
         """Score the chosen probe."""
@@ -240,8 +230,6 @@ class ProbeModule(L.LightningModule, ABC):
         for name, metric in self.test_metrics.items():
             metric.update(confidence, batch.right, batch.known)  # type: ignore[operator]
             self.log(f"test/{name}", metric, on_step=False, on_epoch=True, batch_size=len(batch.row))  # type: ignore[arg-type]
-
-    # Results
 
     def head(self) -> Head:
         """The chosen head, on raw features of one layer and position, on the CPU.
@@ -256,10 +244,10 @@ class ProbeModule(L.LightningModule, ABC):
     def confidences_by_feature(self, features: Tensor) -> Tensor:
         """Confidences [row, feature]: of each feature the penalty with the lowest validation loss, calibrated."""
         assert self.val_loss is not None
-        columns = []
-        for feature, candidate in enumerate(self.val_loss.argmin(0).tolist()):
-            scores = self.candidate_head(candidate, feature)(features[:, feature])
-            columns.append(self._calibrator(candidate, feature)(scores))
+        columns = [
+            self._calibrator(candidate, feature)(self.candidate_head(candidate, feature)(features[:, feature]))
+            for feature, candidate in enumerate(self.val_loss.argmin(0).tolist())
+        ]
         return torch.stack(columns, dim=1)
 
     def predict(self, features: Tensor) -> Tensor:

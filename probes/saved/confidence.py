@@ -55,7 +55,7 @@ def score(
 ) -> Tensor:
     """See `ConfidenceProbe.score`."""
     _check_model(probe, hf_model, tokenizer)
-    ids = _encode(probe, tokenizer, _listed(prompts, attention_mask, _pad_token(hf_model, tokenizer)))
+    ids = _encode(probe, hf_model, tokenizer, prompts, attention_mask)
     if not probe.reads_answers:
         if answers is not None:
             raise InputError(
@@ -96,37 +96,31 @@ def _check_model(probe: ConfidenceProbe, hf_model: Any, tokenizer: Any) -> None:
     check_model(hf_model, tokenizer, probe.config["model"], "the probe")
 
 
-def _encode(probe: ConfidenceProbe, tokenizer: Any, prompts: Sequence[Any]) -> list[list[int]]:
-    """Prompt token ids, in the prompt template of the probe."""
-    from extract.prompts import PromptTemplate
-
-    template = PromptTemplate.of(probe.config["prompt"])
-    return [template.encode(tokenizer, prompt) for prompt in prompts]
-
-
-def _listed(prompts: Any, mask: Tensor | None, pad: int) -> list[Any]:
-    """One prompt or several as a list of texts, chats or token ids without padding.
+def _encode(
+    probe: ConfidenceProbe, hf_model: Any, tokenizer: Any, prompts: Any, mask: Tensor | None
+) -> list[list[int]]:
+    """Token ids of one prompt or several without padding, in the prompt template of the probe.
 
     Raises:
         InputError: If there is no prompt, a value is neither text, chat nor token ids, or padding has no mask.
     """
+    from extract.prompts import PromptTemplate
+
     if isinstance(prompts, Tensor):
         if prompts.dim() not in (1, 2) or prompts.is_floating_point():
             raise InputError(
                 f"Expected `prompts` as a tensor to be [token] or [question, token] ids, but got {prompts.dtype} of "
                 f"shape {tuple(prompts.shape)}. Give whole numbers."
             )
-        ids = torch.atleast_2d(prompts)
-        if mask is not None:
-            return [row[keep.bool()].tolist() for row, keep in zip(ids, torch.atleast_2d(mask), strict=True)]
-        if len(ids) > 1 and bool(((ids[:, 0] == pad) | (ids[:, -1] == pad)).any()):
+        ids, pad = torch.atleast_2d(prompts), _pad_token(hf_model, tokenizer)
+        if mask is None and len(ids) > 1 and bool((ids[:, [0, -1]] == pad).any()):
             raise InputError(
                 "Expected `attention_mask` with a tensor of several prompts, because some begin or end in the padding "
                 "token. Give the tokenizer's."
             )
-        prompts = ids.tolist()
-    if isinstance(prompts, str):
-        return [prompts]
+        masks = torch.ones_like(ids) if mask is None else torch.atleast_2d(mask)
+        prompts = [row[present.bool()].tolist() for row, present in zip(ids, masks, strict=True)]
+    prompts = [prompts] if isinstance(prompts, str) else prompts
     if isinstance(prompts, Mapping) or not isinstance(prompts, Iterable):
         raise InputError(
             "Expected `prompts` to be a text, a chat (a list of messages), token ids, or a list of them, but got a "
@@ -137,7 +131,9 @@ def _listed(prompts: Any, mask: Tensor | None, pad: int) -> list[Any]:
         raise InputError(
             "Expected `prompts` to hold at least one question, but it is empty. Give a text, a chat, or token ids."
         )
-    return [prompts] if isinstance(prompts[0], (dict, int)) else prompts
+    template = PromptTemplate.of(probe.config["prompt"])
+    several = [prompts] if isinstance(prompts[0], (dict, int)) else prompts
+    return [template.encode(tokenizer, prompt) for prompt in several]
 
 
 def _pad_token(hf_model: Any, tokenizer: Any) -> int:
@@ -188,8 +184,7 @@ class ConfidentModel:
         probe, model = self.probe, self._model
         if model is None:
             raise InputError(
-                "Expected a probe that is attached, but `detach` was called. Attach it again with `probe.attach(model, "
-                "tokenizer)`."
+                "Expected an attached probe, but it was detached. Attach it again: `probe.attach(model, tokenizer)`."
             )
         pad, mask = _pad_token(model, self.tokenizer), options.pop("attention_mask", None)
         if mask is not None and not bool(torch.atleast_2d(mask)[:, -1].all()):
@@ -197,7 +192,7 @@ class ConfidentModel:
                 "Expected `inputs` to be padded on the left, but `attention_mask` ends in padding. Set "
                 "`tokenizer.padding_side = 'left'`."
             )
-        prompts = _encode(probe, self.tokenizer, _listed(inputs, mask, pad))
+        prompts = _encode(probe, model, self.tokenizer, inputs, mask)
         ids, mask = left_padded(prompts, pad=pad, device=model.device)
         stop = list(probe.config.get("decoding", {}).get("stop", [])) if probe.reads_answers else []
         if stop:
@@ -206,17 +201,17 @@ class ConfidentModel:
         with nullcontext() if layer is None else _PromptCapture(model, layer, ids.shape[1]) as capture:
             output = model.generate(**{"input_ids": ids, "attention_mask": mask, "pad_token_id": pad, **options})
         sequences = output if isinstance(output, Tensor) else output.sequences
-        per_question = len(sequences) // len(ids)
+        per_question, drawn = len(sequences) // len(ids), sequences[:, ids.shape[1] :]
         question = [row // per_question for row in range(len(sequences))]
         if probe.reads_answers:
-            texts, contents = self._contents(sequences[:, ids.shape[1] :].tolist(), stop)
+            texts, contents = self._contents(drawn.tolist(), stop)
             return Answers(texts, _read(probe, model, [prompts[i] for i in question], contents), sequences, question)
         if capture is None or layer is None:
             confidence = _read(probe, model, prompts)
         else:
             captured = probe.confidence(capture.states[layer][:, 0]).cpu()
             confidence = captured[:: len(captured) // len(ids)]
-        texts = self.tokenizer.batch_decode(sequences[:, ids.shape[1] :], skip_special_tokens=True)
+        texts = self.tokenizer.batch_decode(drawn, skip_special_tokens=True)
         return Answers(texts, confidence.repeat_interleave(per_question), sequences, question)
 
     def _contents(self, drawn: list[list[int]], stop: Sequence[str]) -> tuple[list[str], list[list[int]]]:

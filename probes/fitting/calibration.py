@@ -1,6 +1,7 @@
 """Fits of calibrators on c right answers out of n: Platt scaling, temperature scaling, isotonic regression."""
 
 import math
+from collections.abc import Callable
 
 import torch
 from scipy.optimize import brentq
@@ -183,4 +184,6 @@ def _mean_accuracy(right: Tensor, known: Tensor) -> float:
 
 
 #: How each kind is fitted.
-_FITS = Registry("calibrator", {Platt.kind: fit_platt, Temperature.kind: fit_temperature, Isotonic.kind: fit_isotonic})
+_FITS: Registry[Callable[[Tensor, Tensor, Tensor], Calibrator]] = Registry(
+    "calibrator", {Platt.kind: fit_platt, Temperature.kind: fit_temperature, Isotonic.kind: fit_isotonic}
+)

@@ -87,7 +87,6 @@ class ProbeModule(L.LightningModule, ABC):
         self.warning: str | None = None
         self.val_loss: Tensor | None = None
         self.val_figures: dict[str, float] = {}
-        self._collected: list[tuple[Tensor, Batch]] = []
 
     @abstractmethod
     def make_candidates(self, n_features: int, d_model: int) -> None:
@@ -161,23 +160,23 @@ class ProbeModule(L.LightningModule, ABC):
         return (features - self.mean).div_(self.scale)  # in place: one allocation less in every step
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        """Collect scores of all candidates."""
-        self._collected.append((self.candidate_scores(self.standardised(batch.features)), batch))
+        """Nothing: all validation rows are scored together."""
 
     def on_validation_epoch_end(self) -> None:
         """Log what would be chosen now."""
-        scores, batches = zip(*self._collected, strict=True)
-        self._collected.clear()
-        if self.trainer.sanity_checking:
-            return
-        self._choose(torch.cat(scores, dim=1), Batch(*(torch.cat(tensors) for tensors in zip(*batches, strict=True))))
-        self.log_dict(self.val_figures)
+        if not self.trainer.sanity_checking:
+            self._choose(*self._score_validation())
+            self.log_dict(self.val_figures)
+
+    def _score_validation(self) -> tuple[Tensor, Batch]:
+        """Scores [penalty, row, feature] of the validation rows, and these rows."""
+        batch = self.data.batch("val").to(self.device)
+        return self.candidate_scores(self.standardised(batch.features)), batch
 
     @torch.no_grad()
     def on_train_end(self) -> None:
         """Choose and calibrate with the final weights; the validation loss becomes that of the calibrated probe."""
-        batch = self.data.batch("val").to(self.device)
-        self._choose(self.candidate_scores(self.standardised(batch.features)), batch)
+        self._choose(*self._score_validation())
         assert self.choice is not None
         scores, batch = self._validation
         chosen = scores[self.choice.candidate, :, self.choice.feature]

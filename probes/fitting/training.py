@@ -21,8 +21,8 @@ class Descent(ProbeModule):
 
     Args:
         lr: Learning rate at the start; it falls to 0 along a cosine.
-        l2: Penalties to try, or one.
-        calibrator: How scores become confidences.
+        l2: As of `ProbeModule`.
+        calibrator: As of `ProbeModule`.
     """
 
     #: Parameters [penalty, feature, ...] of which λ/2 · the squares are added to the loss.
@@ -68,12 +68,7 @@ class Descent(ProbeModule):
 
 
 class AtOnce(ProbeModule):
-    """Base of the probes that learn from all training rows together, at the end of their one epoch.
-
-    Args:
-        l2: Penalties to try, or one.
-        calibrator: How scores become confidences.
-    """
+    """Base of the probes that learn from all training rows together, at the end of their one epoch."""
 
     def __init__(self, l2: list[float] | float, calibrator: str = "platt") -> None:
         super().__init__(l2, calibrator)
@@ -121,12 +116,7 @@ class Directions(ProbeModule):
 
 
 class ClosedForm(Directions, AtOnce):
-    """Base of the probes whose directions a solver finds, for all layers and penalties at once.
-
-    Args:
-        l2: Penalties to try, or one.
-        calibrator: How scores become confidences.
-    """
+    """Base of the probes whose directions a solver finds, for all layers and penalties at once."""
 
     @abstractmethod
     def solve(self, features: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -198,7 +198,7 @@ class ConfidentModel:
         if stop:
             options = {"stop_strings": stop, "tokenizer": self.tokenizer, **options}
         layer = probe.layer if probe.pooled is None and not probe.reads_answers else None  # read without another pass
-        with nullcontext() if layer is None else _PromptCapture(model, layer, ids.shape[1]) as capture:
+        with nullcontext() if layer is None else _captured_prompt(model, layer, ids.shape[1]) as capture:
             output = model.generate(**{"input_ids": ids, "attention_mask": mask, "pad_token_id": pad, **options})
         sequences = output if isinstance(output, Tensor) else output.sequences
         per_question, drawn = len(sequences) // len(ids), sequences[:, ids.shape[1] :]
@@ -228,31 +228,25 @@ class ConfidentModel:
         return texts, contents
 
 
-class _PromptCapture:
-    """Captures a layer at the last prompt token, in whichever of the passes of a generation that token comes by."""
+@contextmanager
+def _captured_prompt(model: Any, layer: int, n_prompt: int) -> Iterator[HiddenCapture]:
+    """Capture a layer at the last prompt token, in whichever of the passes of a generation that token comes by."""
+    from extract.signals.hidden import HiddenCapture
+    from extract.signals.model_parts import decoder_of
 
-    def __init__(self, model: Any, layer: int, n_prompt: int) -> None:
-        from extract.signals.hidden import HiddenCapture
-        from extract.signals.model_parts import decoder_of
+    capture, n_seen = HiddenCapture(model, [layer]), 0
 
-        self._capture: HiddenCapture = HiddenCapture(model, [layer])
-        self._decoder, self._n_prompt, self._seen = decoder_of(model), n_prompt, 0
-
-    def __enter__(self) -> HiddenCapture:
-        self._handle = self._decoder.register_forward_pre_hook(self._before, with_kwargs=True)
-        return self._capture.__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        self._handle.remove()
-        self._capture.__exit__(*error)
-
-    def _before(self, decoder: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def before(decoder: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        nonlocal n_seen
         given = args[0] if args else kwargs.get("input_ids")
-        given = kwargs["inputs_embeds"] if given is None else given
-        n_rows, n_tokens = given.shape[:2]
-        if self._seen < self._n_prompt <= self._seen + n_tokens:
-            last = self._n_prompt - 1 - self._seen
-            self._capture.start([[range(last, last + 1)] * n_rows])
-        else:
-            self._capture.start([])
-        self._seen += n_tokens
+        n_rows, n_tokens = (kwargs["inputs_embeds"] if given is None else given).shape[:2]
+        last = n_prompt - 1 - n_seen
+        capture.start([[range(last, last + 1)] * n_rows] if 0 <= last < n_tokens else [])
+        n_seen += n_tokens
+
+    handle = decoder_of(model).register_forward_pre_hook(before, with_kwargs=True)
+    try:
+        with capture:
+            yield capture
+    finally:
+        handle.remove()

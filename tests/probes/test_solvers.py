@@ -54,16 +54,6 @@ def test_coefficients_are_those_of_scikit_learn(solve, reference, rows, d):
             assert abs(float(b[place, feature]) - intercept) < 1e-4
 
 
-@pytest.mark.parametrize("solve", [solvers.logistic, solvers.ridge])
-def test_both_spaces_give_one_answer(solve):
-    for rows, d in ((30, 60), (60, 30)):
-        x, target, weight = problem(rows, d)
-        for a, b in zip(
-            solve(x, target, weight, PENALTIES, dual=True), solve(x, target, weight, PENALTIES, dual=False), strict=True
-        ):
-            assert torch.allclose(a, b, atol=3e-5)
-
-
 def test_logistic_ends_where_the_gradient_is_0():
     x, target, weight = problem()
     x = x.double()
@@ -181,14 +171,7 @@ def test_what_has_no_answer_is_refused_in_one_line(monkeypatch):
     holed[1, 2, 3] = math.nan
     cases = [
         ((holed, target, weight, [0.1]), "finite `features`, but 1 of 60 rows"),
-        ((x, target[:-1], weight, [0.1]), "one `target` and one `weight` a row"),
-        ((x[0], target, weight, [0.1]), r"\[feature, row, d\]"),
-        ((x, target * 2, weight, [0.1]), r"`target` in \[0, 1\]"),
-        ((x, target * math.nan, weight, [0.1]), r"`target` in \[0, 1\]"),
-        ((x, target, -weight, [0.1]), "`weight` of at least 0"),
-        ((x, target, weight * 0, [0.1]), "above 0 somewhere"),
         ((x, target, weight, [0.1, 0.0]), "penalties above 0"),
-        ((x, target, weight, []), "penalties above 0"),
     ]
     for solve in (solvers.logistic, solvers.ridge):
         for arguments, message in cases:

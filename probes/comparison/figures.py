@@ -20,18 +20,6 @@ def scored(out: OutOfFold, name: str, half: bool) -> Scored:
     return Scored(out.confidence[name][rows], right[rows], known[rows], fold=out.fold[rows])
 
 
-def scored_answers(out: OutOfFold, name: str) -> Scored:
-    """Confidences of a method for the graded answers to the tested questions.
-
-    A method for questions gives all answers to a question the same confidence.
-    """
-    answers = out.data.table.answers
-    question, right, known = (torch.from_numpy(column) for column in (answers.question, answers.right, answers.known))
-    rows = (known.bool() & (out.fold[question] >= 0)).nonzero()[:, 0]
-    confidence = out.of_answers[name] if name in out.of_answers else out.confidence[name][question]
-    return Scored(confidence[rows], right[rows], known[rows], question[rows], out.fold[question[rows]])
-
-
 def figures(out: OutOfFold, name: str, half: bool, n_resamples: int, seed: int) -> dict[str, Any]:
     """All metrics of a method on questions, see `evaluate`, against accuracies and against single answers.
 
@@ -49,10 +37,17 @@ def figures(out: OutOfFold, name: str, half: bool, n_resamples: int, seed: int) 
 
 
 def answer_figures(out: OutOfFold, name: str, n_resamples: int, seed: int) -> dict[str, Any]:
-    """All metrics of a method on single answers, see `evaluate`."""
-    answers, tested = out.data.table.answers, out.fold[torch.from_numpy(out.data.table.answers.question)] >= 0
-    n_unknown = int(((1 - torch.from_numpy(answers.known)) * tested).sum())
-    return evaluate(scored_answers(out, name), n_unknown, 0.5, n_resamples, seed, target="response")
+    """All metrics of a method on the graded answers to the tested questions, see `evaluate`.
+
+    A method for questions gives all answers to a question the same confidence.
+    """
+    answers = out.data.table.answers
+    question, right, known = (torch.from_numpy(column) for column in (answers.question, answers.right, answers.known))
+    tested = out.fold[question] >= 0
+    rows = (known.bool() & tested).nonzero()[:, 0]
+    confidence = out.of_answers[name] if name in out.of_answers else out.confidence[name][question]
+    method = Scored(confidence[rows], right[rows], known[rows], question[rows], out.fold[question[rows]])
+    return evaluate(method, int(((1 - known) * tested).sum()), 0.5, n_resamples, seed, target="response")
 
 
 def paired_tests(

@@ -3,7 +3,6 @@
 import math
 import warnings
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
 import lightning as L
 import torch
@@ -18,15 +17,10 @@ from probes.fitting.module import ProbeModule, quiet_lightning
 VAL_SHARE = 0.25
 
 
-class Fold(NamedTuple):
-    """One fold: rows of the question table for training, validation and test."""
-
-    number: int
-    rows: dict[str, Tensor]
-
-
-def folds(table: QuestionTable, questions: Tensor, n_folds: int, seed: int, least_val: int) -> Iterator[Fold]:
-    """Split questions so that each is in the test split of one fold, stratified by group.
+def folds(
+    table: QuestionTable, questions: Tensor, n_folds: int, seed: int, least_val: int
+) -> Iterator[dict[str, Tensor]]:
+    """Rows of each fold's train, val and test split: each question is tested in one fold, stratified by group.
 
     Args:
         table: The question table.
@@ -46,10 +40,10 @@ def folds(table: QuestionTable, questions: Tensor, n_folds: int, seed: int, leas
             f"Expected at least {least} questions with two graded answers for {n_folds} folds with {least_val} "
             f"validation questions each, but got {len(questions)}. Use a store of more questions."
         )
-    for number, test in enumerate(split_rows(table, questions, [1 / n_folds] * n_folds, seed)):
+    for test in split_rows(table, questions, [1 / n_folds] * n_folds, seed):
         rest = questions[~torch.isin(questions, test)]
         train, val = split_rows(table, rest, [1 - VAL_SHARE, VAL_SHARE], seed + 1)
-        yield Fold(number, {"train": train, "val": val, "test": test})
+        yield {"train": train, "val": val, "test": test}
 
 
 def split_rows(table: QuestionTable, questions: Tensor, shares: list[float], seed: int) -> list[Tensor]:
@@ -80,10 +74,3 @@ def fit(make: Callable[[], ProbeModule], data: FeatureDataModule, epochs: int, s
         )
         trainer.fit(module, data)
     return module.cpu()
-
-
-def validation_loss(confidence: Tensor, right: Tensor, known: Tensor) -> float:
-    """Mean cross-entropy in nats of calibrated confidences against p̂, by which validation chooses a method."""
-    accuracy = right / known
-    bounded = confidence.double().clamp(1e-6, 1 - 1e-6)
-    return float(-(accuracy * bounded.log() + (1 - accuracy) * (-bounded).log1p()).mean())

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import binary_cross_entropy
 from tqdm import tqdm
 
 from datamodules import FeatureDataModule, QuestionTable
@@ -13,7 +14,7 @@ from datamodules.features import LEAST_VALIDATION, TARGETS
 from extract.errors import InputError
 from extract.store.shards import Scope
 from probes.baselines.registry import available, baselines_of, confidence, needed_commands
-from probes.comparison.folds import Fold, fit, folds, validation_loss
+from probes.comparison.folds import fit, folds
 from probes.metrics.intervals import check_resampling
 from probes.registry import METHODS, PROBES, ProbeMethod
 
@@ -99,8 +100,8 @@ class Comparison:
         questions = self.data.every().question
         self.out = OutOfFold(self.data, questions, torch.full((len(self.data.table.ids),), -1))
         self.folds = list(folds(self.data.table, questions, self.n_folds, self.seed, LEAST_VALIDATION))
-        for fold in self.folds:
-            self.out.fold[fold.rows["test"]] = fold.number
+        for number, rows in enumerate(self.folds):
+            self.out.fold[rows["test"]] = number
 
     def _data_of(self, method: ProbeMethod) -> FeatureDataModule:
         """The datamodule of what a probe learns and reads; one for all probes that share it."""
@@ -127,21 +128,21 @@ class Comparison:
             if not available(name, self.data):
                 self.out.masked[label] = f"the store lacks what it needs: {needed_commands(name)}"
         with tqdm(total=self.n_folds * len(methods), desc="compare", unit=" fits") as progress:
-            for fold in self.folds:
+            for number, rows in enumerate(self.folds):
                 choices: list[dict[str, Any]] = []
                 for name, method in methods.items():
                     progress.set_postfix_str(name)
                     if name not in self.out.masked:
                         try:
-                            choices.append(self._fit(name, method, fold))
+                            choices.append(self._fit(name, method, number, rows))
                         except InputError as error:
                             self._mask(TARGETS[method.target], name, name, error)
                     progress.update()
-                self._choose([choice for choice in choices if choice["probe"] in self._names], fold)
+                self._choose([choice for choice in choices if choice["probe"] in self._names], number, rows["test"])
                 for scope, name, label in baselines:
                     if label not in self.out.masked:
                         try:
-                            self._apply_baseline(scope, name, fold)
+                            self._apply_baseline(scope, name, rows)
                         except InputError as error:
                             self._mask(scope, name, label, error)
         return self.out
@@ -164,34 +165,35 @@ class Comparison:
         self.out.masked[label] = str(error)
         self.out.of_scope(scope).pop(name, None)
 
-    def _fit(self, name: str, method: ProbeMethod, fold: Fold) -> dict[str, Any]:
+    def _fit(self, name: str, method: ProbeMethod, fold: int, rows: dict[str, Tensor]) -> dict[str, Any]:
         """Fit a probe in a fold and add its confidences for the test split; its choice and its validation loss."""
         data = self._data_of(method)
-        data.use_split({split: rows.tolist() for split, rows in fold.rows.items()})
+        data.use_split({split: questions.tolist() for split, questions in rows.items()})
         module = fit(method.load(), data, method.epochs, self.seed)
         if module.warning is not None:
-            self.out.notes.append(f"`{name}`, fold {fold.number}: {module.warning}")
+            self.out.notes.append(f"`{name}`, fold {fold}: {module.warning}")
         test, val, choice = data.batch("test"), data.batch("val"), module.choice
         assert choice is not None
         with torch.no_grad():
             self.out.add(data.scope, name, test.row, module.predict(test.features))
-            loss = validation_loss(module.predict(val.features), val.right, val.known)
+            loss = binary_cross_entropy(
+                module.predict(val.features).double().clamp(1e-6, 1 - 1e-6), (val.right / val.known).double()
+            )
         chosen = {"probe": name, "layer": choice.layer, "position": choice.position, module.option: choice.value}
-        return {**chosen, "val_loss": loss, "warning": module.warning}
+        return {**chosen, "val_loss": float(loss), "warning": module.warning}
 
-    def _choose(self, choices: Sequence[dict[str, Any]], fold: Fold) -> None:
+    def _choose(self, choices: Sequence[dict[str, Any]], fold: int, test: Tensor) -> None:
         """Take the fitted probe with the lowest validation loss, of those without a warning if there are any."""
         if not choices:
             reasons = "; ".join(f"{name}: {self.out.masked[name]}" for name in self._names if name in self.out.masked)
             raise InputError(f"Expected a probe that can be fitted on {self.store!r}, but there is none. {reasons}")
         sound = [choice for choice in choices if not choice["warning"]] or choices
-        best, test = min(sound, key=lambda choice: float(choice["val_loss"])), fold.rows["test"]
+        best = min(sound, key=lambda choice: float(choice["val_loss"]))
         self.out.add("question", BEST, test, self.out.confidence[best["probe"]][test])
-        self.out.chosen.append({"fold": fold.number, **best})
+        self.out.chosen.append({"fold": fold, **best})
 
-    def _apply_baseline(self, scope: Scope, name: str, fold: Fold) -> None:
+    def _apply_baseline(self, scope: Scope, name: str, rows: dict[str, Tensor]) -> None:
         """Add the confidences of a baseline for the test split of a fold."""
-        rows = fold.rows
         if scope == "sample":
             question = torch.from_numpy(self.data.table.answers.question)
             rows = {split: torch.isin(question, chosen).nonzero()[:, 0] for split, chosen in rows.items()}

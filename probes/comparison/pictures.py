@@ -45,9 +45,8 @@ def forest(methods: dict[str, Any]) -> Figure:
     shown = {name: figures for name, figures in methods.items() if figures["auroc"] is not None}
     order = sorted(shown, key=lambda name: float(shown[name]["auroc"]["value"]))
     figure, axes = new_figure(8.4, 0.8 + 0.27 * len(order), ncols=2, sharey=True)
-    for axis, metric, label, neutral in zip(
-        axes, ("auroc", "brier_skill"), ("capability AUROC", "Brier skill"), (0.5, 0), strict=True
-    ):
+    metrics = ("auroc", "capability AUROC", 0.5), ("brier_skill", "Brier skill", 0)
+    for axis, (metric, label, neutral) in zip(axes, metrics, strict=True):
         for row, name in enumerate(order):
             estimate, colour = shown[name][metric], _COLOURS_OF_KINDS[shown[name]["kind"]]
             if estimate is not None:
@@ -61,9 +60,8 @@ def forest(methods: dict[str, Any]) -> Figure:
     axes[1].set_xlim(left=max(lowest - 0.05, -1))  # anything below −1 is cut off
     axes[0].set_yticks(range(len(order)), [_label(name, shown[name]) for name in order])
     for kind, colour in _COLOURS_OF_KINDS.items():
-        axes[1].plot(
-            [], [], color=colour, marker="o", ms=4.5, label="chosen on validation" if kind == "chosen" else kind
-        )
+        label = "chosen on validation" if kind == "chosen" else kind
+        axes[1].plot([], [], color=colour, marker="o", ms=4.5, label=label)
     figure.legend(*axes[1].get_legend_handles_labels(), loc="outside upper center", ncols=3, fontsize=8)
     return figure
 
@@ -77,25 +75,20 @@ def _label(name: str, figures: dict[str, Any]) -> str:
 
 @styled
 def risk_coverage(methods: dict[str, Scored]) -> Figure:
-    """Share of wrong answers among the most confident questions, by the share of questions answered."""
+    """Share of wrong answers among the most confident questions, by the share of questions answered.
+
+    Questions with the same confidence are answered together.
+    """
     figure, axes = new_figure(4.8, 3.8)
     for (name, method), colour in zip(methods.items(), _CURVE_COLOURS, strict=False):
-        coverage, risk = risk_curve(method)
-        axes.plot(coverage, risk, color=colour, lw=2 if name == BEST else 1.3, label=name)
+        wrong = 1 - method.right.double() / method.known.double()
+        _, group, counts = (-method.confidence).unique(return_inverse=True, return_counts=True)
+        answered = counts.cumsum(0)
+        n_wrong = torch.zeros(len(counts), dtype=torch.float64).index_add_(0, group, wrong).cumsum(0)
+        axes.plot(answered / len(wrong), n_wrong / answered, color=colour, lw=2 if name == BEST else 1.3, label=name)
     axes.set(xlim=(0, 1), xlabel="share of questions answered", ylabel="share of wrong answers", ylim=(0, None))
     axes.legend(loc="lower right", fontsize=8)
     return figure
-
-
-def risk_curve(method: Scored) -> tuple[list[float], list[float]]:
-    """Coverage and risk at every distinct confidence in descending order; tied questions enter together."""
-    wrong = 1 - method.right.double() / method.known.double()
-    values, group = (-method.confidence).unique(sorted=True, return_inverse=True)
-    counts, total = (
-        torch.zeros(len(values), dtype=torch.float64).index_add_(0, group, weight).cumsum(0)
-        for weight in (torch.ones_like(wrong), wrong)
-    )
-    return (counts / len(wrong)).tolist(), (total / counts).tolist()
 
 
 @styled

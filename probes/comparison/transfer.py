@@ -1,7 +1,7 @@
 """Transfer: a probe trained on each set of questions and tested on each, as a record."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -154,15 +154,15 @@ def transfer_record(
             others = [group for group in sets if group is not own]
             try:
                 cells.append(cell(own.name, own, _out_of_fold(own, probe, n_folds, seed)))
-                trained = _Trained(probe, own.data, own.questions, seed)
-                cells += [cell(own.name, group, trained.scored(group)) for group in others]
+                scored = _train(probe, own.data, own.questions, seed)
+                cells += [cell(own.name, group, scored(group)) for group in others]
             except InputError as error:
                 masked[f"trained on {own.name}"] = str(error)
             progress.update()
             if len(stores) == 1:
                 rest = torch.cat([group.questions for group in others]).sort().values
                 try:
-                    cells.append(cell(OTHERS, own, _Trained(probe, own.data, rest, seed).scored(own)))
+                    cells.append(cell(OTHERS, own, _train(probe, own.data, rest, seed)(own)))
                 except InputError as error:
                     masked[f"trained on all but {own.name}"] = str(error)
                 progress.update()
@@ -185,33 +185,32 @@ def transfer_record(
     }
 
 
-class _Trained:
-    """A probe trained, chosen and calibrated on some questions of a store."""
-
-    def __init__(self, probe: str, data: FeatureDataModule, questions: Tensor, seed: int) -> None:
-        train, val = split_rows(data.table, questions, [1 - VAL_SHARE, VAL_SHARE], seed + 1)  # as in a comparison
-        every = data.every().question
-        rest = every[~torch.isin(every, questions)]
-        data.use_split({"train": train.tolist(), "val": val.tolist(), "test": rest.tolist()})
-        self._module = fit(PROBES[probe].load(), data, PROBES[probe].epochs, seed)
+def _train(probe: str, data: FeatureDataModule, questions: Tensor, seed: int) -> Callable[[QuestionSet], Scored]:
+    """Train, choose and calibrate a probe on some questions of a store; returns what scores the questions of a set."""
+    train, val = split_rows(data.table, questions, [1 - VAL_SHARE, VAL_SHARE], seed + 1)  # as in a comparison
+    every = data.every().question
+    rest = every[~torch.isin(every, questions)]
+    data.use_split({"train": train.tolist(), "val": val.tolist(), "test": rest.tolist()})
+    module = fit(PROBES[probe].load(), data, PROBES[probe].epochs, seed)
 
     @torch.no_grad()
-    def scored(self, group: QuestionSet) -> Scored:
-        """Its confidences for the questions of a set."""
+    def scored(group: QuestionSet) -> Scored:
         every = group.data.every()
         batch = every.take(torch.isin(every.question, group.questions).nonzero()[:, 0])
-        return Scored(self._module.predict(batch.features).double(), batch.right, batch.known)
+        return Scored(module.predict(batch.features).double(), batch.right, batch.known)
+
+    return scored
 
 
 def _out_of_fold(own: QuestionSet, probe: str, n_folds: int, seed: int) -> Scored:
     """Confidences for a set of probes that are trained on its other folds."""
     parts = []
-    for fold in folds(own.data.table, own.questions, n_folds, seed, LEAST_VALIDATION):
-        train = torch.cat([fold.rows["train"], fold.rows["val"]]).sort().values
-        scored = _Trained(probe, own.data, train, seed).scored(own._replace(questions=fold.rows["test"]))
-        parts.append((scored.confidence, scored.right, scored.known, torch.full_like(scored.right, fold.number)))
-    confidence, right, known, number = (torch.cat(columns) for columns in zip(*parts, strict=True))
-    return Scored(confidence, right, known, fold=number.long())
+    for number, rows in enumerate(folds(own.data.table, own.questions, n_folds, seed, LEAST_VALIDATION)):
+        train = torch.cat([rows["train"], rows["val"]]).sort().values
+        scored = _train(probe, own.data, train, seed)(own._replace(questions=rows["test"]))
+        parts.append((scored.confidence, scored.right, scored.known, torch.full_like(scored.right, number)))
+    confidence, right, known, fold = (torch.cat(columns) for columns in zip(*parts, strict=True))
+    return Scored(confidence, right, known, fold=fold.long())
 
 
 def sets_of(record: dict[str, Any]) -> tuple[list[str], list[str]]:

@@ -149,7 +149,7 @@ def fit_calibrator(kind: str, scores: Tensor, right: Tensor, known: Tensor) -> C
     Raises:
         InputError: Another kind, or rows that the kind cannot be fitted on.
     """
-    return _FITS[kind](scores, right, known)
+    return Registry("calibrator", _FITS)[kind](scores, right, known)
 
 
 def cross_fitted_loss(kind: str, scores: Tensor, right: Tensor, known: Tensor, question: Tensor) -> float | None:
@@ -184,6 +184,8 @@ def _mean_accuracy(right: Tensor, known: Tensor) -> float:
 
 
 #: How each kind is fitted.
-_FITS: Registry[Callable[[Tensor, Tensor, Tensor], Calibrator]] = Registry(
-    "calibrator", {Platt.kind: fit_platt, Temperature.kind: fit_temperature, Isotonic.kind: fit_isotonic}
-)
+_FITS: dict[str, Callable[[Tensor, Tensor, Tensor], Calibrator]] = {
+    Platt.kind: fit_platt,
+    Temperature.kind: fit_temperature,
+    Isotonic.kind: fit_isotonic,
+}

@@ -59,9 +59,7 @@ def principal_axes(embeddings: Tensor, n: int) -> Tensor:
     Not centred, unlike principal components: cosines are measured from 0, so a direction that all embeddings share has
     to stay.
 
-    Args:
-        embeddings: [..., d]; rows of NaN are left out.
-        n: At most d.
+    Of embeddings [..., d], rows of NaN are left out; n is at most d.
     """
     given = embeddings.flatten(0, -2).double()
     given = given[given.isfinite().all(-1)]
@@ -69,12 +67,7 @@ def principal_axes(embeddings: Tensor, n: int) -> Tensor:
 
 
 def summarise(embeddings: Tensor, axes: Tensor) -> Answers:
-    """Moments of the answers along some axes.
-
-    Args:
-        embeddings: [question, sample, d]; an answer that is missing is NaN.
-        axes: [component, d].
-    """
+    """Moments along `axes` [component, d] of the answers' `embeddings` [question, sample, d]; missing ones are NaN."""
     given = embeddings.isfinite().all(-1)
     projected = embeddings.nan_to_num() @ axes.T
     number = given.sum(-1).to(embeddings.dtype)

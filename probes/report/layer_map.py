@@ -121,8 +121,9 @@ def layer_map(
     positions = [name for name in _POSITIONS[target] if name in stored]
     keys = vector_keys(store, "hidden", scope, positions or _POSITIONS[target], None)
     fold_of = torch.full((len(table.ids),), -1)
-    for split in folds(table, torch.from_numpy(np.flatnonzero(table.known >= 2)), n_folds, seed, least_val=1):
-        fold_of[split.rows["test"]] = split.number
+    questions = torch.from_numpy(np.flatnonzero(table.known >= 2))
+    for number, split in enumerate(folds(table, questions, n_folds, seed, least_val=1)):
+        fold_of[split["test"]] = number
     counted = table if scope == "question" else table.answers
     right, known = torch.from_numpy(counted.right), torch.from_numpy(counted.known)
     question = torch.arange(len(table.ids)) if scope == "question" else torch.from_numpy(table.answers.question)

@@ -35,6 +35,7 @@ from probes.saved.head import HEADS, Head
 
 FORMAT_VERSION = 3
 _READ_VERSIONS = (2, 3)  # 2 had no token signals
+_FILES = ["config.json", "model.safetensors", "README.md"]
 _LARGEST_CONFIG, _LARGEST_HEADER = 2**20, 2**16  # bytes
 _LARGEST_CALIBRATOR = 2 * 8 * MOST_KNOTS
 _CALIBRATOR = "calibrator."  # what the calibrator's tensors begin with
@@ -98,11 +99,7 @@ def _from_hub(probe: str, revision: str | None) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(
-            snapshot_download(
-                probe, revision=revision, allow_patterns=["config.json", "model.safetensors", "README.md"]
-            )
-        )
+        return Path(snapshot_download(probe, revision=revision, allow_patterns=_FILES))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise InputError(
             f"Expected `probe` to be the folder of a saved probe or a Hub id, but {probe!r} is no folder and the Hub "

@@ -113,7 +113,8 @@ class Grid:
         members: dict[str, list[int]] = {}
         for row, name in enumerate(self.names):
             rows = members.setdefault(name.family, [])
-            if name.weighting == UNWEIGHTED or _differs(influence[row], influence[unweighted[name[:2]]]):
+            others = influence[unweighted[name[:2]]]
+            if name.weighting == UNWEIGHTED or (others - influence[row]).abs().amax(1).min() >= 1e-12:
                 rows.append(row)
         best = {family: self.choose(rows) for family, rows in members.items()}
         return {family: row for family, row in best.items() if row is not None}
@@ -140,11 +141,6 @@ class Grid:
         }
         names = {field: [getattr(name, field) for name in self.names] for field in (*Score._fields, "family")}
         return pa.table(names | {name: pa.array(column.numpy(), from_pandas=True) for name, column in columns.items()})
-
-
-def _differs(influence: Tensor, others: Tensor) -> bool:
-    """Whether influences [question] differ from each of others [score, question]."""
-    return bool(((others - influence).abs().amax(1) >= 1e-12).all())
 
 
 def make_grid(
@@ -212,8 +208,19 @@ def split(table: QuestionTable, test_fraction: float, seed: int) -> dict[str, Pa
                 f"Expected at least {least} {words} questions, but got {len(questions)} of {len(usable)} with two "
                 f"graded answers. Use a store of more questions, or another `test_fraction` than {test_fraction:g}."
             )
-        parts[name] = _part(table, questions)
-        n_right, n = int(parts[name].right.sum()), len(parts[name].right)
+        index = np.full(len(table.ids), -1)
+        index[questions] = np.arange(len(questions))
+        question, known = index[table.answers.question], table.answers.known == 1
+        rows = np.flatnonzero((question >= 0) & known)
+        parts[name] = Part(
+            row=torch.from_numpy(rows),
+            right=torch.from_numpy(table.answers.right[rows] == 1),
+            question=torch.from_numpy(question[rows]),
+            sample=torch.from_numpy(table.answers.sample[rows]),
+            n_questions=len(questions),
+            n_unknown=int(((question >= 0) & ~known).sum()),
+        )
+        n_right, n = int(parts[name].right.sum()), len(rows)
         if n_right in (0, n):
             raise InputError(
                 f"Expected the {words} part to have right and wrong answers, but all {n} answers to its "
@@ -221,18 +228,3 @@ def split(table: QuestionTable, test_fraction: float, seed: int) -> dict[str, Pa
                 "another seed."
             )
     return parts
-
-
-def _part(table: QuestionTable, questions: list[int]) -> Part:
-    number = np.full(len(table.ids), -1)
-    number[questions] = np.arange(len(questions))
-    question, known = number[table.answers.question], table.answers.known == 1
-    rows = np.flatnonzero((question >= 0) & known)
-    return Part(
-        row=torch.from_numpy(rows),
-        right=torch.from_numpy(table.answers.right[rows] == 1),
-        question=torch.from_numpy(question[rows]),
-        sample=torch.from_numpy(table.answers.sample[rows]),
-        n_questions=len(questions),
-        n_unknown=int(((question >= 0) & ~known).sum()),
-    )

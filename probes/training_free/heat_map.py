@@ -44,15 +44,12 @@ def grid_pictures(grid: Grid) -> dict[str, Figure]:
     """The pictures by name; `weightings` only if the grid has weighted scores."""
     suffix = f"on validation ({grid.parts['val'].n_questions} questions)"
     scale = f"AUROC (½: no information; below: the wrong way round); at most {_LAYERS} layers of each signal"
-    layout = Layout(
-        f"AUROC of unweighted scores {suffix}", scale, 0.5, most_rows=38, row=0.155, panel=4.1, numbers=True
-    )
+    title = f"AUROC of unweighted scores {suffix}"
+    layout = Layout(title, scale, 0.5, most_rows=38, row=0.155, panel=4.1, numbers=True)
     pictures = {"signals": heat_map(signal_rows(grid), layout)}
     if rows := weighting_rows(grid):
-        title, scale = (
-            f"Effect of weights on the AUROC of token entropy {suffix}",
-            "AUROC − unweighted AUROC, same pooling",
-        )
+        title = f"Effect of weights on the AUROC of token entropy {suffix}"
+        scale = "AUROC − unweighted AUROC, same pooling"
         layout = Layout(title, scale, 0.0, most_rows=60, row=0.115, panel=3.3, numbers=False)
         pictures["weightings"] = heat_map(rows, layout)
     return pictures

@@ -36,10 +36,11 @@ def grid_record(grid: Grid, n_resamples: int, seed: int) -> dict[str, Any]:
     Returns:
         ``chosen``: the score that validation chose; ``rows``: the chosen score of each family, mean token entropy and
         the controls; ``tests`` of the chosen score against others; ``groups``: the chosen score by group of questions;
-        ``grid``: counts of the corrected p-values of all scores; ``parts``: counts of both parts; ``masked``: what is
+        ``grid``: counts of all scores, of those with a corrected p-value, and of those significantly above or below ½; ``parts``: counts of both parts; ``masked``: what is
         left out, and why.
     """
     tested = _Tested(grid, n_resamples, seed)
+    p, auroc = grid.p, grid.aurocs["test"].auroc
     unchosen = sorted({name.family for name in grid.names} - set(tested.families))
     reason = "none of its scores varies or differs from the unweighted scores on the validation answers"
     return {
@@ -52,7 +53,12 @@ def grid_record(grid: Grid, n_resamples: int, seed: int) -> dict[str, Any]:
         "rows": tested.rows(),
         "tests": tested.tests(),
         "groups": tested.groups(),
-        "grid": _significant(grid),
+        "grid": {
+            "n_scores": len(p),
+            "n_tested": int(p.isfinite().sum()),
+            "n_above": int(((p < LEVEL) & (auroc > 0.5)).sum()),
+            "n_below": int(((p < LEVEL) & (auroc < 0.5)).sum()),
+        },
         "masked": grid.masked | dict.fromkeys(unchosen, reason),
     }
 
@@ -67,17 +73,6 @@ def _counts(grid: Grid, name: str) -> dict[str, int]:
         "n_unknown": part.n_unknown,
         "n_truncated": int(grid.table.answers.truncated[part.row.numpy()].sum()),
         "n_empty": int((grid.n_tokens[part.row] == 0).sum()),
-    }
-
-
-def _significant(grid: Grid) -> dict[str, int]:
-    """Counts of the scores that differ significantly from ½, on either side."""
-    p, auroc = grid.p, grid.aurocs["test"].auroc
-    return {
-        "n_scores": len(p),
-        "n_tested": int(p.isfinite().sum()),
-        "n_above": int(((p < LEVEL) & (auroc > 0.5)).sum()),
-        "n_below": int(((p < LEVEL) & (auroc < 0.5)).sum()),
     }
 
 
@@ -148,7 +143,7 @@ class _Tested:
             both = self._scores[a].isfinite() & self._scores[b].isfinite()
             first, second = (self._scored(self._scores[name], both) for name in (a, b))
             metric_a, metric_b, n = _auroc_of(first), _auroc_of(second), first.n_questions
-            options: dict[str, Any] = {"n_resamples": self._n_resamples, "seed": self._seed}
+            options = {"n_resamples": self._n_resamples, "seed": self._seed}
             difference = paired_bootstrap(metric_a, metric_b, n, **options) if n else None
             if difference is not None:
                 p = bootstrap_p(metric_a, metric_b, n, 5 * self._n_resamples, self._seed)
@@ -195,12 +190,10 @@ class _Tested:
         """Share of the pairs of a right and a wrong answer that are equally long."""
         scored = self._scored(score, score.isfinite(), self._stratum)
         assert scored.fold is not None
-        counts = [
-            torch.bincount(scored.fold[scored.right == grade], minlength=int(self._stratum.max()) + 1)
-            for grade in (0, 1)
-        ]
-        n_pairs = int(counts[0].sum()) * int(counts[1].sum())
-        return float((counts[0] * counts[1]).sum()) / n_pairs if n_pairs else None
+        n_strata = int(self._stratum.max()) + 1
+        wrong, right = (torch.bincount(scored.fold[scored.right == grade], minlength=n_strata) for grade in (0, 1))
+        n_pairs = int(wrong.sum()) * int(right.sum())
+        return float((wrong * right).sum()) / n_pairs if n_pairs else None
 
 
 def _auroc_of(scored: Scored) -> WeightedMetric:

@@ -103,20 +103,16 @@ class Scores:
                 f"Expected the store {str(store.path)!r} to hold token signals of all its answers, but it has none "
                 f"(signals begun: {', '.join(store.signals.names()) or 'none'}). Run `{_command(store, TOKENS)}`."
             )
-        self._weightings = self._find_weightings()
+        #: Signal and key of the weights by name of the weighting.
+        self._weightings: dict[str, tuple[str, str]] = {}
+        if TOKENS in self._signals:
+            keys_of = {name: self.key_of(weight.position) for name, weight in WEIGHTS.items()}
+            self._weightings = {name: (TOKENS, key) for name, key in keys_of.items() if key is not None}
+            for signal in (signal for signal in self._keys if SIGNALS[signal].weights):
+                self._weightings |= {f"{signal}/{key.split('/')[1]}": (signal, key) for key in self._keys[signal]}
         self.names = [name for names, _ in self._batches() for name in names]
         first = self._signals[0]
         self.n_tokens = store.signals.read_ragged(first, self._keys[first][0]).lengths
-
-    def _find_weightings(self) -> dict[str, tuple[str, str]]:
-        """Signal and key of the weights by name of the weighting."""
-        if TOKENS not in self._signals:
-            return {}
-        keys = {name: self.key_of(weight.position) for name, weight in WEIGHTS.items()}
-        weightings = {name: (TOKENS, key) for name, key in keys.items() if key is not None}
-        for signal in (signal for signal in self._keys if SIGNALS[signal].weights):
-            weightings |= {f"{signal}/{key.split('/')[1]}": (signal, key) for key in self._keys[signal]}
-        return weightings
 
     def key_of(self, position: str) -> str | None:
         """The key of `tokens` with a position, for example ``30/entropy``; None if there is none."""
@@ -154,10 +150,8 @@ class Scores:
     def _pool_weighted(self, keys: Sequence[str], weightings: Sequence[str]) -> Tensor:
         values = self._read([(TOKENS, key) for key in keys])
         weights = self._read([self._weightings[name] for name in weightings])
-        values, weights = (
-            Ragged(values.values[:, :, None], values.offsets),
-            Ragged(weights.values[:, None], weights.offsets),
-        )
+        columns, weight_columns = values.values[:, :, None], weights.values[:, None]
+        values, weights = Ragged(columns, values.offsets), Ragged(weight_columns, weights.offsets)
         pooled = pool_each(values, list(POOLINGS), weights)
         return torch.cat([columns.flatten(1).T for columns in pooled.values()])
 

@@ -50,16 +50,16 @@ def record(out: OutOfFold) -> dict[str, Any]:
 
 def test_every_question_is_tested_once_by_a_probe_that_never_saw_it(store: Path) -> None:
     comparison = Comparison(str(store), probes=PROBES, n_folds=3)
-    tested = torch.cat([fold.rows["test"] for fold in comparison.folds])
+    tested = torch.cat([fold["test"] for fold in comparison.folds])
     assert tested.sort().values.tolist() == list(range(120))
     for fold in comparison.folds:
-        rows = torch.cat(list(fold.rows.values()))
+        rows = torch.cat(list(fold.values()))
         assert rows.sort().values.tolist() == list(range(120))
 
 
 def test_what_a_probe_says_of_a_question_does_not_depend_on_its_own_answers(store: Path, out: OutOfFold) -> None:
     comparison = Comparison(str(store), probes=PROBES, n_folds=3)
-    test = comparison.folds[0].rows["test"].numpy()
+    test = comparison.folds[0]["test"].numpy()
     table = comparison.data.table
     table.right[test] = 10 - table.right[test]
     comparison.use_table(table)

@@ -129,8 +129,8 @@ class FeatureDataModule(L.LightningDataModule):
         n_questions = {split: len(rows) for split, rows in self.question_rows.items()}
         if n_questions["val"] < LEAST_VALIDATION:
             raise InputError(
-                f"Expected a validation split of at least {LEAST_VALIDATION} questions, but got {n_questions['val']} of "
-                f"{len(ids)} with known grades. Use more questions, or a larger `val_fraction` than {self.fractions[1]:g}."
+                f"Expected a validation split of at least {LEAST_VALIDATION} questions, but got {n_questions['val']} "
+                f"of {len(ids)} with known grades. Use more questions, or a `val_fraction` above {self.fractions[1]:g}."
             )
         for split, batch in self._batches.items():
             right, known = int(batch.right.sum()), int(batch.known.sum())

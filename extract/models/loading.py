@@ -201,6 +201,6 @@ def check_prompts(model: Any, prompts: Sequence[Sequence[int]], n_further: int =
             )
         if len(prompt) + n_further > longest:
             raise InputError(
-                f"Expected at most {longest} tokens, which {model.name_or_path!r} has positions for, but prompt {i} has "
+                f"Expected at most {longest} tokens, the positions of {model.name_or_path!r}, but prompt {i} has "
                 f"{len(prompt)} and its answer may have {n_further}. Shorten the prompt or the answers."
             )

@@ -240,7 +240,7 @@ def _fielded(
 
 
 def _columns_of_product(layers: Iterable[Tensor], shares: list[Tensor], size: int) -> Tensor:
-    """First `size` columns of the product of a A + (1 − a) I over layers, [row, query, mix, column]; the first rightmost.
+    """First `size` columns of the product of a A + (1 − a) I over layers, [row, query, mix, column]; first rightmost.
 
     `layers` are A, [row, query, query] lower triangular, and `shares` a, [row, mix, query]. `size` rows are multiplied
     at a time.

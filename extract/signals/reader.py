@@ -20,7 +20,7 @@ _ATTENTION = {"attention_entropy", "attention_blocks", "attention_macs", "mixing
 
 
 class SharedPrompt:
-    """Keys and values of the first `tokens` of several sequences, read once, by a model of which `can_share` is true."""
+    """Keys and values of the first `tokens` of several sequences, read once, by a model for which `can_share`."""
 
     def __init__(self, model: Any) -> None:
         from transformers import DynamicCache

@@ -24,7 +24,7 @@ LEVEL = 0.05
 
 
 def render(template: str, **context: Any) -> str:
-    """Fill a template below ``probes/``, for example ``comparison/comparison.md.j2``; a missing variable is an error."""
+    """Fill a template below ``probes/``, such as ``comparison/comparison.md.j2``; a missing variable is an error."""
     return _environment().get_template(template).render(**context)
 
 

@@ -52,7 +52,7 @@ def styled(draw: Callable[_Args, Figure]) -> Callable[_Args, Figure]:
 def annotate_cells(
     axes: Axes, image: AxesImage, values: NDArray[np.float64], fontsize: float, bold: NDArray[np.bool_] | None = None
 ) -> None:
-    """Write `values` [row, column] of a heat map into its cells, except NaN; in bold type where `bold` [row, column]."""
+    """Write `values` [row, column] of a heat map into its cells, except NaN; bold where `bold` [row, column]."""
     rgb = image.to_rgba(values)[..., :3]
     linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
     dark = linear @ (0.2126, 0.7152, 0.0722) < 0.213  # luminance at which white has more contrast than ink (WCAG 2)

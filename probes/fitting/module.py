@@ -192,8 +192,8 @@ class ProbeModule(L.LightningModule, ABC):
         self.val_loss = self.validation_loss(scores, batch).nan_to_num(torch.inf)
         if not self.val_loss.isfinite().any():
             raise InputError(
-                f"Expected a finite validation loss of {self.name}, but all its scores are NaN or infinite. Use a lower "
-                "`lr` or a higher `l2`, or look at the features."
+                f"Expected a finite validation loss of {self.name}, but all its scores are NaN or infinite. Use a "
+                "lower `lr` or a higher `l2`, or look at the features."
             )
         candidate, feature = divmod(int(self.val_loss.argmin()), self.val_loss.shape[1])
         calibrator = self._calibrator(candidate, feature)

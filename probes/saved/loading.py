@@ -78,8 +78,8 @@ def find_probe(probe: str | Path, revision: str | None) -> list[Path]:
     for path in paths:
         if not path.is_file():
             raise InputError(
-                f"Expected `probe` to be the folder of a saved probe, but {str(folder)!r} has no {path.name}. Runs save "
-                "theirs as runs/NAME/probe."
+                f"Expected `probe` to be the folder of a saved probe, but {str(folder)!r} has no {path.name}. Runs "
+                "save theirs as runs/NAME/probe."
             )
         if not is_inside(path, home):
             raise InputError(

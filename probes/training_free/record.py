@@ -36,8 +36,8 @@ def grid_record(grid: Grid, n_resamples: int, seed: int) -> dict[str, Any]:
     Returns:
         ``chosen``: the score that validation chose; ``rows``: the chosen score of each family, mean token entropy and
         the controls; ``tests`` of the chosen score against others; ``groups``: the chosen score by group of questions;
-        ``grid``: counts of all scores, of those with a corrected p-value, and of those significantly above or below ½; ``parts``: counts of both parts; ``masked``: what is
-        left out, and why.
+        ``grid``: counts of all scores, of those with a corrected p-value, and of those significantly above or below ½;
+        ``parts``: counts of both parts; ``masked``: what is left out, and why.
     """
     tested = _Tested(grid, n_resamples, seed)
     p, auroc = grid.p, grid.aurocs["test"].auroc

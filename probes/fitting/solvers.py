@@ -2,9 +2,10 @@
 
 All take `features` [feature, row, d], finite and on one scale (standardised), where a row is a question or an answer
 and a feature a layer and position; `target` [row] in [0, 1], a label or the expected accuracy p̂; and `weight` [row]
-≥ 0, how much each row counts (only ratios matter); and `penalties` λ > 0, one or more. They return `weight`
-[penalty, feature, d] and `bias` [penalty, feature] in the dtype of the features, on their device. No randomness. The
-arithmetic is float64: in float32 throughout, ridge on 31 layers of 288 rows came out wrong by up to 5·10⁻⁵ at λ = 0.01 and by 10⁻³ at λ = 0.001.
+≥ 0, how much each row counts (only ratios matter); and `penalties` λ > 0, one or more. They return `weight` [penalty,
+feature, d] and `bias` [penalty, feature] in the dtype of the features, on their device. No randomness. The arithmetic
+is float64: in float32 throughout, ridge on 31 layers of 288 rows came out wrong by up to 5·10⁻⁵ at λ = 0.01 and by
+10⁻³ at λ = 0.001.
 
 Work is done in the smaller of two spaces. By the representer theorem w = X̃ᵀa for centred rows X̃, so with fewer rows
 than coordinates (the dual) everything is said by the row × row Gram matrix X̃X̃ᵀ; otherwise by d × d.

@@ -16,14 +16,15 @@ class Registry(Mapping[str, Entry]):
     Args:
         option: Option whose values are the names, for the message about an unknown one.
         entries: The first entries.
+        renamed: Earlier names, which are refused with the present one.
 
     >>> Registry("grader", {"short": 1, "exact": 2})["shrt"]
     Traceback (most recent call last):
     extract.errors.InputError: Expected `grader` to be one of short, exact, but got 'shrt'. Did you mean `short`?
     """
 
-    def __init__(self, option: str, entries: Mapping[str, Entry] | Iterable[tuple[str, Entry]] = ()) -> None:
-        self.option, self._entries = option, dict(entries)
+    def __init__(self, option: str, entries: Mapping[str, Entry], renamed: Mapping[str, str] | None = None) -> None:
+        self.option, self._entries, self._renamed = option, dict(entries), renamed or {}
 
     def register(self, name: str, entry: Entry) -> Entry:
         """Add an entry, for example from a plugin or a test."""
@@ -33,7 +34,8 @@ class Registry(Mapping[str, Entry]):
     def __getitem__(self, name: str) -> Entry:
         if name not in self._entries:
             names = ", ".join(self._entries)
-            hint = nearest(name, self._entries)
+            now = self._renamed.get(name)
+            hint = f" It is called `{now}` now." if now in self._entries else nearest(name, self._entries)
             raise InputError(f"Expected `{self.option}` to be one of {names}, but got {name!r}.{hint}")
         return self._entries[name]
 

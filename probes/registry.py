@@ -85,7 +85,9 @@ METHODS = Registry(
     },
 )
 #: Those that read hidden states of questions; validation chooses the best of them in a comparison.
-PROBES = Registry("probe", {name: method for name, method in METHODS.items() if method.compared})
+PROBES = Registry(
+    "probes", {name: method for name, method in METHODS.items() if method.compared}, renamed={"aseu": "latent"}
+)
 
 
 def chosen_option(chosen: Mapping[str, Any]) -> tuple[str, str]:

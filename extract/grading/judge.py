@@ -3,7 +3,7 @@
 import asyncio
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
 
@@ -12,6 +12,7 @@ from extract.grading.base import Case, Counts, Decide, Grade, Grader, from_decis
 from extract.questions.question import Question
 from extract.sampling.server.budget import BudgetSpent, Spending
 from extract.sampling.server.client import Client, Unanswered
+from extract.sampling.server.endpoint import RejectedRequest
 from extract.sampling.server.policy import Server
 from extract.sampling.server.protocol import Request
 
@@ -29,6 +30,8 @@ _USER = (
     "Does the proposed answer mean the same as the expected answer? One word: yes, no or unclear."
 )
 _MOST_REFERENCES = 20
+#: Rejections without any verdict after which the judge itself is at fault, and not the answers.
+_MOST_REJECTED = 10
 _HALF = 2000  # characters of an answer's beginning, and of its end, that are read where it is longer than both
 _VERDICTS = {"yes": True, "no": False, "unclear": None}
 #: A verdict at the beginning of a reply, alone on its line or before punctuation.
@@ -135,6 +138,7 @@ class _Asking:
         self.judge = judge
         self.client = Client(judge.server, judge.model, Spending(judge.server))
         self._stopped: Exception | None = None
+        self._n_rejected = 0
 
     async def decide(self, cases: Sequence[Case], count: Counts) -> list[Grade]:
         """A grade of each case, unknown where the judge gave none.
@@ -147,10 +151,17 @@ class _Asking:
 
         async def ask(number: int, case: Case) -> None:
             request = Request(messages_for(case), max_tokens=self.judge.max_tokens, extra=self.judge.server.extra_body)
-            with suppress(Unanswered):
+            try:
                 reply = await self.client.ask(request)
-                verdicts[number] = read_verdict(reply.choices[0].text)
-                count(1, (reply.prompt_tokens or 0) + (reply.completion_tokens or 0))
+            except Unanswered:
+                return
+            except RejectedRequest:  # about this answer alone, unless the judge rejects all of them
+                self._n_rejected += 1
+                if self._n_rejected >= _MOST_REJECTED and not self.client.has_answered:
+                    raise
+                return
+            verdicts[number] = read_verdict(reply.choices[0].text)
+            count(1, (reply.prompt_tokens or 0) + (reply.completion_tokens or 0))
 
         try:
             async with asyncio.TaskGroup() as group:

@@ -51,7 +51,7 @@ class GradeCounts:
     def add(self, places: pa.ChunkedArray, grades: pa.Table) -> None:
         """Count grades [row] of the questions at `places` [row]."""
         right = grades["right"]
-        chosen = (right, pc.invert(right), pc.is_null(right), pc.is_null(grades["answer"]))
+        chosen = (right, pc.invert(right), pc.is_null(right), pc.and_(pc.is_valid(right), pc.is_null(grades["answer"])))
         for counts, mask in zip((self.right, self.wrong, self.unknown, self.no_answer), chosen, strict=True):
             np.add.at(counts, places.filter(mask).to_numpy(), 1)
 

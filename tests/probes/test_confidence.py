@@ -240,7 +240,7 @@ def test_a_probe_loads_from_a_hub_cache(
 def test_load_probe_needs_torch_safetensors_and_the_hub_only(saved: Path) -> None:
     program = f"""
 import sys
-for name in ("lightning", "transformers", "torchmetrics", "datasets", "sklearn", "matplotlib", "pyarrow", "wandb", "jsonargparse"):
+for name in ("lightning", "transformers", "torchmetrics", "datasets", "sklearn", "matplotlib", "pyarrow", "wandb", "jsonargparse", "scipy", "jinja2"):
     sys.modules[name] = None
 from probes import load_probe
 import torch

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
 import yaml
 
 import probes
 from datamodules import FeatureDataModule
+from extract import InputError
 from probes.registry import METHODS, OPTIONS, PROBES, method_name
 
 ROOT = Path(__file__).parents[2]
@@ -46,3 +48,8 @@ def test_configs_and_sweeps_name_probes_of_the_registry() -> None:
         (base,) = re.findall(r"--config=configs/([\w.]+)", path.read_text())
         option = configs[base]["model"]["class_path"].rsplit(".", 1)[0].rsplit(".", 1)[1]
         assert path.stem == option
+
+
+def test_an_earlier_name_of_a_probe_is_refused_with_the_present_one() -> None:
+    with pytest.raises(InputError, match="but got 'aseu'. It is called `latent` now."):
+        PROBES["aseu"]

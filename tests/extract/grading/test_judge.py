@@ -25,6 +25,7 @@ from extract.questions import Question
 from extract.running.cli import run
 from extract.sampling.server.budget import BudgetSpent
 from extract.sampling.server.client import Unanswered
+from extract.sampling.server.endpoint import RejectedRequest
 from extract.sampling.server.policy import Server
 from extract.sampling.server.protocol import Choice, Reply, Request
 from extract.store.verify import find_problems
@@ -38,6 +39,7 @@ class FakeClient:
 
     asked: ClassVar[list[str]]
     says: ClassVar[Says]
+    has_answered = False
 
     def __init__(self, server: Server, model: str, spend: object) -> None:
         self.server = server
@@ -52,6 +54,7 @@ class FakeClient:
         reply = type(self).says(self.asked[-1])
         if isinstance(reply, Exception):
             raise reply
+        self.has_answered = True
         return Reply("judge", [Choice(reply, None, "stop", None, None)], 7, 1)
 
 
@@ -136,6 +139,21 @@ def test_equal_answers_to_a_question_are_asked_about_once_also_over_parts(
     grade(str(store), "judge", judge=JUDGE)
     assert len(client.asked) == 10
     assert {row["right"] for row in rows(store)} == {True}
+
+
+def test_an_answer_that_the_judge_rejects_is_unknown_and_stops_no_other(store: Path, client: type[FakeClient]) -> None:
+    client.says = staticmethod(lambda text: RejectedRequest("too long") if len(client.asked) % 3 == 0 else "no")
+    grade(str(store), "judge", judge=JUDGE)
+    verdicts = [row["right"] for row in rows(store)]
+    assert len(verdicts) == len(Store.open(store).samples.read())
+    assert {None, False} == set(verdicts)
+
+
+def test_a_judge_that_rejects_every_answer_is_refused(store: Path, client: type[FakeClient]) -> None:
+    client.says = staticmethod(lambda text: RejectedRequest("an unknown field"))
+    with pytest.raises(InputError, match="an unknown field"):
+        grade(str(store), "judge", judge=JUDGE)
+    assert len(client.asked) < 20
 
 
 def _columns(store: Store) -> list[str]:

@@ -200,7 +200,7 @@ def test_impossible_policies_are_refused(changes: dict[str, Any], message: str) 
     [
         ([5, 300, 7], "token ids from 0 to 257, but prompt 1 has 300"),
         ([5, -1, 7], "token ids from 0 to 257, but prompt 1 has -1"),
-        ([5] * 500, "at most 512 tokens, which 'tiny-llama' has positions for, but prompt 1 has 500"),
+        ([5] * 500, "at most 512 tokens, the positions of 'tiny-llama', but prompt 1 has 500"),
     ],
 )
 def test_prompts_that_the_model_cannot_read_are_refused(

@@ -627,8 +627,6 @@ def test_no_range_is_written_without_all_answers_that_were_logged(served: Store,
     assert not opened.close()
     assert not store.samples.file(part).exists()
     assert store.samples.log_file(part).exists()
-    (row,) = Reply(MODEL, [choice()], 2**40, True).rows("q", [3])
-    assert (row["prompt_tokens"], row["n_tokens"]) == (None, None)
 
 
 def test_one_failing_file_lets_what_is_in_flight_be_kept(

@@ -58,7 +58,7 @@ class Client:
         self._known_as, self._sleep, self._key = known_as, sleep, api_key(server)
         self._endpoints = [Endpoint(server, url, self._key) for url in server.urls]
         self._free, self._stopping = asyncio.Semaphore(server.max_concurrency), asyncio.Event()
-        self._has_answered, self._has_warned, self._n_given_up = False, False, 0
+        self.has_answered, self._has_warned, self._n_given_up = False, False, 0
         tenacity = import_package("tenacity")
         self._retrying = tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception_type(Failure),
@@ -119,7 +119,7 @@ class Client:
             now = time.monotonic()
             endpoint = min(self._endpoints, key=lambda endpoint: (max(endpoint.rests_until, now), endpoint.in_flight))
             reply = await endpoint.ask(request, self.model)
-            self._has_answered, self._n_given_up = True, 0
+            self.has_answered, self._n_given_up = True, 0
             self.spending.count(request, reply)
         self._check_model(reply)
         return reply
@@ -145,14 +145,14 @@ class Client:
     def _note_retry(self, state: Any) -> None:
         """Count a retry. The first is reported where nothing was answered yet: the attempts may take a minute."""
         self.spending.retries += 1
-        if not self._has_answered and not self._has_warned:
+        if not self.has_answered and not self._has_warned:
             self._has_warned = True
             print(f"server: {self.without_key(state.outcome.exception().brief)}; trying again", file=sys.stderr)
 
     def _give_up(self, failure: Failure) -> Exception:
         self._n_given_up += 1
         urls, reason, attempts = " or ".join(self.server.urls), self.without_key(failure.reason), self.server.attempts
-        if not self._has_answered:
+        if not self.has_answered:
             problem = "none answered" if failure.reached else "none is there"
             return InputError(
                 f"Expected an OpenAI-compatible server at {urls}, but {problem}: {reason}. Start it, or give its "

@@ -72,7 +72,7 @@ def load_equal() -> Callable[[list[str], str], Verdict]:
                         return True
                 except Exception:  # of many kinds; another gold may be equal all the same
                     verdict = None
-        except Exception:
+        except Exception:  # of any kind: an error is no verdict, so the answer stays unknown
             return None
         return verdict
 

@@ -48,6 +48,10 @@ PARSER = {
 class TrainParser(OneLineErrors, LightningArgumentParser):
     """Lightning's parser with errors of one line."""
 
+    def parse_args(self, args: Sequence[str], *more: Any, **options: Any) -> Any:
+        """Parse a command line; a recipe's options as mappings."""
+        return super().parse_args(recipe_as_mappings(args), *more, **options)
+
 
 class KeepConfig(SaveConfigCallback):
     """Writes the resolved config to the run's folder; logs it to W&B with the store's identity and the git commit."""
@@ -115,6 +119,28 @@ class TrainCLI(LightningCLI):
         """Create model, data and trainer."""
         with discarding(self.run_folder):
             super().instantiate_classes()
+
+
+def recipe_as_mappings(arguments: Sequence[str]) -> list[str]:
+    """Arguments in which each option of the recipe is written as a mapping.
+
+    jsonargparse 4.53 parses the value of `--data.recipe.policy.stop` once, prints it as Python does and parses that,
+    because the recipe may be null. The values of a mapping are parsed once.
+
+    >>> recipe_as_mappings(["--data.recipe.policy.seed", "3", "--data.layers=[1]"])
+    ['--data.recipe={"policy": {"seed": "3"}}', '--data.layers=[1]']
+    """
+    converted, rest = [], iter(arguments)
+    for argument in rest:
+        option, equals, value = argument.partition("=")
+        path = option.removeprefix("--data.recipe.")
+        if path != option and (equals or (value := next(rest, "")) != ""):
+            nested: Any = value
+            for key in reversed(path.split(".")):
+                nested = {key: nested}
+            argument = f"--data.recipe={json.dumps(nested)}"
+        converted.append(argument)
+    return converted
 
 
 def new_run_folder(runs: Path, name: str | None, method: str) -> Path:

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import yaml
 import train
 from extract.__main__ import COMMANDS
 from extract.errors import InputError
+from extract.recipe import StoreRecipe
 from extract.running.cli import run
 from probes import load_probe
 from probes.registry import METHODS
@@ -118,6 +120,39 @@ def test_every_config_runs_alone(path: Path, sampled: Path, recipe: list[str], t
     report = json.loads((folder / "report.json").read_text())
     (methods,) = report["splits"]["test"].values()
     assert next(iter(methods)) == NAMED_OTHERWISE.get(path.stem, path.stem)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("policy.stop", '["\\n", "a: b", "it\'s"]'),
+        ("policy.prompt.template", "Q: {question}\nA:"),
+        ("policy.prompt.template", '"{question}"'),
+        ("policy.temperature", "0:1.2:0.1"),
+        ("server.extra_body", '{"marker": ["\\n"]}'),
+        ("fields", "{text: question, references: answer}"),
+    ],
+)
+def test_train_takes_an_option_of_the_recipe_as_the_sample_command_does(
+    option: str, value: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    given: list[Any] = []
+
+    def make_store(store: str, recipe: StoreRecipe, *more: object) -> None:
+        """Only keep the recipe."""
+        given.append(attrgetter(option)(recipe))
+        raise InputError("Expected nothing more.")
+
+    def sample(recipe: StoreRecipe) -> None:
+        """Only keep the recipe."""
+        given.append(attrgetter(option)(recipe))
+
+    monkeypatch.setattr("extract.commands.make_store", make_store)
+    for arguments in ([f"--data.recipe.{option}={value}"], [f"--data.recipe.{option}", value]):
+        with pytest.raises(InputError, match="nothing more"):
+            train.run([*arguments, f"--runs={tmp_path}"])
+    assert run({"sample": sample}, "extract", ["sample", f"--{option}", value]) == 0
+    assert given[0] == given[1] == given[2] != attrgetter(option)(StoreRecipe())
 
 
 def test_help_lists_our_options_before_lightnings(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,6 @@ the layers from the last to the first: n² and not n³.
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -43,50 +42,39 @@ _COLUMNS = 128  #: Columns of R that are formed at a time.
 # Entropy
 
 
-class HeadEntropies(NamedTuple):
-    """Entropies of attention over their largest possible value, the log of the number of visible keys; 0 with one key.
-
-    Attributes:
-        whole: [row, head, query] float32 in [0, 1], over all visible keys.
-        sink_free: The same without the first token, which many heads attend to when nothing else matters.
-    """
-
-    whole: Tensor
-    sink_free: Tensor
-
-
-def head_entropies(scores: Tensor, sink: Tensor, n_visible: Tensor) -> HeadEntropies:
-    """Entropies of softmax(`scores`) over the keys that each query sees.
+def head_entropies(scores: Tensor, n_visible: Tensor) -> tuple[Tensor, Tensor]:
+    """Entropies of softmax(`scores`) over the log of the number of keys that each query sees; 0 with one key.
 
     With p the weight of the first token and H' the entropy of the others among themselves, H = h(p) + (1 − p) H', h the
     entropy of a coin. H' comes from the other scores alone, so that it is exact even where p is 1 in float32.
 
     Args:
         scores: [row, head, query, key] float32, `HIDDEN` where a query can't see a key. Overwritten.
-        sink: [row] int64, the key of the first token.
         n_visible: [row, query] int64, number of keys that each query sees.
+
+    Returns:
+        [row, head, query] float32 in [0, 1], over all visible keys; and the same without the first token, which many
+        heads attend to when nothing else matters.
     """
-    at = sink[:, None, None, None].expand(*scores.shape[:3], 1)
-    of_sink = scores.gather(-1, at)
-    shifted = scores.scatter_(-1, at, HIDDEN)
-    top = shifted.amax(-1, keepdim=True)
-    shifted -= top
+    of_first = scores[..., 0].clone()
+    scores[..., 0] = HIDDEN
+    top = scores.amax(-1, keepdim=True)
+    shifted = scores.sub_(top)
     weights = shifted.exp()
     total = weights.sum(-1)
     others = total.log() - weights.mul_(shifted).sum(-1) / total
-    visible_sink = of_sink[..., 0] > HIDDEN / 2
-    n_others = n_visible[:, None] - visible_sink.long()
-    lead = of_sink[..., 0] - (top[..., 0] + total.log())
+    n_others = n_visible[:, None] - (of_first > HIDDEN / 2).long()
+    lead = of_first - (top[..., 0] + total.log())
     share = lead.sigmoid(), (-lead).sigmoid()
     whole = torch.special.entr(share[0]) + torch.special.entr(share[1]) + share[1] * others
 
     def normalised(entropy: Tensor, n_keys: Tensor) -> Tensor:
         return torch.where(n_keys > 1, entropy / n_keys.clamp_min(2).log(), 0.0).clamp(0, 1)
 
-    return HeadEntropies(normalised(whole, n_visible[:, None]), normalised(others, n_others))
+    return normalised(whole, n_visible[:, None]), normalised(others, n_others)
 
 
-def over_heads(entropies: Sequence[HeadEntropies]) -> dict[str, Tensor]:
+def over_heads(entropies: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
     """[row, query] by name: mean over heads with and without the first token, and the smallest head's entropy."""
     whole, sink_free = (torch.cat(some_heads, 1) for some_heads in zip(*entropies, strict=True))
     return dict(zip(ENTROPIES, (whole.mean(1), sink_free.mean(1), whole.amin(1)), strict=True))
@@ -139,10 +127,7 @@ def attention_shares(products: Dots) -> dict[str, Tensor]:
 
 
 def column_field(key: Tensor, n_tokens: Tensor) -> Tensor:
-    """1 / (T − j), [row, alignment, key], of places j [row, key]: one over the queries that see a key.
-
-    T is N − 1 for `emit` and N for `token`, `n_tokens` [row] N.
-    """
+    """1 / (T − j), [row, alignment, key], of places j [row, key]; T is `n_tokens` [row], 1 less for `emit`."""
     n_seeing = torch.stack([n_tokens - 1, n_tokens], 1)[..., None] - key[:, None]
     return 1 / n_seeing.clamp_min(1).float()
 
@@ -207,6 +192,18 @@ def rows_largest(
     out. One R serves both alignments, the first without its last row, but for the column field, which differs.
     """
     column, element = column_field(query, n_tokens), element_field(query, query)
+
+    def fielded(name: str, rows: slice) -> Iterator[Tensor]:  # Ã [row, query, key] of each layer, from a place on
+        for block, norm in zip(blocks, norms, strict=True):
+            part = block[:, rows, rows].to(column.device)
+            if name != "none":
+                normaliser = norm[:, rows, NORMALISERS.index(name), None].to(column.device)
+                align = name.removeprefix("column_")
+                near = element[:, rows, rows]
+                weight = column[:, ALIGNMENTS.index(align), None, rows] if align in ALIGNMENTS else near
+                part = part * weight / normaliser.clamp_min(_TINY)
+            yield part
+
     n_rows, n_queries = valid.shape
     size = math.ceil(n_queries / max(1, round(n_queries / _COLUMNS)))
     in_emit = valid & valid.roll(-1, 1)
@@ -216,27 +213,13 @@ def rows_largest(
         columns, rows = slice(first, first + size), slice(first, None)
         for name in ("none", *NORMALISERS):
             field, _, only = name.partition("_")
-            layers = _fielded(blocks, norms, name, rows, column, element)
-            product = _columns_of_product(layers, [share[..., rows].to(valid.device) for share in shares], size)
+            some_shares = [share[..., rows].to(valid.device) for share in shares]
+            product = _columns_of_product(fielded(name, rows), some_shares, size)
             for a, seen in enumerate((in_emit, valid)):
                 if only in ("", ALIGNMENTS[a]):
                     maxima = product.masked_fill(~seen[:, rows, None, None], 0.0).amax(1)
                     largest[:, FIELDS.index(field), :, a, columns] = maxima
     return largest
-
-
-def _fielded(
-    blocks: list[Tensor], norms: list[Tensor], name: str, rows: slice, column: Tensor, element: Tensor
-) -> Iterator[Tensor]:
-    """Ã [row, query, key] of each layer, from a place on, under a receptive field of `NORMALISERS` or ``none``."""
-    for block, norm in zip(blocks, norms, strict=True):
-        part = block[:, rows, rows].to(column.device)
-        if name != "none":
-            normaliser = norm[:, rows, NORMALISERS.index(name), None].to(column.device)
-            align = name.removeprefix("column_")
-            weight = column[:, ALIGNMENTS.index(align), None, rows] if align in ALIGNMENTS else element[:, rows, rows]
-            part = part * weight / normaliser.clamp_min(_TINY)
-        yield part
 
 
 def _columns_of_product(layers: Iterable[Tensor], shares: list[Tensor], size: int) -> Tensor:

@@ -16,11 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from extract.errors import InputError
-from extract.signals.attention_math import FLOORS, column_field, dots, element_field
+from extract.signals.attention_math import FLOORS, dots
 from extract.signals.attention_scores import read_layer
-from extract.signals.base import Attention, Dots
+from extract.signals.base import Attention, Dots, Places, TokenSpans
 from extract.signals.model_parts import Hooks, decoder_blocks
-from extract.signals.spans import Places, TokenSpans
 
 
 class MixingCapture(Hooks):
@@ -144,7 +143,7 @@ class AttentionReader(Hooks):
         """Set where the answers are in the next pass."""
         self._spans = spans
         self._calls: Counter[int] = Counter()
-        self._places: dict[torch.device, tuple[Places, tuple[Tensor, Tensor] | None]] = {}
+        self._places: dict[torch.device, Places] = {}
         self._layers: dict[int, dict[str, Tensor]] = {}
         self._floors: dict[int, Tensor] = {}
         if self._mixing is not None:
@@ -159,7 +158,7 @@ class AttentionReader(Hooks):
         self._spans = None
         if self._calls != Counter(set(self._layer_of.values())):
             raise self._refusal(f"did so in {len(self._calls)}, {self._calls.total()} times in all")
-        places = next(iter(self._places.values()))[0]
+        places = next(iter(self._places.values()))
         products = [] if self._mixing is None else self._mixing.finish()
         masked = [Dots(*(p.masked_fill(~places.valid.to(p.device), 0.0) for p in layer)) for layer in products]
         layers, self._places, self._layers = [self._layers[layer] for layer in sorted(self._layers)], {}, {}
@@ -177,13 +176,9 @@ class AttentionReader(Hooks):
             raise self._refusal("adds biases to its scores or looks ahead")
         self._calls[layer] += 1
         if query.device not in self._places:
-            places, fields = Places.of(self._spans, query.shape[2], key.shape[2], self._last, query.device), None
-            if "attention_blocks" in self._needs:
-                fields = column_field(places.key, places.n_tokens), element_field(places.query, places.key)
-            self._places[query.device] = places, fields
-        places, fields = self._places[query.device]
-        scaling, softcap = options.get("scaling"), options.get("softcap")
-        numbers = read_layer(query, key, mask, places, self._needs, fields, scaling, softcap)
+            self._places[query.device] = Places.of(self._spans, query.shape[2], self._last, query.device)
+        places, scaling, softcap = self._places[query.device], options.get("scaling"), options.get("softcap")
+        numbers = read_layer(query, key, mask, places, self._needs, scaling, softcap)
         if (largest := numbers.pop("largest", None)) is not None:
             for floor in FLOORS:
                 eps = floor / 100

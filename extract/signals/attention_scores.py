@@ -7,8 +7,15 @@ import torch
 from torch import Tensor
 
 from extract.errors import InputError
-from extract.signals.attention_math import HIDDEN, head_entropies, normalisers, over_heads
-from extract.signals.spans import Places
+from extract.signals.attention_math import (
+    HIDDEN,
+    column_field,
+    element_field,
+    head_entropies,
+    normalisers,
+    over_heads,
+)
+from extract.signals.base import Places
 
 #: Scores in memory at a time on a CPU, where they should stay in the cache.
 _CACHED = 1 << 19
@@ -23,7 +30,6 @@ def read_layer(
     mask: Tensor | None,
     places: Places,
     needs: Collection[str],
-    fields: tuple[Tensor, Tensor] | None = None,
     scaling: float | None = None,
     softcap: float | None = None,
 ) -> dict[str, Tensor]:
@@ -35,7 +41,6 @@ def read_layer(
         mask: [row, 1, token, key], bool (true: visible) or added to the scores; None for causal attention.
         places: Where the queries and keys are.
         needs: Among attention_entropy, attention_blocks and attention_macs.
-        fields: Receptive fields of all keys, from `column_field` and `element_field`, for attention_blocks.
         scaling: Multiplies the scores; None for 1/√d_head.
         softcap: Scores s become softcap · tanh(s / softcap).
 
@@ -50,11 +55,12 @@ def read_layer(
     own = places.spans.n_before + places.index  # keys of the queries' own tokens
     parts: dict[str, list[Tensor]] = defaultdict(list)
     for queries, n_visible, n_keys, scores in _score_chunks(query, key, mask, places, scaling, softcap):
-        entropies, whole = _over_heads(scores, n_visible, places.sink, needs)
+        entropies, whole = _over_heads(scores, n_visible, needs)
         for name, values in entropies.items():
             parts[name].append(values)
-        if "mean" in whole and fields is not None:
-            column, element = fields[0][..., :n_keys], fields[1][:, queries, :n_keys]
+        if "mean" in whole:
+            j = torch.arange(n_keys, device=own.device)[None]
+            column, element = column_field(j, places.n_tokens), element_field(places.query[:, queries], j)
             parts["sums"].append(normalisers(whole["mean"], column, element))
         columns = own.clamp_max(n_keys - 1)[:, None].expand(-1, n_visible.shape[1], -1)
         for name, weights in whole.items():
@@ -69,7 +75,7 @@ def read_layer(
 
 
 def _over_heads(
-    chunks: Iterable[Tensor], n_visible: Tensor, sink: Tensor, needs: Collection[str]
+    chunks: Iterable[Tensor], n_visible: Tensor, needs: Collection[str]
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Entropies [row, query], and `mean` and `largest` over heads [row, query, key], by name."""
     n_heads, entropies = 0, []
@@ -85,7 +91,7 @@ def _over_heads(
                 largest = weights.amax(1)
                 whole["largest"] = torch.maximum(whole["largest"], largest) if "largest" in whole else largest
         if "attention_entropy" in needs:
-            entropies.append(head_entropies(scores, sink, n_visible))  # overwrites the scores
+            entropies.append(head_entropies(scores, n_visible))  # overwrites the scores
     if "mean" in whole:
         whole["mean"].div_(n_heads)
     return over_heads(entropies) if entropies else {}, whole

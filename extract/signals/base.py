@@ -1,13 +1,14 @@
-"""`Pass`: a batch that the model has just read, from which signals are computed."""
+"""`Pass`: a batch that the model has just read, from which signals are computed, and where its tokens are."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
+import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from extract.signals.model_parts import ModelHead, n_layers
-from extract.signals.spans import Places, TokenSpans
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,77 @@ class Answer:
 
     prompt: tuple[int, ...]
     content: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class TokenSpans:
+    """Token indices of each row of a batch.
+
+    Behind a prompt of P tokens, answer token y_t was drawn at index P + t − 2 and is itself at index P + t − 1. At
+    question scope the only token is the one that is going to be drawn after the prompt.
+
+    Attributes:
+        first: Index that drew y_1: the last token of the prompt.
+        n_tokens: Number n of answer tokens, at least 1.
+        n_before: Tokens in the key-value cache before this pass, the same for all rows.
+    """
+
+    first: list[int]
+    n_tokens: list[int]
+    n_before: int = 0
+
+    @property
+    def widest(self) -> int:
+        """Largest number of tokens of a row."""
+        return max(self.n_tokens)
+
+    def drawn_at(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Row and index that drew each token, [sum of n_tokens] int64 each, row after row."""
+        n = torch.tensor(self.n_tokens)
+        row = torch.arange(len(n)).repeat_interleave(n)
+        step = torch.arange(int(n.sum())) - (n.cumsum(0) - n).repeat_interleave(n)
+        return row.to(device), (torch.tensor(self.first)[row] + step).to(device)
+
+    def pad(self, values: Tensor) -> Tensor:
+        """[row, token, …] on the CPU of values [sum of n_tokens, …]; NaN behind a row's tokens."""
+        return pad_sequence(list(values.cpu().split(self.n_tokens)), batch_first=True, padding_value=torch.nan)
+
+    def query_index(self, last: bool) -> Tensor:
+        """[row, query] int64 indices that drew y_1 … y_n and, with `last`, that of y_n; rows may run past their end."""
+        return torch.tensor(self.first)[:, None] + torch.arange(self.widest + last)
+
+
+@dataclass(frozen=True)
+class Places:
+    """Queries whose attention is read in a pass.
+
+    A place is a token's position in its own row, counted from 0 with the tokens in the cache; keys are in this order.
+
+    Attributes:
+        index: [row, query] int64, index of each query among the tokens of the pass.
+        query: [row, query] int64, its place.
+        valid: [row, query] bool, whether the row has this query; attention of the others is 0.
+        n_tokens: [row] int64 N, tokens of prompt and answer.
+        spans: What the places belong to.
+    """
+
+    index: Tensor
+    query: Tensor
+    valid: Tensor
+    n_tokens: Tensor
+    spans: TokenSpans
+
+    @classmethod
+    def of(cls, spans: TokenSpans, n_queries: int, last: bool, device: torch.device) -> Self:
+        """Places of a pass over `n_queries` tokens; with `last` also that of y_n's own."""
+        first, n_answer, index = torch.tensor(spans.first), torch.tensor(spans.n_tokens), spans.query_index(last)
+        return cls(
+            index=index.clamp_max(n_queries - 1).to(device),
+            query=(spans.n_before + index).to(device),
+            valid=(torch.arange(index.shape[1]) < (n_answer + last)[:, None]).to(device),
+            n_tokens=(spans.n_before + first + 1 + n_answer).to(device),
+            spans=spans,
+        )
 
 
 class Lens(dict[str, Tensor]):

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -26,23 +26,23 @@ POSITIONS: dict[Scope, dict[str, Callable[[int, int], range]]] = {
 
 
 def position_ranges(scope: Scope, n_prompt: Sequence[int], n_answer: Sequence[int]) -> list[list[range]]:
-    """Token indices of each position of a scope in each row, [position][row].
-
-    `n_prompt` and `n_answer` are numbers of prompt tokens and of content tokens, [row].
+    """Token indices of each position of a scope, [position][row], from numbers [row] of prompt and content tokens.
 
     Raises:
         InputError: If a position is outside the prompt, or outside the answer at sample scope.
     """
-    lengths = list(zip(n_prompt, n_answer, strict=True))
+    positions: list[list[range]] = []
     for name, place in POSITIONS[scope].items():
-        for prompt, answer in lengths:
-            indices, first = place(prompt, answer), 0 if scope == "question" else prompt
-            if prompt < 1 or not first <= indices.start < indices.stop <= prompt + answer:
+        positions.append([])
+        for prompt, answer in zip(n_prompt, n_answer, strict=True):
+            indices, first = place(prompt, answer), 0 if scope == "question" else max(1, prompt)
+            if not first <= indices.start < indices.stop <= prompt + answer:
                 raise InputError(
                     f"Expected position {name!r} to be in a prompt of {prompt} tokens and an answer of {answer}, but "
                     f"it is from {indices.start} to {indices.stop - 1}. Leave empty prompts and answers out."
                 )
-    return [[place(*row) for row in lengths] for place in POSITIONS[scope].values()]
+            positions[-1].append(indices)
+    return positions
 
 
 def hidden(batch: Pass) -> dict[str, Tensor]:
@@ -55,30 +55,21 @@ def hidden(batch: Pass) -> dict[str, Tensor]:
     }
 
 
-class _Span(NamedTuple):
-    """Tokens of each row: [row] int64 `start` and `stop`, smallest start, largest stop, whether all are one token."""
+def _mean_over(rows: Sequence[range], device: torch.device) -> Callable[[Tensor], Tensor]:
+    """From hidden states [row, token, d_model] to the mean [row, d_model] over a row's tokens, summed in float32."""
+    starts, stops = [row.start for row in rows], [row.stop for row in rows]
+    start, stop = torch.tensor(starts, device=device), torch.tensor(stops, device=device)
 
-    start: Tensor
-    stop: Tensor
-    first: int
-    last: int
-    single: bool
+    def mean(hidden: Tensor) -> Tensor:
+        begin, end = start.to(hidden.device), stop.to(hidden.device)
+        if all(len(row) == 1 for row in rows):
+            return hidden[torch.arange(len(hidden), device=hidden.device), begin]
+        token = torch.arange(min(starts), max(stops), device=hidden.device)
+        inside = (token >= begin[:, None]) & (token < end[:, None])
+        total = torch.where(inside[..., None], hidden[:, min(starts) : max(stops)].float(), 0.0).sum(1)
+        return (total / (end - begin)[:, None]).to(hidden.dtype)
 
-    @classmethod
-    def of(cls, rows: Sequence[range], device: torch.device) -> Self:
-        start, stop = [row.start for row in rows], [row.stop for row in rows]
-        ends = torch.tensor(start, device=device), torch.tensor(stop, device=device)
-        return cls(*ends, min(start), max(stop), all(len(row) == 1 for row in rows))
-
-    def mean(self, hidden: Tensor) -> Tensor:
-        """Mean [row, d_model] of `hidden` [row, token, d_model] over the tokens, summed in float32."""
-        start, stop = self.start.to(hidden.device), self.stop.to(hidden.device)
-        if self.single:
-            return hidden[torch.arange(len(hidden), device=hidden.device), start]
-        token = torch.arange(self.first, self.last, device=hidden.device)
-        inside = (token >= start[:, None]) & (token < stop[:, None])
-        total = torch.where(inside[..., None], hidden[:, self.first : self.last].float(), 0.0).sum(1)
-        return (total / (stop - start)[:, None]).to(hidden.dtype)
+    return mean
 
 
 class HiddenCapture(Hooks):
@@ -103,15 +94,15 @@ class HiddenCapture(Hooks):
                 f"Expected `layers` between 0 (embeddings) and {last}, but got {outside}. This model has {last} blocks."
             )
         self.states: dict[int, Tensor] = {}
-        self._spans, self._model = list[_Span](), model
+        self._means, self._model = list[Callable[[Tensor], Tensor]](), model
 
     def start(self, positions: Sequence[Sequence[range]]) -> None:
         """Set the tokens to keep in the next passes, [position][row] indices into a pass's tokens; empty for none."""
-        self._spans = [_Span.of(rows, self._model.device) for rows in positions]
+        self._means = [_mean_over(rows, self._model.device) for rows in positions]
 
     def finish(self) -> dict[int, Tensor]:
         """The states of the last pass by layer, in the model's dtype; nothing is kept from the next until `start`."""
-        states, self.states, self._spans = self.states, {}, []
+        states, self.states, self._means = self.states, {}, []
         return states
 
     def __enter__(self) -> Self:
@@ -124,5 +115,5 @@ class HiddenCapture(Hooks):
         return self
 
     def _keep(self, layer: int, hidden: Tensor) -> None:
-        if self._spans:
-            self.states[layer] = torch.stack([span.mean(hidden) for span in self._spans], dim=1)
+        if self._means:
+            self.states[layer] = torch.stack([mean(hidden) for mean in self._means], dim=1)

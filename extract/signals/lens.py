@@ -1,31 +1,20 @@
 """The lens: every layer's distribution over tokens, through the model's own final norm and head, a chunk at a time.
 
-Only numbers of the distributions are kept, so that no more than a chunk's logits are in memory. Where a number compares
-layers, the residual stream is kept at the answers' tokens until the pass has ended; otherwise a layer is read when it
-has been computed, and nothing else is kept of it.
+Where a number compares layers, the residual stream is kept at the answers' tokens until the pass has ended; otherwise a
+layer is read when it has been computed, and nothing else is kept of it.
 """
 
 from collections import defaultdict
 from collections.abc import Collection
 from functools import partial
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
+from torch.linalg import vecdot
 
-from extract.signals.base import Lens
-from extract.signals.distributions import (
-    Softmax,
-    entropy,
-    jensen_shannon,
-    kl,
-    kl_of_means,
-    log_probability,
-    most_likely,
-    softmax,
-)
+from extract.signals.base import Lens, TokenSpans
 from extract.signals.model_parts import Hooks, ModelHead, decoder_blocks, final_norm, n_layers, not_norm_alone
-from extract.signals.spans import TokenSpans
 
 #: Number of layers before the last one whose distributions are compared with it.
 N_COMPARED = 10
@@ -33,6 +22,76 @@ N_COMPARED = 10
 _LOGITS = {"cpu": 2**24, "cuda": 2**27}
 #: Of those, the number that is reduced at a time where nothing is compared: as many as stay in a CPU's cache.
 _REDUCED = {"cpu": 2**20, "cuda": 2**25}
+#: Logits are this far below the largest one at the most: what is ruled out (−∞) is finite then, and still impossible.
+_IMPOSSIBLE = -1e4
+#: Below it exp gives subnormal numbers, which are ten times slower; as weights they are nothing either way.
+_NOTHING = -80.0
+
+
+# Distributions over words, in float32
+
+
+class Softmax(NamedTuple):
+    """Distributions over words: p = weight / total, log p = shifted − log total.
+
+    They stay undivided, because a division or a logarithm over all words costs as much as the rest of an entropy.
+
+    Attributes:
+        shifted: [token, vocab] float32, logits less the largest one.
+        weight: [token, vocab] float32, their exponentials.
+        total: [token] float32, sum of the weights.
+    """
+
+    shifted: Tensor
+    weight: Tensor
+    total: Tensor
+
+
+def softmax(logits: Tensor) -> Softmax:
+    """Distributions of `logits` [token, vocab]; float32 logits are overwritten."""
+    shifted = logits.float()
+    shifted.sub_(shifted.amax(-1, keepdim=True)).clamp_(min=_IMPOSSIBLE)
+    weight = shifted.clamp(min=_NOTHING).exp_()
+    return Softmax(shifted, weight, weight.sum(-1))
+
+
+def entropy(p: Softmax) -> Tensor:
+    """Shannon entropy [token] in nats: log Σ exp(z) − Σ p z, z shifted by its largest, else float32 errs by 3e-4."""
+    return (p.total.log() - vecdot(p.weight, p.shifted) / p.total).clamp_(min=0)
+
+
+def log_probability(p: Softmax, words: Tensor) -> Tensor:
+    """Log-probability [token] in nats of one word each, `words` [token] int64."""
+    return p.shifted.gather(-1, words[:, None])[:, 0] - p.total.log()
+
+
+def most_likely(p: Softmax) -> tuple[Tensor, Tensor, Tensor]:
+    """The most likely token, its probability, and by how much that exceeds the next one's; [token] each."""
+    best = p.shifted.topk(2)
+    first, second = best.values.exp().unbind(-1)
+    return best.indices[:, 0], first / p.total, (first - second) / p.total
+
+
+def kl(p: Softmax, q: Softmax) -> Tensor:
+    """KL(p ‖ q) [token] in nats: Σ p (log p − log q)."""
+    logs = (vecdot(p.weight, p.shifted) - vecdot(p.weight, q.shifted)) / p.total
+    return (logs - p.total.log() + q.total.log()).clamp_(min=0)
+
+
+def jensen_shannon(p: Softmax, q: Softmax) -> Tensor:
+    """Jensen–Shannon divergence [token] in nats, at most ln 2: H((p + q) / 2) − (H(p) + H(q)) / 2."""
+    mixed = (p.weight * (0.5 / p.total)[:, None]).addcmul_(q.weight, (0.5 / q.total)[:, None])
+    entropy_mixed = -vecdot(mixed, mixed.clamp(min=torch.finfo(mixed.dtype).tiny).log_())
+    return (entropy_mixed - (entropy(p) + entropy(q)) / 2).clamp_(min=0)
+
+
+def kl_of_means(p: Tensor, q: Tensor) -> Tensor:
+    """KL(p ‖ q) [token] in nats of probabilities [token, vocab]."""
+    tiny = torch.finfo(p.dtype).tiny
+    return (vecdot(p, p.clamp(min=tiny).log_()) - vecdot(p, q.clamp(min=tiny).log_())).clamp_(min=0)
+
+
+# Reading
 
 
 class LensReader(Hooks):
@@ -54,8 +113,7 @@ class LensReader(Hooks):
         self._keeps_states = bool(self._needs & {"exit", "divergence"})
         self._norm = final_norm(model) if self._reads_layers else nn.Identity()
         self._spans: TokenSpans | None = None
-        self._states: dict[int, Tensor] = {}
-        self._entropies: dict[int, Tensor] = {}
+        self._kept: dict[int, Tensor] = {}  # states by layer, or entropies of all layers but the last
 
     def __enter__(self) -> Self:
         if "exit" in self._needs:
@@ -79,11 +137,10 @@ class LensReader(Hooks):
             InputError: If something other than the final norm comes behind the last block.
         """
         assert self._spans is not None
-        spans, states, entropies = self._spans, self._states, self._entropies
-        self._spans, self._states, self._entropies = None, {}, {}
+        spans, kept, self._spans, self._kept = self._spans, self._kept, None, {}
         normed = last_hidden_state[spans.drawn_at(last_hidden_state.device)].to(self._model.device)
         if self._reads_layers:
-            found = self._norm(states[self._n_layers]).float()
+            found = self._norm(kept[self._n_layers]).float()
             finite = found.isfinite() & normed.isfinite()
             if not torch.allclose(found[finite], normed.float()[finite], rtol=1e-2, atol=1e-3):
                 raise not_norm_alone(self._model)
@@ -91,35 +148,30 @@ class LensReader(Hooks):
         if tokens is not None:
             drawn = torch.cat([row[:n] for row, n in zip(tokens, spans.n_tokens, strict=True)]).to(normed.device)
         size = self._head.chunk_size(_LOGITS)
-        chunks = [self._chunk(slice(i, i + size), normed, drawn, states) for i in range(0, len(normed), size)]
+        chunks = [self._chunk(slice(i, i + size), normed, drawn, kept) for i in range(0, len(normed), size)]
         numbers = {name: torch.cat([chunk[name] for chunk in chunks]) for name in chunks[0]}
         if self._reads_layers and not self._keeps_states:
-            layers = [entropies[layer] for layer in range(1, self._n_layers)]
+            layers = [kept[layer] for layer in range(1, self._n_layers)]
             numbers["entropies"] = torch.stack([*layers, numbers["entropy"]], dim=1)
         if "exit" in self._needs:
-            stream = torch.stack([states[layer] for layer in range(self._n_layers + 1)], dim=1)
+            stream = torch.stack([kept[layer] for layer in range(self._n_layers + 1)], dim=1)
             unit = nn.functional.normalize(stream.float(), dim=-1)
-            numbers["next_cosines"] = torch.linalg.vecdot(unit[:, :-1], unit[:, 1:])
-            numbers["last_cosines"] = torch.linalg.vecdot(unit, unit[:, -1:])
+            numbers["next_cosines"] = vecdot(unit[:, :-1], unit[:, 1:])
+            numbers["last_cosines"] = vecdot(unit, unit[:, -1:])
         return Lens({name: spans.pad(values) for name, values in numbers.items()})
 
-    def _chunk(
-        self, chunk: slice, normed: Tensor, drawn: Tensor | None, states: dict[int, Tensor]
-    ) -> dict[str, Tensor]:
+    def _chunk(self, chunk: slice, normed: Tensor, drawn: Tensor | None, kept: dict[int, Tensor]) -> dict[str, Tensor]:
         """All numbers of some tokens that need the last layer's distribution: [token, …] by name."""
         last = softmax(self._head(normed[chunk]))
         log_p = torch.full_like(last.total, torch.nan) if drawn is None else log_probability(last, drawn[chunk])
         token, largest, margin = most_likely(last)
         numbers = {"log_p": log_p, "entropy": entropy(last), "largest": largest, "margin": margin}
         if self._keeps_states:
-            numbers |= self._compare({layer: of_layer[chunk] for layer, of_layer in states.items()}, last, token)
+            numbers |= self._compare({layer: of_layer[chunk] for layer, of_layer in kept.items()}, last, token)
         return numbers
 
     def _compare(self, states: dict[int, Tensor], last: Softmax, token: Tensor) -> dict[str, Tensor]:
-        """Numbers of all layers' distributions beside the last one's: [token, layer] by name, `early_late` [token].
-
-        `states` are [token, d_model] by layer, and `token` [token] int64 the most likely tokens of `last`.
-        """
+        """[token, layer] by name, `early_late` [token], from [token, d_model] by layer and the likeliest `token`."""
         n_layers, columns, means = self._n_layers, defaultdict[str, list[Tensor]](list), dict[str, Tensor]()
         n_quarter = max(1, n_layers // 4)
         quarters = {"early": range(1, n_quarter + 1), "late": range(n_layers - n_quarter + 1, n_layers + 1)}
@@ -148,10 +200,8 @@ class LensReader(Hooks):
         row, index = self._index
         # a model may be spread over devices; its numbers are computed on one
         states = hidden[row.to(hidden.device), index.to(hidden.device)].to(self._model.device)
-        if self._keeps_states or layer == self._n_layers:
-            self._states[layer] = states
-        else:
-            self._entropies[layer] = layer_entropy(self._head, self._norm, states)
+        whole = self._keeps_states or layer == self._n_layers
+        self._kept[layer] = states if whole else layer_entropy(self._head, self._norm, states)
 
 
 def layer_entropy(head: ModelHead, norm: nn.Module, states: Tensor) -> Tensor:

@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from extract.signals.attention_reader import AttentionReader
-from extract.signals.base import Answer, Attention, Lens, Pass
+from extract.signals.base import Answer, Attention, Lens, Pass, TokenSpans
 from extract.signals.hidden import HiddenCapture, position_ranges
 from extract.signals.lens import LensReader
 from extract.signals.model_parts import decoder_of
-from extract.signals.spans import TokenSpans
 
 _LENS = {"logits", "lens", "exit", "divergence"}
 _ATTENTION = {"attention_entropy", "attention_blocks", "attention_macs", "mixing"}
@@ -77,29 +76,22 @@ class Reader(ExitStack):
         spans = TokenSpans([n - 1 for n in n_prompt], [1] * len(prompts))
         return self._pass(right_padded(prompts, self._model.device), spans, None)
 
-    def answers(self, answers: Sequence[Answer], shared: SharedPrompt | None = None, left: bool = False) -> Pass:
+    def answers(self, answers: Sequence[Answer], shared: SharedPrompt | None = None) -> Pass:
         """Read answers behind their prompts.
 
         Args:
             answers: Answers with at least one content token.
             shared: Beginning of all prompts, when it has been read already.
-            left: Pad on the left and not on the right, as for generation.
         """
         n_before = 0 if shared is None else len(shared.tokens)
-        ids = [answer.prompt[n_before:] + answer.content for answer in answers]
-        longest = max(map(len, ids))
-        n_pad = [longest - len(row) if left else 0 for row in ids]
+        n_prompt = [len(answer.prompt) - n_before for answer in answers]
         n_answer = [len(answer.content) for answer in answers]
-        starts = [pad + len(row) - n for pad, row, n in zip(n_pad, ids, n_answer, strict=True)]
-        self._hidden.start(position_ranges("sample", starts, n_answer))
-        spans = TokenSpans([start - 1 for start in starts], n_answer, n_before, n_pad)
-        padded = right_padded([[0] * pad + list(row) for pad, row in zip(n_pad, ids, strict=True)], self._model.device)
+        self._hidden.start(position_ranges("sample", n_prompt, n_answer))
+        spans = TokenSpans([n - 1 for n in n_prompt], n_answer, n_before)
+        ids = right_padded([answer.prompt[n_before:] + answer.content for answer in answers], self._model.device)
         drawn = right_padded([answer.content for answer in answers], torch.device("cpu"))
         options = {"past_key_values": shared.cache(len(answers)), "use_cache": True} if n_before and shared else {}
-        if left:
-            place = torch.arange(longest, device=padded.device) - torch.tensor(n_pad, device=padded.device)[:, None]
-            options |= {"attention_mask": (place >= 0).long(), "position_ids": place.clamp(min=0)}
-        return self._pass(padded, spans, drawn, **options)
+        return self._pass(ids, spans, drawn, **options)
 
     def _pass(self, ids: Tensor, spans: TokenSpans, drawn: Tensor | None, **options: Any) -> Pass:
         for reader in (self._lens, self._attention):

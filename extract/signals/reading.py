@@ -102,7 +102,6 @@ def read_answers(
     layers: Sequence[int] = (),
     batch_tokens: int = 2048,
     progress: Callable[[int, int], object] = lambda n_rows, n_tokens: None,
-    left: bool = False,
 ) -> dict[str, dict[str, Tensor | Ragged]]:
     """Signals of answers, all computed from the same passes.
 
@@ -113,7 +112,6 @@ def read_answers(
     Args:
         model, signals, layers, batch_tokens, progress: As for `read_questions`.
         answers: The answers with their prompts.
-        left: Pad on the left, as generation does, and share no prompt. Changes the last bits only.
 
     Returns:
         For each signal, by key and on the CPU, tensors [row, …] or ragged ones of the tokens; rows in the order of
@@ -136,8 +134,8 @@ def read_answers(
     check_prompts(model, sequences)
 
     def passes(reader: Reader) -> Iterator[tuple[list[int], Pass]]:
-        for shared, indices in _batches(model, distinct, batch_tokens, not left and can_share(model)):
-            yield indices, reader.answers([distinct[i] for i in indices], shared, left)
+        for shared, indices in _batches(model, distinct, batch_tokens):
+            yield indices, reader.answers([distinct[i] for i in indices], shared)
             progress(sum(counts[distinct[i]] for i in indices), sum(len(sequences[i]) for i in indices))
         if n_empty:
             progress(n_empty, 0)
@@ -148,7 +146,7 @@ def read_answers(
 
 
 def _batches(
-    model: Any, answers: Sequence[Answer], batch_tokens: int, sharing: bool
+    model: Any, answers: Sequence[Answer], batch_tokens: int
 ) -> Iterator[tuple[SharedPrompt | None, list[int]]]:
     """Indices of answers that are read together, with the beginning of their prompts that was read before.
 
@@ -160,7 +158,7 @@ def _batches(
         lengths = [len(answers[i].prompt) + len(answers[i].content) for i in indices]
         return ([indices[j] for j in batch] for batch in by_length(lengths, batch_tokens))
 
-    if not sharing:
+    if not can_share(model):
         yield from ((None, batch) for batch in batches(range(len(answers))))
         return
     of_prompt: dict[tuple[int, ...], list[int]] = defaultdict(list)

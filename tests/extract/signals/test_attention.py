@@ -17,10 +17,9 @@ from extract.models.loading import load_model
 from extract.signals import attention_scores
 from extract.signals.attention_math import HIDDEN, head_entropies
 from extract.signals.attention_reader import AttentionReader
-from extract.signals.base import Answer
+from extract.signals.base import Answer, TokenSpans
 from extract.signals.reader import Reader
 from extract.signals.reading import read_answers, read_questions
-from extract.signals.spans import TokenSpans
 from tests.conftest import tiny_model
 from tests.helpers.attention_by_hand import ANSWERS, FAMILIES, entropies_by_hand, family_model, macs_by_hand
 
@@ -54,7 +53,7 @@ def test_entropies_and_macs_are_those_of_eager_attention_however_the_answers_are
     by_hand = eager(model)
     for signal, of_answer in (("attention_entropy", entropies_by_hand), ("macs", macs_by_hand)):
         expected = [of_answer(by_hand, answer) for answer in ANSWERS]
-        for options in ({}, {"left": True}, {"batch_tokens": 1}):
+        for options in ({}, {"batch_tokens": 1}):
             assert_rows(read_rows(model, ANSWERS, signal, **options), expected, atol=1e-5)
 
 
@@ -100,16 +99,16 @@ def test_of_the_embedded_model_they_are_those_of_eager_attention() -> None:
 
 def test_entropies_are_exact_where_the_first_token_takes_everything() -> None:
     of_head = torch.tensor([200.0, 1.0, 1.0, 2.0, HIDDEN]).repeat(1, 1, 1, 1)
-    found = head_entropies(of_head, torch.tensor([0]), torch.tensor([[4]]))
+    whole, sink_free = head_entropies(of_head, torch.tensor([[4]]))
     p = np.exp([1.0, 1.0, 2.0]) / np.exp([1.0, 1.0, 2.0]).sum()
-    assert float(found.whole) == 0
-    assert float(found.sink_free) == pytest.approx(-(p * np.log(p)).sum() / np.log(3))
-    alone = head_entropies(torch.tensor([5.0, HIDDEN]).repeat(1, 1, 1, 1), torch.tensor([0]), torch.tensor([[1]]))
-    assert float(alone.whole) == float(alone.sink_free) == 0
-    alike = head_entropies(torch.zeros(1, 1, 1, 7), torch.tensor([0]), torch.tensor([[7]]))
-    assert [float(alike.whole), float(alike.sink_free)] == pytest.approx([1, 1])
-    unseen = head_entropies(torch.tensor([HIDDEN, 1.0, 1.0]).repeat(1, 1, 1, 1), torch.tensor([0]), torch.tensor([[2]]))
-    assert [float(unseen.whole), float(unseen.sink_free)] == pytest.approx([1, 1])
+    assert float(whole) == 0
+    assert float(sink_free) == pytest.approx(-(p * np.log(p)).sum() / np.log(3))
+    alone = head_entropies(torch.tensor([5.0, HIDDEN]).repeat(1, 1, 1, 1), torch.tensor([[1]]))
+    assert list(map(float, alone)) == [0, 0]
+    alike = head_entropies(torch.zeros(1, 1, 1, 7), torch.tensor([[7]]))
+    assert list(map(float, alike)) == pytest.approx([1, 1])
+    unseen = head_entropies(torch.tensor([HIDDEN, 1.0, 1.0]).repeat(1, 1, 1, 1), torch.tensor([[2]]))
+    assert list(map(float, unseen)) == pytest.approx([1, 1])
 
 
 # What moves what
@@ -164,26 +163,22 @@ def test_an_answer_that_is_not_a_number_leaves_the_others_of_its_batch_alone() -
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("left", [False, True])
-def test_logits_are_the_same_bits_with_the_reader_on(family: str, left: bool) -> None:
+@pytest.mark.parametrize("masked", [False, True])
+def test_logits_are_the_same_bits_with_the_reader_on(family: str, masked: bool) -> None:
     model = family_model(family)
-    ids = torch.arange(2, 26).view(2, 12)
-    options: dict[str, Any] = {}
-    if left:
-        mask = torch.ones(2, 12, dtype=torch.int64)
-        mask[0, :3] = 0
-        options = {"attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
+    ids, mask = torch.arange(2, 26).view(2, 12), torch.ones(2, 12, dtype=torch.int64)
+    mask[0, 11:] = 0
+    options: dict[str, Any] = {"attention_mask": mask} if masked else {}
     with torch.inference_mode():
         plain = model(ids, **options).logits
         with AttentionReader(model, WANTS) as reader:
             untouched = model(ids, **options).logits
-            reader.start(TokenSpans([5, 6], [4, 5], n_pad=[3 * left, 0]))
+            reader.start(TokenSpans([5, 6], [4, 5]))
             read = model(ids, **options).logits
             assert len(reader.finish().layers) == 3
             after = model(ids, **options).logits
     for logits in (untouched, read, after):
-        assert torch.equal(plain[0, 3 * left :], logits[0, 3 * left :])
-        assert torch.equal(plain[1], logits[1])
+        assert torch.equal(plain, logits)
 
 
 def n_hooks(model: Any) -> int:
@@ -250,10 +245,9 @@ def test_no_heads_are_kept_and_few_are_there_at_a_time(monkeypatch: pytest.Monke
     assert of_reading.peak < of_eager.peak / 4  # a model of 4 heads
 
 
-@pytest.mark.parametrize("left", [False, True])
-def test_behind_an_answer_everything_is_0(left: bool) -> None:
+def test_behind_an_answer_everything_is_0() -> None:
     with torch.inference_mode(), Reader(tiny_model(), WANTS) as reader:
-        attention = reader.answers(ANSWERS, left=left).attention
+        attention = reader.answers(ANSWERS).attention
     for row, answer in enumerate(ANSWERS):
         places = len(answer.content) + 1
         kept = [*attention.layers, *(dots._asdict() for dots in attention.dots)]

@@ -3,12 +3,12 @@
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from extract.errors import InputError
 from probes.fitting.neighbours import neighbour_means
 from probes.fitting.training import AtOnce
-from probes.saved.head import KNNHead
+from probes.saved.head import Head, KNNHead, zeros
 
 
 class KNN(AtOnce):
@@ -26,8 +26,6 @@ class KNN(AtOnce):
     name = "knn"
     option = "n_neighbors"
     log_odds = False
-    points: Tensor
-    labels: Tensor
 
     def __init__(self, n_neighbors: list[int] | int = 25, calibrator: str = "platt") -> None:
         numbers = [n_neighbors] if isinstance(n_neighbors, int) else list(n_neighbors)
@@ -39,27 +37,14 @@ class KNN(AtOnce):
         self.save_hyperparameters()
         self.numbers = numbers
 
-    @property
-    def n_rows(self) -> int:
-        """Training rows."""
-        return len(self.labels)
-
-    @property
-    def n_neighbors(self) -> int:
-        """How many neighbours validation chose."""
-        assert self.choice is not None
-        return int(self.choice.value)
-
     def make_candidates(self, n_features: int, d_model: int) -> None:
         """Room for the training split's standardised features [feature, row, d_model] and labels [row]; no row yet."""
-        self.register_buffer("points", torch.empty(n_features, 0, d_model))
-        self.register_buffer("labels", torch.empty(0))
+        self.points, self.labels = zeros(n_features, 0, d_model), zeros(0)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Make room for the rows of the checkpoint."""
         super().on_load_checkpoint(checkpoint)
-        state = checkpoint["state_dict"]
-        self.points, self.labels = torch.empty_like(state["points"]), torch.empty_like(state["labels"])
+        self.points, self.labels = (zeros(*checkpoint["state_dict"][name].shape) for name in ("points", "labels"))
 
     def learn(self, features: Tensor, target: Tensor) -> None:
         """See `AtOnce.learn`.
@@ -72,11 +57,11 @@ class KNN(AtOnce):
                 f"Expected `n_neighbors` of at most {len(target)}, the rows of the training split, but got "
                 f"{max(self.numbers)}. Use fewer neighbours, or more questions."
             )
-        self.points, self.labels = features.transpose(0, 1).contiguous(), target.clone()
+        self.points, self.labels = nn.Buffer(features.transpose(0, 1).contiguous()), nn.Buffer(target.clone())
 
     def candidate_scores(self, features: Tensor) -> Tensor:
         """Scores [n_neighbors, row, feature]; 0 before the training split is there."""
-        if not self.n_rows:
+        if not len(self.labels):
             return features.new_zeros(len(self.numbers), *features.shape[:2])
         means = [
             neighbour_means(rows, points, self.labels, self.numbers)
@@ -84,7 +69,7 @@ class KNN(AtOnce):
         ]
         return torch.stack(means, dim=-1)
 
-    def candidate_head(self, penalty: int, feature: int) -> KNNHead:
+    def candidate_head(self, penalty: int, feature: int) -> Head:
         """One candidate as a head."""
-        head = KNNHead(self.points.shape[2], self.n_rows, self.numbers[penalty])
+        head = KNNHead(self.points.shape[2], len(self.labels), self.numbers[penalty])
         return self.filled(head, penalty, feature, points=self.points[feature], labels=self.labels)

@@ -23,7 +23,7 @@ from probes.fitting.latent_model import (
     summarise,
 )
 from probes.fitting.training import Descent
-from probes.saved.head import LatentHead
+from probes.saved.head import Head, LatentHead
 
 _PARAMETERS = ("weight_in", "bias_in", "weight", "bias", "log_shared")
 
@@ -59,7 +59,6 @@ class Latent(Descent):
     weight: nn.Parameter
     bias: nn.Parameter
     log_shared: nn.Parameter
-    noise: Tensor
     best_rank: Tensor
     answer_number: Tensor
     answer_mean: Tensor
@@ -116,7 +115,7 @@ class Latent(Descent):
             setattr(self, name, nn.Parameter(value))
             self.register_buffer(f"best_{name}", value.clone())
         self.register_buffer("best_rank", torch.full((n, n_features), -torch.inf, dtype=torch.float64))
-        self.register_buffer("noise", drawn_noise(self.components), persistent=False)
+        self.noise = nn.Buffer(drawn_noise(self.components), persistent=False)
 
     def predicted(self, features: Tensor) -> Gaussian:
         """μ and σ, [penalty, feature, row, component] each, from standardised features [row, feature, d_model]."""
@@ -133,7 +132,7 @@ class Latent(Descent):
         answers = Answers(*(moment[batch.question] for moment in moments))
         return answer_loss(self.predicted(self.standardised(batch.features)), self.log_shared.exp(), answers)
 
-    def candidate_head(self, penalty: int, feature: int) -> LatentHead:
+    def candidate_head(self, penalty: int, feature: int) -> Head:
         """One candidate as a head."""
         return self.filled(
             LatentHead(self.weight_in.shape[2], self.hidden, self.components),
@@ -144,6 +143,7 @@ class Latent(Descent):
             bias_in=self.bias_in[penalty, feature, 0],
             bias=self.bias[penalty, feature, 0],
             shared=self.log_shared[penalty, feature].exp().sum(),
+            noise=self.noise,
         )
 
     def _choose(self, scores: Tensor, batch: Batch) -> None:

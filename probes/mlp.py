@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from extract.errors import InputError
 from probes.fitting.training import Descent
-from probes.saved.head import MLPHead
+from probes.saved.head import Head, MLPHead
 
 
 class MLP(Descent):
@@ -52,7 +52,7 @@ class MLP(Descent):
         hidden = torch.einsum("rfd,pfdh->pfrh", features, self.weight_in) + self.bias_in[:, :, None]
         return torch.einsum("pfrh,pfh->prf", torch.relu(hidden), self.weight) + self.bias[:, None]
 
-    def candidate_head(self, penalty: int, feature: int) -> MLPHead:
+    def candidate_head(self, penalty: int, feature: int) -> Head:
         """One candidate as a head."""
         head = MLPHead(self.weight_in.shape[2], self.hidden)
         return self.filled(head, penalty, feature, "weight_in", "bias_in", "weight", "bias")

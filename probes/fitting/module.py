@@ -4,7 +4,9 @@ import logging
 import os
 import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import lightning as L
@@ -15,11 +17,11 @@ from datamodules.batches import Batch
 from datamodules.features import FeatureDataModule
 from extract.errors import InputError, nearest
 from probes.fitting.calibration import cross_fitted_loss, fit_calibrator, fit_platt_many
-from probes.metrics.functional import capability_auroc, debiased_brier, response_brier
-from probes.metrics.metrics import BrierSkill, CapabilityAUROC, DebiasedBrier, ResponseBrier
+from probes.metrics.functional import brier_skill, capability_auroc, debiased_brier, response_brier
+from probes.metrics.metrics import QuestionMetric
 from probes.registry import method_name
 from probes.saved.calibrators import CALIBRATORS, Calibrator
-from probes.saved.head import Head, HeadType
+from probes.saved.head import Head
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ class ProbeModule(L.LightningModule, ABC):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
         """One step of training, or nothing where the probe learns from all rows at once."""
 
-    def filled(self, head: HeadType, penalty: int, feature: int, *parameters: str, **values: Tensor) -> HeadType:
+    def filled(self, head: Head, penalty: int, feature: int, *parameters: str, **values: Tensor) -> Head:
         """A head with the standardiser and the named parameters of one candidate, and further values."""
         own = {name: getattr(self, name)[penalty, feature] for name in parameters}
         return head.filled(mean=self.mean[feature], scale=self.scale[feature], **own, **values)
@@ -120,8 +122,8 @@ class ProbeModule(L.LightningModule, ABC):
         Raises:
             InputError: If no feature varies.
         """
+        train = self.data.batch("train")
         if not hasattr(self, "mean"):
-            train = self.data.batch("train")
             mean, scale = standardiser(train.features)
             if scale.isinf().all():
                 raise InputError(
@@ -131,14 +133,14 @@ class ProbeModule(L.LightningModule, ABC):
             self._make(train.features.shape[1], train.features.shape[2])
             self.mean.copy_(mean)
             self.scale.copy_(scale)
-            self.train_accuracy = float((train.right / train.known).mean())
         self.feature_names = self.data.feature_names
         if self.data.pooled is None:
             self.name = method_name(type(self).__name__, self.data.target, self.data.signal) or type(self).name
-        metrics: dict[str, nn.Module] = {"auroc": CapabilityAUROC(), "brier": ResponseBrier()}
+        metrics: dict[str, Callable[..., Tensor]] = {"auroc": capability_auroc, "brier": response_brier}
         if self.data.scope == "question":
-            metrics |= {"brier": DebiasedBrier(), "brier_skill": BrierSkill(self.train_accuracy)}
-        self.test_metrics = nn.ModuleDict(metrics)
+            reference = float((train.right / train.known).mean())
+            metrics |= {"brier": debiased_brier, "brier_skill": partial(brier_skill, reference=reference)}
+        self.test_metrics = nn.ModuleDict({name: QuestionMetric(metric) for name, metric in metrics.items()})
 
     def _make(self, n_features: int, d_model: int) -> None:
         self.register_buffer("mean", torch.zeros(n_features, d_model))
@@ -149,11 +151,6 @@ class ProbeModule(L.LightningModule, ABC):
         """Create the parameters that a checkpoint contains."""
         if not hasattr(self, "mean"):
             self._make(*checkpoint["state_dict"]["mean"].shape)
-        self.train_accuracy = checkpoint["train_accuracy"]
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Save the reference of the skill."""
-        checkpoint["train_accuracy"] = self.train_accuracy
 
     def standardised(self, features: Tensor) -> Tensor:
         """Features [row, feature, d_model] with the training split's mean 0 and deviation 1."""

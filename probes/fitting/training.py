@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from datamodules.batches import Batch
 from extract.errors import InputError
 from probes.fitting.module import ProbeModule, soft_label_loss
-from probes.saved.head import LinearHead
+from probes.saved.head import Head, LinearHead
 
 #: Penalties that are tried by default.
 PENALTIES = (0.01, 0.03, 0.1, 0.3, 1.0)
@@ -110,7 +110,7 @@ class Directions(ProbeModule):
         """Scores [penalty, row, feature]."""
         return torch.einsum("rfd,pfd->prf", features, self.weight) + self.bias[:, None]
 
-    def candidate_head(self, penalty: int, feature: int) -> LinearHead:
+    def candidate_head(self, penalty: int, feature: int) -> Head:
         """One candidate as a head."""
         return self.filled(LinearHead(self.weight.shape[-1]), penalty, feature, "weight", "bias")
 

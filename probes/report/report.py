@@ -187,7 +187,7 @@ class Report:
         config = {
             "head": head.kind,
             "d_model": len(head.mean),
-            "sizes": {size: getattr(module, size) for size in head.sizes},
+            "sizes": {size: getattr(head, size) for size in head.sizes},
             "name": module.name,
             "signal": data.signal,
             "layer": self.choice.layer,

@@ -17,11 +17,12 @@ from extract.signals.features import TokenFeatures
 from extract.store.files import replace_file
 from extract.store.ragged import Ragged
 from probes.saved.calibrators import Calibrator
+from probes.saved.confidence import ConfidentModel
 from probes.saved.head import Head
 from probes.saved.loading import FORMAT_VERSION, find_probe, probe_tensors, read_config, read_weights
 
 if TYPE_CHECKING:
-    from probes.saved.confidence import ConfidentModel, Prompts
+    from probes.saved.confidence import Prompts
 
 
 class ConfidenceProbe:
@@ -109,9 +110,7 @@ class ConfidenceProbe:
         Raises:
             InputError: Another model, an empty prompt, or answers where the probe reads none or the other way round.
         """
-        from probes.saved.confidence import score
-
-        return score(self, hf_model, tokenizer, prompts, answers, attention_mask)
+        return self.attach(hf_model, tokenizer).score(prompts, answers, attention_mask)
 
     def attach(self, hf_model: Any, tokenizer: Any) -> ConfidentModel:
         """A wrapper whose `generate` gives every answer with a confidence.
@@ -119,15 +118,14 @@ class ConfidenceProbe:
         Raises:
             InputError: Another model; the message says which one the probe wants.
         """
-        from probes.saved.confidence import ConfidentModel
-
         return ConfidentModel(self, hf_model, tokenizer)
 
     def save(self, folder: str | Path, card: str) -> Path:
         """Write the probe with the text of its model card; returns the folder."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        weights = save(probe_tensors(self.head, self.calibrator), metadata={"format": "pt"})
+        tensors = probe_tensors(self.head, self.calibrator)
+        weights = save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, metadata={"format": "pt"})
         stated = {"format_version": FORMAT_VERSION, "weights": hashlib.sha256(weights).hexdigest()}
         config = json.dumps({**self.config, **stated}, indent=1, sort_keys=True) + "\n"
         replace_file(folder / "model.safetensors", weights)

@@ -9,12 +9,13 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-#: Knots that a saved isotonic calibrator may have at most: 4 MiB. A fit makes no more than two a row.
-MOST_KNOTS = 2**18
-
 
 class Calibrator(nn.Module):
-    """Base: named values as float64 buffers, in the order of the constructor."""
+    """Base: named values as float64 buffers.
+
+    Args:
+        *values: Numbers, or lists of knots, in the order of the names.
+    """
 
     #: What a saved probe calls it.
     kind: ClassVar[str]
@@ -23,7 +24,8 @@ class Calibrator(nn.Module):
     #: Axes of each value: 0 for a number, 1 for a list of knots.
     n_axes: ClassVar[int] = 0
 
-    def _keep(self, *values: Tensor | float) -> None:
+    def __init__(self, *values: Tensor | list[float] | float) -> None:
+        super().__init__()
         for name, value in zip(self.values, values, strict=True):
             self.register_buffer(name, torch.as_tensor(value, dtype=torch.float64).detach().clone())
 
@@ -39,24 +41,15 @@ class Calibrator(nn.Module):
         return None
 
     @classmethod
-    def of_shapes(cls, shapes: dict[str, tuple[int, ...]]) -> Self:
-        """A calibrator of zeros to load values into, from the shapes that a file's header states.
-
-        Raises:
-            ValueError: A value is missing, or has a shape that no fit gives. Other names are not looked at.
-        """
-        for name in cls.values:
-            shape = shapes.get(name)
-            if shape is None or len(shape) != cls.n_axes or not all(1 <= size <= MOST_KNOTS for size in shape):
-                found = "missing" if shape is None else f"of shape {list(shape)}"
-                raise ValueError(f"`{name}` of a {cls.kind!r} calibrator is {found}")
-        return cls(*(torch.zeros(shapes[name], dtype=torch.float64) for name in cls.values))
+    def of_zeros(cls, n_knots: int) -> Self:
+        """A calibrator to load values into, of so many knots where it has any."""
+        return cls(*(torch.zeros([n_knots] * cls.n_axes) for _ in cls.values))
 
 
 class Platt(Calibrator):
     """The confidence σ(slope · score + intercept); `slope` is never negative.
 
-    >>> Platt(slope=2.0, intercept=0.0)(torch.tensor([-1.0, 0.0, 1.0]))
+    >>> Platt(2.0, 0.0)(torch.tensor([-1.0, 0.0, 1.0]))
     tensor([0.1192, 0.5000, 0.8808])
     """
 
@@ -64,10 +57,6 @@ class Platt(Calibrator):
     values = ("slope", "intercept")
     slope: Tensor
     intercept: Tensor
-
-    def __init__(self, slope: Tensor | float, intercept: Tensor | float) -> None:
-        super().__init__()
-        self._keep(slope, intercept)
 
     def forward(self, score: Tensor) -> Tensor:
         """Confidences in [0, 1] of the shape and dtype of `score`."""
@@ -88,10 +77,6 @@ class Temperature(Calibrator):
     kind = "temperature"
     values = ("temperature",)
     temperature: Tensor
-
-    def __init__(self, temperature: Tensor | float) -> None:
-        super().__init__()
-        self._keep(temperature)
 
     def forward(self, score: Tensor) -> Tensor:
         """Confidences in [0, 1] of the shape and dtype of `score`."""
@@ -116,10 +101,6 @@ class Isotonic(Calibrator):
     x: Tensor
     y: Tensor
 
-    def __init__(self, x: Tensor | list[float], y: Tensor | list[float]) -> None:
-        super().__init__()
-        self._keep(torch.as_tensor(x, dtype=torch.float64), torch.as_tensor(y, dtype=torch.float64))
-
     def forward(self, score: Tensor) -> Tensor:
         """Confidences in [0, 1] of the shape and dtype of `score`."""
         wide = score.double().contiguous()  # what searchsorted asks for
@@ -131,18 +112,17 @@ class Isotonic(Calibrator):
 
     def problem(self) -> str | None:
         """What no fit gives: infinite values, other lengths, x not increasing, y decreasing or outside [0, 1]."""
-        steps = self.x.diff()
+        if problem := super().problem():
+            return problem
         if self.x.shape != self.y.shape or not len(self.x):
-            problem = f"`x` has the shape {list(self.x.shape)} and `y` {list(self.y.shape)}"
-        elif not ((steps > 0) & steps.isfinite()).all():
-            problem = "`x` is not increasing"
-        elif (self.y.diff() < 0).any():
-            problem = "`y` is decreasing"
-        elif ((self.y < 0) | (self.y > 1)).any():
-            problem = f"`y` reaches from {float(self.y.min())} to {float(self.y.max())}, outside [0, 1]"
-        else:
-            problem = None
-        return super().problem() or problem
+            return f"`x` has the shape {list(self.x.shape)} and `y` {list(self.y.shape)}"
+        steps = self.x.diff()
+        if not ((steps > 0) & steps.isfinite()).all():
+            return "`x` is not increasing"
+        if (self.y.diff() < 0).any():
+            return "`y` is decreasing"
+        outside = self.y[(self.y < 0) | (self.y > 1)]
+        return f"`y` holds {float(outside[0])}, outside [0, 1]" if len(outside) else None
 
 
 #: Closed list of calibrators that a config or a saved probe may name.

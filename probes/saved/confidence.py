@@ -45,102 +45,6 @@ class Answers:
         return iter(zip(self.text, self.confidence.tolist(), strict=True))
 
 
-def score(
-    probe: ConfidenceProbe,
-    hf_model: Any,
-    tokenizer: Any,
-    prompts: Prompts,
-    answers: str | Sequence[str] | None = None,
-    attention_mask: Tensor | None = None,
-) -> Tensor:
-    """See `ConfidenceProbe.score`."""
-    _check_model(probe, hf_model, tokenizer)
-    ids = _encode(probe, hf_model, tokenizer, prompts, attention_mask)
-    if not probe.reads_answers:
-        if answers is not None:
-            raise InputError(
-                "Expected no `answers`, because this probe reads questions alone. Leave them out, or train a probe "
-                "with --data.target=response."
-            )
-        return _read(probe, hf_model, ids)
-    texts = [answers] if isinstance(answers, str) else list(answers or ())
-    if len(texts) != len(ids):
-        raise InputError(
-            f"Expected `answers` to hold one answer a question, because this probe reads answers, but got {len(texts)} "
-            f"for {len(ids)}. Give the answers that the model wrote."
-        )
-    return _read(probe, hf_model, ids, [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts])
-
-
-def _read(
-    probe: ConfidenceProbe,
-    hf_model: Any,
-    prompts: Sequence[Sequence[int]],
-    answers: Sequence[Sequence[int]] | None = None,
-) -> Tensor:
-    """Confidences [row], by one pass over every prompt, or over every prompt with its answer (NaN for an empty one)."""
-    from extract.signals.base import Answer
-    from extract.signals.reading import read_answers, read_questions
-
-    layers = [] if probe.layer is None else [probe.layer]
-    if answers is None:
-        return probe.confidence(probe.features(read_questions(hf_model, prompts, probe.signals, layers=layers)))
-    pairs = [Answer(tuple(prompt), tuple(answer)) for prompt, answer in zip(prompts, answers, strict=True)]
-    return probe.confidence(probe.features(read_answers(hf_model, pairs, probe.signals, layers=layers)))
-
-
-def _check_model(probe: ConfidenceProbe, hf_model: Any, tokenizer: Any) -> None:
-    """Refuse a model whose weights, dtype, tokenizer or chat template are not those of the probe."""
-    from extract.models.loading import check_model
-
-    check_model(hf_model, tokenizer, probe.config["model"], "the probe")
-
-
-def _encode(
-    probe: ConfidenceProbe, hf_model: Any, tokenizer: Any, prompts: Any, mask: Tensor | None
-) -> list[list[int]]:
-    """Token ids of one prompt or several without padding, in the prompt template of the probe.
-
-    Raises:
-        InputError: If there is no prompt, a value is neither text, chat nor token ids, or padding has no mask.
-    """
-    from extract.prompts import PromptTemplate
-
-    if isinstance(prompts, Tensor):
-        if prompts.dim() not in (1, 2) or prompts.is_floating_point():
-            raise InputError(
-                f"Expected `prompts` as a tensor to be [token] or [question, token] ids, but got {prompts.dtype} of "
-                f"shape {tuple(prompts.shape)}. Give whole numbers."
-            )
-        ids, pad = torch.atleast_2d(prompts), _pad_token(hf_model, tokenizer)
-        if mask is None and len(ids) > 1 and bool((ids[:, [0, -1]] == pad).any()):
-            raise InputError(
-                "Expected `attention_mask` with a tensor of several prompts, because some begin or end in the padding "
-                "token. Give the tokenizer's."
-            )
-        masks = torch.ones_like(ids) if mask is None else torch.atleast_2d(mask)
-        prompts = [row[present.bool()].tolist() for row, present in zip(ids, masks, strict=True)]
-    prompts = [prompts] if isinstance(prompts, str) else prompts
-    if isinstance(prompts, Mapping) or not isinstance(prompts, Iterable):
-        raise InputError(
-            "Expected `prompts` to be a text, a chat (a list of messages), token ids, or a list of them, but got a "
-            f"{type(prompts).__name__}. Of a tokenizer's output, give the `input_ids`; put a message into a list."
-        )
-    prompts = list(prompts)
-    if not prompts:
-        raise InputError(
-            "Expected `prompts` to hold at least one question, but it is empty. Give a text, a chat, or token ids."
-        )
-    template = PromptTemplate.of(probe.config["prompt"])
-    several = [prompts] if isinstance(prompts[0], (dict, int)) else prompts
-    return [template.encode(tokenizer, prompt) for prompt in several]
-
-
-def _pad_token(hf_model: Any, tokenizer: Any) -> int:
-    candidates = (hf_model.generation_config.pad_token_id, tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
-    return int(next(token for token in candidates if token is not None))
-
-
 class ConfidentModel:
     """A model with a probe attached. Hooks exist only while `generate` runs; the model itself is not changed.
 
@@ -151,7 +55,9 @@ class ConfidentModel:
     """
 
     def __init__(self, probe: ConfidenceProbe, hf_model: Any, tokenizer: Any) -> None:
-        _check_model(probe, hf_model, tokenizer)
+        from extract.models.loading import check_model
+
+        check_model(hf_model, tokenizer, probe.config["model"], "the probe")
         self.probe, self.tokenizer = probe, tokenizer
         self._model: Any = hf_model
 
@@ -159,6 +65,26 @@ class ConfidentModel:
         """Let go of the model and return it, as it was."""
         model, self._model = self._model, None
         return model
+
+    def score(
+        self, prompts: Prompts, answers: str | Sequence[str] | None = None, attention_mask: Tensor | None = None
+    ) -> Tensor:
+        """See `ConfidenceProbe.score`."""
+        ids = self._encode(prompts, attention_mask)
+        if not self.probe.reads_answers:
+            if answers is not None:
+                raise InputError(
+                    "Expected no `answers`, because this probe reads questions alone. Leave them out, or train a probe "
+                    "with --data.target=response."
+                )
+            return self._read(ids)
+        texts = [answers] if isinstance(answers, str) else list(answers or ())
+        if len(texts) != len(ids):
+            raise InputError(
+                "Expected `answers` to hold one answer a question, because this probe reads answers, but got "
+                f"{len(texts)} for {len(ids)}. Give the answers that the model wrote."
+            )
+        return self._read(ids, [self.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts])
 
     @torch.inference_mode()
     def generate(self, inputs: Prompts, **options: Any) -> Answers:
@@ -181,18 +107,14 @@ class ConfidentModel:
         """
         from extract.sampling.local.batching import left_padded
 
-        probe, model = self.probe, self._model
-        if model is None:
-            raise InputError(
-                "Expected an attached probe, but it was detached. Attach it again: `probe.attach(model, tokenizer)`."
-            )
-        pad, mask = _pad_token(model, self.tokenizer), options.pop("attention_mask", None)
+        mask = options.pop("attention_mask", None)
         if mask is not None and not bool(torch.atleast_2d(mask)[:, -1].all()):
             raise InputError(
                 "Expected `inputs` to be padded on the left, but `attention_mask` ends in padding. Set "
                 "`tokenizer.padding_side = 'left'`."
             )
-        prompts = _encode(probe, model, self.tokenizer, inputs, mask)
+        prompts = self._encode(inputs, mask)
+        probe, model, pad = self.probe, self._model, self._pad_token()
         ids, mask = left_padded(prompts, pad=pad, device=model.device)
         stop = list(probe.config.get("decoding", {}).get("stop", [])) if probe.reads_answers else []
         if stop:
@@ -205,14 +127,67 @@ class ConfidentModel:
         question = [row // per_question for row in range(len(sequences))]
         if probe.reads_answers:
             texts, contents = self._contents(drawn.tolist(), stop)
-            return Answers(texts, _read(probe, model, [prompts[i] for i in question], contents), sequences, question)
+            return Answers(texts, self._read([prompts[i] for i in question], contents), sequences, question)
         if capture is None or layer is None:
-            confidence = _read(probe, model, prompts)
+            confidence = self._read(prompts)
         else:
             captured = probe.confidence(capture.states[layer][:, 0]).cpu()
             confidence = captured[:: len(captured) // len(ids)]
         texts = self.tokenizer.batch_decode(drawn, skip_special_tokens=True)
         return Answers(texts, confidence.repeat_interleave(per_question), sequences, question)
+
+    def _encode(self, prompts: Any, mask: Tensor | None) -> list[list[int]]:
+        """Token ids of one prompt or several without padding, in the prompt template of the probe."""
+        from extract.prompts import PromptTemplate
+
+        if self._model is None:
+            raise InputError(
+                "Expected an attached probe, but it was detached. Attach it again: `probe.attach(model, tokenizer)`."
+            )
+        if isinstance(prompts, Tensor):
+            if prompts.dim() not in (1, 2) or prompts.is_floating_point():
+                raise InputError(
+                    f"Expected `prompts` as a tensor to be [token] or [question, token] ids, but got {prompts.dtype} "
+                    f"of shape {tuple(prompts.shape)}. Give whole numbers."
+                )
+            ids = torch.atleast_2d(prompts)
+            if mask is None and len(ids) > 1 and bool((ids[:, [0, -1]] == self._pad_token()).any()):
+                raise InputError(
+                    "Expected `attention_mask` with a tensor of several prompts, because some begin or end in the "
+                    "padding token. Give the tokenizer's."
+                )
+            masks = torch.ones_like(ids) if mask is None else torch.atleast_2d(mask)
+            prompts = [row[present.bool()].tolist() for row, present in zip(ids, masks, strict=True)]
+        prompts = [prompts] if isinstance(prompts, str) else prompts
+        if isinstance(prompts, Mapping) or not isinstance(prompts, Iterable):
+            raise InputError(
+                "Expected `prompts` to be a text, a chat (a list of messages), token ids, or a list of them, but got a "
+                f"{type(prompts).__name__}. Of a tokenizer's output, give the `input_ids`; put a message into a list."
+            )
+        prompts = list(prompts)
+        if not prompts:
+            raise InputError(
+                "Expected `prompts` to hold at least one question, but it is empty. Give a text, a chat, or token ids."
+            )
+        template = PromptTemplate.of(self.probe.config["prompt"])
+        several = [prompts] if isinstance(prompts[0], (dict, int)) else prompts
+        return [template.encode(self.tokenizer, prompt) for prompt in several]
+
+    def _pad_token(self) -> int:
+        of_model, tokenizer = self._model.generation_config.pad_token_id, self.tokenizer
+        candidates = (of_model, tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
+        return int(next(token for token in candidates if token is not None))
+
+    def _read(self, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]] | None = None) -> Tensor:
+        """Confidences [row], by one pass over every prompt, or over every prompt with its answer."""
+        from extract.signals.base import Answer
+        from extract.signals.reading import read_answers, read_questions
+
+        probe, layers = self.probe, [] if self.probe.layer is None else [self.probe.layer]
+        if answers is None:
+            return probe.confidence(probe.features(read_questions(self._model, prompts, probe.signals, layers=layers)))
+        pairs = [Answer(tuple(prompt), tuple(answer)) for prompt, answer in zip(prompts, answers, strict=True)]
+        return probe.confidence(probe.features(read_answers(self._model, pairs, probe.signals, layers=layers)))
 
     def _contents(self, drawn: list[list[int]], stop: Sequence[str]) -> tuple[list[str], list[list[int]]]:
         """Texts of the answers up to the stop strings, and their tokens, as in the probe's training set."""

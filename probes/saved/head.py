@@ -1,40 +1,33 @@
 """Heads: from the features of one layer and position to a score. A saved probe is a head with its calibrator."""
 
 from collections.abc import Mapping
-from typing import ClassVar, Self, TypeVar
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
-from extract.errors import InputError
-from probes.fitting.latent_model import drawn_noise, encode, sampled_score
+from probes.fitting.latent_model import DRAWS, encode, sampled_score
 from probes.fitting.neighbours import neighbour_means
-
-HeadType = TypeVar("HeadType", bound="Head")
-_MOST_VALUES = 2**30  # float32 numbers of a tensor that grows with the training split
 
 
 class Head(nn.Module):
     """Base: a standardiser, and a subclass's way from standardised hidden states to a score.
 
-    A subclass keeps everything in buffers, and is created from `d_model` and the whole numbers named in `sizes`.
+    A subclass keeps everything in buffers, and is created from `d_model` and the whole numbers named in `sizes`, which
+    are also attributes of it.
 
     Args:
         d_model: Width of the hidden state.
-        **buffers: Tensors of the subclass.
     """
 
     #: Name of the kind in a saved probe.
     kind: ClassVar[str]
     #: Further sizes that `__init__` takes, with the largest that a saved probe may have.
     sizes: ClassVar[Mapping[str, int]] = {}
-    mean: Tensor
-    scale: Tensor
 
-    def __init__(self, d_model: int, **buffers: Tensor) -> None:
+    def __init__(self, d_model: int) -> None:
         super().__init__()
-        for name, tensor in {"mean": torch.zeros(d_model), "scale": torch.ones(d_model), **buffers}.items():
-            self.register_buffer(name, tensor)
+        self.mean, self.scale = zeros(d_model), nn.Buffer(torch.ones(d_model))
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Scores [...] float32, higher = more likely right, from hidden states [..., d_model] of any float dtype."""
@@ -62,15 +55,19 @@ class Head(nn.Module):
         return None
 
 
+def zeros(*shape: int) -> nn.Buffer:
+    """A buffer of zeros, to be filled."""
+    return nn.Buffer(torch.zeros(shape))
+
+
 class LinearHead(Head):
     """w · (h − mean) / scale + b."""
 
     kind = "linear"
-    weight: Tensor
-    bias: Tensor
 
     def __init__(self, d_model: int) -> None:
-        super().__init__(d_model, weight=torch.zeros(d_model), bias=torch.tensor(0.0))
+        super().__init__(d_model)
+        self.weight, self.bias = zeros(d_model), zeros()
 
     def score(self, standardised: Tensor) -> Tensor:
         """Scores [...] from standardised hidden states [..., d_model]."""
@@ -87,14 +84,12 @@ class MLPHead(Head):
 
     kind = "mlp"
     sizes: ClassVar[Mapping[str, int]] = {"hidden": 2**14}
-    weight_in: Tensor
-    bias_in: Tensor
-    weight: Tensor
-    bias: Tensor
 
     def __init__(self, d_model: int, hidden: int) -> None:
-        first = {"weight_in": torch.zeros(d_model, hidden), "bias_in": torch.zeros(hidden)}
-        super().__init__(d_model, **first, weight=torch.zeros(hidden), bias=torch.tensor(0.0))
+        super().__init__(d_model)
+        self.hidden = hidden
+        self.weight_in, self.bias_in = zeros(d_model, hidden), zeros(hidden)
+        self.weight, self.bias = zeros(hidden), zeros()
 
     def score(self, standardised: Tensor) -> Tensor:
         """Scores [...] from standardised hidden states [..., d_model]."""
@@ -112,23 +107,13 @@ class LatentHead(Head):
 
     kind = "latent"
     sizes: ClassVar[Mapping[str, int]] = {"hidden": 2**14, "components": 2**13}
-    weight_in: Tensor
-    bias_in: Tensor
-    weight: Tensor
-    bias: Tensor
-    shared: Tensor
-    noise: Tensor
 
     def __init__(self, d_model: int, hidden: int, components: int) -> None:
-        super().__init__(
-            d_model,
-            weight_in=torch.zeros(d_model, hidden),
-            bias_in=torch.zeros(hidden),
-            weight=torch.zeros(hidden, 2 * components),
-            bias=torch.zeros(2 * components),
-            shared=torch.tensor(0.0),
-            noise=drawn_noise(components),
-        )
+        super().__init__(d_model)
+        self.hidden, self.components = hidden, components
+        self.weight_in, self.bias_in = zeros(d_model, hidden), zeros(hidden)
+        self.weight, self.bias = zeros(hidden, 2 * components), zeros(2 * components)
+        self.shared, self.noise = zeros(), zeros(DRAWS, components)
 
     def score(self, standardised: Tensor) -> Tensor:
         """Scores [...] from standardised hidden states [..., d_model]."""
@@ -147,24 +132,15 @@ class KNNHead(Head):
         d_model: Width of the hidden state.
         n_rows: Training rows.
         n_neighbors: How many of them count.
-
-    Raises:
-        InputError: More numbers than fit into a memory, which a saved probe may claim to hold.
     """
 
     kind = "knn"
     sizes: ClassVar[Mapping[str, int]] = {"n_rows": 2**24, "n_neighbors": 2**24}
-    points: Tensor
-    labels: Tensor
 
     def __init__(self, d_model: int, n_rows: int, n_neighbors: int) -> None:
-        if n_rows * d_model > _MOST_VALUES:
-            raise InputError(
-                f"Expected `sizes` of a knn head with at most {_MOST_VALUES} numbers, but {n_rows} rows of width "
-                f"{d_model} have more. Train on fewer rows."
-            )
-        super().__init__(d_model, points=torch.zeros(n_rows, d_model), labels=torch.zeros(n_rows))
-        self.n_neighbors = n_neighbors
+        super().__init__(d_model)
+        self.n_rows, self.n_neighbors = n_rows, n_neighbors
+        self.points, self.labels = zeros(n_rows, d_model), zeros(n_rows)
 
     def score(self, standardised: Tensor) -> Tensor:
         """Scores [...] in [0, 1] from standardised hidden states [..., d_model]."""
@@ -176,9 +152,9 @@ class KNNHead(Head):
 
     def problem(self) -> str | None:
         """As for every head, there are as many rows as neighbours, and labels are in [0, 1]."""
+        if self.n_neighbors > self.n_rows:
+            return f"`n_neighbors` is {self.n_neighbors}, of {self.n_rows} rows"
         outside = self.labels[(self.labels < 0) | (self.labels > 1)]
-        if self.n_neighbors > len(self.labels):
-            return f"`n_neighbors` is {self.n_neighbors}, of {len(self.labels)} rows"
         return super().problem() or (f"`labels` holds {float(outside[0])}" if len(outside) else None)
 
 

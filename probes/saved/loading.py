@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
@@ -30,14 +31,13 @@ from extract.signals.features import TokenFeatures, is_key, is_pooling, is_weigh
 from extract.store.files import is_inside, read_json
 from extract.store.shards import Scope
 from extract.text import one_line, shown
-from probes.saved.calibrators import CALIBRATORS, MOST_KNOTS, Calibrator
+from probes.saved.calibrators import CALIBRATORS, Calibrator
 from probes.saved.head import HEADS, Head
 
 FORMAT_VERSION = 3
 _READ_VERSIONS = (2, 3)  # 2 had no token signals
 _FILES = ["config.json", "model.safetensors", "README.md"]
-_LARGEST_CONFIG, _LARGEST_HEADER = 2**20, 2**16  # bytes
-_LARGEST_CALIBRATOR = 2 * 8 * MOST_KNOTS
+_LARGEST_CONFIG, _LARGEST_HEADER, _LARGEST_CALIBRATOR = 2**20, 2**16, 2**22  # bytes
 _CALIBRATOR = "calibrator."  # what the calibrator's tensors begin with
 
 #: Fields of config.json, with those that say what is read: see `_reading`.
@@ -90,20 +90,15 @@ def find_probe(probe: str | Path, revision: str | None) -> list[Path]:
 
 
 def _from_hub(probe: str, revision: str | None) -> Path:
-    if probe.count("/") != 1 or probe.startswith((".", "/")):
-        raise InputError(
-            f"Expected `probe` to be the folder of a saved probe or a Hub id, but there is no folder {probe!r}. Runs "
-            "save theirs as runs/NAME/probe."
-        )
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub.errors import HFValidationError
 
     try:
         return Path(snapshot_download(probe, revision=revision, allow_patterns=_FILES))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+    except (HFValidationError, OSError) as error:
         raise InputError(
-            f"Expected `probe` to be the folder of a saved probe or a Hub id, but {probe!r} is no folder and the Hub "
-            f"gave: {one_line(error)}"
+            f"Expected `probe` to be the folder of a saved probe or a Hub id, but there is no folder {probe!r} and the "
+            f"Hub gave: {one_line(error)}. Runs save theirs as runs/NAME/probe."
         ) from error
 
 
@@ -185,7 +180,8 @@ def read_weights(path: Path, config: dict[str, Any]) -> tuple[Head, Calibrator]:
     Raises:
         InputError: If the file holds anything else, or values that no training gives.
     """
-    head = HEADS[config["head"]](config["d_model"], **config["sizes"])
+    with torch.device("meta"):  # takes no memory for what the config claims
+        head = HEADS[config["head"]](config["d_model"], **config["sizes"])
     try:
         size = path.stat().st_size
         largest = sum(tensor.nbytes for tensor in head.state_dict().values()) + _LARGEST_CALIBRATOR + _LARGEST_HEADER
@@ -194,13 +190,8 @@ def read_weights(path: Path, config: dict[str, Any]) -> tuple[Head, Calibrator]:
         if sha256_file(path) != config["weights"]:
             raise ValueError("its checksum is not the one in config.json")
         tensors = load_file(path)
-        calibrator = CALIBRATORS[config["calibrator"]].of_shapes(
-            {
-                name.removeprefix(_CALIBRATOR): tuple(tensor.shape)
-                for name, tensor in tensors.items()
-                if name.startswith(_CALIBRATOR)
-            }
-        )
+        n_knots = tensors[f"{_CALIBRATOR}x"].numel() if f"{_CALIBRATOR}x" in tensors else 0
+        calibrator = CALIBRATORS[config["calibrator"]].of_zeros(n_knots)
         declared = probe_tensors(head, calibrator)
         for name in sorted(declared.keys() ^ tensors.keys()):
             raise ValueError(f"{shown(name)} is {'missing' if name in declared else 'there too'}")
@@ -208,9 +199,9 @@ def read_weights(path: Path, config: dict[str, Any]) -> tuple[Head, Calibrator]:
             dtype, shape = tensors[name].dtype, list(tensors[name].shape)
             if (dtype, shape) != (tensor.dtype, list(tensor.shape)):
                 raise ValueError(f"`{name}` is {dtype} of shape {shape} and not {tensor.dtype} of {list(tensor.shape)}")
-            tensor.copy_(tensors[name])
-        problem = head.problem() or calibrator.problem()
-        if problem is not None:
+        head.load_state_dict({name: tensors[name].clone() for name in head.state_dict()}, assign=True)
+        calibrator.load_state_dict({name: tensors[_CALIBRATOR + name] for name in calibrator.values})
+        if problem := head.problem() or calibrator.problem():
             raise ValueError(problem)
     except (OSError, ValueError, SafetensorError) as error:
         raise InputError(
@@ -221,6 +212,5 @@ def read_weights(path: Path, config: dict[str, Any]) -> tuple[Head, Calibrator]:
 
 
 def probe_tensors(head: Head, calibrator: Calibrator) -> dict[str, Tensor]:
-    """The tensors of a saved probe by their names in its file; on a CPU they share the memory of the modules."""
-    of_calibrator = {_CALIBRATOR + name: tensor for name, tensor in calibrator.state_dict().items()}
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in {**head.state_dict(), **of_calibrator}.items()}
+    """The tensors of a saved probe by their names in its file."""
+    return {**head.state_dict(), **calibrator.state_dict(prefix=_CALIBRATOR)}

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from extract.models.embedded import EMBEDDED_MODEL
 from extract.policy import Decoding
-from extract.questions.examples import with_examples
 from extract.questions.question import Question, questions_hash
 from extract.questions.sets import SETS
 from extract.questions.source import find_source
-from extract.questions.subset import subset
+from extract.questions.subset import subset, with_examples
 from extract.registry import fill_names
 from extract.samplers import SAMPLERS
 from extract.sampling.server.policy import Server

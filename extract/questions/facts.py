@@ -7,7 +7,8 @@ answer stands in its own text is left out: an echo would be graded right.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,6 @@ from extract.questions.question import Question
 from extract.text import contains_answer
 
 _NO_PLURAL = ("s", "sh", "ch", "se", "z", "o", "ic", "asy", "man")
-_ONES = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
-    "eighteen nineteen"
-).split()
-_TENS = "zero ten twenty thirty forty fifty sixty seventy eighty".split()
 
 
 def facts() -> list[Question]:
@@ -30,7 +26,8 @@ def facts() -> list[Question]:
         InputError: The `countryinfo` package is not installed.
     """
     tables = json.loads(Path(__file__).with_name("facts.json").read_text(encoding="utf-8"))
-    questions = [*_about_countries(tables["countries"]), *_about_elements(tables["elements"]), *_arithmetic()]
+    about = (_about_countries(tables["countries"]), _about_elements(tables["elements"]), _arithmetic(tables["numbers"]))
+    questions = chain.from_iterable(about)
     return [q for q in questions if not contains_answer(q.text, q.references, "case_sensitive" in q.meta)]
 
 
@@ -41,8 +38,8 @@ def _about_countries(tables: dict[str, Any]) -> Iterator[Question]:
             capitals = (data["capital"], *tables["capital aliases"].get(name, ()))
             yield _question("capital", title, f"What is the capital of {title}?", capitals)
         if name not in tables["continent left out"]:
-            continents = _continents(data)
-            adjectives = tables["continent adjectives"]
+            known, adjectives = tables["continents of countries and regions"], tables["continent adjectives"]
+            continents = known.get(name) or known.get(data.get("intermediateregion"), [data["region"]])
             forms, rivals = _continent_forms(continents, adjectives), _continent_rivals(continents, adjectives)
             yield _question("continent", title, f"Which continent is {title} in?", forms, rivals=rivals)
         if name not in tables["demonym left out"]:
@@ -64,26 +61,17 @@ def _countries(tables: dict[str, Any]) -> dict[str, dict[str, str]]:
     return {name: data for name, data in large.items() if name not in tables["left out"]}
 
 
-def _continents(data: dict[str, str]) -> tuple[str, ...]:
-    if data["region"] != "Americas":
-        return (data["region"],)
-    if data["name"] in ("Canada", "Mexico", "United States"):
-        return ("North America",)
-    regions = {"South America": ("South America",), "Central America": ("North America", "Central America")}
-    return regions.get(data["intermediateregion"], ("North America", "Caribbean"))
-
-
-def _continent_forms(continents: tuple[str, ...], adjectives: dict[str, str]) -> tuple[str, ...]:
+def _continent_forms(continents: list[str], adjectives: dict[str, str]) -> list[str]:
     """Continents with their other forms, for example "Africa" and "African country"."""
-    nouns = ("continent", "country", "nation", "state")
-    return (*continents, *(f"{adjectives[name]} {noun}" for name in continents if name in adjectives for noun in nouns))
+    known = [adjectives[name] for name in continents if name in adjectives]
+    return [*continents, *(" ".join(form) for form in product(known, ("continent", "country", "nation", "state")))]
 
 
-def _continent_rivals(continents: tuple[str, ...], adjectives: dict[str, str]) -> list[str]:
+def _continent_rivals(continents: list[str], adjectives: dict[str, str]) -> list[str]:
     """Forms of the other continents, and phrases that hold a continent's name and mean something else."""
     # "Central America" does not contradict "North America"
     related = {*continents, "Central America"} if "North America" in continents else {*continents}
-    others = _continent_forms(tuple(name for name in adjectives if name not in related), adjectives)
+    others = _continent_forms([name for name in adjectives if name not in related], adjectives)
     americas = () if any(name.endswith(("America", "Caribbean")) for name in continents) else ("America", "Americas")
     return [*others, "South Africa", "north of Africa", "Asia Minor", *americas]
 
@@ -96,15 +84,14 @@ def _about_elements(tables: dict[str, Any]) -> Iterator[Question]:
         yield _question("element", symbol, f"Which chemical element has the symbol {symbol}?", names)
 
 
-def _arithmetic() -> Iterator[Question]:
-    for a in range(2, 10):
-        for b in range(2, 10):
-            for group, sign, name, number in (("sum", "+", "plus", a + b), ("product", "x", "times", a * b)):
-                tens, ones = divmod(number, 10)
-                words = _ONES[number] if number < 20 else f"{_TENS[tens]}-{_ONES[ones]}" if ones else _TENS[tens]
-                yield _question(group, f"{a}{sign}{b}", f"What is {a} {name} {b}?", (str(number), words))
+def _arithmetic(words: dict[str, list[str]]) -> Iterator[Question]:
+    for a, b in product(range(2, 10), repeat=2):
+        for group, sign, name, number in (("sum", "+", "plus", a + b), ("product", "x", "times", a * b)):
+            ten, one = words["tens"][number // 10], words["ones"][number % 10]
+            word = words["ones"][number] if number < 20 else f"{ten}-{one}" if number % 10 else ten
+            yield _question(group, f"{a}{sign}{b}", f"What is {a} {name} {b}?", (str(number), word))
 
 
-def _question(group: str, item: str, text: str, references: tuple[str, ...], **meta: Any) -> Question:
-    references = tuple(dict.fromkeys(references))
-    return Question(f"{group}/{item}", "facts", text, references=references, group=group, meta=meta)
+def _question(group: str, item: str, text: str, references: Iterable[str], **meta: Any) -> Question:
+    different = tuple(dict.fromkeys(references))
+    return Question(f"{group}/{item}", "facts", text, references=different, group=group, meta=meta)

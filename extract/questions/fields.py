@@ -40,11 +40,9 @@ class Row:
         Raises:
             InputError: There is no such column.
         """
-        if column in self.values:
-            return self.values[column]
         value: Any = self.values
         try:
-            for name in column.split("."):
+            for name in [column] if column in value else column.split("."):
                 value = value[name]
         except (KeyError, TypeError):
             known = list(map(str, self.values))
@@ -149,13 +147,13 @@ def by_fields(fields: Mapping[str, Any]) -> Read:
 
 
 def _check_fields(fields: Mapping[str, Any]) -> None:
+    kinds = get_args(Kind)
     for name, value in fields.items():
         if name not in MAPPED:
-            raise InputError(
-                f"Expected keys of `fields` among {', '.join(MAPPED)}, but got {name!r}.{nearest(name, MAPPED)}"
-            )
-        if name == "kind" and value not in get_args(Kind):
-            raise InputError(f"Expected `fields.kind` to be one of {', '.join(get_args(Kind))}, but got {value!r}.")
+            known = ", ".join(MAPPED)
+            raise InputError(f"Expected keys of `fields` among {known}, but got {name!r}.{nearest(name, MAPPED)}")
+        if name == "kind" and value not in kinds:
+            raise InputError(f"Expected `fields.kind` to be one of {', '.join(kinds)}, but got {value!r}.")
         columns = [value]
         if name == "meta":
             columns = list(value.values()) if isinstance(value, Mapping) else [None]

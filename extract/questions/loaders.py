@@ -37,32 +37,33 @@ def load_rows(name: str, dataset: QuestionSet, path: Path | None, split: str) ->
             f"{str(path)!r} is {'another file' if path.is_file() else 'no file'}. Check the path."
         )
     try:
-        if path is None:
-            as_text = {"keep_default_na": False} if dataset.in_csv else {}  # "None" and "NA" are answers
-            return _load(str(dataset.hub), name=dataset.config, split=split, revision=dataset.revision, **as_text)
-        if path.is_dir():
-            as_text = {"keep_default_na": False, "index_col": False} if any(path.rglob("*.csv")) else {}
-            return _load(str(path), name=dataset.config, split=split, streaming=True, **as_text)
-        return LOADERS[path.suffix](dataset, path)
+        if path is None or path.is_dir():
+            return _load_dataset(dataset, path, split)
+        return LOADERS[path.suffix](path, dataset.columns)
     except InputError:
         raise
     except Exception as error:  # of many kinds: those of `datasets`, pandas, pyarrow and the Hub's client
         raise InputError(_unreadable(name, dataset, path, error)) from None
 
 
-def _load(name_or_path: str, **options: Any) -> Sequence[Record]:
-    import datasets
+def _load_dataset(dataset: QuestionSet, folder: Path | None, split: str) -> Sequence[Record]:
+    from datasets import load_dataset
 
-    # A stream is read straight from its file; what comes from the Hub is kept in the cache, where rows have places
+    hub, config = str(dataset.hub), dataset.config
+    in_csv = dataset.in_csv if folder is None else any(folder.rglob("*.csv"))
+    as_text = {"keep_default_na": False, "index_col": False} if in_csv else {}  # "None" and "NA" are answers
     with quiet_loggers("datasets", "huggingface_hub"), warnings.catch_warnings():
         warnings.filterwarnings("error", "Length of header or names")  # fields without a column
-        loaded = datasets.load_dataset(name_or_path, **options)
-        return list(loaded) if options.get("streaming") else loaded
+        if folder is None:  # kept in the cache, where rows have places
+            return load_dataset(hub, name=config, split=split, revision=dataset.revision, **as_text)
+        return list(load_dataset(str(folder), name=config, split=split, streaming=True, **as_text))
 
 
-def _from_jsonl(dataset: QuestionSet, path: Path) -> Sequence[Record]:
-    # Not by `datasets`: it knows no line numbers, takes texts that look like dates for dates, and gives up where a
-    # column holds now a text and now a list
+# JSON and CSV are not read by `datasets`: it knows no line numbers, takes texts that look like dates for dates, gives
+# up where a column holds now a text and now a list, and fills rows of a table that are too short.
+
+
+def _from_jsonl(path: Path, columns: Sequence[str]) -> Sequence[Record]:
     with path.open("rb") as file:
         return [_json_object(line, f"line {i} of {path.name!r}") for i, line in enumerate(file, 1) if line.strip()]
 
@@ -81,7 +82,7 @@ def _json_object(line: bytes, where: str) -> Record:
     raise InputError(f"Expected {where} to be a JSON object, but {problem}. Write one object per line.")
 
 
-def _from_json(dataset: QuestionSet, path: Path) -> Sequence[Record]:
+def _from_json(path: Path, columns: Sequence[str]) -> Sequence[Record]:
     def is_rows(value: Any) -> bool:
         return isinstance(value, list) and all(isinstance(row, dict) for row in value)
 
@@ -96,16 +97,15 @@ def _from_json(dataset: QuestionSet, path: Path) -> Sequence[Record]:
     return rows
 
 
-def _from_csv(dataset: QuestionSet, path: Path) -> Sequence[Record]:
+def _from_csv(path: Path, columns: Sequence[str]) -> Sequence[Record]:
     """Every field as text, just as it stands there: 145.0 stays, and so do NA and 007."""
-    # Not by `datasets`, which fills short rows, and takes the first column for an index where every row is too long
     csv.field_size_limit(2**31 - 1)  # a question may hold a whole document
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(file, strict=True)
         lines = [(reader.line_num, fields) for fields in reader if fields]
     if not lines:
         raise InputError(f"Expected {path.name!r} to have a header and a row for each question, but it is empty.")
-    names = dataset.columns or tuple(lines.pop(0)[1])
+    names = columns or lines.pop(0)[1]
     repeated = [name for name in names if name and names.count(name) > 1]
     if repeated:
         raise InputError(
@@ -114,7 +114,7 @@ def _from_csv(dataset: QuestionSet, path: Path) -> Sequence[Record]:
         )
     for number, fields in lines:
         if len(fields) != len(names):
-            header = " without a header" if dataset.columns else ""
+            header = " without a header" if columns else ""
             raise InputError(
                 f"Expected the row that ends in line {number} of {path.name!r} to have {len(names)} fields, of the "
                 f"columns {', '.join(names)}{header}, but it has {len(fields)}. Put texts with commas in double quotes."
@@ -122,11 +122,10 @@ def _from_csv(dataset: QuestionSet, path: Path) -> Sequence[Record]:
     return [dict(zip(names, fields, strict=True)) for _, fields in lines]
 
 
-def _from_parquet(dataset: QuestionSet, path: Path) -> Sequence[Record]:
-    from pyarrow.parquet import read_metadata
+def _from_parquet(path: Path, columns: Sequence[str]) -> Sequence[Record]:
+    from pyarrow.parquet import ParquetFile
 
-    is_empty = read_metadata(path).num_rows == 0  # which `datasets` stumbles over
-    return [] if is_empty else _load("parquet", data_files=str(path), split="train", streaming=True)
+    return ParquetFile(path).read().to_pylist()
 
 
 #: Functions that read a file, by its suffix.

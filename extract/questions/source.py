@@ -1,7 +1,6 @@
 """Where questions come from: what ``--questions`` and the options beside it mean."""
 
 import re
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -48,13 +47,13 @@ class Source:
             InputError: The rows can't be read, or a question breaks a rule.
         """
         if self.set.build is not None:
-            return list(check_questions(self.set.build(), f"the set {self.dataset!r}"))
+            return check_questions(self.set.build(), f"the set {self.dataset!r}")
         drafts = self._drafts(enumerate(load_rows(self.dataset, self.set, self.path, self.set.split)), seed)
         if self.set.read is own_form and self.path is not None and self.path.suffix == ".jsonl":  # taken as it stands
             questions: Iterable[Question] = (Question(dataset=self.dataset, **draft) for draft, _ in drafts)
         else:
-            questions = merged(drafts, self.dataset)
-        return list(check_questions(questions, repr(self.dataset)))
+            questions = _merged(drafts, self.dataset)
+        return check_questions(questions, repr(self.dataset))
 
     def examples(self, seed: int) -> Iterator[Question] | None:
         """Questions of the train split in a seeded order, made one by one; None without such a split."""
@@ -62,7 +61,7 @@ class Source:
             return None
         rows = load_rows(self.dataset, self.set, self.path, self.set.train)
         order = hash_order([str(i) for i in range(len(rows))], seed)
-        return (question for i in order for question in merged(self._drafts([(i, rows[i])], seed), self.dataset))
+        return (question for i in order for question in _merged(self._drafts([(i, rows[i])], seed), self.dataset))
 
     def _drafts(self, rows: Iterable[tuple[int, Record]], seed: int) -> Iterator[tuple[Draft, str]]:
         for i, values in rows:
@@ -70,17 +69,80 @@ class Source:
             yield self.set.read(row, seed), row.where
 
 
-def merged(drafts: Iterable[tuple[Draft, str]], dataset: str) -> list[Question]:
-    """Questions of drafts, each once, with an id of its own: a hash of what is asked where the draft has none.
+def find_source(
+    questions: str, fields: Mapping[str, Any] | None = None, split: str | None = None, revision: str | None = None
+) -> Source:
+    """The source that options name; see `extract.recipe.StoreRecipe` for them.
 
-    Drafts of facts that ask the same are one question with the answers of all of them, since each is right; of other
-    kinds those that are the same in everything are one.
+    Raises:
+        InputError: Nothing has this name, or an option does not go with it.
+    """
+    name, has_path, path_text = questions.partition("=")
+    name, _, config = name.partition(":")
+    if not name or (has_path and name in SETS and not path_text):
+        raise InputError(
+            f"Expected `questions` to name a set, a file or a dataset, but got {questions!r}. "
+            "Give for example --questions facts, --questions gsm8k=PATH, or the path of a file."
+        )
+    file, is_misspelled = Path(questions).expanduser(), bool(has_path) and re.fullmatch(r"[\w-]+", name) is not None
+    if name in SETS:
+        source = Source(name, SETS[name], Path(path_text).expanduser() if has_path else None)
+    elif file.exists() or (file.suffix in LOADERS and not is_misspelled):
+        source, config = Source(file.stem, QuestionSet(), file), ""
+    elif hub := _HUB_ID.fullmatch(questions):
+        source, config = Source(hub[1], QuestionSet(hub=hub[1])), hub[2]
+    else:
+        raise InputError(
+            f"Expected `questions` to be one of {', '.join(SETS)}, NAME=PATH with one of them, a file of "
+            f"{', '.join(LOADERS)}, or an id on the Hugging Face Hub, but got {questions!r}.{nearest(name, SETS)}"
+        )
+    return _with_options(source, config, fields, split, revision)
+
+
+def _with_options(
+    source: Source, config: str, fields: Mapping[str, Any] | None, split: str | None, revision: str | None
+) -> Source:
+    dataset, known, path = source.dataset, source.set, source.path
+    if known.build is not None:
+        if path or config or fields or split or revision:
+            raise InputError(
+                f"Expected nothing beside the set {dataset!r}, which is built at run time, but got a file, "
+                "configuration, fields, split or revision. Leave them out."
+            )
+        return source
+    if path is None and known.hub is None:
+        raise InputError(
+            f"Expected a file for the set {dataset!r}, which is not on the Hugging Face Hub in this form, but got "
+            f"none. Give --questions {dataset}=PATH with {known.file}."
+        )
+    if path is not None and (revision is not None or (split is not None and not path.is_dir())):
+        option = "split" if revision is None else "questions_revision"
+        raise InputError(f"Expected no `{option}` for {str(path)!r}, which is not on the Hub. Leave it out.")
+    for name, entry in SETS.items():
+        is_hub_id = dataset.casefold() == str(entry.hub).casefold()  # the Hub does not look at capitals
+        if entry.gated and (is_hub_id or (entry is known and fields is not None)):
+            raise InputError(
+                f"Expected {name!r} by its name and without `fields`: its authors ask that none of it be shown, which "
+                f"only its own entry sees to. Give --questions {name}."
+            )
+    read = known.read if fields is None else by_fields(fields)
+    split, revision = split or known.split, revision or known.revision
+    train = known.train if known.train != split else None
+    chosen = replace(known, read=read, config=config or known.config, split=split, revision=revision, train=train)
+    return replace(source, set=chosen)
+
+
+def _merged(drafts: Iterable[tuple[Draft, str]], dataset: str) -> list[Question]:
+    """Questions of drafts, each once; the id is a hash of what is asked where the draft has none.
+
+    Facts that ask the same are one question with the answers of all, since each is right; of other kinds only those
+    that are the same in everything are one.
     """
     questions: dict[str, Question] = {}
     left_out: list[str] = []
     for draft, where in drafts:
         kind = draft.get("kind", "short")
-        references = tuple(text for text in dict.fromkeys(draft["references"]) if says_anything(kind, text))
+        references = tuple(text for text in dict.fromkeys(draft["references"]) if _says_anything(kind, text))
         if not references:
             left_out.append(where)
             continue
@@ -102,84 +164,13 @@ def merged(drafts: Iterable[tuple[Draft, str]], dataset: str) -> list[Question]:
             question = replace(earlier, references=together)
         questions[id_] = question
     if left_out:
-        rows = f"{len(left_out)} rows without an answer that can be graded by, such as {left_out[0]}"
-        say(f"questions: {rows}, are left out")
+        such = f"such as {left_out[0]}"
+        say(f"questions: {len(left_out)} rows without an answer that can be graded by, {such}, are left out")
     return list(questions.values())
 
 
-def find_source(
-    questions: str, fields: Mapping[str, Any] | None = None, split: str | None = None, revision: str | None = None
-) -> Source:
-    """The source that options name; see `extract.recipe.StoreRecipe` for them.
-
-    Raises:
-        InputError: Nothing has this name, or an option does not go with it.
-    """
-    name, has_path, path_text = questions.partition("=")
-    name, _, config = name.partition(":")
-    if not name or (has_path and name in SETS and not path_text):
-        raise InputError(
-            f"Expected `questions` to name a set, a file or a dataset, but got {questions!r}. "
-            "Give for example --questions facts, --questions gsm8k=PATH, or the path of a file."
-        )
-    if name in SETS:
-        return _named_set(name, Path(path_text).expanduser() if has_path else None, config, fields, split, revision)
-    read = own_form if fields is None else by_fields(fields)
-    path, is_misspelled = Path(questions).expanduser(), bool(has_path) and re.fullmatch(r"[\w-]+", name) is not None
-    if path.exists() or (path.suffix in LOADERS and not is_misspelled):
-        _check_options(path, split, revision)
-        return Source(sys.intern(path.stem), QuestionSet(read, split=split or "test"), path)
-    if hub := _HUB_ID.fullmatch(questions):
-        for known, known_set in SETS.items():  # the Hub does not look at capitals
-            if known_set.gated and str(known_set.hub).casefold() == hub[1].casefold():
-                raise _hidden(known)
-        return Source(hub[1], QuestionSet(read, hub[1], hub[2], split or "test", revision))
-    raise InputError(
-        f"Expected `questions` to be one of {', '.join(SETS)}, NAME=PATH with one of them, a file of "
-        f"{', '.join(LOADERS)}, or an id on the Hugging Face Hub, but got {questions!r}.{nearest(name, SETS)}"
-    )
-
-
-def _named_set(
-    name: str, path: Path | None, config: str, fields: Mapping[str, Any] | None, split: str | None, revision: str | None
-) -> Source:
-    known = SETS[name]
-    if known.build is not None:
-        if path or config or fields or split or revision:
-            raise InputError(
-                f"Expected nothing beside the set {name!r}, which is built at run time, but got a file, configuration, "
-                "fields, split or revision. Leave them out."
-            )
-        return Source(name, known)
-    if path is not None:
-        _check_options(path, split, revision)
-    elif known.hub is None:
-        raise InputError(
-            f"Expected a file for the set {name!r}, which is not on the Hugging Face Hub in this form, but got none. "
-            f"Give --questions {name}=PATH with {known.file}."
-        )
-    if known.gated and fields is not None:  # nothing would mark its questions as private
-        raise _hidden(name)
-    split = split or known.split
-    train = known.train if known.train != split else None
-    read = known.read if fields is None else by_fields(fields)
-    known = replace(known, read=read, config=config or known.config, split=split, train=train)
-    return Source(name, replace(known, revision=revision or known.revision), path)
-
-
-def _check_options(path: Path, split: str | None, revision: str | None) -> None:
-    if revision is not None or (split is not None and not path.is_dir()):
-        option = "split" if revision is None else "questions_revision"
-        raise InputError(f"Expected no `{option}` for {str(path)!r}, which is not on the Hub. Leave it out.")
-
-
-def _hidden(name: str) -> InputError:
-    reason = "its authors ask that none of it be shown, which only its own entry sees to"
-    return InputError(f"Expected {name!r} by its name and without `fields`: {reason}. Give --questions {name}.")
-
-
-def check_questions(questions: Iterable[Question], source: str) -> Iterator[Question]:
-    """Pass new questions on one by one, or say what is wrong with them. Stores are opened without this check.
+def check_questions(questions: Iterable[Question], source: str) -> list[Question]:
+    """New questions, or what is wrong with the first that breaks a rule. Stores are opened without this check.
 
     Args:
         questions: The questions.
@@ -188,20 +179,17 @@ def check_questions(questions: Iterable[Question], source: str) -> Iterator[Ques
     Raises:
         InputError: There is no question, an id is missing or repeated, or a question breaks a rule of its kind.
     """
-    seen: set[str] = set()
+    checked: dict[str, Question] = {}
     for number, question in enumerate(questions, 1):
         where = f"question {question.id!r} (number {number} of {source})"
-        if not question.id:
-            raise InputError(f"Expected an `id`, but number {number} of {source} has none. Add a unique one.")
-        if question.id in seen:
+        if question.id in checked:
             raise InputError(f"Expected ids to be unique, but {where} repeats an earlier one. Rename or remove one.")
-        problem = next(_problems(question, where), None)
-        if problem is not None:
+        if problem := next(_problems(question, where), None):
             raise InputError(f"Expected {problem}. Correct the question, or remove it.")
-        seen.add(question.id)
-        yield question
-    if not seen:
+        checked[question.id] = question
+    if not checked:
         raise InputError(f"Expected {source} to hold at least one question, but it is empty. Give another.")
+    return list(checked.values())
 
 
 def _problems(question: Question, where: str) -> Iterator[str]:
@@ -211,6 +199,8 @@ def _problems(question: Question, where: str) -> Iterator[str]:
     def got(value: object) -> str:
         return f"but got {question.public(shown(value))}"
 
+    if not question.id:
+        yield f"{where} to have an `id`, but it has none"
     if kind not in get_args(Kind):
         yield f"`kind` of {where} to be one of {', '.join(get_args(Kind))}, {got(kind)}"
     if bool(question.text.strip()) == bool(question.messages):
@@ -228,7 +218,7 @@ def _problems(question: Question, where: str) -> Iterator[str]:
     if not references:
         yield f"`references` of {where} to hold at least one gold answer, but it has none"
     for reference in references:
-        if not says_anything(kind, reference):
+        if not _says_anything(kind, reference):
             yield f"`references` of {where} to hold words or numbers, {got(reference)}"
         if kind == "number" and len(numbers(reference)) != 1:
             yield f"`references` of {where} to be a number each, because its kind is number, {got(reference)}"
@@ -240,10 +230,6 @@ def _problems(question: Question, where: str) -> Iterator[str]:
         yield f"`references` of {where} {expected}, {got(references[0])}"
 
 
-def says_anything(kind: str, reference: str) -> bool:
-    """Whether a reference can be graded by: one of words needs words, others any character.
-
-    >>> says_anything("short", "?!"), says_anything("math", "+")
-    (False, True)
-    """
+def _says_anything(kind: str, reference: str) -> bool:
+    """Whether a reference can be graded by: one of words needs words ("?!" has none), others any character."""
     return bool(normalize(reference) if kind in ("short", "cloze") else reference.strip())

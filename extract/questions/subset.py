@@ -1,12 +1,16 @@
-"""Which of the questions are asked, and in which order: by a hash of seed and id alone."""
+"""Which questions are asked, in which order, and which ones are worked examples before them."""
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import count
 
 from extract.errors import InputError, nearest
 from extract.hashing import hash_order
+from extract.prompts import PromptTemplate
 from extract.questions.question import Question
+from extract.questions.source import Source
+from extract.running.progress import say
 
 _OWN = ("group", "kind", "dataset")
 
@@ -48,3 +52,52 @@ def subset(
         rounds = [next(next_round[value]) for value in values]
         ordered = [ordered[i] for i in sorted(range(len(ordered)), key=rounds.__getitem__)]  # stable
     return ordered[:n_questions]
+
+
+def with_examples(source: Source, prompt: PromptTemplate, seed: int) -> tuple[list[Question], PromptTemplate]:
+    """The questions that may be asked, and the prompt with its worked examples.
+
+    Examples are questions of the source's train split whose words are not asked; without such a split they are
+    questions of its own. No question is asked that has the words of an example, also of one that was given.
+
+    Args:
+        source: Where the questions are.
+        prompt: How many examples there are to be, or the examples.
+        seed: Seed of their choice, and of shuffled options.
+
+    Raises:
+        InputError: There are too few questions, they are chats, or they are not to be shown.
+    """
+    questions = source.questions(seed)
+    if prompt.shots > len(prompt.examples):
+        hidden = next((question for question in questions if question.private or question.messages), None)
+        if hidden is not None:
+            is_chat = f"question {hidden.id!r} is a chat, which is asked as it is"
+            reason = "its authors ask that none be shown" if hidden.private else is_chat
+            raise InputError(f"Expected no `prompt.shots` with {source.dataset!r}, because {reason}. Leave it out.")
+        train = source.examples(seed)
+        order = hash_order([f"example/{question.id}" for question in questions], seed)
+        taken = set() if train is None else {_words(question.prompt) for question in questions}
+        chosen: dict[str, Question] = {}
+        for question in train or (questions[i] for i in order):
+            if (words := _words(question.prompt)) not in taken:
+                chosen.setdefault(words, question)
+            if len(chosen) == prompt.shots:
+                break
+        if train is None:
+            say(f"questions: {len(chosen)} questions of {source.dataset!r} are worked examples, and are not asked")
+        if len(chosen) < prompt.shots or (train is None and len(questions) <= prompt.shots):
+            raise InputError(
+                f"Expected enough questions of {source.dataset!r} for {prompt.shots} worked examples besides those "
+                f"that are asked, but there are {len(questions) if train is None else len(chosen)}. "
+                "Ask for fewer --policy.prompt.shots."
+            )
+        shown = ((str(one.prompt), str(one.meta.get("worked") or one.references[0])) for one in chosen.values())
+        prompt = replace(prompt, examples=tuple(shown))
+    examples = {_words(asked) for asked, _ in prompt.examples}
+    return [question for question in questions if _words(question.prompt) not in examples], prompt
+
+
+def _words(prompt: object) -> str:
+    """What is asked, without what copies of a question differ in: capitals and spaces."""
+    return " ".join(str(prompt).casefold().split())

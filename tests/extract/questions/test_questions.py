@@ -73,7 +73,7 @@ GOOD = {"id": "a", "text": "Why?", "references": ["because"]}
         ([GOOD, GOOD], r"ids to be unique, but question 'a' \(number 2"),
         ([{**GOOD, "references": []}], "`references` of question 'a'.*at least one"),
         ([{"id": "a", "text": "Why?"}], "`references` of question 'a'"),
-        ([{**GOOD, "id": ""}], "an `id`, but number 1"),
+        ([{**GOOD, "id": ""}], r"\(number 1 of .* to have an `id`"),
         ([{"id": "a", "references": ["b"]}], "exactly one of `text` and `messages`"),
         ([{**GOOD, "refrences": ["b"]}], "Did you mean `references`"),
         ([{**GOOD, "kind": "essay"}], "`kind` of question 'a'.*got 'essay'"),
@@ -88,7 +88,7 @@ GOOD = {"id": "a", "text": "Why?", "references": ["because"]}
         (["{"], "line 1.*does not parse"),
         (["[1]"], "line 1.*JSON object, but got a list"),
         (['{"id": ' + "9" * 5000 + "}"], "line 1.*does not parse"),
-        ([{**GOOD, "id": None}], "an `id`, but number 1"),
+        ([{**GOOD, "id": None}], r"\(number 1 of .* to have an `id`"),
         (
             [{**GOOD, "kind": "number", "references": ["7", "twelve"]}],
             "`references` of question 'a'.*number each.*'twelve'",
@@ -125,10 +125,10 @@ def test_rules_for_new_questions_close_no_store_that_has_others(tmp_path: Path) 
     assert list(Store.open(tmp_path / "store").questions) == earlier
     for question in earlier:
         with pytest.raises(InputError, match=f"question '{question.id}'"):
-            list(check_questions([question], "the file"))
+            check_questions([question], "the file")
     hidden = Question("a", "mine", "How many?", references=("twelve",), kind="number", meta={"private": True})
     with pytest.raises(InputError, match="not shown"):
-        list(check_questions([hidden], "the file"))
+        check_questions([hidden], "the file")
 
 
 def test_a_byte_order_mark_is_no_part_of_a_question_file(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from extract.signals.reading import drawn_tokens
 from extract.signals.registry import signals_of
 from extract.store.store import Store
 from extract.text import shown
+from extract.viewing.summary import MARKS
 
 #: Number of questions that are shown if none is named.
 N_QUESTIONS = 4
@@ -24,11 +25,9 @@ Key = tuple[str, int]
 
 
 class Piece(NamedTuple):
-    """A text that can be shown, and the tokens that it consists of: one, or the few that share a character.
+    """A text that can be shown, empty only in an empty answer, and the places of its tokens among the answer's.
 
-    Attributes:
-        text: Empty only in an empty answer.
-        tokens: Places of its tokens among the answer's content tokens, from 0.
+    It has one token, or the few that share a character.
     """
 
     text: str
@@ -44,8 +43,7 @@ class ShownAnswer:
         sample: Its sample index.
         question: Text of the question.
         references: Right answers.
-        right: The grade; None if it is unknown or missing.
-        graded: Whether there is a grade, which may be unknown.
+        verdict: The grade in a word: right, wrong, unknown, or not graded.
         taken: The answer that the grader found.
         cut: Whether it was cut at the token limit.
         pieces: Its text, divided where tokens begin; empty for an answer without tokens.
@@ -59,8 +57,7 @@ class ShownAnswer:
     sample: int
     question: str
     references: tuple[str, ...]
-    right: bool | None
-    graded: bool
+    verdict: str
     taken: str | None
     cut: bool
     pieces: list[Piece]
@@ -68,11 +65,6 @@ class ShownAnswer:
     one_minus_pmax: Tensor
     nll: Tensor
     influence: Tensor | None
-
-    @property
-    def verdict(self) -> str:
-        """The grade in a word."""
-        return {True: "right", False: "wrong", None: "unknown" if self.graded else "not graded"}[self.right]
 
     @property
     def n_tokens(self) -> int:
@@ -96,24 +88,24 @@ def read_answers(
         questions: Question ids; None takes a few, with a right and a wrong answer each.
         samples: Sample indices; None takes all answers to the named questions.
         grader: Grader; None takes the only one, if there is one.
-        influence: As for `influence_key`.
+        influence: Name of weights of the answers' tokens, with or without its signal (``norm_element_mean_token``,
+            ``rollout/norm_element_mean_token``); None takes that one if it was read.
 
     Raises:
         InputError: An unknown id or sample, a signal that was not read, or questions that must not be published.
     """
+    layer = max(int(key.split("/")[0]) for key in store.signals.keys("tokens", "sample"))
     rows = store.samples.read().to_pylist()
     row_of = {(row["question_id"], row["sample"]): i for i, row in enumerate(rows)}
-    grades = {}
+    grades: dict[Key, dict[str, Any]] = {}
     if grader is not None or store.grades.names():
         table = store.grades.read(store.grades.choose(grader)).to_pylist()
         grades = {(grade["question_id"], grade["sample"]): grade for grade in table}
-    right = {key: grades[key]["right"] if key in grades else None for key in row_of}
-    chosen = choose(right, questions, samples, str(store.path))
-    layer = max(int(key.split("/")[0]) for key in store.signals.keys("tokens", "sample"))
+    chosen = choose({key: grades[key]["right"] if key in grades else None for key in row_of}, questions, samples)
     sources = {name: ("tokens", f"{layer}/{name}") for name in ("entropy", "one_minus_pmax", "nll")}
-    if source := influence_key(store, influence):
+    if source := _influence_source(store, influence):
         sources["influence"] = source
-    ragged = {name: store.signals.read_ragged(*source, "sample") for name, source in sources.items()}
+    ragged = {name: store.signals.read_ragged(*source, "sample").rows() for name, source in sources.items()}
     question_of = {question.id: question for question in store.questions}
     if any(question_of[id_].private for id_, _ in chosen):
         raise InputError(
@@ -122,19 +114,18 @@ def read_answers(
         )
     tokenizer, answers = load(), []
     for key in chosen:
-        i, question = row_of[key], question_of[key[0]]
-        numbers = {name: of.values[of.offsets[i] : of.offsets[i + 1]].double() for name, of in ragged.items()}
-        token_ids = drawn_tokens(tokenizer, rows[i])[: len(numbers["entropy"])]
+        row, question, grade = rows[row_of[key]], question_of[key[0]], grades.get(key)
+        numbers = {name: of_rows[row_of[key]].double() for name, of_rows in ragged.items()}
+        token_ids = drawn_tokens(tokenizer, row)[: len(numbers["entropy"])]
         answer = ShownAnswer(
             question_id=question.id,
             sample=key[1],
             question=question.public_prompt,
             references=question.references,
-            right=right[key],
-            graded=key in grades,
-            taken=grades[key]["answer"] if key in grades else None,
-            cut=rows[i]["finish_reason"] == "length",
-            pieces=pieces(tokenizer, token_ids, rows[i]["text"]),
+            verdict=MARKS[grade["right"]] if grade else "not graded",
+            taken=grade["answer"] if grade else None,
+            cut=row["finish_reason"] == "length",
+            pieces=pieces(tokenizer, token_ids, row["text"]),
             influence=numbers.pop("influence", None),
             **numbers,
         )
@@ -142,37 +133,29 @@ def read_answers(
     return answers, "/".join(source) if source else None
 
 
-def choose(
-    right: dict[Key, bool | None], questions: Sequence[str] | None, samples: Sequence[int] | None, path: str
-) -> list[Key]:
+def choose(right: dict[Key, bool | None], questions: Sequence[str] | None, samples: Sequence[int] | None) -> list[Key]:
     """The answers to show.
 
     Args:
         right: Grade of every answer; None if it is unknown.
         questions: Question ids; None takes a few, of those with right and wrong answers if there are any.
         samples: Sample indices; None takes all answers to named questions, and else a right and a wrong one.
-        path: The store, for messages.
 
     Raises:
-        InputError: An unknown id or sample, or a store without answers.
+        InputError: An unknown id or sample, or an empty list.
     """
     samples_of: dict[str, list[int]] = defaultdict(list)
     for id_, sample in right:
         samples_of[id_].append(sample)
-    if not right:
-        raise InputError(
-            f"Expected the store {path!r} to hold answers, but it has none. Run `python -m extract sample`."
-        )
     for name, given in {"questions": questions, "samples": samples}.items():
         if given is not None and not given:
             raise InputError(f"Expected `{name}` to name at least one, but it is empty. Leave it out for a few.")
-    for id_ in questions or ():
-        if id_ not in samples_of:
-            raise InputError(
-                f"Expected `questions` to be ids of questions that {path!r} holds answers to, but got {shown(id_)}."
-                f"{nearest(id_, samples_of)} The ids are in questions.parquet, such as {shown(next(iter(right))[0])}."
-            )
     ids = list(dict.fromkeys(questions or ()))
+    if missing := [id_ for id_ in ids if id_ not in samples_of]:
+        raise InputError(
+            f"Expected `questions` to be ids of questions with answers, but got {shown(missing[0])}."
+            f"{nearest(missing[0], samples_of)} They are in questions.parquet, such as {shown(next(iter(right))[0])}."
+        )
     if not ids:
         mixed = [id_ for id_ in samples_of if {right[id_, sample] for sample in samples_of[id_]} >= {True, False}]
         ids = mixed or list(samples_of)
@@ -192,25 +175,15 @@ def choose(
     return keys
 
 
-def influence_key(store: Store, influence: str | None) -> tuple[str, str] | None:
-    """Signal and key of the influence to show; None if none was asked for and the usual one was not read.
-
-    Args:
-        store: The store.
-        influence: Name of weights of the answers' tokens, with or without its signal (``norm_element_mean_token``,
-            ``rollout/norm_element_mean_token``); None takes that one if it was read.
-
-    Raises:
-        InputError: No signal of weights that was read has this name.
-    """
+def _influence_source(store: Store, influence: str | None) -> tuple[str, str] | None:
+    """Signal and key of the influence to show; None if none was asked for and the usual one was not read."""
     prefix, _, name = (influence or INFLUENCE).rpartition("/")
-    weights = signals_of("sample", weights=True)
+    weights, signals = signals_of("sample", weights=True), store.signals
     if prefix not in ("", *weights):
         raise InputError(
             f"Expected `influence` to be of one of {', '.join(weights)}, but got {influence!r}. "
             f"Give for example {INFLUENCE}."
         )
-    signals = store.signals
     complete = [signal for signal in weights if signal in signals.names() and not signals.missing(signal, "sample")]
     keys = [(signal, key) for signal in complete if prefix in ("", signal) for key in signals.keys(signal, "sample")]
     matches = [(signal, key) for signal, key in keys if key.split("/", 1)[1] == name]
@@ -235,10 +208,7 @@ def pieces(tokenizer: Any, token_ids: Sequence[int], text: str) -> list[Piece]:
     differently alone in many tokenizers (leading spaces, bytes of a character). Tokens that add no text (bytes of an
     unfinished character, special tokens) form a piece with the token after them, or at the end with the one before.
 
-    Args:
-        tokenizer: The model's tokenizer.
-        token_ids: Content tokens of the answer.
-        text: Its text, which ends where a stop string begins, perhaps inside the last token.
+    `text` ends where a stop string begins, perhaps inside the last of the answer's content tokens.
     """
     found: list[Piece] = []
     before, start, n = "", 0, len(token_ids)

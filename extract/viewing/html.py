@@ -1,13 +1,13 @@
 """A page of answers: tokens shaded by entropy, a strip below them by influence, numbers on hover and in tables.
 
-The page follows the reader's light or dark scheme. Its text and layout are in ``page.html.j2``.
+The page follows the reader's light or dark scheme. Its text, layout and colours are in ``page.html.j2``.
 """
 
 import math
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
@@ -15,31 +15,6 @@ from torch import Tensor
 
 from extract.text import one_line
 from extract.viewing.answers import Piece, ShownAnswer
-
-
-class Scheme(NamedTuple):
-    """Colours of a scheme as red, green and blue: page, text, quiet text, lines, and the two ramps at full strength.
-
-    Entropy is laid over the page with an opacity of at most `most`, at which text is still easy to read on it. The two
-    hues, orange and blue, differ with every kind of colour blindness.
-    """
-
-    paper: tuple[int, int, int]
-    ink: tuple[int, int, int]
-    quiet: tuple[int, int, int]
-    line: tuple[int, int, int]
-    entropy: tuple[int, int, int]
-    influence: tuple[int, int, int]
-    most: float
-
-    def variables(self) -> str:
-        """The scheme as CSS variables."""
-        colours = {name: " ".join(map(str, value)) for name, value in self._asdict().items() if name != "most"}
-        return ";".join(f"--{name}:{value}" for name, value in {**colours, "most": self.most}.items())
-
-
-LIGHT = Scheme((255, 255, 255), (23, 26, 30), (84, 93, 103), (208, 214, 220), (240, 110, 0), (20, 80, 170), 0.85)
-DARK = Scheme((20, 23, 27), (238, 241, 244), (160, 169, 178), (58, 65, 73), (214, 92, 0), (110, 170, 255), 0.72)
 
 _MARKS = {"right": "✓", "wrong": "✗", "unknown": "?", "not graded": "–"}
 #: Visible forms of characters that a page would not show, or may not contain.
@@ -59,7 +34,9 @@ def page(answers: Sequence[ShownAnswer], model: str, store: str, influence: str 
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
     environment.filters |= {"visible": lambda text: text.translate(_VISIBLE), "lines": _lines}
-    top, by_question = entropy_scale(answers), groupby(answers, key=lambda answer: answer.question_id)
+    largest = max((float(answer.entropy.nan_to_num(0).max()) for answer in answers if answer.n_tokens), default=0.0)
+    top = max(0.5, math.ceil(2 * largest) / 2)  # upper end of the scale in nats
+    by_question = groupby(answers, key=lambda answer: answer.question_id)
     return environment.get_template("page.html.j2").render(
         questions=[[_content(answer, top) for answer in group] for _, group in by_question],
         model=model,
@@ -67,15 +44,7 @@ def page(answers: Sequence[ShownAnswer], model: str, store: str, influence: str 
         influence=influence,
         top=top,
         marks=_MARKS,
-        light=LIGHT.variables(),
-        dark=DARK.variables(),
     )
-
-
-def entropy_scale(answers: Sequence[ShownAnswer]) -> float:
-    """Upper end of the entropy scale in nats: the largest entropy, rounded up to a multiple of ½, and at least ½."""
-    largest = max((float(answer.entropy.nan_to_num(0).max()) for answer in answers if answer.n_tokens), default=0.0)
-    return max(0.5, math.ceil(2 * largest) / 2)
 
 
 def _content(answer: ShownAnswer, top: float) -> dict[str, Any]:

@@ -69,11 +69,11 @@ def main() -> None:
     fitted, validation, held_out = (
         ((batch.features - mean) / scale).transpose(0, 1).contiguous() for batch in (train, val, test)
     )
-    weight, average = torch.ones_like(train.target), float(train.target.mean())
+    average = float(train.target.mean())
     softer = [penalty / (average * (1 - average)) for penalty in PENALTIES]
     ways = {
-        "ridge": lambda: solvers.ridge(fitted, train.target, weight, softer),
-        "logistic": lambda: solvers.logistic(fitted, train.target, weight, PENALTIES),
+        "ridge": lambda: solvers.ridge(fitted, train.target, softer),
+        "logistic": lambda: solvers.logistic(fitted, train.target, PENALTIES),
     }
     reference = looped(fitted, train.target)
     there, chosen = aurocs(held_out, test, reference), aurocs(validation, val, reference).argmax()

@@ -1,6 +1,5 @@
 """Logistic regression with L2, by Newton's method over all layers and penalties at once."""
 
-import torch
 from torch import Tensor
 
 from probes.fitting import solvers
@@ -24,4 +23,4 @@ class Logistic(ClosedForm):
 
     def solve(self, features: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """See `ClosedForm.solve`."""
-        return solvers.logistic(features, target, torch.ones_like(target), self.penalties)
+        return solvers.logistic(features, target, self.penalties)

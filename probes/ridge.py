@@ -1,6 +1,5 @@
 """Ridge regression of the expected accuracy, in closed form over all layers and penalties at once."""
 
-import torch
 from torch import Tensor
 
 from probes.fitting import solvers
@@ -25,4 +24,4 @@ class Ridge(ClosedForm):
 
     def solve(self, features: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """See `ClosedForm.solve`."""
-        return solvers.ridge(features, target, torch.ones_like(target), self.penalties)
+        return solvers.ridge(features, target, self.penalties)

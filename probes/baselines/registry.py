@@ -19,8 +19,8 @@ from extract.asking.registry import ASKED, ask_command
 from extract.errors import InputError
 from extract.registry import Registry
 from extract.store.shards import Scope
-from probes.baselines import answers, questions
-from probes.baselines.answers import Rows, Score
+from probes.baselines import scores
+from probes.baselines.scores import Rows, Score
 from probes.fitting.calibration import fit_calibrator
 
 
@@ -47,16 +47,12 @@ def _asked(name: str, scope: Scope) -> Score:
     return lambda data, rows: torch.from_numpy(asked_of_answers(data.store, data.table, name))
 
 
-_MEAN_NLL = answers.of_answers_and_questions(lambda data: data.table.answers.mean_nll)
-_MAX_NLL = answers.of_answers_and_questions(lambda data: data.table.answers.max_nll)
-_MEAN_ENTROPY = answers.of_answers_and_questions(answers.token_entropy("mean"))
-_MAX_ENTROPY = answers.of_answers_and_questions(answers.token_entropy("max"))
 BASELINES: Registry[Baseline] = Registry(
     "baseline",
     {
-        "constant": Baseline({"question": questions.constant}, calibrator=None),
-        "base_rate": Baseline({"question": questions.base_rate}, calibrator=None),
-        "length": Baseline({"question": questions.length}, calibrator=None),
+        "constant": Baseline({"question": scores.constant}, calibrator=None),
+        "base_rate": Baseline({"question": scores.base_rate}, calibrator=None),
+        "length": Baseline({"question": scores.length}, calibrator=None),
         "answer_length": Baseline({"sample": lambda data, rows: -torch.from_numpy(data.table.answers.n_tokens)}),
         **{
             name: Baseline({scope: _asked(asked, scope) for scope in entry.scopes}, calibrator, needs=(asked,))
@@ -64,16 +60,14 @@ BASELINES: Registry[Baseline] = Registry(
             for name, calibrator in entry.confidences.items()
         },
         "consistency": Baseline({"question": lambda data, rows: torch.from_numpy(data.table.consistency)}, half=True),
-        "mean_nll": Baseline(_MEAN_NLL, half=True),
-        "max_nll": Baseline(_MAX_NLL, half=True),
-        "mean_entropy": Baseline(_MEAN_ENTROPY, half=True, needs=("tokens",)),
-        "max_entropy": Baseline(_MAX_ENTROPY, half=True, needs=("tokens",)),
-        "semantic_entropy": Baseline(answers.of_questions(answers.semantic_entropy), half=True),
-        "semantic_entropy_likelihood": Baseline(answers.of_questions(answers.semantic_entropy_likelihood), half=True),
-        "semantic_entropy_nli": Baseline(
-            answers.of_questions(answers.semantic_entropy_nli), half=True, needs=("entailment",)
-        ),
-        "seu": Baseline(answers.of_questions(answers.embedding_spread), half=True, needs=("text_embedding",)),
+        "mean_nll": Baseline(scores.of_each(lambda data: data.table.answers.mean_nll), half=True),
+        "max_nll": Baseline(scores.of_each(lambda data: data.table.answers.max_nll), half=True),
+        "mean_entropy": Baseline(scores.of_each(scores.token_entropy("mean")), half=True, needs=("tokens",)),
+        "max_entropy": Baseline(scores.of_each(scores.token_entropy("max")), half=True, needs=("tokens",)),
+        "semantic_entropy": Baseline(scores.of_all(scores.semantic_entropy), half=True),
+        "semantic_entropy_likelihood": Baseline(scores.of_all(scores.semantic_entropy_likelihood), half=True),
+        "semantic_entropy_nli": Baseline(scores.of_all(scores.semantic_entropy_nli), half=True, needs=("entailment",)),
+        "seu": Baseline(scores.of_all(scores.embedding_spread), half=True, needs=("text_embedding",)),
     },
 )
 

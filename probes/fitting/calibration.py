@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy
 
 from extract.errors import InputError
-from extract.registry import Registry
 from probes.saved.calibrators import Calibrator, Isotonic, Platt, Temperature
 
 #: Rows that isotonic regression is fitted on at least: with fewer, most of its steps are noise.
@@ -147,9 +146,11 @@ def fit_calibrator(kind: str, scores: Tensor, right: Tensor, known: Tensor) -> C
     """Fit a calibrator of a kind in `CALIBRATORS`, see `fit_platt`.
 
     Raises:
-        InputError: Another kind, or rows that the kind cannot be fitted on.
+        InputError: Rows that the kind cannot be fitted on.
     """
-    return Registry("calibrator", _FITS)[kind](scores, right, known)
+    fits: dict[str, Callable[[Tensor, Tensor, Tensor], Calibrator]]
+    fits = {Platt.kind: fit_platt, Temperature.kind: fit_temperature, Isotonic.kind: fit_isotonic}
+    return fits[kind](scores, right, known)
 
 
 def cross_fitted_loss(kind: str, scores: Tensor, right: Tensor, known: Tensor, question: Tensor) -> float | None:
@@ -181,11 +182,3 @@ def _mean_accuracy(right: Tensor, known: Tensor) -> float:
             f"{'right' if share else 'wrong'}. Use more validation questions."
         )
     return share
-
-
-#: How each kind is fitted.
-_FITS: dict[str, Callable[[Tensor, Tensor, Tensor], Calibrator]] = {
-    Platt.kind: fit_platt,
-    Temperature.kind: fit_temperature,
-    Isotonic.kind: fit_isotonic,
-}

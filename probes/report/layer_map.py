@@ -35,8 +35,8 @@ Solver = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 SOLVERS: Registry[Solver] = Registry(
     "probe",
     {
-        "ridge": lambda x, target: solvers.ridge(x, target, torch.ones_like(target), [1.0]),
-        "difference_of_means": lambda x, target: solvers.difference_of_means(x, target, torch.ones_like(target)),
+        "ridge": lambda x, target: solvers.ridge(x, target, [1.0]),
+        "difference_of_means": solvers.difference_of_means,
     },
 )
 #: Positions that are read, by target.

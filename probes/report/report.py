@@ -11,8 +11,8 @@ from torch import Tensor
 
 from datamodules.features import FeatureDataModule
 from extract.errors import InputError
-from probes.baselines.questions import mean_accuracy
 from probes.baselines.registry import BASELINES, available, confidence, counts, is_half
+from probes.baselines.scores import mean_accuracy
 from probes.fitting.module import ProbeModule
 from probes.metrics.intervals import Interval, bootstrap
 from probes.report import plots

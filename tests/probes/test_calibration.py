@@ -158,8 +158,6 @@ def test_what_cannot_be_fitted_is_refused_in_a_line() -> None:
     score, right, known = simulated()
     with pytest.raises(InputError, match=r"at least 30 validation rows.*but got 29.*Use platt"):
         fit_isotonic(score[:29], right[:29], known[:29])
-    with pytest.raises(InputError, match="`calibrator` to be one of platt, temperature, isotonic, but got 'beta'"):
-        fit_calibrator("beta", score, right, known)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -58,12 +58,6 @@ def test_without_a_difference_sign_flip_p_values_are_uniform(n: int) -> None:
     assert stats.kstest(p_values, "uniform").pvalue > 0.01
 
 
-def test_differences_that_are_not_numbers_are_refused() -> None:
-    for wrong in (torch.tensor([1.0, torch.nan]), torch.zeros(0), torch.ones(2, 2)):
-        with pytest.raises(ValueError, match="`differences` to be finite numbers"):
-            sign_flip(wrong)
-
-
 def test_holm_of_a_textbook_example_and_a_loop() -> None:
     example = torch.tensor([0.01, 0.04, 0.03, 0.005], dtype=torch.float64)
     assert holm(example).tolist() == pytest.approx([0.03, 0.06, 0.06, 0.02])
@@ -83,8 +77,6 @@ def test_what_was_not_tested_is_not_counted_in_holms_correction() -> None:
     assert adjusted[[1, 3]].tolist() == pytest.approx([0.04, 0.5])
     assert holm(torch.tensor([torch.nan])).isnan().all()
     assert len(holm(torch.tensor([]))) == 0
-    with pytest.raises(ValueError, match=r"`p_values` in \[0, 1\]"):
-        holm(torch.tensor([0.5, 1.5]))
 
 
 def test_the_bootstrap_p_value_counts_the_resampled_differences_on_either_side_of_zero() -> None:

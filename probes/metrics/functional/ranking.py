@@ -30,9 +30,6 @@ def capability_auroc(
     """
     preds, right, known, weights = prepare(preds, right, known, weights)
     accuracy = right / known
-    if strata is not None and strata.shape != preds.shape:
-        shapes = f"{tuple(preds.shape)} of `preds`, but got {tuple(strata.shape)}"
-        raise ValueError(f"Expected `strata` to have the shape {shapes}.")
     # a group holds the equal scores of one stratum; groups are ordered by stratum, then by score
     distinct, value = preds.unique(sorted=True, return_inverse=True)
     stratum = torch.zeros_like(value) if strata is None else strata.unique(sorted=True, return_inverse=True)[1]

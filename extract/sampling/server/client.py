@@ -1,20 +1,18 @@
 """The client: many concurrent requests to one server or several, each repeated until it is answered."""
 
 import asyncio
-import json
 import re
-import sys
 import time
 from collections.abc import Awaitable, Callable, Collection
-from typing import Any, Self
+from contextlib import AbstractAsyncContextManager
+from typing import Any
 
 from extract.errors import InputError
+from extract.running.progress import say
 from extract.sampling.server.budget import Spending
-from extract.sampling.server.endpoint import Endpoint, Failure, api_key, import_package
+from extract.sampling.server.endpoint import Endpoint, Failure, import_package
 from extract.sampling.server.policy import Server
 from extract.sampling.server.protocol import Reply, Request
-from extract.sampling.server.redact import without_key
-from extract.text import one_line
 
 #: What servers append to a model's name: a revision, the usual tag, or a date.
 _VERSION = re.compile(r"(@[^/]*|:latest|-\d{4}-\d{2}-\d{2}|-\d{8})$")
@@ -25,14 +23,10 @@ _LONGEST_WAIT, _LONGEST_ASKED_WAIT = 30.0, 120.0
 
 
 class Unanswered(Exception):
-    """Every attempt at a request failed; the text is one line with the last reason. Others may still be answered."""
+    """Every attempt at a request failed, or the client was stopped before; the text is one line with the reason."""
 
 
-class Stopped(Unanswered):
-    """The client was told to stop before the request was answered."""
-
-
-class Client:
+class Client(AbstractAsyncContextManager["Client"]):
     """Asks a server, with at most `server.max_concurrency` attempts at a time.
 
     Args:
@@ -41,6 +35,10 @@ class Client:
         spending: Counts what is spent, and holds the budgets.
         known_as: Names of the model in replies, as the preflight has found them; other names are then refused.
         sleep: Waits between attempts, seconds.
+
+    Attributes:
+        endpoints: The addresses of the server.
+        has_answered: Whether a request was answered.
 
     Raises:
         InputError: A package is missing, or the key can't be sent.
@@ -55,8 +53,8 @@ class Client:
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
         self.server, self.model, self.spending = server, model, spending
-        self._known_as, self._sleep, self._key = known_as, sleep, api_key(server)
-        self._endpoints = [Endpoint(server, url, self._key) for url in server.urls]
+        self._known_as, self._sleep = known_as, sleep
+        self.endpoints = [Endpoint(server, url) for url in server.urls]
         self._free, self._stopping = asyncio.Semaphore(server.max_concurrency), asyncio.Event()
         self.has_answered, self._has_warned, self._n_given_up = False, False, 0
         tenacity = import_package("tenacity")
@@ -69,22 +67,18 @@ class Client:
             reraise=True,
         )
 
-    async def __aenter__(self) -> Self:
-        return self
-
     async def __aexit__(self, *error: object) -> None:
         """Close all connections."""
-        for endpoint in self._endpoints:
+        for endpoint in self.endpoints:
             await endpoint.close()
 
     async def ask(self, request: Request) -> Reply:
         """The server's reply to a request. Failures that may pass (429, 5xx, time-outs, broken replies) are retried.
 
         Raises:
-            Unanswered: All attempts failed.
+            Unanswered: All attempts failed, or `stop` was called.
             BudgetSpent: A further attempt could exceed a budget.
             RejectedRequest: The server does not take this request.
-            Stopped: `stop` was called.
             InputError: A refused key, no such model, a reply of another model, or a server that is not there, or that
                 no longer answers.
         """
@@ -92,36 +86,28 @@ class Client:
             return await self._retrying.copy()(self._attempt, request)  # a copy, because it has state while it waits
         except Failure as failure:
             raise self._give_up(failure) from None
-        except (InputError, Unanswered) as error:
-            raise type(error)(self.without_key(str(error))) from None
 
     def stop(self) -> None:
-        """Begin no further attempt: each `ask` ends with `Stopped` unless an attempt under way is answered."""
+        """Begin no further attempt: each `ask` ends with `Unanswered` unless an attempt under way is answered."""
         self._stopping.set()
-
-    def without_key(self, text: str) -> str:
-        """A server's words without the key."""
-        return without_key(text, self._key)
-
-    async def model_names(self) -> set[str]:
-        """Names of the models that the first server lists; none where it lists nothing."""
-        try:
-            return {model["id"] for model in json.loads(await self._endpoints[0].list_models())["data"]}
-        except Exception:  # whatever a server may send; the list is only a help
-            return set()
 
     async def _attempt(self, request: Request) -> Reply:
         """One attempt, at the endpoint with the fewest under way among those that don't rest."""
         async with self._free, self.spending.reserved(request):
             if self._stopping.is_set():
-                raise Stopped("no further request is made")
+                raise Unanswered("no further request is made")
             self.spending.requests += 1
             now = time.monotonic()
-            endpoint = min(self._endpoints, key=lambda endpoint: (max(endpoint.rests_until, now), endpoint.in_flight))
+            endpoint = min(self.endpoints, key=lambda endpoint: (max(endpoint.rests_until, now), endpoint.in_flight))
             reply = await endpoint.ask(request, self.model)
             self.has_answered, self._n_given_up = True, 0
             self.spending.count(request, reply)
-        self._check_model(reply)
+        name = reply.model
+        if self._known_as and name is not None and name not in self._known_as and not same_model(self.model, name):
+            raise InputError(
+                f"Expected all answers to be by the model {self.model!r}, but one came from {name!r}. Ask a server "
+                "that does not fall back to other models."
+            )
         return reply
 
     async def _pause(self, seconds: float) -> None:
@@ -133,37 +119,28 @@ class Client:
             for wait in waits:
                 wait.cancel()
 
-    def _check_model(self, reply: Reply) -> None:
-        if not self._known_as or reply.model is None or reply.model in self._known_as:
-            return
-        if not same_model(self.model, reply.model):
-            raise InputError(
-                f"Expected all answers to be by the model {self.model!r}, but one came from "
-                f"{one_line(reply.model, 300)!r}. Ask a server that does not fall back to other models."
-            )
-
     def _note_retry(self, state: Any) -> None:
         """Count a retry. The first is reported where nothing was answered yet: the attempts may take a minute."""
         self.spending.retries += 1
         if not self.has_answered and not self._has_warned:
             self._has_warned = True
-            print(f"server: {self.without_key(state.outcome.exception().brief)}; trying again", file=sys.stderr)
+            say(f"server: {state.outcome.exception().brief}; trying again")
 
     def _give_up(self, failure: Failure) -> Exception:
         self._n_given_up += 1
-        urls, reason, attempts = " or ".join(self.server.urls), self.without_key(failure.reason), self.server.attempts
+        urls, attempts = " or ".join(self.server.urls), self.server.attempts
         if not self.has_answered:
             problem = "none answered" if failure.reached else "none is there"
             return InputError(
-                f"Expected an OpenAI-compatible server at {urls}, but {problem}: {reason}. Start it, or give its "
-                "address, most often one that ends in /v1, with --server.url."
+                f"Expected an OpenAI-compatible server at {urls}, but {problem}: {failure}. Start it, or give its "
+                "address as `server.url`; most often it ends in /v1."
             )
         if self._n_given_up >= _MOST_GIVEN_UP:
             return InputError(
                 f"Expected the server at {urls} to go on answering, but {self._n_given_up} requests in a row failed "
-                f"{attempts} times each: {reason}. What has arrived is kept; run the same command again to go on."
+                f"{attempts} times each: {failure}. What has arrived is kept; run the same command again to go on."
             )
-        return Unanswered(f"{attempts} attempts failed, the last one so: {reason}")
+        return Unanswered(f"{attempts} attempts failed, the last one so: {failure}")
 
 
 def retry_wait(state: Any) -> float:

@@ -7,6 +7,8 @@ import math
 import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -14,6 +16,7 @@ from typing import Any
 from extract.errors import InputError
 from extract.sampling.server.policy import Server
 from extract.sampling.server.protocol import BrokenReply, Reply, Request, read_reply, server_words
+from extract.sampling.server.redact import without_key
 from extract.text import one_line
 
 #: Failures in a row after which an endpoint rests, and its longest rest in seconds.
@@ -23,7 +26,6 @@ _MOST_FAILURES, _LONGEST_REST = 3, 30.0
 _POOL = 8
 #: Seconds to connect; a busy server accepts late.
 _CONNECT = 30.0
-_OTHER_FILES = 50  # that Python and its libraries open
 #: Statuses besides 5xx after which the same request may be answered, and those that are about the request itself.
 _TRANSIENT, _ABOUT_REQUEST = (408, 409, 425, 429), (400, 413, 422)
 
@@ -44,27 +46,29 @@ class Failure(Exception):
 
     def __init__(self, reason: str, reached: bool = True, wait: float | None = None, brief: str | None = None) -> None:
         super().__init__(reason)
-        self.reason, self.reached, self.wait, self.brief = reason, reached, wait, brief or reason
+        self.reached, self.wait, self.brief = reached, wait, brief or reason
 
 
 class Endpoint:
     """An address, with a few pools of connections. It rests after some failures in a row, ever longer.
 
+    Nothing that it returns or raises holds the key, but for the texts of answers.
+
     Args:
         server: How it is asked.
         url: The address.
-        key: Sent with every request; None sends "none".
 
     Attributes:
         rests_until: Time of `time.monotonic` before which others are preferred.
 
     Raises:
-        InputError: The package openai is missing, or the address or a proxy's can't be used.
+        InputError: The package openai is missing, or the key, the address or a proxy's can't be used.
     """
 
-    def __init__(self, server: Server, url: str, key: str | None) -> None:
-        self.server, self.url, self.rests_until, self._failures = server, url, 0.0, 0
-        self._in_flight = dict.fromkeys(_clients(server, url, key or "none"), 0)  # attempts under way of each pool
+    def __init__(self, server: Server, url: str) -> None:
+        self.server, self.url, self.rests_until, self._failures, self._key = server, url, 0.0, 0, _api_key(server)
+        clients = _clients(server, url, self._key or "none")
+        self._in_flight = dict.fromkeys(clients, 0)  # attempts under way of each pool
 
     @property
     def in_flight(self) -> int:
@@ -95,10 +99,14 @@ class Endpoint:
         self._failures, self.rests_until = 0, 0.0
         return reply
 
-    async def list_models(self) -> bytes:
-        """The server's list of its models."""
-        async with asyncio.timeout(self.server.timeout):
-            return await next(iter(self._in_flight)).get("/models", cast_to=bytes)
+    async def model_names(self) -> set[str]:
+        """Names of the models that the server lists; none where it lists nothing."""
+        try:
+            async with asyncio.timeout(self.server.timeout):
+                content = await next(iter(self._in_flight)).get("/models", cast_to=bytes)
+            return {model["id"] for model in json.loads(content)["data"]}
+        except Exception:  # whatever a server may send; the list is only a help
+            return set()
 
     async def close(self) -> None:
         """Close all connections."""
@@ -112,9 +120,10 @@ class Endpoint:
         try:
             async with asyncio.timeout(self.server.timeout):  # openai's own begins anew with every byte
                 content = await api.post(request.path, cast_to=bytes, body=request.body(model))
-            return read_reply(content, request)
+            reply = read_reply(content, request)
+            return replace(reply, model=reply.model and self._line(reply.model))
         except BrokenReply as broken:
-            raise Failure(f"{self.url} sent {broken}", brief=f"{self.url} sent no whole reply") from None
+            raise Failure(self._line(f"{self.url} sent {broken}"), brief=f"{self.url} sent no whole reply") from None
         except (TimeoutError, openai.APITimeoutError):
             raise Failure(f"{self.url} did not answer within {self.server.timeout:g} seconds") from None
         except openai.APIStatusError as error:
@@ -122,7 +131,7 @@ class Endpoint:
             raise self._failure_of_status(error.status_code, error.response.headers, text) from None
         except openai.APIConnectionError as error:
             cause = error.__cause__
-            words = one_line(str(cause or error), 300) or type(cause).__name__
+            words = self._line(str(cause or error)) or type(cause).__name__
             raise Failure(f"{self.url}: {words}", reached="Connect" not in type(cause).__name__) from None
         except Exception as error:  # what openai and the layer under it make of a reply that is no proper HTTP
             raise Failure(f"{self.url} sent what can't be read ({type(error).__name__})") from None
@@ -130,45 +139,42 @@ class Endpoint:
     def _failure_of_status(self, status: int, headers: Mapping[str, str], text: str) -> Exception:
         """What a status other than 200 means: a `Failure`, or an `InputError` that no retry mends."""
         try:
-            content = json.loads(text)
+            words = server_words(json.loads(text)) or text
         except (ValueError, RecursionError):
-            content = None
-        words = one_line(server_words(content) or text or "no reason given", 300).rstrip(".")
+            words = text
+        words = self._line(words or "no reason given").rstrip(".")
         out_of_credit = "insufficient_quota" in text  # a 429 that waiting does not mend
         if (status in _TRANSIENT or status >= 500) and not out_of_credit:
             brief = f"{self.url} answers with status {status}"
             return Failure(f"status {status}: {words}", wait=_retry_after(headers), brief=brief)
-        next_step = "Change what these words name: the model, an option of the policy, or --server.extra_body."
+        next_step = "Change what these words name: the model, an option of the policy, or `server.extra_body`."
         if status in (401, 403):
             next_step = f"Put a valid key into the environment variable {self.server.api_key_env}."
         elif status == 404:
-            next_step = "Give the name that the server knows with --model, and with --server.url an address up to /v1."
+            next_step = "Give the name that the server knows as `model`, and an address up to /v1 as `server.url`."
         elif 300 <= status < 400:
-            words = f"it moved to {one_line(headers.get('location', 'elsewhere'), 300)}"
-            next_step = "Give the new address with --server.url."
+            words = f"it moved to {self._line(headers.get('location', 'elsewhere'))}"
+            next_step = "Give the new address as `server.url`."
         kind = RejectedRequest if status in _ABOUT_REQUEST else InputError
         return kind(f"Expected {self.url} to answer, but it refuses with status {status}: {words}. {next_step}")
+
+    def _line(self, words: str) -> str:
+        """A server's words on one line without the key."""
+        return without_key(one_line(words, 300), self._key)
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:
     """Seconds of a Retry-After header, which is a number or a date; None without one."""
     given = headers.get("retry-after", "")
-    try:
+    with suppress(ValueError):
         return max(0.0, float(given))
-    except ValueError:
-        pass
-    try:
+    with suppress(ValueError, OverflowError):
         return max(0.0, email.utils.parsedate_to_datetime(given).timestamp() - time.time())
-    except (ValueError, OverflowError):
-        return None
+    return None
 
 
-def api_key(server: Server) -> str | None:
-    """The key from the environment; None without one.
-
-    Raises:
-        InputError: It holds characters that no header can.
-    """
+def _api_key(server: Server) -> str | None:
+    """The key from the environment; None without one."""
     key = os.environ.get(server.api_key_env, "").strip()
     if key and not (key.isascii() and key.isprintable()):
         raise InputError(
@@ -215,7 +221,7 @@ def _clients(server: Server, url: str, key: str) -> list[Any]:
         except (ImportError, ValueError, http.InvalidURL) as error:  # its words may hold a proxy's password
             raise InputError(
                 f"Expected to connect to {url}, but its address or a proxy's can't be used ({type(error).__name__}). "
-                "Look at --server.url and ALL_PROXY, HTTP_PROXY and HTTPS_PROXY; SOCKS takes: pip install socksio"
+                "Look at `server.url` and ALL_PROXY, HTTP_PROXY and HTTPS_PROXY; SOCKS takes: pip install socksio"
             ) from None
         api.organization = api.project = api.admin_api_key = None
         clients.append(api)
@@ -232,11 +238,11 @@ def allow_open_files(n: int) -> None:
         import resource
     except ImportError:  # Windows has no such limit
         return
-    (soft, hard), needed = resource.getrlimit(resource.RLIMIT_NOFILE), n + _OTHER_FILES
+    (soft, hard), needed = resource.getrlimit(resource.RLIMIT_NOFILE), n + 50  # Python and its libraries open some too
     if hard != resource.RLIM_INFINITY and hard < needed:
         raise InputError(
             f"Expected to open {needed} files and connections at a time, but this process may open {hard}. Ask for "
-            "fewer at a time with --server.max_concurrency, or raise the limit (`ulimit -n`)."
+            "fewer at a time with `server.max_concurrency`, or raise the limit (`ulimit -n`)."
         )
     if soft != resource.RLIM_INFINITY and soft < needed:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))

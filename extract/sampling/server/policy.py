@@ -97,12 +97,11 @@ class Server:
                 f"Expected `server.extra_body` to hold no secrets, because the store keeps it, but got {found}. "
                 f"Leave it out; the key of the environment variable {self.api_key_env} is sent by itself."
             )
-        if conflicts := [
-            name for name, value in self.extra_body.items() if name in _SET_BY_OPTIONS and value is not None
-        ]:
+        given = (name for name, value in self.extra_body.items() if value is not None)
+        if conflict := next(filter(_SET_BY_OPTIONS.__contains__, given), None):
             raise InputError(
-                f"Expected `server.extra_body` to hold no field that another option sets, but got {conflicts[0]!r}. "
-                "Use --model, --server.… or --policy.… for it; null leaves it out of the requests."
+                f"Expected `server.extra_body` to hold no field that another option sets, but got {conflict!r}. "
+                "Use `model`, `server.…` or `policy.…` for it; null leaves it out of the requests."
             )
 
 
@@ -120,7 +119,7 @@ def _check_url(url: str) -> None:
     if parts.username or parts.password or parts.query:
         raise InputError(
             "Expected `server.url` without a user, password or query, which could be secrets. Put the key into the "
-            "environment variable that --server.api_key_env names."
+            "environment variable that `server.api_key_env` names."
         )
 
 

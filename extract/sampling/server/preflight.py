@@ -6,13 +6,13 @@ With the temperature ignored all answers to a question are the same, and its exp
 
 import asyncio
 import re
-import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from extract.errors import InputError
 from extract.policy import Decoding
 from extract.running.exit import run_async
+from extract.running.progress import say
 from extract.sampling.server.budget import BudgetSpent, Spending
 from extract.sampling.server.client import Client, Unanswered, same_model
 from extract.sampling.server.endpoint import RejectedRequest
@@ -34,8 +34,6 @@ _OPEN_TEXT = "Once upon a time, in a place that nobody has heard of,"
 _CONSTRAINTS = re.compile(
     "guided_|response_format|structured_outputs|structural_tag|grammar|json_schema|regex|ebnf|logit_bias|allowed_tok"
 )
-#: Questions with several answers of which none differ, from which on this is no accident.
-_LEAST_REPEATED = 30
 
 
 @dataclass
@@ -80,13 +78,11 @@ def run_preflight(asks: Sequence[Ask], model: str, decoding: Decoding, server: S
 
     try:
         found = run_async(try_in_turn())
-    except BudgetSpent as error:
-        raise InputError(f"Expected a budget for all answers, but {error}") from None
     except InputError as error:
         messages = (public(error, ask.question) for ask in asks)
         raise InputError(next((message for message in messages if message != str(error)), str(error))) from None
-    for notice in dict.fromkeys(found.notices):
-        print(f"server: {notice}", file=sys.stderr)
+    for notice in dict.fromkeys(found.notices):  # several addresses may have the same
+        say(f"server: {notice}")
     return found
 
 
@@ -112,45 +108,40 @@ async def try_server(
                 f"got {budget}. Nothing was asked; give a larger one."
             )
     found, pairs = Preflight(spending), zip(server.urls, requests.values(), strict=False)
-    replies = await asyncio.gather(
-        *(_try_url(replace(server, url=url), model, request, found) for url, request in pairs)
-    )
+    replies = await asyncio.gather(*(_try_url(replace(server, url=url), model, asked, found) for url, asked in pairs))
     found.replies = dict(zip(requests, replies, strict=True))
     return found
 
 
 async def _try_url(server: Server, model: str, request: Request, found: Preflight) -> Reply:
     """The reply of one address; adds to the findings."""
-    url, notices = server.urls[0], []
+    url, notice = server.urls[0], found.notices.append
     async with Client(server, model, found.spending) as client:
         try:
             reply = await client.ask(request)
             if reply.model is not None and not same_model(model, reply.model):
-                listed, name = await client.model_names(), one_line(reply.model, 300)
+                listed = await client.endpoints[0].model_names()
                 if model not in listed or reply.model in listed:  # else it is an alias
                     raise InputError(
-                        f"Expected {url} to answer with the model {model!r}, but its replies are by {name!r}. Give "
-                        "that name with --model, or the address of another server."
+                        f"Expected {url} to answer with the model {model!r}, but its replies are by {reply.model!r}. "
+                        "Give that name as `model`, or the address of another server."
                     )
-                notices.append(f"the server answers to the name {model!r} with the model {name!r}")
+                notice(f"the server answers to the name {model!r} with the model {reply.model!r}")
             _check_reply(request, reply, url)
             varies = await _answers_vary(client, request, url)
         except Unanswered as error:
             raise InputError(f"Expected {url} to answer a few requests, but {error}.") from None
         except BudgetSpent as error:  # by attempts that failed
             raise InputError(f"Expected budgets that are enough for the trial, but {error}") from None
-        except InputError as error:
-            raise type(error)(client.without_key(str(error))) from None
     if reply.completion_tokens is None or reply.prompt_tokens is None:
-        notices.append("the server reports no token counts: tokens and cost are upper estimates")
+        notice("the server reports no token counts: tokens and cost are upper estimates")
     if any(choice.cut for choice in reply.choices):
-        notices.append("the server leaves stop texts in answers: they are cut off, and tokens of such answers not kept")
+        notice("the server leaves stop texts in answers: they are cut off, and tokens of such answers not kept")
     if request.temperature > 0 and not varies:
-        why = "--server.extra_body constrains them" if _is_constrained(request) else "an open question got empty texts"
-        notices.append(f"whether answers vary could not be seen: {why}")
+        why = "`server.extra_body` constrains them" if _is_constrained(request) else "an open question got empty texts"
+        notice(f"whether answers vary could not be seen: {why}")
     found.known_as.add(reply.model)
     found.varies &= varies
-    found.notices += map(client.without_key, notices)
     return reply
 
 
@@ -159,8 +150,8 @@ def _check_reply(request: Request, reply: Reply, url: str) -> None:
     n = len(reply.choices) + reply.n_left_out
     if n != request.n:
         raise InputError(
-            f"Expected {url} to give {request.n} answers to one request, but it gave {n}. Ask for one at a time with "
-            "--server.n 1."
+            f"Expected {url} to give {request.n} answers to one request, but it gave {n}. Ask for one at a time "
+            "with `server.n` 1."
         )
     n_tokens = reply.tokens_of_only_choice
     for choice in reply.choices if request.logprobs else ():
@@ -168,13 +159,13 @@ def _check_reply(request: Request, reply: Reply, url: str) -> None:
             got = f"of {n_tokens} tokens it gave {len(choice.logprobs)}" if choice.logprobs else "it gave none"
             raise InputError(
                 f"Expected {url} to give a log-probability for every token, but {got}. Sample without them: "
-                "--server.logprobs false."
+                "`server.logprobs` false."
             )
     longest = max((reply.completion_tokens or 0) // n, *(len(choice.logprobs or ()) for choice in reply.choices))
     if longest > request.max_tokens and not {"max_tokens", "max_completion_tokens"} & request.extra.keys():
         raise InputError(
             f"Expected {url} to end an answer after {request.max_tokens} tokens, but it gave {longest}. Name the limit "
-            f"as it does: --server.extra_body '{{max_tokens: null, max_completion_tokens: {request.max_tokens}}}'."
+            f"as it does: `server.extra_body` '{{max_tokens: null, max_completion_tokens: {request.max_tokens}}}'."
         )
 
 
@@ -220,20 +211,11 @@ async def _answers_vary(client: Client, request: Request, url: str) -> bool:
         raise InputError(
             f"Expected answers that vary at temperature {request.temperature:g}, but {url} gave the same {_VARIED} "
             f"times at temperature {temperature:g}: {text!r}. Turn off a proxy's cache; for `transformers serve` add "
-            "--server.extra_body '{generation_config: {do_sample: true, top_k: 0}}'."
+            "`server.extra_body` '{generation_config: {do_sample: true, top_k: 0}}'."
         )
     if requests[0].n > 1 and all(len(set(answer)) == 1 for answer in answers):
         raise InputError(
             f"Expected the answers of one request to differ at temperature {temperature:g}, but {url} gave copies: "
-            f"{text!r}. Ask for one at a time with --server.n 1."
+            f"{text!r}. Ask for one at a time with `server.n` 1."
         )
     return True
-
-
-def nothing_varies(answers: Iterable[Collection[str]]) -> bool:
-    """Whether none of at least 30 questions has two different answers (texts), of those with at least two answers.
-
-    Above temperature 0 that is no accident, but confident models do repeat themselves, for example in one letter.
-    """
-    distinct = [len(set(texts)) for texts in answers if len(texts) > 1]
-    return len(distinct) >= _LEAST_REPEATED and max(distinct) == 1

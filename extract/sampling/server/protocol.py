@@ -266,7 +266,4 @@ def _valid_text(text: str) -> str:
 
 def _repr(value: Any) -> str:
     """A value in a reply, cut only at its end, so that a key in it is recognised by its beginning."""
-    try:
-        return one_line(repr(value), 300)
-    except RecursionError:
-        return "…"
+    return one_line(repr(value), 300)

@@ -92,12 +92,10 @@ class OpenRange:
         """
         ids, indices = self._store.questions.ids(self.samples), range(self.samples.start, self.samples.stop)
         keys = [(id_, j) for id_ in ids for j in indices]
-        complete = all(key in self.log.answered or key[0] in rejected for key in keys)
         try:
-            if complete:
-                # what the file holds counts, and not what this process believes that it wrote
-                rows = {(row["question_id"], row["sample"]): row for row in read_log(self._store, self.samples)}
-                complete = all(key in rows or key[0] in rejected for key in keys)
+            # what the file holds counts, and not what this process believes that it wrote
+            rows = {(row["question_id"], row["sample"]): row for row in read_log(self._store, self.samples)}
+            complete = all(key in rows or key[0] in rejected for key in keys)
             if complete:
                 self._store.samples.write(self.samples, [rows.get(key) or _rejected_row(*key) for key in keys])
         finally:

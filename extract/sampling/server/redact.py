@@ -8,6 +8,7 @@ from extract.questions.question import Question
 _SHARED = 20
 #: A key is recognised by this many of its first characters; a shorter key is searched for as a whole.
 _HEAD = 8
+_LEAST = 4  # characters of a key; what is shorter is a placeholder for servers without keys
 #: A key of which a server shows the ends.
 _STARRED = re.compile(r"[\w-]{0,100}\*{3,}[\w-]{0,100}")
 _ESCAPED = re.compile(r"\\u([0-9a-f]{4})", re.IGNORECASE)
@@ -19,12 +20,14 @@ def without_key(text: str, key: str | None) -> str:
 
     Args:
         text: The words, at most some thousands of characters.
-        key: The key; None without one.
+        key: The key; None without one. One of less than four characters is no secret.
 
     >>> without_key(r"no sk-a/b+c=1234, no sk-a\/b\u002bc=12…, no sk-a***34", "sk-a/b+c=1234")
     'no …, no … no …'
+    >>> without_key("a key of one letter", "a")
+    'a key of one letter'
     """
-    if key:
+    if key and len(key) >= _LEAST:
         text = text.replace(key, "…")
         head = "".join(rf"\\{{0,4}}(?:{re.escape(c)}|u{ord(c):04x}|%{ord(c):02x})" for c in key[:_HEAD])
         rest = r"[^\s\"'<>]*" if len(key) >= _HEAD else ""

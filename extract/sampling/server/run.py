@@ -24,7 +24,6 @@ from extract.store.store import Store
 _SYNC_EVERY = 1.0
 #: After so many rejected questions in a row, without a reply between them, the run stops.
 _MOST_REJECTED = 100
-_MOST_NAMED = 10  # rejected questions in a message
 
 
 @dataclass
@@ -38,11 +37,6 @@ class Run:
         server: The server.
         preflight: Findings of its preflight.
         progress: Counts every answer.
-        n_arrived: Answers that arrived.
-        n_unanswered: Answers whose request was given up.
-        reason: Why the last of these was.
-        rejected: The server's words on each question that it rejects, by id; nothing further is asked about it.
-        stopped: Why no further request is made.
     """
 
     store: Store
@@ -51,15 +45,14 @@ class Run:
     server: Server
     preflight: Preflight
     progress: Progress
-    n_arrived: int = 0
-    n_unanswered: int = 0
-    reason: str = ""
-    rejected: dict[str, str] = field(default_factory=dict)
-    stopped: Exception | None = None
-    _n_rejected_in_a_row: int = 0
     _client: Client = field(init=False)
     _open: dict[SampleRange, OpenRange] = field(default_factory=dict)
     _completed: set[SampleRange] = field(default_factory=set)  # but for answers to rejected questions
+    _rejected: dict[str, str] = field(default_factory=dict)  # the server's words on each rejected question, by id
+    _n_arrived: int = 0
+    _n_rejected_in_a_row: int = 0
+    _unanswered: str = ""  # why the last request that was given up was
+    _stopped: Exception | None = None  # why no further request is made
 
     async def ask_all(self) -> None:
         """Make all requests, many at a time, until all is there or something stops it; `conclude` says what did."""
@@ -83,7 +76,7 @@ class Run:
 
     def _stop(self, reason: Exception) -> None:
         """Make no further request; those in flight are awaited, and their answers kept where possible."""
-        self.stopped = self.stopped or reason
+        self._stopped = self._stopped or reason
         self._client.stop()
 
     def _requests(self) -> Iterator[tuple[OpenRange, Ask]]:
@@ -100,7 +93,7 @@ class Run:
             if opened.asks:
                 self._open[samples] = opened
             for ask in opened.asks:
-                if self.stopped is not None:
+                if self._stopped is not None:
                     self._completed.discard(samples)
                     return
                 yield opened, ask
@@ -124,29 +117,26 @@ class Run:
         Returns:
             Whether there is nothing more to ask: all answers are there, or the server rejects the question.
         """
-        while samples and question.id not in self.rejected:
+        while samples and question.id not in self._rejected:
             try:
                 request = request_for(question, samples, self.decoding, self.server)
                 reply = self.preflight.replies.pop((question.id, samples[0]), None) or await self._client.ask(request)
                 rows = reply.rows(question.id, samples)
                 opened.log.append(rows)
             except Unanswered as error:  # also because the client was stopped
-                self.n_unanswered, self.reason = self.n_unanswered + len(samples), public(error, question)
+                self._unanswered = public(error, question)
                 return False
             except RejectedRequest as error:
-                n = self._n_rejected_in_a_row = self._n_rejected_in_a_row + (question.id not in self.rejected)
-                self.rejected[question.id] = public(error, question)
+                n = self._n_rejected_in_a_row = self._n_rejected_in_a_row + (question.id not in self._rejected)
+                self._rejected[question.id] = public(error, question)
                 if n >= _MOST_REJECTED:
                     self._stop(InputError(f"Expected the server to take most questions, but it rejects {n} in a row."))
                 return True
-            except (BudgetSpent, InputError) as error:
-                self._stop(type(error)(public(error, question)))
-                return False
-            except OSError as error:
-                self._stop(error)
+            except (BudgetSpent, InputError, OSError) as error:
+                self._stop(error if isinstance(error, OSError) else type(error)(public(error, question)))
                 return False
             self._n_rejected_in_a_row = 0
-            self.n_arrived, samples = self.n_arrived + len(rows), samples[len(rows) :]
+            self._n_arrived, samples = self._n_arrived + len(rows), samples[len(rows) :]
             cost, server = self._client.spending, self.server
             words = spent(cost.prompt_tokens, cost.answer_tokens, server.price_prompt, server.price_answer)
             self.progress.note(f"{words}, {cost.retries} retries" if cost.retries else words)
@@ -157,12 +147,11 @@ class Run:
         """Sync what arrived again and again, in a thread because a disk may be slow."""
         while True:
             await asyncio.sleep(_SYNC_EVERY)
-            for log in [opened.log for opened in self._open.values()]:
-                try:
-                    await asyncio.to_thread(log.sync)
-                except OSError as error:
-                    self._stop(error)
-                    return
+            try:
+                for opened in list(self._open.values()):
+                    await asyncio.to_thread(opened.log.sync)
+            except OSError as error:
+                return self._stop(error)
 
     def conclude(self, n_missing: int, worker: Worker) -> None:
         """Record rejected questions where the run came to its end, and otherwise say how far it came.
@@ -173,39 +162,34 @@ class Run:
             InputError: It did not come to its end.
             OSError: Answers could not be kept, for example because the disk is full.
         """
-        if isinstance(self.stopped, OSError):
-            raise self.stopped
+        if isinstance(self._stopped, OSError):
+            raise self._stopped
         state = self._state(n_missing, worker)
-        if isinstance(self.stopped, InputError):
-            raise InputError(f"{self.stopped} {state}")
-        if self.stopped is not None:
+        if isinstance(self._stopped, InputError):
+            raise InputError(f"{self._stopped} {state}")
+        if self._stopped is not None:
             scope = f" (each of the {worker.count} workers has its own)" if worker.count > 1 else ""
-            raise InputError(f"Expected a budget for all answers{scope}, but {self.stopped} {state}")
+            raise InputError(f"Expected a budget for all answers{scope}, but {self._stopped} {state}")
         store, n = self.store, self.server.n
         unfinished = [samples for samples in self.ranges if not is_finished(store.samples.file(samples))]
-        unfinished = [samples for samples in unfinished if not OpenRange(store, samples, n).close(self.rejected)]
-        if self.n_unanswered:
-            raise InputError(
-                f"Expected a reply to every request, but {self.n_unanswered:,} answers are missing: {self.reason}. Run "
-                f"the same command again to ask for them. {state}"
-            )
+        unfinished = [samples for samples in unfinished if not OpenRange(store, samples, n).close(self._rejected)]
         if unfinished:
+            reason = self._unanswered or f"lines of {str(store.samples.log_file(unfinished[0]))!r} are lost"
             raise InputError(
-                f"Expected {str(store.samples.log_file(unfinished[0]))!r} to hold all answers that arrived, but "
-                f"some are lost. Run the same command again to ask for them. {state}"
+                f"Expected a reply to every request, but some answers are missing: {reason}. Run the same command "
+                f"again to ask for them. {state}"
             )
-        if self.rejected:
+        if self._rejected:
             say(f"sample: {state} Their answers are recorded as rejected, and graded as unknown.")
 
     def _state(self, n_missing: int, worker: Worker) -> str:
         """How far it came, and what the server rejects, in sentences."""
-        line = f"{self.n_arrived:,} of {n_missing:,} answers arrived in this run and are kept"
+        line = f"{self._n_arrived:,} of {n_missing:,} answers arrived in this run and are kept"
         if unfinished := [samples.start for samples in self.ranges if samples not in self._completed]:
-            others, own = "other " if self.rejected else "", " of this worker" if worker.count > 1 else ""
+            others, own = "other " if self._rejected else "", " of this worker" if worker.count > 1 else ""
             line += f"; every {others}question{own} has its first {min(unfinished)} answers"
-        if self.rejected:
-            names = ", ".join(map(repr, list(self.rejected)[:_MOST_NAMED]))
-            names += ", …" if len(self.rejected) > _MOST_NAMED else ""
-            words = next(iter(self.rejected.values())).rstrip(".")
-            line += f"; the server rejects {len(self.rejected):,} questions ({names}), the first of them so: {words}"
+        if n := len(self._rejected):
+            names = ", ".join(map(repr, list(self._rejected)[:10])) + (", …" if n > 10 else "")
+            noun, words = "question" if n == 1 else "questions", next(iter(self._rejected.values())).rstrip(".")
+            line += f"; the server rejects {n:,} {noun} ({names}), the first so: {words}"
         return f"{line}."

@@ -1,7 +1,8 @@
 """The server sampler: answers of a model behind an OpenAI-compatible server, each kept as it arrives."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 
 from extract.errors import InputError
 from extract.policy import Decoding, ModelIdentity, Policy
@@ -11,12 +12,16 @@ from extract.running.worker import Worker
 from extract.sampling.base import Sampler, SamplingOptions
 from extract.sampling.run import damaged_ranges
 from extract.sampling.server.endpoint import allow_open_files
-from extract.sampling.server.preflight import TRIES, Preflight, nothing_varies, run_preflight
+from extract.sampling.server.preflight import TRIES, Preflight, run_preflight
 from extract.sampling.server.queue import Ask, delete_finished_logs, first_asks, ranges_to_ask
 from extract.sampling.server.run import Run
 from extract.store.answer_log import read_log
 from extract.store.questions import Questions
 from extract.store.store import Store
+
+#: Questions with several answers of which none differ, from which on this is no accident above temperature 0. Confident
+#: models do repeat themselves, for example in one letter.
+_LEAST_REPEATED = 30
 
 
 class ServerSampler(Sampler):
@@ -78,27 +83,31 @@ class ServerSampler(Sampler):
             run_async(run.ask_all())
         run.conclude(n_missing, worker)
         if temperature:
-            check_variation(store, ranges[0].block, preflight.varies)
+            answers = defaultdict(list)
+            for samples in (samples for samples in store.samples.ranges() if samples.block == ranges[0].block):
+                for row in store.samples.read(samples).to_pylist():
+                    answers[row["question_id"]].append(row["text"])
+            check_variation(answers.values(), store.path, preflight.varies)
 
 
-def check_variation(store: Store, block: int, has_varied: bool) -> None:
-    """Warn if all answers to each question of a block are equal.
+def check_variation(answers: Iterable[Collection[str]], path: Path, has_varied: bool) -> None:
+    """Warn if there are several answers to each of at least 30 questions, and those to no question differ.
+
+    Args:
+        answers: Texts of the answers to each question.
+        path: Their store.
+        has_varied: Whether the preflight has seen answers vary.
 
     Raises:
-        InputError: They are, and the preflight has not seen answers vary either (`has_varied`).
+        InputError: No answers differ, and the preflight has not seen any either.
     """
-    texts = defaultdict(list)
-    for samples in store.samples.ranges():
-        if samples.block == block:
-            table = store.samples.read(samples)
-            for question, text in zip(table["question_id"].to_pylist(), table["text"].to_pylist(), strict=True):
-                texts[question].append(text)
-    if not nothing_varies(texts.values()):
+    distinct = [len(set(texts)) for texts in answers if len(texts) > 1]
+    if len(distinct) < _LEAST_REPEATED or max(distinct) > 1:
         return
-    line = f"all answers to each of {len(texts)} questions are the same"
+    line = f"all answers to each of {len(distinct)} questions are the same"
     if not has_varied:
         raise InputError(
             f"Expected answers that vary at a temperature above 0, but {line}. Look at some with `python -m extract "
-            f"inspect --store {store.path}`, and ask in another way with --server.extra_body and another --store."
+            f"inspect --store {path}`, and ask in another way with `server.extra_body`, for another store."
         )
     say(f"sample: {line}; the model is sure of them, or the server repeats cached answers")

@@ -539,7 +539,7 @@ def test_a_rejected_question_blocks_no_other_and_its_answers_are_unknown(
         for k in (2, 3):  # the trial goes on to another question, for a new store and for one that is there
             store = sample(str(path), recipe(server.url, questions, k=k))
             said = capsys.readouterr().err
-            assert re.search(rf"rejects 1 questions \({first.id!r}\)[^\n]*too long[^\n]*recorded as rejected", said)
+            assert re.search(rf"rejects 1 question \({first.id!r}\)[^\n]*too long[^\n]*recorded as rejected", said)
         assert set(asked(server).values()) == {1}
     rows = store.samples.read().to_pylist()
     rejected = [row for row in rows if row["finish_reason"] == REJECTED]
@@ -689,7 +689,7 @@ def test_too_few_open_files_are_said_in_one_line(server: Running, questions: str
     few = ["bash", "-c", f"ulimit -n 45; exec {line}"]
     said = subprocess.run(few, env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
     assert said.returncode == 2
-    assert "may open 45. Ask for fewer at a time with --server.max_concurrency" in said.stderr
+    assert "may open 45. Ask for fewer at a time with `server.max_concurrency`" in said.stderr
     assert "Traceback" not in said.stderr
 
 

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from threading import Thread
 from typing import Any, TypeVar
 
@@ -22,12 +23,13 @@ from tenacity import AsyncRetrying, RetryCallState
 from extract.errors import InputError
 from extract.questions.question import Question
 from extract.sampling.server.budget import BudgetSpent, Spending
-from extract.sampling.server.client import Client, Stopped, Unanswered, retry_wait
+from extract.sampling.server.client import Client, Unanswered, retry_wait
 from extract.sampling.server.endpoint import Failure, RejectedRequest
 from extract.sampling.server.policy import Server
-from extract.sampling.server.preflight import Preflight, nothing_varies, try_server
+from extract.sampling.server.preflight import Preflight, try_server
 from extract.sampling.server.protocol import BrokenReply, Reply, Request, read_reply
 from extract.sampling.server.redact import public, without_key
+from extract.sampling.server.sampler import check_variation
 from tests.helpers.serving_stub import MODEL, Options, Running, answer_text, faults, stub
 
 T = TypeVar("T")
@@ -116,7 +118,7 @@ def test_only_what_has_an_effect_is_sent_and_extra_fields_can_rename_it() -> Non
 
 def test_extra_fields_decide_nothing_that_an_option_decides() -> None:
     Server(extra_body={"max_tokens": None, "top_k": -1})
-    with pytest.raises(InputError, match=r"no field that another option sets, but got 'temperature'.*--policy"):
+    with pytest.raises(InputError, match=r"no field that another option sets, but got 'temperature'.*`policy"):
         Server(extra_body={"temperature": 0.5, "top_k": -1})
 
 
@@ -341,13 +343,12 @@ def test_a_client_that_is_stopped_begins_no_attempt_and_waits_for_those_under_wa
 
     with answering((503, b"", {"retry-after": "100"})) as (url, came):
         began = time.monotonic()
-        assert asyncio.run(stopping(url, 4)) == ["Stopped"] * 4  # out of their pauses
+        assert asyncio.run(stopping(url, 4)) == ["Unanswered"] * 4  # out of their pauses
         assert time.monotonic() - began < 10
     assert len(came) == 4
     with stub(seconds=1.0) as slow:
-        assert asyncio.run(stopping(slow.url, 1)) == ["Reply"] + ["Stopped"] * 3
+        assert asyncio.run(stopping(slow.url, 1)) == ["Reply"] + ["Unanswered"] * 3
         assert len(slow.answered()) == 1
-    assert issubclass(Stopped, Unanswered)
 
 
 # What no retry mends
@@ -389,7 +390,7 @@ def test_a_proxy_that_can_not_be_used_is_one_line(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_server_that_is_not_there_is_one_line_with_its_address(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(InputError, match=r"at http://127\.0\.0\.1:9/v1, but none is there: .*--server\.url"):
+    with pytest.raises(InputError, match=r"at http://127\.0\.0\.1:9/v1, but none is there: .*`server\.url`"):
         ask(Server("http://127.0.0.1:9/v1", attempts=3))
     assert capsys.readouterr().err.count("\n") == 1  # said once that it is tried again
 
@@ -400,8 +401,8 @@ def test_a_server_that_is_not_there_is_one_line_with_its_address(capsys: pytest.
         (400, b'{"error": {"message": "max_tokens is\\n too large."}}', "status 400: max_tokens is too large. Change"),
         (403, b'{"error": "not yours"}', "status 403: not yours. Put a valid key"),
         (401, b'{"error": {"message": "Incorrect key sk-1***9xyz."}}', "Incorrect key …. Put a valid key"),
-        (404, b"<html>" + b"x" * 1000, "--model"),
-        (422, b'{"detail": "Unexpected fields"}', "Unexpected fields.*--server.extra_body"),
+        (404, b"<html>" + b"x" * 1000, "`model`"),
+        (422, b'{"detail": "Unexpected fields"}', "Unexpected fields.*`server.extra_body`"),
         (429, b'{"error": {"message": "no credit", "code": "insufficient_quota"}}', "no credit"),
         (307, b"", "it moved to elsewhere"),
     ],
@@ -421,7 +422,7 @@ def test_a_redirect_is_not_followed(server: Running) -> None:
 
 
 def test_another_model_is_refused_by_the_server_and_by_its_replies(server: Running) -> None:
-    with pytest.raises(InputError, match=r"The model `other` does not exist\..*--model"):
+    with pytest.raises(InputError, match=r"The model `other` does not exist\..*`model`"):
         ask(Server(server.url), model="other")
     said = r"by the model 'stub-model', but one came from 'fallback'"
     with stub(says_model="fallback") as falls_back, pytest.raises(InputError, match=said):
@@ -631,9 +632,9 @@ def test_a_trial_asks_each_of_several_servers(server: Running) -> None:
     ("options", "request_", "said"),
     [
         ({"ignores": ("temperature",)}, ASKED, r"vary at temperature 1, .*gave the same 4 times.*do_sample"),
-        ({"ignores": ("n",)}, replace(ASKED, n=3), r"3 answers to one request, but it gave 1\. .*n 1"),
-        ({"copies": True}, replace(ASKED, n=3), r"answers of one request to differ.*gave copies.*n 1"),
-        ({"ignores": ("logprobs",)}, replace(ASKED, logprobs=True), r"--server\.logprobs false"),
+        ({"ignores": ("n",)}, replace(ASKED, n=3), r"3 answers to one request, but it gave 1\. .*n` 1"),
+        ({"copies": True}, replace(ASKED, n=3), r"answers of one request to differ.*gave copies.*n` 1"),
+        ({"ignores": ("logprobs",)}, replace(ASKED, logprobs=True), r"`server\.logprobs` false"),
         ({"ignores": ("max_tokens",), "length": 80}, ASKED, r"after 8 tokens, but it gave 20.*max_completion_tokens"),
         ({"says_model": "stub-model-mini"}, ASKED, r"model 'stub-model', but its replies are by 'stub-model-mini'"),
         ({"refuses": ("seed",)}, ASKED, r"Unexpected fields.*seed"),
@@ -670,7 +671,7 @@ def test_a_trial_does_not_ask_for_variation_where_extra_fields_forbid_it() -> No
         spend = Spending(Server(server.url))
         learnt = trial(spend.server, constrained, spend=spend)
     assert (learnt.varies, spend.requests) == (False, 1)
-    assert "--server.extra_body constrains them" in learnt.notices[0]
+    assert "`server.extra_body` constrains them" in learnt.notices[0]
 
 
 def test_a_trial_asks_for_log_probabilities_in_all_its_requests() -> None:
@@ -684,16 +685,20 @@ def test_a_trial_says_that_stop_texts_are_left_and_refuses_log_probabilities_of_
     choice = {"message": {"content": "a b"}, "finish_reason": "stop", "logprobs": logprobs}
     body = json.dumps({"choices": [choice], "usage": {"prompt_tokens": 3, "completion_tokens": 8}}).encode()
     with answering((200, body, {})) as (url, _):
-        with pytest.raises(InputError, match=r"of 8 tokens it gave 1\. .*--server\.logprobs false"):
+        with pytest.raises(InputError, match=r"of 8 tokens it gave 1\. .*`server\.logprobs` false"):
             trial(Server(url), replace(ASKED, logprobs=True, temperature=0.0))
         learnt = trial(Server(url), replace(ASKED, stop=(" b",), temperature=0.0))
     assert "leaves stop texts" in learnt.notices[0]
 
 
-def test_answers_that_never_differ_are_no_accident_from_30_questions_on() -> None:
-    assert nothing_varies([["a", "a"]] * 30)
-    assert not nothing_varies([["a", "a"]] * 29 + [["a"]] * 50)
-    assert not nothing_varies([["a", "a"]] * 100 + [["a", "b"]])
+def test_answers_that_never_differ_are_no_accident_from_30_questions_on(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(InputError, match="all answers to each of 30 questions are the same"):
+        check_variation([["a", "a"]] * 30, Path("store"), has_varied=False)
+    check_variation([["a", "a"]] * 30, Path("store"), has_varied=True)
+    assert "each of 30 questions are the same" in capsys.readouterr().err
+    check_variation([["a", "a"]] * 29 + [["a"]] * 50, Path("store"), has_varied=False)
+    check_variation([["a", "a"]] * 100 + [["a", "b"]], Path("store"), has_varied=False)
+    assert capsys.readouterr().err == ""
 
 
 def test_a_generation_config_is_sent_as_a_text_also_from_a_command_line() -> None:

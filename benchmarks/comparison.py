@@ -16,8 +16,7 @@ from typing import Any
 from benchmarks import wikidata
 from benchmarks.quality import default_data
 from benchmarks.result import report
-from extract.asking.run import ask
-from extract.commands import read
+from extract.commands import ask, read
 from probes.commands import compare, transfer
 from probes.comparison.out_of_fold import BEST
 from probes.comparison.record import cheap_baselines

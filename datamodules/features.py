@@ -103,8 +103,7 @@ class FeatureDataModule(L.LightningDataModule):
         if self.recipe is None:
             Store.open(self.store_path)
             return
-        from extract.asking.run import ask
-        from extract.commands import make_store
+        from extract.commands import ask, make_store
         from extract.running.worker import Worker
 
         store = make_store(self.store_path, self.recipe, self.grader, self.feature_spec.signals, self.scope)

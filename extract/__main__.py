@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 from extract import commands
-from extract.asking.run import ask
 from extract.running.cli import run
 from extract.running.exit import end_process
 from extract.sampling.temperature_grid import each_store
@@ -17,7 +16,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "sample": commands.sample_family,
     "grade": each_store(commands.grade),
     "read": each_store(commands.read),
-    "ask": each_store(ask),
+    "ask": each_store(commands.ask),
     "inspect": commands.inspect,
     "show": each_store(show),
     "merge": merge,

@@ -2,11 +2,16 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
+from extract.asking.base import AskContext
+from extract.asking.registry import ASKED
+from extract.asking.run import fill_asked
 from extract.errors import InputError
 from extract.grading import GRADERS, Judge, grader_of_kinds, load_grader
 from extract.grading.run import fill_grades
+from extract.models.embedded import EMBEDDED_ENCODER
 from extract.models.store_model import load_store_model
 from extract.recipe import StoreRecipe
 from extract.registry import fill_names
@@ -152,6 +157,55 @@ def read(
         fill_signals(
             opened, signals, lambda: load_store_model(opened, model, device, device_map), worker, scope, layers
         )
+    return opened
+
+
+@fill_names(baselines=[f"{name} ({entry.summary})" for name, entry in ASKED.items()])
+def ask(
+    store: str,
+    baselines: Sequence[str] = ("verbalized", "p_true", "text_embedding"),
+    model: str | None = None,
+    device: str = "auto",
+    device_map: str | None = None,
+    embedding_model: str = EMBEDDED_ENCODER,
+    nli_model: str | None = None,
+    grader: str | None = None,
+    max_new_tokens: int = 48,
+    worker: Worker | None = None,
+) -> Store:
+    """Ask models about the questions and answers of a store, where that is missing.
+
+    Args:
+        store: Folder of the store.
+        baselines: Of {baselines}.
+        model: Path of the store's model if it was loaded from a folder, or the local copy of a served model; null
+            takes the name in the store.
+        device: auto, cpu, cuda or cuda:N.
+        device_map: How transformers spreads a large model over devices.
+        embedding_model: Sentence encoder of text_embedding: its name, a Hub id or a folder.
+        nli_model: Classifier of entailment: a Hub id or a folder.
+        grader: Grader whose normalised answers entailment compares; null takes the only one.
+        max_new_tokens: Longest reply of verbalized; a model that reasons at length needs more.
+        worker: As for `sample`.
+
+    Returns:
+        The store.
+
+    Raises:
+        InputError: Unknown baseline, no store, another model than the store's, a model that can't be loaded, or
+            settings that differ from those in the store.
+    """
+    if max_new_tokens < 1:
+        raise InputError(f"Expected `max_new_tokens` to be at least 1, but got {max_new_tokens}. Give for example 48.")
+    entries = {name: ASKED[name] for name in baselines}
+    with _extended(store, worker) as (opened, worker):
+        if any("sample" in entry.scopes for entry in entries.values()) and not opened.samples.ranges():
+            raise InputError(
+                f"Expected the store {store!r} to hold answers, but it has none. Run `python -m extract sample`."
+            )
+        load = partial(load_store_model, opened, model, device, device_map)
+        context = AskContext(load, device, embedding_model, nli_model, grader, max_new_tokens)
+        fill_asked(opened, [entry.load()(name, opened, context) for name, entry in entries.items()], worker)
     return opened
 
 

@@ -4,7 +4,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from extract.asking.registry import ASKED
@@ -12,7 +11,6 @@ from extract.grading.base import without_reasoning
 from extract.grading.text import first_line
 from extract.hashing import sha256_text
 from extract.prompts import PromptTemplate
-from extract.questions.question import Question
 from extract.store.asked import Asked
 from extract.store.shards import SampleRange, Scope, Shard
 from extract.store.signals import Signals
@@ -82,18 +80,6 @@ class AskedBaseline(ABC):
         """The part of the store that holds the values."""
         return self.store.asked
 
-    def check_settings(self, scope: Scope) -> None:
-        """Refuse settings other than those of the files in the store.
-
-        Raises:
-            InputError: The settings differ.
-        """
-        self.values.check_settings(self.name, scope, self.settings(scope))
-
-    def file(self, shard: Shard) -> Path:
-        """Where the values of a shard are, or will be."""
-        return self.values.file(self.name, shard)
-
     @abstractmethod
     def check_file(self, shard: Shard) -> None:
         """Read a finished file.
@@ -114,8 +100,13 @@ class AskedBaseline(ABC):
         """Ask about a shard and write its file; returns the number of rows without a usable value."""
 
     def questions(self, shard: Shard) -> dict[str, str]:
-        """Texts of a shard's questions by id."""
-        return {question.id: question_text(question) for question in self.store.questions.block(shard)}
+        """Texts of a shard's questions by id, with their options; of a chat, a line for each message after its role."""
+        texts = {}
+        for question in self.store.questions.block(shard):
+            prompt = question.prompt
+            lines = [prompt] if isinstance(prompt, str) else [f"{turn['role']}: {turn['content']}" for turn in prompt]
+            texts[question.id] = "\n".join(lines)
+        return texts
 
     def answers(self, shard: Shard) -> list[dict[str, Any]]:
         """Rows of the samples of a shard."""
@@ -153,12 +144,6 @@ def asking_prompt(policy: dict[str, Any], template: str) -> PromptTemplate:
     """
     chat = policy["model"]["chat_template"] != sha256_text("")
     return PromptTemplate(template, policy["decoding"]["prompt"]["system"] if chat else None, chat)
-
-
-def question_text(question: Question) -> str:
-    """Text of a question with its options; of a chat, one line for each message, after its role."""
-    prompt = question.prompt
-    return prompt if isinstance(prompt, str) else "\n".join(f"{turn['role']}: {turn['content']}" for turn in prompt)
 
 
 def answer_line(text: str) -> str:

@@ -28,34 +28,29 @@ def mean_pooled(states: Tensor, mask: Tensor) -> Tensor:
     return torch.nn.functional.normalize((states.float() * weights).sum(1) / weights.sum(1), dim=1)
 
 
-class Encoder:
+class Encoder(TextReader):
     """A sentence encoder with mean pooling.
-
-    Args:
-        name: The embedded encoder's name, a Hub id or a folder.
-        device: auto, cpu, cuda or cuda:N.
-
-    Attributes:
-        reader: The model.
 
     Raises:
         InputError: The model can't be loaded, or is not an encoder.
     """
 
+    option, noun, auto_class = "embedding_model", "a sentence encoder", "AutoModel"
+
     def __init__(self, name: str, device: str = "auto") -> None:
-        self.reader = TextReader(name, "embedding_model", "a sentence encoder", "AutoModel", device)
-        if self.reader.model.config.is_encoder_decoder:
-            raise self.reader.refusal("it has a decoder")
-        alike = self.reader.encode(["one two three four", "one two three five"])
-        first = [self.reader.read([inputs], lambda output, mask: output.last_hidden_state[:, 0]) for inputs in alike]
+        super().__init__(name, device)
+        if self.model.config.is_encoder_decoder:
+            raise self.refusal("it has a decoder")
+        alike = self.encode(["one two three four", "one two three five"])
+        first = [self.read([inputs], lambda output, mask: output.last_hidden_state[:, 0]) for inputs in alike]
         if torch.equal(first[0], first[1]):
-            raise self.reader.refusal("each of its tokens attends only to those before it, as in a generative model")
+            raise self.refusal("each of its tokens attends only to those before it, as in a generative model")
 
     def embed(self, texts: Sequence[str], progress: Done = lambda items, tokens: None) -> Tensor:
         """Embeddings [text, d_model] float32 of length 1, on the CPU; equal texts are read once."""
         distinct = list(dict.fromkeys(texts))
-        encoded = self.reader.encode(distinct)
-        embedded = self.reader.read(encoded, lambda out, mask: mean_pooled(out.last_hidden_state, mask), progress)
+        encoded = self.encode(distinct)
+        embedded = self.read(encoded, lambda output, mask: mean_pooled(output.last_hidden_state, mask), progress)
         progress(len(texts) - len(distinct), 0)
         row = {text: i for i, text in enumerate(distinct)}
         return embedded[[row[text] for text in texts]]
@@ -80,7 +75,7 @@ class TextEmbedding(AskedBaseline):
     def settings(self, scope: Scope) -> dict[str, Any]:
         """The encoder, and what it reads of the questions or answers."""
         text = "the question" if scope == "question" else "the question and the first line of the answer"
-        return {**self._encoder.reader.settings, "pooling": "mean", "text": text}
+        return {**self._encoder.settings, "pooling": "mean", "text": text}
 
     @property
     def values(self) -> Signals:
@@ -102,6 +97,5 @@ class TextEmbedding(AskedBaseline):
             key, texts, empty = "0/question", list(questions.values()), []
         embedded = self._encoder.embed(texts, progress)
         embedded[empty] = torch.nan
-        batch_tokens = self._encoder.reader.batch_tokens
-        self.values.write(self.name, shard, {key: embedded}, batch_tokens, self.settings(shard.scope))
+        self.values.write(self.name, shard, {key: embedded}, self._encoder.batch_tokens, self.settings(shard.scope))
         return len(empty)

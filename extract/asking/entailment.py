@@ -43,11 +43,10 @@ class Clusters:
     tokens: Counter[str] = field(default_factory=Counter)
 
 
-#: From pairs (premise, hypothesis) to whether each is entailed, and the tokens that were read for it.
-Entails = Callable[[Sequence[tuple[str, str]]], Sequence[tuple[bool, int]]]
-
-
-def cluster(questions: Sequence[tuple[Clusters, Iterable[Answer]]], entails: Entails) -> None:
+def cluster(
+    questions: Sequence[tuple[Clusters, Iterable[Answer]]],
+    entails: Callable[[Sequence[tuple[str, str]]], Sequence[tuple[bool, int]]],
+) -> None:
     """Put answers into clusters; those of all questions in step, so that their pairs are read in the same batches.
 
     The result is that of one answer after another looking at its question's clusters in their order. Answers with the
@@ -55,7 +54,7 @@ def cluster(questions: Sequence[tuple[Clusters, Iterable[Answer]]], entails: Ent
 
     Args:
         questions: For each question, its clusters, which are extended, and its further answers by sample index.
-        entails: The classifier.
+        entails: From pairs (premise, hypothesis) to whether each is entailed, and the tokens that were read for it.
     """
     pending: list[list[Answer]] = []  # of each question, the first answer of each form without a cluster
     for clusters, answers in questions:
@@ -82,33 +81,27 @@ def cluster(questions: Sequence[tuple[Clusters, Iterable[Answer]]], entails: Ent
         step += 1
 
 
-class Classifier:
+class Classifier(TextReader):
     """An entailment classifier with the labels entailment, neutral and contradiction, in the order of its config.
-
-    Args:
-        name: A Hub id or a folder.
-        device: auto, cpu, cuda or cuda:N.
-
-    Attributes:
-        reader: The model.
 
     Raises:
         InputError: The model can't be loaded, or has other labels.
     """
 
+    option, noun, auto_class = "nli_model", "an entailment classifier", "AutoModelForSequenceClassification"
+
     def __init__(self, name: str, device: str = "auto") -> None:
-        head = "AutoModelForSequenceClassification"
-        self.reader = TextReader(name, "nli_model", "an entailment classifier", head, device)
-        labels = {int(i): str(label).casefold() for i, label in self.reader.model.config.id2label.items()}
+        super().__init__(name, device)
+        labels = {int(i): str(label).casefold() for i, label in self.model.config.id2label.items()}
         if sorted(labels.values()) != sorted(_LABELS):
             found = ", ".join(labels[i] for i in sorted(labels))
-            raise self.reader.refusal(f"its labels are {found} and not {', '.join(_LABELS)}")
+            raise self.refusal(f"its labels are {found} and not {', '.join(_LABELS)}")
         self._entailment = next(i for i, label in labels.items() if label == "entailment")
 
     def __call__(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[bool, int]]:
         """For each pair (premise, hypothesis): whether entailment is the likeliest label, and the number of tokens."""
-        encoded = self.reader.encode(pairs)
-        logits = self.reader.read(encoded, lambda output, mask: output.logits)
+        encoded = self.encode(pairs)
+        logits = self.read(encoded, lambda output, mask: output.logits)
         entailed = (logits.argmax(-1) == self._entailment).tolist()
         return [(yes, len(inputs["input_ids"])) for yes, inputs in zip(entailed, encoded, strict=True)]
 
@@ -143,7 +136,7 @@ class Entailment(AskedTable):
     def settings(self, scope: Scope) -> dict[str, Any]:
         """The classifier, the grader whose normalised answers are compared, and what is read."""
         text = "the question and the first line of the answer"
-        return {**self.classifier.reader.settings, "grader": self._grader, "entailment": "strict", "text": text}
+        return {**self.classifier.settings, "grader": self._grader, "entailment": "strict", "text": text}
 
     def rows(self, shard: Shard, progress: Done) -> list[dict[str, Any]]:
         """One row for each answer: the sample index of its cluster's first member, and the tokens read to find it."""

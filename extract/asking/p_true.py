@@ -5,7 +5,7 @@ Kadavath et al. 2022, https://arxiv.org/abs/2207.05221.
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -29,15 +29,8 @@ LEAST_MASS = 1e-3
 _BATCH_TOKENS = 2048
 
 
-class YesNo(NamedTuple):
-    """Token ids of all single-token forms of Yes and of No."""
-
-    yes: list[int]
-    no: list[int]
-
-
-def surface_forms(tokenizer: Any, n_vocab: int) -> YesNo:
-    """Tokens that are Yes or No in any case, with any space around them (`` Yes``, ``yes``, ``YES``, …).
+def surface_forms(tokenizer: Any, n_vocab: int) -> tuple[list[int], list[int]]:
+    """Tokens that are Yes, and those that are No, in any case and with any space around them (`` Yes``, ``YES``, …).
 
     Args:
         tokenizer: The model's tokenizer.
@@ -47,16 +40,16 @@ def surface_forms(tokenizer: Any, n_vocab: int) -> YesNo:
         InputError: One of the words has no such token.
     """
     texts = tokenizer.batch_decode([[i] for i in range(min(n_vocab, len(tokenizer)))])
-    forms = [[i for i, text in enumerate(texts) if text.strip().casefold() == word] for word in ("yes", "no")]
-    if not all(forms):
+    yes, no = ([i for i, text in enumerate(texts) if text.strip().casefold() == word] for word in ("yes", "no"))
+    if not (yes and no):
         raise InputError(
             "Expected a tokenizer with single tokens for Yes and No, but this one lacks one of them. "
             "Leave `p_true` and `p_true_answer` out of `baselines`."
         )
-    return YesNo(*forms)
+    return yes, no
 
 
-def yes_against_no(logits: Tensor, forms: YesNo) -> tuple[Tensor, Tensor]:
+def yes_against_no(logits: Tensor, forms: tuple[list[int], list[int]]) -> tuple[Tensor, Tensor]:
     """Compute P(yes) / (P(yes) + P(no)) and the mass P(yes) + P(no), each summed over the surface forms.
 
     Args:
@@ -67,7 +60,7 @@ def yes_against_no(logits: Tensor, forms: YesNo) -> tuple[Tensor, Tensor]:
         Value and mass, [...] float32 each.
     """
     logprobs = logits.float().log_softmax(-1)
-    yes, no = logprobs[..., forms.yes].logsumexp(-1), logprobs[..., forms.no].logsumexp(-1)
+    yes, no = (logprobs[..., tokens].logsumexp(-1) for tokens in forms)
     return (yes - no).sigmoid(), torch.logaddexp(yes, no).exp()
 
 
@@ -96,7 +89,6 @@ class YesNoReader(TokenSampler):
             InputError: A prompt is too long for the model, or the logits are NaN.
         """
         check_prompts(self.model, prompts, 1)
-
         prefix = common_prefix(prompts)
 
         @torch.inference_mode()

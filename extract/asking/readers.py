@@ -1,9 +1,9 @@
-"""Models that read texts: sentence encoders and entailment classifiers."""
+"""`TextReader`: models that read texts, such as sentence encoders and entailment classifiers."""
 
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from safetensors import SafetensorError
@@ -29,12 +29,12 @@ class TextReader:
 
     Args:
         name: The embedded encoder's name, a Hub id or a folder.
-        option: Option that names the model, for messages.
-        noun: What the model has to be, for messages.
-        auto_class: Name of the transformers class that loads it.
         device: auto, cpu, cuda or cuda:N.
 
     Attributes:
+        option: Option that names the model, for messages.
+        noun: What the model has to be, for messages.
+        auto_class: Name of the transformers class that loads it.
         model: The model in evaluation mode.
         batch_tokens: Tokens in a batch, on which the last bits depend; halved when memory runs out.
         settings: Its name (never a path), hashes of its weights and tokenizer, and where texts are cut.
@@ -43,16 +43,20 @@ class TextReader:
         InputError: The model can't be loaded, or its weights are incomplete.
     """
 
-    def __init__(self, name: str, option: str, noun: str, auto_class: str, device: str = "auto") -> None:
+    option: ClassVar[str]
+    noun: ClassVar[str]
+    auto_class: ClassVar[str]
+
+    def __init__(self, name: str, device: str = "auto") -> None:
         import transformers
 
-        self._name, self._option, self._noun = name, option, noun
+        self._name = name
         torch_device = resolve_device(device)
         source = str(embedded_encoder_folder()) if name == EMBEDDED_ENCODER else name
         try:
             with quiet_loggers("transformers"):
                 self._tokenizer = transformers.AutoTokenizer.from_pretrained(source)
-                model, report = getattr(transformers, auto_class).from_pretrained(
+                model, report = getattr(transformers, self.auto_class).from_pretrained(
                     source, dtype=torch.float32, use_safetensors=True, output_loading_info=True
                 )
         except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
@@ -76,8 +80,8 @@ class TextReader:
     def refusal(self, reason: str) -> InputError:
         """The error that says why the model can't be used."""
         return InputError(
-            f"Expected `{self._option}` to be {self._noun} in safetensors, as a Hub id or a folder, but {self._name!r} "
-            f"can't be used: {reason}. Give another --{self._option}."
+            f"Expected `{self.option}` to be {self.noun} in safetensors, as a Hub id or a folder, but {self._name!r} "
+            f"can't be used: {reason}. Give another --{self.option}."
         )
 
     def encode(self, texts: Sequence[Text]) -> list[dict[str, list[int]]]:

@@ -11,7 +11,6 @@ import pytest
 import yaml
 from jsonargparse import ArgumentParser
 
-from extract.asking.base import question_text
 from extract.commands import sample
 from extract.errors import InputError
 from extract.hashing import sha256_json
@@ -196,7 +195,7 @@ def test_the_letter_is_the_answer_of_an_example_of_options(tmp_path: Path) -> No
 
 def test_options_stand_under_the_question_whoever_asks(tokenizer: Any) -> None:
     question = Question("1", "mine", "Which is odd?", references=("B", "3"), kind="choice", choices=("2", "3"))
-    assert question.prompt == question_text(question) == "Which is odd?\nA. 2\nB. 3"
+    assert question.prompt == "Which is odd?\nA. 2\nB. 3"
     (ids,) = encode_questions(tokenizer, PromptTemplate(chat=False), [question])
     assert tokenizer.decode(ids) == question.prompt
 

@@ -15,9 +15,9 @@ from extract import Decoding, InputError, Store, StoreRecipe, grade, load_model,
 from extract.__main__ import COMMANDS
 from extract.asking import p_true, verbalized
 from extract.asking.base import asking_prompt
-from extract.asking.p_true import PTrue, PTrueAnswer, YesNo, YesNoReader, surface_forms, yes_against_no
-from extract.asking.run import ask
+from extract.asking.p_true import PTrue, PTrueAnswer, YesNoReader, surface_forms, yes_against_no
 from extract.asking.verbalized import TEMPLATE, Verbalized, parse_confidence
+from extract.commands import ask
 from extract.running.cli import run
 from extract.running.worker import Worker
 from extract.sampling.local.token_sampler import Sample
@@ -173,7 +173,7 @@ def test_without_a_temperature_there_is_one_attempt(tmp_path: Path, yes_no_folde
 
 def test_yes_is_weighed_against_no_over_all_their_forms() -> None:
     logits = torch.randn(4, 9, generator=torch.Generator().manual_seed(0)) * 5
-    value, mass = yes_against_no(logits, YesNo([1, 4, 5], [2, 8]))
+    value, mass = yes_against_no(logits, ([1, 4, 5], [2, 8]))
     for row in range(4):
         p = [math.exp(float(x)) for x in logits[row].double()]
         yes, no = p[1] + p[4] + p[5], p[2] + p[8]
@@ -184,7 +184,7 @@ def test_yes_is_weighed_against_no_over_all_their_forms() -> None:
 def test_forms_of_yes_and_no_are_found_by_decoding_the_vocabulary(yes_no_folder: Path) -> None:
     _, tokenizer = load_model(str(yes_no_folder))
     forms = surface_forms(tokenizer, 10_000)
-    assert [tokenizer.decode([i]) for i in forms.yes + forms.no] == FORMS
+    assert [tokenizer.decode([i]) for form in forms for i in form] == FORMS
     with pytest.raises(InputError, match="single tokens for Yes and No"):
         surface_forms(tokenizer, 258)  # logits for bytes only
 
@@ -368,7 +368,7 @@ def test_the_command_line_asks(store: Path, yes_no_folder: Path) -> None:
 def test_the_embedded_model_weighs_yes_against_no_and_knows_some_questions_from_others() -> None:
     model, tokenizer = load_model()
     reader = YesNoReader(model, tokenizer)
-    forms = {tokenizer.decode([i]) for i in (*reader._forms.yes, *reader._forms.no)}
+    forms = {tokenizer.decode([i]) for form in reader._forms for i in form}
     assert {"Yes", " Yes", "No", " No", "yes", "no"} <= forms
     prompt = asking_prompt({"model": {"chat_template": "x"}, "decoding": {"prompt": {"system": None}}}, PTrue.template)
     texts = ["What is the capital of France?", "What is 3 plus 4?", "What is the chemical symbol of dubnium?"]

@@ -15,8 +15,7 @@ import torch
 from extract import Decoding, InputError, StoreRecipe, grade, sample
 from extract.asking.embedding import Encoder, TextEmbedding, mean_pooled
 from extract.asking.entailment import Answer, Classifier, Clusters, cluster
-from extract.asking.readers import TextReader
-from extract.asking.run import ask
+from extract.commands import ask
 from extract.models.embedded import EMBEDDED_ENCODER
 from tests.conftest import byte_tokenizer, write_questions
 
@@ -231,7 +230,7 @@ def test_the_embedded_encoder_puts_texts_of_one_meaning_close_together(capfd: py
     similar = embedded @ embedded.T
     assert similar[0, 1] > 0.8
     assert similar[:2, 2].max() < 0.3
-    assert len(encoder.reader.model.encoder.layer) == 6
+    assert len(encoder.model.encoder.layer) == 6
     assert capfd.readouterr() == ("", "")
 
 
@@ -311,7 +310,7 @@ def test_the_label_of_entailment_is_taken_from_the_config(family: str, tmp_path:
     classifier = Classifier(str(folder))
     pairs = [(f"text {i}", f"a longer text {j}") for i in range(4) for j in range(4)]
     verdicts = classifier(pairs)
-    tokenizer, model = byte_tokenizer(), classifier.reader.model
+    tokenizer, model = byte_tokenizer(), classifier.model
     for (premise, hypothesis), (entailed, tokens) in zip(pairs, verdicts, strict=True):
         inputs = tokenizer(premise, hypothesis, return_tensors="pt")
         with torch.inference_mode():
@@ -385,6 +384,6 @@ def test_another_classifier_is_refused(store: Path, nli_folder: Path, tmp_path: 
 
 
 def test_a_reader_says_what_it_is_and_no_path(encoder_folder: Path) -> None:
-    settings = TextReader(str(encoder_folder), "embedding_model", "a sentence encoder", "AutoModel").settings
+    settings = Encoder(str(encoder_folder)).settings
     assert (settings["model"], settings["most_tokens"], len(settings["weights"])) == ("encoder", 64, 64)
     assert str(encoder_folder) not in str(settings)

@@ -17,8 +17,7 @@ import train
 from benchmarks.tiny import save_model, tiny_model, write_questions
 from datamodules import load_table
 from extract import Decoding, InputError, PromptTemplate, Store, StoreRecipe, load_model, load_questions, read
-from extract.asking.run import ask
-from extract.commands import make_store, verify
+from extract.commands import ask, make_store, verify
 from extract.models.loading import model_identity
 from extract.policy import Identity
 from extract.questions import questions_hash

@@ -132,7 +132,7 @@ def intervals(questions: Questions, right: Tensor, k: int, reference: float, see
     squared = bootstrap(lambda w: squared_calibration_error(first.confidence, right, known, w), len(right), seed=seed)
     if squared is not None:  # clipped at 0, before the root
         alone["rmsce"] = {end: max(0.0, float(value)) for end, value in squared.items()}  # type: ignore[assignment]  # bounds may be null
-    pairs = compare("f", "g", first, second, "simulated", reference, seed=seed)
+    pairs = compare("f", "g", first, second, "simulated", seed=seed)
     differences = {f"{row['metric']}_difference": row for row in pairs}
     return {name: interval for name, interval in (alone | differences).items() if interval is not None}
 

@@ -56,7 +56,7 @@ def main() -> None:
     reference = scored(out, "constant", half=False).confidence
     linear, base_rate = (scored(out, name, half=False) for name in ("linear", "base_rate"))
     figures = evaluate(linear, 0, reference)
-    pairs = compare("linear", "base_rate", linear, base_rate, "out of fold", reference)
+    pairs = compare("linear", "base_rate", linear, base_rate, "out of fold")
     gain = next(row for row in pairs if row["metric"] == "auroc")
 
     table = comparison.data.table

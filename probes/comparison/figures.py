@@ -8,9 +8,8 @@ import torch
 from probes.baselines.registry import counts, is_half
 from probes.comparison.out_of_fold import OutOfFold
 from probes.metrics import functional
-from probes.metrics.intervals import paired_bootstrap
-from probes.metrics.significance import add_holm, bootstrap_p, sign_flip
-from probes.report.evaluate import Scored, evaluate, metric_of, usable
+from probes.metrics.significance import add_holm
+from probes.report.evaluate import Scored, common_rows, difference, evaluate
 
 
 def scored(out: OutOfFold, name: str, half: bool) -> Scored:
@@ -31,7 +30,7 @@ def figures(out: OutOfFold, name: str, half: bool, n_resamples: int, seed: int) 
     record = evaluate(method, int(torch.from_numpy(unknown)[out.questions].sum()), reference, n_resamples, seed)
     if record["brier"] is None:
         return {**record, "response_brier": None, "gap": None}
-    method = method.take(usable(method))
+    method = method.take(method.usable)
     against_answers = float(functional.response_brier(method.confidence, method.right, method.known))
     return {**record, "response_brier": against_answers, "gap": against_answers - record["brier"]["value"]}
 
@@ -47,7 +46,7 @@ def answer_figures(out: OutOfFold, name: str, n_resamples: int, seed: int) -> di
     rows = (known.bool() & tested).nonzero()[:, 0]
     confidence = out.of_answers[name] if name in out.of_answers else out.confidence[name][question]
     method = Scored(confidence[rows], right[rows], known[rows], question[rows], out.fold[question[rows]])
-    return evaluate(method, int(((1 - known) * tested).sum()), 0.5, n_resamples, seed, target="response")
+    return evaluate(method, int(((1 - known) * tested).sum()), 0.5, n_resamples, seed)
 
 
 def paired_tests(
@@ -70,22 +69,12 @@ def paired_tests(
     tests: list[dict[str, Any]] = []
     for a, b in pairs:
         half = is_half(a) or is_half(b)
-        first, second = scored(out, a, half), scored(out, b, half)
-        both = usable(first) & usable(second)
-        first, second, n = first.take(both), second.take(both), int(both.sum())
-        for metric in ("auroc", "brier") if n else ():
-            metric_a, metric_b = (metric_of(method, metric, 0.5) for method in (first, second))
-            difference = paired_bootstrap(metric_a, metric_b, n, seed=seed)
-            if difference is None:
-                continue
-            if metric == "auroc":
-                p = bootstrap_p(metric_a, metric_b, n, n_resamples, seed)
-            else:
-                terms_a, terms_b = (
-                    functional.brier_terms(method.confidence, method.right, method.known) for method in (first, second)
-                )
-                p = sign_flip(terms_a - terms_b, n_resamples, seed)
-            tests.append({"a": a, "b": b, "metric": metric, "half": half, "n_questions": n, **difference, "p": p})
+        first, second = common_rows(scored(out, a, half), scored(out, b, half))
+        for metric in ("auroc", "brier"):
+            test = difference(first, second, metric, seed=seed, n_draws=n_resamples)
+            if test is not None:
+                names = {"a": a, "b": b, "metric": metric, "half": half}
+                tests.append({**names, "n_questions": first.n_questions, **test})
     for metric in ("auroc", "brier"):
         add_holm([test for test in tests if test["metric"] == metric])
     return tests

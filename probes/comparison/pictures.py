@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from probes.comparison.figures import scored
 from probes.comparison.out_of_fold import BEST, OutOfFold
 from probes.comparison.transfer import sets_of
-from probes.report.evaluate import Scored, usable
+from probes.report.evaluate import Scored
 from probes.report.plots import (
     BLUE,
     GREY,
@@ -31,7 +31,7 @@ _CURVE_COLOURS = (RED, *(colour for colour in METHOD_COLOURS if colour != RED))
 def comparison_pictures(out: OutOfFold, record: dict[str, Any]) -> dict[str, Figure]:
     """The pictures of a comparison by name."""
     curves = {name: scored(out, name, half=False) for name in _CURVES if name in out.confidence}
-    curves = {name: method.take(usable(method)) for name, method in curves.items() if usable(method).any()}
+    curves = {name: method.take(method.usable) for name, method in curves.items() if method.usable.any()}
     return {
         "methods": forest(record["methods"]),
         "risk_coverage": risk_coverage(curves),
@@ -81,7 +81,7 @@ def risk_coverage(methods: dict[str, Scored]) -> Figure:
     """
     figure, axes = new_figure(4.8, 3.8)
     for (name, method), colour in zip(methods.items(), _CURVE_COLOURS, strict=False):
-        wrong = 1 - method.right.double() / method.known.double()
+        wrong = 1 - method.accuracy
         _, group, counts = (-method.confidence).unique(return_inverse=True, return_counts=True)
         answered = counts.cumsum(0)
         n_wrong = torch.zeros(len(counts), dtype=torch.float64).index_add_(0, group, wrong).cumsum(0)

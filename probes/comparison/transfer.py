@@ -13,9 +13,8 @@ from datamodules import FeatureDataModule
 from extract.errors import InputError
 from extract.hashing import differences
 from probes.comparison.folds import VAL_SHARE, fit, folds, split_rows
-from probes.metrics.intervals import bootstrap
 from probes.registry import PROBES
-from probes.report.evaluate import Scored, metric_of, usable
+from probes.report.evaluate import Scored, estimate
 from probes.report.results import FORMAT_VERSION, versions
 
 #: Fewest questions of a set.
@@ -141,13 +140,10 @@ def transfer_record(
     masked = dict(masked)
 
     def cell(train: str, test: QuestionSet, scored: Scored) -> dict[str, Any]:
-        scored = scored.take(usable(scored))
-        n, reference = scored.n_questions, float((scored.right / scored.known).mean())
-        metrics = {
-            name: bootstrap(metric_of(scored, name, reference), n, n_resamples, seed) if n else None
-            for name in ("auroc", "brier_skill")
-        }
-        return {"train": train, "test": test.name, "n_questions": n, **metrics}
+        scored = scored.take(scored.usable)
+        reference = float((scored.right / scored.known).mean())
+        metrics = {name: estimate(scored, name, n_resamples, seed, reference) for name in ("auroc", "brier_skill")}
+        return {"train": train, "test": test.name, "n_questions": scored.n_questions, **metrics}
 
     with tqdm(total=len(sets) * (2 if len(stores) == 1 else 1), desc="transfer", unit=" sets") as progress:
         for own in sets:

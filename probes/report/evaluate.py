@@ -1,7 +1,7 @@
 """All figures of a method on one split with intervals and counts, and paired differences of two methods."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from probes.metrics import functional
-from probes.metrics.intervals import bootstrap, by_question, paired_bootstrap
+from probes.metrics.intervals import WeightedMetric, bootstrap, by_question, paired_bootstrap
+from probes.metrics.significance import bootstrap_p, sign_flip
 
 #: Metrics of confidences of questions, by name in the order of the report.
 CAPABILITY: dict[str, Callable[..., Tensor]] = {
@@ -38,7 +39,7 @@ class Scored(NamedTuple):
         confidence: [row] float64 in [0, 1].
         right: [row] right answers.
         known: [row] graded answers.
-        question: [row] int64, question of each row; None if rows are questions.
+        question: [row] int64, question of each row, if rows are answers; None if rows are questions.
         fold: [row] int64, number of the fitted probe that gave the confidence; None if one probe gave all.
     """
 
@@ -53,37 +54,56 @@ class Scored(NamedTuple):
         return Scored._make(column if column is None else column[rows] for column in self)
 
     @property
+    def target(self) -> str:
+        """`capability` if rows are questions, `response` if they are answers."""
+        return "capability" if self.question is None else "response"
+
+    @property
+    def accuracy(self) -> Tensor:
+        """[row] float64 share of right answers."""
+        return self.right.double() / self.known.double()
+
+    @property
+    def usable(self) -> Tensor:
+        """[row] bool: the confidence is finite, and the question has two graded answers or the answer a grade."""
+        return self.confidence.isfinite() & (self.known >= (2 if self.question is None else 1))
+
+    @property
     def n_questions(self) -> int:
         """Number of questions."""
         return len(self.confidence) if self.question is None else len(self.question.unique())
 
 
-def usable(scored: Scored, target: str = "capability") -> Tensor:
-    """[row] bool: whether the confidence is finite and the question has two graded answers, or the answer a grade."""
-    return scored.confidence.isfinite() & (scored.known >= (2 if target == "capability" else 1))
-
-
-def metric_of(
-    scored: Scored, name: str, reference: float | Tensor, target: str = "capability"
-) -> Callable[[Tensor], Tensor]:
+def metric_of(scored: Scored, name: str, reference: float | Tensor = 0.5) -> WeightedMetric:
     """A metric of a method as a function of resampling weights, from [resample, question] to [resample]."""
     options: dict[str, Any] = {"reference": reference} if name == "brier_skill" else {}
     if name in _STRATIFIED and scored.fold is not None:
         options["strata"] = scored.fold
 
     def metric(weights: Tensor) -> Tensor:
-        return METRICS[target][name](scored.confidence, scored.right, scored.known, weights=weights, **options)
+        return METRICS[scored.target][name](scored.confidence, scored.right, scored.known, weights=weights, **options)
 
     return metric if scored.question is None else by_question(metric, scored.question.unique(return_inverse=True)[1])
 
 
+def estimate(
+    scored: Scored, name: str, n_resamples: int = 2000, seed: int = 0, reference: float | Tensor = 0.5
+) -> Mapping[str, Any] | None:
+    """``{value, low, high}`` of a metric, with a 95 % interval; None for fewer than two questions or without a value.
+
+    `low` and `high` are None for calibration errors, which have no valid interval. All rows have to be usable.
+    """
+    n = scored.n_questions
+    if n < 2:
+        return None
+    metric = metric_of(scored, name, reference)
+    if name in WITHOUT_INTERVAL:
+        return {"value": float(metric(torch.ones(1, n, dtype=torch.float64))), "low": None, "high": None}
+    return bootstrap(metric, n, n_resamples, seed)
+
+
 def evaluate(
-    scored: Scored,
-    n_unknown: int,
-    reference: float | Tensor,
-    n_resamples: int = 2000,
-    seed: int = 0,
-    target: str = "capability",
+    scored: Scored, n_unknown: int, reference: float | Tensor, n_resamples: int = 2000, seed: int = 0
 ) -> dict[str, Any]:
     """All figures of one method.
 
@@ -93,43 +113,54 @@ def evaluate(
         reference: Mean accuracy of the training split for the skill; one number, or one per row.
         n_resamples: Resamples of the questions.
         seed: Seed of the resamples.
-        target: `capability` for confidences of questions, `response` for those of answers.
 
     Returns:
-        ``{metric: {value, low, high} or None}`` with 95 % intervals; `low` and `high` are None for calibration errors,
-        which have no valid interval. For questions also `auroc_ceiling`, whose `low` and `high` are a bracket (see
-        `functional.auroc_ceiling`). And `n_questions`, `n_samples`, `n_unknown`, `n_masked` (rows left out).
+        ``{metric: {value, low, high} or None}``, see `estimate`. For questions also `auroc_ceiling`, whose `low` and
+        `high` are a bracket (see `functional.auroc_ceiling`). And `n_questions`, `n_samples`, `n_unknown`, `n_masked`
+        (rows left out).
     """
-    scorable = usable(scored, target)
-    method = scored.take(scorable)
+    usable = scored.usable
+    method, figures = scored.take(usable), dict[str, Any]()
     if isinstance(reference, Tensor):
-        reference = reference[scorable]
-    n, figures = method.n_questions, dict[str, Any]()
-    for name in METRICS[target]:
-        figures[name] = None
-        if n and name not in WITHOUT_INTERVAL:
-            figures[name] = bootstrap(metric_of(method, name, reference, target), n, n_resamples, seed)
-        elif n > 1:
-            value = metric_of(method, name, reference, target)(torch.ones(1, n, dtype=torch.float64))
-            figures[name] = {"value": float(value), "low": None, "high": None}
-        if name == "auroc" and target == "capability":
+        reference = reference[usable]
+    for name in METRICS[method.target]:
+        figures[name] = estimate(method, name, n_resamples, seed, reference)
+        if name == "auroc" and method.question is None:
             ceiling, low, high = functional.auroc_ceiling(method.right, method.known)
             bracket = {"value": ceiling, "low": low, "high": high}
             figures["auroc_ceiling"] = None if math.isnan(ceiling + low + high) else bracket
-    n_samples, n_masked = int(method.known.sum()), int((~scorable).sum())
-    return {**figures, "n_questions": n, "n_samples": n_samples, "n_unknown": n_unknown, "n_masked": n_masked}
+    counts = {"n_questions": method.n_questions, "n_samples": int(method.known.sum())}
+    return {**figures, **counts, "n_unknown": n_unknown, "n_masked": int((~usable).sum())}
+
+
+def common_rows(a: Scored, b: Scored) -> tuple[Scored, Scored]:
+    """The rows that both methods score."""
+    both = a.usable & b.usable
+    return a.take(both), b.take(both)
+
+
+def difference(
+    a: Scored, b: Scored, name: str, n_resamples: int = 2000, seed: int = 0, n_draws: int = 0
+) -> Mapping[str, Any] | None:
+    """Paired difference a − b in `auroc` or `brier` with a 95 % interval; None where it has none.
+
+    With `n_draws` also its two-sided p-value `p`: of AUROC by the paired bootstrap over questions, of Brier by sign
+    flips of the differences of the questions. Both methods have to score the same rows, see `common_rows`.
+    """
+    if not a.n_questions:
+        return None
+    metric_a, metric_b = metric_of(a, name), metric_of(b, name)
+    interval = paired_bootstrap(metric_a, metric_b, a.n_questions, n_resamples=n_resamples, seed=seed)
+    if interval is None or not n_draws:
+        return interval
+    if name == "auroc":
+        return {**interval, "p": bootstrap_p(metric_a, metric_b, a.n_questions, n_draws, seed)}
+    terms_a, terms_b = (functional.brier_terms(method.confidence, method.right, method.known) for method in (a, b))
+    return {**interval, "p": sign_flip(terms_a - terms_b, n_draws, seed)}
 
 
 def compare(
-    a: str,
-    b: str,
-    scored_a: Scored,
-    scored_b: Scored,
-    split: str,
-    reference: float | Tensor,
-    n_resamples: int = 2000,
-    seed: int = 0,
-    target: str = "capability",
+    a: str, b: str, scored_a: Scored, scored_b: Scored, split: str = "test", n_resamples: int = 2000, seed: int = 0
 ) -> list[dict[str, Any]]:
     """Paired differences a − b in AUROC and Brier score on the rows that both methods score.
 
@@ -138,13 +169,7 @@ def compare(
     """
     if not (torch.equal(scored_a.right, scored_b.right) and torch.equal(scored_a.known, scored_b.known)):
         raise ValueError(f"Expected {a!r} and {b!r} to be scored on the same answers. Score both on the held-out half.")
-    both = usable(scored_a, target) & usable(scored_b, target)
-    if not both.any():
-        return []
-    first, second, rows = scored_a.take(both), scored_b.take(both), []
-    for name in ("auroc", "brier"):
-        metric, other = (metric_of(scored, name, reference, target) for scored in (first, second))
-        difference = paired_bootstrap(metric, other, first.n_questions, n_resamples=n_resamples, seed=seed)
-        if difference is not None:
-            rows.append({"a": a, "b": b, "split": split, "target": target, "metric": name, **difference})
-    return rows
+    first, second = common_rows(scored_a, scored_b)
+    found = {name: difference(first, second, name, n_resamples, seed) for name in ("auroc", "brier")}
+    names = {"a": a, "b": b, "split": split, "target": scored_a.target}
+    return [{**names, "metric": name, **values} for name, values in found.items() if values is not None]

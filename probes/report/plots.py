@@ -1,6 +1,6 @@
 """Pictures of a report, and the style and helpers that all pictures share."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import Any, ParamSpec
 
@@ -16,7 +16,6 @@ from torch import Tensor
 
 from probes.metrics.functional import bin_index
 from probes.metrics.functional.inputs import by_group
-from probes.metrics.intervals import Interval
 from probes.report.evaluate import Scored
 
 _Args = ParamSpec("_Args")
@@ -70,7 +69,7 @@ def frame_cell(axes: Axes, row: int, column: int, colour: str) -> None:
 
 def calibration_bins(scored: Scored, n_bins: int, by: str) -> tuple[list[float], list[float], list[float], list[int]]:
     """Confidence, accuracy, its standard error, and count in each bin that is not empty, of equal `width` or `mass`."""
-    accuracy = scored.right.double() / scored.known.double()
+    accuracy = scored.accuracy
     bins = bin_index(scored.confidence, n_bins, by)
     members = [bins == i for i in bins.unique()]
     counts = [int(rows.sum()) for rows in members]
@@ -111,7 +110,7 @@ def roc(methods: dict[str, Scored], figures: dict[str, Any], target: str = "capa
     figure, axes = new_figure(4.6, 4.6)
     axes.plot([0, 1], [0, 1], color=GREY, lw=1, ls="--")
     for (name, scored), colour in zip(methods.items(), METHOD_COLOURS, strict=False):
-        accuracy = scored.right.double() / scored.known.double()
+        accuracy = scored.accuracy
         distinct, group = (-scored.confidence).unique(return_inverse=True)
         shares = by_group(torch.stack([1 - accuracy, accuracy]), group, len(distinct)).cumsum(-1)
         points = torch.nn.functional.pad(shares / shares[:, -1:], (1, 0))  # from the origin
@@ -124,7 +123,7 @@ def roc(methods: dict[str, Scored], figures: dict[str, Any], target: str = "capa
     return figure
 
 
-def band(axes: Axes, x: Sequence[int], intervals: Sequence[Interval | None], **line: Any) -> None:
+def band(axes: Axes, x: Sequence[int], intervals: Sequence[Mapping[str, Any] | None], **line: Any) -> None:
     """Draw a line with its 95 % band, without the points that have no interval."""
     points = [(place, interval) for place, interval in zip(x, intervals, strict=True) if interval is not None]
     places = [place for place, _ in points]
@@ -137,7 +136,7 @@ def band(axes: Axes, x: Sequence[int], intervals: Sequence[Interval | None], **l
 def by_layer(
     method: str,
     names: Sequence[str],
-    intervals: dict[str, list[Interval | None]],
+    intervals: Mapping[str, Sequence[Mapping[str, Any] | None]],
     chosen: str,
     references: dict[str, tuple[float, float]],
     target: str = "capability",

@@ -14,9 +14,8 @@ from extract.errors import InputError
 from probes.baselines.registry import BASELINES, available, confidence, counts, is_half
 from probes.baselines.scores import mean_accuracy
 from probes.fitting.module import ProbeModule
-from probes.metrics.intervals import Interval, bootstrap
 from probes.report import plots
-from probes.report.evaluate import Scored, compare, evaluate, metric_of, usable
+from probes.report.evaluate import Scored, compare, estimate, evaluate
 from probes.report.page import report_page
 from probes.report.results import record_header, write_files
 from probes.saved.artefact import ConfidenceProbe
@@ -48,12 +47,8 @@ class Report:
         self.masked: dict[str, str] = {}
         self.confidences = {module.name: self._probe_confidences(), **self._baseline_confidences()}
         self.methods = {name: self._scored(name, is_half(name)) for name in self.confidences}
-        self._options: dict[str, Any] = {
-            "reference": mean_accuracy(self.table, self.rows["train"]),
-            "n_resamples": n_resamples,
-            "seed": seed,
-            "target": self.target,
-        }
+        self._reference = mean_accuracy(self.table, self.rows["train"])
+        self._resampling: dict[str, Any] = {"n_resamples": n_resamples, "seed": seed}
         self.record = self._record()
 
     @torch.no_grad()
@@ -95,11 +90,12 @@ class Report:
         for name, scored in self.methods.items():
             half = self.target == "capability" and is_half(name)
             unknown = self.table.held_unknown if half else self.table.unknown
-            figures[name] = evaluate(scored, int(unknown[self.rows["test"].numpy()].sum()), **self._options)
+            n_unknown = int(unknown[self.rows["test"].numpy()].sum())
+            figures[name] = evaluate(scored, n_unknown, self._reference, **self._resampling)
             if name != module.name:
-                paired += compare(module.name, name, self._scored(module.name, half), scored, "test", **self._options)
+                paired += compare(module.name, name, self._scored(module.name, half), scored, **self._resampling)
         return {
-            **record_header(data.store, self.table, self._options["seed"], self._options["n_resamples"]),
+            **record_header(data.store, self.table, **self._resampling),
             "target": data.target,
             "signal": data.signal,
             "pooled": None if data.pooled is None else data.pooled.to_json(),
@@ -128,7 +124,7 @@ class Report:
     def figures(self) -> dict[str, Figure]:
         """The pictures by file name, without ending."""
         figures, probe = self.figures_of, self.module.name
-        scored = {name: method.take(usable(method, self.target)) for name, method in self.methods.items()}
+        scored = {name: method.take(method.usable) for name, method in self.methods.items()}
         drawn = [name for name in scored if name in (probe, *_DRAWN[self.target]) and figures[name]["auroc"]]
         rows = "answers" if self.target == "response" else "questions"
         used = torch.cat(list(self.rows.values())).sort().values
@@ -144,14 +140,14 @@ class Report:
     def _layers(self) -> Figure:
         """AUROC and Brier score of every layer's probe on the test split."""
         batch, figures = self.data.batch("test"), self.figures_of
-        intervals: dict[str, list[Interval | None]] = {"auroc": [], "brier": []}
-        options = {name: self._options[name] for name in ("n_resamples", "seed")}
         question = batch.question if self.target == "response" else None
-        for confidences in self.module.confidences_by_feature(batch.features).T:
-            scored = Scored(confidences.double(), batch.right, batch.known, question)
-            for name, of_features in intervals.items():
-                metric = metric_of(scored, name, self._options["reference"], self.target)
-                of_features.append(bootstrap(metric, scored.n_questions, **options))
+        of_features = [
+            Scored(confidences.double(), batch.right, batch.known, question)
+            for confidences in self.module.confidences_by_feature(batch.features).T
+        ]
+        intervals = {
+            name: [estimate(scored, name, **self._resampling) for scored in of_features] for name in ("auroc", "brier")
+        }
         references = {
             name: (figures[name]["auroc"]["value"], figures[name]["brier"]["value"])
             for name in ("base_rate", "constant")

@@ -1,24 +1,23 @@
 """The record and the page of a grid: the scores chosen on validation, on the test answers and against each other."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from probes.metrics.intervals import Interval, WeightedMetric, bootstrap, paired_bootstrap
-from probes.metrics.significance import add_holm, bootstrap_p
-from probes.report.evaluate import Scored, metric_of, usable
+from probes.metrics.functional import capability_auroc
+from probes.metrics.significance import add_holm
+from probes.report.evaluate import Scored, common_rows, difference, estimate
 from probes.report.results import record_header
 from probes.report.templates import LEVEL, render
 from probes.training_free.clustered_auroc import LEAST_OF_A_CLASS, clustered_auroc
 from probes.training_free.correction import max_t
 from probes.training_free.grid import PARTS, Grid
 
-#: Lengths of one stratum differ by less than this factor.
-LENGTH_RATIO = 1.25
 #: Controls, which use no signal.
 LENGTH, TRUNCATED = "answer length", "truncated"
 #: Roles of the rows of the record, in the order of the page.
@@ -49,7 +48,7 @@ def grid_record(grid: Grid, n_resamples: int, seed: int) -> dict[str, Any]:
         "n_questions_left_out": int((grid.table.known < 2).sum()),
         "longer_is_wrong": tested.longer_is_wrong,
         "chosen": tested.chosen,
-        "reference": None if grid.reference is None else str(grid.names[grid.reference]),
+        "reference": tested.reference,
         "rows": tested.rows(),
         "tests": tested.tests(),
         "groups": tested.groups(),
@@ -78,7 +77,7 @@ def _counts(grid: Grid, name: str) -> dict[str, int]:
 
 def length_stratum(n_tokens: Tensor) -> Tensor:
     """[answer] int64, equal for answers of equal length: the same n of up to 5 tokens, then within 25 %."""
-    return (n_tokens.clamp_min(1).double().log() / math.log(LENGTH_RATIO) + 1e-9).floor().long()
+    return (n_tokens.clamp_min(1).double().log() / math.log(1.25) + 1e-9).floor().long()
 
 
 class _Tested:
@@ -86,118 +85,104 @@ class _Tested:
 
     def __init__(self, grid: Grid, n_resamples: int, seed: int) -> None:
         self._grid, self._n_resamples, self._seed = grid, n_resamples, seed
-        self._part = part = grid.parts["test"]
-        self._cut = torch.from_numpy(grid.table.answers.truncated)[part.row]
-        self._stratum = length_stratum(grid.n_tokens[part.row])
+        self._part, val = grid.parts["test"], grid.parts["val"]
+        self._cut = torch.from_numpy(grid.table.answers.truncated)[self._part.row]
+        self._stratum = length_stratum(grid.n_tokens[self._part.row])
         self.families = grid.of_families()
-        reported = dict.fromkeys([*self.families.values(), *([] if grid.reference is None else [grid.reference])])
+        reported = [*self.families.values(), *([] if grid.reference is None else [grid.reference])]
         self._row_of = {str(grid.names[row]): row for row in reported}
-        self._scores = {name: grid.scores[row].double() for name, row in self._row_of.items()}
         self.chosen = str(grid.names[grid.chosen])
+        self.reference = None if grid.reference is None else str(grid.names[grid.reference])
+        scores = {name: grid.scores[row].double() for name, row in self._row_of.items()}
         shorter = -grid.n_tokens.double().log()
         shorter[grid.n_tokens == 0] = torch.nan
-        val = grid.parts["val"]
         auroc = clustered_auroc(shorter[None, val.row], val.right, val.question, val.n_questions).auroc
         self.longer_is_wrong = not float(auroc[0]) < 0.5
-        self._scores[LENGTH] = shorter[part.row] * (1 if self.longer_is_wrong else -1)
+        scores[LENGTH] = shorter[self._part.row] * (1 if self.longer_is_wrong else -1)
         if 0 < int(self._cut.sum()) < len(self._cut):
-            self._scores[TRUNCATED] = -self._cut.double()
+            scores[TRUNCATED] = -self._cut.double()
+        right, known, question = self._part.right.double(), torch.ones(len(self._cut)), self._part.question
+        self._scored = {name: Scored(score, right, known, question) for name, score in scores.items()}
 
     def rows(self) -> list[dict[str, Any]]:
         """Every reported score: on all answers, on those that were not cut, and on pairs of equal length."""
-        part, scores = self._part, torch.stack(list(self._scores.values()))
+        part, scores = self._part, torch.stack([scored.confidence for scored in self._scored.values()])
         p_values = max_t(scores, part.right, part.question, part.sample, 5 * self._n_resamples, self._seed).tolist()
         rows = []
-        for (name, score), p in zip(tqdm(self._scores.items(), desc="figures", unit=" scores"), p_values, strict=True):
-            row, everything = self._row_of.get(name), torch.ones(len(score), dtype=torch.bool)
+        for (name, scored), p in zip(tqdm(self._scored.items(), desc="figures", unit=" scores"), p_values, strict=True):
             description: dict[str, Any] = {"role": "control", "family": None, "half": False, "auroc_val": None}
-            if row is not None:
-                score_name = self._grid.names[row]
+            if name in self._row_of:
+                row = self._row_of[name]
+                score = self._grid.names[row]
                 description = {
-                    **score_name._asdict(),
+                    **score._asdict(),
                     "role": "best" if row in self.families.values() else "reference",
-                    "family": score_name.family,
-                    "half": score_name.half,
+                    "family": score.family,
+                    "half": score.half,
                     "auroc_val": float(self._grid.aurocs["val"].auroc[row]),
                 }
             figures = {
-                "auroc": self._auroc(score, everything),
-                "uncut": self._auroc(score, ~self._cut),
-                "equal_length": self._auroc(score, everything, self._stratum),
+                "auroc": self._auroc(scored),
+                "uncut": self._auroc(scored.take(~self._cut)),
+                "equal_length": self._auroc(scored._replace(fold=self._stratum)),
                 "p_corrected": None if p != p else p,
-                "n_answers": int(score.isfinite().sum()),
-                "share_of_pairs": self._share_of_pairs(score),
+                "n_answers": int(scored.usable.sum()),
+                "share_of_pairs": _share_of_pairs(scored, self._stratum),
             }
             rows.append({"name": name, **description, **figures})
         return rows
 
     def tests(self) -> list[dict[str, Any]]:
         """The chosen score against length and mean token entropy, and scores of other answers against it."""
-        grid = self._grid
-        pairs = [(self.chosen, LENGTH)]
-        if grid.reference is not None and grid.reference != grid.chosen:
-            pairs.append((self.chosen, str(grid.names[grid.reference])))
-        pairs += [(name, self.chosen) for name, row in self._row_of.items() if grid.names[row].half]
+        pairs = [(self.chosen, name) for name in (LENGTH, self.reference) if name not in (None, self.chosen)]
+        pairs += [(name, self.chosen) for name, row in self._row_of.items() if self._grid.names[row].half]
         tests: list[dict[str, Any]] = []
         for a, b in pairs:
-            both = self._scores[a].isfinite() & self._scores[b].isfinite()
-            first, second = (self._scored(self._scores[name], both) for name in (a, b))
-            metric_a, metric_b, n = _auroc_of(first), _auroc_of(second), first.n_questions
-            options = {"n_resamples": self._n_resamples, "seed": self._seed}
-            difference = paired_bootstrap(metric_a, metric_b, n, **options) if n else None
-            if difference is not None:
-                p = bootstrap_p(metric_a, metric_b, n, 5 * self._n_resamples, self._seed)
-                tests.append({"a": a, "b": b, "n_questions": n, "n_answers": int(both.sum()), **difference, "p": p})
+            first, second = common_rows(self._scored[a], self._scored[b])
+            test = difference(first, second, "auroc", self._n_resamples, self._seed, 5 * self._n_resamples)
+            if test is not None:
+                counts = {"n_questions": first.n_questions, "n_answers": len(first.right)}
+                tests.append({"a": a, "b": b, **counts, **test})
         add_holm(tests)
         return tests
 
     def groups(self) -> list[dict[str, Any]]:
         """The chosen score on the answers to the questions of each group."""
-        score, table = self._scores[self.chosen], self._grid.table
-        group_of = [table.groups[question] for question in table.answers.question[self._part.row.numpy()]]
+        chosen, table = self._scored[self.chosen], self._grid.table
+        group_of = np.array(table.groups)[table.answers.question[self._part.row.numpy()]]
         groups = []
-        for group in sorted(set(group_of)):
-            members = torch.tensor([name == group for name in group_of]) & score.isfinite()
-            if not members.any():
+        for group in sorted(set(group_of.tolist())):
+            scored = chosen.take(torch.from_numpy(group_of == group) & chosen.usable)
+            if not len(scored.right):
                 continue
-            scored = self._scored(score, members)
-            value = float(_auroc_of(scored)(torch.ones(1, scored.n_questions, dtype=torch.float64)))
+            value = float(capability_auroc(scored.confidence, scored.right, scored.known))
             groups.append(
                 {
                     "group": group,
                     "n_questions": scored.n_questions,
-                    "n_answers": int(members.sum()),
+                    "n_answers": len(scored.right),
                     "n_right": int(scored.right.sum()),
                     "value": None if value != value else value,
-                    "auroc": self._auroc(score, members),
+                    "auroc": self._auroc(scored),
                 }
             )
         return groups
 
-    def _scored(self, score: Tensor, rows: Tensor, stratum: Tensor | None = None) -> Scored:
-        scored = Scored(score, self._part.right.double(), torch.ones(len(score)), self._part.question, stratum)
-        return scored.take(rows & usable(scored, "response"))
-
-    def _auroc(self, score: Tensor, rows: Tensor, stratum: Tensor | None = None) -> Interval | None:
+    def _auroc(self, scored: Scored) -> Mapping[str, Any] | None:
         """AUROC with its interval; None where right or wrong answers come from too few questions."""
-        scored = self._scored(score, rows, stratum)
+        scored = scored.take(scored.usable)
         assert scored.question is not None
         if min(len(scored.question[scored.right == grade].unique()) for grade in (0, 1)) < LEAST_OF_A_CLASS:
             return None
-        return bootstrap(_auroc_of(scored), scored.n_questions, self._n_resamples, self._seed)
-
-    def _share_of_pairs(self, score: Tensor) -> float | None:
-        """Share of the pairs of a right and a wrong answer that are equally long."""
-        scored = self._scored(score, score.isfinite(), self._stratum)
-        assert scored.fold is not None
-        n_strata = int(self._stratum.max()) + 1
-        wrong, right = (torch.bincount(scored.fold[scored.right == grade], minlength=n_strata) for grade in (0, 1))
-        n_pairs = int(wrong.sum()) * int(right.sum())
-        return float((wrong * right).sum()) / n_pairs if n_pairs else None
+        return estimate(scored, "auroc", self._n_resamples, self._seed)
 
 
-def _auroc_of(scored: Scored) -> WeightedMetric:
-    return metric_of(scored, "auroc", 0.5, "response")
+def _share_of_pairs(scored: Scored, stratum: Tensor) -> float | None:
+    """Share of the pairs of a right and a wrong answer that are in one stratum, [answer] int64."""
+    members = (stratum[scored.usable & (scored.right == grade)] for grade in (0, 1))
+    wrong, right = (torch.bincount(strata, minlength=int(stratum.max()) + 1) for strata in members)
+    n_pairs = int(wrong.sum()) * int(right.sum())
+    return float((wrong * right).sum()) / n_pairs if n_pairs else None
 
 
 def signals_page(record: dict[str, Any], plots: Sequence[str]) -> str:

@@ -151,7 +151,7 @@ def test_baselines_are_confidences_from_train_and_validation_alone(data: Feature
 def test_a_pair_on_different_answers_is_refused(data: FeatureDataModule, fitted: Linear) -> None:
     report = Report(fitted, data, seed=0, n_resamples=50)
     with pytest.raises(ValueError, match="same answers"):
-        compare("linear", "consistency", report.methods["linear"], report.methods["consistency"], "test", 0.3)
+        compare("linear", "consistency", report.methods["linear"], report.methods["consistency"])
 
 
 def test_the_report_is_whole_and_its_pictures_are_pictures(

@@ -121,11 +121,13 @@ def test_calibration_errors_have_a_value_and_no_interval(target: str) -> None:
     f, right, known, _ = simulated()
     if target == "response":
         right, known = (right / known > 0.5).long(), torch.ones_like(known)
-    figures = evaluate(Scored(f, right, known), 0, reference=0.4, n_resamples=50, target=target)
+    question = torch.arange(60) if target == "response" else None
+    scored = Scored(f, right, known, question)
+    figures = evaluate(scored, 0, reference=0.4, n_resamples=50)
     for name in set(WITHOUT_INTERVAL) & set(METRICS[target]):
         value = float(METRICS[target][name](f, right, known))
         assert figures[name] == {"value": pytest.approx(value, abs=1e-12), "low": None, "high": None}
-    single = evaluate(Scored(f[:1], right[:1], known[:1]), 0, reference=0.4, target=target)
+    single = evaluate(scored.take(torch.arange(1)), 0, reference=0.4)
     assert all(single[name] is None for name in METRICS[target])
 
 
@@ -162,7 +164,7 @@ def test_the_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
         right, known = torch.tensor(rng.binomial(k, p)), torch.full((n,), k)
         first, second = Scored(f, right, known), Scored(g, right, known)
         figures = {name: bootstrap(metric_of(first, name, 0.4), n, 400, draw) for name in alone}
-        rows = compare("f", "g", first, second, "simulated", 0.4, n_resamples=400, seed=draw)
+        rows = compare("f", "g", first, second, "simulated", n_resamples=400, seed=draw)
         for name, interval in (figures | {f"{row['metric']}_difference": row for row in rows}).items():
             held[name] += interval["low"] <= truth[name] <= interval["high"]
     least, most = stats.binom.ppf([0.0005, 0.9995], draws, 0.95)

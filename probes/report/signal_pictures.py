@@ -65,13 +65,13 @@ def pictures(
         record |= {"store": opened.sha256, "model": model, "missing": missing}
         plots: dict[str, Figure] = {}
         if targets := [target for target in ("capability", "response") if target in stored]:
-            maps = [layer_map(opened, table, target, probe, folds, seed, n_resamples) for target in targets]
-            plots["layers"] = layer_heat_map(maps, model)
-            record["layers"] = {map_.target: map_.record() for map_ in maps}
+            record["layers"] = {
+                target: layer_map(opened, table, target, probe, folds, seed, n_resamples) for target in targets
+            }
+            plots["layers"] = layer_heat_map(record["layers"], model)
         if "profile" in stored:
-            profile = read_profile(opened, table, n_resamples, seed)
-            plots["entropy_profile"] = profile_picture(profile, model)
-            record["entropy_profile"] = profile._asdict()
+            record["entropy_profile"] = read_profile(opened, table, n_resamples, seed)
+            plots["entropy_profile"] = profile_picture(record["entropy_profile"], model)
         page = render("report/pictures.md.j2", record=record, plots=list(plots))
         write_files(folder, {"pictures.md": page, "pictures.json": record}, plots)
     for what, command in missing.items():

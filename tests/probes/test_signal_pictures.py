@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from extract.viewing.curve import drawable, entropy_curve
 from extract.viewing.html import page
 from extract.viewing.show import show
 from probes.report.entropy_profile import entropy_profile, profile_picture
-from probes.report.layer_map import FoldedRows, layer_heat_map, layer_map, out_of_fold
+from probes.report.layer_map import layer_heat_map, layer_map, out_of_fold
 from probes.report.signal_pictures import pictures
 from tests.probes.test_comparison import planted
 
@@ -117,24 +118,24 @@ def test_the_map_is_highest_where_the_answer_was_planted(full_store: Path) -> No
     store = Store.open(full_store)
     for probe in ("ridge", "difference_of_means"):
         found = layer_map(store, load_table(store), "response", probe, n_resamples=100)
-        assert found.positions == ["mean_answer", "last_answer"]
-        assert found.layers[found.best[1]] == 1
-        assert (found.auroc[:, 1] > 0.8).all()
-        assert (found.auroc[:, 0] < 0.6).all()
-        assert found.interval is not None
-        assert found.interval["low"] < found.auroc.max() < found.interval["high"]
+        best, auroc = found["best"], np.array(found["auroc"])
+        assert found["positions"] == ["mean_answer", "last_answer"]
+        assert best["layer"] == 1
+        assert (auroc[:, 1] > 0.8).all()
+        assert (auroc[:, 0] < 0.6).all()
+        assert best["auroc"]["low"] < auroc.max() < best["auroc"]["high"]
 
 
 def test_no_probe_of_the_map_has_seen_the_question_it_scores() -> None:
     rng = torch.Generator().manual_seed(0)
     question = torch.arange(40).repeat_interleave(3)
     right = torch.randint(2, (120,), generator=rng)
-    rows = FoldedRows(right, torch.ones(120, dtype=torch.int64), question, question % 4)
+    fold = question % 4
     features = torch.randn(120, 5, generator=rng)
     features[7] = torch.nan
-    scores = out_of_fold(features, rows)
-    of_fold = rows.fold == 2
-    turned = out_of_fold(features, rows._replace(right=torch.where(of_fold, 1 - right, right)))
+    scores = out_of_fold(features, right, fold)
+    of_fold = fold == 2
+    turned = out_of_fold(features, torch.where(of_fold, 1 - right, right), fold)
     assert torch.equal(scores[of_fold].nan_to_num(0), turned[of_fold].nan_to_num(0))
     assert not torch.equal(scores[~of_fold].nan_to_num(0), turned[~of_fold].nan_to_num(0))
     assert scores.isnan().nonzero()[:, 0].tolist() == [7]
@@ -143,19 +144,22 @@ def test_no_probe_of_the_map_has_seen_the_question_it_scores() -> None:
 def test_a_map_of_few_or_many_layers_says_what_it_is(full_store: Path) -> None:
     store = Store.open(full_store)
     found = layer_map(store, load_table(store), "capability", n_resamples=100)
-    assert f"best of {found.auroc.numel()}" in str(layer_heat_map([found], "made").axes[0].get_title(loc="left"))
-    wide = layer_heat_map([one_with_layers(found, 81)], "made")
+    title = layer_heat_map({"capability": found}, "made").axes[0].get_title(loc="left")
+    assert f"best of {np.size(found['auroc'])}" in str(title)
+    wide = layer_heat_map({"capability": one_with_layers(found, 81)}, "made")
     assert not wide.axes[0].texts  # no room for numbers: the bar of colours has to do
     assert "not corrected" in wide.axes[0].get_title(loc="left")
 
 
-def one_with_layers(found: Any, n_layers: int) -> Any:
-    auroc = torch.linspace(0.4, 0.9, n_layers, dtype=torch.float64)[None].clone()
-    auroc[0, 3] = torch.nan
-    return type(found)(**{**vars(found), "layers": list(range(n_layers)), "auroc": auroc, "best": (0, n_layers - 1)})
+def one_with_layers(found: dict[str, Any], n_layers: int) -> dict[str, Any]:
+    auroc: list[float | None] = np.linspace(0.4, 0.9, n_layers).tolist()
+    auroc[3] = None
+    best = {**found["best"], "layer": n_layers - 1}
+    return {**found, "layers": list(range(n_layers)), "auroc": [auroc], "best": best}
 
 
-def test_bands_are_about_the_plain_means_and_take_the_question_as_the_unit() -> None:
+def test_bands_are_about_the_plain_means_and_take_the_question_as_the_unit(full_store: Path) -> None:
+    answers = load_table(Store.open(full_store)).answers
     rng = np.random.default_rng(0)
     question = np.repeat(np.arange(60), 4)
     means = rng.gamma(3, 1, size=(2, 60))[:, question] + 0.1 * rng.normal(size=(2, 240))
@@ -163,20 +167,23 @@ def test_bands_are_about_the_plain_means_and_take_the_question_as_the_unit() -> 
     means[:, 5], known[5], right[5] = np.nan, 1, 1
 
     def of(repeats: int) -> Any:
-        given = (torch.from_numpy(np.repeat(one, repeats, axis=-1)) for one in (means, right, known, question))
-        return entropy_profile([1, 2], *given, n_resamples=500)
+        given = {
+            name: np.repeat(one, repeats) for name, one in (("right", right), ("known", known), ("question", question))
+        }
+        of_answers = torch.from_numpy(np.repeat(means, repeats, axis=-1))
+        return entropy_profile([1, 2], of_answers, replace(answers, **given), n_resamples=500)
 
     found = of(1)
-    for bands, kind in ((found.right, 1), (found.wrong, 0)):
+    for bands, kind in ((found["right"], 1), (found["wrong"], 0)):
         chosen = (known == 1) & (right == kind) & np.isfinite(means[0])
         for layer, band in enumerate(bands):
             assert band is not None
             assert band["value"] == pytest.approx(means[layer, chosen].mean())
             assert band["low"] < band["value"] < band["high"]
-    assert found.difference[0]["value"] == pytest.approx(found.wrong[0]["value"] - found.right[0]["value"])
-    assert found.n_missing == 1
+    assert found["difference"][0]["value"] == pytest.approx(found["wrong"][0]["value"] - found["right"][0]["value"])
+    assert found["n_missing"] == 1
     repeated = of(5)  # more answers that say the same make no band narrower
-    for one, other in zip(found.right + found.difference, repeated.right + repeated.difference, strict=True):
+    for one, other in zip(*(bands["right"] + bands["difference"] for bands in (found, repeated)), strict=True):
         assert one == pytest.approx(other)
     assert "1 answers without" in str(profile_picture(found, "made").get_suptitle())
 
@@ -211,8 +218,10 @@ def test_bad_options_of_pictures_are_one_line(
         line = capsys.readouterr().err.strip().splitlines()[-1]
         assert said in line
         assert line.startswith("error: Expected")
-    with pytest.raises(InputError, match="0 are right and 3 wrong"):
-        entropy_profile([1], torch.rand(1, 3), torch.zeros(3), torch.ones(3), torch.arange(3))
+    answers = load_table(Store.open(full_store)).answers
+    answers.right[:] = 0
+    with pytest.raises(InputError, match="0 are right and 720 wrong"):
+        entropy_profile([1], torch.rand(1, 720), answers)
 
 
 # Tokens as text

@@ -22,8 +22,7 @@ from benchmarks.result import report
 from extract.commands import make_store, read
 from extract.recipe import StoreRecipe
 from extract.signals.registry import SIGNALS
-from probes.commands import signals
-from probes.report.signal_pictures import pictures
+from probes.commands import pictures, signals
 
 DOCS = Path(__file__).parents[1] / "docs"
 FACTS, WIKIDATA = "stores/signals-facts", "stores/signals-qa_wikidata"

@@ -6,13 +6,12 @@ from typing import Any
 from extract.running.cli import run
 from extract.running.exit import end_process
 from probes import commands
-from probes.report.signal_pictures import pictures
 
 COMMANDS: dict[str, Callable[..., Any]] = {
     "compare": commands.compare,
     "transfer": commands.transfer,
     "signals": commands.signals,
-    "pictures": pictures,
+    "pictures": commands.pictures,
 }
 
 if __name__ == "__main__":

@@ -1,20 +1,25 @@
 """The commands of ``python -m probes``, as plain functions."""
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 
+from matplotlib.figure import Figure
+
 from datamodules.table import load_table
+from extract.errors import InputError
 from extract.registry import fill_names
+from extract.store.shards import Scope
 from extract.store.store import Store
 from probes.comparison.out_of_fold import Comparison
 from probes.comparison.page import comparison_page, comparison_verdict, transfer_page
 from probes.comparison.pictures import comparison_pictures, transfer_picture
 from probes.comparison.record import comparison_record, predictions
 from probes.comparison.transfer import question_sets, transfer_record
-from probes.metrics.intervals import check_resampling
 from probes.registry import PROBES
-from probes.report.results import new_folder, write_files
+from probes.report.entropy_profile import profile_picture, read_profile
+from probes.report.layer_map import layer_heat_map, layer_map
+from probes.report.results import record_header, result_folder, write_files
+from probes.report.templates import render
 from probes.training_free.grid import make_grid
 from probes.training_free.heat_map import grid_pictures
 from probes.training_free.record import grid_record, signals_page, signals_verdict
@@ -49,7 +54,7 @@ def compare(
     Raises:
         InputError: For invalid options, a store without samples, grades or hidden states, or too few questions.
     """
-    with _result_folder("compare", [store], out, seed, n_resamples) as (folder, final):
+    with result_folder("compare", [store], out, seed, n_resamples) as (folder, final):
         confidences = Comparison(store, grader, probes, folds, seed).run()
         record = comparison_record(confidences, folds, n_resamples, seed)
         pictures = comparison_pictures(confidences, record)
@@ -86,7 +91,7 @@ def transfer(
     Raises:
         InputError: For invalid options, stores of different models, or fewer than two sets of 20 questions.
     """
-    with _result_folder("transfer", stores, out, seed, n_resamples) as (folder, final):
+    with result_folder("transfer", stores, out, seed, n_resamples) as (folder, final):
         sets, masked = question_sets(stores, grader, probe)
         record = transfer_record(sets, masked, probe, folds, n_resamples, seed)
         files = {"transfer.md": transfer_page(record), "transfer.json": record}
@@ -121,7 +126,7 @@ def signals(
     Raises:
         InputError: For invalid options, a store without samples, grades or token signals, or too few questions.
     """
-    with _result_folder("signals", [store], out, seed, n_resamples) as (folder, final):
+    with result_folder("signals", [store], out, seed, n_resamples) as (folder, final):
         opened = Store.open(store)
         grid = make_grid(opened, load_table(opened, grader), test_fraction, seed, 5 * n_resamples)
         record, pictures = grid_record(grid, n_resamples, seed), grid_pictures(grid)
@@ -131,10 +136,71 @@ def signals(
     return final
 
 
-def _result_folder(
-    command: str, stores: Sequence[str], out: str | None, seed: int, n_resamples: int
-) -> AbstractContextManager[tuple[Path, Path]]:
-    """Check common options, and create the folder `out` or runs/COMMAND-STORE; see `new_folder`."""
-    check_resampling(seed, n_resamples)
-    names = "-".join(Path(store).resolve().name for store in stores)
-    return new_folder(out or f"runs/{command}-{names}")
+def pictures(
+    store: str,
+    out: str | None = None,
+    grader: str | None = None,
+    probe: str = "ridge",
+    folds: int = 5,
+    seed: int = 0,
+    n_resamples: int = 2000,
+) -> Path:
+    """Draw AUROC by layer and position, and the mean entropy profile of right and of wrong answers.
+
+    Pictures of missing signals are left out and listed; pictures.json holds the numbers.
+
+    Args:
+        store: Folder of the store, with samples, grades and the signals `hidden` or `entropy_profile`.
+        out: Folder for the page, its record and pictures; null takes runs/pictures-STORE.
+        grader: Whose grades; null takes the only ones there are.
+        probe: Closed form at every layer and position: ridge or difference_of_means.
+        folds: Number of folds.
+        seed: Seed of folds and resamples.
+        n_resamples: Resamples of the questions behind each interval.
+
+    Returns:
+        The folder.
+
+    Raises:
+        InputError: Bad options, a store without these signals or without grades, or too few questions.
+    """
+    needs: dict[str, tuple[str, Scope]] = {
+        "capability": ("hidden", "question"),
+        "response": ("hidden", "sample"),
+        "profile": ("entropy_profile", "sample"),
+    }
+    with result_folder("pictures", [store], out, seed, n_resamples) as (folder, final):
+        opened = Store.open(store)
+        table, model = load_table(opened, grader), opened.model_id
+        stored = {
+            name
+            for name, (signal, scope) in needs.items()
+            if opened.shards(scope) and not opened.signals.missing(signal, scope)
+        }
+        missing = {
+            f"{signal} of the {'questions' if scope == 'question' else 'answers'}": (
+                f"python -m extract read --store {store} --signals [{signal}] --scope {scope}"
+            )
+            for name, (signal, scope) in needs.items()
+            if name not in stored
+        }
+        if not stored:
+            raise InputError(
+                f"Expected the store {store!r} to hold the signals `hidden` or `entropy_profile`, but it has neither "
+                f"of all questions or answers. Run `{missing['hidden of the questions']}`."
+            )
+        record = record_header(opened, table, seed, n_resamples)
+        record |= {"store": opened.sha256, "model": model, "missing": missing}
+        plots: dict[str, Figure] = {}
+        if targets := [name for name in ("capability", "response") if name in stored]:
+            maps = {target: layer_map(opened, table, target, probe, folds, seed, n_resamples) for target in targets}
+            record["layers"], plots["layers"] = maps, layer_heat_map(maps, model)
+        if "profile" in stored:
+            profile = read_profile(opened, table, n_resamples, seed)
+            record["entropy_profile"], plots["entropy_profile"] = profile, profile_picture(profile, model)
+        page = render("report/pictures.md.j2", record=record, plots=list(plots))
+        write_files(folder, {"pictures.md": page, "pictures.json": record}, plots)
+    for what, command in missing.items():
+        print(f"Not drawn: {what}, which is missing. Run `{command}` and draw again.")
+    print(f"Pictures: {final / 'pictures.md'}")
+    return final

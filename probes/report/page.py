@@ -7,32 +7,12 @@ from probes.registry import chosen_option
 from probes.report.templates import COLUMNS, interval, render
 from probes.saved.card import what_is_read
 
-_COUNTS = {"n_questions": "questions", "n_samples": "answers", "n_unknown": "unknown"}
-_TAUGHT = {
-    "capability": (
-        "The share of right answers to a question is its accuracy p̂, which the probe was taught and is tested on."
-    ),
-    "semantic_entropy": (
-        "The probe was taught whether a question's answers agree more than those to most training questions, without "
-        "grades; its calibrator and the metrics use the accuracy p̂, the share of right answers."
-    ),
-    "seu": (
-        "The probe was taught how near the embeddings of a question's answers are to each other, without grades; its "
-        "calibrator and the metrics use the accuracy p̂, the share of right answers."
-    ),
-    "response": (
-        "The probe reads a question with one of its answers; it was taught, and is tested on, whether that answer is "
-        "right."
-    ),
-}
-
 
 def report_page(record: dict[str, Any], plots: Sequence[str]) -> str:
     """The report of a run as Markdown, from the content of report.json, with the names of its pictures."""
     ((target, methods),) = record["splits"]["test"].items()
     probe, figures = next(iter(methods.items()))
     option, value = chosen_option(record["chosen"])
-    columns = [(key, label) for key, label in COLUMNS if key in figures]
     return render(
         "report/report.md.j2",
         record=record,
@@ -42,16 +22,11 @@ def report_page(record: dict[str, Any], plots: Sequence[str]) -> str:
         methods=methods,
         probe=probe,
         n_answers=round(figures["n_samples"] / figures["n_questions"], 1),
-        taught=record["taught"] or _TAUGHT[record["target"]],
         features=what_is_read(record["chosen"]["layer"], record["chosen"]["position"], record["pooled"]),
         option=option,
         value=value,
         at_end=len(record["tried"]) > 1 and float(value) in (min(record["tried"]), max(record["tried"])),
-        header=["method", *(label for _, label in columns), *_COUNTS.values()],
-        rows=[
-            [name, *(interval(row[key]) for key, _ in columns), *(str(row[count]) for count in _COUNTS)]
-            for name, row in methods.items()
-        ],
+        columns=[(key, label) for key, label in COLUMNS if key in figures],
     )
 
 

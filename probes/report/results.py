@@ -3,7 +3,7 @@
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -16,19 +16,26 @@ from matplotlib.figure import Figure
 from datamodules.table import QuestionTable
 from extract.errors import InputError
 from extract.store.store import Store
+from probes.metrics.intervals import check_resampling
 
 FORMAT_VERSION = 1
 _PACKAGES = "confidence-probes lightning torch transformers torchmetrics numpy scikit-learn safetensors".split()
 
 
 @contextmanager
-def new_folder(path: str) -> Iterator[tuple[Path, Path]]:
-    """Create a folder as a whole or not at all: yields a temporary one to write into, and what it is renamed to.
+def result_folder(
+    command: str, stores: Sequence[str], out: str | None, seed: int, n_resamples: int
+) -> Iterator[tuple[Path, Path]]:
+    """Create `out`, by default runs/COMMAND-STORE, as a whole or not at all.
+
+    Yields a temporary folder to write into, and what it is renamed to.
 
     Raises:
-        InputError: If the final folder exists or cannot be created.
+        InputError: If `seed` or `n_resamples` is out of range, or the folder exists or cannot be created.
     """
-    final = Path(path)
+    check_resampling(seed, n_resamples)
+    final = Path(out or f"runs/{command}-{'-'.join(Path(store).resolve().name for store in stores)}")
+    path = str(final)
     if final.exists():
         raise InputError(f"Expected `out` to be a new folder, but {path!r} exists. Give another --out, or delete it.")
     try:

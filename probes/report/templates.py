@@ -1,6 +1,6 @@
 """Markdown pages from jinja2 templates (``*.md.j2``, beside the module that fills them), and how they write numbers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,6 @@ def _environment() -> Environment:
     environment = Environment(loader=FileSystemLoader(Path(__file__).parents[1]), undefined=StrictUndefined, **options)
     filters = (interval, difference, p_equation, relation, number, inline)
     environment.filters |= {function.__name__: function for function in filters} | {"p": p_value}
-    environment.globals["table"] = table
     return environment
 
 
@@ -76,9 +75,3 @@ def relation(test: dict[str, Any], higher_is_better: bool = True) -> str:
 def inline(text: str) -> str:
     """A text on one line, as it may stand between backquotes."""
     return text.replace("`", "'").replace("\n", "⏎")
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -32,9 +32,9 @@ from extract.viewing.curve import LONGEST as LONGEST_OF_A_CURVE
 from extract.viewing.curve import drawable, entropy_curve
 from extract.viewing.html import page
 from extract.viewing.show import show
+from probes.commands import pictures
 from probes.report.entropy_profile import entropy_profile, profile_picture
 from probes.report.layer_map import layer_heat_map, layer_map, out_of_fold
-from probes.report.signal_pictures import pictures
 from tests.probes.test_comparison import planted
 
 TOKENIZER = byte_tokenizer()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import re
 import sys
-import textwrap
 import types
 from pathlib import Path
 from typing import Any
@@ -244,11 +244,11 @@ def test_an_answer_with_logits_that_are_no_numbers_is_nan_as_a_whole_and_others_
 
 
 def test_the_signal_that_the_docs_add_is_one_function_and_one_line(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = Path(__file__).parents[3].joinpath("docs/architecture.md").read_text(encoding="utf-8")
-    code = textwrap.dedent(page[page.index("     def renyi") : page.index("     ```\n  2. The line")])
+    page = Path(__file__).parents[3].joinpath("docs/extending.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(def renyi.*?)```", page, re.DOTALL)
     module = types.ModuleType("renyi")
     # the page's own code is what is tested
-    exec(compile(f"from __future__ import annotations\nimport torch\n{code}", "architecture.md", "exec"), vars(module))
+    exec(compile(f"from __future__ import annotations\nimport torch\n{code}", "extending.md", "exec"), vars(module))
     monkeypatch.setitem(sys.modules, "renyi", module)
     monkeypatch.setattr(SIGNALS, "_entries", {**SIGNALS, "renyi": Signal("renyi:renyi", "Rényi entropy of order 2")})
     read = read_answers(model, ANSWERS, ["renyi", "tokens"], batch_tokens=12)["renyi"]["3/renyi_2"]

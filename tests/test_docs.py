@@ -1,4 +1,4 @@
-"""README says what is there: its commands parse, those that a tiny model can are run, its Python runs, its paths exist."""
+"""The documentation says what is there: commands parse, those of the guides run on a tiny model, Python runs, links work."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ import re
 import shlex
 import tomllib
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout, suppress
 from functools import partial, wraps
 from importlib.util import find_spec
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import yaml
+from torch.distributed.run import get_args_parser as torchrun_parser
 from wandb.cli.cli import cli as wandb_cli
 
 import extract.models.loading
@@ -25,9 +28,26 @@ from extract.running.cli import run
 from probes.__main__ import COMMANDS as PROBE_COMMANDS
 from tests.test_train import ROOT
 
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = [
+    "README.md",
+    "CONTRIBUTING.md",
+    *(str(page.relative_to(ROOT)) for page in sorted((ROOT / "docs").glob("*.md"))),
+]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-PROGRAMS = ("python", "make", "pip", "torchrun", "wandb")
+#: Required options that commands in the running text may leave out.
+REQUIRED = (
+    "compare --store s",
+    "--store s",
+    "--stores [s]",
+    "--store s --others [o]",
+    "--store s --baselines [p_true]",
+)
+PROGRAMS = ("python", ".venv/bin/python", "make", "pip", "torchrun", "wandb")
+
+
+def text_of(page: str) -> str:
+    """Text of a page of the documentation."""
+    return (ROOT / page).read_text(encoding="utf-8")
 
 
 def blocks(text: str, language: str) -> list[str]:
@@ -41,9 +61,15 @@ def spans(text: str) -> list[str]:
 
 
 def commands(text: str) -> list[str]:
-    """Every line of the shell blocks, and every command in the running text."""
-    lines = [line for block in blocks(text, "bash") for line in block.splitlines() if line.strip()]
-    return lines + [span for span in spans(text) if re.match(rf"({'|'.join(PROGRAMS)}) ", span)]
+    """Commands of the shell blocks, without comments; a backslash continues a line."""
+    lines = "\n".join(blocks(text, "bash")).replace("\\\n", " ").splitlines()
+    return [line for line in lines if line.strip() and not line.startswith("#")]
+
+
+def commands_in_text(text: str) -> list[str]:
+    """Commands between backticks in the running text, but for those with placeholders."""
+    found = [span for span in spans(text) if re.match(rf"({'|'.join(PROGRAMS)}) ", span)]
+    return [span for span in found if not re.search(r"…|\bN\b|NAME|STORE|\|", span)]
 
 
 def accept(command: str) -> None:
@@ -62,10 +88,11 @@ def accept(command: str) -> None:
             assert status(partial(run, PARSED_ONLY, "extract"), options) == 0
         case ("python", "-m", "probes", *options):
             assert status(partial(run, PARSED_ONLY_PROBES, "probes"), options) == 0
-        case ("torchrun", "--nproc-per-node", n, "-m", "extract", *options):
-            assert n.isdecimal()
-            assert status(partial(run, PARSED_ONLY, "extract"), options) == 0
-        case ("python", "-m", module):
+        case ("torchrun", *options):
+            given = torchrun_parser().parse_args(options)
+            assert (given.module, given.training_script) == (True, "extract")
+            assert status(partial(run, PARSED_ONLY, "extract"), given.training_script_args) == 0
+        case ("python", "-m", module, *_) if module.startswith("benchmarks."):
             assert find_spec(module), f"no module {module}"
         case ("pip", "install", *options):
             accept_pip(options)
@@ -74,6 +101,13 @@ def accept(command: str) -> None:
             assert all((ROOT / option).is_file() for option in options)
         case _:
             raise AssertionError(f"no such command: {command}")
+
+
+def is_accepted(command: str) -> bool:
+    """Whether a command is one that exists; commands in the running text may leave out required options."""
+    with suppress(AssertionError, KeyError):
+        return accept(command) is None
+    return False
 
 
 def status(entry: Callable[[list[str]], Any], options: list[str]) -> Any:
@@ -101,20 +135,28 @@ PARSED_ONLY_PROBES = {name: parsed_only(command) for name, command in PROBE_COMM
 def accept_pip(options: list[str]) -> None:
     parser = argparse.ArgumentParser(exit_on_error=False)
     parser.add_argument("-e", dest="project", default=".")
+    parser.add_argument("name", nargs="?", default=PYPROJECT["name"])
     for flag in ("--no-deps", "--require-hashes"):
         parser.add_argument(flag, action="store_true")
     for flag in ("-c", "-r"):
         parser.add_argument(flag, dest="files", action="append", default=[])
     given = parser.parse_args(options)
     assert all((ROOT / name).is_file() for name in given.files)
-    extras = re.findall(r"\w+", given.project)
+    assert given.name.partition("[")[0] == PYPROJECT["name"]
+    extras = re.findall(r"\w+", given.project + given.name.removeprefix(PYPROJECT["name"]))
     assert set(extras) <= set(PYPROJECT["optional-dependencies"]), extras
 
 
-@pytest.mark.parametrize("command", commands(README))
-def test_every_command_is_one_that_exists(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("command", sorted({command for page in PAGES for command in commands(text_of(page))}))
+def test_every_command_of_a_block_is_one_that_exists(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     accept(command)
+
+
+@pytest.mark.parametrize("command", sorted({command for page in PAGES for command in commands_in_text(text_of(page))}))
+def test_every_command_in_the_text_is_one_that_exists(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    assert any(is_accepted(f"{command} {more}") for more in ("", *REQUIRED)), command
 
 
 @pytest.mark.parametrize(
@@ -143,29 +185,44 @@ def test_a_command_that_does_not_exist_would_be_noticed(command: str, monkeypatc
 
 
 def test_commands_in_the_running_text_are_found_too() -> None:
-    assert commands("Run `make trian` or `train.py`.\n\n```python\nx = `make x`\n```") == ["make trian"]
-    assert {"make train", "python train.py"} < set(commands(README))
+    page = "Run `make trian` or `train.py`, and `python -m extract read --store STORE`.\n\n```python\nx = `make x`\n```"
+    assert commands_in_text(page) == ["make trian"]
+    assert "make train" in commands_in_text(text_of("README.md"))
 
 
-@pytest.mark.parametrize("option", [span for span in spans(README) if span.startswith("--")])
-def test_every_option_in_the_text_is_one_of_a_command(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+OPTIONS = sorted({span for page in PAGES for span in spans(text_of(page)) if re.match(r"--\w[\w.-]*", span)})
+
+
+@pytest.fixture(scope="module")
+def known() -> set[str]:
+    """Options of every command, and those of the benchmarks."""
+    lists = [PARSED_ONLY, "extract"], [PARSED_ONLY_PROBES, "probes"]
+    entries = [(partial(run, *of), [name]) for of in lists for name in of[0]]
+    with redirect_stdout(StringIO()) as printed:
+        for entry, command in [*entries, (train.run, [])]:
+            assert status(entry, [*command, "--help"]) == 0
+    benchmarks = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "benchmarks").glob("*.py"))
+    return set(re.findall(r"--[\w.]+", printed.getvalue())) | set(re.findall(r'add_argument\("(--\w+)', benchmarks))
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_every_option_in_the_text_is_one_of_a_command(
+    option: str, known: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(ROOT)
-    refused = []
-    of = ("python train.py", "python -m extract sample --store s", "python -m extract grade --store s")
-    for command in of:
-        try:
-            accept(f"{command} {option}")
-        except AssertionError as error:
-            refused.append(error)
-    assert len(refused) < len(of), refused
+    name = re.match(r"--[\w.]*\w", option)
+    assert name
+    is_group = any(other.startswith(f"{name[0]}.") for other in known)
+    of_probe = (f"python train.py {option}", f"python train.py {option}=1")  # help does not list a probe's options
+    assert name[0] in known or is_group or any(map(is_accepted, of_probe)), option
 
 
 @pytest.fixture(scope="module")
 def workplace(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder in which the commands of "Your own model and questions" were run, with the tiny model for every other."""
-    folder = tmp_path_factory.mktemp("readme")
-    block = next(block for block in blocks(README, "bash") if "extract sample" in block)
-    (line,) = blocks(README, "json")
+    """A folder in which the first commands of the guides were run, with the tiny model for every other."""
+    folder = tmp_path_factory.mktemp("guides")
+    of_guides = [commands(text_of("docs/measure.md"))[:3], commands(text_of("docs/train.md"))[1:3]]
+    (line,) = blocks(text_of("docs/measure.md"), "json")
     questions = [json.loads(line) | {"id": f"q{i}", "text": f"Say {i}", "references": list("aeiou")} for i in range(60)]
     load_model = extract.models.loading.load_model
     (folder / tiny_folder.name).symlink_to(tiny_folder)  # the store's model has a folder's name, not the Hub's
@@ -173,32 +230,46 @@ def workplace(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> It
         patch.chdir(folder)
         patch.setattr(extract.models.loading, "load_model", lambda *_, **__: load_model(str(tiny_folder)))
         Path("mine.jsonl").write_text("\n".join(map(json.dumps, [json.loads(line), *questions])), encoding="utf-8")
-        for command in block.splitlines():
-            match shlex.split(command)[1:]:
+        for command in [*of_guides[0], *of_guides[1], *commands(text_of("docs/inference.md"))]:
+            match shlex.split(command, comments=True)[1:]:
                 case ["-m", "extract", *options]:
                     assert run(COMMANDS, "extract", options) == 0, command
                 case ["train.py", *options]:
-                    train.run([*options, "--name=NAME"])
+                    named = any(option.startswith("--name") for option in options)
+                    train.run(
+                        [str(ROOT / option) if option.startswith("configs/") else option for option in options]
+                        + ["--name=NAME"] * (not named)
+                    )
                 case other:
                     raise AssertionError(f"not run: {other}")
         yield folder
 
 
 def test_the_commands_lead_from_questions_to_a_run_with_every_file_that_is_named(workplace: Path) -> None:
-    (files,) = re.findall(r"^    runs/NAME/ (.*)$", README, re.MULTILINE)
+    (files,) = re.findall(r"^    runs/NAME/ (.*)$", text_of("docs/train.md"), re.MULTILINE)
     for name in files.split():
         assert list((workplace / "runs/NAME").glob(name)), name
     policy = yaml.safe_load((workplace / "stores/mine/identity.json").read_text())["of"]["policy"]
     assert policy["decoding"]["max_new_tokens"] == 64
 
 
-def test_the_python_gives_every_answer_with_its_confidence(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (code,) = blocks(README, "python")
+def test_the_python_of_the_readme_gives_every_answer_with_its_confidence(
+    workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (code,) = blocks(text_of("README.md"), "python")
     names: dict[str, Any] = {}
     exec(compile(code, "README.md", "exec"), names)
     assert len(re.findall(r"^[01]\.\d\d  ", capsys.readouterr().out, re.MULTILINE)) >= 2
     alone = names["probe"].score(names["hf_model"], names["tokenizer"], ["What is the capital of Peru?"])
     assert torch.allclose(alone, names["answers"].confidence[:1], atol=1e-5)
+
+
+@pytest.mark.parametrize("page", ["docs/measure.md", "docs/inference.md"])
+def test_the_python_of_a_guide_runs(page: str, workplace: Path) -> None:
+    names: dict[str, Any] = {}
+    for code in blocks(text_of(page), "python"):
+        exec(compile(code, page, "exec"), names)
+    assert len(names) > 3
 
 
 def test_the_model_cards_python_runs_too(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -214,11 +285,19 @@ def test_the_debug_config_is_a_whole_experiment(small_store: Path, tmp_path: Pat
     assert yaml.safe_load((folder / "config.yaml").read_text())["trainer"]["max_epochs"] == 20
 
 
-def test_every_path_and_link_is_there() -> None:
-    (tree,) = re.findall(r"## Where things are\n\n(.*?)\n\n", README, re.DOTALL)
-    places = [line.split()[0] for line in tree.splitlines()] + re.findall(r"\]\(([^)]+)\)", README)
-    assert len(places) > 8
-    assert [place for place in places if not (ROOT / place).exists()] == []
+@pytest.mark.parametrize("page", [*PAGES, "docs/comparison/README.md"])
+def test_every_link_leads_to_a_file(page: str) -> None:
+    links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)]+)\)", text_of(page))]
+    places = [link for link in links if link and "://" not in link]
+    assert [place for place in places if not (ROOT / page).parent.joinpath(place).exists()] == []
+
+
+def test_the_readme_fits_on_a_screen_or_two() -> None:
+    readme = text_of("README.md")
+    prose = re.sub(r"^```.*?^```", "", readme, flags=re.MULTILINE | re.DOTALL)
+    assert readme.count("\n") <= 120
+    assert len(readme.split()) <= 1200
+    assert [line for line in prose.splitlines() if len(line) > 120 and not line.startswith("|")] == []
 
 
 def test_the_citation_names_the_version_and_licence_of_the_package() -> None:

@@ -1,7 +1,7 @@
 """What a large store costs: bytes of an answer, and seconds by number of parts to list, go on with, inspect, verify and index it.
 
 Stores of a served model are made with `--rows` questions a block and one sample a part, as its sampler makes them at
-`per_request` 1, of growing size; time that grows faster than the number of parts would show as a growing figure. No model.
+`--server.n` 1, of growing size; time that grows faster than the number of parts would show as a growing figure. No model.
 """
 
 from __future__ import annotations

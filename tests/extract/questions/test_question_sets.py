@@ -29,7 +29,6 @@ from extract.questions.subset import subset
 from extract.recipe import StoreRecipe
 from extract.running.cli import run
 from extract.viewing.answers import read_answers
-from tests.test_readme import accept, commands
 
 DATA = Path(__file__).parents[4] / "shared" / "data"
 CONFIGS = sorted((Path(__file__).parents[3] / "configs" / "sets").glob("*.yaml"))
@@ -620,9 +619,3 @@ def test_the_page_about_questions_does_as_it_says(tmp_path: Path, monkeypatch: p
         assert f"| `{name}` | {line}" in text
     for name, one in SETS.items():
         assert all(f"`{known}`" in text for known in (name, one.hub, one.config) if known)
-
-
-@pytest.mark.parametrize("command", commands((Path(__file__).parents[3] / "docs" / "questions.md").read_text("utf-8")))
-def test_every_command_of_the_page_is_one_that_exists(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(Path(__file__).parents[3])
-    accept(command)

@@ -34,7 +34,6 @@ from probes.comparison.out_of_fold import Comparison
 from probes.comparison.page import comparison_page
 from probes.comparison.record import comparison_record
 from tests.conftest import plant_grades
-from tests.test_readme import accept, commands
 
 MODEL = "served/tiny"
 
@@ -263,9 +262,3 @@ def test_a_whole_store_is_left_alone_and_one_that_lacks_signals_asks_for_the_loc
     make_store(str(store.path), recipe, "short", ["hidden"])  # nobody is asked, and no model is loaded
     with pytest.raises(InputError, match=r"model\.id"):
         make_store(str(store.path), replace(recipe, model="other"), "short", ["hidden"])
-
-
-@pytest.mark.parametrize("command", commands((Path(__file__).parents[3] / "docs" / "serving.md").read_text("utf-8")))
-def test_every_command_of_the_page_is_one_that_exists(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(Path(__file__).parents[3])
-    accept(command)

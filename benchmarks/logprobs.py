@@ -15,7 +15,7 @@ def main() -> None:
     """Print the largest difference in nats."""
     store = default_data().store
     model, tokenizer = load_model(dtype="float32")
-    template = PromptTemplate.of(store.identity["policy"]["decoding"]["prompt"])
+    template = PromptTemplate(**store.identity["policy"]["decoding"]["prompt"])
     prompts = dict(
         zip((q.id for q in store.questions), encode_questions(tokenizer, template, store.questions), strict=True)
     )

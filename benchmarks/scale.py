@@ -27,7 +27,7 @@ from extract.running.worker import Worker
 from extract.samplers import SAMPLERS
 from extract.sampling.server.queue import ranges_to_ask
 from extract.store.answer_log import AnswerLog
-from extract.store.parquet import GRADES_SCHEMA, SAMPLES_SCHEMA, write_arrow
+from extract.store.parquet import GRADES_SCHEMA, SAMPLES_SCHEMA, write_table
 from extract.store.questions import Questions
 from extract.store.shards import SampleRange
 from extract.store.store import Store
@@ -73,10 +73,10 @@ def answers(store: Store, part: SampleRange, n_tokens: int, rng: np.random.Gener
 
 def write_part(store: Store, part: SampleRange, table: pa.Table, right: NDArray[np.bool_]) -> None:
     """Keep answers and grades of a part."""
-    write_arrow(store.samples.file(part), table)
+    write_table(store.samples.file(part), table)
     columns = {"question_id": table["question_id"], "sample": table["sample"], "right": right, "answer": table["text"]}
     schema = GRADES_SCHEMA.with_metadata({"grader": "made", "rule": "none"})
-    write_arrow(store.grades.file("made", part), pa.table(columns, schema=schema))
+    write_table(store.grades.file("made", part), pa.table(columns, schema=schema))
 
 
 def bytes_of(n_tokens: int, n_rows: int = 1024) -> dict[str, float]:
@@ -93,7 +93,7 @@ def bytes_of(n_tokens: int, n_rows: int = 1024) -> dict[str, float]:
             log.append([row])
         log.close()
         size["log"] = log.path.stat().st_size / len(few)
-        write_arrow(Path(folder) / "ids.parquet", pa.Table.from_pylist(with_ids, schema=SAMPLES_SCHEMA))
+        write_table(Path(folder) / "ids.parquet", pa.Table.from_pylist(with_ids, schema=SAMPLES_SCHEMA))
         size["table with token ids"] = (Path(folder) / "ids.parquet").stat().st_size / len(few)
         size["table"] = store.samples.file(part).stat().st_size / table.num_rows
         size["grade"] = store.grades.file("made", part).stat().st_size / table.num_rows

@@ -3,8 +3,6 @@
 The public names are imported when they are first used, so that reading a store needs no transformers.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import Any
 

@@ -1,7 +1,5 @@
 """``python -m extract COMMAND``: sample, grade, read, ask, inspect, show, merge, verify."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -114,9 +114,9 @@ def grade(store: str, grader: str | None = None, worker: Worker | None = None, j
     Raises:
         InputError: Unknown grader, questions that it can't grade, no store, or a judge that can't be asked.
     """
-    chosen = None if grader is None else load_grader(grader, judge)
     with _extended(store, worker) as (opened, worker):
-        fill_grades(opened, chosen or load_grader(grader_of_kinds(q.kind for q in opened.questions)), worker)
+        name = grader or grader_of_kinds(question.kind for question in opened.questions)
+        fill_grades(opened, load_grader(name, judge), worker)
     return opened
 
 
@@ -151,8 +151,6 @@ def read(
     Raises:
         InputError: Unknown signal, no store, other layers than the store's, or another model than the store's.
     """
-    for signal in signals:
-        load_signal(signal, scope)
     with _extended(store, worker) as (opened, worker):
         fill_signals(
             opened, signals, lambda: load_store_model(opened, model, device, device_map), worker, scope, layers

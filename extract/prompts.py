@@ -1,8 +1,8 @@
 """How a question becomes prompt tokens: a template, and the tokenizer's chat template around it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 from extract.errors import InputError, nearest
 from extract.hashing import sha256_text
@@ -78,11 +78,6 @@ class PromptTemplate:
         if self.shots:
             record["examples"] = [list(example) for example in self._shown()]
         return record
-
-    @classmethod
-    def of(cls, record: Mapping[str, Any]) -> Self:
-        """The template of a record that is as `extract.schemas.PROMPT` says."""
-        return cls(**record)
 
     def messages(self, prompt: str | Sequence[dict[str, str]]) -> list[dict[str, str]]:
         """The chat: system message, examples as turns, and the question. Messages stay as they are.

@@ -1,8 +1,8 @@
 """Registries: a mapping from names to entries, from which choices, help and documentation tables derive."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from extract.errors import InputError, nearest
 
@@ -10,7 +10,7 @@ Entry = TypeVar("Entry")
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-class Registry(Mapping[str, Entry]):
+class Registry(dict[str, Entry]):
     """Entries by name, in the order in which they were registered.
 
     Args:
@@ -24,29 +24,18 @@ class Registry(Mapping[str, Entry]):
     """
 
     def __init__(self, option: str, entries: Mapping[str, Entry], renamed: Mapping[str, str] | None = None) -> None:
-        self.option, self._entries, self._renamed = option, dict(entries), renamed or {}
+        super().__init__(entries)
+        self._option, self._renamed = option, renamed or {}
 
     def register(self, name: str, entry: Entry) -> Entry:
         """Add an entry, for example from a plugin or a test."""
-        self._entries[name] = entry
+        self[name] = entry
         return entry
 
-    def __getitem__(self, name: str) -> Entry:
-        if name not in self._entries:
-            names = ", ".join(self._entries)
-            now = self._renamed.get(name)
-            hint = f" It is called `{now}` now." if now in self._entries else nearest(name, self._entries)
-            raise InputError(f"Expected `{self.option}` to be one of {names}, but got {name!r}.{hint}")
-        return self._entries[name]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._entries
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
-
-    def __len__(self) -> int:
-        return len(self._entries)
+    def __missing__(self, name: str) -> NoReturn:
+        now = self._renamed.get(name)
+        hint = f" It is called `{now}` now." if now in self else nearest(name, self)
+        raise InputError(f"Expected `{self._option}` to be one of {', '.join(self)}, but got {name!r}.{hint}")
 
 
 def import_object(place: str) -> Any:

@@ -30,16 +30,6 @@ class Declaration:
     end_token: bool = False
     nullable: tuple[str, ...] = ()
 
-    @property
-    def token_ids(self) -> bool:
-        """Whether every sample has its token ids."""
-        return "token_ids" not in self.nullable
-
-    @property
-    def logprobs(self) -> bool:
-        """Whether every sample has the log-probabilities of its tokens."""
-        return "logprobs" not in self.nullable
-
     def load(self) -> Any:
         """The class."""
         return import_object(self.implementation) if isinstance(self.implementation, str) else self.implementation

@@ -22,9 +22,9 @@ Schema = Mapping[str, "Field | Maybe | Schema"]
 
 
 class Maybe(NamedTuple):
-    """A field that may be left out."""
+    """A field, or a nested record, that may be left out."""
 
-    field: Field
+    field: "Field | Schema"
 
 
 def whole(low: int, high: int, expected: str | None = None) -> Field:
@@ -34,7 +34,7 @@ def whole(low: int, high: int, expected: str | None = None) -> Field:
     )
 
 
-def number(expected: str, holds: Callable[[float], bool] = lambda value: True) -> Field:
+def number(expected: str, holds: Callable[[float], bool]) -> Field:
     """A finite number for which `holds`."""
     largest = sys.float_info.max  # a comparison takes whole numbers that no float can hold
     return Field(expected, lambda value: type(value) in (int, float) and abs(value) <= largest and holds(value))
@@ -87,14 +87,6 @@ MODEL: Schema = {
     "tokenizer": SHA256,
     "chat_template": SHA256,
 }
-#: A model whose weights are not at hand.
-NAMED_MODEL: Schema = {
-    "id": Field("a model's name", lambda value: _is_text(value) and bool(value.strip())),
-    **dict.fromkeys(
-        ("revision", "fingerprint", "dtype", "tokenizer", "chat_template"),
-        Field("null, because only the name is known", lambda value: value is None),
-    ),
-}
 EXAMPLES = Field(
     "a list of pairs of texts",
     lambda value: _is_list(value, lambda pair: _is_list(pair, _is_text) and len(pair) == 2),
@@ -106,7 +98,7 @@ PROMPT: Schema = {
     "thinking": Maybe(FLAG),
     "examples": Maybe(EXAMPLES),
 }
-DECODING: Schema = {
+DECODING = {
     "temperature": number("0, or a finite number of at least 1e-6", lambda value: value == 0 or value >= 1e-6),
     "top_p": number("above 0 and at most 1", lambda value: 0 < value <= 1),
     "top_k": whole(0, 2**31, "at least 0 (0 keeps all tokens), and below 2 billion"),
@@ -114,27 +106,14 @@ DECODING: Schema = {
     "stop": TEXTS,
     "seed": whole(-(2**63), 2**64),
 }
-_STORE: Schema = {
-    "questions": SHA256,
-    "block_size": whole(1, 2**31),
-    "sampler": TEXT,
-    "schema": whole(1, 2**31),
-}
-#: `of` in a store's identity.json.
-IDENTITY: Schema = {"policy": {"model": MODEL, "decoding": {**DECODING, "prompt": PROMPT}}, **_STORE}
-#: The same where the model's weights are not at hand.
-NAMED_MODEL_IDENTITY: Schema = {
-    "policy": {"model": NAMED_MODEL, "decoding": {**DECODING, "prompt": PROMPT}, "request": Maybe(OBJECT)},
-    **_STORE,
-}
 
 
-def check_options(options: object, fields: Mapping[str, Any], prefix: str = "") -> None:
+def check_options(options: object, fields: Mapping[str, Field], prefix: str = "") -> None:
     """Refuse the attributes of an object of options that are not as their fields say.
 
     Args:
         options: The object.
-        fields: `Field` by attribute; anything else is passed over.
+        fields: Fields by attribute.
         prefix: Dotted name of the options on the command line, with a dot at its end.
 
     Raises:
@@ -143,54 +122,38 @@ def check_options(options: object, fields: Mapping[str, Any], prefix: str = "") 
     for name, field in fields.items():
         value = getattr(options, name, None)
         value = list(value) if isinstance(value, tuple) else value
-        if isinstance(field, Field) and not field.holds(value):
+        if not field.holds(value):
             raise InputError(f"Expected `{prefix}{name}` to be {field.expected}, but got {shown(value)}.")
 
 
-def check_record(record: Any, schema: Schema, path: Path, optional: Schema | None = None, prefix: str = "") -> None:
+def check_record(record: Any, schema: Schema, path: Path, prefix: str = "") -> None:
     """Refuse a record that is not as its schema says.
 
     Args:
         record: Any JSON value.
-        schema: Fields that have to be there.
+        schema: Its fields; there may be no others.
         path: File it comes from, for the message.
-        optional: Fields that may be there; no others may.
         prefix: Dotted name of the record within its file, with a dot at its end.
 
     Raises:
         InputError: No object, a key that lacks or that is not known, or a value of another type or out of its range.
     """
-    where, known = repr(str(path)), {**schema, **(optional or {})}
+    where = repr(str(path))
     if not isinstance(record, dict):
         name = f"`{prefix.removesuffix('.')}` in {where}" if prefix else where
         raise InputError(f"Expected {name} to be an object, but got {shown(record)}. Restore the file.")
-    missing = [f"{prefix}{key}" for key, field in schema.items() if key not in record and not isinstance(field, Maybe)]
-    if missing:
-        raise InputError(f"Expected {where} to hold every field, but it lacks {', '.join(missing)}. Restore the file.")
-    if unknown := [prefix + key for key in record if key not in known]:
-        fields = ", ".join(prefix + key for key in known)
-        raise InputError(
-            f"Expected {where} to hold {fields} and no more, but it holds {shown(unknown[0])} too. Restore the file."
-        )
+    lacking = [prefix + key for key, field in schema.items() if key not in record and not isinstance(field, Maybe)]
+    unknown = [prefix + key for key in record if key not in schema]
+    if lacking or unknown:
+        found = f"lacks {', '.join(lacking)}" if lacking else f"holds {shown(unknown[0])} too"
+        fields = ", ".join(prefix + key for key in schema)
+        raise InputError(f"Expected {where} to hold {fields} and no more, but it {found}. Restore the file.")
     for key, value in record.items():
-        field = known[key]
+        field = schema[key]
         field = field.field if isinstance(field, Maybe) else field
         if not isinstance(field, Field):
-            check_record(value, field, path, prefix=f"{prefix}{key}.")
+            check_record(value, field, path, f"{prefix}{key}.")
         elif not field.holds(value):
             raise InputError(
                 f"Expected `{prefix}{key}` in {where} to be {field.expected}, but got {shown(value)}. Restore the file."
             )
-
-
-def check_prompt(prompt: Mapping[str, Any], path: Path, prefix: str) -> None:
-    """Refuse a system message without a chat, in a record that is as `PROMPT` says.
-
-    Raises:
-        InputError: There is one.
-    """
-    if prompt["system"] is not None and not prompt["chat"]:
-        raise InputError(
-            f"Expected `{prefix}system` in {str(path)!r} to be null, because `{prefix}chat` is false, but got "
-            f"{shown(prompt['system'])}. Restore the file."
-        )

@@ -413,7 +413,7 @@ def check_logprobs(hf_model: Any, store: Any, samples: list[dict[str, Any]]) -> 
     from extract import PromptTemplate, load_model
 
     _, tokenizer = load_model()
-    template = PromptTemplate.of(store.identity["policy"]["decoding"]["prompt"])
+    template = PromptTemplate(**store.identity["policy"]["decoding"]["prompt"])
     texts = {question.id: question.text for question in store.questions}
     for row in samples:
         prompt = template.encode(tokenizer, texts[row["question_id"]])

@@ -23,7 +23,7 @@ def encode_questions(tokenizer: Any, prompt: PromptTemplate, questions: Sequence
 
 def prompt_of(store: Store) -> PromptTemplate:
     """How a store's questions become prompts."""
-    return PromptTemplate.of(store.identity["policy"]["decoding"]["prompt"])
+    return PromptTemplate(**store.identity["policy"]["decoding"]["prompt"])
 
 
 def load_store_model(store: Store, model: str | None, device: str, device_map: str | None) -> tuple[Any, Any]:

@@ -112,8 +112,8 @@ def _run_async(work: Coroutine[Any, Any, Result]) -> Result:
     if threading.current_thread() is not threading.main_thread():
         return asyncio.run(work)  # only the main thread may handle signals
     received: list[int] = []
-    numbers = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.getsignal(number) for number in numbers}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: handler for number, handler in handlers.items() if handler is not signal.SIG_IGN}
 
     async def cancelled_by_signals() -> Result:
         task, loop = asyncio.ensure_future(work), asyncio.get_running_loop()
@@ -123,7 +123,7 @@ def _run_async(work: Coroutine[Any, Any, Result]) -> Result:
             if len(received) == 1:
                 task.cancel()
 
-        for number in numbers:
+        for number in before:
             loop.add_signal_handler(number, cancel, number)
         return await task
 

@@ -1,7 +1,5 @@
 """Workers that write one store at the same time: which blocks belong to each, and the locks between them."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys
@@ -9,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from filelock import AcquireReturnProxy, FileLock, Timeout
 
@@ -26,7 +25,7 @@ class Worker:
     count: int = 1
 
     @classmethod
-    def from_environment(cls) -> Worker:
+    def from_environment(cls) -> Self:
         """The worker that RANK and WORLD_SIZE say, which `torchrun` sets; the only one without them.
 
         Raises:
@@ -81,8 +80,8 @@ class Worker:
 
     def _waits_for(self, path: Path) -> bool:
         """Whether another worker that has blocks of this one holds a lock: this rank, or one of another count."""
-        names = re.fullmatch(r"\.writer-([0-9]+)-of-([0-9]+)\.lock", path.name)
-        if names is None or (int(names[2]) == self.count and int(names[1]) != self.rank):
+        rank, count = map(int, re.findall("[0-9]+", path.name))
+        if count == self.count and rank != self.rank:
             return False
         try:
             with FileLock(path, timeout=0):

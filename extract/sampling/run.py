@@ -13,7 +13,6 @@ from extract.samplers import SAMPLERS, sampler_name
 from extract.sampling.base import Sampler, SamplingOptions
 from extract.store.fill import missing_shards
 from extract.store.identity import check_folder
-from extract.store.parquet import check_n_rows
 from extract.store.questions import Questions
 from extract.store.shards import SampleRange
 from extract.store.store import Store
@@ -90,8 +89,5 @@ def check_identity(
 
 
 def damaged_ranges(store: Store, worker: Worker) -> list[SampleRange]:
-    """A worker's finished ranges whose samples are damaged or incomplete; says which."""
-    file, n_rows = store.samples.file, store.questions.n_rows
-    return missing_shards(
-        store, store.samples.ranges(), worker, file, lambda s: check_n_rows(file(s), store.path, n_rows(s))
-    )
+    """A worker's finished ranges whose samples are damaged; says which."""
+    return missing_shards(store, store.samples.ranges(), worker, store.samples.file)

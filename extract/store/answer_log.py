@@ -1,8 +1,7 @@
 """`AnswerLog`: the answers of an unfinished range of samples, appended as they arrive, so that a crash loses none.
 
-A file of JSON lines beside the range's Parquet file to be. The first line names store and range, each further one holds
-the rows of one reply. A line is written at once, so that it survives the process; `sync` forces it to the disk, so that
-it also survives a power cut.
+A file of JSON lines: the first one names store and range, each further one holds the rows of one reply. A line is
+written at once, so that it survives the process; `sync` forces it to the disk, so that it also survives a power cut.
 """
 
 import errno
@@ -14,35 +13,16 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
+import pyarrow as pa
+
 from extract.errors import InputError
-from extract.schemas import TEXT, TEXT_OR_NULL, Field, number, one_of, or_null, whole
+from extract.store.parquet import SAMPLES_SCHEMA
 from extract.store.shards import SampleRange, range_of
 from extract.store.store import Store
 from extract.text import shown
 
-_FORMAT = "confidence-probes answers"
-_LONGEST_HEADER = 2**12  # bytes
-_COUNT = whole(0, 2**31 - 1)
-
 #: A row of the table of samples.
 Row = dict[str, Any]
-
-
-def _list_or_null(item: Field) -> Field:
-    return or_null(Field("a list", lambda value: isinstance(value, list) and all(map(item.holds, value))))
-
-
-_ROW = {
-    "question_id": TEXT,
-    "sample": _COUNT,
-    "text": TEXT,
-    "reasoning": TEXT_OR_NULL,
-    "token_ids": _list_or_null(_COUNT),
-    "logprobs": _list_or_null(number("a log-probability")),
-    "n_tokens": or_null(_COUNT),
-    "finish_reason": one_of(("stop", "length", "content_filter")),
-    "prompt_tokens": or_null(whole(1, 2**31 - 1)),
-}
 
 
 class AnswerLog:
@@ -74,7 +54,7 @@ class AnswerLog:
         self._size = self._synced = self.path.read_bytes().rfind(b"\n") + 1
         os.ftruncate(self._fd, self._size)
         if self._size == 0:
-            self._write(json.dumps(_header(store, samples)))
+            self._write(_header(store, samples))
 
     def append(self, rows: Sequence[Row]) -> None:
         """Add the rows of a reply.
@@ -132,18 +112,15 @@ def read_log(store: Store, samples: SampleRange) -> list[Row]:
     path, order = store.samples.log_file(samples), {id_: i for i, id_ in enumerate(store.questions.ids(samples))}
     rows: dict[tuple[int, int], Row] = {}
     with path.open("rb") as file:
-        line = file.readline(_LONGEST_HEADER)
-        expected, found = _header(store, samples), _parse(line)
-        if found != expected and (line.endswith(b"\n") or len(line) == _LONGEST_HEADER):  # else it was cut off
+        expected, found = _header(store, samples), file.readline().decode(errors="replace")
+        if found.endswith("\n") and found != f"{expected}\n":  # else it was cut off
             raise InputError(
-                f"Expected {str(path)!r} to begin with what answers it holds, {shown(expected)}, but it begins with "
+                f"Expected {str(path)!r} to begin with what answers it holds, {expected}, but it begins with "
                 f"{shown(found)}. Move it to the store that it belongs to, or delete it to ask for those answers again."
             )
-        for line in file:
-            parsed = _parse(line) if line.endswith(b"\n") else None
-            for row in parsed if isinstance(parsed, list) else ():
-                if _is_row(row) and row["question_id"] in order and samples.start <= row["sample"] < samples.stop:
-                    rows.setdefault((order[row["question_id"]], row["sample"]), row)
+        for row in (row for line in file for row in _rows(line)):
+            if row["question_id"] in order and row["sample"] in range(samples.start, samples.stop):
+                rows.setdefault((order[row["question_id"]], row["sample"]), row)
     return [rows[key] for key in sorted(rows)]
 
 
@@ -156,17 +133,13 @@ def logged_ranges(store: Store) -> list[SampleRange]:
     return sorted(range_of(path, store.questions.n_blocks) for path in (store.path / "samples").glob("*.jsonl"))
 
 
-def _header(store: Store, samples: SampleRange) -> dict[str, Any]:
-    return {"format": _FORMAT, "identity": store.sha256, **asdict(samples)}
+def _header(store: Store, samples: SampleRange) -> str:
+    return json.dumps({"format": "confidence-probes answers", "identity": store.sha256, **asdict(samples)})
 
 
-def _parse(line: bytes) -> Any:
-    """The JSON of a line; None where it holds none."""
-    with suppress(ValueError, RecursionError):
-        return json.loads(line)
-    return None
-
-
-def _is_row(value: Any) -> bool:
-    is_record = isinstance(value, dict) and value.keys() == _ROW.keys()
-    return is_record and all(field.holds(value[name]) for name, field in _ROW.items())
+def _rows(line: bytes) -> list[Row]:
+    """The rows of a line; none of a line that was cut off or holds something else."""
+    with suppress(ValueError, TypeError, AttributeError):
+        if line.endswith(b"\n"):
+            return pa.Table.from_pylist(json.loads(line), SAMPLES_SCHEMA).to_pylist()
+    return []

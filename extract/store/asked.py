@@ -42,11 +42,10 @@ class Asked(ShardFiles):
         Raises:
             InputError: The baseline's other tables have other settings.
         """
-        file = self.file(baseline, shard)
-        self.check_settings(baseline, shard.scope, settings, exclude=file)
+        self.check_settings(baseline, shard.scope, settings)
         metadata = {"how": canonical_json(settings), "of": canonical_json(self._provenance(baseline, shard))}
-        write_table(file, rows, _SCHEMAS[shard.scope].with_metadata(metadata))
-        self._settings[baseline, shard.scope] = file, json.loads(canonical_json(settings))
+        table = pa.Table.from_pylist(rows, _SCHEMAS[shard.scope].with_metadata(metadata))
+        write_table(self.file(baseline, shard), table)
 
     def read(self, baseline: str, scope: Scope = "question") -> pa.Table:
         """A baseline's table over all questions in their order, or over all answers by block, range and question.
@@ -65,11 +64,8 @@ class Asked(ShardFiles):
             Damaged: The file is damaged, belongs to another shard, or has other settings than the first table read.
         """
         table, settings = self._read(baseline, shard)
-        file = self.file(baseline, shard)
-        _, first = self._settings.setdefault((baseline, shard.scope), (file, settings))
-        if settings != first:
-            different = "; ".join(differences(settings, first))
-            raise Damaged(file, f"its settings differ from another table's in {different}")
+        if different := "; ".join(differences(settings, self._settings.setdefault((baseline, shard.scope), settings))):
+            raise Damaged(self.file(baseline, shard), f"its settings differ from another table's in {different}")
         return table
 
     def _read_settings(self, name: str, shard: Shard) -> dict[str, Any]:
@@ -77,12 +73,9 @@ class Asked(ShardFiles):
 
     def _read(self, baseline: str, shard: Shard) -> tuple[pa.Table, dict[str, Any]]:
         file = self.file(baseline, shard)
-        table = self._folder.read_table(file, shard, _SCHEMAS[shard.scope], ("value", "mass"))
+        table = self._folder.read_table(file, shard, _SCHEMAS[shard.scope])
         expected, metadata = self._provenance(baseline, shard), table.schema.metadata or {}
-        try:
-            settings, stated = (json.loads(metadata.get(key, b"null")) for key in (b"how", b"of"))
-        except (ValueError, RecursionError):
-            settings = stated = None
-        if stated != expected or not isinstance(settings, dict):
+        settings, stated = (json.loads(metadata.get(key, b"null")) for key in (b"how", b"of"))
+        if stated != expected:
             raise Damaged(file, f"its metadata says {shown(stated)}, not {canonical_json(expected)}")
         return table.replace_schema_metadata(None), settings

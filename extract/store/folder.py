@@ -1,7 +1,6 @@
 """What the samples, grades, signals and asked tables of a store share: its folder, and one file for each shard."""
 
 import json
-from collections.abc import Collection
 from contextlib import suppress
 from functools import cached_property
 from itertools import product
@@ -14,8 +13,8 @@ from extract.errors import Damaged, InputError
 from extract.hashing import canonical_json, differences, sha256_json
 from extract.questions.question import questions_hash
 from extract.store.files import is_finished, read_sidecar
-from extract.store.parquet import read_table
-from extract.store.questions import QUESTIONS_SCHEMA, Questions
+from extract.store.parquet import QUESTIONS_SCHEMA, read_table
+from extract.store.questions import Questions
 from extract.store.shards import Block, SampleRange, Scope, Shard, check_name, overlap, range_of
 
 
@@ -40,11 +39,7 @@ class StoreFolder:
         """
         file = self.path / "questions.parquet"
         questions = Questions(read_table(file, self.path, QUESTIONS_SCHEMA), self.identity["block_size"])
-        try:
-            found = questions_hash(questions)
-        except (ValueError, TypeError, RecursionError):
-            raise Damaged(file, "a question can't be read") from None
-        if found != self.identity["questions"]:
+        if (found := questions_hash(questions)) != self.identity["questions"]:
             raise Damaged(file, f"its SHA-256 is {found}, and that of the identity is {self.identity['questions']}")
         return questions
 
@@ -74,18 +69,17 @@ class StoreFolder:
         file = self.samples_file(samples)
         return read_sidecar(file).sha256 if is_finished(file) else None
 
-    def read_table(self, file: Path, shard: Shard, schema: pa.Schema, nullable: Collection[str]) -> pa.Table:
-        """The table of a shard, with the file's metadata; `nullable` columns may hold nulls.
+    def read_table(self, file: Path, shard: Shard, schema: pa.Schema) -> pa.Table:
+        """The table of a shard, with the file's metadata.
 
         Raises:
             Damaged: The file is damaged, or its rows are not those of the shard, each once.
         """
-        ids = self.questions.ids(shard)
-        table = read_table(file, self.path, schema, self.questions.n_rows(shard), nullable)
-        found = table["question_id"].to_pylist()
+        ids, table = self.questions.ids(shard), read_table(file, self.path, schema)
+        found, is_sound = table["question_id"].to_pylist(), table.num_rows == self.questions.n_rows(shard)
         if isinstance(shard, Block):
             is_sound = found == ids
-        else:
+        elif is_sound:
             keys = zip(found, table["sample"].to_pylist(), strict=True)
             is_sound = set(keys) == set(product(ids, range(shard.start, shard.stop)))
         if not is_sound:
@@ -105,7 +99,7 @@ class ShardFiles:
 
     def __init__(self, folder: StoreFolder, subfolder: str, noun: str, suffix: str = ".parquet") -> None:
         self._folder, self._subfolder, self._noun, self._suffix = folder, subfolder, noun, suffix
-        self._settings: dict[tuple[str, Scope], tuple[Path, Any]] = {}  # with the file that was read or written first
+        self._settings: dict[tuple[str, Scope], Any] = {}  # of the file that was read first
 
     def names(self) -> list[str]:
         """Sorted names that have a folder.
@@ -148,33 +142,23 @@ class ShardFiles:
                 f"`python -m extract {command}`."
             )
 
-    def settings(self, name: str, scope: Scope, exclude: Path | None = None) -> dict[str, Any] | None:
-        """Settings (model, prompts, options) of the files, from the first one that is not damaged; None without any.
+    def settings(self, name: str, scope: Scope) -> dict[str, Any] | None:
+        """Settings (model, prompts, options) of the files, from the first one that is not damaged; None without any."""
+        if not (self._folder.path / self._place(name, scope)).is_dir():
+            self._settings.pop((name, scope), None)  # somebody deleted it to begin anew
+        for shard in () if (name, scope) in self._settings else self.finished(name, scope):
+            with suppress(Damaged):  # it will be made again
+                self._settings[name, scope] = self._read_settings(name, shard)
+                break
+        return self._settings.get((name, scope))
 
-        Args:
-            name: Name of the signal or baseline.
-            scope: Scope of the rows.
-            exclude: A file that is about to be replaced.
-        """
-        file, settings = self._settings.get((name, scope), (None, None))
-        if file is None or file == exclude or not is_finished(file):
-            settings = None
-            for shard in self.finished(name, scope):
-                file = self.file(name, shard)
-                with suppress(Damaged):  # it will be made again
-                    if file != exclude:
-                        settings = self._read_settings(name, shard)
-                        self._settings[name, scope] = file, settings
-                        break
-        return settings
-
-    def check_settings(self, name: str, scope: Scope, settings: dict[str, Any], exclude: Path | None = None) -> None:
+    def check_settings(self, name: str, scope: Scope, settings: dict[str, Any]) -> None:
         """Refuse settings other than those of the files that are there.
 
         Raises:
             InputError: The settings differ.
         """
-        found, expected = self.settings(name, scope, exclude), json.loads(canonical_json(settings))
+        found, expected = self.settings(name, scope), json.loads(canonical_json(settings))
         if found is not None and (different := "; ".join(differences(found, expected))):
             folder = str(self._folder.path / self._place(name, scope))
             raise InputError(

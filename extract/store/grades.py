@@ -58,8 +58,7 @@ class Grades(ShardFiles):
     def write(self, grader: str, samples: SampleRange, rows: list[dict[str, Any]], rule: str) -> None:
         """Write a grader's grades of a range, one row for each sample, with the grader's rule in words."""
         metadata = {"grader": grader, "rule": rule, "samples": self._folder.samples_sha256(samples)}
-        metadata = {key: value for key, value in metadata.items() if value is not None}
-        write_table(self.file(grader, samples), rows, GRADES_SCHEMA.with_metadata(metadata))
+        write_table(self.file(grader, samples), pa.Table.from_pylist(rows, GRADES_SCHEMA.with_metadata(metadata)))
 
     def read(self, grader: str, samples: SampleRange | None = None) -> pa.Table:
         """A grader's grades of a range, or all of them: `question_id`, `sample`, `right` (null: unknown), `answer`.
@@ -81,9 +80,8 @@ class Grades(ShardFiles):
     def _read(self, grader: str, samples: SampleRange) -> tuple[pa.Table, dict[str, str]]:
         """The grades of a range and the file's metadata."""
         file = self.file(grader, samples)
-        table = self._folder.read_table(file, samples, GRADES_SCHEMA, ("right", "answer"))
-        pairs = (table.schema.metadata or {}).items()
-        metadata = {key.decode(errors="replace"): value.decode(errors="replace") for key, value in pairs}
+        table = self._folder.read_table(file, samples, GRADES_SCHEMA)
+        metadata = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
         if metadata.get("grader") != grader:
             raise Damaged(file, f"it holds grades of {metadata.get('grader')!r}, not of {grader!r}")
         # stores of early versions do not record which samples were graded

@@ -9,7 +9,7 @@ from extract.errors import InputError
 from extract.hashing import sha256_json
 from extract.policy import SCHEMA_VERSION
 from extract.samplers import SAMPLERS, sampler_name
-from extract.schemas import IDENTITY, MODEL, NAMED_MODEL_IDENTITY, OBJECT, SHA256, check_prompt, check_record, one_of
+from extract.schemas import MODEL, OBJECT, SHA256, check_record, one_of
 from extract.store.files import is_inside, read_json, replace_file
 from extract.text import shown
 
@@ -50,7 +50,7 @@ def write_identity(folder: Path, identity: dict[str, Any]) -> None:
 
 
 def read_identity(folder: Path) -> dict[str, Any]:
-    """Content of a store's identity, plain JSON types with every field as `IDENTITY` says.
+    """Content of a store's identity, plain JSON types.
 
     Raises:
         InputError: No store in `folder`, one that this version can't read, or an identity that was altered.
@@ -65,20 +65,18 @@ def read_identity(folder: Path) -> dict[str, Any]:
             "`--config configs/sets/facts.yaml` for that of train.py."
         )
     sha256, identity = _read_record(file)
-    schema = identity.get("schema")
-    if type(schema) is int and schema != SCHEMA_VERSION:  # before the fields, which may be others in another version
+    if (schema := identity.get("schema")) != SCHEMA_VERSION:
         raise InputError(
             f"Expected a store of schema {SCHEMA_VERSION}, but {str(file)!r} has schema {shown(schema)}. Use the "
             "version of confidence-probes that made it."
         )
-    weights = SAMPLERS[sampler_name(identity.get("sampler"))].weights
-    check_record(identity, IDENTITY if weights else NAMED_MODEL_IDENTITY, file, prefix="of.")
-    check_prompt(identity["policy"]["decoding"]["prompt"], file, "of.policy.decoding.prompt.")
     if sha256 != sha256_json(identity):
         raise InputError(
             f"Expected the identity in {str(file)!r} to be {sha256}, but its content gives {sha256_json(identity)}: it "
             "was altered. Restore the file, or make a new store."
         )
+    if SAMPLERS[sampler_name(identity["sampler"])].weights:  # else its name is never loaded
+        check_record(identity["policy"]["model"], MODEL, file, "of.policy.model.")
     return identity
 
 
@@ -127,5 +125,4 @@ def _read_record(file: Path) -> tuple[str, dict[str, Any]]:
 
 
 def _names(stores: list[Path]) -> str:
-    names = ", ".join(map(str, stores[:20]))
-    return names if len(stores) <= 20 else f"{names} and {len(stores) - 20} more"
+    return ", ".join(map(str, stores[:20])) + ", …" * (len(stores) > 20)

@@ -1,20 +1,19 @@
 """`python -m extract merge`: stores of one identity, made by machines that share no disk, become one.
 
-Names and checksums are compared before anything is copied. A file that is there already is left alone, so a merge that
-was ended goes on when it is run again.
+A file that is there already is left alone, so a merge that was ended goes on when it is run again.
 """
 
 from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from extract.errors import InputError
 from extract.running.progress import say
 from extract.running.worker import Worker, alone
 from extract.store.answer_log import AnswerLog, logged_ranges, read_log
-from extract.store.files import check_size, is_finished, is_whole, read_file, read_sidecar, write_file
+from extract.store.files import check_file, check_size, is_finished, is_whole, read_sidecar, write_file
 from extract.store.fill import is_damaged
 from extract.store.identity import check_folder, member_stores, write_identity, write_reader
 from extract.store.shards import SampleRange, Scope, overlap, shard_of
@@ -72,16 +71,15 @@ def _merge_into(folder: Path, other: Store, worker: Worker) -> Store:
         with alone(folder):
             if not (folder / "identity.json").is_file():
                 write_identity(folder, other.identity)
-            into = Store.open(folder)
-            into.check_identity(other.identity)
             if not is_whole(folder / "questions.parquet", folder):
-                write_file(folder / "questions.parquet", read_file(other.path / "questions.parquet", other.path))
+                _copy("questions.parquet", other.path, folder)
+        into = Store.open(folder)
         unfinished = (part for part in logged_ranges(other) if not is_finished(other.samples.file(part)))
         logs = [part for part in unfinished if worker.has(part.block)]
         _check_alike(into, other, logs)
-        files, n_there = _files_to_copy(into, other, worker)
-        for file in files:
-            write_file(folder / file.relative_to(other.path), read_file(file, other.path))
+        missing, n_there = _files_to_copy(into, other, worker)
+        for name in missing:
+            _copy(name, other.path, folder)
         if other.reader is not None and into.reader is None:
             write_reader(folder, into.sha256, other.reader)
         n_answers = sum(_merge_log(into, other, samples) for samples in logs)
@@ -92,32 +90,37 @@ def _merge_into(folder: Path, other: Store, worker: Worker) -> Store:
         with alone(folder):
             write_manifest(into)
     logged = f", {n_answers:,} answers of unfinished ranges" if logs else ""
-    copied = f"{len(files):,} files of {str(other.path)!r} copied into {str(folder)!r}"
+    copied = f"{len(missing):,} files of {str(other.path)!r} copied into {str(folder)!r}"
     say(f"merge: {copied}{logged}; {n_there:,} were there")
     return Store.open(folder)
 
 
-def _files_to_copy(into: Store, other: Store, worker: Worker) -> tuple[list[Path], int]:
-    """Finished files of the other store that this one lacks, samples first, and how many are there already.
+def _copy(name: str, source: Path, to: Path) -> None:
+    """Copy a file from store to store, if it is as it was written."""
+    check_file(source / name, source)
+    write_file(to / name, (source / name).read_bytes())
+
+
+def _files_to_copy(into: Store, other: Store, worker: Worker) -> tuple[list[str], int]:
+    """Names of the other store's finished files that this one lacks, samples first, and how many are there already.
 
     Raises:
         InputError: Files that both hold and that differ.
     """
     missing, different, n_there = [], [], 0
     for file in sorted(data_files(other.path), key=lambda file: (file.parent.name != "samples", file)):
-        name = file.relative_to(other.path)
-        if name.parts == ("questions.parquet",) or not is_finished(file):
+        name = str(file.relative_to(other.path))
+        if name == "questions.parquet" or not is_finished(file):
             continue
         if not worker.has(shard_of(file, other.questions.n_blocks).block):
             continue
-        there = into.path / name
-        check_size(file, other.path)  # its content is compared while it is copied
+        there, sidecar = into.path / name, check_size(file, other.path)  # its content is compared while it is copied
         if not is_finished(there) or is_damaged(into, there, partial(check_size, there, into.path)):
-            missing.append(file)
-        elif read_sidecar(there) == read_sidecar(file):
+            missing.append(name)
+        elif read_sidecar(there) == sidecar:
             n_there += 1
         else:
-            different.append(str(name))
+            different.append(name)
     if different:
         names = ", ".join(different[:5]) + ", …" * (len(different) > 5)
         raise InputError(
@@ -144,8 +147,7 @@ def _check_alike(into: Store, other: Store, logs: list[SampleRange]) -> None:
             f"Expected {stores} to be read with the same model, but their reader.json differ. Merge stores that one "
             "model read."
         )
-    scopes: tuple[Scope, Scope] = ("question", "sample")
-    for scope in scopes:
+    for scope in get_args(Scope):
         for signal in {*into.signals.names()} & {*other.signals.names()}:
             here, there = (_headers(store, signal, scope) for store in (into, other))
             if here and there and here != there:
@@ -170,14 +172,13 @@ def _both(into: Store, other: Store) -> str:
 
 def _merge_log(into: Store, other: Store, part: SampleRange) -> int:
     """Append what the log of the other store holds of a range to the log of this one; returns how many answers."""
-    rows, log_file = read_log(other, part), str(other.samples.log_file(part))
+    rows = read_log(other, part)
     if is_finished(into.samples.file(part)):
+        log_file = str(other.samples.log_file(part))
         say(f"merge: {len(rows):,} answers in {log_file!r} left out: {part.stem} is finished in {str(into.path)!r}")
         return 0
     with closing(AnswerLog(into, part)) as log:
         new = [row for row in rows if (row["question_id"], row["sample"]) not in log.answered]
         for row in new:
             log.append([row])
-    if len(new) < len(rows):
-        say(f"merge: {len(rows) - len(new):,} answers in {log_file!r} were there already")
     return len(new)

@@ -1,26 +1,16 @@
 """Questions of a store, kept as a Parquet table and made one at a time."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any, overload
+from typing import Any, Self, overload
 
 import pyarrow as pa
 
 from extract.questions.question import Question
+from extract.store.parquet import QUESTIONS_SCHEMA
 from extract.store.shards import Shard
 
-_STRINGS = pa.list_(pa.string())
-QUESTIONS_SCHEMA = pa.schema(
-    [
-        *((name, pa.string()) for name in ("question_id", "dataset", "text")),
-        ("messages", pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))),
-        *(("references", _STRINGS), ("kind", pa.string()), ("choices", _STRINGS)),
-        *((name, pa.string()) for name in ("group", "meta")),
-    ]
-)
 #: Questions that are made at a time, and the rows of a row group.
 BATCH = 1024
 
@@ -37,7 +27,7 @@ class Questions(Sequence[Question]):
         self.table, self.block_size = table, block_size
 
     @classmethod
-    def of(cls, questions: Iterable[Question], block_size: int) -> Questions:
+    def of(cls, questions: Iterable[Question], block_size: int) -> Self:
         """Convert questions to a table."""
         rows = ({**q.record(), "question_id": q.id, "meta": json.dumps(q.meta, sort_keys=True)} for q in questions)
         batches = iter(lambda: list(islice(rows, BATCH)), [])

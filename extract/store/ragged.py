@@ -1,9 +1,7 @@
 """Rows of different lengths in one tensor: what a signal says of every token of every answer, without padding."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -20,15 +18,14 @@ class Ragged(NamedTuple):
     values: Tensor
     offsets: Tensor
 
-    @staticmethod
-    def of(rows: Sequence[Tensor]) -> Ragged:
+    @classmethod
+    def of(cls, rows: Sequence[Tensor]) -> Self:
         """From one tensor [token, …] a row, at least one row.
 
         >>> Ragged.of([torch.tensor([1.0, 2.0]), torch.tensor([])]).offsets
         tensor([0, 2, 2])
         """
-        lengths = torch.tensor([0, *map(len, rows)])
-        return Ragged(torch.cat(list(rows)), lengths.cumsum(0))
+        return cls(torch.cat(list(rows)), torch.tensor([0, *map(len, rows)]).cumsum(0))
 
     @property
     def n_rows(self) -> int:

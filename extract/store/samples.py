@@ -59,7 +59,7 @@ class Samples:
             max_rows: Answers that were drawn at a time, on which their last bits depend.
         """
         metadata = None if max_rows is None else {"max_rows": str(max_rows)}
-        write_table(self.file(samples), rows, self._schema.with_metadata(metadata))
+        write_table(self.file(samples), pa.Table.from_pylist(rows, self._schema.with_metadata(metadata)))
 
     def read(self, samples: SampleRange | None = None) -> pa.Table:
         """Samples of a range, or all of them, by block, range and question.
@@ -71,7 +71,7 @@ class Samples:
             Damaged: A file is damaged.
         """
         tables = [
-            self._folder.read_table(self.file(part), part, self._schema, self.provides.nullable)
+            self._folder.read_table(self.file(part), part, self._schema)
             for part in (self.ranges() if samples is None else [samples])
         ]
         table = pa.concat_tables([self._schema.empty_table(), *tables])

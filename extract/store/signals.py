@@ -1,33 +1,55 @@
-"""Signals of a store: one safetensors file for each signal and shard."""
+"""Signals of a store: one safetensors file for each signal and shard, hashed once and then read tensor by tensor.
 
-from __future__ import annotations
+A tensor has a row for each row of its shard. Where rows have different lengths it is ragged: the values of all rows
+stand one after the other under its key, and ``KEY.offsets`` (int64, [row + 1]) says where each row begins.
+"""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from torch import Tensor
 
 from extract.errors import Damaged, InputError
+from extract.hashing import canonical_json
+from extract.store.files import check_file, write_file
 from extract.store.folder import ShardFiles, StoreFolder
 from extract.store.ragged import Ragged
 from extract.store.shards import Scope, Shard
-from extract.store.tensors import (
-    DTYPES,
-    Header,
-    Layout,
-    common_layout,
-    copy_rows,
-    copy_tensors,
-    read_header,
-    read_offsets,
-    write_tensors,
-)
-from extract.text import shown
+from extract.text import one_line, shown
 
+#: Dtypes of signals by their names in safetensors.
+_DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64}
+_OFFSETS = ".offsets"
+_CHUNK = 2**20  # bytes of a tensor that are copied together
 #: Signals that `ask` computes with another model than the store's.
 _ASKED = ("text_embedding",)
+
+
+class Entry(NamedTuple):
+    """Dtype (its name in safetensors) and shape of a row, or of a token of a row where the tensor is ragged."""
+
+    dtype: str
+    shape: torch.Size
+    ragged: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.dtype} of shape {list(self.shape)} a {'token' if self.ragged else 'row'}"
+
+
+#: Entries of a file by key.
+Layout = dict[str, Entry]
+
+
+class _Header(NamedTuple):
+    """What a file holds by key, and the settings that it was made with, where it was asked of another model."""
+
+    layout: Layout
+    settings: dict[str, Any] | None
 
 
 class Signals(ShardFiles):
@@ -39,7 +61,7 @@ class Signals(ShardFiles):
 
     def __init__(self, folder: StoreFolder) -> None:
         super().__init__(folder, "signals/{name}/{scope}", "signal", ".safetensors")
-        self._headers: dict[Path, Header] = {}  # of the files that were checked
+        self._headers: dict[Path, _Header] = {}  # of the files that were checked
         self._keys: dict[tuple[str, Scope], list[str]] = {}  # of the signals that were found complete
 
     def write(
@@ -62,21 +84,36 @@ class Signals(ShardFiles):
         Raises:
             InputError: Other files of the signal have other settings.
         """
-        file = self.file(signal, shard)
+        record = {**self._provenance(signal, shard), "batch_tokens": batch_tokens}
         if settings is not None:
-            self.check_settings(signal, shard.scope, settings, exclude=file)
-        write_tensors(file, tensors, self._provenance(signal, shard), batch_tokens, settings)
-        self._forget(signal, shard)
+            self.check_settings(signal, shard.scope, settings)
+            record["how"] = settings
+        arrays = {}
+        for key, tensor in tensors.items():
+            if isinstance(tensor, Ragged):  # keys may share their offsets in memory, which safetensors refuses
+                arrays[key], arrays[key + _OFFSETS] = tensor.values.contiguous(), tensor.offsets.clone()
+            else:
+                arrays[key] = tensor.contiguous()
+        self._save(signal, shard, arrays, record)
 
-    def copy(self, signal: str, shard: Shard, source: Signals) -> None:
+    def copy(self, signal: str, shard: Shard, source: Self) -> None:
         """Copy a signal of a block from another store with the same prompts and model.
 
         Raises:
             Damaged: The file in the other store is damaged.
         """
         source.shard_layout(signal, shard)
-        copy_tensors(source.file(signal, shard), self.file(signal, shard), self._provenance(signal, shard))
-        self._forget(signal, shard)
+        with safe_open(source.file(signal, shard), framework="pt") as file:
+            record = json.loads(file.metadata()["store"])
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
+        self._save(signal, shard, tensors, {**record, **self._provenance(signal, shard)})
+
+    def _save(self, signal: str, shard: Shard, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
+        file = self.file(signal, shard)
+        # one metadata key, because safetensors writes several in an order that changes from run to run
+        write_file(file, save(tensors, {"store": canonical_json(record)}))
+        self._headers.pop(file, None)
+        self._keys.pop((signal, shard.scope), None)
 
     def keys(self, signal: str, scope: Scope = "question") -> list[str]:
         """Keys of a signal's tensors, for example ``["0/last_prompt", …]``, by position and layer.
@@ -110,11 +147,12 @@ class Signals(ShardFiles):
         Raises:
             InputError: As `keys`, the signal has no such key, or it is not ragged.
         """
-        shards, n_rows = self._shards(signal, key, scope, ragged=True), self._folder.questions.n_rows
-        offsets = [read_offsets(self.file(signal, shard), key, n_rows(shard)) for shard in shards]
-        values = self._values(signal, key, shards, [int(ends[-1]) for ends in offsets])
-        lengths = torch.cat([torch.zeros(1, dtype=torch.int64), *(ends.diff() for ends in offsets)])
-        return Ragged(values, lengths.cumsum(0))
+        shards, lengths = self._shards(signal, key, scope, ragged=True), []
+        for shard in shards:
+            with safe_open(self.file(signal, shard), framework="pt") as file:
+                lengths.append(file.get_tensor(key + _OFFSETS).diff())
+        values = self._values(signal, key, shards, [int(of_shard.sum()) for of_shard in lengths])
+        return Ragged(values, torch.cat([torch.zeros(1, dtype=torch.int64), *lengths]).cumsum(0))
 
     def layout(self, signal: str, scope: Scope = "question") -> Layout:
         """Dtypes and shapes of a signal's tensors by key, the same in all finished files; empty without files.
@@ -122,11 +160,17 @@ class Signals(ShardFiles):
         Raises:
             Damaged: A file is damaged, or unlike the others.
         """
-        headers = {self.file(signal, shard): self._header(signal, shard) for shard in self.finished(signal, scope)}
+        shards = self.finished(signal, scope)
+        headers = {self.file(signal, shard): self._header(signal, shard) for shard in shards}
+        first, common = next(iter(headers.items()), (Path(), _Header({}, None)))
         for path, header in headers.items():
-            if header.settings != next(iter(headers.values())).settings:
+            if header.settings != common.settings:
                 raise Damaged(path, "its settings differ from those of the files before it")
-        return common_layout({path: header.layout for path, header in headers.items()})
+            for key in sorted(common.layout.keys() | header.layout.keys()):
+                here, there = header.layout.get(key, "missing"), common.layout.get(key, "missing")
+                if here != there:
+                    raise Damaged(path, f"{key!r} is {here}, but {there} in {first.name}")
+        return common.layout
 
     def shard_layout(self, signal: str, shard: Shard) -> Layout:
         """Dtypes and shapes of a shard's tensors by key; its file is checked once.
@@ -151,24 +195,37 @@ class Signals(ShardFiles):
     def _values(self, signal: str, key: str, shards: list[Shard], counts: list[int]) -> Tensor:
         """One tensor of all shards, of which each has as many rows or tokens as `counts` says."""
         entry = self.shard_layout(signal, shards[0])[key]
-        values = torch.empty(sum(counts), *entry.shape, dtype=DTYPES[entry.dtype])
+        values = torch.empty(sum(counts), *entry.shape, dtype=_DTYPES[entry.dtype])
+        step = max(1, _CHUNK // max(1, entry.shape.numel() * values.element_size()))
         for shard, rows in zip(shards, values.split(counts), strict=True):
-            copy_rows(self.file(signal, shard), key, rows)
+            with safe_open(self.file(signal, shard), framework="pt") as file:
+                stored = file.get_slice(key)
+                for start in range(0, len(rows), step):
+                    rows[start : start + step] = stored[start : start + step]
         return values
 
-    def _header(self, signal: str, shard: Shard) -> Header:
-        file = self.file(signal, shard)
-        if file not in self._headers:
-            n_rows = self._folder.questions.n_rows(shard)
-            self._headers[file] = read_header(file, self._folder.path, n_rows, self._provenance(signal, shard))
-        return self._headers[file]
+    def _header(self, signal: str, shard: Shard) -> _Header:
+        """The header of a file; the file is compared with its checksum when it is read first."""
+        path = self.file(signal, shard)
+        if path in self._headers:
+            return self._headers[path]
+        check_file(path, self._folder.path)
+        try:
+            with safe_open(path, framework="pt") as file:
+                record = json.loads((file.metadata() or {}).get("store", "{}"))
+                slices = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
+        except (OSError, SafetensorError) as error:
+            raise Damaged(path, f"it can't be read as safetensors ({one_line(error)})") from None
+        settings, _ = record.pop("how", None), record.pop("batch_tokens", None)
+        if record != (provenance := self._provenance(signal, shard)):
+            raise Damaged(path, f"its metadata says {shown(record)}, not {canonical_json(provenance)}")
+        layout = {
+            key: Entry(tensor.get_dtype(), torch.Size(tensor.get_shape()[1:]), key + _OFFSETS in slices)
+            for key, tensor in slices.items()
+            if not key.endswith(_OFFSETS)
+        }
+        self._headers[path] = _Header(layout, settings)
+        return self._headers[path]
 
     def _read_settings(self, name: str, shard: Shard) -> dict[str, Any] | None:
         return self._header(name, shard).settings
-
-    def _forget(self, signal: str, shard: Shard) -> None:
-        file = self.file(signal, shard)
-        self._headers.pop(file, None)
-        self._keys.pop((signal, shard.scope), None)
-        if self._settings.get((signal, shard.scope), (None, None))[0] == file:
-            del self._settings[signal, shard.scope]

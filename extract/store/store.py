@@ -1,10 +1,8 @@
 """The store: a directory with the samples, grades, signals and asked baselines of one policy. Files are only added."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from extract.errors import InputError
 from extract.hashing import differences
@@ -15,7 +13,7 @@ from extract.store.files import is_whole
 from extract.store.folder import StoreFolder
 from extract.store.grades import Grades
 from extract.store.identity import check_folder, read_identity, read_reader, write_identity
-from extract.store.parquet import write_arrow
+from extract.store.parquet import write_table
 from extract.store.questions import BATCH, Questions
 from extract.store.samples import Samples
 from extract.store.shards import Scope, Shard
@@ -44,7 +42,7 @@ class Store:
         self.asked = Asked(self._folder)
 
     @classmethod
-    def create(cls, path: str | Path, identity: Identity, questions: Iterable[Question]) -> Store:
+    def create(cls, path: str | Path, identity: Identity, questions: Iterable[Question]) -> Self:
         """Make a store, or open the one at `path` if it has the same identity.
 
         Raises:
@@ -62,11 +60,11 @@ class Store:
         file = path / "questions.parquet"
         if not is_whole(file, path):  # also after a run that was killed between the two files
             table = questions if isinstance(questions, Questions) else Questions.of(questions, identity.block_size)
-            write_arrow(file, table.table, row_group_size=BATCH)
+            write_table(file, table.table, row_group_size=BATCH)
         return store
 
     @classmethod
-    def open(cls, path: str | Path) -> Store:
+    def open(cls, path: str | Path) -> Self:
         """Open a store.
 
         Raises:
@@ -120,9 +118,7 @@ class Store:
         Raises:
             InputError: The model is known by name only, and no local copy of it was read yet.
         """
-        model: dict[str, Any] | None = self.identity["policy"]["model"]
-        if not self.samples.provides.weights:
-            model = self.reader
+        model = self.identity["policy"]["model"] if self.samples.provides.weights else self.reader
         if model is None:
             raise InputError(
                 f"Expected {str(self.path)!r} to have a local copy of {self.model_id!r}, which answered, but it has "

@@ -10,7 +10,7 @@ from extract.store.answer_log import read_log
 from extract.store.files import is_finished, is_inside, read_json, read_sidecar, replace_file
 from extract.store.shards import range_of, shard_of
 from extract.store.store import Store
-from extract.text import shown
+from extract.text import one_line
 
 _DATA = (".parquet", ".safetensors")
 _LARGEST_MANIFEST = 2**28  # bytes
@@ -34,7 +34,7 @@ def find_problems(store: Store) -> Iterator[str]:
         except InputError as error:
             found.setdefault(path, str(error))
     for path, problem in sorted(found.items()):
-        yield f"{_plain(str(path.relative_to(store.path)))}: {problem}"
+        yield f"{one_line(path.relative_to(store.path))}: {problem}"
     yield from _manifest_problems(store)
 
 
@@ -82,12 +82,7 @@ def _manifest_problems(store: Store) -> Iterator[str]:
         yield f"manifest.json: it is not a list of the files of the store {store.sha256}"
         return
     for name in sorted(name for name in listed if not (store.path / name).is_file()):
-        yield f"{_plain(name)}: missing (the manifest lists it)"
-
-
-def _plain(name: str) -> str:
-    """A file's name as it may stand in a message."""
-    return name if name.isprintable() else shown(name)
+        yield f"{one_line(name)}: missing (the manifest lists it)"
 
 
 def write_manifest(store: Store) -> dict[str, Any]:

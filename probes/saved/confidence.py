@@ -169,7 +169,7 @@ class ConfidentModel:
             raise InputError(
                 "Expected `prompts` to hold at least one question, but it is empty. Give a text, a chat, or token ids."
             )
-        template = PromptTemplate.of(self.probe.config["prompt"])
+        template = PromptTemplate(**self.probe.config["prompt"])
         several = [prompts] if isinstance(prompts[0], (dict, int)) else prompts
         return [template.encode(self.tokenizer, prompt) for prompt in several]
 

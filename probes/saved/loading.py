@@ -21,8 +21,8 @@ from extract.schemas import (
     TEXT,
     TEXT_OR_NULL,
     Field,
+    Maybe,
     Schema,
-    check_prompt,
     check_record,
     one_of,
     whole,
@@ -51,15 +51,13 @@ _CONFIG: Schema = {
     "weights": SHA256,  # of model.safetensors
     "model": MODEL,
     "prompt": PROMPT,
-}
-#: Fields that a probe works without: what was measured, for people.
-_FURTHER: Schema = {
-    "name": TEXT,
-    "taught": TEXT_OR_NULL,
-    "decoding": DECODING,
-    "training": OBJECT,
-    "test": OBJECT,
-    "versions": OBJECT,
+    # what was measured, for people
+    "name": Maybe(TEXT),
+    "taught": Maybe(TEXT_OR_NULL),
+    "decoding": Maybe(DECODING),
+    "training": Maybe(OBJECT),
+    "test": Maybe(OBJECT),
+    "versions": Maybe(OBJECT),
 }
 
 
@@ -121,9 +119,12 @@ def read_config(path: Path) -> dict[str, Any]:
             f"Expected a probe of format version {' or '.join(map(str, _READ_VERSIONS))}, but {str(path)!r} has "
             f"{shown(version)}. Use the version of confidence-probes that wrote it."
         )
-    required, optional = _reading(known.get("target"), known.get("signal"))
-    check_record(config, {**_CONFIG, **required}, path, optional={**_FURTHER, **optional})
-    check_prompt(config["prompt"], path, "prompt.")
+    check_record(config, {**_CONFIG, **_reading(known.get("target"), known.get("signal"))}, path)
+    if config["prompt"]["system"] is not None and not config["prompt"]["chat"]:
+        raise InputError(
+            f"Expected `prompt.system` in {str(path)!r} to be null, because `prompt.chat` is false, but got "
+            f"{shown(config['prompt']['system'])}. Restore the file."
+        )
     sizes = {name: whole(1, largest) for name, largest in HEADS[config["head"]].sizes.items()}
     check_record(config["sizes"], sizes, path, prefix="sizes.")
     if "pooled" in config:
@@ -142,8 +143,8 @@ def read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def _reading(target: Any, signal: Any) -> tuple[Schema, Schema]:
-    """Fields that say what a probe of a target and a signal, any JSON values, reads; and those that may be there."""
+def _reading(target: Any, signal: Any) -> Schema:
+    """Fields that say what a probe of a target and a signal, any JSON values, reads."""
     from extract.signals.hidden import POSITIONS
     from extract.signals.registry import SIGNALS
 
@@ -164,9 +165,10 @@ def _reading(target: Any, signal: Any) -> tuple[Schema, Schema]:
     }
     if signal in token_signals("sample"):
         null = Field(f"null, because {signal!r} is no hidden state", lambda value: value is None)
-        return {"signal": one_of(token_signals(scope)), "layer": null, "position": null, "pooled": pooled}, {}
+        return {"signal": one_of(token_signals(scope)), "layer": null, "position": null, "pooled": pooled}
     layer = whole(0, 2**16, "a layer's number")
-    return {"signal": one_of(SIGNALS), "layer": layer, "position": one_of(POSITIONS[scope])}, {"pooled": pooled}
+    of_hidden: Schema = {"signal": one_of(SIGNALS), "layer": layer, "position": one_of(POSITIONS[scope])}
+    return {**of_hidden, "pooled": Maybe(pooled)}
 
 
 def _is_list(value: Any, holds: Callable[[Any], bool]) -> bool:

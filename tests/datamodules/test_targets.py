@@ -156,8 +156,7 @@ def test_a_new_baseline_is_one_entry(full_store: Path, monkeypatch: pytest.Monke
     def words(data: FeatureDataModule, rows: object) -> torch.Tensor:
         return torch.tensor([float(len(text.split())) for text in data.table.texts])
 
-    entries = {**BASELINES._entries, "words": Baseline({"question": words})}
-    monkeypatch.setattr(BASELINES, "_entries", entries)
+    monkeypatch.setitem(BASELINES, "words", Baseline({"question": words}))
     record = comparison_record(Comparison(str(full_store), probes=["logistic"], n_folds=2).run(), 2, 100, 0)
     assert record["methods"]["words"]["tokens_read"] == 0
     assert "words" in {row["b"] for row in record["tests"]}

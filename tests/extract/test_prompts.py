@@ -37,7 +37,7 @@ def test_a_named_template_is_its_text_in_the_identity(name: str) -> None:
     prompt = PromptTemplate(name)
     assert prompt == PromptTemplate(TEMPLATES[name])
     assert prompt.record() == {"template": TEMPLATES[name], "system": None, "chat": True}
-    assert PromptTemplate.of(prompt.record()) == prompt
+    assert PromptTemplate(**prompt.record()) == prompt
 
 
 def test_an_unknown_template_is_refused_with_the_nearest_name() -> None:
@@ -100,7 +100,7 @@ def test_what_is_not_asked_for_is_not_in_the_identity() -> None:
     several = (PromptTemplate(), PromptTemplate(thinking=True), PromptTemplate(examples=SHOWN), PromptTemplate("qa"))
     assert len({sha256_json(one.record()) for one in several}) == 4
     for one in several:
-        assert PromptTemplate.of(one.record()) == one
+        assert PromptTemplate(**one.record()) == one
 
 
 def test_shots_are_examples_before_anything_is_asked() -> None:
@@ -216,7 +216,7 @@ def test_a_store_keeps_its_examples_and_is_gone_on_with(tmp_path: Path, tiny_fol
     policy = Decoding(max_new_tokens=4, prompt=prompt)
     recipe = StoreRecipe(questions=path, n_questions=4, model=str(tiny_folder), k=2, policy=policy)
     store = sample(str(tmp_path / "store"), recipe)
-    held = PromptTemplate.of(Store.open(store.path).identity["policy"]["decoding"]["prompt"])
+    held = PromptTemplate(**Store.open(store.path).identity["policy"]["decoding"]["prompt"])
     assert held == recipe.load()[1].prompt
     assert not {text for text, _ in held.examples} & {str(one.prompt) for one in store.questions}
     recipe.check_store(store)

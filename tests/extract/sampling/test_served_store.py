@@ -36,7 +36,7 @@ from extract.sampling.server.policy import Server, request_for, request_seed
 from extract.sampling.server.protocol import Choice, Reply, Request
 from extract.sampling.server.queue import OpenRange
 from extract.store.answer_log import AnswerLog
-from extract.store.parquet import SAMPLES_SCHEMA, write_arrow
+from extract.store.parquet import SAMPLES_SCHEMA, write_table
 from extract.store.samples import REJECTED, Samples
 from extract.store.shards import SampleRange
 from extract.viewing.inspection import describe
@@ -606,15 +606,6 @@ def test_replies_of_the_trial_go_to_the_samples_that_they_were_asked_for(
     assert set(new) == seeds_of((one.id, j) for one in store.questions for j in range(4) if (one.id, j) not in rows)
 
 
-def test_a_part_with_too_few_rows_is_damaged_and_asked_again(
-    server: Running, questions: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    store = sample(str(tmp_path / "store"), recipe(server.url, questions))
-    store.samples.write(SampleRange(1, 0, 1), store.samples.read(SampleRange(1, 0, 1)).to_pylist()[:-2])
-    check_whole(sample(str(store.path), recipe(server.url, questions)), 2)
-    assert "samples/00001.000-001.parquet: it has 6 rows, not 8" in capsys.readouterr().err
-
-
 def test_no_range_is_written_without_all_answers_that_were_logged(served: Store, tmp_path: Path) -> None:
     store = Store.open(shutil.copytree(served.path, tmp_path / "store"))
     part = SampleRange(1, 0, 1)
@@ -745,7 +736,7 @@ def test_grades_that_do_not_say_of_which_answers_they_are_stay(served: Store, tm
         file = store.grades.file("short", part)
         table = pq.read_table(file)
         assert b"samples" in table.schema.metadata
-        write_arrow(file, table.replace_schema_metadata({"grader": "short", "rule": "as it was"}))
+        write_table(file, table.replace_schema_metadata({"grader": "short", "rule": "as it was"}))
     before = [store.grades.file("short", part).read_bytes() for part in store.samples.ranges()]
     grade(str(store.path))
     verify(str(store.path))

@@ -48,7 +48,7 @@ REPLAY = Declaration("replay-1", Replay, nullable=("reasoning", "token_ids", "lo
 def test_a_sampler_is_a_class_and_an_entry(
     tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(SAMPLERS._entries, "replay", REPLAY)
+    monkeypatch.setitem(SAMPLERS, "replay", REPLAY)
     questions, store = str(write_questions(tmp_path / "questions.jsonl", 120)), str(tmp_path / "store")
     lines = [
         {"id": question.id, "sample": j, "text": question.references[0] if (i + j) % 3 else "something else"}
@@ -72,7 +72,7 @@ def test_a_sampler_is_a_class_and_an_entry(
     report = json.loads((folder / "report.json").read_text())
     assert "linear" in json.dumps(report)
     opened = Store.open(store)
-    assert (opened.identity["sampler"], opened.samples.provides.token_ids) == ("replay-1", False)
+    assert (opened.identity["sampler"], opened.samples.provides) == ("replay-1", REPLAY)
     assert opened.samples.read().num_rows == 480
     with pytest.raises(InputError, match="`sampler` to be one of local, server, replay, but got 'replai'"):
         StoreRecipe(sampler="replai")

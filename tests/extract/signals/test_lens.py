@@ -250,7 +250,7 @@ def test_the_signal_that_the_docs_add_is_one_function_and_one_line(model: Any, m
     # the page's own code is what is tested
     exec(compile(f"from __future__ import annotations\nimport torch\n{code}", "extending.md", "exec"), vars(module))
     monkeypatch.setitem(sys.modules, "renyi", module)
-    monkeypatch.setattr(SIGNALS, "_entries", {**SIGNALS, "renyi": Signal("renyi:renyi", "Rényi entropy of order 2")})
+    monkeypatch.setitem(SIGNALS, "renyi", Signal("renyi:renyi", "Rényi entropy of order 2"))
     read = read_answers(model, ANSWERS, ["renyi", "tokens"], batch_tokens=12)["renyi"]["3/renyi_2"]
     assert isinstance(read, Ragged)
     for answer, found in zip(ANSWERS, read.rows(), strict=True):

@@ -5,15 +5,12 @@ from decimal import Decimal
 from typing import Any, Self
 
 from extract.errors import InputError
-from extract.hashing import sha256_json
 from extract.prompts import PromptTemplate
 from extract.samplers import SAMPLERS
 from extract.schemas import DECODING, check_options
 
 #: Raised whenever a store's files change their form.
 SCHEMA_VERSION = 1
-#: Most temperatures of a grid.
-LARGEST_GRID = 1000
 
 
 @dataclass(frozen=True)
@@ -73,11 +70,11 @@ def grid(text: str) -> tuple[float, ...]:
     """
     try:
         start, stop, step = map(Decimal, text.split(":") if ":" in text else (text, text, "1"))
-        if not (start <= stop and step > 0 and (stop - start) / step < LARGEST_GRID):
+        if not (start <= stop and step > 0 and (stop - start) / step < 1000):
             raise ValueError
     except (ArithmeticError, ValueError):
         raise InputError(
-            f"Expected `policy.temperature` to be a number or a grid START:STOP:STEP of at most {LARGEST_GRID} "
+            "Expected `policy.temperature` to be a number or a grid START:STOP:STEP of at most 1000 "
             f"temperatures, such as 0:1.2:0.1, but got {text!r}."
         ) from None
     return tuple(float(start + i * step) for i in range(int((stop - start) / step) + 1))
@@ -135,8 +132,3 @@ class Identity:
         if self.policy.request is not None:
             policy["request"] = self.policy.request
         return {**asdict(self), "policy": policy}
-
-    @property
-    def sha256(self) -> str:
-        """The store's identity: SHA-256 of the canonical JSON."""
-        return sha256_json(self.as_dict())

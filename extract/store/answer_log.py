@@ -49,7 +49,7 @@ class AnswerLog:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         rows = read_log(store, samples) if self.path.exists() else []
         self.answered = {(row["question_id"], row["sample"]) for row in rows}
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
         self._fd: int | None = os.open(self.path, flags, 0o666)
         self._size = self._synced = self.path.read_bytes().rfind(b"\n") + 1
         os.ftruncate(self._fd, self._size)

@@ -54,8 +54,7 @@ class Asked(ShardFiles):
             InputError: The store lacks tables, or one is damaged or has other settings.
         """
         self.check_complete(baseline, scope, f"ask --store {self._folder.path} --baselines [{baseline}]")
-        shards = self._folder.shards(scope)
-        return pa.concat_tables([self.read_shard(baseline, shard) for shard in shards])
+        return pa.concat_tables([self.read_shard(baseline, shard) for shard in self._folder.shards(scope)])
 
     def read_shard(self, baseline: str, shard: Shard) -> pa.Table:
         """A baseline's table of a shard.

@@ -13,8 +13,8 @@ from extract.errors import Damaged, InputError
 from extract.hashing import canonical_json, differences, sha256_json
 from extract.questions.question import questions_hash
 from extract.store.files import is_finished, read_sidecar
-from extract.store.parquet import QUESTIONS_SCHEMA, read_table
-from extract.store.questions import Questions
+from extract.store.parquet import read_table
+from extract.store.questions import QUESTIONS_SCHEMA, Questions
 from extract.store.shards import Block, SampleRange, Scope, Shard, check_name, overlap, range_of
 
 
@@ -43,7 +43,7 @@ class StoreFolder:
             raise Damaged(file, f"its SHA-256 is {found}, and that of the identity is {self.identity['questions']}")
         return questions
 
-    def ranges(self, folder: str = "samples") -> list[SampleRange]:
+    def ranges(self, folder: str | Path = "samples") -> list[SampleRange]:
         """Ranges with a finished Parquet file in a folder of the store, by block and sample.
 
         Raises:
@@ -113,7 +113,7 @@ class ShardFiles:
 
     def file(self, name: str, shard: Shard) -> Path:
         """Where the file of a name and shard is, or will be."""
-        return self._folder.path / self._place(name, shard.scope) / f"{shard.stem}{self._suffix}"
+        return self._place(name, shard.scope) / f"{shard.stem}{self._suffix}"
 
     def finished(self, name: str, scope: Scope) -> list[Shard]:
         """Shards with a file."""
@@ -144,7 +144,7 @@ class ShardFiles:
 
     def settings(self, name: str, scope: Scope) -> dict[str, Any] | None:
         """Settings (model, prompts, options) of the files, from the first one that is not damaged; None without any."""
-        if not (self._folder.path / self._place(name, scope)).is_dir():
+        if not self._place(name, scope).is_dir():
             self._settings.pop((name, scope), None)  # somebody deleted it to begin anew
         for shard in () if (name, scope) in self._settings else self.finished(name, scope):
             with suppress(Damaged):  # it will be made again
@@ -160,14 +160,13 @@ class ShardFiles:
         """
         found, expected = self.settings(name, scope), json.loads(canonical_json(settings))
         if found is not None and (different := "; ".join(differences(found, expected))):
-            folder = str(self._folder.path / self._place(name, scope))
             raise InputError(
-                f"Expected this run to have the settings of the files in {folder!r}, but it differs in {different}. "
-                "Use the same settings, or delete that folder to begin anew."
+                f"Expected this run to have the settings of the files in {str(self._place(name, scope))!r}, but it "
+                f"differs in {different}. Use the same settings, or delete that folder to begin anew."
             )
 
-    def _place(self, name: str, scope: Scope) -> str:
-        return self._subfolder.format(name=check_name(name, self._noun), scope=scope)
+    def _place(self, name: str, scope: Scope) -> Path:
+        return self._folder.path / self._subfolder.format(name=check_name(name, self._noun), scope=scope)
 
     def _read_settings(self, name: str, shard: Shard) -> dict[str, Any] | None:
         raise NotImplementedError

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 from contextlib import suppress
-from copy import deepcopy
 
 from extract.errors import InputError
+from extract.hashing import differences
 from extract.running.progress import say
 from extract.store.identity import member_stores
 from extract.store.shards import Shard
@@ -48,9 +48,8 @@ def same_but_temperature(store: Store) -> list[Store]:
     for folder in member_stores(store.path.absolute().parent):
         with suppress(InputError):  # a neighbour that can't be opened holds nothing to copy
             other = Store.open(folder)
-            identity = deepcopy(other.identity)
-            identity["policy"]["decoding"]["temperature"] = store.identity["policy"]["decoding"]["temperature"]
-            if identity == store.identity and other.sha256 != store.sha256 and other.reader == store.reader:
+            different = [line.partition(":")[0] for line in differences(other.identity, store.identity)]
+            if different == ["policy.decoding.temperature"] and other.reader == store.reader:
                 found.append(other)
     return found
 

@@ -124,8 +124,9 @@ def _files_to_copy(into: Store, other: Store, worker: Worker) -> tuple[list[str]
     if different:
         names = ", ".join(different[:5]) + ", …" * (len(different) > 5)
         raise InputError(
-            f"Expected {_both(into, other)} to agree where both hold a file, but {len(different)} differ: {names}. "
-            "Delete them, with what was made of them, in the store that is to give way, and merge again."
+            f"Expected {str(into.path)!r} and {str(other.path)!r} to agree where both hold a file, but "
+            f"{len(different)} differ: {names}. Delete them, with what was made of them, in the store that is to give "
+            "way, and merge again."
         )
     return missing, n_there
 
@@ -136,7 +137,7 @@ def _check_alike(into: Store, other: Store, logs: list[SampleRange]) -> None:
     Raises:
         InputError: There are some. Of each signal, one file of both stores is looked at.
     """
-    stores = _both(into, other)
+    stores = f"{str(into.path)!r} and {str(other.path)!r}"
     if clash := overlap([*into.samples.ranges(), *other.samples.ranges(), *logged_ranges(into), *logs]):
         raise InputError(
             f"Expected {stores} to hold different samples or the same ranges, but {clash[0].stem} and {clash[1].stem} "
@@ -164,10 +165,6 @@ def _headers(store: Store, signal: str, scope: Scope) -> list[Any]:
     """Layout and settings of a signal's first finished file; empty without any."""
     first = store.signals.finished(signal, scope)[:1]
     return [(store.signals.shard_layout(signal, shard), store.signals.settings(signal, scope)) for shard in first]
-
-
-def _both(into: Store, other: Store) -> str:
-    return f"{str(into.path)!r} and {str(other.path)!r}"
 
 
 def _merge_log(into: Store, other: Store, part: SampleRange) -> int:

@@ -18,10 +18,6 @@ def _schema(columns: str) -> pa.Schema:
     )
 
 
-QUESTIONS_SCHEMA = _schema(
-    "question_id:string dataset:string text:string references:strings kind:string choices:strings group:string "
-    "meta:string"
-).insert(3, pa.field("messages", pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))))
 #: Samples of which nothing is unknown; the number of tokens is that of `token_ids`.
 COMPACT_SAMPLES_SCHEMA = _schema(
     "question_id:string sample:int32 token_ids:int32s text:string logprobs:float32s finish_reason:string "

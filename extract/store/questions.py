@@ -8,9 +8,16 @@ from typing import Any, Self, overload
 import pyarrow as pa
 
 from extract.questions.question import Question
-from extract.store.parquet import QUESTIONS_SCHEMA
 from extract.store.shards import Shard
 
+_STRING, _STRINGS = pa.string(), pa.list_(pa.string())
+QUESTIONS_SCHEMA = pa.schema(
+    [
+        *((name, _STRING) for name in ("question_id", "dataset", "text")),
+        ("messages", pa.list_(pa.struct([("role", _STRING), ("content", _STRING)]))),
+        *(("references", _STRINGS), ("kind", _STRING), ("choices", _STRINGS), ("group", _STRING), ("meta", _STRING)),
+    ]
+)
 #: Questions that are made at a time, and the rows of a row group.
 BATCH = 1024
 

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 
 #: A number with a decimal point or a sign, else a run of letters and digits.
 _WORD = re.compile(r"(?<![\w.])-?\d+\.\d+(?!\w)|(?<!\w)-\d+(?!\w)|[^\W_]+")
-_MOST_READ = 2**16  # characters of a text of which only the beginning is shown
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 100
 
@@ -23,10 +22,7 @@ def one_line(text: object, longest: int | None = None, keep_end: bool = False) -
     >>> one_line("a\tb\n\nc"), one_line("abcdefghi", 6), one_line("The answer, after all, is 7.", 16, keep_end=True)
     ('a b c', 'abcde…', 'The answ … is 7.')
     """
-    text = str(text)
-    if longest is not None and not keep_end:
-        text = text[:_MOST_READ]
-    line = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
+    line = " ".join("".join(letter if letter.isprintable() else " " for letter in str(text)).split())
     if longest is None or len(line) <= longest:
         return line
     end = longest // 3 if keep_end else 0

@@ -32,7 +32,6 @@ SAMPLES = "samples/00001.000-002.parquet"
 GRADES = "grades/coin/00001.000-002.parquet"
 SIGNAL = "signals/hidden/question/00001.safetensors"
 HIDDEN = "signals/hidden/question/*.safetensors"
-TOKENS = "signals/tokens/sample/00001.000-002.safetensors"
 FILES = {"questions": QUESTIONS, "samples": SAMPLES, "grades": GRADES, "signal": SIGNAL}
 
 

@@ -78,7 +78,7 @@ class FeatureSpec:
     @property
     def signals(self) -> list[str]:
         """Names of all signals that a store must hold, each once."""
-        weights = [] if self._weight is None else [self._weight.signal]
+        weights = [] if self._weight is None else [self._weight[0]]
         return list(dict.fromkeys([self._signal, *(name for name, *_ in self._tokens), *weights]))
 
     def read(self, store: Store, n_rows: int) -> tuple[Tensor, list[str], TokenFeatures | None]:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Collection
 from contextvars import ContextVar
 from functools import partial
+from itertools import product
 from typing import Any, Self
 
 import torch
@@ -21,12 +22,17 @@ from extract.signals.attention_scores import read_layer
 from extract.signals.base import Attention, Dots, Places, TokenSpans
 from extract.signals.model_parts import Hooks, decoder_blocks
 
+#: Names of the module whose output is added to the residual stream, in Gemma 2 and 3 a norm, and of what takes the sum.
+_ADDED = [
+    ("post_attention_layernorm", "pre_feedforward_layernorm"),
+    *product(("self_attn", "attn", "attention"), ("post_attention_layernorm", "ln_2")),
+]
+
 
 class MixingCapture(Hooks):
     """Hooks that keep the dot products of residual stream and attention output at chosen tokens of each block.
 
-    The residual h is what enters a block; the attention output o is what is added to it, which in Gemma 2 and 3 comes
-    from the norm behind the attention.
+    The residual h is what enters a block; the attention output o is what is added to it.
 
     Attributes:
         index: [row, query] int64, indices of the tokens of the next pass that are kept; None keeps nothing.
@@ -56,20 +62,16 @@ class MixingCapture(Hooks):
         """Dot products [row, query] of the last pass by layer; nothing is kept from the next until `index` is set."""
         if self._checked != self._dots.keys():
             raise self._refusal()
-        products = [self._dots[layer] for layer in sorted(self._dots)]
-        self.index, self._dots = None, {}
+        products, self.index, self._dots = [self._dots[layer] for layer in sorted(self._dots)], None, {}
         return products
 
     def _attention_and_norm(self, block: nn.Module) -> tuple[nn.Module, nn.Module]:
         """The module whose output is added to the residual stream, and the one that takes the sum."""
         children = dict(block.named_children())
-        if "pre_feedforward_layernorm" in children and "post_attention_layernorm" in children:
-            return children["post_attention_layernorm"], children["pre_feedforward_layernorm"]
-        attention = [children[name] for name in ("self_attn", "attn", "attention") if name in children]
-        norm = [children[name] for name in ("post_attention_layernorm", "ln_2") if name in children]
-        if not attention or not norm:
-            raise self._refusal()
-        return attention[0], norm[0]
+        for attention, norm in _ADDED:
+            if attention in children and norm in children:
+                return children[attention], children[norm]
+        raise self._refusal()
 
     def _refusal(self) -> InputError:
         return InputError(

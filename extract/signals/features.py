@@ -45,11 +45,10 @@ class TokenFeatures:
                 f"Expected `pooling` {DISTRIBUTION} with the entropy of the signal tokens alone, but {others[0]!r} is "
                 "there too. Give --data.signal=tokens --data.positions=[entropy], or --data.join=[tokens/entropy]."
             )
-        unweighted = [pooling for pooling in self.pooling if _WINDOWS.fullmatch(pooling)]
-        if unweighted and self.weights is not None:
+        windowed = next(filter(_WINDOWS.fullmatch, self.pooling), None)
+        if windowed is not None and self.weights is not None:
             raise InputError(
-                f"Expected `weights` with poolings that have a weighted form, but {unweighted[0]} has none. Leave "
-                f"`weights` out, or {unweighted[0]}."
+                f"Expected `weights` with poolings that take them, but {windowed} takes none. Leave `weights` out."
             )
 
     @property
@@ -67,7 +66,7 @@ class TokenFeatures:
     def _numbers(self, pooling: str) -> list[str]:
         """Names of the numbers that a pooling makes of a key."""
         if pooling == DISTRIBUTION:
-            return PEAKS[0] + (PEAKS[1] if self.weights is not None else [])
+            return PEAKS[0] if self.weights is None else PEAKS[0] + PEAKS[1]
         match = _WINDOWS.fullmatch(pooling)
         return [f"{pooling}_{i}" for i in range(int(match[1]))] if match else [pooling]
 
@@ -77,13 +76,12 @@ class TokenFeatures:
         Args:
             read: From a signal and one of its keys to its values: [row] of questions, `Ragged` of answers.
         """
+        if not self.pooling:
+            return torch.stack([read(*key.split("/", 1)).float() for key in self.keys], 1)
         weights = None if self.weights is None else read(*self.weights.split("/", 1))
         columns: list[Tensor] = []
         for key in self.keys:
-            values: Any = read(*key.split("/", 1))
-            if not self.pooling:
-                columns.append(values.float())
-                continue
+            values = read(*key.split("/", 1))
             plain = pool_each(values, [pooling for pooling in self.pooling if pooling in POOLINGS], weights)
             for pooling in self.pooling:
                 if pooling == DISTRIBUTION:

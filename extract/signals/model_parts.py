@@ -60,9 +60,9 @@ class Hooks(ExitStack):
 
 
 class ModelHead:
-    """From hidden states to logits, by the model's own forward with its decoder replaced by a constant.
+    """From hidden states to logits, by the model's own forward, scales and soft caps included, with a constant decoder.
 
-    So scales, soft caps and biases are the model's own. One token is read, to learn the type of the decoder's output.
+    One token is read, to learn the type of the decoder's output.
     """
 
     @torch.inference_mode()

@@ -1,7 +1,4 @@
-"""Rows of a ragged tensor padded side by side, some at a time, with what their poolings share.
-
-All is float64, so that the token on which a weighted quantile falls does not depend on rounding.
-"""
+"""Rows of a ragged tensor padded side by side, in float64, so that quantiles do not depend on rounding."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
@@ -28,6 +25,7 @@ class Padded:
         self.u, self.n = u, n
         self.step = torch.arange(u.shape[-1])
         self.there = self.step < n[:, None]
+        self.has_weights = w is not None
         if w is not None:
             self.w = w
             self._shape = torch.broadcast_shapes(u.shape, w.shape)
@@ -93,14 +91,10 @@ def over_rows(
     if weights is not None:
         if not torch.equal(values.offsets, weights.offsets):
             raise InputError(
-                f"Expected `weights` of the same tokens as the values, {values.n_rows} rows of {len(values.values)} "
-                f"tokens, but got {weights.n_rows} rows of {len(weights.values)}, or other lengths. Read both together."
+                "Expected `weights` of the same tokens as the values, but rows have other lengths. Read both together."
             )
-        if bool((weights.values < 0).any()):
-            raise InputError(
-                f"Expected `weights` to be at least 0, but got {float(weights.values.nan_to_num(0.0).min()):g}. Use an "
-                "entropy, a probability or an influence."
-            )
+        if len(negative := weights.values[weights.values < 0]):
+            raise InputError(f"Expected `weights` to be at least 0, but got {negative[0]:g}. Use other weights.")
         axes = torch.broadcast_shapes(axes, weights.values.shape[1:])
     out = {name: torch.full((*axes, values.n_rows), torch.nan) for name in names}
     for rows in _similar(values.lengths, max(1, axes.numel())):

@@ -80,6 +80,15 @@ class Pooling(NamedTuple):
     plain: Callable[[Padded], Tensor]
     weighted: Callable[[Padded], Tensor]
 
+    def __call__(self, rows: Padded) -> Tensor:
+        """Weighted where a row has weight, else plain."""
+        if not rows.has_weights:
+            return self.plain(rows)
+        given, weighted = rows.total > 0, self.weighted(rows)
+        return weighted if bool(given.all()) else torch.where(given, weighted, self.plain(rows))
+
+
+_QUANTILES = (25, 50, 75, 90, 99)
 
 #: Poolings by name.
 POOLINGS: Registry[Pooling] = Registry(
@@ -89,10 +98,7 @@ POOLINGS: Registry[Pooling] = Registry(
         "max": Pooling(_max, partial(_weighted_quantile, percent=100)),
         "std": Pooling(_std, _weighted_std),
         **{f"top_{p}": Pooling(partial(_top, percent=p), partial(_weighted_top, percent=p)) for p in (5, 10, 20, 40)},
-        **{
-            f"q{p}": Pooling(partial(_quantile, percent=p), partial(_weighted_quantile, percent=p))
-            for p in (25, 50, 75, 90, 99)
-        },
+        **{f"q{p}": Pooling(partial(_quantile, percent=p), partial(_weighted_quantile, percent=p)) for p in _QUANTILES},
     },
 )
 
@@ -121,20 +127,7 @@ def pool(values: Ragged, how: str, weights: Ragged | None = None) -> Tensor:
 def pool_each(values: Ragged, hows: Sequence[str], weights: Ragged | None = None) -> dict[str, Tensor]:
     """As `pool` in several ways, for little more than one of them: rows are padded and sorted once."""
     chosen = {how: POOLINGS[how] for how in hows}
-
-    def pooled(rows: Padded) -> dict[str, Tensor]:
-        return {
-            how: pooling.plain(rows) if weights is None else _weighted_or_plain(pooling, rows)
-            for how, pooling in chosen.items()
-        }
-
-    return over_rows(values, list(chosen), pooled, weights)
-
-
-def _weighted_or_plain(pooling: Pooling, rows: Padded) -> Tensor:
-    """Weighted where a row has weight, else plain."""
-    given, weighted = rows.total > 0, pooling.weighted(rows)
-    return weighted if bool(given.all()) else torch.where(given, weighted, pooling.plain(rows))
+    return over_rows(values, hows, lambda rows: {how: pooling(rows) for how, pooling in chosen.items()}, weights)
 
 
 # Beyond one number: windows, and the shape of an entropy curve
@@ -200,10 +193,10 @@ def peak_features(entropy: Ragged, threshold: float = 0.5, weights: Ragged | Non
             return dict(zip(PEAKS[0], shape, strict=True))
         # by a little more than the mean, which equal weights may exceed by rounding
         critical = peaks & (rows.w * rows.n[:, None] > rows.total[..., None] * (1 + 1e-9))
-        weighted = [_weighted_or_plain(POOLINGS[how], rows) for how in ("mean", "q75", "q90", "std", "max")]
+        weighted = [POOLINGS[how](rows) for how in ("mean", "q75", "q90", "std", "max")]
         return dict(zip(PEAKS[0] + PEAKS[1], [*shape, *_heights(rows, critical), *weighted], strict=True))
 
-    return over_rows(entropy, PEAKS[0] + (PEAKS[1] if weights is not None else []), features, weights)
+    return over_rows(entropy, PEAKS[0] if weights is None else PEAKS[0] + PEAKS[1], features, weights)
 
 
 def _heights(rows: Padded, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -216,25 +209,18 @@ def _heights(rows: Padded, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor, Tens
 # Weights by name
 
 
-class Weight(NamedTuple):
-    """Signal and position of weights in a store."""
-
-    signal: str
-    position: str
+#: Signal and position of the weights that have a name of their own.
+WEIGHTS = {"entropy": ("tokens", "entropy"), "prob": ("tokens", "one_minus_pmax")}
 
 
-#: Weights that have a name of their own.
-WEIGHTS = {"entropy": Weight("tokens", "entropy"), "prob": Weight("tokens", "one_minus_pmax")}
-
-
-def weight_of(name: str) -> Weight:
+def weight_of(name: str) -> tuple[str, str]:
     """Signal and position of weights: `entropy`, `prob` (1 − p_max), or ``signal/position`` of a signal of influences.
 
     Raises:
         InputError: Neither.
 
     >>> weight_of("prob")
-    Weight(signal='tokens', position='one_minus_pmax')
+    ('tokens', 'one_minus_pmax')
     """
     if name in WEIGHTS:
         return WEIGHTS[name]
@@ -247,4 +233,4 @@ def weight_of(name: str) -> Weight:
             f"Expected `weights` to be one of {', '.join(known)}, for example rollout/norm_element_mean_token, but got "
             f"{name!r}.{hint}"
         )
-    return Weight(signal, position)
+    return signal, position

@@ -68,8 +68,7 @@ def _read(
 ) -> dict[str, dict[str, Tensor | Ragged]]:
     """Numbers of signals by name and key, ragged for those of tokens.
 
-    `passes` yields indices of sequences and the pass over them. `order` holds the index of each row's sequence, and
-    None for a row without one, which is NaN or has no tokens.
+    `passes` yields indices of sequences and the pass over them; `order` is the index of each row's sequence, or None.
     """
     functions = {name: load_signal(name, scope) for name in signals}
     found: dict[str, dict[str, dict[int, Tensor]]] = {name: defaultdict(dict) for name in signals}
@@ -83,15 +82,13 @@ def _read(
                     for i, row in zip(indices, rows, strict=True):  # part of a row is no number of it
                         found[name][key][i] = row if bool(row.isfinite().all()) else torch.full_like(row, torch.nan)
 
-    def assemble(values: dict[int, Tensor], per_token: bool) -> Tensor | Ragged:
-        missing = values[0][:0] if per_token else torch.full_like(values[0], torch.nan)
-        rows = [missing if i is None else values[i] for i in order]
-        return Ragged.of(rows) if per_token else torch.stack(rows)
-
-    return {
-        name: {key: assemble(values, SIGNALS[name].per_token) for key, values in by_key.items()}
-        for name, by_key in found.items()
-    }
+    whole: dict[str, dict[str, Tensor | Ragged]] = {name: {} for name in signals}
+    for name, by_key in found.items():
+        for key, of_sequence in by_key.items():
+            missing = of_sequence[0][:0] if SIGNALS[name].per_token else torch.full_like(of_sequence[0], torch.nan)
+            ordered = [missing if i is None else of_sequence[i] for i in order]
+            whole[name][key] = Ragged.of(ordered) if SIGNALS[name].per_token else torch.stack(ordered)
+    return whole
 
 
 @torch.inference_mode()
@@ -150,8 +147,8 @@ def _batches(
 ) -> Iterator[tuple[SharedPrompt | None, list[int]]]:
     """Indices of answers that are read together, with the beginning of their prompts that was read before.
 
-    Prompts with several answers come one by one, the others together. The tokens that are shared count for a batch as
-    if they were read again, because their keys and values are in memory for every row.
+    Prompts with several answers come one by one, the others together. Shared tokens count for a batch as if they were
+    read again, because their keys and values are in memory for every row.
     """
 
     def batches(indices: Sequence[int]) -> Iterator[list[int]]:

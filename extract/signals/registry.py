@@ -1,8 +1,6 @@
-"""Signals by name. A new signal is a function from a `Pass` to tensors, in one file, and one entry in `SIGNALS`.
+"""Signals by name. A signal is a function from a `Pass` to tensors [row, …] by ``layer/name``, [row, token] of tokens.
 
-The function returns tensors [row, …] by ``layer/name``; those of a token signal are [row, token], padded, and are cut
-to the answers' lengths by the reader. All requested signals are computed from the same pass. A signal's module, and
-with it the model code, is imported when the signal is loaded.
+Its module, and with it the model code, is imported when it is loaded.
 """
 
 from collections.abc import Callable

@@ -15,7 +15,7 @@ from extract.running.worker import Worker
 from extract.signals.base import Answer
 from extract.signals.model_parts import n_layers
 from extract.signals.reading import content_tokens, drawn_tokens, read_answers, read_questions
-from extract.signals.registry import SIGNALS, load_signal
+from extract.signals.registry import SIGNALS
 from extract.store.files import is_finished
 from extract.store.fill import fill, missing_shards
 from extract.store.grid import copy_known
@@ -35,23 +35,21 @@ def fill_signals(
     scope: Scope = "question",
     layers: Sequence[int] | None = None,
 ) -> None:
-    """Read the signals that a store lacks.
+    """Read the signals of a scope that a store lacks.
 
     Args:
         store: The store.
-        names: Names of the signals.
+        names: Names of signals of the scope.
         load: Returns model and tokenizer; called only if something is missing.
         worker: Whose blocks.
         scope: Whether to read the questions or their answers.
         layers: Layers to keep; None keeps those that the store has, or all.
 
     Raises:
-        InputError: If a signal is unknown, the store has other layers, or it has no answers to read.
+        InputError: If no signal is named, the store has other layers, or it has no answers to read.
     """
     if not names:
         raise InputError(f"Expected `signals` to name at least one of {', '.join(SIGNALS)}, but it is empty.")
-    for name in names:
-        load_signal(name, scope)
     layers_of = {name: _choose_layers(store, name, scope, layers) for name in names if SIGNALS[name].by_layer}
     if layers is not None and not layers_of:
         raise InputError(
@@ -101,10 +99,9 @@ def _choose_layers(store: Store, signal: str, scope: Scope, layers: Sequence[int
 
 
 class _ShardReader:
-    """Reads signals of shards and writes their files.
+    """Reads signals of shards and writes their files; `layers` are those to keep of each signal, None for all.
 
-    `layers` are those to keep of the signals that have some, None for all. `n_nan` counts rows that were read and are
-    not finite, by signal, and `n_unknown` answers after thinking whose tokens a server did not return.
+    `n_nan` counts rows that were read and are not finite, `n_unknown` answers whose tokens a server did not return.
     """
 
     def __init__(self, store: Store, model: Any, tokenizer: Any, layers: dict[str, list[int] | None]) -> None:

@@ -106,7 +106,7 @@ class Scores:
         #: Signal and key of the weights by name of the weighting.
         self._weightings: dict[str, tuple[str, str]] = {}
         if TOKENS in self._signals:
-            keys_of = {name: self.key_of(weight.position) for name, weight in WEIGHTS.items()}
+            keys_of = {name: self.key_of(position) for name, (_, position) in WEIGHTS.items()}
             self._weightings = {name: (TOKENS, key) for name, key in keys_of.items() if key is not None}
             for signal in (signal for signal in self._keys if SIGNALS[signal].weights):
                 self._weightings |= {f"{signal}/{key.split('/')[1]}": (signal, key) for key in self._keys[signal]}

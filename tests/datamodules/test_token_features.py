@@ -185,7 +185,7 @@ def test_the_shape_of_the_entropy_curve_and_windows_are_poolings_too(made_store:
         ({"signal": "tokens", "pooling": []}, "`pooling` to name at least one"),
         ({"signal": "tokens", "pooling": ["mean", "mean"]}, "each only once"),
         ({"signal": "tokens", "pooling": ["distribution"]}, "the entropy of the signal tokens alone, but 'tokens/3/m"),
-        ({"signal": "tokens", "pooling": ["windows_4"], "weights": "prob"}, "windows_4 has none. Leave `weights` out"),
+        ({"signal": "tokens", "pooling": ["windows_4"], "weights": "prob"}, "windows_4 takes none. Leave `weights` out"),
         ({"signal": "tokens", "weights": "entrpy"}, "`weights` to be one of entropy, prob.*Did you mean `entropy`"),
         ({"signal": "tokens", "weights": "rollout"}, "for example rollout/norm_element_mean_token, but got 'rollout'.$"),
         ({"signal": "tokens", "weights": "macs/floor_20_mean_emit"}, r"lack it .*read --store .* --signals \[macs\] --scope sample"),

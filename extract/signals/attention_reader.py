@@ -17,11 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from extract.errors import InputError
-from extract.signals.attention_math import FLOORS, dots
 from extract.signals.attention_scores import read_layer
 from extract.signals.base import Attention, Dots, Places, TokenSpans
 from extract.signals.model_parts import Hooks, decoder_blocks
 
+#: Floors of MACS in hundredths; 20 is the paper's 1 − α.
+FLOORS = (1, 20)
 #: Names of the module whose output is added to the residual stream, in Gemma 2 and 3 a norm, and of what takes the sum.
 _ADDED = [
     ("post_attention_layernorm", "pre_feedforward_layernorm"),
@@ -93,7 +94,7 @@ class MixingCapture(Hooks):
     def _keep_dots(self, layer: int, states: Tensor) -> None:
         if self.index is not None:
             h, o = self._h.pop(layer), self._select(states)
-            self._dots[layer] = dots(h, o)
+            self._dots[layer] = Dots.of(h, o)
             if layer not in self._checked:
                 self._sum[layer] = h[:, 0] + o[:, 0]
 

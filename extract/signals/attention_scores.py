@@ -1,21 +1,19 @@
-"""Attention scores of an answer's queries, a chunk at a time, and the sums over heads and keys that are kept."""
+"""Attention of an answer's queries, from scores a chunk at a time, and the sums over heads and keys that are kept."""
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from extract.errors import InputError
-from extract.signals.attention_math import (
-    HIDDEN,
-    column_field,
-    element_field,
-    head_entropies,
-    normalisers,
-    over_heads,
-)
 from extract.signals.base import Places
+
+#: Score of a key that a query can't see. Its exponential is exactly 0, and 0 times it is 0 and not NaN as with −inf.
+HIDDEN = -1e30
+
+#: Names of the numbers that `over_heads` returns.
+ENTROPIES = ("normalised", "sink_free", "smallest_head")
 
 #: Scores in memory at a time on a CPU, where they should stay in the cache.
 _CACHED = 1 << 19
@@ -160,3 +158,66 @@ def _visibility(mask: Tensor | None, places: Places, part: slice, n_keys: int) -
         return rows.sum(-1), ~rows, None
     hidden = rows <= torch.finfo(mask.dtype).min / 2
     return (~hidden).sum(-1), hidden, rows.float().masked_fill(hidden, 0.0)
+
+
+# Numbers of weights
+
+
+def head_entropies(scores: Tensor, n_visible: Tensor) -> tuple[Tensor, Tensor]:
+    """Entropies of softmax(`scores`) over the log of the number of keys that each query sees; 0 with one key.
+
+    With p the weight of the first token and H' the entropy of the others among themselves, H = h(p) + (1 − p) H', h the
+    entropy of a coin. H' comes from the other scores alone, so that it is exact even where p is 1 in float32.
+
+    Args:
+        scores: [row, head, query, key] float32, `HIDDEN` where a query can't see a key. Overwritten.
+        n_visible: [row, query] int64, number of keys that each query sees.
+
+    Returns:
+        [row, head, query] float32 in [0, 1], over all visible keys; and the same without the first token, which many
+        heads attend to when nothing else matters.
+    """
+    of_first = scores[..., 0].clone()
+    scores[..., 0] = HIDDEN
+    top = scores.amax(-1, keepdim=True)
+    shifted = scores.sub_(top)
+    weights = shifted.exp()
+    total = weights.sum(-1)
+    others = total.log() - weights.mul_(shifted).sum(-1) / total
+    n_others = n_visible[:, None] - (of_first > HIDDEN / 2).long()
+    lead = of_first - (top[..., 0] + total.log())
+    share = lead.sigmoid(), (-lead).sigmoid()
+    whole = torch.special.entr(share[0]) + torch.special.entr(share[1]) + share[1] * others
+
+    def normalised(entropy: Tensor, n_keys: Tensor) -> Tensor:
+        return torch.where(n_keys > 1, entropy / n_keys.clamp_min(2).log(), 0.0).clamp(0, 1)
+
+    return normalised(whole, n_visible[:, None]), normalised(others, n_others)
+
+
+def over_heads(entropies: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
+    """[row, query] by name: mean over heads with and without the first token, and the smallest head's entropy."""
+    whole, sink_free = (torch.cat(some_heads, 1) for some_heads in zip(*entropies, strict=True))
+    return dict(zip(ENTROPIES, (whole.mean(1), sink_free.mean(1), whole.amin(1)), strict=True))
+
+
+def column_field(key: Tensor, n_tokens: Tensor) -> Tensor:
+    """1 / (T − j), [row, alignment, key], of places j [row, key]; T is `n_tokens` [row], 1 less for `emit`."""
+    n_seeing = torch.stack([n_tokens - 1, n_tokens], 1)[..., None] - key[:, None]
+    return 1 / n_seeing.clamp_min(1).float()
+
+
+def element_field(query: Tensor, key: Tensor) -> Tensor:
+    """1 / (i − j + 1), [row, query, key], of places i [row, query] and j [row, key]; 1 where j > i."""
+    return (query.float()[..., None] - key.float()[:, None] + 1).clamp_min_(1).reciprocal_()
+
+
+def normalisers(mean: Tensor, column: Tensor, element: Tensor) -> Tensor:
+    """Row sums of attention under each receptive field, [row, query, normaliser]: column (`emit`, `token`), element.
+
+    Args:
+        mean: [row, query, key] attention, mean over heads, over all keys.
+        column: [row, alignment, key] from `column_field`.
+        element: [row, query, key] from `element_field`.
+    """
+    return torch.cat([mean @ column.mT, (mean * element).sum(-1, keepdim=True)], 2)

@@ -124,6 +124,12 @@ class Dots(NamedTuple):
     oo: Tensor
     ho: Tensor
 
+    @classmethod
+    def of(cls, h: Tensor, o: Tensor) -> Self:
+        """Of h and o, [row, query, d_model] in any float dtype."""
+        h, o = h.float(), o.float()
+        return cls((h * h).sum(-1), (o * o).sum(-1), (h * o).sum(-1))
+
 
 @dataclass(frozen=True)
 class Attention:

@@ -15,8 +15,8 @@ from benchmarks.live import LiveBytes
 from extract.errors import InputError
 from extract.models.loading import load_model
 from extract.signals import attention_scores
-from extract.signals.attention_math import HIDDEN, head_entropies
 from extract.signals.attention_reader import AttentionReader
+from extract.signals.attention_scores import HIDDEN, head_entropies
 from extract.signals.base import Answer, TokenSpans
 from extract.signals.reader import Reader
 from extract.signals.reading import read_answers, read_questions

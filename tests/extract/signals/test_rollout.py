@@ -10,17 +10,8 @@ import torch
 from torch import Tensor
 
 from extract.models.loading import load_model
-from extract.signals.attention_math import (
-    FIELDS,
-    MIXES,
-    attention_shares,
-    column_field,
-    dots,
-    element_field,
-    normalisers,
-    rows_largest,
-    rows_summed,
-)
+from extract.signals.attention import FIELDS, MIXES, attention_shares, rows_largest, rows_summed
+from extract.signals.attention_scores import column_field, element_field, normalisers
 from extract.signals.base import Answer, Dots
 from extract.signals.reader import Reader
 from tests.conftest import tiny_model
@@ -121,14 +112,14 @@ def test_one_token_keeps_the_product_of_what_it_gives_itself() -> None:
 def test_blocks_of_any_size_give_the_same_largest(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     layers = layers_of(random_attention(3, 11), torch.rand(3, len(MIXES), 11))
     expected = rows_largest(*layers)
-    monkeypatch.setattr("extract.signals.attention_math._COLUMNS", size)
+    monkeypatch.setattr("extract.signals.attention._COLUMNS", size)
     torch.testing.assert_close(rows_largest(*layers), expected)
 
 
 def test_shares_of_attention_are_between_0_and_1_and_residual_takes_the_rest() -> None:
     generator = torch.Generator().manual_seed(0)
     h, o = torch.randn(2, 50, 8, generator=generator), torch.randn(2, 50, 8, generator=generator)
-    shares = attention_shares(dots(h, o))
+    shares = attention_shares(Dots.of(h, o))
     assert tuple(shares) == MIXES
     for name, share in shares.items():
         assert ((share >= 0) & (share <= 1)).all(), name

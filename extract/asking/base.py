@@ -47,13 +47,7 @@ class AskContext:
 
 
 class AskedBaseline(ABC):
-    """A baseline that asks a model, one shard at a time.
-
-    Args:
-        name: Its name in the registry and in the store.
-        store: The store.
-        context: What it asks with.
-    """
+    """A baseline that asks a model, one shard at a time. Its `name` is that in the registry and in the store."""
 
     def __init__(self, name: str, store: Store, context: AskContext) -> None:
         self.name, self.store, self.context = name, store, context

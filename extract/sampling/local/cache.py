@@ -24,8 +24,7 @@ class AnswerLayer(DynamicLayer):
         prefix: Keys and values [1, head, token, d_head] of what all prompts begin with, or None.
         prompts: Keys and values [question, head, token, d_head] of the rest, once answers share them; None before.
         handed_out: Keys and values that `update` returned last.
-        keys: [row, head, token, d_head] of the answers, after their prompts where these are not shared.
-        values: As `keys`.
+        keys: [row, head, token, d_head] of the answers, after their prompts where these are not shared; like `values`.
     """
 
     keys: Tensor
@@ -76,11 +75,6 @@ class AnswerLayer(DynamicLayer):
         assert self._buffers is not None
         self._make_room(self.keys[indices], self.values[indices], self._buffers[0].shape[2])
 
-    def select_questions(self, indices: Tensor) -> None:
-        """Keep only the prompts `indices` [question]."""
-        assert self.prompts is not None
-        self.prompts = (self.prompts[0][indices], self.prompts[1][indices])
-
     def _after_prefix(self) -> tuple[Tensor, Tensor]:
         if self.prefix is None:
             return self.keys, self.values
@@ -104,7 +98,7 @@ class AnswerCache(DynamicCache):
     Args:
         model: The causal language model.
         mask: [question, token] int64, 0 at the padding of prompts, prefix included.
-        prefix: A cache of one row with what all prompts begin with, or None.
+        prefix: A cache of one row with what all prompts begin with.
 
     Attributes:
         shares_prompts: Whether answers attend to one copy of their prompt.
@@ -131,24 +125,20 @@ class AnswerCache(DynamicCache):
                 f"Expected prompts of one length for {type(model).__name__}, whose chunks of attention count the "
                 "padding of shorter ones. Sample one question at a time with --block_size 1, or use another model."
             )
-        before: list[Any] = [None] * len(self.layers) if prefix is None else prefix.layers
-        self.layers = [self._layer(*layers, len(mask)) for layers in zip(self.layers, before, strict=True)]
+        for i, layer in enumerate(self.layers):
+            of_prefix = None if prefix is None else prefix.layers[i]
+            if type(layer) is DynamicLayer:
+                self.layers[i] = AnswerLayer(of_prefix and (of_prefix.keys, of_prefix.values))
+            elif of_prefix is not None:
+                self.layers[i] = deepcopy(of_prefix)
+                self.layers[i].batch_repeat_interleave(len(mask))
         self.shares_prompts, self._mask = False, mask
         self._called, self._plain = set[int](), set[int]()
         self._n_prefix = 0 if prefix is None else prefix.get_seq_length()
         self._questions = torch.arange(len(mask), device=mask.device)
 
-    @staticmethod
-    def _layer(layer: Any, prefix: Any, n_questions: int) -> Any:
-        if type(layer) is DynamicLayer:
-            return AnswerLayer(None if prefix is None else (prefix.keys, prefix.values))
-        if prefix is not None:
-            layer = deepcopy(prefix)
-            layer.batch_repeat_interleave(n_questions)
-        return layer
-
     def note_call(self, layer: int, key: Tensor, value: Tensor, kwargs: dict[str, Any]) -> None:
-        """Note a call of attention while prompts are read: whether it is the plain form of what its layer handed out.
+        """Note whether a call of attention, while prompts are read, is the plain form of what its layer handed out.
 
         Some families attend to something made of the cache's content, to another layer's, or with their own bias.
         """
@@ -209,7 +199,7 @@ class AnswerCache(DynamicCache):
         needed, self._questions = self._questions.unique(return_inverse=True)
         if len(needed) < len(self._mask):
             for layer in self.layers:
-                layer.select_questions(needed)
+                layer.prompts = (layer.prompts[0][needed], layer.prompts[1][needed])
             self._mask = self._mask[needed]
         self._arrange()
 

@@ -24,10 +24,7 @@ def question_key(seed: int, question_id: str) -> int:
 def keyed_uniforms(keys: NDArray[np.uint64], samples: NDArray[np.uint64], n_steps: int) -> NDArray[np.float64]:
     """Uniform numbers in [0, 1), one for each key, sample and step; a counter-based generator, so no state.
 
-    Args:
-        keys: [row] keys of the rows' questions.
-        samples: [row] index of each row's sample.
-        n_steps: Number of steps.
+    `keys` [row] are those of the rows' questions, `samples` [row] the index of each row's sample.
 
     Returns:
         [row, step] float64 with 53 random bits each.
@@ -60,19 +57,15 @@ def draw(logits: Tensor, uniforms: Tensor, temperature: float | Tensor, top_p: f
     Args:
         logits: [row, vocab] raw logits of any float dtype.
         uniforms: [row] float64 in [0, 1).
-        temperature: Divides the logits; 0 takes the most likely token. One for all rows, or [row].
-        top_p: Keep the smallest set of tokens whose probability reaches this.
-        top_k: Keep this many most likely tokens; 0 keeps all.
+        temperature: One for all rows, or [row]; like `top_p` and `top_k` as in `Decoding`.
 
     Returns:
         Tokens, and their log-probabilities under the raw distribution (before temperature, top-p and top-k).
     """
     each = temperature.split(_ROWS) if isinstance(temperature, Tensor) else repeat(temperature)
-    parts = [
-        _draw_rows(rows, u, of_rows, top_p, top_k)
-        for rows, u, of_rows in zip(logits.split(_ROWS), uniforms.split(_ROWS), each, strict=False)
-    ]
-    return Drawn(torch.cat([part.tokens for part in parts]), torch.cat([part.logprobs for part in parts]))
+    chunks = zip(logits.split(_ROWS), uniforms.split(_ROWS), each, strict=False)
+    drawn = [_draw_rows(*chunk, top_p, top_k) for chunk in chunks]
+    return Drawn(*map(torch.cat, zip(*drawn, strict=True)))
 
 
 def _draw_rows(logits: Tensor, uniforms: Tensor, temperature: float | Tensor, top_p: float, top_k: int) -> Drawn:

@@ -25,7 +25,6 @@ class Sample:
     """One answer to one question.
 
     Attributes:
-        question_id: The question's id.
         sample: Index j of the answer, from 0.
         token_ids: Generated tokens; the end token is the last one where there is one.
         text: The decoded answer without special tokens, cut before a stop text.
@@ -48,8 +47,6 @@ class TokenSampler:
 
     Args:
         model: Causal language model in evaluation mode.
-        tokenizer: Its tokenizer.
-        decoding: How answers are drawn.
         max_rows: Most answers drawn at the same time; bounds the memory, not the result's meaning.
     """
 
@@ -63,7 +60,7 @@ class TokenSampler:
         question_ids: Sequence[str],
         prompts: Sequence[Sequence[int]],
         samples: range,
-        progress: Callable[[int, int], None] | None = None,
+        progress: Callable[[int, int], None] = lambda answers, tokens: None,
     ) -> list[Sample]:
         """Answers at the policy's one temperature, ordered by question, then j; as `sample_grid`."""
         (temperature,) = self.decoding.temperatures
@@ -76,7 +73,7 @@ class TokenSampler:
         prompts: Sequence[Sequence[int]],
         samples: range,
         temperatures: Sequence[float],
-        progress: Callable[[int, int], None] | None = None,
+        progress: Callable[[int, int], None] = lambda answers, tokens: None,
     ) -> dict[float, list[Sample]]:
         """Draw the answers `samples` of each question at every temperature, reading each prompt once.
 
@@ -101,8 +98,7 @@ class TokenSampler:
             ids = [question_ids[i] for i in batch]
             answers = self._sample_batch(ids, [prompts[i] for i in batch], prefix, rows, progress)
             drawn |= zip(((id_, row) for id_ in ids for row in rows), answers, strict=True)
-            if progress is not None and n_copies:
-                progress(n_copies * len(batch), 0)
+            progress(n_copies * len(batch), 0)
 
         def answer(id_: str, row: Row) -> Sample:
             return drawn.get((id_, row)) or replace(drawn[id_, row._replace(sample=samples[0])], sample=row.sample)
@@ -115,7 +111,7 @@ class TokenSampler:
         prompts: Sequence[Sequence[int]],
         prefix: Sequence[int],
         rows: Sequence[Row],
-        progress: Callable[[int, int], None] | None,
+        progress: Callable[[int, int], None],
     ) -> list[Sample]:
         """Answers by question, then row."""
         cache, ids, positions = self._prepare(prompts, prefix)
@@ -174,7 +170,7 @@ class TokenSampler:
         starts: Tensor,
         uniforms: Tensor,
         temperature: float | Tensor,
-        progress: Callable[[int, int], None] | None,
+        progress: Callable[[int, int], None],
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Draw until every answer has ended: tokens and logprobs [row, step], and lengths [row]."""
         decoding, device, (n_rows, n_steps) = self.decoding, logits.device, uniforms.shape
@@ -198,8 +194,7 @@ class TokenSampler:
                     f"Expected finite logits, but the model gave NaN in {dtype}. Give --dtype float32 or bfloat16."
                 )
             last = n_running == 0 or t + 1 == n_steps
-            if progress is not None:
-                progress(len(now) if last else len(now) - n_running, len(now))
+            progress(len(now) if last else len(now) - n_running, len(now))
             if last:
                 break
             next_tokens = drawn.tokens

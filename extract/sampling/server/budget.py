@@ -26,8 +26,7 @@ class Spending:
         server: Its budgets and prices.
         requests: Attempts that were sent.
         retries: Attempts that were repeated after a failure.
-        prompt_tokens: Prompt tokens of all replies; estimated where the server does not say.
-        answer_tokens: Answer tokens of all replies; estimated where the server does not say.
+        prompt_tokens: Prompt tokens of all replies, estimated where the server does not say, as are `answer_tokens`.
     """
 
     server: Server
@@ -73,20 +72,16 @@ class Spending:
 
     def count(self, request: Request, reply: Reply) -> None:
         """Count the tokens of a reply."""
-        n_bytes = _prompt_bytes(request)
-        if reply.prompt_tokens is not None:
-            self._tokens_per_byte = max(self._tokens_per_byte, reply.prompt_tokens / max(n_bytes, 1))
-        prompt, answer = reply.prompt_tokens, reply.completion_tokens
-        self.prompt_tokens += self._estimate(n_bytes) if prompt is None else prompt
-        self.answer_tokens += request.n * request.max_tokens if answer is None else answer
-
-    def _estimate(self, n_bytes: int) -> int:
-        """Prompt tokens of so many bytes."""
-        return 1 + int(n_bytes * (self._tokens_per_byte or _TOKENS_PER_BYTE))
+        prompt, answer, most_answer = reply.prompt_tokens, reply.completion_tokens, request.n * request.max_tokens
+        if prompt is not None:
+            self._tokens_per_byte = max(self._tokens_per_byte, prompt / max(_prompt_bytes(request), 1))
+        self.prompt_tokens += self.most_tokens(request) - most_answer if prompt is None else prompt
+        self.answer_tokens += most_answer if answer is None else answer
 
     def most_tokens(self, request: Request) -> int:
         """Tokens that a request may cost; an estimate where its prompt is concerned."""
-        return self._estimate(_prompt_bytes(request)) + request.n * request.max_tokens
+        prompt = 1 + int(_prompt_bytes(request) * (self._tokens_per_byte or _TOKENS_PER_BYTE))
+        return prompt + request.n * request.max_tokens
 
 
 def _prompt_bytes(request: Request) -> int:

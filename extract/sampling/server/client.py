@@ -3,8 +3,8 @@
 import asyncio
 import re
 import time
-from collections.abc import Awaitable, Callable, Collection
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Collection
+from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any
 
 from extract.errors import InputError
@@ -30,30 +30,20 @@ class Client(AbstractAsyncContextManager["Client"]):
     """Asks a server, with at most `server.max_concurrency` attempts at a time.
 
     Args:
-        server: Where and how.
         model: What the server calls the model.
         spending: Counts what is spent, and holds the budgets.
         known_as: Names of the model in replies, as the preflight has found them; other names are then refused.
-        sleep: Waits between attempts, seconds.
 
     Attributes:
-        endpoints: The addresses of the server.
+        endpoints: One for each address.
         has_answered: Whether a request was answered.
 
     Raises:
         InputError: A package is missing, or the key can't be sent.
     """
 
-    def __init__(
-        self,
-        server: Server,
-        model: str,
-        spending: Spending,
-        known_as: Collection[str | None] = (),
-        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
-    ) -> None:
-        self.server, self.model, self.spending = server, model, spending
-        self._known_as, self._sleep = known_as, sleep
+    def __init__(self, server: Server, model: str, spending: Spending, known_as: Collection[str | None] = ()) -> None:
+        self.server, self.model, self.spending, self._known_as = server, model, spending, known_as
         self.endpoints = [Endpoint(server, url) for url in server.urls]
         self._free, self._stopping = asyncio.Semaphore(server.max_concurrency), asyncio.Event()
         self.has_answered, self._has_warned, self._n_given_up = False, False, 0
@@ -79,8 +69,7 @@ class Client(AbstractAsyncContextManager["Client"]):
             Unanswered: All attempts failed, or `stop` was called.
             BudgetSpent: A further attempt could exceed a budget.
             RejectedRequest: The server does not take this request.
-            InputError: A refused key, no such model, a reply of another model, or a server that is not there, or that
-                no longer answers.
+            InputError: A refused key, no such model, a reply of another model, or a server that does not answer.
         """
         try:
             return await self._retrying.copy()(self._attempt, request)  # a copy, because it has state while it waits
@@ -112,12 +101,8 @@ class Client(AbstractAsyncContextManager["Client"]):
 
     async def _pause(self, seconds: float) -> None:
         """Wait until the time is over or the client is to stop."""
-        waits = [asyncio.ensure_future(wait) for wait in (self._sleep(seconds), self._stopping.wait())]
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), seconds)
 
     def _note_retry(self, state: Any) -> None:
         """Count a retry. The first is reported where nothing was answered yet: the attempts may take a minute."""

@@ -38,9 +38,8 @@ class Failure(Exception):
     """A failed attempt that may be repeated.
 
     Args:
-        reason: What happened.
         reached: Whether a server was there at all.
-        wait: Seconds that the server asks to wait; None where it asks for nothing.
+        wait: Seconds that the server asks to wait.
         brief: The reason without the server's words, which may repeat a question; None where it has none of them.
     """
 
@@ -53,10 +52,6 @@ class Endpoint:
     """An address, with a few pools of connections. It rests after some failures in a row, ever longer.
 
     Nothing that it returns or raises holds the key, but for the texts of answers.
-
-    Args:
-        server: How it is asked.
-        url: The address.
 
     Attributes:
         rests_until: Time of `time.monotonic` before which others are preferred.

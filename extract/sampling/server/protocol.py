@@ -22,16 +22,13 @@ _LARGEST_FLOAT32 = 3e38
 
 @dataclass(frozen=True)
 class Request:
-    """A request for the answers to one prompt.
+    """A request for the answers to one prompt. Temperature, top-p, top-k and stop texts are those of `Decoding`.
 
     Attributes:
         prompt: A raw text for /completions, or messages ``{"role", "content"}`` for /chat/completions.
         n: Answers asked for.
-        temperature: Divides the logits.
-        top_p: Keep the smallest set of tokens whose probability reaches this.
-        top_k: Keep this many most likely tokens; 0 keeps all and is not sent, because not every server knows it.
+        top_k: 0 keeps all tokens and is not sent, because not every server knows it.
         max_tokens: Longest answer, in tokens.
-        stop: Texts that end an answer.
         seed: Seed of the server's draws; None sends none.
         logprobs: Whether log-probabilities of the answer's tokens are asked for.
         extra: Further fields as the server knows them; a null leaves a field out.

@@ -56,16 +56,9 @@ class Ask(NamedTuple):
 
 
 class OpenRange:
-    """An unfinished range with its log.
-
-    Args:
-        store: The store.
-        samples: The range.
-        n: Answers that one request asks for.
+    """The unfinished range `samples` with its log, where one request asks for `n` answers.
 
     Attributes:
-        samples: The range.
-        log: Its log.
         asks: What it lacks, a request each.
         n_waiting: Requests that are neither answered nor given up.
     """
@@ -80,8 +73,7 @@ class OpenRange:
     def close(self, rejected: Collection[str] = ()) -> bool:
         """Close the log. If the range is complete, write its table first and then delete the log. For any thread.
 
-        Args:
-            rejected: Ids of questions whose missing answers are recorded as rejected.
+        Missing answers to the questions `rejected`, by id, are recorded as rejected.
 
         Returns:
             Whether the range is complete.

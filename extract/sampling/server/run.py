@@ -28,16 +28,7 @@ _MOST_REJECTED = 100
 
 @dataclass
 class Run:
-    """One run over the unfinished ranges of a store.
-
-    Attributes:
-        store: The store.
-        ranges: Ranges that are asked for, in this order.
-        decoding: How answers are drawn.
-        server: The server.
-        preflight: Findings of its preflight.
-        progress: Counts every answer.
-    """
+    """One run over the unfinished `ranges` of a store, in their order; `progress` counts every answer."""
 
     store: Store
     ranges: Sequence[SampleRange]

@@ -93,13 +93,8 @@ class ServerSampler(Sampler):
 def check_variation(answers: Iterable[Collection[str]], path: Path, has_varied: bool) -> None:
     """Warn if there are several answers to each of at least 30 questions, and those to no question differ.
 
-    Args:
-        answers: Texts of the answers to each question.
-        path: Their store.
-        has_varied: Whether the preflight has seen answers vary.
-
     Raises:
-        InputError: No answers differ, and the preflight has not seen any either.
+        InputError: So it is, and the preflight has not seen answers vary either (`has_varied`).
     """
     distinct = [len(set(texts)) for texts in answers if len(texts) > 1]
     if len(distinct) < _LEAST_REPEATED or max(distinct) > 1:

@@ -15,6 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 from typing import Any, TypeVar
+from unittest.mock import patch
 
 import pytest
 from jsonargparse import ArgumentParser
@@ -47,14 +48,11 @@ def run(server: Server, work: Callable[[Client], Awaitable[T]], model: str = MOD
     """What `work` makes of a client whose waits between attempts take no time."""
 
     async def go() -> T:
-        async with Client(server, model, options.pop("spend", Spending(server)), sleep=no_time, **options) as client:
+        async with Client(server, model, options.pop("spend", Spending(server)), **options) as client:
             return await work(client)
 
-    return asyncio.run(go())
-
-
-async def no_time(seconds: float) -> None:
-    await asyncio.sleep(0)
+    with patch("extract.sampling.server.client.retry_wait", lambda state: 0.0):
+        return asyncio.run(go())
 
 
 def ask(server: Server, request: Request = ASKED, **options: Any) -> Reply:
@@ -299,14 +297,18 @@ def test_retry_after_is_a_number_or_a_date(header: str, least: float, most: floa
     waits: list[float] = []
 
     async def go(url: str) -> None:
-        async def sleep(seconds: float) -> None:
-            waits.append(seconds)
-
         server = Server(url)
-        async with Client(server, MODEL, Spending(server), sleep=sleep) as client:
+        async with Client(server, MODEL, Spending(server)) as client:
             await client.ask(ASKED)
 
-    with answering((429, b"{}", {"retry-after": header}), (200, GOOD, {})) as (url, _):
+    def note_wait(state: RetryCallState) -> float:
+        waits.append(retry_wait(state))
+        return 0.0
+
+    with (
+        answering((429, b"{}", {"retry-after": header}), (200, GOOD, {})) as (url, _),
+        patch("extract.sampling.server.client.retry_wait", note_wait),
+    ):
         asyncio.run(go(url))
     assert len(waits) == 1
     assert least <= waits[0] <= most

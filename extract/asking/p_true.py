@@ -16,7 +16,7 @@ from extract.models.loading import check_prompts
 from extract.policy import Decoding
 from extract.prompts import PromptTemplate
 from extract.running.memory import retry_with_smaller_batch
-from extract.running.progress import Counted
+from extract.running.progress import Count
 from extract.sampling.local.attention import shared_attention
 from extract.sampling.local.batching import common_prefix
 from extract.sampling.local.token_sampler import TokenSampler
@@ -92,7 +92,7 @@ class YesNoReader(TokenSampler):
         prefix = common_prefix(prompts)
 
         @torch.inference_mode()
-        def read_with(batch_tokens: int, counted: Counted) -> Tensor:
+        def read_with(batch_tokens: int, counted: Count) -> Tensor:
             result = torch.empty(len(prompts), 2)
             for batch in by_length([len(prompt) - len(prefix) for prompt in prompts], batch_tokens):
                 cache, ids, positions = self._prepare([prompts[i] for i in batch], prefix)

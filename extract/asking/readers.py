@@ -14,7 +14,7 @@ from extract.errors import InputError
 from extract.models.embedded import EMBEDDED_ENCODER, embedded_encoder_folder
 from extract.models.loading import resolve_device, tokenizer_hash, weight_fingerprint
 from extract.running.memory import retry_with_smaller_batch
-from extract.running.progress import Counted, quiet_loggers
+from extract.running.progress import Count, quiet_loggers
 from extract.signals.reader import by_length
 from extract.text import one_line
 
@@ -111,7 +111,7 @@ class TextReader:
         pad = {"input_ids": self._tokenizer.pad_token_id or 0}
 
         @torch.inference_mode()
-        def read_with(batch_tokens: int, counted: Counted) -> Tensor:
+        def read_with(batch_tokens: int, counted: Count) -> Tensor:
             order: list[int] = []
             parts: list[Tensor] = []
             for batch in by_length(lengths, batch_tokens):

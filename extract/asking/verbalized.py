@@ -8,7 +8,7 @@ from typing import Any
 from extract.asking.base import AskedTable, Done, asking_prompt
 from extract.policy import Decoding
 from extract.running.memory import retry_with_smaller_batch
-from extract.running.progress import Counted
+from extract.running.progress import Count
 from extract.sampling.local.token_sampler import Sample, TokenSampler
 from extract.store.shards import Scope, Shard
 
@@ -113,7 +113,7 @@ class Verbalized(AskedTable):
         # names other than the question ids, so that the draws are independent of the answers
         names = [f"verbalized\0{id_}" for id_ in ids]
 
-        def draw(max_rows: int, counted: Counted) -> list[Sample]:
+        def draw(max_rows: int, counted: Count) -> list[Sample]:
             self._sampler.max_rows = max_rows
             return self._sampler.sample(names, prompts, attempts, lambda _, tokens: counted(0, tokens))
 

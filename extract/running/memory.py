@@ -8,13 +8,13 @@ import torch
 from tqdm import tqdm
 
 from extract.errors import InputError
-from extract.running.progress import Counted
+from extract.running.progress import Count
 
 Result = TypeVar("Result")
 
 
 def retry_with_smaller_batch(
-    work: Callable[[int, Counted], Result], size: int, what: str, progress: Callable[[int, int], None]
+    work: Callable[[int, Count], Result], size: int, what: str, progress: Count
 ) -> tuple[Result, int]:
     """Run `work` with batches of `size`; halve the size and start again each time memory runs out.
 
@@ -30,12 +30,17 @@ def retry_with_smaller_batch(
     Raises:
         InputError: If memory is too small for a batch of one.
     """
+    done = [0, 0]
+
+    def counted(items: int, tokens: int) -> None:
+        done[:] = done[0] + items, done[1] + tokens
+        progress(items, tokens)
+
     while True:
-        counted = Counted(progress)
         try:
             return work(size, counted), size
         except torch.OutOfMemoryError as error:
-            counted.take_back()
+            counted(-done[0], -done[1])
             if size == 1:
                 raise InputError(
                     f"Expected memory for one of the {what} at a time, but got: {str(error).splitlines()[0]} "

@@ -9,6 +9,8 @@ from typing import Any, Self
 
 from tqdm import tqdm
 
+#: Called with the items and tokens that are done.
+Count = Callable[[int, int], None]
 _BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_noinv_fmt}{postfix}]"
 
 
@@ -45,22 +47,6 @@ class Progress:
 
     def __exit__(self, *error: object) -> None:
         self._bar.close()
-
-
-class Counted:
-    """Forwards counts to `progress` and remembers them, so that the work of a failed attempt can be subtracted."""
-
-    def __init__(self, progress: Callable[[int, int], None]) -> None:
-        self._progress, self._items, self._tokens = progress, 0, 0
-
-    def __call__(self, items: int, tokens: int) -> None:
-        """Count work that is done."""
-        self._items, self._tokens = self._items + items, self._tokens + tokens
-        self._progress(items, tokens)
-
-    def take_back(self) -> None:
-        """Subtract all counts."""
-        self._progress(-self._items, -self._tokens)
 
 
 def spent(

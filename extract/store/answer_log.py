@@ -45,7 +45,7 @@ class AnswerLog:
 
     def __init__(self, store: Store, samples: SampleRange) -> None:
         self.path = store.samples.log_file(samples)
-        self._lock = threading.Lock()  # one thread writes, another one syncs
+        self._lock = threading.Lock()  # of `sync` and `close`; the thread that writes waits for no slow disk
         self.path.parent.mkdir(parents=True, exist_ok=True)
         rows = read_log(store, samples) if self.path.exists() else []
         self.answered = {(row["question_id"], row["sample"]) for row in rows}
@@ -68,27 +68,21 @@ class AnswerLog:
     def _write(self, text: str) -> None:
         assert self._fd is not None
         line = f"{text}\n".encode()
-        with self._lock:
-            try:
-                if os.write(self._fd, line) < len(line):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            except OSError as error:
-                os.ftruncate(self._fd, self._size)
-                raise OSError(error.errno, error.strerror, str(self.path)) from None
-            self._size += len(line)
+        try:
+            if os.write(self._fd, line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            os.ftruncate(self._fd, self._size)
+            raise OSError(error.errno, error.strerror, str(self.path)) from None
+        self._size += len(line)
 
     def sync(self) -> None:
         """Force what was written to the disk. For any thread, and also once it is closed."""
         with self._lock:
-            if self._synced == self._size or self._fd is None:
-                return
-            fd, size = os.dup(self._fd), self._size
-        try:
-            os.fsync(fd)  # without the lock, so that a slow disk delays no answer
-        finally:
-            os.close(fd)
-        with self._lock:
-            self._synced = max(self._synced, size)
+            size = self._size
+            if self._fd is not None and self._synced < size:
+                os.fsync(self._fd)
+                self._synced = size
 
     def close(self) -> None:
         """Sync and close it; a log without answers is deleted."""

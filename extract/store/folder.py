@@ -32,11 +32,7 @@ class StoreFolder:
 
     @cached_property
     def questions(self) -> Questions:
-        """The questions in their order, read once.
-
-        Raises:
-            Damaged: They are not those of the identity.
-        """
+        """The questions in their order, read once; see `Store.questions`."""
         file = self.path / "questions.parquet"
         questions = Questions(read_table(file, self.path, QUESTIONS_SCHEMA), self.identity["block_size"])
         if (found := questions_hash(questions)) != self.identity["questions"]:
@@ -172,11 +168,7 @@ class ShardFiles:
         raise NotImplementedError
 
     def _provenance(self, name: str, shard: Shard) -> dict[str, Any]:
-        """Record that ties a file to its store, block and samples; samples that are drawn again may differ.
-
-        Raises:
-            Damaged: The store has no such samples.
-        """
+        """Record that ties a file to its store, block and samples; samples that are drawn again may differ."""
         record = {"identity": self._folder.sha256, self._noun: name, "block": shard.block}
         if isinstance(shard, Block):
             return record

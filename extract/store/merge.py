@@ -102,11 +102,7 @@ def _copy(name: str, source: Path, to: Path) -> None:
 
 
 def _files_to_copy(into: Store, other: Store, worker: Worker) -> tuple[list[str], int]:
-    """Names of the other store's finished files that this one lacks, samples first, and how many are there already.
-
-    Raises:
-        InputError: Files that both hold and that differ.
-    """
+    """Names of the other store's finished files that this one lacks, samples first, and how many are there already."""
     missing, different, n_there = [], [], 0
     for file in sorted(data_files(other.path), key=lambda file: (file.parent.name != "samples", file)):
         name = str(file.relative_to(other.path))
@@ -132,11 +128,7 @@ def _files_to_copy(into: Store, other: Store, worker: Worker) -> tuple[list[str]
 
 
 def _check_alike(into: Store, other: Store, logs: list[SampleRange]) -> None:
-    """Refuse samples in other ranges, another reader, and signals and asked tables of other settings.
-
-    Raises:
-        InputError: There are some. Of each signal, one file of both stores is looked at.
-    """
+    """Refuse samples in other ranges, another reader, and signals (of one file each) and tables of other settings."""
     stores = f"{str(into.path)!r} and {str(other.path)!r}"
     if clash := overlap([*into.samples.ranges(), *other.samples.ranges(), *logged_ranges(into), *logs]):
         raise InputError(

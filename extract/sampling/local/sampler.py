@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from extract.models.store_model import encode_questions
 from extract.policy import Decoding, ModelIdentity, Policy
-from extract.running.progress import Counted, Progress, say
+from extract.running.progress import Count, Progress, say
 from extract.running.worker import Worker
 from extract.sampling.base import Sampler, SamplingOptions
 from extract.sampling.run import damaged_ranges
@@ -88,7 +88,7 @@ class LocalSampler(Sampler):
         prompts = encode_questions(sampler.tokenizer, self.decoding.prompt, questions)
         ids, indices = [question.id for question in questions], range(samples.start, samples.stop)
 
-        def draw(max_rows: int, counted: Counted) -> dict[float, list[Sample]]:
+        def draw(max_rows: int, counted: Count) -> dict[float, list[Sample]]:
             sampler.max_rows = max_rows
             return sampler.sample_grid(ids, prompts, indices, list(stores), counted)
 

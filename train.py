@@ -33,8 +33,7 @@ from extract.store.shards import check_name
 from extract.text import one_line
 from probes.fitting.module import ProbeModule, quiet_lightning
 from probes.registry import METHODS
-from probes.report.page import summary_table
-from probes.report.report import Report
+from probes.report.report import Report, summary_table
 from probes.saved.card import what_is_read
 
 HERE = Path(__file__).parent

@@ -18,8 +18,8 @@ import torch
 
 from benchmarks.result import report
 from benchmarks.synthetic import make_store
-from probes.comparison.figures import paired_tests, scored
 from probes.comparison.out_of_fold import BEST, Comparison
+from probes.comparison.record import paired_tests, scored
 from probes.metrics.functional import capability_auroc
 
 #: Probes that need nothing but hidden states and grades.

@@ -16,8 +16,8 @@ from benchmarks.result import report
 from datamodules import FeatureDataModule
 from extract.recipe import StoreRecipe
 from extract.running.cli import OneLineParser
-from probes.comparison.figures import scored
 from probes.comparison.out_of_fold import Comparison
+from probes.comparison.record import scored
 from probes.report.evaluate import compare, evaluate
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from matplotlib.figure import Figure
 
@@ -11,10 +12,9 @@ from extract.registry import fill_names
 from extract.store.shards import Scope
 from extract.store.store import Store
 from probes.comparison.out_of_fold import Comparison
-from probes.comparison.page import comparison_page, comparison_verdict, transfer_page
 from probes.comparison.pictures import comparison_pictures, transfer_picture
-from probes.comparison.record import comparison_record, predictions
-from probes.comparison.transfer import question_sets, transfer_record
+from probes.comparison.record import comparison_page, comparison_record, comparison_verdict, predictions
+from probes.comparison.transfer import transfer_page, transfer_record
 from probes.registry import PROBES
 from probes.report.entropy_profile import profile_picture, read_profile
 from probes.report.layer_map import layer_heat_map, layer_map
@@ -92,8 +92,7 @@ def transfer(
         InputError: For invalid options, stores of different models, or fewer than two sets of 20 questions.
     """
     with result_folder("transfer", stores, out, seed, n_resamples) as (folder, final):
-        sets, masked = question_sets(stores, grader, probe)
-        record = transfer_record(sets, masked, probe, folds, n_resamples, seed)
+        record = transfer_record(stores, grader, probe, folds, n_resamples, seed)
         files = {"transfer.md": transfer_page(record), "transfer.json": record}
         write_files(folder, files, {"transfer": transfer_picture(record)})
     print(f"Transfer: {final / 'transfer.md'}")
@@ -193,7 +192,9 @@ def pictures(
         record |= {"store": opened.sha256, "model": model, "missing": missing}
         plots: dict[str, Figure] = {}
         if targets := [name for name in ("capability", "response") if name in stored]:
-            maps = {target: layer_map(opened, table, target, probe, folds, seed, n_resamples) for target in targets}
+            maps: dict[str, dict[str, Any]] = {
+                target: layer_map(opened, table, target, probe, folds, seed, n_resamples) for target in targets
+            }
             record["layers"], plots["layers"] = maps, layer_heat_map(maps, model)
         if "profile" in stored:
             profile = read_profile(opened, table, n_resamples, seed)

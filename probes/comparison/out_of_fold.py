@@ -79,11 +79,10 @@ class Comparison:
         n_folds: int = 5,
         seed: int = 0,
     ) -> None:
-        self._names = list(PROBES) if probes is None else list(probes)
-        if not self._names:
+        self._methods = {name: PROBES[name] for name in (PROBES if probes is None else probes)}
+        if not self._methods:
             raise InputError("Expected `probes` to name at least one probe, but it is empty. Leave it out for all.")
         check_resampling(seed)
-        self._methods = {name: PROBES[name] for name in self._names}
         self.store, self.grader, self.n_folds, self.seed = store, grader, n_folds, seed
         self._data: dict[tuple[Any, ...], FeatureDataModule] = {}
         self.data = self._data_of(METHODS["logistic"])
@@ -107,11 +106,11 @@ class Comparison:
         """The datamodule of what a probe learns and reads; one for all probes that share it."""
         key = method.target, method.signal, method.positions
         if key not in self._data:
-            target, signal, positions = key
-            self._data[key] = FeatureDataModule(
-                self.store, grader=self.grader, target=target, signal=signal, positions=list(positions)
+            data = FeatureDataModule(
+                self.store, None, self.grader, method.target, method.signal, list(method.positions)
             )
-            self._data[key].load()
+            data.load()
+            self._data[key] = data
         return self._data[key]
 
     def run(self) -> OutOfFold:
@@ -138,7 +137,7 @@ class Comparison:
                         except InputError as error:
                             self._mask(TARGETS[method.target], name, name, error)
                     progress.update()
-                self._choose([choice for choice in choices if choice["probe"] in self._names], number, rows["test"])
+                self._choose([choice for choice in choices if choice["probe"] in self._methods], number, rows["test"])
                 for scope, name, label in baselines:
                     if label not in self.out.masked:
                         try:
@@ -185,7 +184,7 @@ class Comparison:
     def _choose(self, choices: Sequence[dict[str, Any]], fold: int, test: Tensor) -> None:
         """Take the fitted probe with the lowest validation loss, of those without a warning if there are any."""
         if not choices:
-            reasons = "; ".join(f"{name}: {self.out.masked[name]}" for name in self._names if name in self.out.masked)
+            reasons = "; ".join(f"{name}: {self.out.masked[name]}" for name in self._methods if name in self.out.masked)
             raise InputError(f"Expected a probe that can be fitted on {self.store!r}, but there is none. {reasons}")
         sound = [choice for choice in choices if not choice["warning"]] or choices
         best = min(sound, key=lambda choice: float(choice["val_loss"]))

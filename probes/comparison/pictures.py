@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
-from probes.comparison.figures import scored
 from probes.comparison.out_of_fold import BEST, OutOfFold
+from probes.comparison.record import scored
 from probes.comparison.transfer import sets_of
 from probes.report.evaluate import Scored
 from probes.report.plots import (

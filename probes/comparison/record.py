@@ -1,20 +1,27 @@
-"""The record of a comparison: metrics and costs of every method, tests, choices, and what is missing."""
+"""The record and the page of a comparison: metrics and costs of every method, corrected tests, and what was chosen."""
 
 import math
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from torch import Tensor
+import torch
 
-from probes.baselines.registry import BASELINES, cost_of, is_half
-from probes.comparison.figures import answer_figures, figures, paired_tests
+from probes.baselines.registry import BASELINES, cost_of, counts, is_half
 from probes.comparison.out_of_fold import BEST, OutOfFold
-from probes.registry import PROBES
+from probes.metrics import functional
+from probes.metrics.significance import add_holm
+from probes.registry import PROBES, chosen_option
+from probes.report.evaluate import Scored, common_rows, difference, evaluate
 from probes.report.results import record_header
+from probes.report.templates import COLUMNS, relation, render
 
 #: Methods for questions whose confidence also stands in the table of single answers.
 _ALSO_FOR_ANSWERS = ("constant", "base_rate", BEST)
+_COLUMNS = [column for column in COLUMNS if column[0] != "auroc_hard"]
+_KINDS = ("chosen", "probe", "baseline")
 
 
 def comparison_record(out: OutOfFold, n_folds: int, n_resamples: int, seed: int) -> dict[str, Any]:
@@ -59,10 +66,10 @@ def _method(out: OutOfFold, name: str, n_resamples: int, seed: int) -> dict[str,
     """Metrics of a method, and the mean number of tokens per question that the answering model reads and writes."""
     prompt_tokens = out.data.table.prompt_tokens
     nothing = np.zeros_like(prompt_tokens)
-    # a probe reads the prompt; `text_embedding` has an encoder of its own that reads the question
-    cost = (nothing if _kind(name) == "baseline" else prompt_tokens, nothing)
     if name in BASELINES:
         cost = cost_of(name, out.data)
+    else:  # a probe reads the prompt; `text_embedding` has an encoder of its own that reads the question
+        cost = (nothing if _kind(name) == "baseline" else prompt_tokens, nothing)
     n_read, n_written = (float(tokens[out.questions].mean()) for tokens in cost)
     return {
         "kind": _kind(name),
@@ -75,30 +82,124 @@ def _method(out: OutOfFold, name: str, n_resamples: int, seed: int) -> dict[str,
 
 def cheap_baselines(record: dict[str, Any]) -> list[str]:
     """Baselines that are known to cost no more tokens, read and written together, than the chosen probe."""
+    methods = record["methods"]
 
-    def cost(figures: dict[str, Any], unknown: float) -> float:
-        tokens = figures["tokens_read"], figures["tokens_written"]
+    def cost(name: str, unknown: float) -> float:
+        tokens = methods[name]["tokens_read"], methods[name]["tokens_written"]
         return float(sum(unknown if count is None else count for count in tokens))
 
-    methods = record["methods"]
-    budget = cost(methods[BEST], 0) + 1e-9
     baselines = [name for name, figures in methods.items() if figures["kind"] == "baseline"]
-    return [name for name in baselines if cost(methods[name], math.inf) <= budget]
+    return [name for name in baselines if cost(name, math.inf) <= cost(BEST, 0) + 1e-9]
 
 
 def predictions(out: OutOfFold) -> pa.Table:
     """One row per question: its fold, counts, and the out-of-fold confidence of every method, null for none."""
     table, rows = out.data.table, out.questions
-
-    def confidences(values: Tensor) -> pa.Array:
-        return pa.array(values[rows].numpy(), from_pandas=True)
-
     return pa.table(
         {
             "question_id": [table.ids[row] for row in rows.tolist()],
             "group": [table.groups[row] for row in rows.tolist()],
             "fold": out.fold[rows].tolist(),
             **{name: getattr(table, name)[rows].tolist() for name in ("right", "known", "held_right", "held_known")},
-            **{name: confidences(values) for name, values in out.confidence.items()},
+            **{name: pa.array(values[rows].numpy(), from_pandas=True) for name, values in out.confidence.items()},
         }
     )
+
+
+def scored(out: OutOfFold, name: str, half: bool) -> Scored:
+    """Confidences of a method for the tested questions, with all answers or with those of the held-out half."""
+    right, known = counts(out.data.table, half)
+    rows = out.questions
+    return Scored(out.confidence[name][rows], right[rows], known[rows], fold=out.fold[rows])
+
+
+def figures(out: OutOfFold, name: str, half: bool, n_resamples: int, seed: int) -> dict[str, Any]:
+    """All metrics of a method on questions, see `evaluate`, against accuracies and against single answers.
+
+    `response_brier` is the Brier score against single answers. `gap` is its excess over the debiased Brier score: the
+    mean of p(1−p), which no confidence given before the answer can remove.
+    """
+    method, reference = scored(out, name, half), scored(out, "constant", half).confidence
+    unknown = out.data.table.held_unknown if half else out.data.table.unknown
+    record = evaluate(method, int(torch.from_numpy(unknown)[out.questions].sum()), reference, n_resamples, seed)
+    if record["brier"] is None:
+        return {**record, "response_brier": None, "gap": None}
+    method = method.take(method.usable)
+    against_answers = float(functional.response_brier(method.confidence, method.right, method.known))
+    return {**record, "response_brier": against_answers, "gap": against_answers - record["brier"]["value"]}
+
+
+def answer_figures(out: OutOfFold, name: str, n_resamples: int, seed: int) -> dict[str, Any]:
+    """All metrics of a method on single answers; one for questions gives all answers to a question its confidence."""
+    answers = out.data.table.answers
+    question, right, known = (torch.from_numpy(column) for column in (answers.question, answers.right, answers.known))
+    tested = out.fold[question] >= 0
+    rows = (known.bool() & tested).nonzero()[:, 0]
+    confidence = out.of_answers[name] if name in out.of_answers else out.confidence[name][question]
+    method = Scored(confidence[rows], right[rows], known[rows], question[rows], out.fold[question[rows]])
+    return evaluate(method, int(((1 - known) * tested).sum()), 0.5, n_resamples, seed)
+
+
+def paired_tests(
+    out: OutOfFold, pairs: Sequence[tuple[str, str]], n_resamples: int = 10_000, seed: int = 0
+) -> list[dict[str, Any]]:
+    """Paired tests of methods on the same questions and answers, with p-values corrected over each metric (Holm).
+
+    Args:
+        out: Out-of-fold confidences.
+        pairs: Names of methods a and b.
+        n_resamples: Resamples, or sign flips, behind each p-value, see `difference`.
+        seed: Seed of both.
+
+    Returns:
+        One record per pair and metric that has a difference: `a`, `b`, `metric`, `half`, `n_questions`, the difference
+        a − b as `value`, `low` and `high`, `p` and `p_holm`.
+    """
+    tests: list[dict[str, Any]] = []
+    for a, b in pairs:
+        half = is_half(a) or is_half(b)
+        first, second = common_rows(scored(out, a, half), scored(out, b, half))
+        for metric in ("auroc", "brier"):
+            test = difference(first, second, metric, seed=seed, n_draws=n_resamples)
+            if test is not None:
+                names = {"a": a, "b": b, "metric": metric, "half": half}
+                tests.append({**names, "n_questions": first.n_questions, **test})
+    for metric in ("auroc", "brier"):
+        add_holm([test for test in tests if test["metric"] == metric])
+    return tests
+
+
+def comparison_page(record: dict[str, Any], plots: Sequence[str]) -> str:
+    """The page of a comparison, from its record and the names of its pictures."""
+    methods = dict(sorted(record["methods"].items(), key=lambda item: _KINDS.index(item[1]["kind"])))
+    of_half = {name: figures for name, figures in methods.items() if figures["half"]}
+    pairs: dict[tuple[str, str], dict[str, Any]] = {}
+    for test in record["tests"]:
+        pairs.setdefault((test["a"], test["b"]), {"half": test["half"]})[test["metric"]] = test
+    return render(
+        "comparison/comparison.md.j2",
+        record=record,
+        best=BEST,
+        columns=_COLUMNS,
+        verdict=comparison_verdict(record),
+        all_answers={name: figures for name, figures in methods.items() if not figures["half"]},
+        half_answers={BEST: methods[BEST] | record["on_half"][BEST], **of_half},
+        pairs=pairs,
+        chosen_option=chosen_option,
+        plots=plots,
+    )
+
+
+def comparison_verdict(record: dict[str, Any]) -> str:
+    """Which probes were chosen, and whether they are better than the baselines that cost no more."""
+    verdicts: dict[str, dict[str, dict[str, Any]]] = {}
+    for metric, label in (("auroc", "AUROC"), ("brier", "Brier score")):
+        tests = {test["b"]: test for test in record["tests"] if test["a"] == BEST and test["metric"] == metric}
+        of_relation: dict[str, dict[str, Any]] = {}
+        for name in cheap_baselines(record):
+            test = tests.get(name)
+            words = "not tested against" if test is None else relation(test, higher_is_better=metric == "auroc")
+            of_relation.setdefault(words, {})[name] = test
+        verdicts[label] = of_relation
+    chosen = Counter(fold["probe"] for fold in record["chosen"]).most_common()
+    return render("comparison/verdict.md.j2", record=record, best=BEST, chosen=chosen, verdicts=verdicts)

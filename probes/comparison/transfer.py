@@ -13,9 +13,10 @@ from datamodules import FeatureDataModule
 from extract.errors import InputError
 from extract.hashing import differences
 from probes.comparison.folds import VAL_SHARE, fit, folds, split_rows
-from probes.registry import PROBES
+from probes.registry import PROBES, ProbeMethod
 from probes.report.evaluate import Scored, estimate
 from probes.report.results import FORMAT_VERSION, versions
+from probes.report.templates import render
 
 #: Fewest questions of a set.
 LEAST_QUESTIONS = 20
@@ -26,35 +27,98 @@ OTHERS = "all others"
 
 
 class QuestionSet(NamedTuple):
-    """Some questions of a store.
-
-    Attributes:
-        name: Name of the set.
-        data: The data of the store.
-        questions: [question] rows of its question table.
-    """
+    """Some questions of a store: [question] rows of its question table."""
 
     name: str
     data: FeatureDataModule
     questions: Tensor
 
 
-def question_sets(stores: Sequence[str], grader: str | None, probe: str) -> tuple[list[QuestionSet], dict[str, str]]:
-    """The sets of a transfer: the stores, or the groups of the only store.
+def transfer_record(
+    stores: Sequence[str], grader: str | None, probe: str, n_folds: int, n_resamples: int, seed: int
+) -> dict[str, Any]:
+    """The record of a transfer between stores, or between the groups of the only store.
+
+    A set is tested out of fold by its own probes. The groups of one store are also tested by probes trained on all
+    other groups.
 
     Args:
         stores: Folders of the stores.
         grader: Grader whose grades are used; None takes the only one.
         probe: Name of the probe.
+        n_folds: Number of folds.
+        n_resamples: Resamples behind each interval.
+        seed: Seed of folds, training and resamples.
 
     Returns:
-        The sets, and why others are left out, by name.
+        ``cells``: one per pair of training and test set, with `n_questions`, `auroc` and `brier_skill` (over the mean
+        accuracy of the tested questions); ``masked``: what is left out, and why.
 
     Raises:
-        InputError: For an unknown probe, stores that a probe cannot be transferred between, or fewer than two sets that
-            are large enough.
+        InputError: For an unknown probe, stores that a probe cannot be transferred between, fewer than two sets that
+            are large enough, or if no set can be trained on.
     """
-    method, names = PROBES[probe], [Path(store).resolve().name for store in stores]
+    every = _question_sets(stores, grader, PROBES[probe])
+    sets = [group for group in every if len(group.questions) >= LEAST_QUESTIONS]
+    if len(sets) < 2:
+        sizes = ", ".join(f"{group.name!r} of {len(group.questions)}" for group in every)
+        raise InputError(
+            f"Expected at least two sets of {LEAST_QUESTIONS} questions, but got {sizes}. Give several --stores, or "
+            "one whose questions have groups."
+        )
+    masked = {
+        group.name: f"{len(group.questions)} questions, of which {LEAST_QUESTIONS} are needed"
+        for group in every
+        if len(group.questions) < LEAST_QUESTIONS
+    }
+    data_of = {group.data.store_path: group.data for group in sets}
+    cells: list[dict[str, Any]] = []
+
+    def cell(train: str, test: QuestionSet, scored: Scored) -> dict[str, Any]:
+        scored = scored.take(scored.usable)
+        reference = float((scored.right / scored.known).mean())
+        metrics = {name: estimate(scored, name, n_resamples, seed, reference) for name in ("auroc", "brier_skill")}
+        return {"train": train, "test": test.name, "n_questions": scored.n_questions, **metrics}
+
+    with tqdm(total=len(sets) * (2 if len(data_of) == 1 else 1), desc="transfer", unit=" sets") as progress:
+        for own in sets:
+            others = [group for group in sets if group is not own]
+            try:
+                cells.append(cell(own.name, own, _out_of_fold(own, probe, n_folds, seed)))
+                scored = _train(probe, own.data, own.questions, seed)
+                cells += [cell(own.name, group, scored(group)) for group in others]
+            except InputError as error:
+                masked[f"trained on {own.name}"] = str(error)
+            progress.update()
+            if len(data_of) == 1:
+                rest = torch.cat([group.questions for group in others]).sort().values
+                try:
+                    cells.append(cell(OTHERS, own, _train(probe, own.data, rest, seed)(own)))
+                except InputError as error:
+                    masked[f"trained on all but {own.name}"] = str(error)
+                progress.update()
+    if not cells:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in masked.items())
+        raise InputError(f"Expected a set that a probe can be trained on, but there is none. {reasons}")
+    return {
+        "format_version": FORMAT_VERSION,
+        "stores": [
+            {"identity": data.store.sha256, "policy": data.store.identity["policy"], "grader": data.table.grader}
+            for data in data_of.values()
+        ],
+        "probe": probe,
+        "folds": n_folds,
+        "n_resamples": n_resamples,
+        "seed": seed,
+        "versions": versions(),
+        "masked": masked,
+        "cells": cells,
+    }
+
+
+def _question_sets(stores: Sequence[str], grader: str | None, method: ProbeMethod) -> list[QuestionSet]:
+    """The stores, or the groups of the only store."""
+    names = [Path(store).resolve().name for store in stores]
     if not stores:
         raise InputError(
             "Expected `stores` to name at least one store, but it is empty. Give --stores '[stores/facts]'."
@@ -65,31 +129,17 @@ def question_sets(stores: Sequence[str], grader: str | None, probe: str) -> tupl
         )
     loaded: list[FeatureDataModule] = []
     for store in stores:
-        positions = list(method.positions)
-        data = FeatureDataModule(store, None, grader, method.target, method.signal, positions)
+        data = FeatureDataModule(store, None, grader, method.target, method.signal, list(method.positions))
         data.load()
         for earlier in loaded:
             _check_compatible(earlier, data)
         loaded.append(data)
-    if len(loaded) == 1:
-        (data,), of_group = loaded, defaultdict(list)
-        for row in data.every().question.tolist():
-            of_group[data.table.groups[row]].append(row)
-        sets = [QuestionSet(group, data, torch.tensor(rows)) for group, rows in sorted(of_group.items())]
-    else:
-        sets = [QuestionSet(name, data, data.every().question) for name, data in zip(names, loaded, strict=True)]
-    large = [group for group in sets if len(group.questions) >= LEAST_QUESTIONS]
-    if len(large) < 2:
-        sizes = ", ".join(f"{group.name!r} of {len(group.questions)}" for group in sets)
-        raise InputError(
-            f"Expected at least two sets of {LEAST_QUESTIONS} questions, but got {sizes}. Give several --stores, or "
-            "one whose questions have groups."
-        )
-    return large, {
-        group.name: f"{len(group.questions)} questions, of which {LEAST_QUESTIONS} are needed"
-        for group in sets
-        if len(group.questions) < LEAST_QUESTIONS
-    }
+    if len(loaded) > 1:
+        return [QuestionSet(name, data, data.every().question) for name, data in zip(names, loaded, strict=True)]
+    (data,), of_group = loaded, defaultdict(list)
+    for row in data.every().question.tolist():
+        of_group[data.table.groups[row]].append(row)
+    return [QuestionSet(group, data, torch.tensor(rows)) for group, rows in sorted(of_group.items())]
 
 
 def _check_compatible(first: FeatureDataModule, other: FeatureDataModule) -> None:
@@ -110,75 +160,6 @@ def _check_compatible(first: FeatureDataModule, other: FeatureDataModule) -> Non
             f"Expected `stores` of different questions, but {pair} share {len(shared)}, for example {min(shared)!r}: a "
             "probe would be tested on questions that it was trained on. Use other questions."
         )
-
-
-def transfer_record(
-    sets: Sequence[QuestionSet], masked: dict[str, str], probe: str, n_folds: int, n_resamples: int, seed: int
-) -> dict[str, Any]:
-    """The record of a transfer.
-
-    A set is tested out of fold by its own probes. The groups of one store are also tested by probes trained on all
-    other groups.
-
-    Args:
-        sets: The sets.
-        masked: Why other sets are left out, by name.
-        probe: Name of the probe.
-        n_folds: Number of folds.
-        n_resamples: Resamples behind each interval.
-        seed: Seed of folds, training and resamples.
-
-    Returns:
-        ``cells``: one per pair of training and test set, with `n_questions`, `auroc` and `brier_skill` (over the mean
-        accuracy of the tested questions); ``masked``: what is left out, and why.
-
-    Raises:
-        InputError: If no set can be trained on.
-    """
-    stores = list({group.data.store_path: group.data for group in sets}.values())
-    cells: list[dict[str, Any]] = []
-    masked = dict(masked)
-
-    def cell(train: str, test: QuestionSet, scored: Scored) -> dict[str, Any]:
-        scored = scored.take(scored.usable)
-        reference = float((scored.right / scored.known).mean())
-        metrics = {name: estimate(scored, name, n_resamples, seed, reference) for name in ("auroc", "brier_skill")}
-        return {"train": train, "test": test.name, "n_questions": scored.n_questions, **metrics}
-
-    with tqdm(total=len(sets) * (2 if len(stores) == 1 else 1), desc="transfer", unit=" sets") as progress:
-        for own in sets:
-            others = [group for group in sets if group is not own]
-            try:
-                cells.append(cell(own.name, own, _out_of_fold(own, probe, n_folds, seed)))
-                scored = _train(probe, own.data, own.questions, seed)
-                cells += [cell(own.name, group, scored(group)) for group in others]
-            except InputError as error:
-                masked[f"trained on {own.name}"] = str(error)
-            progress.update()
-            if len(stores) == 1:
-                rest = torch.cat([group.questions for group in others]).sort().values
-                try:
-                    cells.append(cell(OTHERS, own, _train(probe, own.data, rest, seed)(own)))
-                except InputError as error:
-                    masked[f"trained on all but {own.name}"] = str(error)
-                progress.update()
-    if not cells:
-        reasons = "; ".join(f"{name}: {reason}" for name, reason in masked.items())
-        raise InputError(f"Expected a set that a probe can be trained on, but there is none. {reasons}")
-    return {
-        "format_version": FORMAT_VERSION,
-        "stores": [
-            {"identity": data.store.sha256, "policy": data.store.identity["policy"], "grader": data.table.grader}
-            for data in stores
-        ],
-        "probe": probe,
-        "folds": n_folds,
-        "n_resamples": n_resamples,
-        "seed": seed,
-        "versions": versions(),
-        "masked": masked,
-        "cells": cells,
-    }
 
 
 def _train(probe: str, data: FeatureDataModule, questions: Tensor, seed: int) -> Callable[[QuestionSet], Scored]:
@@ -214,3 +195,16 @@ def sets_of(record: dict[str, Any]) -> tuple[list[str], list[str]]:
     trains, tests = (list(dict.fromkeys(cell[end] for cell in record["cells"])) for end in ("train", "test"))
     trains.sort(key=lambda name: name == OTHERS)
     return trains, sorted(tests, key=lambda name: trains.index(name) if name in trains else len(trains))
+
+
+def transfer_page(record: dict[str, Any]) -> str:
+    """The page of a transfer, from its record."""
+    trains, tests = sets_of(record)
+    return render(
+        "comparison/transfer.md.j2",
+        record=record,
+        trains=trains,
+        tests=tests,
+        cells={(cell["train"], cell["test"]): cell for cell in record["cells"]},
+        n_questions={cell["test"]: cell["n_questions"] for cell in record["cells"]},
+    )

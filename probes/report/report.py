@@ -1,5 +1,6 @@
-"""From a fitted probe to its report: report.json, report.md, pictures, predictions and the saved probe."""
+"""From a fitted probe to its report: report.json, report.md, pictures, predictions, the saved probe, and a summary."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,13 @@ from extract.errors import InputError
 from probes.baselines.registry import BASELINES, available, confidence, counts, is_half
 from probes.baselines.scores import mean_accuracy
 from probes.fitting.module import ProbeModule
+from probes.registry import chosen_option
 from probes.report import plots
 from probes.report.evaluate import Scored, compare, estimate, evaluate
-from probes.report.page import report_page
 from probes.report.results import record_header, write_files
+from probes.report.templates import COLUMNS, interval, render
 from probes.saved.artefact import ConfidenceProbe
-from probes.saved.card import model_card
+from probes.saved.card import model_card, what_is_read
 
 #: Baselines drawn beside the probe in the ROC curves; the table has all of them.
 _DRAWN = {
@@ -214,3 +216,36 @@ class Report:
         write_files(folder, files, pictures)
         probe.save(folder / "probe", model_card(probe.config))
         return {name: folder / "plots" / f"{name}.png" for name in pictures}
+
+
+def report_page(record: dict[str, Any], plots: Sequence[str]) -> str:
+    """The report of a run as Markdown, from the content of report.json, with the names of its pictures."""
+    ((target, methods),) = record["splits"]["test"].items()
+    probe, figures = next(iter(methods.items()))
+    option, value = chosen_option(record["chosen"])
+    return render(
+        "report/report.md.j2",
+        record=record,
+        policy=record["policy"],
+        plots=plots,
+        target=target,
+        methods=methods,
+        probe=probe,
+        n_answers=round(figures["n_samples"] / figures["n_questions"], 1),
+        features=what_is_read(record["chosen"]["layer"], record["chosen"]["position"], record["pooled"]),
+        option=option,
+        value=value,
+        at_end=len(record["tried"]) > 1 and float(value) in (min(record["tried"]), max(record["tried"])),
+        columns=[(key, label) for key, label in COLUMNS if key in figures],
+    )
+
+
+def summary_table(methods: dict[str, Any]) -> str:
+    """The main metrics of every method in aligned columns, for a terminal."""
+    first = next(iter(methods.values()))
+    columns = [key for key in ("auroc", "brier", "brier_skill", "ece_width") if key in first]
+    rows = [("test split, 95 % intervals", *(label for key, label in COLUMNS if key in columns))]
+    rows += [(name, *(interval(figures[key]) for key in columns)) for name, figures in methods.items()]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)

@@ -1,7 +1,7 @@
 """Markdown pages from jinja2 templates (``*.md.j2``, beside the module that fills them), and how they write numbers."""
 
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,9 @@ def render(template: str, **context: Any) -> str:
 def _environment() -> Environment:
     options: Any = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
     environment = Environment(loader=FileSystemLoader(Path(__file__).parents[1]), undefined=StrictUndefined, **options)
-    filters = (interval, difference, p_equation, relation, number, inline)
-    environment.filters |= {function.__name__: function for function in filters} | {"p": p_value}
+    filters = (interval, p_equation, relation, number, inline)
+    environment.filters |= {function.__name__: function for function in filters}
+    environment.filters |= {"p": p_value, "difference": partial(interval, sign="+")}  # +0.051 [+0.026, +0.073]
     return environment
 
 
@@ -48,11 +49,6 @@ def interval(estimate: Mapping[str, Any] | None, sign: str = "") -> str:
         return number(estimate["value"] if estimate else None)
     value, low, high = (f"{estimate[name]:{sign}.3f}" for name in ("value", "low", "high"))
     return f"{value} [{low}, {high}]"
-
-
-def difference(estimate: dict[str, Any]) -> str:
-    """``+0.051 [+0.026, +0.073]``, or a dash for an empty estimate."""
-    return interval(estimate, sign="+")
 
 
 def p_value(p: float | None) -> str:

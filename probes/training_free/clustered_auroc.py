@@ -12,6 +12,8 @@ import torch
 from scipy.special import stdtrit
 from torch import Tensor
 
+from probes.metrics.functional.inputs import by_group
+
 #: Fewest questions with right answers, and with wrong answers, for a standard error.
 LEAST_OF_A_CLASS = 5
 
@@ -75,11 +77,11 @@ def clustered_auroc(scores: Tensor, right: Tensor, question: Tensor, n_questions
     share[:, right] = (of_right - auroc[:, None]) / n_right[:, None]
     share[:, ~right] = (of_wrong - auroc[:, None]) / n_wrong[:, None]
     has_right, has_wrong = (
-        _by_question(present[:, members].double(), question[members], n_questions) > 0 for members in (right, ~right)
+        by_group(present[:, members].double(), question[members], n_questions) > 0 for members in (right, ~right)
     )
     return ClusteredAuroc(
         auroc=auroc,
-        influence=_by_question(share.nan_to_num(), question, n_questions),
+        influence=by_group(share.nan_to_num(), question, n_questions),
         n_answers=present.sum(1),
         has_answer=has_right | has_wrong,
         varies=scores.nan_to_num(-torch.inf).amax(1) > scores.nan_to_num(torch.inf).amin(1),
@@ -94,8 +96,3 @@ def placements(scores: Tensor, others: Tensor) -> Tensor:
     values = torch.where(present, scores, 0.0).contiguous()
     twice = torch.searchsorted(ordered, values) + torch.searchsorted(ordered, values, right=True)
     return torch.where(present, twice.double() / (2 * others_present.sum(1, keepdim=True)), torch.nan)
-
-
-def _by_question(values: Tensor, question: Tensor, n_questions: int) -> Tensor:
-    """Sums [score, question] of values [score, answer]."""
-    return values.new_zeros(len(values), n_questions).index_add_(1, question, values)

@@ -92,13 +92,9 @@ class _Exchange:
         self._n_scores, self._step = len(scores), max(1, _CHUNK // max(len(scores), shape[0] * shape[1]))
 
     def distances(self, order: Tensor) -> Tensor:
-        """Distances of the AUROCs from ½ under exchanged grades, [draw, score].
+        """Distances of the AUROCs from ½, [draw, score], where question q has the grades of question `order[:, q]`.
 
-        Args:
-            order: [draw, question] int64; question q takes the grades of question `order[:, q]`.
-
-        Returns:
-            NaN without right or wrong answers.
+        NaN without right or wrong answers. `order` is [draw, question] int64.
         """
         grades = self._grades[:, order].flatten(2)  # [right or wrong, draw, answer]
         distances = torch.empty(len(order), self._n_scores)

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from datamodules.features import LEAST_VALIDATION
-from datamodules.splits import split_questions
 from datamodules.table import QuestionTable
 from extract.errors import InputError
 from extract.running.progress import Progress
 from extract.store.store import Store
+from probes.comparison.folds import split_rows
 from probes.training_free.clustered_auroc import ClusteredAuroc, clustered_auroc
 from probes.training_free.correction import max_t
 from probes.training_free.scores import TOKENS, UNWEIGHTED, Score, Scores
@@ -86,11 +86,7 @@ class Grid:
 
     @cached_property
     def chosen(self) -> int:
-        """The chosen row of all scores of single answers.
-
-        Raises:
-            InputError: If there is none.
-        """
+        """The chosen row of all scores of single answers; an `InputError` if there is none."""
         best = self.choose([row for row, name in enumerate(self.names) if not name.half])
         if best is None:
             raise InputError(
@@ -100,7 +96,7 @@ class Grid:
         return best
 
     def of_families(self) -> dict[str, int]:
-        """The chosen row of each family, by the name of the family, in the order of the scores.
+        """The chosen row of each family by its name, in the order of the scores.
 
         A weighted score that is equivalent on validation to an unweighted one of the same key is not chosen; the
         maximum, for example, does not depend on the weights.
@@ -196,13 +192,10 @@ def split(table: QuestionTable, test_fraction: float, seed: int) -> dict[str, Pa
         raise InputError(
             f"Expected `test_fraction` to be between 0 and 1, but got {test_fraction}. 0.2 is the default."
         )
-    usable = np.flatnonzero(table.known >= 2).tolist()
-    ids, groups = ([column[row] for row in usable] for column in (table.ids, table.groups))
-    numbers = split_questions(ids, groups, (1 - test_fraction, test_fraction), seed)
-    parts = {}
-    for number, (name, words) in enumerate(PARTS.items()):
+    usable, parts = torch.from_numpy(np.flatnonzero(table.known >= 2)), {}
+    split_questions = split_rows(table, usable, [1 - test_fraction, test_fraction], seed)
+    for (name, words), questions in zip(PARTS.items(), split_questions, strict=True):
         least = LEAST_VALIDATION if name == "val" else 2
-        questions = [row for row, own in zip(usable, numbers, strict=True) if own == number]
         if len(questions) < least:
             raise InputError(
                 f"Expected at least {least} {words} questions, but got {len(questions)} of {len(usable)} with two "

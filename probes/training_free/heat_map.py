@@ -5,7 +5,6 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
@@ -28,30 +27,18 @@ class Row(NamedTuple):
     chosen: NDArray[np.bool_]
 
 
-class Layout(NamedTuple):
-    """Layout of a heat map; sizes are in inches."""
-
-    title: str
-    scale: str  # label of the colour bar
-    middle: float  # the value that is white
-    most_rows: int  # most rows and headings of a panel
-    row: float  # height of a row
-    panel: float  # width of a panel with its labels
-    numbers: bool  # whether the values are written into the cells
-
-
 def grid_pictures(grid: Grid) -> dict[str, Figure]:
     """The pictures by name; `weightings` only if the grid has weighted scores."""
     suffix = f"on validation ({grid.parts['val'].n_questions} questions)"
-    scale = f"AUROC (½: no information; below: the wrong way round); at most {_LAYERS} layers of each signal"
     title = f"AUROC of unweighted scores {suffix}"
-    layout = Layout(title, scale, 0.5, most_rows=38, row=0.155, panel=4.1, numbers=True)
-    pictures = {"signals": heat_map(signal_rows(grid), layout)}
+    scale = f"AUROC (½: no information; below: the wrong way round); at most {_LAYERS} layers of each signal"
+    rows = signal_rows(grid)
+    pictures = {"signals": _heat_map(rows, title, scale, 0.5, most_rows=38, row_size=0.155, panel_size=4.1)}
     if rows := weighting_rows(grid):
         title = f"Effect of weights on the AUROC of token entropy {suffix}"
         scale = "AUROC − unweighted AUROC, same pooling"
-        layout = Layout(title, scale, 0.0, most_rows=60, row=0.115, panel=3.3, numbers=False)
-        pictures["weightings"] = heat_map(rows, layout)
+        options: Any = {"most_rows": 60, "row_size": 0.115, "panel_size": 3.3, "numbers": False}
+        pictures["weightings"] = _heat_map(rows, title, scale, 0.0, **options)
     return pictures
 
 
@@ -104,21 +91,51 @@ def _spaced(keys: Sequence[str]) -> list[str]:
 
 
 @styled
-def heat_map(rows: Sequence[Row], layout: Layout) -> Figure:
-    """Values by row and pooling, blue above the middle and red below it; the chosen score is framed."""
-    panels = _panels(rows, layout.most_rows)
+def _heat_map(
+    rows: Sequence[Row],
+    title: str,
+    scale: str,
+    middle: float,
+    most_rows: int,
+    row_size: float,
+    panel_size: float,
+    numbers: bool = True,
+) -> Figure:
+    """Values by row and pooling, blue above `middle` and red below it; the chosen score is framed.
+
+    `scale` is the label of the colour bar, `most_rows` the most rows and headings of a panel; sizes are in inches.
+    """
+    panels = _panels(rows, most_rows)
     height = max(map(_height, panels))
-    size = layout.panel * len(panels) + 0.4, 1.3 + layout.row * height
+    size = panel_size * len(panels) + 0.4, 1.3 + row_size * height
     figure, axes = new_figure(*size, ncols=len(panels), squeeze=False)
-    reach = max(0.05, float(np.nanmax(np.abs([row.values - layout.middle for row in rows]), initial=0.0)))
+    reach = max(0.05, float(np.nanmax(np.abs([row.values - middle for row in rows]), initial=0.0)))
     for axis, panel in zip(axes[0], panels, strict=True):
-        image = _draw(axis, panel, height, reach, layout)
+        values, labels, place = np.full((height, len(_COLUMNS)), np.nan), [""] * height, 0
+        for block, members in groupby(panel, key=lambda row: row.block):
+            heading = block.replace("_", " ")
+            axis.text(-0.5, place + 0.1, heading, ha="left", va="center", fontsize=7.5, fontweight="bold", color=INK)
+            for row in members:
+                place += 1
+                values[place], labels[place] = row.values, row.label
+                for column in np.flatnonzero(row.chosen).tolist():
+                    frame_cell(axis, place, column, INK)
+            place += 1
+        colours: Any = {"cmap": "RdBu", "vmin": middle - reach, "vmax": middle + reach}
+        image = axis.imshow(values, aspect="auto", interpolation="nearest", **colours)
+        if numbers:
+            annotate_cells(axis, image, values, 5.5)
+        axis.set_yticks(range(height), labels, fontsize=6.5 if numbers else 5.5)
+        axis.set_xticks(range(len(_COLUMNS)), [name.replace("_", " ") for name in _COLUMNS], fontsize=7, rotation=90)
+        axis.tick_params(length=0)
+        axis.xaxis.tick_top()
+        axis.spines[:].set_visible(False)
     bar = figure.colorbar(image, ax=axes, location="bottom", shrink=0.4, aspect=34, pad=0.012)
     bar.outline.set_visible(False)
     bar.ax.tick_params(labelsize=8)
     framed = "; framed: chosen on validation" if any(row.chosen.any() for row in rows) else ""
-    bar.set_label(layout.scale + framed, fontsize=8)
-    figure.suptitle(layout.title, fontsize=11)
+    bar.set_label(scale + framed, fontsize=8)
+    figure.suptitle(title, fontsize=11)
     return figure
 
 
@@ -142,27 +159,3 @@ def _panels(rows: Sequence[Row], most: int) -> list[list[Row]]:
 def _height(rows: Sequence[Row]) -> int:
     """Number of rows and of headings of their blocks."""
     return len(rows) + len({row.block for row in rows})
-
-
-def _draw(axis: Axes, rows: Sequence[Row], height: int, reach: float, layout: Layout) -> Any:
-    """Draw one panel, its blocks below their headings; returns what a colour bar needs."""
-    values, labels, place = np.full((height, len(_COLUMNS)), np.nan), [""] * height, 0
-    for block, members in groupby(rows, key=lambda row: row.block):
-        title = block.replace("_", " ")
-        axis.text(-0.5, place + 0.1, title, ha="left", va="center", fontsize=7.5, fontweight="bold", color=INK)
-        for row in members:
-            place += 1
-            values[place], labels[place] = row.values, row.label
-            for column in np.flatnonzero(row.chosen).tolist():
-                frame_cell(axis, place, column, INK)
-        place += 1
-    low, high = layout.middle - reach, layout.middle + reach
-    image = axis.imshow(values, cmap="RdBu", vmin=low, vmax=high, aspect="auto", interpolation="nearest")
-    if layout.numbers:
-        annotate_cells(axis, image, values, 5.5)
-    axis.set_yticks(range(height), labels, fontsize=6.5 if layout.numbers else 5.5)
-    axis.set_xticks(range(len(_COLUMNS)), [name.replace("_", " ") for name in _COLUMNS], fontsize=7, rotation=90)
-    axis.tick_params(length=0)
-    axis.xaxis.tick_top()
-    axis.spines[:].set_visible(False)
-    return image

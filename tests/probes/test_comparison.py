@@ -15,10 +15,8 @@ from benchmarks.synthetic import make_store
 from extract.errors import InputError
 from probes.baselines.registry import BASELINES
 from probes.commands import compare, transfer
-from probes.comparison.figures import paired_tests, scored
 from probes.comparison.out_of_fold import BEST, Comparison, OutOfFold
-from probes.comparison.page import comparison_page
-from probes.comparison.record import cheap_baselines, comparison_record
+from probes.comparison.record import cheap_baselines, comparison_page, comparison_record, paired_tests, scored
 
 PROBES = ["logistic", "difference_of_means"]
 

@@ -31,8 +31,7 @@ from extract.viewing.inspection import describe
 from extract.viewing.show import show
 from probes import load_probe
 from probes.comparison.out_of_fold import Comparison
-from probes.comparison.page import comparison_page
-from probes.comparison.record import comparison_record
+from probes.comparison.record import comparison_page, comparison_record
 from tests.conftest import plant_grades
 
 MODEL = "served/tiny"

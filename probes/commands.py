@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from matplotlib.figure import Figure
 
+from datamodules.features import TARGETS
 from datamodules.table import load_table
 from extract.errors import InputError
 from extract.registry import fill_names
@@ -163,45 +163,34 @@ def pictures(
     Raises:
         InputError: Bad options, a store without these signals or without grades, or too few questions.
     """
-    needs: dict[str, tuple[str, Scope]] = {
-        "capability": ("hidden", "question"),
-        "response": ("hidden", "sample"),
-        "profile": ("entropy_profile", "sample"),
-    }
+    needs: list[tuple[str, Scope]] = [("hidden", "question"), ("hidden", "sample"), ("entropy_profile", "sample")]
     with result_folder("pictures", [store], out, seed, n_resamples) as (folder, final):
         opened = Store.open(store)
         table, model = load_table(opened, grader), opened.model_id
-        stored = {
-            name
-            for name, (signal, scope) in needs.items()
-            if opened.shards(scope) and not opened.signals.missing(signal, scope)
-        }
-        missing = {
+        missing = [(signal, scope) for signal, scope in needs if opened.signals.missing(signal, scope)]
+        commands = {
             f"{signal} of the {'questions' if scope == 'question' else 'answers'}": (
                 f"python -m extract read --store {store} --signals [{signal}] --scope {scope}"
             )
-            for name, (signal, scope) in needs.items()
-            if name not in stored
+            for signal, scope in missing
         }
-        if not stored:
+        if missing == needs:
             raise InputError(
                 f"Expected the store {store!r} to hold the signals `hidden` or `entropy_profile`, but it has neither "
-                f"of all questions or answers. Run `{missing['hidden of the questions']}`."
+                f"of all questions or answers. Run `{commands['hidden of the questions']}`."
             )
         record = record_header(opened, table, seed, n_resamples)
-        record |= {"store": opened.sha256, "model": model, "missing": missing}
+        record |= {"store": opened.sha256, "model": model, "missing": commands}
         plots: dict[str, Figure] = {}
-        if targets := [name for name in ("capability", "response") if name in stored]:
-            maps: dict[str, dict[str, Any]] = {
-                target: layer_map(opened, table, target, probe, folds, seed, n_resamples) for target in targets
-            }
+        if targets := [target for target in ("capability", "response") if ("hidden", TARGETS[target]) not in missing]:
+            maps = {target: layer_map(opened, table, target, probe, folds, seed, n_resamples) for target in targets}
             record["layers"], plots["layers"] = maps, layer_heat_map(maps, model)
-        if "profile" in stored:
+        if ("entropy_profile", "sample") not in missing:
             profile = read_profile(opened, table, n_resamples, seed)
             record["entropy_profile"], plots["entropy_profile"] = profile, profile_picture(profile, model)
         page = render("report/pictures.md.j2", record=record, plots=list(plots))
         write_files(folder, {"pictures.md": page, "pictures.json": record}, plots)
-    for what, command in missing.items():
+    for what, command in commands.items():
         print(f"Not drawn: {what}, which is missing. Run `{command}` and draw again.")
     print(f"Pictures: {final / 'pictures.md'}")
     return final

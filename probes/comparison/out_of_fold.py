@@ -20,8 +20,6 @@ from probes.registry import METHODS, PROBES, ProbeMethod
 
 #: Name of the method that validation chooses in every fold.
 BEST = "best_probe"
-#: Suffix of missing baselines of single answers, because some baselines of questions have the same names.
-_OF_ANSWERS = " (of an answer)"
 
 
 @dataclass
@@ -122,7 +120,8 @@ class Comparison:
         methods = self._methods | {name: method for name, method in METHODS.items() if not method.compared}
         methods = {name: method for name, method in methods.items() if not self._is_missing(name, method)}
         baselines: list[tuple[Scope, str, str]] = [("question", name, name) for name in baselines_of("question")]
-        baselines += [("sample", name, name + _OF_ANSWERS) for name in baselines_of("sample")]
+        # some baselines of questions have the same names as baselines of answers
+        baselines += [("sample", name, f"{name} (of an answer)") for name in baselines_of("sample")]
         for _, name, label in baselines:
             if not available(name, self.data):
                 self.out.masked[label] = f"the store lacks what it needs: {needed_commands(name)}"

@@ -18,9 +18,6 @@ from probes.report.evaluate import Scored, common_rows, difference, evaluate
 from probes.report.results import record_header
 from probes.report.templates import COLUMNS, relation, render
 
-#: Methods for questions whose confidence also stands in the table of single answers.
-_ALSO_FOR_ANSWERS = ("constant", "base_rate", BEST)
-_COLUMNS = [column for column in COLUMNS if column[0] != "auroc_hard"]
 _KINDS = ("chosen", "probe", "baseline")
 
 
@@ -39,7 +36,7 @@ def comparison_record(out: OutOfFold, n_folds: int, n_resamples: int, seed: int)
         ``masked``; ``notes``.
     """
     table, names = out.data.table, list(out.confidence)
-    answer_names = [*out.of_answers, *(name for name in _ALSO_FOR_ANSWERS if name in names)]
+    answer_names = [*out.of_answers, *(name for name in ("constant", "base_rate", BEST) if name in names)]
     pairs = [(BEST, name) for name in names if _kind(name) == "baseline"]
     pairs += [(name, "constant") for name in PROBES if name in names]
     return {
@@ -180,7 +177,7 @@ def comparison_page(record: dict[str, Any], plots: Sequence[str]) -> str:
         "comparison/comparison.md.j2",
         record=record,
         best=BEST,
-        columns=_COLUMNS,
+        columns=[column for column in COLUMNS if column[0] != "auroc_hard"],
         verdict=comparison_verdict(record),
         all_answers={name: figures for name, figures in methods.items() if not figures["half"]},
         half_answers={BEST: methods[BEST] | record["on_half"][BEST], **of_half},

@@ -137,7 +137,7 @@ def out_of_fold(features: Tensor, accuracy: Tensor, fold: Tensor, solver: Solver
 
 
 @styled
-def layer_heat_map(maps: Mapping[str, dict[str, Any]], model: str) -> Figure:
+def layer_heat_map(maps: Mapping[Any, dict[str, Any]], model: str) -> Figure:
     """AUROC by layer (x) and position (y), one panel per target, with common colours that begin at chance."""
     layers = sorted({layer for map_ in maps.values() for layer in map_["layers"]})
     aurocs = [np.array(map_["auroc"], dtype=np.float64) for map_ in maps.values()]  # None becomes NaN

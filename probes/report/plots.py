@@ -1,8 +1,7 @@
 """Pictures of a report, and the style and helpers that all pictures share."""
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
-from typing import Any, ParamSpec
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -18,34 +17,25 @@ from probes.metrics.functional import bin_index
 from probes.metrics.functional.inputs import by_group
 from probes.report.evaluate import Scored
 
-_Args = ParamSpec("_Args")
 INK, BLUE, GREY, RED = "#222222", "#2463a8", "#8a8a8a", "#b8442c"
 METHOD_COLOURS = (BLUE, RED, "#4d8a4b", "#8a63a8", GREY, "#c28a1e")
-_STYLE: Any = {
-    "font.size": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": INK,
-    "axes.labelcolor": INK,
-    "legend.frameon": False,
-}
+#: Decorator of functions that draw a figure, for the common style.
+styled = matplotlib.rc_context(
+    {
+        "font.size": 10,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.edgecolor": INK,
+        "axes.labelcolor": INK,
+        "legend.frameon": False,
+    }
+)
 
 
 def new_figure(width: float, height: float, **grid: Any) -> tuple[Figure, Any]:
     """A figure of a size in inches, and its axes."""
     figure = Figure(figsize=(width, height), dpi=160, layout="constrained")
     return figure, figure.subplots(**grid)
-
-
-def styled(draw: Callable[_Args, Figure]) -> Callable[_Args, Figure]:
-    """Decorator that draws a figure in the common style."""
-
-    @wraps(draw)
-    def styled(*args: _Args.args, **kwargs: _Args.kwargs) -> Figure:
-        with matplotlib.rc_context(_STYLE):
-            return draw(*args, **kwargs)
-
-    return styled
 
 
 def annotate_cells(

@@ -19,8 +19,6 @@ from probes.training_free.clustered_auroc import ClusteredAuroc, clustered_auroc
 from probes.training_free.correction import max_t
 from probes.training_free.scores import TOKENS, UNWEIGHTED, Score, Scores
 
-#: Only scores that at least this share of the answers have, of those that any score has, are chosen.
-LEAST_COVERAGE = 0.95
 PARTS = {"val": "validation", "test": "test"}
 
 
@@ -75,13 +73,13 @@ class Grid:
     def choose(self, rows: list[int]) -> int | None:
         """The row with the highest AUROC on validation, the first of equals; None if no row has an AUROC.
 
-        Scores that are constant or that many answers lack are not chosen.
+        Scores that are constant are not chosen, nor those that more than 5 % of the answers lack that any score has.
         """
         if not rows:
             return None
         val = self.aurocs["val"]
         auroc, n = val.auroc[rows], val.n_answers[rows]
-        usable = auroc.isfinite() & val.varies[rows] & (n >= LEAST_COVERAGE * n.max())
+        usable = auroc.isfinite() & val.varies[rows] & (n >= 0.95 * n.max())
         return rows[int(auroc.where(usable, -1.0).argmax())] if usable.any() else None
 
     @cached_property

@@ -20,8 +20,6 @@ from probes.training_free.grid import PARTS, Grid
 
 #: Controls, which use no signal.
 LENGTH, TRUNCATED = "answer length", "truncated"
-#: Roles of the rows of the record, in the order of the page.
-_ROLES = ("best", "reference", "control")
 
 
 def grid_record(grid: Grid, n_resamples: int, seed: int) -> dict[str, Any]:
@@ -187,7 +185,8 @@ def _share_of_pairs(scored: Scored, stratum: Tensor) -> float | None:
 
 def signals_page(record: dict[str, Any], plots: Sequence[str]) -> str:
     """The page of a grid, from its record and the names of its pictures."""
-    rows = sorted(record["rows"], key=lambda row: (row["name"] != record["chosen"], _ROLES.index(row["role"])))
+    roles = ("best", "reference", "control")
+    rows = sorted(record["rows"], key=lambda row: (row["name"] != record["chosen"], roles.index(row["role"])))
     verdict, template = signals_verdict(record), "training_free/signals.md.j2"
     return render(template, record=record, rows=rows, verdict=verdict, length=LENGTH, truncated=TRUNCATED, plots=plots)
 

@@ -48,8 +48,7 @@ class OutOfFold:
 
     def add(self, scope: Scope, name: str, rows: Tensor, values: Tensor) -> None:
         """Add confidences of a method for rows of the table of questions or of answers."""
-        table = self.data.table
-        n_rows = len(table.ids) if scope == "question" else len(table.answers.question)
+        n_rows = len(self.fold) if scope == "question" else len(self.data.table.answers.question)
         empty = torch.full((n_rows,), torch.nan, dtype=torch.float64)
         self.of_scope(scope).setdefault(name, empty)[rows] = values.double()
 
@@ -152,7 +151,7 @@ class Comparison:
         missing = [
             f"the signal {signal} at {scope} scope"
             for signal, scope in needs
-            if signal is not None and (signal not in signals.names() or signals.missing(signal, scope))
+            if signal is not None and signals.missing(signal, scope)
         ]
         if missing:
             self.out.masked[name] = f"the store lacks what it needs: {' and '.join(missing)}"

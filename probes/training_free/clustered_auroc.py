@@ -1,4 +1,4 @@
-"""AUROCs of thousands of scores at once, with standard errors that are clustered by question.
+"""AUROCs of thousands of scores at once, with standard errors that are clustered by question, and corrected p-values.
 
 The placement of a right answer is the share of wrong answers with a lower score, that of a wrong answer the share of
 right answers with a higher score, ties ½ (DeLong et al. 1988). Their means are the AUROC. Their sums by question are
@@ -6,16 +6,22 @@ the derivatives by the weights of the questions, from which the clustered standa
 Nonparametric Analysis of Clustered ROC Curve Data, Biometrics 53, 1997).
 """
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from scipy.special import stdtrit
 from torch import Tensor
+from tqdm import tqdm
 
 from probes.metrics.functional.inputs import by_group
 
 #: Fewest questions with right answers, and with wrong answers, for a standard error.
 LEAST_OF_A_CLASS = 5
+#: Products of draws and scores that are held at once.
+_CHUNK = 2**24
+#: Separate draws that estimate the spread of each statistic: reusing the tested draws would shrink their extremes.
+_SCALE_DRAWS = 500
 
 
 class ClusteredAuroc(NamedTuple):
@@ -96,3 +102,99 @@ def placements(scores: Tensor, others: Tensor) -> Tensor:
     values = torch.where(present, scores, 0.0).contiguous()
     twice = torch.searchsorted(ordered, values) + torch.searchsorted(ordered, values, right=True)
     return torch.where(present, twice.double() / (2 * others_present.sum(1, keepdim=True)), torch.nan)
+
+
+def max_t(
+    scores: Tensor,
+    right: Tensor,
+    question: Tensor,
+    sample: Tensor,
+    n_draws: int = 10_000,
+    seed: int = 0,
+    progress: bool = False,
+) -> Tensor:
+    r"""Two-sided p-values against an AUROC of ½, corrected by the largest statistic of all scores (max-T).
+
+    In each draw the questions exchange their grades: the grades of all answers to a question move to another question
+    together, answer j to answer j (Westfall and Young, Resampling-Based Multiple Testing, 1993). The statistic of a
+    score is the distance of its AUROC from ½ over the spread of this distance in the draws; its p-value is the share of
+    draws in which the largest statistic of all scores is at least as large. Identical scores count once, because they
+    move together; Holm's correction would lose power on a grid of thousands of scores of a few kinds.
+
+    If no score is related to the grades, and all questions have equally many answers, the smallest p-value is below
+    0.05 with a probability of at most 5 %, however few right or wrong answers there are. Statistics from clustered
+    standard errors have this property only asymptotically: an AUROC far from ½ by chance has a small one too.
+
+    Args:
+        scores: [score, answer], NaN where an answer has none.
+        right: [answer] whether it is right.
+        question: [answer] int64, the question of each answer, counted from 0.
+        sample: [answer] int64, the sample number of each answer.
+        n_draws: Number of draws; the smallest possible p-value is 1 / (n_draws + 1).
+        seed: Seed of the draws.
+        progress: Whether to show a progress bar.
+
+    Returns:
+        [score] float64 in (0, 1]; NaN for scores that are constant or lack right or wrong answers; they do not count.
+    """
+    exchange = _Exchange(scores, right, question, sample)
+    n_questions = int(question.max()) + 1
+    generator = torch.Generator().manual_seed(seed)
+    orders = torch.rand(_SCALE_DRAWS + n_draws, n_questions, generator=generator).argsort(1)
+    scale_orders, orders = orders.split([_SCALE_DRAWS, n_draws])
+    observed = exchange.distances(torch.arange(n_questions)[None])[0]
+    squares = torch.stack([distances.square().sum(0) for distances in exchange.chunks(scale_orders)])
+    spread = squares.sum(0).div(_SCALE_DRAWS).sqrt()
+    counted = observed.isfinite() & (spread > 1e-6)
+    p_values = torch.full((len(scores),), torch.nan, dtype=torch.float64)
+    if counted.any():
+        scale = torch.where(counted, 1 / spread, 0.0)
+        largest = torch.empty(0)
+        with tqdm(total=n_draws, desc="correction", unit=" draws", disable=not progress) as bar:
+            for distances in exchange.chunks(orders):
+                largest = torch.cat([largest, (distances * scale).amax(1)])
+                bar.update(len(distances))
+        reached = observed[counted] * scale[counted] - 1e-4  # ties in exact arithmetic count
+        hits = n_draws - torch.searchsorted(largest.sort().values, reached)
+        p_values[counted] = (1 + hits).double() / (1 + n_draws)
+    return p_values
+
+
+class _Exchange:
+    """Scores and grades by question and sample, for exchanging the grades of questions. Arguments as of `max_t`."""
+
+    def __init__(self, scores: Tensor, right: Tensor, question: Tensor, sample: Tensor) -> None:
+        shape = int(question.max()) + 1, int(sample.max()) + 1
+        place = question * shape[1] + sample
+        self._grades = torch.zeros(2, *shape)  # right and wrong; both 0 without a graded answer
+        self._grades.view(2, -1)[:, place] = torch.stack([right.bool(), ~right.bool()]).float()
+        ranks, present = torch.zeros(2, len(scores), shape[0] * shape[1])
+        # centred ranks: their mean over right answers less that over wrong ones is the AUROC − ½
+        ranks[:, place] = (placements(scores, scores) - 0.5).nan_to_num().float()
+        present[:, place] = scores.isfinite().float()
+        patterns, pattern = present.unique(dim=0, return_inverse=True)
+        #: Scores that the same answers have: their rows, the answers, and their ranks.
+        self._groups = [
+            (rows, answers, ranks[rows].T.contiguous())
+            for number, answers in enumerate(patterns)
+            for rows in [(pattern == number).nonzero()[:, 0]]
+        ]
+        self._n_scores, self._step = len(scores), max(1, _CHUNK // max(len(scores), shape[0] * shape[1]))
+
+    def distances(self, order: Tensor) -> Tensor:
+        """Distances of the AUROCs from ½, [draw, score], where question q has the grades of question `order[:, q]`.
+
+        NaN without right or wrong answers. `order` is [draw, question] int64.
+        """
+        grades = self._grades[:, order].flatten(2)  # [right or wrong, draw, answer]
+        distances = torch.empty(len(order), self._n_scores)
+        for rows, answers, ranks in self._groups:
+            counts = grades.matmul(answers)[..., None]
+            mean = grades[0] / counts[0].clamp_min(0.5) - grades[1] / counts[1].clamp_min(0.5)
+            distances[:, rows] = mean.matmul(ranks).abs_().where((counts > 0).all(0), torch.nan)
+        return distances
+
+    def chunks(self, orders: Tensor) -> Iterator[Tensor]:
+        """Distances of many draws, some at a time; 0 without right or wrong answers."""
+        for order in orders.split(self._step):
+            yield self.distances(order).nan_to_num_(0.0)

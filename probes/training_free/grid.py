@@ -15,8 +15,7 @@ from extract.errors import InputError
 from extract.running.progress import Progress
 from extract.store.store import Store
 from probes.comparison.folds import split_rows
-from probes.training_free.clustered_auroc import ClusteredAuroc, clustered_auroc
-from probes.training_free.correction import max_t
+from probes.training_free.clustered_auroc import ClusteredAuroc, clustered_auroc, max_t
 from probes.training_free.scores import TOKENS, UNWEIGHTED, Score, Scores
 
 PARTS = {"val": "validation", "test": "test"}

@@ -14,8 +14,7 @@ from probes.metrics.significance import add_holm
 from probes.report.evaluate import Scored, common_rows, difference, estimate
 from probes.report.results import record_header
 from probes.report.templates import LEVEL, render
-from probes.training_free.clustered_auroc import LEAST_OF_A_CLASS, clustered_auroc
-from probes.training_free.correction import max_t
+from probes.training_free.clustered_auroc import LEAST_OF_A_CLASS, clustered_auroc, max_t
 from probes.training_free.grid import PARTS, Grid
 
 #: Controls, which use no signal.

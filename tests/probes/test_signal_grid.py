@@ -25,8 +25,7 @@ from extract.store.verify import write_manifest
 from probes.commands import signals
 from probes.metrics import functional as F
 from probes.metrics.intervals import bootstrap, by_question, resampled
-from probes.training_free.clustered_auroc import clustered_auroc
-from probes.training_free.correction import max_t
+from probes.training_free.clustered_auroc import clustered_auroc, max_t
 from probes.training_free.grid import Grid, make_grid
 from probes.training_free.record import (
     LENGTH,

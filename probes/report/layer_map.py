@@ -100,7 +100,7 @@ def layer_map(
         "probe": probe,
         "positions": positions,
         "layers": layers,
-        "auroc": [[None if value != value else value for value in row] for row in auroc.tolist()],
+        "auroc": [[None if value != value else value for value in values] for values in auroc.tolist()],
         "best": {
             "position": positions[row],
             "layer": layers[column],

@@ -5,9 +5,8 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from extract.asking.base import AskContext
+from extract.asking.base import AskContext, fill_asked
 from extract.asking.registry import ASKED
-from extract.asking.run import fill_asked
 from extract.errors import InputError
 from extract.grading import GRADERS, Judge, grader_of_kinds, load_grader
 from extract.grading.run import fill_grades
@@ -17,7 +16,7 @@ from extract.recipe import StoreRecipe
 from extract.registry import fill_names
 from extract.running.worker import Worker, alone
 from extract.samplers import SAMPLERS
-from extract.sampling.run import sample_stores
+from extract.sampling.base import sample_stores
 from extract.sampling.temperature_grid import each_store, grid_folders
 from extract.signals.registry import descriptions, load_signal
 from extract.signals.run import fill_signals

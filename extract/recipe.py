@@ -105,7 +105,7 @@ class StoreRecipe:
         Raises:
             InputError: Decoding, questions, model name, block size or sampler differ.
         """
-        from extract.sampling.run import check_identity
+        from extract.sampling.base import check_identity
 
         questions, decoding = self.load()
         check_identity(store, self.sampler, self.sampling_options(), questions_hash(questions), decoding)

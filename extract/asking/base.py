@@ -1,9 +1,9 @@
-"""Base classes of the asked baselines, the context that they ask with, and the prompts that they share."""
+"""Base classes of the asked baselines, the prompts that they share, and the loop that fills a store with them."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from extract.asking.registry import ASKED
@@ -11,7 +11,10 @@ from extract.grading.base import without_reasoning
 from extract.grading.text import first_line
 from extract.hashing import sha256_text
 from extract.prompts import PromptTemplate
+from extract.running.progress import say
+from extract.running.worker import Worker
 from extract.store.asked import Asked
+from extract.store.fill import fill, missing_shards
 from extract.store.shards import SampleRange, Scope, Shard
 from extract.store.signals import Signals
 from extract.store.store import Store
@@ -74,13 +77,13 @@ class AskedBaseline(ABC):
         """The part of the store that holds the values."""
         return self.store.asked
 
-    @abstractmethod
     def check_file(self, shard: Shard) -> None:
         """Read a finished file.
 
         Raises:
             Damaged: The file is damaged, or belongs to another shard.
         """
+        self.store.asked.read_shard(self.name, shard)
 
     def prepare(self) -> None:  # noqa: B027 (optional)
         """Load what `settings` did not need. Called once, before the first `fill`.
@@ -115,15 +118,37 @@ class AskedTable(AskedBaseline):
     def rows(self, shard: Shard, progress: Done) -> list[dict[str, Any]]:
         """Rows of a shard's table, in the columns of `Asked.write`."""
 
-    def check_file(self, shard: Shard) -> None:
-        """Read a finished table."""
-        self.store.asked.read_shard(self.name, shard)
-
     def fill(self, shard: Shard, progress: Done) -> int:
         """Ask about a shard and write its table; returns the number of null values."""
         rows = self.rows(shard, progress)
         self.store.asked.write(self.name, shard, rows, self.settings(shard.scope))
         return sum(row["value"] is None for row in rows)
+
+
+def fill_asked(store: Store, baselines: Sequence[AskedBaseline], worker: Worker) -> None:
+    """Ask what is missing. All settings are compared with those in the store before the first model is asked.
+
+    Raises:
+        InputError: Settings differ, or a model can't be loaded or asked.
+    """
+    missing = {}
+    for baseline in baselines:
+        shards = [shard for scope in baseline.scopes for shard in store.shards(scope)]
+        file = partial(baseline.values.file, baseline.name)
+        missing[baseline.name] = missing_shards(store, shards, worker, file, baseline.check_file)
+    for baseline in baselines:
+        if missing[baseline.name] or baseline.always_compared:
+            for scope in baseline.scopes:
+                baseline.values.check_settings(baseline.name, scope, baseline.settings(scope))
+    for baseline in baselines:
+        shards = missing[baseline.name]
+        if not shards:
+            say(f"ask: {baseline.name} is there for every {' and '.join(baseline.scopes)}")
+            continue
+        baseline.prepare()
+        n_rows = store.questions.n_rows
+        n_unusable = sum(fill(f"ask {baseline.name}", "asked", shards, n_rows, baseline.fill, worker))
+        say(f"ask: {baseline.name}, {sum(map(n_rows, shards))} asked, {n_unusable} without a usable value")
 
 
 def asking_prompt(policy: dict[str, Any], template: str) -> PromptTemplate:

@@ -20,9 +20,6 @@ from extract.text import one_line
 
 _BATCH_TOKENS = 4096
 
-#: A text, or a pair of texts.
-Text = str | tuple[str, str]
-
 
 class TextReader:
     """A model that reads texts, and its tokenizer: in float32, from safetensors, without remote code.
@@ -84,8 +81,8 @@ class TextReader:
             f"can't be used: {reason}. Give another --{self.option}."
         )
 
-    def encode(self, texts: Sequence[Text]) -> list[dict[str, list[int]]]:
-        """The model's inputs for each text, cut at the model's positions."""
+    def encode(self, texts: Sequence[str] | Sequence[tuple[str, str]]) -> list[dict[str, list[int]]]:
+        """The model's inputs for each text or pair of texts, cut at the model's positions."""
         cut: dict[str, Any] = {} if math.isinf(self._limit) else {"truncation": True, "max_length": self._limit}
         columns = zip(*texts, strict=True) if texts and isinstance(texts[0], tuple) else [texts]
         encoded = self._tokenizer(*map(list, columns), **cut)

@@ -10,8 +10,7 @@ from hashlib import sha256
 from extract.errors import InputError
 from extract.grading.base import Case, Counts, Decide, Grade, Grader, from_decisions, without_reasoning
 from extract.questions.question import Question
-from extract.sampling.server.budget import BudgetSpent, Spending
-from extract.sampling.server.client import Client, Unanswered
+from extract.sampling.server.client import BudgetSpent, Client, Spending, Unanswered
 from extract.sampling.server.endpoint import RejectedRequest
 from extract.sampling.server.policy import Server
 from extract.sampling.server.protocol import Request

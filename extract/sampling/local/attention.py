@@ -1,8 +1,7 @@
-"""Attention of each answer's newest token to what it shares with others and to what is its own.
+"""Attention of each answer's newest token to the shared prefix, to its prompt and to its answer.
 
-The keys and values of a prefix that all prompts share are kept once, those of a prompt once for all its answers, and
-only the answers' own are kept for each row. A token's attention is the three parts' attention merged by their
-normalisers, which is exact (Juravsky et al. 2024, "Hydragen", section 3).
+The attention to the three parts is merged by their normalisers, which is exact (Juravsky et al. 2024, "Hydragen",
+section 3).
 """
 
 import threading

@@ -12,8 +12,7 @@ from extract.models.store_model import encode_questions
 from extract.policy import Decoding, ModelIdentity, Policy
 from extract.running.progress import Count, Progress, say
 from extract.running.worker import Worker
-from extract.sampling.base import Sampler, SamplingOptions
-from extract.sampling.run import damaged_ranges
+from extract.sampling.base import Sampler, SamplingOptions, damaged_ranges
 from extract.store.fill import fill
 from extract.store.questions import Questions
 from extract.store.shards import SampleRange

@@ -137,7 +137,9 @@ class TokenSampler:
                     temperature,
                     progress,
                 )
-                answers += self._collect(question_ids, prompts, now, *(tensor.tolist() for tensor in drawn))
+                ids_and_rows = ((i, row) for i in range(len(prompts)) for row in now)
+                for (i, row), *of_row in zip(ids_and_rows, *(tensor.tolist() for tensor in drawn), strict=True):
+                    answers.append(self._answer(question_ids[i], row.sample, len(prompts[i]), *of_row))
         return answers
 
     def _prepare(self, prompts: Sequence[Sequence[int]], prefix: Sequence[int]) -> tuple[AnswerCache, Tensor, Tensor]:
@@ -226,22 +228,12 @@ class TokenSampler:
             said[running] = torch.tensor(stopped, device=said.device)
         return said
 
-    def _collect(
-        self,
-        question_ids: Sequence[str],
-        prompts: Sequence[Sequence[int]],
-        rows: Sequence[Row],
-        tokens: list[list[int]],
-        logprobs: list[list[float]],
-        lengths: list[int],
-    ) -> list[Sample]:
-        collected = []
-        for i, length in enumerate(lengths):
-            (q, row), ids = divmod(i, len(rows)), tokens[i][:length]
-            text = self.tokenizer.decode(ids, skip_special_tokens=True)
-            cuts = [text.index(stop) for stop in self.decoding.stop if stop in text]
-            reason: Literal["stop", "length"] = "stop" if cuts or ids[-1] in self._end else "length"
-            text, n_prompt = text[: min(cuts)] if cuts else text, len(prompts[q])
-            sample = Sample(question_ids[q], rows[row].sample, ids, text, logprobs[i][:length], reason, n_prompt)
-            collected.append(sample)
-        return collected
+    def _answer(
+        self, question_id: str, sample: int, n_prompt: int, tokens: list[int], logprobs: list[float], length: int
+    ) -> Sample:
+        ids = tokens[:length]
+        text = self.tokenizer.decode(ids, skip_special_tokens=True)
+        cuts = [text.index(stop) for stop in self.decoding.stop if stop in text]
+        reason: Literal["stop", "length"] = "stop" if cuts or ids[-1] in self._end else "length"
+        text = text[: min(cuts)] if cuts else text
+        return Sample(question_id, sample, ids, text, logprobs[:length], reason, n_prompt)

@@ -1,15 +1,16 @@
-"""The client: many concurrent requests to one server or several, each repeated until it is answered."""
+"""The client: many concurrent requests to one server or several, each repeated until answered, within budgets."""
 
 import asyncio
+import math
 import re
 import time
-from collections.abc import Collection
-from contextlib import AbstractAsyncContextManager, suppress
+from collections.abc import AsyncIterator, Collection
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 from extract.errors import InputError
 from extract.running.progress import say
-from extract.sampling.server.budget import Spending
 from extract.sampling.server.endpoint import Endpoint, Failure, import_package
 from extract.sampling.server.policy import Server
 from extract.sampling.server.protocol import Reply, Request
@@ -20,10 +21,83 @@ _VERSION = re.compile(r"(@[^/]*|:latest|-\d{4}-\d{2}-\d{2}|-\d{8})$")
 _MOST_GIVEN_UP = 16
 #: Longest waits between two attempts in seconds: the client's own, and one that the server asks for.
 _LONGEST_WAIT, _LONGEST_ASKED_WAIT = 30.0, 120.0
+#: Prompt tokens for a byte of the prompt, until a reply has told better; English has about a quarter.
+_TOKENS_PER_BYTE = 0.5
+_GO_ON = "A budget is for one run; run the same command again to go on."
 
 
 class Unanswered(Exception):
     """Every attempt at a request failed, or the client was stopped before; the text is one line with the reason."""
+
+
+class BudgetSpent(Exception):
+    """The next request could exceed a budget; the text is one line that says which one and what to do."""
+
+
+@dataclass
+class Spending:
+    """What was spent in this run. A failed attempt counts as a request but not as tokens, which no server reports.
+
+    Attributes:
+        server: Its budgets and prices.
+        requests: Attempts that were sent.
+        retries: Attempts that were repeated after a failure.
+        prompt_tokens: Prompt tokens of all replies, estimated where the server does not say, as are `answer_tokens`.
+    """
+
+    server: Server
+    requests: int = 0
+    retries: int = 0
+    prompt_tokens: int = 0
+    answer_tokens: int = 0
+    _reserved: int = 0  # tokens that the attempts under way may cost
+    _tokens_per_byte: float = 0.0
+    _released: asyncio.Event = field(init=False, default_factory=asyncio.Event)
+
+    @property
+    def tokens(self) -> int:
+        """Prompt and answer tokens together."""
+        return self.prompt_tokens + self.answer_tokens
+
+    @asynccontextmanager
+    async def reserved(self, request: Request) -> AsyncIterator[None]:
+        """Reserve the worst-case token cost of an attempt, which is counted as sent; call `count` with its reply.
+
+        While the attempts under way leave too little for this one, it waits: most answers are shorter than allowed.
+
+        Raises:
+            BudgetSpent: The attempt could exceed a budget although no other is under way.
+        """
+        limit, tokens = self.server.budget_tokens or math.inf, self.most_tokens(request)
+        while self._reserved and self.tokens + self._reserved + tokens > limit:
+            self._released.clear()
+            await self._released.wait()
+        if self.tokens + tokens > limit:
+            raise BudgetSpent(
+                f"the budget of {limit:,} tokens is spent: {self.tokens:,} are used, and the next request may take "
+                f"{tokens:,}. {_GO_ON}"
+            )
+        if self.requests >= (self.server.budget_requests or math.inf):
+            raise BudgetSpent(f"the budget of {self.server.budget_requests:,} requests is spent. {_GO_ON}")
+        self._reserved += tokens
+        try:
+            yield
+        finally:
+            self._reserved -= tokens
+            self._released.set()
+
+    def count(self, request: Request, reply: Reply) -> None:
+        """Count the tokens of a reply."""
+        prompt, answer, most_answer = reply.prompt_tokens, reply.completion_tokens, request.n * request.max_tokens
+        if prompt is not None:
+            self._tokens_per_byte = max(self._tokens_per_byte, prompt / max(_prompt_bytes(request), 1))
+        self.prompt_tokens += self.most_tokens(request) - most_answer if prompt is None else prompt
+        self.answer_tokens += most_answer if answer is None else answer
+
+    def most_tokens(self, request: Request) -> int:
+        """Tokens that a request may cost; an estimate where its prompt is concerned."""
+        prompt = 1 + int(_prompt_bytes(request) * (self._tokens_per_byte or _TOKENS_PER_BYTE))
+        return prompt + request.n * request.max_tokens
 
 
 class Client(AbstractAsyncContextManager["Client"]):
@@ -126,6 +200,12 @@ class Client(AbstractAsyncContextManager["Client"]):
                 f"{attempts} times each: {failure}. What has arrived is kept; run the same command again to go on."
             )
         return Unanswered(f"{attempts} attempts failed, the last one so: {failure}")
+
+
+def _prompt_bytes(request: Request) -> int:
+    prompt = request.prompt
+    texts = [prompt] if isinstance(prompt, str) else [message["content"] for message in prompt]
+    return sum(len(text.encode(errors="replace")) for text in texts)
 
 
 def retry_wait(state: Any) -> float:

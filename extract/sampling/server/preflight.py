@@ -1,7 +1,6 @@
 """A few requests before hundreds go out: whether the server does what it is asked, and whether its answers vary.
 
 Servers silently ignore what they don't know: several answers of one request, log-probabilities, the temperature.
-With the temperature ignored all answers to a question are the same, and its expected accuracy looks like 0 or 1.
 """
 
 import asyncio
@@ -13,8 +12,7 @@ from extract.errors import InputError
 from extract.policy import Decoding
 from extract.running.exit import run_async
 from extract.running.progress import say
-from extract.sampling.server.budget import BudgetSpent, Spending
-from extract.sampling.server.client import Client, Unanswered, same_model
+from extract.sampling.server.client import BudgetSpent, Client, Spending, Unanswered, same_model
 from extract.sampling.server.endpoint import RejectedRequest
 from extract.sampling.server.policy import Server, request_for
 from extract.sampling.server.protocol import Reply, Request

@@ -9,8 +9,7 @@ from extract.policy import Decoding
 from extract.questions.question import Question
 from extract.running.progress import Progress, say, spent
 from extract.running.worker import Worker
-from extract.sampling.server.budget import BudgetSpent
-from extract.sampling.server.client import Client, Unanswered
+from extract.sampling.server.client import BudgetSpent, Client, Unanswered
 from extract.sampling.server.endpoint import RejectedRequest
 from extract.sampling.server.policy import Server, request_for
 from extract.sampling.server.preflight import Preflight

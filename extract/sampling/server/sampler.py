@@ -9,8 +9,7 @@ from extract.policy import Decoding, ModelIdentity, Policy
 from extract.running.exit import run_async
 from extract.running.progress import Progress, say
 from extract.running.worker import Worker
-from extract.sampling.base import Sampler, SamplingOptions
-from extract.sampling.run import damaged_ranges
+from extract.sampling.base import Sampler, SamplingOptions, damaged_ranges
 from extract.sampling.server.endpoint import allow_open_files
 from extract.sampling.server.preflight import TRIES, Preflight, run_preflight
 from extract.sampling.server.queue import Ask, delete_finished_logs, first_asks, ranges_to_ask

@@ -23,8 +23,7 @@ from extract.grading.base import Case
 from extract.grading.judge import messages_for, parse_for_judge
 from extract.questions import Question
 from extract.running.cli import run
-from extract.sampling.server.budget import BudgetSpent
-from extract.sampling.server.client import Unanswered
+from extract.sampling.server.client import BudgetSpent, Unanswered
 from extract.sampling.server.endpoint import RejectedRequest
 from extract.sampling.server.policy import Server
 from extract.sampling.server.protocol import Choice, Reply, Request

@@ -23,8 +23,7 @@ from tenacity import AsyncRetrying, RetryCallState
 
 from extract.errors import InputError
 from extract.questions.question import Question
-from extract.sampling.server.budget import BudgetSpent, Spending
-from extract.sampling.server.client import Client, Unanswered, retry_wait
+from extract.sampling.server.client import BudgetSpent, Client, Spending, Unanswered, retry_wait
 from extract.sampling.server.endpoint import Failure, RejectedRequest
 from extract.sampling.server.policy import Server
 from extract.sampling.server.preflight import Preflight, try_server

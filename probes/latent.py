@@ -60,10 +60,6 @@ class Latent(Descent):
     bias: nn.Parameter
     log_shared: nn.Parameter
     best_rank: Tensor
-    answer_number: Tensor
-    answer_mean: Tensor
-    answer_variance: Tensor
-    answer_agreement: Tensor
 
     def __init__(
         self,
@@ -102,8 +98,9 @@ class Latent(Descent):
             )
         answers = summarise(embeddings, principal_axes(embeddings[self.data.question_rows["train"]], self.components))
         agreement = torch.tensor([1 - seu(vectors) for vectors in embeddings.numpy()], dtype=torch.float64)
-        for name, value in {**answers._asdict(), "agreement": agreement}.items():
-            self.register_buffer(f"answer_{name}", value.to(self.device), persistent=False)
+        self.answer_number, self.answer_mean, self.answer_variance, self.answer_agreement = (
+            nn.Buffer(value.to(self.device), persistent=False) for value in (*answers, agreement)
+        )
 
     def make_candidates(self, n_features: int, d_model: int) -> None:
         """Weights of the encoders, alike for all candidates of a feature, log τ², and room for the best ones so far."""
@@ -134,17 +131,10 @@ class Latent(Descent):
 
     def candidate_head(self, penalty: int, feature: int) -> Head:
         """One candidate as a head."""
-        return self.filled(
-            LatentHead(self.weight_in.shape[2], self.hidden, self.components),
-            penalty,
-            feature,
-            "weight_in",
-            "weight",
-            bias_in=self.bias_in[penalty, feature, 0],
-            bias=self.bias[penalty, feature, 0],
-            shared=self.log_shared[penalty, feature].exp().sum(),
-            noise=self.noise,
-        )
+        head = LatentHead(self.weight_in.shape[2], self.hidden, self.components)
+        own = {name: getattr(self, name)[penalty, feature, 0] for name in ("bias_in", "bias")}
+        own |= {"shared": self.log_shared[penalty, feature].exp().sum(), "noise": self.noise}
+        return self.filled(head, penalty, feature, "weight_in", "weight", **own)
 
     def _choose(self, scores: Tensor, batch: Batch) -> None:
         """Keep the weights of candidates that rank better than ever before, and choose as every probe does."""

@@ -20,22 +20,18 @@ class ProbeMethod:
 
     Attributes:
         path: Module and name of the class, ``module:Name``.
-        description: One line for people.
         target: Target of the `FeatureDataModule`: what the probe is taught.
         signal: Signal that it reads.
         positions: Positions of the signal.
         epochs: Epochs of training in a comparison.
-        needs: Signal of the answers that training needs besides `signal`; None for none.
         compared: Whether validation may choose it as the best probe of a comparison.
     """
 
     path: str
-    description: str
     target: str = "capability"
     signal: str = "hidden"
     positions: tuple[str, ...] = ("last_prompt",)
     epochs: int = 1
-    needs: str | None = None
     compared: bool = True
 
     @property
@@ -53,35 +49,18 @@ LOGISTIC, RIDGE = "probes.logistic:Logistic", "probes.ridge:Ridge"
 METHODS = Registry(
     "probe",
     {
-        "linear": ProbeMethod("probes.linear:Linear", "linear map and sigmoid, by gradient descent", epochs=100),
-        "logistic": ProbeMethod(LOGISTIC, "logistic regression, solved exactly"),
-        "ridge": ProbeMethod(RIDGE, "ridge regression of the accuracy, solved exactly"),
-        "difference_of_means": ProbeMethod(
-            "probes.difference_of_means:DifferenceOfMeans", "direction between the means of right and wrong"
-        ),
-        "mlp": ProbeMethod("probes.mlp:MLP", "one hidden layer of rectified units", epochs=60),
-        "knn": ProbeMethod("probes.knn:KNN", "mean accuracy of the nearest training rows"),
-        "latent": ProbeMethod(
-            "probes.latent:Latent", "ASEU-like: predicted spread of the answers", epochs=40, needs="text_embedding"
-        ),
-        "sep": ProbeMethod(LOGISTIC, "semantic entropy probe: whether the answers agree", target="semantic_entropy"),
-        "seu_ridge": ProbeMethod(
-            RIDGE, "ridge regression of the answers' agreement (1 − SEU)", target="seu", needs="text_embedding"
-        ),
-        "response": ProbeMethod(
-            LOGISTIC,
-            "logistic regression on an answer with its question: whether that answer is right",
-            target="response",
-            positions=("last_answer", "mean_answer"),
-            compared=False,
-        ),
-        "text_embedding": ProbeMethod(
-            LOGISTIC,
-            "logistic regression on a sentence embedding of the question: a baseline that is fitted like a probe",
-            signal="text_embedding",
-            positions=("question",),
-            compared=False,
-        ),
+        "linear": ProbeMethod("probes.linear:Linear", epochs=100),
+        "logistic": ProbeMethod(LOGISTIC),
+        "ridge": ProbeMethod(RIDGE),
+        "difference_of_means": ProbeMethod("probes.difference_of_means:DifferenceOfMeans"),
+        "mlp": ProbeMethod("probes.mlp:MLP", epochs=60),
+        "knn": ProbeMethod("probes.knn:KNN"),
+        "latent": ProbeMethod("probes.latent:Latent", epochs=40),
+        "sep": ProbeMethod(LOGISTIC, target="semantic_entropy"),
+        "seu_ridge": ProbeMethod(RIDGE, target="seu"),
+        "response": ProbeMethod(LOGISTIC, target="response", positions=("last_answer", "mean_answer"), compared=False),
+        # a baseline that is fitted like a probe, on a sentence embedding of the question
+        "text_embedding": ProbeMethod(LOGISTIC, signal="text_embedding", positions=("question",), compared=False),
     },
 )
 #: Those that read hidden states of questions; validation chooses the best of them in a comparison.

@@ -146,12 +146,13 @@ class Comparison:
 
     def _is_missing(self, name: str, method: ProbeMethod) -> bool:
         """Whether the store lacks a signal that a probe needs, which is then noted."""
-        signals = self.data.store.signals
-        needs: list[tuple[str | None, Scope]] = [(method.signal, TARGETS[method.target]), (method.needs, "sample")]
+        signals, of_target = self.data.store.signals, FeatureDataModule(target=method.target).needs
+        needs: list[tuple[str, Scope]] = [(method.signal, TARGETS[method.target])]
+        needs += [(signal, "sample") for signal in of_target.union(method.load().needs)]
         missing = [
             f"the signal {signal} at {scope} scope"
             for signal, scope in needs
-            if signal is not None and signals.missing(signal, scope)
+            if signals.missing(signal, scope)
         ]
         if missing:
             self.out.masked[name] = f"the store lacks what it needs: {' and '.join(missing)}"

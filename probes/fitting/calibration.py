@@ -24,9 +24,8 @@ def fit_platt(scores: Tensor, right: Tensor, known: Tensor, ridge: float = RIDGE
         \min_{a,b} \sum_i -c_i \log f_i - (n_i - c_i) \log (1 - f_i) + \frac{\rho}{2} N a^2, \qquad
         f_i = \sigma\Big(a \frac{s_i - \bar s}{\mathrm{sd}(s)} + b\Big), \quad N = \sum_i n_i
 
-    The ridge term ρN/2 · a² keeps the slope a of the standardised scores finite where they separate right from wrong
-    answers. Platt smooths the labels for that; with counts there are none to smooth. At ρ = 1e-4 it is ρ/2 · a² nats
-    per answer, and shrinks a typical slope (a ≈ 1) by less than 0.1 %. Newton's method solves it.
+    The ridge term keeps the slope a of the standardised scores finite where they separate right from wrong answers, for
+    which Platt smooths the labels. It shrinks a typical slope (a ≈ 1) by less than 0.1 %. Newton's method solves it.
 
     Args:
         scores: [row] finite scores, higher = more likely right.
@@ -120,9 +119,8 @@ def fit_temperature(scores: Tensor, right: Tensor, known: Tensor) -> Temperature
 def fit_isotonic(scores: Tensor, right: Tensor, known: Tensor) -> Isotonic:
     """Fit isotonic regression of p̂ = c/n on the score, each row weighing its n answers (scikit-learn's).
 
-    A step where no answer, or every answer, was right would be a confidence of exactly 0 or 1, and an infinite log-loss
-    the first time it errs. Steps are therefore kept half an answer, of all that were graded, away from 0 and 1.
-    Arguments are those of `fit_platt`; the calibrator has the knots that matter, both ends of each step.
+    Steps are kept half an answer, of all that were graded, away from 0 and 1, where the log-loss is infinite. Arguments
+    are those of `fit_platt`; the calibrator has the knots that matter, both ends of each step.
 
     Raises:
         InputError: Answers all right or all wrong, or fewer than `LEAST_ISOTONIC_ROWS` rows.

@@ -1,16 +1,10 @@
 r"""The latent probe's arithmetic: from hidden states to a distribution of a question's answers, and their spread.
 
-ASEU (amortised semantic embedding uncertainty, arXiv 2410.22685) predicts from one forward pass how widely the
-answers to a question would scatter. The paper fine-tunes the model and leaves prior, likelihood and training open, so
-that this is ASEU-like: an encoder of frozen hidden states h gives a mean μ(h) and deviations σ(h), learnt from the
-embeddings e of sampled answers, all of length 1. Its likelihood is that of answers which scatter around a mean of
-their own,
+After ASEU (arXiv 2410.22685); docs/methods.md has the differences. An encoder of hidden states h gives a mean μ(h) and
+deviations σ(h). They are learnt from embeddings e of answers, of length 1, with one u a question, integrated out:
 
 .. math:: e_m = \mu(h) + u + \varepsilon_m, \qquad u \sim N(0, \mathrm{diag}\,\tau^2), \quad
-    \varepsilon_m \sim N(0, \mathrm{diag}\,\sigma^2(h)),
-
-with one u a question, integrated out. Without u (τ = 0) it is the plain Σ log N(e_m; μ(h), σ²(h)), in which σ² also has
-to contain the error of μ(h). docs/methods.md compares the two, and a variational autoencoder.
+    \varepsilon_m \sim N(0, \mathrm{diag}\,\sigma^2(h)).
 """
 
 import math
@@ -21,7 +15,7 @@ from torch import Tensor, nn
 
 from probes.metrics.functional import spearman
 
-#: Least σ: identical answers would drive it to 0 and the likelihood to infinity.
+#: Least σ; identical answers would drive it to 0 and the likelihood to infinity.
 FLOOR = 0.01
 #: Draws of an answer behind a score.
 DRAWS = 20
@@ -54,12 +48,9 @@ class Answers(NamedTuple):
 
 
 def principal_axes(embeddings: Tensor, n: int) -> Tensor:
-    """The n directions in which embeddings reach furthest from 0, [n, d].
+    """The n ≤ d directions in which embeddings [..., d] reach furthest from 0, [n, d]; rows of NaN are left out.
 
-    Not centred, unlike principal components: cosines are measured from 0, so a direction that all embeddings share has
-    to stay.
-
-    Of embeddings [..., d], rows of NaN are left out; n is at most d.
+    Not centred, unlike principal components: cosines are measured from 0, so what all embeddings share has to stay.
     """
     given = embeddings.flatten(0, -2).double()
     given = given[given.isfinite().all(-1)]
@@ -133,9 +124,8 @@ def drawn_noise(components: int, seed: int = 0) -> Tensor:
 def sampled_score(predicted: Gaussian, shared: Tensor, noise: Tensor) -> Tensor:
     r"""1 − ASEU: median cosine of all pairs of `DRAWS` answers drawn to a question, [...]; higher = more agreement.
 
-    Cosines are not centred, as SEU's aren't: centring would give a question whose μ lies near the centre a score that
-    its σ has no part in. The draws scatter around a mean that points like μ and is as long as that of the question's
-    answers is expected to be, √(‖μ‖² + Σ τ²).
+    Cosines are not centred, as SEU's are not. The draws scatter around a mean that points like μ and is as long as that
+    of the question's answers is expected to be, √(‖μ‖² + Σ τ²).
 
     Args:
         predicted: [..., component].
@@ -162,17 +152,15 @@ def rank_correlations(scores: Tensor, agreement: Tensor) -> Tensor:
     """
     given = agreement.isfinite()
     share = ((1 + agreement[given]) / 2).clamp(0, 1)  # what `spearman` takes: right answers out of one
-    values = [spearman(column, share, torch.ones_like(share)) for column in scores[given].T]
-    return torch.stack(values).nan_to_num(-1)
+    return torch.stack([spearman(column, share, torch.ones_like(share)) for column in scores[given].T]).nan_to_num(-1)
 
 
 def collapse(scores: Tensor, agreement: Tensor, deviation: Tensor) -> str | None:
     """How a fitted encoder's spread has collapsed, as a sentence for a report; None where it tells questions apart.
 
-    Looked at in this order, over validation questions: σ at its floor (99 % of the values within 1 % of it); the same
-    σ for every question (Σ σ² varies by less than 1 % of its mean), the optimum of a linear decoder with fixed noise;
-    scores that hardly vary (their deviation below 5 % of that of the agreement); scores whose rank correlation with
-    the agreement is no larger than chance gives one time in twenty, 1.645 / √(n − 1).
+    Looked at in this order, over validation questions: σ at its floor (99 % of the values within 1 % of it); the same σ
+    for every question (Σ σ² varies by less than 1 % of its mean); scores that hardly vary (their deviation below 5 % of
+    that of the agreement); scores whose rank correlation with the agreement chance gives one time in twenty.
 
     Args:
         scores: [row] of one candidate.

@@ -70,9 +70,7 @@ class Descent(ProbeModule):
 class AtOnce(ProbeModule):
     """Base of the probes that learn from all training rows together, at the end of their one epoch."""
 
-    def __init__(self, l2: list[float] | float, calibrator: str = "platt") -> None:
-        super().__init__(l2, calibrator)
-        self.automatic_optimization = False
+    automatic_optimization = False
 
     @abstractmethod
     def learn(self, features: Tensor, target: Tensor) -> None:

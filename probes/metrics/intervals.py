@@ -2,9 +2,7 @@
 
 The interval is Efron's bias-corrected and accelerated one (BCa; Better Bootstrap Confidence Intervals, JASA 82, 1987)
 with quantiles of Student's t instead of the normal (Hesterberg, What Teachers Should Know about the Bootstrap, The
-American Statistician 69, 2015), as in `CI.bca` of the R package `resample`. On a few hundred questions a percentile
-interval is too short and biased to the good side, because squared errors have a long right tail. docs/statistics.md
-has the measured coverage.
+American Statistician 69, 2015), as in `CI.bca` of the R package `resample`. docs/statistics.md has its coverage.
 """
 
 from collections.abc import Callable
@@ -33,7 +31,7 @@ class Interval(TypedDict):
 def resample_weights(n_questions: int, n_resamples: int, seed: int) -> Tensor:
     """How often each question is drawn in each resample of N out of N: [resample, question] float64."""
     drawn = torch.randint(n_questions, (n_resamples, n_questions), generator=torch.Generator().manual_seed(seed))
-    ones = torch.ones(drawn.shape, dtype=torch.float64)
+    ones = torch.ones_like(drawn, dtype=torch.float64)
     return torch.zeros_like(ones).scatter_add_(1, drawn, ones)
 
 
@@ -104,8 +102,7 @@ def check_resampling(seed: int, n_resamples: int = 2000) -> None:
     """Check the options of resampling.
 
     Raises:
-        InputError: If there are fewer than 100 resamples, of whose values the ends of an interval would be a handful,
-            or if `seed` is negative or larger than generators take.
+        InputError: If there are fewer than 100 resamples, or `seed` is negative or larger than generators take.
     """
     if n_resamples < 100:
         raise InputError(f"Expected `n_resamples` to be at least 100, but got {n_resamples}. Try 2000.")

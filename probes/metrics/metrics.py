@@ -16,7 +16,6 @@ class QuestionMetric(Metric):
         **kwargs: Those of `torchmetrics.Metric`.
     """
 
-    is_differentiable = False
     full_state_update = False
     preds: list[Tensor]
     right: list[Tensor]

@@ -141,9 +141,7 @@ class ConfidentModel:
         from extract.prompts import PromptTemplate
 
         if self._model is None:
-            raise InputError(
-                "Expected an attached probe, but it was detached. Attach it again: `probe.attach(model, tokenizer)`."
-            )
+            raise InputError("Expected an attached probe, but it was detached. Attach it again.")
         if isinstance(prompts, Tensor):
             if prompts.dim() not in (1, 2) or prompts.is_floating_point():
                 raise InputError(
@@ -166,9 +164,7 @@ class ConfidentModel:
             )
         prompts = list(prompts)
         if not prompts:
-            raise InputError(
-                "Expected `prompts` to hold at least one question, but it is empty. Give a text, a chat, or token ids."
-            )
+            raise InputError("Expected `prompts` to hold at least one question, but it is empty. Give a text.")
         template = PromptTemplate(**self.probe.config["prompt"])
         several = [prompts] if isinstance(prompts[0], (dict, int)) else prompts
         return [template.encode(self.tokenizer, prompt) for prompt in several]

@@ -10,23 +10,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from extract import schemas
 from extract.errors import InputError
 from extract.hashing import sha256_file
-from extract.schemas import (
-    DECODING,
-    MODEL,
-    OBJECT,
-    PROMPT,
-    SHA256,
-    TEXT,
-    TEXT_OR_NULL,
-    Field,
-    Maybe,
-    Schema,
-    check_record,
-    one_of,
-    whole,
-)
+from extract.schemas import Field, Maybe, Schema, check_record, one_of, whole
 from extract.signals.features import TokenFeatures, is_key, is_pooling, is_weights, token_signals
 from extract.store.files import is_inside, read_json
 from extract.store.shards import Scope
@@ -45,19 +32,19 @@ _CONFIG: Schema = {
     "format_version": whole(min(_READ_VERSIONS), FORMAT_VERSION, " or ".join(map(str, _READ_VERSIONS))),
     "head": one_of(HEADS),
     "d_model": whole(1, 2**20, "a positive width below a million"),
-    "sizes": OBJECT,  # those of the head
+    "sizes": schemas.OBJECT,  # those of the head
     "calibrator": one_of(CALIBRATORS),
     "target": one_of(["capability", "response", "semantic_entropy", "seu"]),
-    "weights": SHA256,  # of model.safetensors
-    "model": MODEL,
-    "prompt": PROMPT,
+    "weights": schemas.SHA256,  # of model.safetensors
+    "model": schemas.MODEL,
+    "prompt": schemas.PROMPT,
     # what was measured, for people
-    "name": Maybe(TEXT),
-    "taught": Maybe(TEXT_OR_NULL),
-    "decoding": Maybe(DECODING),
-    "training": Maybe(OBJECT),
-    "test": Maybe(OBJECT),
-    "versions": Maybe(OBJECT),
+    "name": Maybe(schemas.TEXT),
+    "taught": Maybe(schemas.TEXT_OR_NULL),
+    "decoding": Maybe(schemas.DECODING),
+    "training": Maybe(schemas.OBJECT),
+    "test": Maybe(schemas.OBJECT),
+    "versions": Maybe(schemas.OBJECT),
 }
 
 
@@ -70,7 +57,16 @@ def find_probe(probe: str | Path, revision: str | None) -> list[Path]:
     if os.path.isdir(probe):
         folder = home = Path(probe)
     else:
-        folder = _from_hub(str(probe), revision)
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HFValidationError
+
+        try:
+            folder = Path(snapshot_download(str(probe), revision=revision, allow_patterns=_FILES))
+        except (HFValidationError, OSError) as error:
+            raise InputError(
+                f"Expected `probe` to be the folder of a saved probe or a Hub id, but there is no folder "
+                f"{str(probe)!r} and the Hub gave: {one_line(error)}. Runs save theirs as runs/NAME/probe."
+            ) from error
         home = folder.parents[1]  # the files of a snapshot are links to others of the repository
     paths = [folder / "config.json", folder / "model.safetensors"]
     for path in paths:
@@ -85,19 +81,6 @@ def find_probe(probe: str | Path, revision: str | None) -> list[Path]:
                 "file itself there; a probe from the Hub is loaded by its id."
             )
     return paths
-
-
-def _from_hub(probe: str, revision: str | None) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError
-
-    try:
-        return Path(snapshot_download(probe, revision=revision, allow_patterns=_FILES))
-    except (HFValidationError, OSError) as error:
-        raise InputError(
-            f"Expected `probe` to be the folder of a saved probe or a Hub id, but there is no folder {probe!r} and the "
-            f"Hub gave: {one_line(error)}. Runs save theirs as runs/NAME/probe."
-        ) from error
 
 
 def read_config(path: Path) -> dict[str, Any]:

@@ -9,7 +9,6 @@ import pytest
 import yaml
 
 import probes
-from datamodules import FeatureDataModule
 from extract import InputError
 from probes.registry import METHODS, OPTIONS, PROBES, method_name
 
@@ -24,12 +23,6 @@ def test_every_entry_is_a_public_class_with_the_name_of_the_entry() -> None:
         assert method_name(method.class_name, method.target, method.signal) == name
         if (method.target, method.signal) == ("capability", "hidden"):
             assert probe.name == name
-
-
-def test_the_comparison_asks_for_what_training_needs() -> None:
-    for method in METHODS.values():
-        needed = FeatureDataModule(target=method.target).needs | set(method.load().needs)
-        assert needed == {method.needs} - {None}
 
 
 def test_the_documented_probes_are_those_of_the_registry() -> None:

@@ -8,7 +8,7 @@ import torch
 from sklearn.linear_model import LogisticRegression, Ridge
 
 from extract.errors import InputError
-from probes.fitting import newton, solvers
+from probes.fitting import solvers
 
 PENALTIES = [0.001, 0.01, 0.1, 1.0, 10.0]
 
@@ -164,6 +164,6 @@ def test_what_has_no_answer_is_refused_in_one_line(monkeypatch):
             solvers.logistic(x, one, [0.1])
         with pytest.raises(InputError, match=f"all 60 rows are {answer:g}"):
             solvers.difference_of_means(x, one)
-    monkeypatch.setattr(newton, "MOST_STEPS", 1)
+    monkeypatch.setattr(solvers, "MOST_STEPS", 1)
     with pytest.raises(InputError, match=r"Expected `l2` to be large enough .* 2 of 2 had not after 1 steps"):
         solvers.logistic(x, target, [0.001, 0.01])

@@ -27,8 +27,7 @@ def expected_calibration_error(
     """Expected calibration error: mean of |mean confidence − mean accuracy| over bins, weighted by their questions.
 
     In [0, 1]. Noise in p̂ makes it too large, more so with fewer questions per bin; `rmsce` subtracts that noise. For
-    `by` see `bin_index`. With one row per answer (`known` = 1) it is the error against single answers. If all answers
-    to a question share its confidence and all questions have equally many, that equals the error over questions.
+    `by` see `bin_index`. With one row per answer (`known` = 1) it is the error against single answers.
     """
     preds, right, known, weights = prepare(preds, right, known, weights, probabilities=True)
     bins = bin_index(preds, n_bins, by, weights).expand(weights.shape)

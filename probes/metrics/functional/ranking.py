@@ -25,8 +25,7 @@ def capability_auroc(
     possible value is below 1, see `auroc_ceiling`. Takes O(N log N).
 
     With `strata` [question] int64, only pairs within a stratum count. Use it for folds: their scores come from
-    different probes, and even constants rank questions across folds, in the wrong direction, because a fold with many
-    right answers leaves few for training. NaN without both right and wrong answers.
+    different probes, and even constants rank questions across folds. NaN without both right and wrong answers.
     """
     preds, right, known, weights = prepare(preds, right, known, weights)
     accuracy = right / known

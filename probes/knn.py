@@ -6,9 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from extract.errors import InputError
-from probes.fitting.neighbours import neighbour_means
 from probes.fitting.training import AtOnce
-from probes.saved.head import Head, KNNHead, zeros
+from probes.saved.head import Head, KNNHead, neighbour_means, zeros
 
 
 class KNN(AtOnce):

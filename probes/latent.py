@@ -22,6 +22,7 @@ from probes.fitting.latent_model import (
     sampled_score,
     summarise,
 )
+from probes.fitting.module import Choice
 from probes.fitting.training import Descent
 from probes.saved.head import Head, LatentHead
 
@@ -59,7 +60,6 @@ class Latent(Descent):
     weight: nn.Parameter
     bias: nn.Parameter
     log_shared: nn.Parameter
-    best_rank: Tensor
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class Latent(Descent):
             value = weights[name].repeat(n, 1, 1, 1)
             setattr(self, name, nn.Parameter(value))
             self.register_buffer(f"best_{name}", value.clone())
-        self.register_buffer("best_rank", torch.full((n, n_features), -torch.inf, dtype=torch.float64))
+        self.best_rank = nn.Buffer(torch.full((n, n_features), -torch.inf, dtype=torch.float64))
         self.noise = nn.Buffer(drawn_noise(self.components), persistent=False)
 
     def predicted(self, features: Tensor) -> Gaussian:
@@ -136,12 +136,12 @@ class Latent(Descent):
         own |= {"shared": self.log_shared[penalty, feature].exp().sum(), "noise": self.noise}
         return self.filled(head, penalty, feature, "weight_in", "weight", **own)
 
-    def _choose(self, scores: Tensor, batch: Batch) -> None:
+    def _choose(self, scores: Tensor, batch: Batch) -> Choice:
         """Keep the weights of candidates that rank better than ever before, and choose as every probe does."""
         rank = self._keep_best(scores, batch)
-        super()._choose(scores, batch)
-        assert self.choice is not None
-        self.val_figures["val/spearman_agreement"] = float(rank[self.choice.candidate, self.choice.feature])
+        choice = super()._choose(scores, batch)
+        self.val_figures["val/spearman_agreement"] = float(rank[choice.candidate, choice.feature])
+        return choice
 
     def _keep_best(self, scores: Tensor, batch: Batch) -> Tensor:
         """Returns the rank correlations with the agreement of the answers, [penalty, feature]."""

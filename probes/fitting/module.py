@@ -173,16 +173,15 @@ class ProbeModule(L.LightningModule, ABC):
     @torch.no_grad()
     def on_train_end(self) -> None:
         """Choose and calibrate with the final weights; the validation loss becomes that of the calibrated probe."""
-        self._choose(*self._score_validation())
-        assert self.choice is not None
+        choice = self._choose(*self._score_validation())
         scores, batch = self._validation
-        chosen = scores[self.choice.candidate, :, self.choice.feature]
+        chosen = scores[choice.candidate, :, choice.feature]
         loss = cross_fitted_loss(self.calibrator, chosen, batch.right, batch.known, batch.question)
         del self.val_figures["val/loss"]
         if loss is not None:
             self.val_figures["val/loss"] = loss
 
-    def _choose(self, scores: Tensor, batch: Batch) -> None:
+    def _choose(self, scores: Tensor, batch: Batch) -> Choice:
         """Choose the candidate with the lowest validation loss, and calibrate it."""
         # in float64 on the CPU: a few numbers, of which the calibrators need every digit
         self._validation = scores, batch = scores.detach().cpu().double(), batch.to(torch.device("cpu"))
@@ -202,6 +201,7 @@ class ProbeModule(L.LightningModule, ABC):
             "val/auroc": float(capability_auroc(confidence, batch.right, batch.known)),
             "val/brier": float(brier(confidence, batch.right, batch.known)),
         }
+        return self.choice
 
     def validation_loss(self, scores: Tensor, batch: Batch) -> Tensor:
         """Mean cross-entropy of every candidate, [penalty, feature] from scores [penalty, row, feature]; in nats.

@@ -21,8 +21,7 @@ class Descent(ProbeModule):
 
     Args:
         lr: Learning rate at the start; it falls to 0 along a cosine.
-        l2: As of `ProbeModule`.
-        calibrator: As of `ProbeModule`.
+        l2, calibrator: As of `ProbeModule`.
     """
 
     #: Parameters [penalty, feature, ...] of which λ/2 · the squares are added to the loss.

@@ -19,10 +19,9 @@ from datamodules import FeatureDataModule
 from extract.errors import InputError
 from extract.hashing import sha256_file
 from probes import load_probe
-from probes.fitting.neighbours import neighbour_means
 from probes.knn import KNN
 from probes.report.report import Report
-from probes.saved.head import KNNHead
+from probes.saved.head import KNNHead, neighbour_means
 from tests.probes.test_comparison import planted
 from tests.probes.test_probes import descend
 
@@ -98,7 +97,7 @@ def test_chunks_and_several_numbers_of_neighbours_at_once_change_nothing(monkeyp
     whole = neighbour_means(queries, points, labels, [1, 3, 25])
     alone = torch.cat([neighbour_means(queries, points, labels, [k]) for k in [1, 3, 25]])
     torch.testing.assert_close(alone, whole)
-    monkeypatch.setattr("probes.fitting.neighbours._CHUNK", 100)
+    monkeypatch.setattr("probes.saved.head._CHUNK", 100)
     torch.testing.assert_close(neighbour_means(queries, points, labels, [1, 3, 25]), whole)
 
 

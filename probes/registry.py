@@ -1,7 +1,6 @@
 """The probes by name: what each is taught, what it reads, and how a comparison fits it.
 
-A new probe is one file with a `ProbeModule`, and one entry here. `train.py --model`, the comparison, transfer, reports
-and the table in docs/methods.md take names and options from this registry. Classes are imported when they are used.
+A new probe is one file with a `ProbeModule`, and one entry here. Classes are imported when they are used.
 """
 
 from collections.abc import Mapping

@@ -1,8 +1,7 @@
 """Baselines by name: scores of questions and of answers that read no hidden states.
 
-A baseline is fitted on the training split and calibrated on validation, like a probe. A new one is a function from the
-data and the rows of each split to scores, and one entry in `BASELINES`. Baselines that ask a model follow from their
-entries in `extract.asking.registry`.
+A baseline is fitted on the training split and calibrated on validation, like a probe. Those that ask a model follow
+from their entries in `extract.asking.registry`.
 """
 
 from collections.abc import Mapping

@@ -22,12 +22,7 @@ DRAWS = 20
 
 
 class Gaussian(NamedTuple):
-    """Normal distributions with independent components.
-
-    Attributes:
-        mean: [..., component] μ.
-        deviation: [..., component] σ.
-    """
+    """Normal distributions with independent components: μ and σ, [..., component] each."""
 
     mean: Tensor
     deviation: Tensor
@@ -144,11 +139,9 @@ def sampled_score(predicted: Gaussian, shared: Tensor, noise: Tensor) -> Tensor:
 
 
 def rank_correlations(scores: Tensor, agreement: Tensor) -> Tensor:
-    """Spearman of every candidate's scores with the agreement of the answers, float64; −1 where either is constant.
+    """Spearman of scores [row, candidate] with the agreement of the answers, 1 − SEU [row]: [candidate] float64.
 
-    Args:
-        scores: [row, candidate].
-        agreement: [row] mean cosine of two answers, 1 − SEU; NaN rows are left out.
+    It is −1 where either is constant. Rows without an agreement (NaN) are left out.
     """
     given = agreement.isfinite()
     share = ((1 + agreement[given]) / 2).clamp(0, 1)  # what `spearman` takes: right answers out of one

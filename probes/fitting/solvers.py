@@ -122,9 +122,8 @@ def _solve_centred(
 ) -> tuple[Tensor, Tensor]:
     """Weights [penalty, feature, d] and biases [penalty, feature] of all features, some at a time.
 
-    On a CPU one by one: the matrices of one feature then stay in the cache. On a GPU as many as fit into the chunk.
-    `solve` takes rows less their weighted mean [chunk, row, d] float64, which it may overwrite, and returns weights
-    [chunk, penalty, d] and biases [chunk, penalty].
+    On a CPU one by one, whose matrices then stay in the cache. On a GPU as many as fit into the chunk. `solve` takes
+    centred rows [chunk, row, d] float64, which it may overwrite; it returns [chunk, penalty, d] and [chunk, penalty].
     """
     chunk_size = max(1, CHUNK_BYTES // max(1, 8 * features[0].numel())) if features.is_cuda else 1
     weights, biases = [], []

@@ -1,7 +1,6 @@
 """A torchmetrics class that accumulates questions over batches and devices."""
 
 from collections.abc import Callable
-from typing import Any
 
 from torch import Tensor
 from torchmetrics import Metric
@@ -13,7 +12,6 @@ class QuestionMetric(Metric):
 
     Args:
         metric: The function, of `preds`, `right` and `known`, each [question].
-        **kwargs: Those of `torchmetrics.Metric`.
     """
 
     full_state_update = False
@@ -21,8 +19,8 @@ class QuestionMetric(Metric):
     right: list[Tensor]
     known: list[Tensor]
 
-    def __init__(self, metric: Callable[..., Tensor], **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+    def __init__(self, metric: Callable[..., Tensor]) -> None:
+        super().__init__()
         self.metric = metric
         for name in ("preds", "right", "known"):
             self.add_state(name, default=[], dist_reduce_fx="cat")

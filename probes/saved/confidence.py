@@ -46,12 +46,9 @@ class Answers:
 
 
 class ConfidentModel:
-    """A model with a probe attached. Hooks exist only while `generate` runs; the model itself is not changed.
+    """The model that a probe was trained on, with the probe attached.
 
-    Args:
-        probe: A trained probe.
-        hf_model: The model it was trained on.
-        tokenizer: Its tokenizer.
+    Hooks exist only while `generate` runs; the model itself is not changed.
     """
 
     def __init__(self, probe: ConfidenceProbe, hf_model: Any, tokenizer: Any) -> None:

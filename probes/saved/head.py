@@ -16,11 +16,8 @@ _CHUNK = 2**22  # distances that are in memory together
 class Head(nn.Module):
     """Base: a standardiser, and a subclass's way from standardised hidden states to a score.
 
-    A subclass keeps everything in buffers, and is created from `d_model` and the whole numbers named in `sizes`, which
-    are also attributes of it.
-
-    Args:
-        d_model: Width of the hidden state.
+    A subclass keeps everything in buffers. It is created from `d_model`, the width of the hidden state, and the whole
+    numbers named in `sizes`, which are also attributes of it.
     """
 
     #: Name of the kind in a saved probe.
@@ -78,12 +75,7 @@ class LinearHead(Head):
 
 
 class MLPHead(Head):
-    """w₂ · relu(W₁ (h − mean) / scale + b₁) + b₂.
-
-    Args:
-        d_model: Width of the hidden state.
-        hidden: Width of the hidden layer.
-    """
+    """w₂ · relu(W₁ (h − mean) / scale + b₁) + b₂, with a hidden layer of width `hidden`."""
 
     kind = "mlp"
     sizes: ClassVar[Mapping[str, int]] = {"hidden": 2**14}
@@ -102,10 +94,7 @@ class MLPHead(Head):
 class LatentHead(Head):
     """Median cosine of answers that are drawn around what an encoder predicts; see `probes.fitting.latent_model`.
 
-    Args:
-        d_model: Width of the hidden state.
-        hidden: Width of the encoder's hidden layer.
-        components: Components of an answer's embedding.
+    `hidden` is the width of the encoder's hidden layer, and `components` those of an answer's embedding.
     """
 
     kind = "latent"
@@ -129,13 +118,7 @@ class LatentHead(Head):
 
 
 class KNNHead(Head):
-    """Mean label of the nearest training rows, each weighing one over its distance; see `neighbour_means`.
-
-    Args:
-        d_model: Width of the hidden state.
-        n_rows: Training rows.
-        n_neighbors: How many of them count.
-    """
+    """Mean label of the `n_neighbors` nearest of `n_rows` training rows; see `neighbour_means`."""
 
     kind = "knn"
     sizes: ClassVar[Mapping[str, int]] = {"n_rows": 2**24, "n_neighbors": 2**24}

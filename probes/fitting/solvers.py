@@ -70,7 +70,8 @@ def logistic(features: Tensor, target: Tensor, penalties: Sequence[float]) -> tu
     penalties, and 2·n·m·P for each of some 30 steps of conjugate gradients (six of Newton's).
 
     Raises:
-        InputError: A penalty that isn't above 0, or a target that is 0 or 1 throughout.
+        InputError: A penalty that isn't above 0, or so little that rounding hides the minimum; or a target that is 0 or
+            1 throughout.
     """
     share = _check(target, penalties, both=True)
     l2 = torch.tensor(list(penalties), dtype=torch.float64, device=features.device)
@@ -147,15 +148,7 @@ def _minimise(rows: Tensor, target: Tensor, share: Tensor, l2: Tensor, dual: boo
     The work is done in principal coordinates, as many as rows in the dual, or d. One more coordinate is 1 in every row;
     its weight is the bias, which no penalty holds back.
 
-    Args:
-        rows: [feature, row, d] float64, centred.
-        target: [row] float64 in [0, 1], not all 0 and not all 1.
-        share: [row] float64 weights of sum 1.
-        l2: [penalty] float64 λ > 0.
-        dual: Whether to work with one coordinate a row instead of one for each of d.
-
-    Raises:
-        InputError: No minimum found, which rounding brings about at penalties next to 0.
+    Takes centred `rows` [feature, row, d], `target` and equal weights `share` [row], and `l2` [penalty], all float64.
     """
     squares, vectors = torch.linalg.eigh(rows @ rows.mT if dual else rows.mT @ rows)
     told_apart = squares > 1e-13 * squares[..., -1:]  # below that an eigenvalue is rounding

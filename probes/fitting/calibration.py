@@ -58,8 +58,7 @@ def fit_platt_many(scores: Tensor, right: Tensor, known: Tensor, ridge: float = 
         Slopes and intercepts, [candidate] float64. A candidate that is constant, not finite, or higher for wrong
         answers has the slope 0 and the intercept of the mean accuracy.
     """
-    scores, right, known = scores.double(), right.double(), known.double()
-    accuracy = _mean_accuracy(right, known)
+    scores, right, known, accuracy = _checked(scores, right, known)
     base = math.log(accuracy / (1 - accuracy))
     centre = scores.mean(1)
     scale = scores.std(1) if scores.shape[1] > 1 else torch.zeros_like(centre)
@@ -98,8 +97,7 @@ def fit_temperature(scores: Tensor, right: Tensor, known: Tensor) -> Temperature
     >>> fit_temperature(scores, right, known)(scores)  # nearly as often right as measured
     tensor([0.2501, 0.7499])
     """
-    scores, right, known = scores.double(), right.double(), known.double()
-    _mean_accuracy(right, known)
+    scores, right, known, _ = _checked(scores, right, known)
     size = float((known * scores.square()).sum() / known.sum()) ** 0.5
     if size < 1e-9:
         return Temperature(1.0)
@@ -132,8 +130,7 @@ def fit_isotonic(scores: Tensor, right: Tensor, known: Tensor) -> Isotonic:
             f"Expected at least {LEAST_ISOTONIC_ROWS} validation rows for an isotonic calibrator, but got "
             f"{len(scores)}. Use platt, or more validation questions."
         )
-    scores, right, known = scores.double(), right.double(), known.double()
-    _mean_accuracy(right, known)
+    scores, right, known, _ = _checked(scores, right, known)
     margin = 0.5 / float(known.sum())
     regression = IsotonicRegression(y_min=margin, y_max=1 - margin, out_of_bounds="clip")
     regression.fit(scores.numpy(), (right / known).numpy(), sample_weight=known.numpy())
@@ -171,12 +168,13 @@ def cross_fitted_loss(kind: str, scores: Tensor, right: Tensor, known: Tensor, q
     return float(binary_cross_entropy(confidence, right.double() / known.double()))
 
 
-def _mean_accuracy(right: Tensor, known: Tensor) -> float:
-    """Share of right answers, strictly between 0 and 1."""
+def _checked(scores: Tensor, right: Tensor, known: Tensor) -> tuple[Tensor, Tensor, Tensor, float]:
+    """All in float64, and the share of right answers, strictly between 0 and 1."""
+    scores, right, known = scores.double(), right.double(), known.double()
     share = float(right.sum() / known.sum())
     if not 0 < share < 1:
         raise InputError(
             f"Expected right and wrong answers to calibrate on, but all {int(known.sum())} are "
             f"{'right' if share else 'wrong'}. Use more validation questions."
         )
-    return share
+    return scores, right, known, share

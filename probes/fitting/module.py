@@ -21,7 +21,7 @@ from probes.metrics.functional import brier_skill, capability_auroc, debiased_br
 from probes.metrics.metrics import QuestionMetric
 from probes.registry import method_name
 from probes.saved.calibrators import CALIBRATORS, Calibrator
-from probes.saved.head import Head
+from probes.saved.head import Head, zeros
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,6 @@ class ProbeModule(L.LightningModule, ABC):
     needs: ClassVar[tuple[str, ...]] = ()
     #: Whether the scores are log-odds of the target, so that their cross-entropy is the validation loss as they stand.
     log_odds = True
-    mean: Tensor
-    scale: Tensor
     _validation: tuple[Tensor, Batch]  # scores [penalty, row, feature] of the last choice, and their rows
 
     def __init__(self, l2: list[float] | float, calibrator: str = "platt") -> None:
@@ -143,8 +141,7 @@ class ProbeModule(L.LightningModule, ABC):
         self.test_metrics = nn.ModuleDict({name: QuestionMetric(metric) for name, metric in metrics.items()})
 
     def _make(self, n_features: int, d_model: int) -> None:
-        self.register_buffer("mean", torch.zeros(n_features, d_model))
-        self.register_buffer("scale", torch.ones(n_features, d_model))
+        self.mean, self.scale = zeros(n_features, d_model), zeros(n_features, d_model)
         self.make_candidates(n_features, d_model)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:

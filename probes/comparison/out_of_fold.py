@@ -149,11 +149,7 @@ class Comparison:
         signals, of_target = self.data.store.signals, FeatureDataModule(target=method.target).needs
         needs: list[tuple[str, Scope]] = [(method.signal, TARGETS[method.target])]
         needs += [(signal, "sample") for signal in of_target.union(method.load().needs)]
-        missing = [
-            f"the signal {signal} at {scope} scope"
-            for signal, scope in needs
-            if signals.missing(signal, scope)
-        ]
+        missing = [f"the signal {signal} at {scope} scope" for signal, scope in needs if signals.missing(signal, scope)]
         if missing:
             self.out.masked[name] = f"the store lacks what it needs: {' and '.join(missing)}"
         return bool(missing)

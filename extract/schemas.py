@@ -74,13 +74,12 @@ OBJECT = Field("an object", lambda value: isinstance(value, dict))
 SHA256 = Field(
     "a SHA-256 in hex", lambda value: isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None
 )
-MODEL_ID = Field("a Hub id or the name of a folder, never a path", _is_model_id)
 TEMPLATE = Field(
     "a text with {question} exactly once", lambda value: _is_text(value) and value.count("{question}") == 1
 )
 
 MODEL: Schema = {
-    "id": MODEL_ID,
+    "id": Field("a Hub id or the name of a folder, never a path", _is_model_id),
     "revision": TEXT_OR_NULL,
     "fingerprint": SHA256,
     "dtype": one_of(("float32", "bfloat16", "float16", "float64")),

@@ -13,10 +13,8 @@ from extract.running.progress import say
 from extract.running.worker import Worker, alone
 from extract.samplers import SAMPLERS, sampler_name
 from extract.sampling.server.policy import Server
-from extract.store.fill import missing_shards
 from extract.store.identity import check_folder
 from extract.store.questions import Questions
-from extract.store.shards import SampleRange
 from extract.store.store import Store
 from extract.store.verify import write_manifest
 
@@ -149,8 +147,3 @@ def check_identity(
     policy = sampler.known_policy(decoding, held["policy"]["model"])
     version = held["sampler"] if sampler_name(held["sampler"]) == name else declaration.version
     store.check_identity(Identity(policy, questions_sha256, options.block_size, version).as_dict())
-
-
-def damaged_ranges(store: Store, worker: Worker) -> list[SampleRange]:
-    """A worker's finished ranges whose samples are damaged; says which."""
-    return missing_shards(store, store.samples.ranges(), worker, store.samples.file)

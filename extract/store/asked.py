@@ -8,11 +8,9 @@ import pyarrow as pa
 from extract.errors import Damaged
 from extract.hashing import canonical_json, differences
 from extract.store.folder import ShardFiles, StoreFolder
-from extract.store.parquet import ASKED_QUESTIONS_SCHEMA, ASKED_SAMPLES_SCHEMA, write_table
+from extract.store.parquet import ASKED_SCHEMAS, write_table
 from extract.store.shards import Scope, Shard
 from extract.text import shown
-
-_SCHEMAS: dict[Scope, pa.Schema] = {"question": ASKED_QUESTIONS_SCHEMA, "sample": ASKED_SAMPLES_SCHEMA}
 
 
 class Asked(ShardFiles):
@@ -35,8 +33,7 @@ class Asked(ShardFiles):
         Args:
             baseline: Name of the baseline.
             shard: The questions or answers that were asked about.
-            rows: One row for each question or answer, in the columns of `ASKED_QUESTIONS_SCHEMA` or
-                `ASKED_SAMPLES_SCHEMA`.
+            rows: One row for each question or answer, in the columns of `ASKED_SCHEMAS`.
             settings: Model, prompts and options; JSON types.
 
         Raises:
@@ -44,7 +41,7 @@ class Asked(ShardFiles):
         """
         self.check_settings(baseline, shard.scope, settings)
         metadata = {"how": canonical_json(settings), "of": canonical_json(self._provenance(baseline, shard))}
-        table = pa.Table.from_pylist(rows, _SCHEMAS[shard.scope].with_metadata(metadata))
+        table = pa.Table.from_pylist(rows, ASKED_SCHEMAS[shard.scope].with_metadata(metadata))
         write_table(self.file(baseline, shard), table)
 
     def read(self, baseline: str, scope: Scope = "question") -> pa.Table:
@@ -72,7 +69,7 @@ class Asked(ShardFiles):
 
     def _read(self, baseline: str, shard: Shard) -> tuple[pa.Table, dict[str, Any]]:
         file = self.file(baseline, shard)
-        table = self._folder.read_table(file, shard, _SCHEMAS[shard.scope])
+        table = self._folder.read_table(file, shard, ASKED_SCHEMAS[shard.scope])
         expected, metadata = self._provenance(baseline, shard), table.schema.metadata or {}
         settings, stated = (json.loads(metadata.get(key, b"null")) for key in (b"how", b"of"))
         if stated != expected:

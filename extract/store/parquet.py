@@ -30,16 +30,16 @@ SAMPLES_SCHEMA = _schema(
 )
 #: `right` is null where the grader could not decide; `answer` is what it took for the answer, null where it found none.
 GRADES_SCHEMA = _schema("question_id:string sample:int32 right:bool answer:string")
-#: What a model replied about each question. `value` is null where its reply `text` has none; `mass` is the probability
-#: of all surface forms that were scored, null where none were.
-ASKED_QUESTIONS_SCHEMA = _schema(
-    "question_id:string value:float64 text:string mass:float64 prompt_tokens:int64 completion_tokens:int64 "
-    "attempts:int32"
-)
-#: What a model was asked about each answer: a probability, or the number of the answer's cluster.
-ASKED_SAMPLES_SCHEMA = _schema(
-    "question_id:string sample:int32 value:float64 prompt_tokens:int64 completion_tokens:int64"
-)
+#: By scope: what a model replied about each question, or was asked about each answer. `value` is null where a reply
+#: `text` has none, and the number of a cluster where answers are clustered; `mass` is the probability of all surface
+#: forms that were scored, null where none were.
+ASKED_SCHEMAS = {
+    "question": _schema(
+        "question_id:string value:float64 text:string mass:float64 prompt_tokens:int64 completion_tokens:int64 "
+        "attempts:int32"
+    ),
+    "sample": _schema("question_id:string sample:int32 value:float64 prompt_tokens:int64 completion_tokens:int64"),
+}
 
 
 def write_table(path: Path, table: pa.Table, row_group_size: int | None = None) -> None:

@@ -12,8 +12,8 @@ from extract.models.store_model import encode_questions
 from extract.policy import Decoding, ModelIdentity, Policy
 from extract.running.progress import Count, Progress, say
 from extract.running.worker import Worker
-from extract.sampling.base import Sampler, SamplingOptions, damaged_ranges
-from extract.store.fill import fill
+from extract.sampling.base import Sampler, SamplingOptions
+from extract.store.fill import fill, missing_shards
 from extract.store.questions import Questions
 from extract.store.shards import SampleRange
 from extract.store.store import Store
@@ -66,7 +66,8 @@ class LocalSampler(Sampler):
         lacking: dict[SampleRange, dict[float, Store]] = defaultdict(dict)
         for temperature, store in stores.items():
             own = [samples for samples in store.samples.missing(k) if self.worker.has(samples.block)]
-            for samples in [*damaged_ranges(store, self.worker), *own]:
+            damaged = missing_shards(store, store.samples.ranges(), self.worker, store.samples.file)
+            for samples in [*damaged, *own]:
                 lacking[samples][temperature] = store
         if not lacking:
             say(f"sample: all {k} answers to each question are there")

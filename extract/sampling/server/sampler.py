@@ -9,12 +9,13 @@ from extract.policy import Decoding, ModelIdentity, Policy
 from extract.running.exit import run_async
 from extract.running.progress import Progress, say
 from extract.running.worker import Worker
-from extract.sampling.base import Sampler, SamplingOptions, damaged_ranges
+from extract.sampling.base import Sampler, SamplingOptions
 from extract.sampling.server.endpoint import allow_open_files
 from extract.sampling.server.preflight import TRIES, Preflight, run_preflight
 from extract.sampling.server.queue import Ask, delete_finished_logs, first_asks, ranges_to_ask
 from extract.sampling.server.run import Run
 from extract.store.answer_log import read_log
+from extract.store.fill import missing_shards
 from extract.store.questions import Questions
 from extract.store.store import Store
 
@@ -62,7 +63,7 @@ class ServerSampler(Sampler):
 
     def _fill_store(self, store: Store, k: int, temperature: float) -> None:
         server, worker, decoding = self.server, self.worker, self.decoding.at(temperature)
-        damaged = damaged_ranges(store, worker)
+        damaged = missing_shards(store, store.samples.ranges(), worker, store.samples.file)
         delete_finished_logs(store, damaged, worker)
         ranges = ranges_to_ask(store, k, server.n, damaged, worker)
         if not ranges:

@@ -107,13 +107,13 @@ class FeatureSpec:
             weight_key = None
             if self._weight is not None:
                 name, position = self._weight
-                weight_key, *others = choose_keys(store, name, scope, [position], None, "weights")
-                if others:
+                keys = choose_keys(store, name, scope, [position], None, "weights")
+                if len(keys) > 1:
                     raise InputError(
                         f"Expected `weights` {name}/{position} to be one tensor of {str(store.path)!r}, but it has "
-                        f"{len(others) + 1}, from {weight_key}. Choose others."
+                        f"{len(keys)}, from {keys[0]}. Choose others."
                     )
-                weight_key = f"{name}/{weight_key}"
+                weight_key = f"{name}/{keys[0]}"
             pooled = TokenFeatures(tuple(token_keys), self._pooling, weight_key)
         keys = vector_keys(store, self._signal, scope, self._positions, self._layers) if self._of_vectors else []
         numbers = torch.empty(n_rows, 0) if pooled is None else pooled.vector(values)
@@ -158,20 +158,16 @@ def choose_keys(
     Raises:
         InputError: If the store lacks the signal, a layer, or a position, which `option` gave.
     """
-    parts = [(key, int(key.split("/")[0]), key.split("/")[1]) for key in store.signals.keys(signal, scope)]
-    known_positions = sorted({position for *_, position in parts})
-    for position in positions or []:
-        if position not in known_positions:
-            raise InputError(
-                f"Expected `{option}` to be among {', '.join(known_positions)}, which {str(store.path)!r} holds of "
-                f"{signal!r}, but got {position!r}.{nearest(position, known_positions) or ' Choose one of them.'}"
-            )
-    parts = [part for part in parts if positions is None or part[2] in positions]
-    known_layers = [layer for _, layer, _ in parts]
-    for layer in layers or []:
-        if layer not in known_layers:
-            raise InputError(
-                f"Expected `layers` to be among those {str(store.path)!r} holds ({min(known_layers)} to "
-                f"{max(known_layers)}), but got {layer}. Choose one of them."
-            )
-    return [key for key, layer, _ in parts if layers is None or layer in layers]
+    parts = [key.split("/") for key in store.signals.keys(signal, scope)]
+    names = None if layers is None else [str(layer) for layer in layers]
+    for asked, wanted, place in ((option, positions, 1), ("layers", names, 0)):
+        known = list(dict.fromkeys(part[place] for part in parts))
+        for value in wanted or []:
+            if value not in known:
+                hint = (nearest(value, known) if asked == option else "") or " Choose one of them."
+                raise InputError(
+                    f"Expected `{asked}` to be among {', '.join(known)}, which {str(store.path)!r} holds of "
+                    f"{signal!r}, but got {value!r}.{hint}"
+                )
+        parts = [part for part in parts if wanted is None or part[place] in wanted]
+    return ["/".join(part) for part in parts]

@@ -20,14 +20,10 @@ from extract.store.store import Store
 #: Smallest validation split in questions; fewer are too few to choose a layer.
 LEAST_VALIDATION = 10
 
-_SCOPES: dict[str, Scope] = {
-    "capability": "question",
-    "semantic_entropy": "question",
-    "seu": "question",
-    "response": "sample",
-}
 #: Targets of probes, and whether each belongs to a question or to an answer.
-TARGETS = Registry("target", _SCOPES)
+TARGETS: Registry[Scope] = Registry(
+    "target", {"capability": "question", "semantic_entropy": "question", "seu": "question", "response": "sample"}
+)
 
 
 class FeatureDataModule(L.LightningDataModule):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from extract.errors import InputError
+from extract.hashing import hash_order
 
 SPLITS = ("train", "val", "test")
 
@@ -28,19 +29,16 @@ def split_questions(ids: Sequence[str], groups: Sequence[str], fractions: Sequen
             f"Expected split fractions of at least 0 that sum to 1, but got {list(fractions)}. "
             "Change `val_fraction` or `test_fraction`."
         )
-    hashes = [_hash(seed, question) for question in ids]
+    order = hash_order(list(ids), seed)
     by_group: dict[str, list[int]] = defaultdict(list)
-    for i in sorted(range(len(ids)), key=hashes.__getitem__):
+    for i in order:
         by_group[groups[i]].append(i)
-    place: dict[int, tuple[float, bytes]] = {}
+    place = np.empty(len(ids))
     for group, members in by_group.items():
-        offset = int.from_bytes(_hash(seed, group)[:4], "big") / 2**32  # small groups do not all begin alike
-        place |= {i: ((rank + offset) / len(members), hashes[i]) for rank, i in enumerate(members)}
+        digest = hashlib.sha256(f"{seed}\0{group}".encode()).digest()
+        offset = int.from_bytes(digest[:4], "big") / 2**32  # small groups do not all begin alike
+        place[members] = (np.arange(len(members)) + offset) / len(members)
     ends = np.rint(len(ids) * np.cumsum(fractions))
     parts = np.empty(len(ids), dtype=np.int64)
-    parts[sorted(place, key=place.__getitem__)] = np.searchsorted(ends, np.arange(len(ids)), side="right")
-    return [int(part) for part in parts]
-
-
-def _hash(seed: int, text: str) -> bytes:
-    return hashlib.sha256(f"{seed}\0{text}".encode()).digest()
+    parts[sorted(order, key=place.__getitem__)] = np.searchsorted(ends, np.arange(len(ids)), side="right")
+    return parts.tolist()

@@ -62,12 +62,9 @@ class QuestionTable:
         groups: Groups of the questions.
         texts: What was asked, for people; empty for private questions.
         prompt_tokens: [question] prompt length in tokens; NaN if a server did not report it.
-        right: [question] right answers.
-        known: [question] answers graded right or wrong.
-        unknown: [question] answers that the grader could not decide.
-        held_right: [question] right answers of the held-out half (odd j).
-        held_known: [question] known answers of the held-out half.
-        held_unknown: [question] unknown answers of the held-out half.
+        right, known, unknown: [question] right answers, answers graded right or wrong, and those that the grader could
+            not decide.
+        held_right, held_known, held_unknown: The same of the held-out half (odd j).
         consistency: [question] share of the most frequent answer in the other half (even j); NaN without an answer.
         grader: Name of the grader.
         answers: All answers to these questions.
@@ -117,14 +114,12 @@ def load_table(store: Store, grader: str | None = None) -> QuestionTable:
     row_of = {question.id: row for row, question in enumerate(store.questions)}
     samples = store.samples.read()
     answers = _answers(samples, store.grades.read(grader), row_of, store.samples.provides.end_token)
-
-    def count(included: NDArray[np.bool_]) -> list[NDArray[np.int64]]:
-        """Right, known and unknown answers to each question among the included ones."""
-        kinds = (answers.right, answers.known, 1 - answers.known)
-        return [np.bincount(answers.question, kind * included, len(row_of)).astype(np.int64) for kind in kinds]
-
-    right, known, unknown = count(np.ones(len(answers.question), dtype=bool))
-    held_right, held_known, held_unknown = count(answers.held_out)
+    kinds = {"right": answers.right, "known": answers.known, "unknown": 1 - answers.known}
+    counts = {
+        f"{half}{kind}": np.bincount(answers.question, values * included, len(row_of)).astype(np.int64)
+        for half, included in (("", True), ("held_", answers.held_out))
+        for kind, values in kinds.items()
+    }
     prompt_tokens = np.zeros(len(row_of))
     prompt_tokens[answers.question] = _numbers(samples["prompt_tokens"])
     other_half = answers.rows_by_question(len(row_of), ~answers.held_out)
@@ -133,16 +128,11 @@ def load_table(store: Store, grader: str | None = None) -> QuestionTable:
         groups=[question.group for question in store.questions],
         texts=[question.public_prompt for question in store.questions],
         prompt_tokens=prompt_tokens,
-        right=right,
-        known=known,
-        unknown=unknown,
-        held_right=held_right,
-        held_known=held_known,
-        held_unknown=held_unknown,
         consistency=np.array([modal_share([answers.answer[row] for row in rows]) for rows in other_half]),
         grader=grader,
         answers=answers,
         asked={name: store.asked.read(name) for name in store.asked.names("question") if not store.asked.missing(name)},
+        **counts,
     )
 
 

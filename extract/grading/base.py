@@ -76,10 +76,8 @@ def from_function(
     """A grader out of a pure function from a question and an answer without its reasoning.
 
     Args:
-        name: Name of the grader.
         grade: The function.
-        rule: The rule in words.
-        kinds: Kinds of questions that it grades where no grader is named.
+        name, rule, kinds: As in `Grader`.
     """
 
     def grade_all(answers: Sequence[tuple[Question, str]], known: Known, count: Counts) -> list[Grade]:
@@ -102,11 +100,9 @@ def from_decisions(
     """A grader whose decisions are expensive: each different answer to a question is decided once.
 
     Args:
-        name: Name of the grader.
         parse: From a question and an answer without its reasoning to what is taken for the answer.
         start: Starts what decides about answers that were parsed, and ends it.
-        rule: The rule in words.
-        kinds: Kinds of questions that it grades where no grader is named.
+        name, rule, kinds: As in `Grader`.
     """
 
     @contextmanager

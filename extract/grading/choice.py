@@ -1,14 +1,17 @@
-r"""The grader `choice`: which of a question's lettered options an answer takes."""
+"""The grader `choice`: which of a question's lettered options an answer takes, by their letters or by their texts."""
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import chain, pairwise
 from string import ascii_uppercase
+from typing import NamedTuple
 
 from extract.errors import InputError
 from extract.grading.base import Grade, from_function
-from extract.grading.choice_options import match_exact, match_letters, match_text, plain, without_list
 from extract.grading.latex import last_boxed
+from extract.questions.numbers import numbers, plain_number
 from extract.questions.question import Question
+from extract.text import normalize
 
 #: What an answer is stated behind, on the same line.
 _CUE = re.compile(
@@ -27,14 +30,49 @@ _AFFIRMED = re.compile(
 #: What may stand between "the answer is" and its letter, so that the letter is what is meant, and not a vitamin.
 _LEAD = re.compile(r"(?:\W|\b(?:the|option|choice|letter|most|likely|either|both|that|to|be|\w+ly)\b)*", re.IGNORECASE)
 _ENDS = re.compile(r"\s*(?:$|,?\s*(?:because|since)\b)")
+_OPEN, _CLOSE = r"[(\[*\"'“$]{0,4}", r"[)\]*\"'”$.:]{0,4}"
+#: A letter by itself; that of a degree or a unit is none.
+_LETTER = re.compile(rf"{_OPEN}(?<!\w)(?<!\w')(?<!°)(?<![\d°] )([A-Z])(?!'?\w|#|\+\+){_CLOSE}")
+#: What follows a letter that is no word of a sentence: the line's end, or another letter.
+_ALONE = re.compile(rf"[ \t]*(?:\Z|\n|{_LETTER.pattern})")
+#: What may stand between letters that are named together: "(A) or (B)", "A, maybe D", "A and/or D".
+_BETWEEN = re.compile(
+    r"(?:[\s,;/&+|(]|\b(?:and|or|maybe|possibly|perhaps|also|as well as|even|either|both|option|choice)\b)*",
+    re.IGNORECASE,
+)
+#: A small letter that can only be an option's: alone, before a bracket or point, in brackets, or called the answer.
+_SMALL = re.compile(r"(\W{0,6}(?:(?:option|choice)\W{1,3})?)([a-z])(?=[)\].:*\"'”]|\W*$)")
+_SURELY_SMALL = re.compile(r"(?<!\w)\([a-z]\)|(?<!\w)[a-z](?=\s+is (?:the|my) (?:\w+ )?(?:answer|option|choice)\b)")
+#: A word after "A" and "I" says that they are an article and a pronoun, but for these.
+_AFTER_LETTER = re.compile(
+    r"[ \t]+(?!(?:is|are|was|seems|looks|must|would|because|since|as|and|or|not|maybe|possibly|which|for|due|unlike"
+    r"|rather)\b)[A-Za-z]{2}"
+)
+_DENIED_BEFORE = re.compile(
+    r"\b(?:not|neither|nor|never|except|unlike|unlikely|than|instead of|(?:any|every)thing but|all but|exclud\w+"
+    r"|eliminat\w+|rul\w+ out)(?:[\s:]+(?:be|to|think|believe|say|it|it's|is|that|the|an?|for|either|go|with|correct"
+    r"|right|best|answer|options?|choices?|letter))*"
+    r"[\s\"'(\[*]*$",
+    re.IGNORECASE,
+)
+_DENIED_BEHIND = re.compile(
+    r"\s*(?:(?:is|are|was|were|seems?|looks?|can|could|do|does|did|has|have|must|would|should|might|may)\s+"
+    r"(?:(?:be|been|the|an?|all|both|also|just|thus|therefore|\w+ly)\s+)*"
+    r"(?:not|wrong|incorrect|false|impossible|unlikely|eliminated|excluded|out|ruled out)\b"
+    r"|[:–—(-]?\s*(?:wrong|incorrect)\b|\??\s*no\b(?! (?:doubt|question)))",
+    re.IGNORECASE,
+)
+#: A line that begins with an option's letter and its mark.
+_HEAD = re.compile(r"^[(\[*]{0,2}([A-Z])[)\].:*].*$", re.MULTILINE)
+_BACK = 80  # characters before an option in which a denial of it is looked for
+#: Signs that are words of an option's text, and that make another number or name of what they touch.
+_SIGN = re.compile(r"[+/^<>≤≥≠=×·#%°√]|(?<=\d)[.,](?=\d)|[-−–‐](?=\s?[\d.])|(?<=[\d\s])\*(?=[\d\s])")
+_TOUCHING = frozenset("+/^<>≤≥≠×·#%°√.,-*")
+_ARTICLE = re.compile(r"\b(?:[Tt]he|[Aa]n?)\s+(?!(?:and|or|nor)\b)(?=\w)")
 
 
-def grade_choice(question: Question, text: str) -> Grade:
-    """Whether the answer takes the right option, and the letter that it takes.
-
-    Raises:
-        InputError: The question has no options, or its first reference is not the letter of one.
-    """
+def _grade(question: Question, text: str) -> Grade:
+    """Whether the answer takes the right option, and the letter that it takes."""
     right = question.references[0]
     if len(right) != 1 or right not in ascii_uppercase[: len(question.choices)]:
         raise InputError(
@@ -49,19 +87,19 @@ def grade_choice(question: Question, text: str) -> Grade:
 
 def _stated(text: str, choices: Sequence[str]) -> Iterator[set[str]]:
     """Letters of the options that each way of stating them gives, the surest way first."""
-    yield match_exact(text, choices)
-    text = plain(text)
+    yield _match_exact(text, choices)
+    text = _plain(text)
     if (boxed := last_boxed(text)) is not None:
         yield _stated_in(boxed, 0, len(boxed), choices)
     yield _affirmed_or_cued(text, choices)
-    bare = without_list(text, choices).strip()
-    line, letters = bare.split("\n", 1)[0], match_letters(bare, len(choices))
+    bare = _without_list(text, choices).strip()
+    line, letters = bare.split("\n", 1)[0], _match_letters(bare, len(choices))
     if letters and _LEAD.fullmatch(bare, 0, letters[0].start) and _ENDS.match(line, letters[0].end):
         yield letters[0].letters
     else:
-        yield match_exact(line, choices)
+        yield _match_exact(line, choices)
     yield letters[-1].letters if letters else set()
-    yield match_text(bare, choices)
+    yield _match_text(bare, choices)
 
 
 def _stated_in(text: str, start: int, end: int, choices: Sequence[str]) -> set[str]:
@@ -70,17 +108,16 @@ def _stated_in(text: str, start: int, end: int, choices: Sequence[str]) -> set[s
     Letters further inside, beside another option's text, leave open which of the two is meant.
     """
     statement = text[start:end]
-    options, letters = match_exact(statement, choices), match_letters(text, len(choices), start, end)
+    options, letters = _match_exact(statement, choices), _match_letters(text, len(choices), start, end)
     if options or not letters:
-        return options or match_text(statement, choices)
-    if _LEAD.fullmatch(text, start, letters[0].start):
-        return letters[0].letters
-    return letters[0].letters | match_text(statement, choices)
+        return options or _match_text(statement, choices)
+    is_first = _LEAD.fullmatch(text, start, letters[0].start)
+    return letters[0].letters if is_first else letters[0].letters | _match_text(statement, choices)
 
 
 def _affirmed_or_cued(text: str, choices: Sequence[str]) -> set[str]:
     """What the last statement of an answer takes: what stands behind its cue, or what it says to be the answer."""
-    groups = match_letters(text, len(choices))
+    groups = _match_letters(text, len(choices))
     affirmed = [(group, match.end()) for group in groups if (match := _AFFIRMED.match(text, group.end))]
     cued = (-1, -1)
     for cue in _CUE.finditer(text):
@@ -101,9 +138,147 @@ def _behind(text: str, start: int) -> tuple[int, int]:
     return start, start + len(line)
 
 
+class _Letters(NamedTuple):
+    """Letters that are named together, and where they start and end in the text."""
+
+    letters: set[str]
+    start: int
+    end: int
+
+
+def _plain(text: str) -> str:
+    """A text with one kind of apostrophe, "not" as a word of its own, and options' letters as capitals."""
+    text = re.sub(r"(?<=\bca)n't\b|(?<=\bca)nnot\b", "n not", text.replace("’", "'"), flags=re.IGNORECASE)
+    text = re.sub(r"n't\b", " not", text, flags=re.IGNORECASE)
+    text = re.sub(r"(?<!\w)_{1,3}([A-Za-z])_{1,3}(?!\w)", r"\1", text)
+    return _SURELY_SMALL.sub(lambda match: match[0].upper(), text)
+
+
+def _match_letters(text: str, n_choices: int, start: int = 0, end: int | None = None) -> list[_Letters]:
+    """The options that a part of a `_plain` text names by their letters, without those that it denies."""
+    end = len(text) if end is None else end
+    if small := _SMALL.match(text, start, end):
+        text = f"{text[: small.start(2)]}{small[2].upper()}{text[small.end(2) :]}"
+    groups: list[_Letters] = []
+    for match in _LETTER.finditer(text, start, end):
+        is_word = match[0] in ("A", "I") and _AFTER_LETTER.match(text, match.end())
+        if is_word or match[1] not in ascii_uppercase[:n_choices]:
+            continue
+        if groups and _is_joined(text, groups[-1].end, match, end):
+            groups[-1] = _Letters(groups[-1].letters | {match[1]}, groups[-1].start, match.end())
+        else:
+            groups.append(_Letters({match[1]}, *match.span()))
+    return [group for group in groups if not _is_denied(text, group.start, group.end)]
+
+
+def _is_joined(text: str, last: int, match: re.Match[str], end: int) -> bool:
+    """Whether a letter is named together with the one before it: by a word or sign, or by nothing but space.
+
+    Behind a point, or on another line, a letter behind nothing but space may begin a sentence, unless it is alone too.
+    """
+    between = text[last : match.start()]
+    if len(between) > 40 or not _BETWEEN.fullmatch(between):
+        return False
+    if between.strip() or ("\n" not in between and text[last - 1] not in ".:"):
+        return True
+    return bool(_ALONE.match(text, match.end(), end))
+
+
+def _is_denied(text: str, start: int, end: int) -> bool:
+    return bool(_DENIED_BEFORE.search(text, max(0, start - _BACK), start) or _DENIED_BEHIND.match(text, end))
+
+
+def _match_exact(text: str, choices: Sequence[str]) -> set[str]:
+    """Letters of the options that a text is, by their text, with or without the letter before it."""
+    lettered = dict(zip(ascii_uppercase, choices, strict=False))
+    texts = {letter: choice.strip() for letter, choice in lettered.items() if choice.strip().upper() not in lettered}
+    exact = {letter for letter, choice in texts.items() if choice.casefold() == text.strip().casefold()}
+    form, values = _form(text), set(numbers(text))
+    return exact or {
+        letter
+        for letter, choice in lettered.items()
+        if (option := _form(choice))
+        and (form == f"{letter.lower()} {option}" or (form == option and letter in texts))
+        and plain_number(choice) in (None, *values)
+    }
+
+
+def _match_text(text: str, choices: Sequence[str]) -> set[str]:
+    """Letters of the options whose text is said: whole words and numbers, outside a longer option, and not denied."""
+    words, values = f" {_form(text)} ", set(numbers(text))
+    found = set()
+    forms = {letter: _form(choice) for letter, choice in zip(ascii_uppercase, choices, strict=False)}
+    for letter, form in sorted(forms.items(), key=lambda item: -len(item[1])):
+        places = _places(words, form)
+        number = plain_number(choices[ascii_uppercase.index(letter)])
+        if number in (None, *values) and any(not _is_denied(words, *place) for place in places):
+            found.add(letter)
+        if list(forms.values()).count(form) == 1:
+            for start, stop in places:
+                words = words[:start] + "\0" * (stop - start) + words[stop:]
+    return found
+
+
+def _places(words: str, form: str) -> list[tuple[int, int]]:
+    """Where an option's words stand with no sign beside them that changes their meaning; one letter says too little."""
+    if not form or (len(form) == 1 and form.isalpha()):
+        return []
+    places = []
+    for match in re.finditer(rf"(?<= ){re.escape(form)}(?= )", words):
+        start, stop = match.span()
+        before, behind = words[start - 2 : start - 1], words[stop + 1 : stop + 2]
+        if not (_TOUCHING.intersection((before, behind)) or (before.isdigit() and not words[start].isalnum())):
+            places.append((start, stop))
+    return places
+
+
+def _form(text: str) -> str:
+    """Words without case, accents, articles and punctuation, numbers, and the signs between them, by single spaces."""
+    text = _ARTICLE.sub("", _plain(text))
+    ends = [0, *(place for sign in _SIGN.finditer(text) for place in sign.span()), len(text)]
+    pieces = [text[start:end] for start, end in pairwise(ends)]
+    kept = [re.sub("[−–‐]", "-", piece) if n % 2 else normalize(piece) for n, piece in enumerate(pieces)]
+    return " ".join(filter(None, kept))
+
+
+def _without_list(text: str, choices: Sequence[str]) -> str:
+    """The text without the options as they were listed: two or more of them, with their letters, one after the other.
+
+    The last one may be cut, and a line that begins with an option's letter may say anything. An option that comes
+    behind a list, and stands before its last one in it, is an answer.
+    """
+    lettered = list(zip(ascii_uppercase, choices, strict=False))
+    listed = {start: (end, letter) for letter, choice in lettered for start, end in _listed(text, letter, choice)}
+    for head in _HEAD.finditer(text):
+        if head[1] in ascii_uppercase[: len(choices)]:
+            listed.setdefault(head.start(), (head.end(), head[1]))
+    runs: list[list[tuple[int, int, str]]] = []
+    for place in sorted((start, end, letter) for start, (end, letter) in listed.items()):
+        if runs and runs[-1][-1][2] < place[2]:
+            runs[-1].append(place)
+        else:
+            runs.append([place])
+    while runs and len(runs[-1]) == 1:
+        runs.pop()
+    pieces, last = [], 0
+    for start, end, _ in chain.from_iterable(runs):
+        pieces.append(text[last:start])
+        last = max(last, end)
+    return "\n".join([*pieces, text[last:]])
+
+
+def _listed(text: str, letter: str, choice: str) -> Iterator[tuple[int, int]]:
+    """Start and end of an option with its letter. At the text's end it may be cut, on a line of its own to a letter."""
+    for match in re.finditer(rf"[(\[*]{{0,2}}\b{letter}(?:[)\].:*]{{1,3}}\s?|\Z)", text):
+        rest = text[match.end() : match.end() + len(choice)]
+        is_cut = match.end() + len(rest) == len(text) and choice.startswith(rest)
+        if rest == choice or (is_cut and (rest or text[: match.start()].endswith("\n"))):
+            yield match.start(), match.end() + len(rest)
+
+
 CHOICE = from_function(
     "choice",
-    grade_choice,
+    _grade,
     "An option's text and nothing else, else the letter or the option's text in the last \\boxed{}, else in the last "
     "statement of an answer ('answer is B', 'answer:', 'B is correct', 'go with B', 'wait, C'), else in a first line "
     "that is nothing else but a reason, else the last letter that stands by itself, else the option whose text is "

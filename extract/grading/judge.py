@@ -140,11 +140,7 @@ class _Asking:
         self._n_rejected = 0
 
     async def decide(self, cases: Sequence[Case], count: Counts) -> list[Grade]:
-        """A grade of each case, unknown where the judge gave none.
-
-        Raises:
-            InputError: The judge can't be asked, and has given no verdict on these cases.
-        """
+        """A grade of each case, unknown where the judge gave none; refused if it gave none and can't be asked."""
         self.refuse_to_go_on()
         verdicts: list[bool | None] = [None] * len(cases)
 
@@ -173,10 +169,6 @@ class _Asking:
         return [Grade(verdict, case.answer) for verdict, case in zip(verdicts, cases, strict=True)]
 
     def refuse_to_go_on(self) -> None:
-        """Say why no more can be asked.
-
-        Raises:
-            InputError: The judge can't be asked any more.
-        """
+        """Say why no more can be asked, if that is so."""
         if self._stopped is not None:
             raise InputError(str(self._stopped)) from None

@@ -100,11 +100,7 @@ class Algebra:
 
 
 def _start() -> subprocess.Popen[str]:
-    """The process, once it is ready.
-
-    Raises:
-        InputError: It does not become so.
-    """
+    """The process, once it is ready."""
     worker = Path(__file__).with_name("math_worker.py")
     command = [sys.executable, "-P", str(worker)]  # -P: the modules beside it are not for it
     process = subprocess.Popen(command, stdin=PIPE, stdout=PIPE, stderr=PIPE, text=True)

@@ -5,12 +5,14 @@ script lowers the case and removes punctuation and articles. Here punctuation of
 ASCII alone. Of several references, and of aliases among them, the one that suits the answer best counts.
 """
 
+import operator
 import re
 import string
 import unicodedata
 from collections import Counter
+from collections.abc import Callable
 
-from extract.grading.base import Grade, from_function
+from extract.grading.base import Grade, Grader, from_function
 from extract.questions.question import Question
 from extract.text import contains_answer, normalize
 
@@ -40,11 +42,9 @@ def squad_words(text: str) -> str:
     >>> squad_words(" The  Beatles, of course!")
     'beatles of course'
     """
-
-    def is_punctuation(character: str) -> bool:  # Cf: what can't be seen, such as a byte order mark
-        return character in string.punctuation or unicodedata.category(character).startswith(("P", "Cf"))
-
-    words = "".join(character for character in text.lower() if not is_punctuation(character))
+    punctuation = ("P", "Cf")  # Cf: what can't be seen, such as a byte order mark
+    kept = (c for c in text.lower() if not (c in string.punctuation or unicodedata.category(c).startswith(punctuation)))
+    words = "".join(kept)
     return " ".join(_ARTICLE.sub(" ", words).split()) or " ".join(words.split())
 
 
@@ -59,28 +59,15 @@ def token_f1(answer: str, reference: str) -> float:
     return 2 * shared / (len(words) + len(expected)) if shared else 0.0
 
 
-def _grade(right: bool, answer: str) -> Grade:
-    return Grade(right, answer if any(map(str.isalnum, answer)) else None)
+def _by_words(name: str, is_right: Callable[[str, str], bool], rule: str, read: Callable[[str], str] = str) -> Grader:
+    """A grader that compares the normalised words of what it reads of an answer with those of each reference."""
 
+    def grade(question: Question, text: str) -> Grade:
+        answer = squad_words(read(text))
+        right = bool(answer) and any(is_right(answer, squad_words(reference)) for reference in question.references)
+        return Grade(right, answer if any(map(str.isalnum, answer)) else None)
 
-def grade_exact(question: Question, text: str) -> Grade:
-    """Whether the first line equals a reference."""
-    answer = squad_words(first_line(text))
-    return _grade(bool(answer) and answer in map(squad_words, question.references), answer)
-
-
-def grade_contains(question: Question, text: str) -> Grade:
-    """Whether the answer says a reference anywhere."""
-    answer = squad_words(text)
-    matches = (f" {squad_words(reference)} " in f" {answer} " for reference in question.references)
-    return _grade(bool(answer) and any(matches), answer)
-
-
-def grade_f1(question: Question, text: str) -> Grade:
-    """Whether the first line shares enough words with a reference."""
-    answer = squad_words(first_line(text))
-    best = max(token_f1(answer, squad_words(reference)) for reference in question.references)
-    return _grade(best >= THRESHOLD, answer)
+    return from_function(name, grade, rule)
 
 
 SHORT = from_function(
@@ -91,9 +78,17 @@ SHORT = from_function(
     "question's rivals before it.",
     kinds=("short", "cloze"),
 )
-EXACT = from_function("exact", grade_exact, f"First line only; {_NORMALISED}; right when it equals a reference.")
-CONTAINS = from_function(
-    "contains", grade_contains, f"The whole answer; {_NORMALISED}; right when a reference stands in it as whole words."
+EXACT = _by_words(
+    "exact", operator.eq, f"First line only; {_NORMALISED}; right when it equals a reference.", first_line
 )
-_F1_RULE = f"First line only; {_NORMALISED}; right when the F1 of its words and a reference's is at least {THRESHOLD}."
-F1 = from_function("f1", grade_f1, _F1_RULE)
+CONTAINS = _by_words(
+    "contains",
+    lambda answer, reference: f" {reference} " in f" {answer} ",
+    f"The whole answer; {_NORMALISED}; right when a reference stands in it as whole words.",
+)
+F1 = _by_words(
+    "f1",
+    lambda answer, reference: token_f1(answer, reference) >= THRESHOLD,
+    f"First line only; {_NORMALISED}; right when the F1 of its words and a reference's is at least {THRESHOLD}.",
+    first_line,
+)

@@ -110,7 +110,7 @@ def test_only_the_asked_layers_are_read(small_store: Path) -> None:
     ("options", "message"),
     [
         ({"positions": ["last_answer"]}, "`positions` to be among last_prompt"),
-        ({"layers": [9]}, r"`layers` to be among those .* holds \(0 to 3\), but got 9"),
+        ({"layers": [9]}, r"`layers` to be among 0, 1, 2, 3, which .* but got '9'"),
         ({"grader": "judge"}, "`grader` to be one of planted"),
         ({"signal": "entropy"}, "to hold the signal 'entropy'"),
         ({"test_fraction": 0.9}, "sum to 1"),

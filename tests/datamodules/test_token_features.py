@@ -191,7 +191,7 @@ def test_the_shape_of_the_entropy_curve_and_windows_are_poolings_too(made_store:
         ({"signal": "tokens", "weights": "macs/floor_20_mean_emit"}, r"lack it .*read --store .* --signals \[macs\] --scope sample"),
         ({"signal": "tokens", "weights": "rollout/norm_element_mean_emit"}, "`weights` to be among norm_element_mean_token"),
         ({"signal": "early_exit"}, r"read --store .* --signals \[early_exit\] --scope sample"),
-        ({"signal": "entropy_profile", "layers": [0]}, r"`layers` to be among those .*holds \(1 to 3\), but got 0"),
+        ({"signal": "entropy_profile", "layers": [0]}, r"`layers` to be among 1, 2, 3, which .* but got '0'"),
         ({"signal": "tokens", "positions": ["entropyy"]}, "`positions` to be among entropy, .*Did you mean"),
     ],
 )  # fmt: skip

@@ -1,10 +1,7 @@
-"""From a datamodule's options to features: the signals they come from, their keys in a store, and their values.
-
-A signal of vectors (`hidden`) gives one feature for each layer and position. Token signals give one vector of numbers,
-which is the only feature, or is appended to every other one.
-"""
+"""From a datamodule's options to features: the signals they come from, their keys in a store, and their values."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,69 +14,64 @@ from extract.store.shards import Scope
 from extract.store.store import Store
 
 
+@dataclass
 class FeatureSpec:
     """The signals, positions and layers that features are made of.
 
+    A signal of vectors (`hidden`) gives one feature for each layer and position. Token signals give one vector of
+    numbers, which is the only feature, or is appended to every other one.
+
     Args:
         scope: Whether a row is a question or an answer.
-        signal: The signal that `positions` and `layers` choose from.
-        positions: Its positions; None for `last_prompt` or `last_answer`, and for all of a token signal.
-        layers: Its layers; None for all.
-        join: Token signals whose numbers are appended to every feature, each a ``signal`` or a ``signal/position``.
-        pooling: How the tokens of an answer become numbers; None for `DEFAULT_POOLING`.
-        weights: Weights of the tokens, see `weight_of`; None for none.
+        signal, positions, layers, join, pooling, weights: As in `FeatureDataModule`.
 
     Raises:
         InputError: If a signal cannot be joined or pooled, or pooling or weights are given without tokens to pool.
     """
 
-    def __init__(
-        self,
-        scope: Scope,
-        signal: str,
-        positions: Sequence[str] | None,
-        layers: Sequence[int] | None,
-        join: Sequence[str] | None,
-        pooling: Sequence[str] | None,
-        weights: str | None,
-    ) -> None:
-        available = token_signals(scope)
-        of_vectors = signal not in available
-        if of_vectors and signal in token_signals("sample"):
+    scope: Scope
+    signal: str
+    positions: Sequence[str] | None
+    layers: Sequence[int] | None
+    join: Sequence[str] | None
+    pooling: Sequence[str] | None
+    weights: str | None
+
+    def __post_init__(self) -> None:
+        available, signal = token_signals(self.scope), self.signal
+        self._of_vectors = signal not in available
+        if self._of_vectors and signal in token_signals("sample"):
             raise InputError(
                 f"Expected `signal` to have a number for each question, as {', '.join(available)} have, but {signal!r} "
                 "is of answers only. Give --data.target=response."
             )
-        tokens = [] if of_vectors else [(signal, positions or None, layers, "positions")]
-        for joined in join or []:
+        tokens = [] if self._of_vectors else [(signal, self.positions or None, self.layers, "positions")]
+        for joined in self.join or []:
             name, slash, position = joined.partition("/")
             if name not in available or (slash and not position):
-                rows = "answers" if scope == "sample" else "questions"
+                rows = "answers" if self.scope == "sample" else "questions"
                 raise InputError(
                     f"Expected `join` to be among the token signals of {rows}, {', '.join(available)}, optionally with "
                     f"/POSITION, but got {joined!r}.{nearest(name, available)}"
                 )
             tokens.append((name, [position] if position else None, None, "join"))
-        for option, value in (("pooling", pooling), ("weights", weights)):
-            if value is not None and (scope == "question" or not tokens):
+        for option, value in (("pooling", self.pooling), ("weights", self.weights)):
+            if value is not None and (self.scope == "question" or not tokens):
                 reason = "a question has one number of each" if tokens else f"{signal!r} has one vector for a row"
                 raise InputError(
                     f"Expected no `{option}`, because {reason}, but got {value!r}. Leave it out, or give a token "
                     "signal in `signal` or `join` and the target response."
                 )
-        if pooling is not None:
-            check_pooling(pooling)
-        self._weight = None if weights is None else weight_of(weights)
-        self._pooling = tuple(pooling or DEFAULT_POOLING) if tokens and scope == "sample" else ()
-        self._positions = positions or ["last_answer" if scope == "sample" else "last_prompt"]
-        self._scope, self._signal, self._layers = scope, signal, layers
-        self._tokens, self._of_vectors = tokens, of_vectors
+        if self.pooling is not None:
+            check_pooling(self.pooling)
+        self._weight = None if self.weights is None else weight_of(self.weights)
+        self._tokens = tokens
 
     @property
     def signals(self) -> list[str]:
         """Names of all signals that a store must hold, each once."""
         weights = [] if self._weight is None else [self._weight[0]]
-        return list(dict.fromkeys([self._signal, *(name for name, *_ in self._tokens), *weights]))
+        return list(dict.fromkeys([self.signal, *(name for name, *_ in self._tokens), *weights]))
 
     def read(self, store: Store, n_rows: int) -> tuple[Tensor, list[str], TokenFeatures | None]:
         """Find the features in a store and read them in one copy.
@@ -92,7 +84,7 @@ class FeatureSpec:
         Raises:
             InputError: If the store lacks a signal, a position or a layer, or its tensors do not fit together.
         """
-        signals, scope = store.signals, self._scope
+        signals, scope = store.signals, self.scope
 
         def values(signal: str, key: str) -> Tensor | Ragged:
             return (signals.read_ragged if scope == "sample" else signals.read)(signal, key, scope)
@@ -101,8 +93,8 @@ class FeatureSpec:
         if self._tokens:
             token_keys = dict.fromkeys(
                 f"{name}/{key}"
-                for name, positions, layers, option in self._tokens
-                for key in choose_keys(store, name, scope, positions, layers, option)
+                for name, of_signal, layers, option in self._tokens
+                for key in choose_keys(store, name, scope, of_signal, layers, option)
             )
             weight_key = None
             if self._weight is not None:
@@ -114,15 +106,17 @@ class FeatureSpec:
                         f"{len(keys)}, from {keys[0]}. Choose others."
                     )
                 weight_key = f"{name}/{keys[0]}"
-            pooled = TokenFeatures(tuple(token_keys), self._pooling, weight_key)
-        keys = vector_keys(store, self._signal, scope, self._positions, self._layers) if self._of_vectors else []
+            pooling = tuple(self.pooling or DEFAULT_POOLING) if scope == "sample" else ()
+            pooled = TokenFeatures(tuple(token_keys), pooling, weight_key)
+        positions = self.positions or ["last_answer" if scope == "sample" else "last_prompt"]
+        keys = vector_keys(store, self.signal, scope, positions, self.layers) if self._of_vectors else []
         numbers = torch.empty(n_rows, 0) if pooled is None else pooled.vector(values)
         if not keys:
-            return numbers[:, None], [self._signal], pooled
-        width = signals.layout(self._signal, scope)[keys[0]].shape[0]
+            return numbers[:, None], [self.signal], pooled
+        width = signals.layout(self.signal, scope)[keys[0]].shape[0]
         features = torch.empty(n_rows, len(keys), width + numbers.shape[1])
         for i, key in enumerate(keys):
-            features[:, i, :width] = signals.read(self._signal, key, scope)
+            features[:, i, :width] = signals.read(self.signal, key, scope)
         features[:, :, width:] = numbers[:, None]
         return features, keys, pooled
 

@@ -121,7 +121,7 @@ def load_table(store: Store, grader: str | None = None) -> QuestionTable:
         for kind, values in kinds.items()
     }
     prompt_tokens = np.zeros(len(row_of))
-    prompt_tokens[answers.question] = _numbers(samples["prompt_tokens"])
+    prompt_tokens[answers.question] = samples["prompt_tokens"].to_numpy()
     other_half = answers.rows_by_question(len(row_of), ~answers.held_out)
     return QuestionTable(
         ids=list(row_of),
@@ -151,17 +151,12 @@ def _answers(samples: pa.Table, grades: pa.Table, row_of: dict[str, int], end_to
         right=grades["right"].fill_null(False).to_numpy().astype(np.int64),
         known=grades["right"].is_valid().to_numpy().astype(np.int64),
         answer=grades["answer"].to_pylist(),
-        n_tokens=_numbers(samples["n_tokens"]),
+        n_tokens=samples["n_tokens"].to_numpy().astype(np.float64),
         truncated=reason == "length",
         mean_nll=np.array([-values.mean() if len(values) else np.nan for values in logprobs]),
         max_nll=np.array([-values.min() if len(values) else np.nan for values in logprobs]),
         rejected=reason == REJECTED,
     )
-
-
-def _numbers(column: pa.ChunkedArray) -> NDArray[np.float64]:
-    """[row] float64, null as NaN."""
-    return column.to_numpy().astype(np.float64)
 
 
 def _keys(table: pa.Table, row_of: dict[str, int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -181,7 +176,7 @@ def asked_of_answers(store: Store, table: QuestionTable, name: str) -> NDArray[n
     """Values of an asked baseline of answers, [answer] in the order of `table.answers`; NaN for none."""
     row_of = {question: row for row, question in enumerate(table.ids)}
     asked = _align(store.asked.read(name, "sample"), table.answers.question, table.answers.sample, row_of)
-    return _numbers(asked["value"])
+    return asked["value"].to_numpy().astype(np.float64)
 
 
 def modal_share(answers: list[str | None]) -> float:

@@ -14,18 +14,15 @@ from extract.registry import Registry
 
 _RULES = (SHORT, EXACT, CONTAINS, F1, NUMBER, NUMBER_STRICT, BOXED_INTEGER, MATH, CHOICE)
 #: Graders by name. One that takes options is a function from them to a `Grader`.
-GRADERS: Registry[Grader | Callable[[Judge], Grader]] = Registry("grader", {rule.name: rule for rule in _RULES})
-GRADERS.register("judge", judge_grader)
+GRADERS: Registry[Grader | Callable[[Judge], Grader]] = Registry(
+    "grader", {rule.name: rule for rule in _RULES} | {"judge": judge_grader}
+)
 #: The grader of each kind of question where none is named.
 GRADER_OF_KIND: dict[Kind, str] = {kind: rule.name for rule in _RULES for kind in rule.kinds}
 
 
 def load_grader(name: str, judge: Judge | None = None) -> Grader:
-    """A grader by name.
-
-    Args:
-        name: One of `GRADERS`.
-        judge: Options of the grader `judge`.
+    """One of `GRADERS` by name; the grader `judge` takes options.
 
     Raises:
         InputError: Unknown name, or a judge without a model.

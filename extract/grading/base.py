@@ -57,11 +57,7 @@ class Grader:
     may_decide_later: bool = False
 
     def grade(self, question: Question, text: str) -> Grade:
-        """The grade of one answer. For many answers `running` starts what it needs only once.
-
-        Args:
-            question: What was asked.
-            text: The answer as it was sampled.
+        """The grade of one answer as it was sampled. For many answers `running` starts what it needs only once.
 
         Raises:
             InputError: A question that this grader can't grade, or something that it needs is missing.

@@ -64,7 +64,6 @@ _DENIED_BEHIND = re.compile(
 )
 #: A line that begins with an option's letter and its mark.
 _HEAD = re.compile(r"^[(\[*]{0,2}([A-Z])[)\].:*].*$", re.MULTILINE)
-_BACK = 80  # characters before an option in which a denial of it is looked for
 #: Signs that are words of an option's text, and that make another number or name of what they touch.
 _SIGN = re.compile(r"[+/^<>≤≥≠=×·#%°√]|(?<=\d)[.,](?=\d)|[-−–‐](?=\s?[\d.])|(?<=[\d\s])\*(?=[\d\s])")
 _TOUCHING = frozenset("+/^<>≤≥≠×·#%°√.,-*")
@@ -185,7 +184,8 @@ def _is_joined(text: str, last: int, match: re.Match[str], end: int) -> bool:
 
 
 def _is_denied(text: str, start: int, end: int) -> bool:
-    return bool(_DENIED_BEFORE.search(text, max(0, start - _BACK), start) or _DENIED_BEHIND.match(text, end))
+    """Whether an option is denied right behind it, or in the 80 characters before it."""
+    return bool(_DENIED_BEFORE.search(text, max(0, start - 80), start) or _DENIED_BEHIND.match(text, end))
 
 
 def _match_exact(text: str, choices: Sequence[str]) -> set[str]:

@@ -25,14 +25,7 @@ SECONDS = 10.0  # for one answer
 
 
 def equal_as_it_stands(gold: str, answer: str) -> bool | None:
-    r"""Whether an answer equals a gold answer, as far as that shows without algebra.
-
-    Args:
-        gold: LaTeX.
-        answer: As `spelled`.
-
-    Returns:
-        None where it takes algebra to tell.
+    r"""Whether an answer, as `spelled`, equals a gold answer in LaTeX; None where it takes algebra to tell.
 
     >>> equal_as_it_stands(r"\frac12", "1/2"), equal_as_it_stands("52_8", "52_9"), equal_as_it_stands("x+1", "1+x")
     (True, False, None)

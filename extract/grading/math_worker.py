@@ -1,8 +1,7 @@
 r"""A process that compares LaTeX expressions by math-verify. It is run as a file and imports no package of ours.
 
-math-verify limits its time by SIGALRM, which only a main thread may use; in any other thread it fails and grades wrong
-without a word. Here it runs without limits of its own, in this process's main thread, and SIGALRM ends the whole
-process, even inside C code. So does the end of standard input, when whoever asked is gone.
+math-verify limits its time by SIGALRM, and in any other thread than the main one grades wrong without a word. Here it
+has no limits of its own: SIGALRM ends the whole process, even inside C code, and so does the end of standard input.
 
 Lines of JSON in, ``{"golds": [...], "answer": "...", "seconds": 10}``, and lines of JSON out: true, false, null where
 it could not decide, or "unread" where the answer is no expression. The first line out is null: it is ready.

@@ -1,8 +1,7 @@
 r"""The graders `number`, `number-strict` and `boxed-integer`, which compare exact fractions and never floats.
 
-The two of GSM8K follow Cobbe et al. 2021 (arXiv 2110.14168) and the filters of the same names of
-lm-evaluation-harness. The flexible one reads more than they do: fractions, powers of ten and words for them; and it
-tells an exponent from a value. What counts as a number is in `extract.questions.numbers`.
+The first two follow Cobbe et al. 2021 (arXiv 2110.14168) and the filters of lm-evaluation-harness; `number` also reads
+fractions, powers of ten and words for them, see `extract.questions.numbers`.
 """
 
 import re

@@ -16,12 +16,7 @@ from extract.store.store import Store
 
 
 def fill_grades(store: Store, grader: Grader, worker: Worker) -> None:
-    """Grade what this grader has not graded, and what it may decide by now. Other grades stay.
-
-    Args:
-        store: The store.
-        grader: The grader.
-        worker: Whose blocks.
+    """Grade what this grader has not graded of a worker's blocks, and what it may decide by now. Other grades stay.
 
     Raises:
         InputError: The existing grades were given by another rule, or the grader can't grade.
@@ -74,7 +69,7 @@ def _n_undecided(store: Store, grader: Grader, samples: SampleRange) -> int:
 
 
 def _grade_range(
-    store: Store, grader: Grader, samples: SampleRange, old: list[dict[str, Any]], grade: Callable[..., list[Grade]]
+    store: Store, grader: Grader, samples: SampleRange, old: list[dict[str, Any]], grade_all: Callable[..., list[Grade]]
 ) -> list[str]:
     """Grade what has no grade among old ones, write the grades of the range, and name the new verdicts."""
     rows = {(row["question_id"], row["sample"]): row for row in old if row["right"] is not None}
@@ -83,7 +78,7 @@ def _grade_range(
     by_key = {(answer["question_id"], answer["sample"]): answer for answer in answers}
     rejected = {key: Grade(None, None) for key, answer in by_key.items() if answer["finish_reason"] == REJECTED}
     new = [key for key in by_key if key not in rows and key not in rejected]
-    grades = grade([(questions[key[0]], by_key[key]["text"]) for key in new])
+    grades = grade_all([(questions[key[0]], by_key[key]["text"]) for key in new])
     for (question_id, sample), grade in (rejected | dict(zip(new, grades, strict=True))).items():
         rows[question_id, sample] = {"question_id": question_id, "sample": sample, **grade._asdict()}
     store.grades.write(grader.name, samples, [rows[key] for key in by_key], grader.rule)

@@ -1,8 +1,7 @@
 """The graders `short`, `exact`, `contains` and `f1`, which compare an answer's words with those of the references.
 
-`exact`, `contains` and `f1` use the normalisation of SQuAD (Rajpurkar et al. 2016, arXiv 1606.05250), whose evaluation
-script lowers the case and removes punctuation and articles. Here punctuation of every script is removed, not that of
-ASCII alone. Of several references, and of aliases among them, the one that suits the answer best counts.
+The last three normalise as SQuAD does (Rajpurkar et al. 2016, arXiv 1606.05250), but remove punctuation of every
+script, not that of ASCII alone. Of several references, the one that suits the answer best counts.
 """
 
 import operator

@@ -1,9 +1,7 @@
 """`facts`: short questions that a small model gets right some of the time; built at run time, no download.
 
-Countries come from the `countryinfo` package (MIT), elements from our own table, sums and products from arithmetic.
-``facts.json`` holds that table, further accepted names, and what is not asked of a country because its answer is
-disputed, outdated or ambiguous; the exclusions were made by reading every entry of countryinfo 1.0.1. A question whose
-answer stands in its own text is left out: an echo would be graded right.
+Countries come from the `countryinfo` package (MIT). ``facts.json`` holds the elements, further accepted names, and what
+is not asked because its answer is disputed, outdated or ambiguous, by a reading of every entry of countryinfo 1.0.1.
 """
 
 import json
@@ -28,6 +26,7 @@ def facts() -> list[Question]:
     tables = json.loads(Path(__file__).with_name("facts.json").read_text(encoding="utf-8"))
     about = (_about_countries(tables["countries"]), _about_elements(tables["elements"]), _arithmetic(tables["numbers"]))
     questions = chain.from_iterable(about)
+    # an echo of a question that says its own answer would be graded right
     return [q for q in questions if not contains_answer(q.text, q.references, "case_sensitive" in q.meta)]
 
 

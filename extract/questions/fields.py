@@ -24,12 +24,7 @@ Draft = dict[str, Any]
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a dataset, whose errors say what it lacks.
-
-    Attributes:
-        values: Its values by column.
-        where: Its place, for messages.
-    """
+    """A row of a dataset: its values by column, and where it is, for messages that say what it lacks."""
 
     values: Mapping[str, Any]
     where: str
@@ -129,9 +124,9 @@ def by_fields(fields: Mapping[str, Any]) -> Read:
         draft: Draft = {name: row.text(fields[name]) for name in ("id", "text", "group") if name in fields}
         if not draft["text"]:
             raise InputError(f"Expected {row.where} to hold a question, but {fields['text']!r} is empty. Remove it.")
-        references = tuple(text for text in dict.fromkeys(row.texts(fields["references"])) if text)
+        references = tuple(text for text in row.texts(fields["references"]) if text)
         if kind == "number":
-            references = tuple(dict.fromkeys(gold_number(text, row.where) for text in references))
+            references = tuple(gold_number(text, row.where) for text in references)
         if "choices" in fields:
             draft["choices"] = row.texts(fields["choices"])
         if kind == "choice" and references:

@@ -10,8 +10,7 @@ from extract.errors import InputError
 
 
 def _without_separators(match: re.Match[str]) -> str:
-    digits = re.sub(r"\D", "", match[0])
-    return f"{digits}." if match[0].endswith(",") else digits
+    return re.sub(r"\D", "", match[0]) + ("." if match[0].endswith(",") else "")
 
 
 #: LaTeX and typography around numbers, and how they are read.
@@ -57,7 +56,6 @@ _JOINT = re.compile(
 )
 _BETWEEN = re.compile(r"\bbetween[ \t\\$€£¥]*$", re.IGNORECASE)
 _AND = re.compile(r"[^\d\n]{0,20}\band[ \t\\$€£¥]*", re.IGNORECASE)
-_LONGEST_JOINT = 40  # characters
 #: A number whose commas stand where those of thousands do, also of lakhs; in "1,5" a comma is a decimal point.
 _THOUSANDS = re.compile(r"[-+]?\s*[1-9]\d{0,2}(?:,\d{2,3})*,\d{3}(?:\.\d*)?")
 _MOST_DIGITS = 300  # before and behind the point of a gold number
@@ -92,7 +90,7 @@ def _is_joined(text: str, last: re.Match[str], match: re.Match[str]) -> bool:
     """Whether two numbers that follow each other are the sides of an operator, or alternatives."""
     operator = 0 if _is_negative(text, match) else len(match["sign"] or "")
     between = text[last.end() : match.start() + operator]
-    if len(between) - operator > _LONGEST_JOINT:
+    if len(between) - operator > 40:
         return False
     is_range = _AND.fullmatch(between) and _BETWEEN.search(text, max(0, last.start() - 15), last.start())
     return bool(_JOINT.fullmatch(between) or is_range)

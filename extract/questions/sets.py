@@ -63,8 +63,7 @@ def simpleqa(row: Row, seed: int) -> Draft:
     """Some golds end in the range that counts, in brackets; an answer that says the bare gold is right as well."""
     draft = _SIMPLEQA(row, seed)
     bare = [re.sub(r"\s*\(acceptable range:.*\)$", "", gold, flags=re.I) for gold in draft["references"]]
-    references = tuple(dict.fromkeys((*bare, *draft["references"])))
-    return {**draft, "references": references, "meta": {"answer_type": row.value("answer_type")}}
+    return {**draft, "references": (*bare, *draft["references"]), "meta": {"answer_type": row.value("answer_type")}}
 
 
 def mmlu(row: Row, seed: int) -> Draft:

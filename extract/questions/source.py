@@ -1,7 +1,8 @@
 """Where questions come from: what ``--questions`` and the options beside it mean."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from string import ascii_uppercase
@@ -10,12 +11,12 @@ from typing import Any, get_args
 from extract.errors import InputError, nearest
 from extract.hashing import canonical_json, hash_order, sha256_json
 from extract.questions.fields import Draft, Row, by_fields, own_form
-from extract.questions.loaders import LOADERS, Record, load_rows
+from extract.questions.loaders import LOADERS, Record
 from extract.questions.numbers import numbers
 from extract.questions.question import Kind, Question
 from extract.questions.sets import SETS, QuestionSet
-from extract.running.progress import say
-from extract.text import normalize, shown
+from extract.running.progress import quiet_loggers, say
+from extract.text import normalize, one_line, shown
 
 _HUB_ID = re.compile(r"([\w.-]+/[\w.-]+)(?::([\w.-]+))?")
 
@@ -38,17 +39,14 @@ class Source:
         """All questions that can be asked, in the order of their rows, after `check_questions`.
 
         Rows that ask the same are one question, with all their answers. A row without an answer that can be graded by
-        is left out; standard error says how many are.
-
-        Args:
-            seed: Seed of shuffled options.
+        is left out; standard error says how many are. Shuffled options depend on the seed.
 
         Raises:
             InputError: The rows can't be read, or a question breaks a rule.
         """
         if self.set.build is not None:
             return check_questions(self.set.build(), f"the set {self.dataset!r}")
-        drafts = self._drafts(enumerate(load_rows(self.dataset, self.set, self.path, self.set.split)), seed)
+        drafts = self._drafts(enumerate(self._rows(self.set.split)), seed)
         if self.set.read is own_form and self.path is not None and self.path.suffix == ".jsonl":  # taken as it stands
             questions: Iterable[Question] = (Question(dataset=self.dataset, **draft) for draft, _ in drafts)
         else:
@@ -59,7 +57,7 @@ class Source:
         """Questions of the train split in a seeded order, made one by one; None without such a split."""
         if self.set.train is None or (self.path is not None and not self.path.is_dir()):
             return None
-        rows = load_rows(self.dataset, self.set, self.path, self.set.train)
+        rows = self._rows(self.set.train)
         order = hash_order([str(i) for i in range(len(rows))], seed)
         return (question for i in order for question in _merged(self._drafts([(i, rows[i])], seed), self.dataset))
 
@@ -67,6 +65,61 @@ class Source:
         for i, values in rows:
             row = Row(values, f"row {i + 1} of {self.dataset!r}")
             yield self.set.read(row, seed), row.where
+
+    def _rows(self, split: str) -> Sequence[Record]:
+        """All rows of a split; a file has one split, whatever it is called."""
+        path = self.path
+        if path is not None and not path.is_dir() and not (path.suffix in LOADERS and path.is_file()):
+            raise InputError(
+                f"Expected `questions` to be a set, an id on the Hugging Face Hub, or a file of {', '.join(LOADERS)}, "
+                f"but {str(path)!r} is {'another file' if path.is_file() else 'no file'}. Check the path."
+            )
+        try:
+            if path is None or path.is_dir():
+                return self._load_dataset(split)
+            return LOADERS[path.suffix](path, self.set.columns)
+        except InputError:
+            raise
+        except Exception as error:  # of many kinds: those of `datasets`, pandas, pyarrow and the Hub's client
+            raise InputError(self._unreadable(error)) from None
+
+    def _load_dataset(self, split: str) -> Sequence[Record]:
+        from datasets import load_dataset
+
+        in_csv = self.set.in_csv if self.path is None else any(self.path.rglob("*.csv"))
+        as_text = {"keep_default_na": False, "index_col": False} if in_csv else {}  # "None" and "NA" are answers
+        options = {"name": self.set.config, "split": split, **as_text}
+        with quiet_loggers("datasets", "huggingface_hub"), warnings.catch_warnings():
+            warnings.filterwarnings("error", "Length of header or names")  # fields without a column
+            if self.path is None:  # kept in the cache, where rows have places
+                return load_dataset(str(self.set.hub), revision=self.set.revision, **options)
+            return list(load_dataset(str(self.path), streaming=True, **options))
+
+    def _unreadable(self, error: Exception) -> str:
+        """The message about a dataset that can't be read or reached."""
+        from huggingface_hub import get_token
+
+        hub, reason = self.set.hub, one_line(error, 300).rstrip(".")
+        if self.path is not None:
+            return (
+                f"Expected {str(self.path)!r} to be a dataset that can be read, but it is not ({reason}). Correct it."
+            )
+        if "gated" in reason or (self.set.gated and get_token() is None):
+            problem = "HF_TOKEN is not set" if get_token() is None else f"that of HF_TOKEN may not ({reason})"
+            return (
+                f"Expected a token for {hub!r}, which only accounts that accepted its terms may read, but {problem}. "
+                f"Accept them at https://huggingface.co/datasets/{hub}, and set HF_TOKEN to a token of the account."
+            )
+        if isinstance(error, ConnectionError):
+            file = "PATH" if self.dataset == hub else f"{self.dataset}=PATH"
+            return (
+                f"Expected the Hugging Face Hub to be reachable for {hub!r}, but it is not ({reason}). Connect, unset "
+                f"HF_HUB_OFFLINE, or give a file of your own, as in --questions {file}."
+            )
+        return (
+            f"Expected {hub!r} to be a dataset on the Hugging Face Hub that can be read, but it is not ({reason}). "
+            "Check its id, configuration, split and revision."
+        )
 
 
 def find_source(
@@ -170,11 +223,7 @@ def _merged(drafts: Iterable[tuple[Draft, str]], dataset: str) -> list[Question]
 
 
 def check_questions(questions: Iterable[Question], source: str) -> list[Question]:
-    """New questions, or what is wrong with the first that breaks a rule. Stores are opened without this check.
-
-    Args:
-        questions: The questions.
-        source: Where they are from, for messages.
+    """New questions from a source that messages name, each checked. Stores are opened without this check.
 
     Raises:
         InputError: There is no question, an id is missing or repeated, or a question breaks a rule of its kind.

@@ -24,9 +24,7 @@ def subset(
     give every stratum the same share as far as it has questions, and the first n are among the first n + 1.
 
     Args:
-        questions: The questions.
         n_questions: How many to take; None takes all.
-        seed: Seed of the order.
         stratify_by: `group`, `kind`, `dataset` or a key of `meta`; None takes each question alike.
         name: What the questions are called, for messages.
 
@@ -61,7 +59,6 @@ def with_examples(source: Source, prompt: PromptTemplate, seed: int) -> tuple[li
     questions of its own. No question is asked that has the words of an example, also of one that was given.
 
     Args:
-        source: Where the questions are.
         prompt: How many examples there are to be, or the examples.
         seed: Seed of their choice, and of shuffled options.
 

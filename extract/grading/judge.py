@@ -109,15 +109,10 @@ def messages_for(case: Case) -> list[dict[str, str]]:
     return [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": sendable}]
 
 
-def read_verdict(reply: str) -> bool | None:
-    r"""What a judge's reply says by its first word, or by a line of one word; None where that is not yes or no alone.
+def _read_verdict(reply: str) -> bool | None:
+    """What a judge's reply says by its first word, or by a line of one word; None where that is not yes or no alone.
 
     The first word counts where it is alone on its line, or punctuation follows it: "No way to tell" is no verdict.
-
-    >>> [read_verdict(reply) for reply in ("**Yes.**", "No, it is Lima.", "It names Lima.\n\nYes")]
-    [True, False, True]
-    >>> [read_verdict(reply) for reply in ("unclear", "Yes, and no", "")]
-    [None, None, None]
     """
     lines = [line for line in without_reasoning(reply).lower().splitlines() if re.search("[a-z]", line)]
     words = [re.findall("[a-z]+", line) for line in lines]
@@ -155,7 +150,7 @@ class _Asking:
                 if self._n_rejected >= _MOST_REJECTED and not self.client.has_answered:
                     raise
                 return
-            verdicts[number] = read_verdict(reply.choices[0].text)
+            verdicts[number] = _read_verdict(reply.choices[0].text)
             count(1, (reply.prompt_tokens or 0) + (reply.completion_tokens or 0))
 
         try:

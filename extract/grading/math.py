@@ -107,8 +107,7 @@ def _start() -> subprocess.Popen[str]:
 
 
 @contextmanager
-def decide_math() -> Iterator[Decide]:
-    """Starts what compares, and ends it."""
+def _deciding() -> Iterator[Decide]:
     with Algebra() as algebra:
 
         def decide(cases: Sequence[Case], count: Counts) -> list[Grade]:
@@ -129,7 +128,7 @@ def decide_math() -> Iterator[Decide]:
 MATH = from_decisions(
     "math",
     lambda question, text: stated_answer(text),
-    decide_math,
+    _deciding,
     "The last \\boxed{}, else what follows the last 'answer is', else the last formula, else the last line; spacing, "
     "units, degrees, currencies and percent signs don't count. Nothing is taken from prose that holds several numbers, "
     "nor beside a word that makes of a number or formula a part ('10 or 20', 'not 20', '20 times x'). Right when it is "

@@ -18,12 +18,8 @@ _STRICT = re.compile(r"#### (-?[0-9.,]+)")
 _INTEGER = re.compile(r"\s*(?:\\(?:text|mathrm|mathbf|textbf)\{)?\s*\$?\s*(\d{1,3})\s*\$?\.?\s*\}?\s*")
 
 
-def stated_number(text: str) -> Fraction | None:
-    r"""The number that an answer ends in: after the first ####, else in the last \boxed{}, else the last of all.
-
-    >>> stated_number("8 + 10 = 18\n#### 18\nQuestion: 5 + 5?"), stated_number("18 or 19")
-    (Fraction(18, 1), None)
-    """
+def _stated_number(text: str) -> Fraction | None:
+    r"""The number that an answer ends in: after the first ####, else in the last \boxed{}, else the last of all."""
     _, _, after = text.partition("####")
     line = after.lstrip(" ").split("\n", 1)[0]
     if re.search(r"\d", line):  # the answer, also where it can't be read
@@ -60,7 +56,7 @@ def _grader(name: str, find: Callable[[str], Fraction | None], rule: str, kinds:
 
 NUMBER = _grader(
     "number",
-    stated_number,
+    _stated_number,
     "The number on the line after the first ####, else the last number in the last \\boxed{}, else the last number of "
     "all; thousands separators, currencies, percent signs, units and a trailing period don't count; denied numbers "
     "('not 5') and divisions that give a whole number are passed over. Nothing is taken where the last is a power, "

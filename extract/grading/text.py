@@ -27,7 +27,7 @@ def first_line(text: str) -> str:
     return text.strip().split("\n", 1)[0]
 
 
-def grade_short(question: Question, text: str) -> Grade:
+def _grade_short(question: Question, text: str) -> Grade:
     """Whether the answer says a reference, and the normalised answer (for counting equal answers)."""
     case_sensitive = bool(question.meta.get("case_sensitive"))
     answer = first_line(text)
@@ -35,12 +35,8 @@ def grade_short(question: Question, text: str) -> Grade:
     return Grade(right, normalize(answer, case_sensitive) or None)
 
 
-def squad_words(text: str) -> str:
-    """Normalised words joined by single spaces. Articles stay where nothing else is there ("The The").
-
-    >>> squad_words(" The  Beatles, of course!")
-    'beatles of course'
-    """
+def _squad_words(text: str) -> str:
+    """Normalised words joined by single spaces. Articles stay where nothing else is there ("The The")."""
     punctuation = ("P", "Cf")  # Cf: what can't be seen, such as a byte order mark
     kept = (c for c in text.lower() if not (c in string.punctuation or unicodedata.category(c).startswith(punctuation)))
     words = "".join(kept)
@@ -62,8 +58,8 @@ def _by_words(name: str, is_right: Callable[[str, str], bool], rule: str, read: 
     """A grader that compares the normalised words of what it reads of an answer with those of each reference."""
 
     def grade(question: Question, text: str) -> Grade:
-        answer = squad_words(read(text))
-        right = bool(answer) and any(is_right(answer, squad_words(reference)) for reference in question.references)
+        answer = _squad_words(read(text))
+        right = bool(answer) and any(is_right(answer, _squad_words(reference)) for reference in question.references)
         return Grade(right, answer if any(map(str.isalnum, answer)) else None)
 
     return from_function(name, grade, rule)
@@ -71,7 +67,7 @@ def _by_words(name: str, is_right: Callable[[str, str], bool], rule: str, read: 
 
 SHORT = from_function(
     "short",
-    grade_short,
+    _grade_short,
     "First line only; Unicode NFKC, accents and case folded away (case kept for case-sensitive questions), possessive "
     "s dropped, punctuation to spaces; right when a reference stands in the answer as whole words and none of the "
     "question's rivals before it.",

@@ -131,8 +131,8 @@ def by_fields(fields: Mapping[str, Any]) -> Read:
             draft["choices"] = row.texts(fields["choices"])
         if kind == "choice" and references:
             column = fields["references"]
-            answer = row.value(column) if isinstance(column, str) and not _COLUMN.search(column) else None
-            answer = answer if type(answer) is int else references[0]
+            value = None if isinstance(column, list) or _COLUMN.search(column) else row.value(column)
+            answer = value if type(value) is int else references[0]
             references = right_option(answer, draft["choices"], row.where)
         if "meta" in fields:
             draft["meta"] = {name: row.plain(column) for name, column in fields["meta"].items()}

@@ -100,21 +100,11 @@ _FORMS = (
 )
 
 
-def relation(text: str) -> str:
-    """What a cloze fact of qa_wikidata says of its subject; empty for a form that is not among those of the set.
-
-    >>> relation("The country of citizenship of Charles Dickens is"), relation("The language of All in the Family is")
-    ('country of citizenship', 'language')
-    >>> relation("The sport played by Larry Bird is"), relation("Accra is capital of")
-    ('sport played', 'is capital of')
-    """
-    return next((found[1] for form in _FORMS if (found := form.fullmatch(text))), "")
-
-
 def qa_wikidata(row: Row, seed: int) -> Draft:
-    """The beginning of a sentence and the words that complete it; any of several is right."""
+    """The beginning of a sentence and the words that complete it, by the relation that it says of its subject."""
     text = row.text("input").removesuffix("[MASK]").strip()
-    return {"text": text, "references": row.texts("target"), "kind": "cloze", "group": relation(text)}
+    relation = next((found[1] for form in _FORMS if (found := form.fullmatch(text))), "")
+    return {"text": text, "references": row.texts("target"), "kind": "cloze", "group": relation}
 
 
 _TRIVIAQA = {"id": "question_id", "text": "question", "references": ["answer.value", "answer.aliases"]}

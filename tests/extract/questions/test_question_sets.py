@@ -481,6 +481,21 @@ def test_rows_that_ask_the_same_are_one_question(tmp_path: Path, capsys: pytest.
 
 
 @pytest.mark.parametrize(
+    ("text", "relation"),
+    [
+        ("The country of citizenship of Charles Dickens is", "country of citizenship"),
+        ("The language of All in the Family is", "language"),
+        ("The sport played by Larry Bird is", "sport played"),
+        ("Accra is capital of", "is capital of"),
+        ("Nobody knows", ""),
+    ],
+)
+def test_a_fact_of_qa_wikidata_is_grouped_by_its_relation(text: str, relation: str, tmp_path: Path) -> None:
+    (fact,) = load_questions(f"qa_wikidata={write(tmp_path / 'q.json', {'input': f'{text} [MASK]', 'target': 'x'})}")
+    assert (fact.text, fact.group) == (text, relation)
+
+
+@pytest.mark.parametrize(
     ("content", "message"),
     [
         (b"{", "dataset that can be read.*Correct it"),

@@ -145,9 +145,10 @@ class FeatureDataModule(L.LightningDataModule):
         """
         self.store = Store.open(self.store_path)
         self.table = load_table(self.store, self.grader) if table is None else table
-        features, self.feature_names, self.pooled = self.feature_spec.read(self.store, self.n_rows)
-        right, known = (count.float() for count in self.counts())
-        enough = self.of_rows(torch.from_numpy(self.table.known) >= 2)
+        question_of = self.question_of
+        features, self.feature_names, self.pooled = self.feature_spec.read(self.store, len(question_of))
+        right, known = (count.float() for count in self._counts())
+        enough = (torch.from_numpy(self.table.known) >= 2)[question_of]
         usable = (known > 0) & enough & features.isfinite().flatten(1).all(1)
         if self.target == "seu":
             usable &= self._target().isfinite()
@@ -158,24 +159,18 @@ class FeatureDataModule(L.LightningDataModule):
                 f"Expected questions with at least two known grades and finite features, but {self.store_path!r} has "
                 "none. Look at the store with `python -m extract inspect`."
             )
-        question = self.question_of(rows)
+        question = question_of[rows]
         self.question_rows, self.split_rows = {"train": question.unique()}, {"train": rows}
         self._batches = {"train": Batch(features[rows], self._target()[rows], right[rows], known[rows], rows, question)}
 
     @property
-    def n_rows(self) -> int:
-        """Number of questions or answers of the table."""
-        return len(self.table.ids if self.scope == "question" else self.table.answers.question)
+    def question_of(self) -> Tensor:
+        """[row] row of the question table for every question, or for every answer."""
+        if self.scope == "question":
+            return torch.arange(len(self.table.ids))
+        return torch.from_numpy(self.table.answers.question)
 
-    def of_rows(self, of_questions: Tensor) -> Tensor:
-        """Values of each row's question, from [question] to [row]."""
-        return of_questions[self.question_of(torch.arange(self.n_rows))]
-
-    def question_of(self, rows: Tensor) -> Tensor:
-        """Rows of the question table for rows of this scope."""
-        return torch.from_numpy(self.table.answers.question)[rows] if self.scope == "sample" else rows
-
-    def counts(self) -> tuple[Tensor, Tensor]:
+    def _counts(self) -> tuple[Tensor, Tensor]:
         """Right and known answers of every row."""
         counted = self.table.answers if self.scope == "sample" else self.table
         return torch.from_numpy(counted.right), torch.from_numpy(counted.known)
@@ -192,7 +187,7 @@ class FeatureDataModule(L.LightningDataModule):
         if self.target == "seu":
             agreement = [1 - seu(embeddings) for embeddings in self.answer_embeddings().numpy()]
             return torch.tensor(agreement).float().clamp(0, 1)  # negative for opposite answers
-        right, known = self.counts()
+        right, known = self._counts()
         return right / known
 
     def batch(self, split: str) -> Batch:

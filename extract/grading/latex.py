@@ -119,10 +119,9 @@ def spelled(latex: str) -> str | None:
     for spelling, plain in _SPELLINGS:
         latex = spelling.sub(plain, latex)
     latex = latex.strip(" ,;:").rstrip(" .")
-    if _SEVERAL.fullmatch(latex) and value(latex) is None:
-        return None  # of which math-verify takes one
-    number = value(latex)
-    return (latex or None) if number is None else str(number)
+    if (number := value(latex)) is not None:
+        return str(number)
+    return None if _SEVERAL.fullmatch(latex) else latex or None  # of several math-verify takes one
 
 
 def value(spelling: str) -> Fraction | None:

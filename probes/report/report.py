@@ -56,7 +56,7 @@ class Report:
     @torch.no_grad()
     def _probe_confidences(self) -> Tensor:
         """[row] over the table; NaN for rows that are in no split."""
-        confidences = torch.full((self.data.n_rows,), torch.nan, dtype=torch.float64)
+        confidences = torch.full((len(self.data.question_of),), torch.nan, dtype=torch.float64)
         for split in self.rows:
             batch = self.data.batch(split)
             confidences[batch.row] = self.module.cpu().predict(batch.features).double()
@@ -72,7 +72,7 @@ class Report:
                 if of_answers and available(name, data):
                     confidences[name] = confidence(name, data, data.split_rows, "sample")
                 elif of_questions and available(name, data):
-                    confidences[name] = data.of_rows(confidence(name, data, self.rows))
+                    confidences[name] = confidence(name, data, self.rows)[data.question_of]
             except InputError as error:
                 self.masked[name] = str(error)
         return confidences
@@ -162,7 +162,7 @@ class Report:
         """One row per question or answer: split, counts, and the confidence of every method, null for none."""
         table, split_of = self.table, {int(row): split for split, rows in self.data.split_rows.items() for row in rows}
         rows = np.array(sorted(split_of))
-        questions = self.data.question_of(torch.from_numpy(rows)).tolist()
+        questions = self.data.question_of[rows].tolist()
         columns: dict[str, Any] = {
             "question_id": [table.ids[row] for row in questions],
             "split": [split_of[row] for row in rows],

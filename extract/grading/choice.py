@@ -1,7 +1,7 @@
 """The grader `choice`: which of a question's lettered options an answer takes, by their letters or by their texts."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import chain, pairwise
 from string import ascii_uppercase
 from typing import NamedTuple
@@ -72,51 +72,51 @@ _ARTICLE = re.compile(r"\b(?:[Tt]he|[Aa]n?)\s+(?!(?:and|or|nor)\b)(?=\w)")
 
 def _grade(question: Question, text: str) -> Grade:
     """Whether the answer takes the right option, and the letter that it takes."""
-    right = question.references[0]
-    if len(right) != 1 or right not in ascii_uppercase[: len(question.choices)]:
+    options, right = dict(zip(ascii_uppercase, question.choices, strict=False)), question.references[0]
+    if right not in options:
         raise InputError(
             f"Expected question {question.id!r} to have `choices` and their letter as first of `references`, which the "
             f"grader 'choice' needs, but got {len(question.choices)} choices and {question.public(right[:100])!r}. "
             "Give another --grader, or correct the question."
         )
-    taken = next((letters for letters in _stated(text, question.choices) if letters), set())
+    taken = next((letters for letters in _stated(text, options) if letters), set())
     letter = taken.pop() if len(taken) == 1 else None
     return Grade(letter == right, letter)
 
 
-def _stated(text: str, choices: Sequence[str]) -> Iterator[set[str]]:
+def _stated(text: str, options: Mapping[str, str]) -> Iterator[set[str]]:
     """Letters of the options that each way of stating them gives, the surest way first."""
-    yield _match_exact(text, choices)
+    yield _match_exact(text, options)
     text = _plain(text)
     if (boxed := last_boxed(text)) is not None:
-        yield _stated_in(boxed, 0, len(boxed), choices)
-    yield _affirmed_or_cued(text, choices)
-    bare = _without_list(text, choices).strip()
-    line, letters = bare.split("\n", 1)[0], _match_letters(bare, len(choices))
+        yield _stated_in(boxed, 0, len(boxed), options)
+    yield _affirmed_or_cued(text, options)
+    bare = _without_list(text, options).strip()
+    line, letters = bare.split("\n", 1)[0], _match_letters(bare, options)
     if letters and _LEAD.fullmatch(bare, 0, letters[0].start) and _ENDS.match(line, letters[0].end):
         yield letters[0].letters
     else:
-        yield _match_exact(line, choices)
+        yield _match_exact(line, options)
     yield letters[-1].letters if letters else set()
-    yield _match_text(bare, choices)
+    yield _match_text(bare, options)
 
 
-def _stated_in(text: str, start: int, end: int, choices: Sequence[str]) -> set[str]:
+def _stated_in(text: str, start: int, end: int, options: Mapping[str, str]) -> set[str]:
     """What a statement takes: an option and nothing else, else its first letters, else the option that it says.
 
     Letters further inside, beside another option's text, leave open which of the two is meant.
     """
     statement = text[start:end]
-    options, letters = _match_exact(statement, choices), _match_letters(text, len(choices), start, end)
-    if options or not letters:
-        return options or _match_text(statement, choices)
+    exact, letters = _match_exact(statement, options), _match_letters(text, options, start, end)
+    if exact or not letters:
+        return exact or _match_text(statement, options)
     is_first = _LEAD.fullmatch(text, start, letters[0].start)
-    return letters[0].letters if is_first else letters[0].letters | _match_text(statement, choices)
+    return letters[0].letters if is_first else letters[0].letters | _match_text(statement, options)
 
 
-def _affirmed_or_cued(text: str, choices: Sequence[str]) -> set[str]:
+def _affirmed_or_cued(text: str, options: Mapping[str, str]) -> set[str]:
     """What the last statement of an answer takes: what stands behind its cue, or what it says to be the answer."""
-    groups = _match_letters(text, len(choices))
+    groups = _match_letters(text, options)
     affirmed = [(group, match.end()) for group in groups if (match := _AFFIRMED.match(text, group.end))]
     cued = (-1, -1)
     for cue in _CUE.finditer(text):
@@ -126,7 +126,7 @@ def _affirmed_or_cued(text: str, choices: Sequence[str]) -> set[str]:
     if affirmed and affirmed[-1][0].start > cued[0]:
         line_start = text.rfind("\n", 0, affirmed[-1][0].start)
         return set().union(*(group.letters for group, _ in affirmed if group.start > line_start))
-    return _stated_in(text, *cued, choices) if cued[0] >= 0 else set()
+    return _stated_in(text, *cued, options) if cued[0] >= 0 else set()
 
 
 def _behind(text: str, start: int) -> tuple[int, int]:
@@ -153,7 +153,7 @@ def _plain(text: str) -> str:
     return _SURELY_SMALL.sub(lambda match: match[0].upper(), text)
 
 
-def _match_letters(text: str, n_choices: int, start: int = 0, end: int | None = None) -> list[_Letters]:
+def _match_letters(text: str, options: Mapping[str, str], start: int = 0, end: int | None = None) -> list[_Letters]:
     """The options that a part of a `_plain` text names by their letters, without those that it denies."""
     end = len(text) if end is None else end
     if small := _SMALL.match(text, start, end):
@@ -161,7 +161,7 @@ def _match_letters(text: str, n_choices: int, start: int = 0, end: int | None = 
     groups: list[_Letters] = []
     for match in _LETTER.finditer(text, start, end):
         is_word = match[0] in ("A", "I") and _AFTER_LETTER.match(text, match.end())
-        if is_word or match[1] not in ascii_uppercase[:n_choices]:
+        if is_word or match[1] not in options:
             continue
         if groups and _is_joined(text, groups[-1].end, match, end):
             groups[-1] = _Letters(groups[-1].letters | {match[1]}, groups[-1].start, match.end())
@@ -188,29 +188,27 @@ def _is_denied(text: str, start: int, end: int) -> bool:
     return bool(_DENIED_BEFORE.search(text, max(0, start - 80), start) or _DENIED_BEHIND.match(text, end))
 
 
-def _match_exact(text: str, choices: Sequence[str]) -> set[str]:
+def _match_exact(text: str, options: Mapping[str, str]) -> set[str]:
     """Letters of the options that a text is, by their text, with or without the letter before it."""
-    lettered = dict(zip(ascii_uppercase, choices, strict=False))
-    texts = {letter: choice.strip() for letter, choice in lettered.items() if choice.strip().upper() not in lettered}
+    texts = {letter: choice.strip() for letter, choice in options.items() if choice.strip().upper() not in options}
     exact = {letter for letter, choice in texts.items() if choice.casefold() == text.strip().casefold()}
     form, values = _form(text), set(numbers(text))
     return exact or {
         letter
-        for letter, choice in lettered.items()
+        for letter, choice in options.items()
         if (option := _form(choice))
         and (form == f"{letter.lower()} {option}" or (form == option and letter in texts))
         and plain_number(choice) in (None, *values)
     }
 
 
-def _match_text(text: str, choices: Sequence[str]) -> set[str]:
+def _match_text(text: str, options: Mapping[str, str]) -> set[str]:
     """Letters of the options whose text is said: whole words and numbers, outside a longer option, and not denied."""
     words, values = f" {_form(text)} ", set(numbers(text))
-    found = set()
-    forms = {letter: _form(choice) for letter, choice in zip(ascii_uppercase, choices, strict=False)}
+    found, forms = set(), {letter: _form(choice) for letter, choice in options.items()}
     for letter, form in sorted(forms.items(), key=lambda item: -len(item[1])):
         places = _places(words, form)
-        number = plain_number(choices[ascii_uppercase.index(letter)])
+        number = plain_number(options[letter])
         if number in (None, *values) and any(not _is_denied(words, *place) for place in places):
             found.add(letter)
         if list(forms.values()).count(form) == 1:
@@ -241,16 +239,16 @@ def _form(text: str) -> str:
     return " ".join(filter(None, kept))
 
 
-def _without_list(text: str, choices: Sequence[str]) -> str:
+def _without_list(text: str, options: Mapping[str, str]) -> str:
     """The text without the options as they were listed: two or more of them, with their letters, one after the other.
 
     The last one may be cut, and a line that begins with an option's letter may say anything. An option that comes
     behind a list, and stands before its last one in it, is an answer.
     """
-    lettered = list(zip(ascii_uppercase, choices, strict=False))
-    listed = {start: (end, letter) for letter, choice in lettered for start, end in _listed(text, letter, choice)}
+    letters = options.items()
+    listed = {start: (end, letter) for letter, choice in letters for start, end in _listed(text, letter, choice)}
     for head in _HEAD.finditer(text):
-        if head[1] in ascii_uppercase[: len(choices)]:
+        if head[1] in options:
             listed.setdefault(head.start(), (head.end(), head[1]))
     runs: list[list[tuple[int, int, str]]] = []
     for place in sorted((start, end, letter) for start, (end, letter) in listed.items()):

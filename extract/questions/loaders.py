@@ -54,9 +54,7 @@ def _from_csv(path: Path, columns: Sequence[str]) -> Sequence[Record]:
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(file, strict=True)
         lines = [(reader.line_num, fields) for fields in reader if fields]
-    if not lines:
-        raise InputError(f"Expected {path.name!r} to have a header and a row for each question, but it is empty.")
-    names = columns or lines.pop(0)[1]
+    names = columns or (lines.pop(0)[1] if lines else [])
     repeated = [name for name in names if name and names.count(name) > 1]
     if repeated:
         raise InputError(

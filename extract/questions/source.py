@@ -132,15 +132,10 @@ def find_source(
     """
     name, has_path, path_text = questions.partition("=")
     name, _, config = name.partition(":")
-    if not name or (has_path and name in SETS and not path_text):
-        raise InputError(
-            f"Expected `questions` to name a set, a file or a dataset, but got {questions!r}. "
-            "Give for example --questions facts, --questions gsm8k=PATH, or the path of a file."
-        )
     file, is_misspelled = Path(questions).expanduser(), bool(has_path) and re.fullmatch(r"[\w-]+", name) is not None
-    if name in SETS:
+    if name in SETS and (path_text or not has_path):
         source = Source(name, SETS[name], Path(path_text).expanduser() if has_path else None)
-    elif file.exists() or (file.suffix in LOADERS and not is_misspelled):
+    elif name and (file.exists() or (file.suffix in LOADERS and not is_misspelled)):
         source, config = Source(file.stem, QuestionSet(), file), ""
     elif hub := _HUB_ID.fullmatch(questions):
         source, config = Source(hub[1], QuestionSet(hub=hub[1])), hub[2]

@@ -315,7 +315,7 @@ MAPPED = {"text": "q", "references": "a"}
         ('q,a\n1?,"y\nz"\n2?,y,z\n', "line 4 of 'mine.csv' to have 2 fields.* has 3"),
         ("q,a,a\n1?,y,z\n", "a name each, but 'a' is there 2 times"),
         ('q,a\n1?,"y\n', "'.*mine.csv' to be a dataset that can be read"),
-        ("", "'mine.csv' to have a header"),
+        ("", "at least one question"),
         ("q,a\n", "at least one question"),
     ],
 )
@@ -514,10 +514,9 @@ def test_a_bad_json_file_is_one_line(tmp_path: Path, content: bytes, message: st
 def test_other_bad_files_are_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "bad.parquet").write_bytes(b"PAR1 not really")
     (tmp_path / "bad.csv").write_bytes(b'q,a\n"1,2\n')
-    (tmp_path / "empty.csv").write_bytes(b"")
     (tmp_path / "bad.txt").write_bytes(b"?")
     (tmp_path / "folder").mkdir()
-    for name in ("bad.parquet", "bad.csv", "empty.csv", "bad.txt", "folder"):
+    for name in ("bad.parquet", "bad.csv", "bad.txt", "folder"):
         with pytest.raises(InputError) as info:
             load_questions(str(tmp_path / name), fields={"text": "q", "references": "a"})
         assert str(info.value).isprintable()

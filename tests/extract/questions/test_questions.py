@@ -147,7 +147,7 @@ def test_a_path_may_begin_with_the_home_folder(tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize("questions", ["", "gsm8k=", "=q.jsonl", ":main"])
 def test_questions_without_a_name_or_a_path_are_refused(questions: str) -> None:
-    with pytest.raises(InputError, match="name a set, a file or a dataset, but got"):
+    with pytest.raises(InputError, match="to be one of facts, .*NAME=PATH with one of them, a file of .*, but got"):
         load_questions(questions)
 
 

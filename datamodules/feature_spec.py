@@ -99,13 +99,8 @@ class FeatureSpec:
             weight_key = None
             if self._weight is not None:
                 name, position = self._weight
-                keys = choose_keys(store, name, scope, [position], None, "weights")
-                if len(keys) > 1:
-                    raise InputError(
-                        f"Expected `weights` {name}/{position} to be one tensor of {str(store.path)!r}, but it has "
-                        f"{len(keys)}, from {keys[0]}. Choose others."
-                    )
-                weight_key = f"{name}/{keys[0]}"
+                (key,) = choose_keys(store, name, scope, [position], None, "weights")  # weights have one layer
+                weight_key = f"{name}/{key}"
             pooling = tuple(self.pooling or DEFAULT_POOLING) if scope == "sample" else ()
             pooled = TokenFeatures(tuple(token_keys), pooling, weight_key)
         positions = self.positions or ["last_answer" if scope == "sample" else "last_prompt"]

@@ -117,8 +117,7 @@ def from_decisions(
                 decided = dict(zip(new, decide(list(new.values()), count), strict=True))
                 count(len(answers) - len(new), 0)
                 known.update((key, grade) for key, grade in decided.items() if grade.right is not None)
-                decided.update(known)
-                return [Grade(False, None) if key is None else decided[key] for key in keys]
+                return [Grade(False, None) if key is None else known.get(key) or decided[key] for key in keys]
 
             yield grade_all
 

@@ -104,7 +104,7 @@ class FeatureSpec:
             pooling = tuple(self.pooling or DEFAULT_POOLING) if scope == "sample" else ()
             pooled = TokenFeatures(tuple(token_keys), pooling, weight_key)
         positions = self.positions or ["last_answer" if scope == "sample" else "last_prompt"]
-        keys = vector_keys(store, self.signal, scope, positions, self.layers) if self._of_vectors else []
+        keys = choose_keys(store, self.signal, scope, positions, self.layers) if self._of_vectors else []
         numbers = torch.empty(n_rows, 0) if pooled is None else pooled.vector(values)
         if not keys:
             return numbers[:, None], [self.signal], pooled
@@ -114,24 +114,6 @@ class FeatureSpec:
             features[:, i, :width] = signals.read(self.signal, key, scope)
         features[:, :, width:] = numbers[:, None]
         return features, keys, pooled
-
-
-def vector_keys(
-    store: Store, signal: str, scope: Scope, positions: Sequence[str] | None, layers: Sequence[int] | None
-) -> list[str]:
-    """As `choose_keys`, for a signal whose tensors are vectors of one width.
-
-    Raises:
-        InputError: As `choose_keys`, or if the tensors are not vectors of one width.
-    """
-    keys, layout = choose_keys(store, signal, scope, positions, layers), store.signals.layout(signal, scope)
-    shapes = {tuple(layout[key].shape) for key in keys}
-    if len(shapes) > 1 or len(min(shapes)) != 1:
-        raise InputError(
-            f"Expected the signal {signal!r} of {str(store.path)!r} to be one vector a row, all of one width, but its "
-            f"rows have the shapes {sorted(shapes)}. Choose other `layers` or `positions`."
-        )
-    return keys
 
 
 def choose_keys(

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from tqdm import tqdm
 
-from datamodules.feature_spec import vector_keys
+from datamodules.feature_spec import choose_keys
 from datamodules.features import TARGETS
 from datamodules.table import QuestionTable
 from extract.errors import InputError
@@ -69,7 +69,7 @@ def layer_map(
     solver, scope = SOLVERS[probe], TARGETS[target]
     stored = {key.split("/")[1] for key in store.signals.keys("hidden", scope)}
     positions = [name for name in _POSITIONS[target] if name in stored]
-    keys = vector_keys(store, "hidden", scope, positions or _POSITIONS[target], None)
+    keys = choose_keys(store, "hidden", scope, positions or _POSITIONS[target], None)
     fold_of = torch.full((len(table.ids),), -1)
     questions = torch.from_numpy(np.flatnonzero(table.known >= 2))
     for number, split in enumerate(folds(table, questions, n_folds, seed, least_val=1)):

@@ -56,27 +56,18 @@ def macs(batch: Pass) -> dict[str, Tensor]:
     of the last one. With ALIGN `emit` the places are those that drew y_1 … y_n, with `token` those of y_1 … y_n.
     """
     width, found = batch.spans.widest, {}
+    valid = batch.attention.places.valid[:, 1:]
+    n = valid.sum(1)
+    row, step = torch.arange(len(n), device=n.device), torch.arange(width, device=n.device)
+    n_see = (n[:, None] - step).clamp_min(1)
     for floor, logs in batch.attention.floors.items():
         means = (logs / batch.n_layers).exp()
         for start, align in enumerate(ALIGNMENTS):
             block = means[:, start : start + width, start : start + width]
-            for name, values in received(block, batch.attention.places.valid[:, 1:]).items():
-                found[f"{batch.n_layers}/floor_{floor}_{name}_{align}"] = values.cpu()
+            seen = block.tril().masked_fill(~valid[..., None], 0.0)
+            received = {"rf_mean": seen.sum(1) / n_see, "max": seen.amax(1), "last": seen[row, n - 1]}
+            found |= {f"{batch.n_layers}/floor_{floor}_{name}_{align}": one.cpu() for name, one in received.items()}
     return found
-
-
-def received(block: Tensor, valid: Tensor) -> dict[str, Tensor]:
-    """What each key receives from the queries that see it, [row, key]: mean, maximum, and that of the last query.
-
-    Args:
-        block: [row, query, key] at least 0; a query sees the keys up to its own.
-        valid: [row, query] bool, true for a row's queries, which come first.
-    """
-    seen = block.tril().masked_fill(~valid[..., None], 0.0)
-    n = valid.sum(1)
-    n_see = (n[:, None] - torch.arange(block.shape[2], device=n.device)).clamp_min(1)
-    row = torch.arange(len(block), device=n.device)
-    return {"rf_mean": seen.sum(1) / n_see, "max": seen.amax(1), "last": seen[row, n - 1]}
 
 
 # Rollout

@@ -1,8 +1,7 @@
-"""Reads attention from queries and keys while the forward pass itself stays as it is.
+"""Reads attention from queries and keys. Hooks on the blocks keep how much it adds to the residual stream.
 
-transformers calls an attention function by name. Ours calls the model's own, so that the pass does not change by a bit,
-then computes the weights of the answers' queries, a few heads and queries at a time, and keeps sums of them. Hooks on
-the blocks keep how much attention adds to the residual stream.
+transformers calls an attention function by name. Ours also calls the model's own, so that the pass does not change by a
+bit, and keeps sums of the weights of the answers' queries.
 """
 
 import sys
@@ -46,7 +45,13 @@ class MixingCapture(Hooks):
         super().__init__()
         self.index: Tensor | None = None
         self._model = model
-        self._parts = [(block, *self._attention_and_norm(block)) for block in decoder_blocks(model)]
+        self._parts: list[tuple[nn.Module, nn.Module, nn.Module]] = []
+        for block in decoder_blocks(model):
+            of = dict(block.named_children())
+            pair = next(((of[added], of[sum_]) for added, sum_ in _ADDED if added in of and sum_ in of), None)
+            if pair is None:
+                raise self._refusal()
+            self._parts.append((block, *pair))
         self._h: dict[int, Tensor] = {}
         self._sum: dict[int, Tensor] = {}
         self._dots: dict[int, Dots] = {}
@@ -65,14 +70,6 @@ class MixingCapture(Hooks):
             raise self._refusal()
         products, self.index, self._dots = [self._dots[layer] for layer in sorted(self._dots)], None, {}
         return products
-
-    def _attention_and_norm(self, block: nn.Module) -> tuple[nn.Module, nn.Module]:
-        """The module whose output is added to the residual stream, and the one that takes the sum."""
-        children = dict(block.named_children())
-        for attention, norm in _ADDED:
-            if attention in children and norm in children:
-                return children[attention], children[norm]
-        raise self._refusal()
 
     def _refusal(self) -> InputError:
         return InputError(

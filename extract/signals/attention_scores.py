@@ -1,7 +1,7 @@
 """Attention of an answer's queries, from scores a chunk at a time, and the sums over heads and keys that are kept."""
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from extract.signals.base import Places
 #: Score of a key that a query can't see. Its exponential is exactly 0, and 0 times it is 0 and not NaN as with −inf.
 HIDDEN = -1e30
 
-#: Names of the numbers that `over_heads` returns.
+#: Entropies: mean over heads with and without the first token, and that of the head with the smallest one.
 ENTROPIES = ("normalised", "sink_free", "smallest_head")
 
 #: Scores in memory at a time on a CPU, where they should stay in the cache.
@@ -43,7 +43,7 @@ def read_layer(
         softcap: Scores s become softcap · tanh(s / softcap).
 
     Returns:
-        For attention_entropy the names of `over_heads`, [row, query]. For attention_blocks `mean` [row, query, key],
+        For attention_entropy `ENTROPIES`, [row, query]. For attention_blocks `mean` [row, query, key],
         the mean over heads among the answer's places, and `sums` [row, query, normaliser] of whole rows,
         see `normalisers`. For attention_macs `largest` [row, query, key], the maximum over heads.
 
@@ -92,7 +92,10 @@ def _over_heads(
             entropies.append(head_entropies(scores, n_visible))  # overwrites the scores
     if "mean" in whole:
         whole["mean"].div_(n_heads)
-    return over_heads(entropies) if entropies else {}, whole
+    if not entropies:
+        return {}, whole
+    of_heads, sink_free = (torch.cat(some_heads, 1) for some_heads in zip(*entropies, strict=True))
+    return dict(zip(ENTROPIES, (of_heads.mean(1), sink_free.mean(1), of_heads.amin(1)), strict=True)), whole
 
 
 def _score_chunks(
@@ -195,12 +198,6 @@ def head_entropies(scores: Tensor, n_visible: Tensor) -> tuple[Tensor, Tensor]:
     return normalised(whole, n_visible[:, None]), normalised(others, n_others)
 
 
-def over_heads(entropies: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
-    """[row, query] by name: mean over heads with and without the first token, and the smallest head's entropy."""
-    whole, sink_free = (torch.cat(some_heads, 1) for some_heads in zip(*entropies, strict=True))
-    return dict(zip(ENTROPIES, (whole.mean(1), sink_free.mean(1), whole.amin(1)), strict=True))
-
-
 def column_field(key: Tensor, n_tokens: Tensor) -> Tensor:
     """1 / (T − j), [row, alignment, key], of places j [row, key]; T is `n_tokens` [row], 1 less for `emit`."""
     n_seeing = torch.stack([n_tokens - 1, n_tokens], 1)[..., None] - key[:, None]
@@ -213,11 +210,5 @@ def element_field(query: Tensor, key: Tensor) -> Tensor:
 
 
 def normalisers(mean: Tensor, column: Tensor, element: Tensor) -> Tensor:
-    """Row sums of attention under each receptive field, [row, query, normaliser]: column (`emit`, `token`), element.
-
-    Args:
-        mean: [row, query, key] attention, mean over heads, over all keys.
-        column: [row, alignment, key] from `column_field`.
-        element: [row, query, key] from `element_field`.
-    """
+    """Row sums [row, query, normaliser] of attention [row, query, key] under `column_field` and `element_field`."""
     return torch.cat([mean @ column.mT, (mean * element).sum(-1, keepdim=True)], 2)

@@ -132,10 +132,6 @@ def check_pooling(pooling: Sequence[str]) -> None:
     Raises:
         InputError: If a name is unknown or repeated, or there is none.
     """
-    if not pooling:
-        raise InputError(
-            f"Expected `pooling` to name at least one, but it is empty. Leave it out for {', '.join(DEFAULT_POOLING)}."
-        )
     known = [*POOLINGS, DISTRIBUTION]
     for name in pooling:
         if not is_pooling(name):
@@ -143,5 +139,8 @@ def check_pooling(pooling: Sequence[str]) -> None:
                 f"Expected `pooling` to be among {', '.join(known)}, windows_N, with N from 1 to 64, but got {name!r}."
                 f"{nearest(name, known)}"
             )
-    if len(set(pooling)) < len(pooling):
-        raise InputError(f"Expected `pooling` to name each only once, but got {', '.join(pooling)}.")
+    if not pooling or len(set(pooling)) < len(pooling):
+        raise InputError(
+            f"Expected `pooling` to name at least one, each only once, but got [{', '.join(pooling)}]. Leave it out "
+            f"for {', '.join(DEFAULT_POOLING)}."
+        )

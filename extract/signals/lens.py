@@ -60,11 +60,6 @@ def entropy(p: Softmax) -> Tensor:
     return (p.total.log() - vecdot(p.weight, p.shifted) / p.total).clamp_(min=0)
 
 
-def log_probability(p: Softmax, words: Tensor) -> Tensor:
-    """Log-probability [token] in nats of one word each, `words` [token] int64."""
-    return p.shifted.gather(-1, words[:, None])[:, 0] - p.total.log()
-
-
 def most_likely(p: Softmax) -> tuple[Tensor, Tensor, Tensor]:
     """The most likely token, its probability, and by how much that exceeds the next one's; [token] each."""
     best = p.shifted.topk(2)
@@ -127,11 +122,9 @@ class LensReader(Hooks):
         self._spans, self._index = spans, spans.drawn_at(self._model.device)
 
     def finish(self, last_hidden_state: Tensor, tokens: Tensor | None) -> Lens:
-        """The numbers of the last pass; nothing is kept from the next until `start`.
+        """The numbers of the last pass, of which nothing is kept, from the decoder's output [row, token, d_model].
 
-        Args:
-            last_hidden_state: [row, token, d_model], output of the decoder.
-            tokens: [row, token] int64, the tokens that were drawn, anything behind them; None where there are none.
+        `tokens` [row, token] int64 were drawn, with anything behind them; None where there are none.
 
         Raises:
             InputError: If something other than the final norm comes behind the last block.
@@ -163,7 +156,9 @@ class LensReader(Hooks):
     def _chunk(self, chunk: slice, normed: Tensor, drawn: Tensor | None, kept: dict[int, Tensor]) -> dict[str, Tensor]:
         """All numbers of some tokens that need the last layer's distribution: [token, …] by name."""
         last = softmax(self._head(normed[chunk]))
-        log_p = torch.full_like(last.total, torch.nan) if drawn is None else log_probability(last, drawn[chunk])
+        log_p = torch.full_like(last.total, torch.nan)
+        if drawn is not None:
+            log_p = last.shifted.gather(-1, drawn[chunk, None])[:, 0] - last.total.log()
         token, largest, margin = most_likely(last)
         numbers = {"log_p": log_p, "entropy": entropy(last), "largest": largest, "margin": margin}
         if self._keeps_states:

@@ -110,21 +110,17 @@ def final_norm(model: Any) -> nn.Module:
     Raises:
         InputError: If the decoder has none under a known name, or its output is not what the head takes.
     """
-    decoder = decoder_of(model)
-    for name in _NORMS:
-        if isinstance(norm := getattr(decoder, name, None), nn.Module):
-            if len({weight.shape[-1] for weight in (*norm.parameters(), model.get_output_embeddings().weight)}) > 1:
-                raise not_norm_alone(model)
-            return norm
-    raise InputError(
-        f"Expected the final norm of {type(model).__name__} to be called {', '.join(_NORMS[:-1])} or {_NORMS[-1]}, but "
-        "it has none of them. Leave out the signals that read layers through its head, or use another model."
-    )
+    parts, head = dict(decoder_of(model).named_children()), model.get_output_embeddings().weight
+    norm = next((parts[name] for name in _NORMS if name in parts), None)
+    if norm is None or any(weight.shape[-1] != head.shape[-1] for weight in norm.parameters()):
+        raise not_norm_alone(model)
+    return norm
 
 
 def not_norm_alone(model: Any) -> InputError:
     """The error for a model that does more than a norm between its last block and its head."""
     return InputError(
-        f"Expected the last block of {type(model).__name__} to be followed by its final norm alone, but it is not. "
-        "Leave out the signals that read layers through its head, or use another model."
+        f"Expected the last block of {type(model).__name__} to be followed by its final norm alone, called "
+        f"{', '.join(_NORMS[:-1])} or {_NORMS[-1]}, but it is not. Leave out the signals that read layers through its "
+        "head, or use another model."
     )

@@ -74,15 +74,9 @@ def over_rows(
     compute: Callable[[Padded], dict[str, Tensor]],
     weights: Ragged | None = None,
 ) -> dict[str, Tensor]:
-    """Apply a function to rows side by side, rows of similar length together.
+    """Apply a function to rows side by side, rows of similar length together: [row, …] float32 by name, NaN as `pool`.
 
-    Args:
-        values, weights: As for `pool`.
-        names: Names of the results of `compute`.
-        compute: From some rows to [..., row] by name.
-
-    Returns:
-        [row, …] float32 by name; NaN as for `pool`.
+    `compute` is from some rows to [..., row] by one of the `names` each; values and weights are as for `pool`.
 
     Raises:
         InputError: If weights are negative or of other tokens.

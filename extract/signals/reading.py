@@ -120,8 +120,7 @@ def read_answers(
     """
     if not answers or not all(answer.prompt for answer in answers):
         raise InputError(
-            "Expected `answers` to hold at least one, each with a prompt of at least one token, but got "
-            "none or an empty prompt. Leave answers without a prompt out."
+            "Expected `answers` to hold at least one, and no prompt to be empty. Leave answers without a prompt out."
         )
     counts = Counter(answer for answer in answers if answer.content)
     if not counts:  # any token shows which tensors a signal has

@@ -134,12 +134,10 @@ def read_answers(
 
 
 def choose(right: dict[Key, bool | None], questions: Sequence[str] | None, samples: Sequence[int] | None) -> list[Key]:
-    """The answers to show.
+    """The answers to show, of all answers by their grade, which is None if it is unknown.
 
-    Args:
-        right: Grade of every answer; None if it is unknown.
-        questions: Question ids; None takes a few, of those with right and wrong answers if there are any.
-        samples: Sample indices; None takes all answers to named questions, and else a right and a wrong one.
+    Without `questions` a few, of those with right and wrong answers if there are any; without `samples` all answers to
+    named questions, and else a right and a wrong one.
 
     Raises:
         InputError: An unknown id or sample, or an empty list.

@@ -23,10 +23,7 @@ _OTHER_SCRIPTS = (
 def entropy_curve(answer: ShownAnswer, model: str, influence: str | None = None) -> Any:
     """A figure of H in nats over the tokens of an answer, 1 − p_max below it, and the tokens' shares of the influence.
 
-    Args:
-        answer: The answer.
-        model: Name of the model, for the title.
-        influence: Name of the influence, where one is shown.
+    The title names the model and, where one is shown, the influence.
 
     Raises:
         InputError: The answer has no tokens, or no numbers.

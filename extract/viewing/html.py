@@ -22,14 +22,7 @@ _VISIBLE = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "
 
 
 def page(answers: Sequence[ShownAnswer], model: str, store: str, influence: str | None = None) -> str:
-    """The page as one text.
-
-    Args:
-        answers: The answers, those to a question next to each other.
-        model: Name of the model.
-        store: Name of the store.
-        influence: Name of the influence that is shown, if there is one.
-    """
+    """The page as one text, with the names of model, store and influence; answers to a question are side by side."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )

@@ -16,15 +16,12 @@ from extract.store.store import Store
 from extract.text import one_line
 from extract.viewing.summary import MARKS, GradeCounts, interval, summarize
 
-#: Most letters that are shown of a question, and of an answer.
-_LONGEST = 240
 #: Most groups of questions in a table.
 _MOST_GROUPS = 40
 #: So many groups are all shown; among more, those of one question are left out.
 _FEW_GROUPS = 10
 #: Most lines that are shown of a prompt.
 _MOST_LINES = 30
-_HEADINGS = ("answers", "right", "wrong", "unknown", "no answer found", "questions", "expected accuracy [95 %]")
 
 
 def describe(store: Store, grader: str | None = None, n_answers: int = 10) -> str:
@@ -83,7 +80,7 @@ def describe(store: Store, grader: str | None = None, n_answers: int = 10) -> st
     return page.rstrip("\n")
 
 
-def _line(text: str, longest: int = _LONGEST) -> str:
+def _line(text: str, longest: int = 240) -> str:
     return one_line(text, longest, keep_end=True)
 
 
@@ -138,7 +135,7 @@ def _share(count: int, n: int) -> str:
 
 def _graders(grades: dict[str, GradeCounts]) -> list[str]:
     """The graders side by side."""
-    rows = [["grader", *_HEADINGS]]
+    rows = ["grader,answers,right,wrong,unknown,no answer found,questions,expected accuracy [95 %]".split(",")]
     for name, counts in grades.items():
         marks = [int(count.sum()) for count in (counts.right, counts.wrong, counts.unknown)]
         numbers = [sum(marks), *marks, int(counts.no_answer.sum()), int((counts.n_known > 0).sum())]

@@ -51,7 +51,7 @@ def show(
             f"but got {out!r}. For example --out answers.html"
         )
     named = None if questions is None else [str(id_) for id_ in questions]  # an id may look like a number
-    answers, key = read_answers(opened, lambda: tokenizer_of(opened, model), named, samples, grader, influence)
+    answers, key = read_answers(opened, lambda: _tokenizer_of(opened, model), named, samples, grader, influence)
     if path.suffix == ".html":
         from extract.viewing.html import page
 
@@ -74,12 +74,8 @@ def show(
     return path
 
 
-def tokenizer_of(store: Store, model: str | None) -> Any:
-    """The tokenizer of a store's model, without its weights.
-
-    Raises:
-        InputError: It can't be loaded, or is another one.
-    """
+def _tokenizer_of(store: Store, model: str | None) -> Any:
+    """The tokenizer of a store's model, without its weights."""
     from transformers import AutoTokenizer
 
     expected, place = store.model, model_source(store, model)

@@ -24,14 +24,7 @@ MARKS = {True: "right", False: "wrong", None: "unknown"}
 
 @dataclass
 class GradeCounts:
-    """Grades of one grader, counted for each question.
-
-    Attributes:
-        right: [question] right answers.
-        wrong: [question] wrong ones.
-        unknown: [question] answers that the grader could not decide.
-        no_answer: [question] texts in which it found no answer.
-    """
+    """Grades of one grader: [question] answers that are right, wrong and undecided, and texts in which it found none."""
 
     right: Counts
     wrong: Counts
@@ -98,12 +91,7 @@ class Summary:
 
 
 def summarize(store: Store, show_of: str | None, n_shown: int) -> Summary:
-    """Count what is in a store.
-
-    Args:
-        store: The store.
-        show_of: Grader of whose answers some are shown; None shows none.
-        n_shown: How many. They are drawn with fixed random numbers, so that the same ones are shown again.
+    """Count what is in a store, and draw `n_shown` answers of the grader `show_of`, the same ones every time.
 
     Raises:
         Damaged: A file is not as it was written.

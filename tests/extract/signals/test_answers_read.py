@@ -154,7 +154,7 @@ def test_an_answer_too_long_for_the_model_is_refused(model: Any) -> None:
 
 def test_no_answers_and_answers_without_a_prompt_are_refused(model: Any) -> None:
     for answers in ([], [Answer((), (5, 6))]):
-        with pytest.raises(InputError, match="at least one, each with a prompt of at least one token"):
+        with pytest.raises(InputError, match="at least one, and no prompt to be empty"):
             read_answers(model, answers, SIGNALS)
 
 

@@ -272,7 +272,7 @@ def test_a_model_with_more_than_a_norm_behind_its_last_block_is_refused() -> Non
     renamed.model.last_norm = renamed.model.norm
     del renamed.model.norm
     renamed.model.__dict__["norm"] = renamed.model.last_norm.forward
-    with pytest.raises(InputError, match="final norm of LlamaForCausalLM to be called norm, ln_f"):
+    with pytest.raises(InputError, match="LlamaForCausalLM to be followed by its final norm alone, called norm, ln_f"):
         read_answers(renamed, ANSWERS, ["entropy_profile"])
     assert read_answers(renamed, ANSWERS, ["tokens"])  # which reads what the model itself says
 

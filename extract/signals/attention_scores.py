@@ -37,7 +37,6 @@ def read_layer(
         query: [row, head, token, d_head], any float dtype.
         key: [row, key head, key, d_head]; each key head serves as many successive heads.
         mask: [row, 1, token, key], bool (true: visible) or added to the scores; None for causal attention.
-        places: Where the queries and keys are.
         needs: Among attention_entropy, attention_blocks and attention_macs.
         scaling: Multiplies the scores; None for 1/√d_head.
         softcap: Scores s become softcap · tanh(s / softcap).
@@ -144,11 +143,9 @@ def _score_chunks(
 
 
 def _visibility(mask: Tensor | None, places: Places, part: slice, n_keys: int) -> tuple[Tensor, Tensor, Tensor | None]:
-    """What the queries of a part see of the first `n_keys` keys.
+    """What the queries of a part see of the first `n_keys` keys: the number that each sees, [row, query] int64.
 
-    Returns:
-        [row, query] int64 number of keys that each sees. Whether the last keys are hidden, [row, query, key] bool; all
-        see those before. What is added to the scores of these keys, float32, or None.
+    Also whether the last keys are hidden, [row, query, key] bool, and what is added to their scores, float32, or None.
     """
     index = places.index[:, part]
     if mask is None:
@@ -161,9 +158,6 @@ def _visibility(mask: Tensor | None, places: Places, part: slice, n_keys: int) -
         return rows.sum(-1), ~rows, None
     hidden = rows <= torch.finfo(mask.dtype).min / 2
     return (~hidden).sum(-1), hidden, rows.float().masked_fill(hidden, 0.0)
-
-
-# Numbers of weights
 
 
 def head_entropies(scores: Tensor, n_visible: Tensor) -> tuple[Tensor, Tensor]:

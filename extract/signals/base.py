@@ -13,12 +13,7 @@ from extract.signals.model_parts import ModelHead, n_layers
 
 @dataclass(frozen=True)
 class Answer:
-    """Tokens of an answer and of the prompt before it.
-
-    Attributes:
-        prompt: Prompt token ids.
-        content: The answer's content tokens, see `content_tokens`; may be empty.
-    """
+    """Token ids of a prompt, and of the answer's content, see `content_tokens`, which may be empty."""
 
     prompt: tuple[int, ...]
     content: tuple[int, ...]

@@ -73,8 +73,7 @@ class TokenFeatures:
     def vector(self, read: Callable[[str, str], Any]) -> Tensor:
         """Features [row, number] float32; NaN where a row has no tokens, or a value is missing.
 
-        Args:
-            read: From a signal and one of its keys to its values: [row] of questions, `Ragged` of answers.
+        `read` is from a signal and one of its keys to its values: [row] of questions, `Ragged` of answers.
         """
         if not self.pooling:
             return torch.stack([read(*key.split("/", 1)).float() for key in self.keys], 1)

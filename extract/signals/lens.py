@@ -28,9 +28,6 @@ _IMPOSSIBLE = -1e4
 _NOTHING = -80.0
 
 
-# Distributions over words, in float32
-
-
 class Softmax(NamedTuple):
     """Distributions over words: p = weight / total, log p = shifted − log total.
 
@@ -84,9 +81,6 @@ def kl_of_means(p: Tensor, q: Tensor) -> Tensor:
     """KL(p ‖ q) [token] in nats of probabilities [token, vocab]."""
     tiny = torch.finfo(p.dtype).tiny
     return (vecdot(p, p.clamp(min=tiny).log_()) - vecdot(p, q.clamp(min=tiny).log_())).clamp_(min=0)
-
-
-# Reading
 
 
 class LensReader(Hooks):

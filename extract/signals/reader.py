@@ -77,12 +77,7 @@ class Reader(ExitStack):
         return self._pass(right_padded(prompts, self._model.device), spans, None)
 
     def answers(self, answers: Sequence[Answer], shared: SharedPrompt | None = None) -> Pass:
-        """Read answers behind their prompts.
-
-        Args:
-            answers: Answers with at least one content token.
-            shared: Beginning of all prompts, when it has been read already.
-        """
+        """Read answers, of at least one content token, behind their prompts, which may begin with what was `shared`."""
         n_before = 0 if shared is None else len(shared.tokens)
         n_prompt = [len(answer.prompt) - n_before for answer in answers]
         n_answer = [len(answer.content) for answer in answers]

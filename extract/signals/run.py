@@ -35,15 +35,10 @@ def fill_signals(
     scope: Scope = "question",
     layers: Sequence[int] | None = None,
 ) -> None:
-    """Read the signals of a scope that a store lacks.
+    """Read signals of questions or of their answers that a store lacks in a worker's blocks.
 
-    Args:
-        store: The store.
-        names: Names of signals of the scope.
-        load: Returns model and tokenizer; called only if something is missing.
-        worker: Whose blocks.
-        scope: Whether to read the questions or their answers.
-        layers: Layers to keep; None keeps those that the store has, or all.
+    `load` returns model and tokenizer and is called only if something is missing. `layers` are those to keep; None
+    keeps those that the store has, or all.
 
     Raises:
         InputError: If no signal is named, the store has other layers, or it has no answers to read.

@@ -25,10 +25,7 @@ Key = tuple[str, int]
 
 
 class Piece(NamedTuple):
-    """A text that can be shown, empty only in an empty answer, and the places of its tokens among the answer's.
-
-    It has one token, or the few that share a character.
-    """
+    """A text that can be shown, and the places of its tokens in the answer: one, or the few that share a character."""
 
     text: str
     tokens: range
@@ -177,20 +174,16 @@ def _influence_source(store: Store, influence: str | None) -> tuple[str, str] | 
     """Signal and key of the influence to show; None if none was asked for and the usual one was not read."""
     prefix, _, name = (influence or INFLUENCE).rpartition("/")
     weights, signals = signals_of("sample", weights=True), store.signals
-    if prefix not in ("", *weights):
-        raise InputError(
-            f"Expected `influence` to be of one of {', '.join(weights)}, but got {influence!r}. "
-            f"Give for example {INFLUENCE}."
-        )
     complete = [signal for signal in weights if signal in signals.names() and not signals.missing(signal, "sample")]
-    keys = [(signal, key) for signal in complete if prefix in ("", signal) for key in signals.keys(signal, "sample")]
-    matches = [(signal, key) for signal, key in keys if key.split("/", 1)[1] == name]
+    keys = [(signal, key) for signal in complete for key in signals.keys(signal, "sample")]
+    matches = [(signal, key) for signal, key in keys if key.split("/", 1)[1] == name and prefix in ("", signal)]
     if matches or influence is None:
         return matches[0] if matches else None
-    if not keys:
+    unread = prefix if prefix in weights else weights[0]
+    if not keys or (prefix == unread and prefix not in complete):
         raise InputError(
             f"Expected `influence` to be weights that {str(store.path)!r} holds, but none were read. Run "
-            f"`python -m extract read --store {store.path} --signals [{prefix or weights[0]}] --scope sample`."
+            f"`python -m extract read --store {store.path} --signals [{unread}] --scope sample`."
         )
     names = sorted({key.split("/", 1)[1] for _, key in keys})
     raise InputError(

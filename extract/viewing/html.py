@@ -1,7 +1,4 @@
-"""A page of answers: tokens shaded by entropy, a strip below them by influence, numbers on hover and in tables.
-
-The page follows the reader's light or dark scheme. Its text, layout and colours are in ``page.html.j2``.
-"""
+"""A page of answers: tokens shaded by entropy, a strip below them by influence, numbers on hover and in tables."""
 
 import math
 from collections.abc import Sequence

@@ -91,9 +91,7 @@ def _plural(count: int, noun: str) -> str:
 def compared(stores: Sequence[Store], grader: str | None = None) -> str:
     """A table of the stores of a grid: temperature, expected accuracy, how much answers vary and how many were cut.
 
-    Args:
-        stores: The stores, of which some may have no grades yet.
-        grader: Whose grades; None takes for each store what `describe` takes.
+    Stores may have no grades yet; without a `grader` each takes that of `describe`.
     """
     rows = [["temperature", "answers", "grader", "expected accuracy [95 %]", "different texts a question", "cut"]]
     for store in stores:

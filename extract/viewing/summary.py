@@ -24,7 +24,7 @@ MARKS = {True: "right", False: "wrong", None: "unknown"}
 
 @dataclass
 class GradeCounts:
-    """Grades of one grader: [question] answers that are right, wrong and undecided, and texts in which it found none."""
+    """Grades of one grader: [question] answers that are right, wrong, undecided, and texts in which it found none."""
 
     right: Counts
     wrong: Counts

@@ -410,7 +410,7 @@ def test_what_can_not_be_shown_is_one_line_with_what_to_do(
         ({"questions": ["q9"]}, r"ids of questions.*'q9'.*Did you mean `q"),
         ({"questions": ["q0"], "samples": [7]}, r"`samples` to be among those of question 'q0', 0 to 1, but got 7"),
         ({"influence": "norm_elements_mean_token"}, "Did you mean `norm_element_mean_token`"),
-        ({"influence": "tokens/entropy"}, "`influence` to be of one of rollout, rollout_max, macs, but got 'tokens"),
+        ({"influence": "tokens/entropy"}, "`influence` to be among the weights that .*but got 'tokens/entropy'"),
         ({"questions": []}, "`questions` to name at least one"),
         ({"samples": []}, "`samples` to name at least one"),
         ({"influence": "macs/floor_1_mean_token"}, r"none were read. Run.*--signals \[macs\]"),

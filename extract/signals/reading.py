@@ -169,9 +169,6 @@ def _batches(
     yield from ((beginning, batch) for batch in batches(single))
 
 
-# Tokens of an answer
-
-
 def content_tokens(tokenizer: Any, end: Sequence[int], token_ids: Sequence[int], text: str) -> list[int]:
     """The content tokens of an answer: without its end token, and without tokens that hold nothing but its stop text.
 

@@ -55,8 +55,8 @@ def macs(batch: Pass) -> dict[str, Tensor]:
     AGG `rf_mean` and `max` are over the places that see a token, from its own to the answer's last one; `last` is that
     of the last one. With ALIGN `emit` the places are those that drew y_1 … y_n, with `token` those of y_1 … y_n.
     """
-    width, found = batch.spans.widest, {}
-    valid = batch.attention.places.valid[:, 1:]
+    found: dict[str, Tensor] = {}
+    width, valid = batch.spans.widest, batch.attention.places.valid[:, 1:]
     n = valid.sum(1)
     row, step = torch.arange(len(n), device=n.device), torch.arange(width, device=n.device)
     n_see = (n[:, None] - step).clamp_min(1)

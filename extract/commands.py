@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from extract.asking.base import AskContext, fill_asked
@@ -200,7 +200,7 @@ def ask(
             raise InputError(
                 f"Expected the store {store!r} to hold answers, but it has none. Run `python -m extract sample`."
             )
-        load = partial(load_store_model, opened, model, device, device_map)
+        load = cache(partial(load_store_model, opened, model, device, device_map))
         context = AskContext(load, device, embedding_model, nli_model, grader, max_new_tokens)
         fill_asked(opened, [entry.load()(name, opened, context) for name, entry in entries.items()], worker)
     return opened

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 from extract.asking.registry import ASKED
@@ -28,7 +28,7 @@ class AskContext:
     """Models and options that baselines ask with.
 
     Attributes:
-        load: Loads the store's model and tokenizer; called once, and only if a baseline needs them.
+        load: Returns the store's model and tokenizer, which it loads when it is first called.
         device: Device of other models: auto, cpu, cuda or cuda:N.
         embedding_model: Sentence encoder: a name, a Hub id or a folder.
         nli_model: Entailment classifier, or None.
@@ -43,11 +43,6 @@ class AskContext:
     grader: str | None
     max_new_tokens: int
 
-    @cached_property
-    def loaded(self) -> tuple[Any, Any]:
-        """The store's model and tokenizer."""
-        return self.load()
-
 
 class AskedBaseline(ABC):
     """A baseline that asks a model, one shard at a time. Its `name` is that in the registry and in the store."""
@@ -60,7 +55,7 @@ class AskedBaseline(ABC):
     def model(self) -> dict[str, Any]:
         """Identity of the store's model. For a served model, the local copy is loaded to know it."""
         if not self.store.samples.provides.weights and self.store.reader is None:
-            _ = self.context.loaded
+            self.context.load()
         return self.store.model
 
     @property
@@ -152,14 +147,10 @@ def fill_asked(store: Store, baselines: Sequence[AskedBaseline], worker: Worker)
 
 
 def asking_prompt(policy: dict[str, Any], template: str) -> PromptTemplate:
-    """Prompt of a question to the store's model.
+    """Prompt of a question to the store's model, from the `policy` of its identity and a text with one ``{question}``.
 
     It uses the chat template wherever the tokenizer has one, even if the policy's own prompt is plain text for the
     model to continue. The policy's system message stays.
-
-    Args:
-        policy: `policy` of a store's identity.
-        template: Text with one ``{question}``.
     """
     chat = policy["model"]["chat_template"] != sha256_text("")
     return PromptTemplate(template, policy["decoding"]["prompt"]["system"] if chat else None, chat)

@@ -15,15 +15,7 @@ from extract.store.signals import Signals
 
 
 def mean_pooled(states: Tensor, mask: Tensor) -> Tensor:
-    """Mean state of the tokens that are not padding, scaled to length 1.
-
-    Args:
-        states: [row, token, d_model] hidden states.
-        mask: [row, token], 0 at padding.
-
-    Returns:
-        [row, d_model] float32.
-    """
+    """[row, d_model] float32 of length 1: mean of `states` [row, token, d_model] where `mask` [row, token] is 1."""
     weights = mask[:, :, None].float()
     return torch.nn.functional.normalize((states.float() * weights).sum(1) / weights.sum(1), dim=1)
 

@@ -1,4 +1,4 @@
-"""The baseline `entailment`: clusters of answers that mean the same, because each entails the other, by a classifier.
+"""The baseline `entailment`: clusters of answers of which each entails the other, as a classifier says.
 
 Kuhn et al. 2023 (https://arxiv.org/abs/2302.09664) and Farquhar et al. 2024 with strict entailment: an answer joins the
 first cluster whose first member it entails and is entailed by. Other members are not compared with it.

@@ -32,9 +32,7 @@ _BATCH_TOKENS = 2048
 def surface_forms(tokenizer: Any, n_vocab: int) -> tuple[list[int], list[int]]:
     """Tokens that are Yes, and those that are No, in any case and with any space around them (`` Yes``, ``YES``, …).
 
-    Args:
-        tokenizer: The model's tokenizer.
-        n_vocab: Number of tokens that the model has logits for.
+    The model has logits for `n_vocab` tokens.
 
     Raises:
         InputError: One of the words has no such token.
@@ -50,14 +48,9 @@ def surface_forms(tokenizer: Any, n_vocab: int) -> tuple[list[int], list[int]]:
 
 
 def yes_against_no(logits: Tensor, forms: tuple[list[int], list[int]]) -> tuple[Tensor, Tensor]:
-    """Compute P(yes) / (P(yes) + P(no)) and the mass P(yes) + P(no), each summed over the surface forms.
+    """P(yes) / (P(yes) + P(no)) and the mass P(yes) + P(no), [...] float32 each, summed over the surface forms.
 
-    Args:
-        logits: [..., vocab], raw, of the token after the prompt.
-        forms: Tokens of either word.
-
-    Returns:
-        Value and mass, [...] float32 each.
+    `logits` [..., vocab] are the raw ones of the token after the prompt.
     """
     logprobs = logits.float().log_softmax(-1)
     yes, no = (logprobs[..., tokens].logsumexp(-1) for tokens in forms)
@@ -68,10 +61,6 @@ class YesNoReader(TokenSampler):
     """Reads the raw distribution (temperature 1) of the first token after each prompt, without drawing tokens.
 
     The common prefix of the prompts is computed once, as in `TokenSampler`.
-
-    Args:
-        model: Causal language model in evaluation mode.
-        tokenizer: Its tokenizer.
 
     Raises:
         InputError: As `surface_forms`.
@@ -133,11 +122,11 @@ class PTrue(AskedTable):
 
     def prepare(self) -> None:
         """Load the store's model and find its tokens for Yes and No."""
-        self._reader = YesNoReader(*self.context.loaded)
+        self._reader = YesNoReader(*self.context.load())
 
     def rows(self, shard: Shard, progress: Done) -> list[dict[str, Any]]:
         """One row for each question. The token whose distribution is read counts as one token of a reply."""
-        tokenizer, questions = self.context.loaded[1], self.questions(shard)
+        tokenizer, questions = self.context.load()[1], self.questions(shard)
         prompts = [self.prompt.encode(tokenizer, text) for text in questions.values()]
         values = self._reader.read(prompts, progress)
         cost = {"completion_tokens": 1, "attempts": 1}
@@ -157,7 +146,7 @@ class PTrueAnswer(PTrue):
 
     def rows(self, shard: Shard, progress: Done) -> list[dict[str, Any]]:
         """One row for each answer."""
-        tokenizer, questions, answers = self.context.loaded[1], self.questions(shard), self.answers(shard)
+        tokenizer, questions, answers = self.context.load()[1], self.questions(shard), self.answers(shard)
         texts = [f"{questions[row['question_id']]}\nProposed answer: {row['text'].strip()}" for row in answers]
         prompts = {text: self.prompt.encode(tokenizer, text) for text in texts}
         values = dict(zip(prompts, self._reader.read(list(prompts.values()), progress), strict=True))

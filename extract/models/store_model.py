@@ -33,8 +33,7 @@ def load_store_model(store: Store, model: str | None, device: str, device_map: s
 
     Args:
         model: Hub id or folder; None takes the name in the store.
-        device: auto, cpu, cuda or cuda:N.
-        device_map: How transformers spreads a large model over devices.
+        device: As for `load_model`, like `device_map`.
 
     Raises:
         InputError: If it can't be loaded, or differs from the store's model.

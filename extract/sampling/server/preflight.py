@@ -59,7 +59,8 @@ def run_preflight(asks: Sequence[Ask], model: str, decoding: Decoding, server: S
     The `asks` are about different questions, `TRIES` for each address where there are as many.
 
     Raises:
-        InputError: It can't be used as asked, or the budget is too small even for this.
+        InputError: There is no server, it refuses, its reply is not what was asked for, or the budgets are too small
+            even for this, which is checked before anything is asked.
     """
     spending = Spending(server)
 
@@ -89,11 +90,7 @@ async def try_server(
 ) -> Preflight:
     """Ask each address one real request, and at a temperature above 0 four short ones whose answers have to differ.
 
-    The real ones are to be answered anyway; `requests` has them by question and first sample.
-
-    Raises:
-        InputError: There is no server, it refuses, its reply is not what was asked for, or the budgets are too small
-            even for this, which is checked before anything is asked.
+    The real `requests`, by question and first sample, are to be answered anyway. Raises as `run_preflight`.
     """
     planned = [planned for request in requests.values() for planned in [request, *_open_requests(request)]]
     for name, budget, cost in (
@@ -148,8 +145,7 @@ def _check_reply(request: Request, reply: Reply, url: str) -> None:
     n = len(reply.choices) + reply.n_left_out
     if n != request.n:
         raise InputError(
-            f"Expected {url} to give {request.n} answers to one request, but it gave {n}. Ask for one at a time "
-            "with `server.n` 1."
+            f"Expected {url} to give {request.n} answers to one request, but it gave {n}. Ask for one: `server.n` 1."
         )
     n_tokens = reply.tokens_of_only_choice
     for choice in reply.choices if request.logprobs else ():

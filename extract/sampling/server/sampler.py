@@ -19,8 +19,7 @@ from extract.store.fill import missing_shards
 from extract.store.questions import Questions
 from extract.store.store import Store
 
-#: Questions with several answers of which none differ, from which on this is no accident above temperature 0. Confident
-#: models do repeat themselves, for example in one letter.
+#: Questions without two different answers from which on this is no accident, though confident models repeat themselves.
 _LEAST_REPEATED = 30
 
 
@@ -42,12 +41,11 @@ class ServerSampler(Sampler):
         Raises:
             InputError: As `run_preflight`.
         """
-        size, n_tries = self.options.block_size, TRIES * len(self.server.urls)
-        first = questions[self.worker.rank * size :][: min(n_tries, size)] if new else []
-        asks = [Ask(question, list(range(min(self.server.n, self.options.k)))) for question in first]
-        for decoding in new[:1]:
-            preflight = run_preflight(asks, self.options.model, decoding, self.server)
-            self._preflights[float(decoding.temperature)] = preflight
+        if new:
+            size, n_tries = self.options.block_size, TRIES * len(self.server.urls)
+            first = questions[self.worker.rank * size :][: min(n_tries, size)]
+            asks = [Ask(question, list(range(min(self.server.n, self.options.k)))) for question in first]
+            self._preflights[float(new[0].temperature)] = run_preflight(asks, self.options.model, new[0], self.server)
 
     def fill(self, stores: Mapping[float, Store], k: int) -> None:
         """Ask for the missing samples of one store after the other.

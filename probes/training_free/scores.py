@@ -125,35 +125,27 @@ class Scores:
 
     def _batches(self) -> Iterator[tuple[list[Score], Callable[[], Tensor]]]:
         """Scores that are computed together, and the function that returns them as [score, answer] before the sign."""
-        for signal in self._signals:
-            for keys in _chunks(self._keys[signal], _COLUMNS):
-                names = [Score(signal, key, pooling) for pooling in POOLINGS for key in keys]
-                yield names, partial(self._pool, signal, keys)
+        batches = [(s, keys, [UNWEIGHTED]) for s in self._signals for keys in _chunks(self._keys[s], _COLUMNS)]
         if TOKENS in self._signals:
             keys = self._keys[TOKENS]
-            for weightings in _chunks(list(self._weightings), max(1, _COLUMNS // len(keys))):
-                names = [
-                    Score(TOKENS, key, pooling, weighting)
-                    for pooling in POOLINGS
-                    for key in keys
-                    for weighting in weightings
-                ]
-                yield names, partial(self._pool_weighted, keys, weightings)
+            step = max(1, _COLUMNS // len(keys))
+            batches += [(TOKENS, keys, weightings) for weightings in _chunks(list(self._weightings), step)]
+        for signal, keys, weightings in batches:
+            names = [Score(signal, key, how, weighting) for how in POOLINGS for key in keys for weighting in weightings]
+            yield names, partial(self._pool, signal, keys, weightings)
         if key := self.key_of("nll"):
             names = [Score(TOKENS, key, "sum"), Score(PREDICTIVE, key, "sum"), Score(PREDICTIVE, key, "mean")]
             yield names, partial(self._likelihoods, key)
 
-    def _pool(self, signal: str, keys: Sequence[str]) -> Tensor:
-        pooled = pool_each(self._read([(signal, key) for key in keys]), list(POOLINGS))
-        return torch.cat([columns.T for columns in pooled.values()])
-
-    def _pool_weighted(self, keys: Sequence[str], weightings: Sequence[str]) -> Tensor:
-        values = self._read([(TOKENS, key) for key in keys])
-        weights = self._read([self._weightings[name] for name in weightings])
-        columns, weight_columns = values.values[:, :, None], weights.values[:, None]
-        values, weights = Ragged(columns, values.offsets), Ragged(weight_columns, weights.offsets)
-        pooled = pool_each(values, list(POOLINGS), weights)
-        return torch.cat([columns.flatten(1).T for columns in pooled.values()])
+    def _pool(self, signal: str, keys: list[str], weightings: list[str]) -> Tensor:
+        """Every pooling of every key with every weighting, [score, answer]."""
+        columns = self._read([(signal, key) for key in keys])
+        weights = None
+        if weightings != [UNWEIGHTED]:
+            weights = self._read([self._weightings[name] for name in weightings])
+            weights = Ragged(weights.values[:, None], weights.offsets)
+        pooled = pool_each(Ragged(columns.values[:, :, None], columns.offsets), list(POOLINGS), weights)
+        return torch.cat([values.flatten(1).T for values in pooled.values()])
 
     def _likelihoods(self, key: str) -> Tensor:
         """−log P of each answer, and means of −log P and of −log P per token over half of the answers; [3, answer]."""
@@ -191,5 +183,5 @@ def _sort_key(key: str) -> tuple[list[tuple[int, str]], int]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in name.split("_")], int(layer)
 
 
-def _chunks(values: Sequence[str], n: int) -> Iterator[Sequence[str]]:
+def _chunks(values: list[str], n: int) -> Iterator[list[str]]:
     return (values[start : start + n] for start in range(0, len(values), n))

@@ -2,16 +2,21 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+JOBS ?= 2
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 READY := $(VENV)/.ready
 
-.PHONY: train test lint bench clean
+.PHONY: train test test-fast lint bench clean
 
 train: $(READY)
 	$(BIN)/python train.py
 
+# Two processes with one thread each are faster on two cores than one process with two.
 test: $(READY)
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
+
+test-fast: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --fast
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from extract.__main__ import COMMANDS
 from extract.errors import InputError
 from extract.recipe import StoreRecipe
 from extract.running.cli import run
+from extract.running.exit import exit_status
 from probes import load_probe
 from probes.registry import METHODS
 from tests.conftest import write_questions
@@ -231,8 +233,20 @@ def test_a_run_takes_no_folder_that_is_there_and_deletes_none(name: str, small_s
         (["--trainer.accelerator=foo"], "invalid accelerator name"),
     ],
 )
-def test_train_refuses_in_one_line(options: list[str], message: str, tmp_path: Path) -> None:
-    assert message in one_line(shell("train.py", f"--runs={tmp_path}", *options))
+def test_train_refuses_in_one_line(
+    options: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    try:
+        status: object = exit_status(partial(train.run, [f"--runs={tmp_path}", *options]))
+    except SystemExit as stopped:
+        status = stopped.code
+    errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
+    assert (status, len(errors)) == (2, 1)
+    assert message in errors[0]
+
+
+def test_the_program_prints_an_error_in_one_line() -> None:
+    assert "Did you mean `--model.lr`" in one_line(shell("train.py", "--model.lrr=0.1"))
 
 
 @pytest.mark.parametrize(
@@ -245,8 +259,6 @@ def test_train_refuses_in_one_line(options: list[str], message: str, tmp_path: P
         (["sample", "--store=s", "--policy.prompt.template=hello"], "{question} exactly once"),
         (["sample", "--store=s", "--k=many"], "--k"),
         (["grade", "--store=s"], "'s' has no identity.json"),
-        (["grade", "--store=s", "--grader=shrt"], "Did you mean `short`"),
-        (["read", "--store=s", "--signals=[hiden]"], "Did you mean `hidden`"),
         (["smaple"], "sample"),
     ],
 )
@@ -268,6 +280,22 @@ def test_extract_refuses_in_one_line(
     assert error.count("error:") == 1
     assert len(error.strip().splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        (["grade", "--grader=shrt"], "short"),
+        (["read", "--signals=[hiden]"], "hidden"),
+        (["ask", "--baselines=[p_tru]"], "p_true"),
+        (["inspect", "--grader=plnted"], "planted"),
+    ],
+)
+def test_extract_names_the_nearest_part(
+    options: list[str], name: str, small_store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(COMMANDS, "extract", [*options, f"--store={small_store}"]) == 2
+    assert f"Did you mean `{name}`" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from extract.errors import Damaged, InputError
+from extract.errors import Damaged, InputError, nearest
 from extract.store.folder import ShardFiles, StoreFolder
 from extract.store.parquet import GRADES_SCHEMA, write_table
 from extract.store.shards import SampleRange, Scope, Shard
@@ -39,7 +39,7 @@ class Grades(ShardFiles):
         if grader not in names and (grader is not None or len(names) > 1):
             raise InputError(
                 f"Expected `grader` to be one of {', '.join(names)}, whose grades {str(path)!r} holds, "
-                f"but got {grader!r}. Name one of them, or run `python -m extract grade`."
+                f"but got {grader!r}.{nearest(grader or '', names)} Name one, or run `python -m extract grade`."
             )
         return grader or names[0]
 

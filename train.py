@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,7 @@ class TrainParser(OneLineErrors, LightningArgumentParser):
     """Lightning's parser with errors of one line."""
 
     def parse_args(self, args: Sequence[str], *more: Any, **options: Any) -> Any:
-        """Parse a command line; a recipe's options as mappings."""
+        """Parse a command line."""
         return super().parse_args(recipe_as_mappings(args), *more, **options)
 
 
@@ -121,10 +121,7 @@ class TrainCLI(LightningCLI):
 
 
 def recipe_as_mappings(arguments: Sequence[str]) -> list[str]:
-    """Arguments in which each option of the recipe is written as a mapping.
-
-    jsonargparse 4.53 parses the value of `--data.recipe.policy.stop` once, prints it as Python does and parses that,
-    because the recipe may be null. The values of a mapping are parsed once.
+    """Write each option of the recipe as a mapping, because jsonargparse 4.53 loses the escape sequences of others.
 
     >>> recipe_as_mappings(["--data.recipe.policy.seed", "3", "--data.layers=[1]"])
     ['--data.recipe={"policy": {"seed": "3"}}', '--data.layers=[1]']
@@ -134,10 +131,9 @@ def recipe_as_mappings(arguments: Sequence[str]) -> list[str]:
         option, equals, value = argument.partition("=")
         path = option.removeprefix("--data.recipe.")
         if path != option and (equals or (value := next(rest, "")) != ""):
-            nested: Any = value
-            for key in reversed(path.split(".")):
-                nested = {key: nested}
-            argument = f"--data.recipe={json.dumps(nested)}"
+            argument = "--data.recipe=" + json.dumps(
+                reduce(lambda inner, key: {key: inner}, path.split(".")[::-1], value)
+            )
         converted.append(argument)
     return converted
 

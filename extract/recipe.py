@@ -14,7 +14,7 @@ from extract.questions.subset import subset, with_examples
 from extract.registry import fill_names
 from extract.samplers import SAMPLERS
 from extract.sampling.server.policy import Server
-from extract.schemas import check_options, whole
+from extract.schemas import BLOCK_SIZE, check_options, whole
 
 if TYPE_CHECKING:
     from extract.sampling.base import SamplingOptions
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _OPTIONS = {
     "k": whole(2, 1_000_000, "from 2, because one answer can't tell how often a model is right, to 1000000"),
     "max_rows": whole(1, 2**31),
-    "block_size": whole(1, 1_000_000),
+    "block_size": BLOCK_SIZE,
 }
 
 

@@ -105,6 +105,15 @@ DECODING = {
     "stop": TEXTS,
     "seed": whole(-(2**63), 2**64),
 }
+BLOCK_SIZE = whole(1, 1_000_000)
+#: `of` in a store's identity.json.
+IDENTITY: Schema = {
+    "policy": {"model": OBJECT, "decoding": {**DECODING, "prompt": PROMPT}, "request": Maybe(OBJECT)},
+    "questions": SHA256,
+    "block_size": BLOCK_SIZE,
+    "sampler": TEXT,
+    "schema": whole(1, 2**31),
+}
 
 
 def check_options(options: object, fields: Mapping[str, Field], prefix: str = "") -> None:

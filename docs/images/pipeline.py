@@ -5,7 +5,8 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 from matplotlib.patches import FancyBboxPatch
 
-INPUT, MODEL, DATA, RESULT = ("#f6f8fa", "#afb8c1"), ("#ddf4ff", "#54aeff"), ("#fff8c5", "#d4a72c"), ("#dafbe1", "#4ac26b")
+INPUT, MODEL = ("#f6f8fa", "#afb8c1"), ("#ddf4ff", "#54aeff")
+DATA, RESULT = ("#fff8c5", "#d4a72c"), ("#dafbe1", "#4ac26b")
 #: Left, bottom, width, height, colours, title, text.
 BOXES = [
     (0.0, 1.7, 1.5, 0.9, INPUT, "Questions", "with reference\nanswers"),
@@ -32,7 +33,7 @@ for left, bottom, width, height, (fill, edge), title, text in BOXES:
     axes.text(left + width / 2, bottom + 0.75 * height, title, ha="center", va="center", weight="bold", size=11)
     axes.text(left + width / 2, bottom + 0.34 * height, text, ha="center", va="center", size=8.5, color="#424a53")
 for *corners, last in ARROWS:
-    axes.plot(*zip(*corners, last), color="#57606a", lw=1.2, solid_capstyle="butt", zorder=0)
+    axes.plot(*zip(*corners, last, strict=True), color="#57606a", lw=1.2, solid_capstyle="butt", zorder=0)
     arrow = {"arrowstyle": "-|>", "color": "#57606a", "lw": 1.2, "shrinkA": 0, "shrinkB": 0}
     axes.annotate("", last, corners[-1], arrowprops=arrow)
 axes.set(xlim=(-0.15, 10.75), ylim=(-0.15, 2.75), aspect="equal")

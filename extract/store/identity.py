@@ -9,7 +9,7 @@ from extract.errors import InputError
 from extract.hashing import sha256_json
 from extract.policy import SCHEMA_VERSION
 from extract.samplers import SAMPLERS, sampler_name
-from extract.schemas import MODEL, OBJECT, SHA256, check_record, one_of
+from extract.schemas import IDENTITY, MODEL, OBJECT, SHA256, check_record, one_of
 from extract.store.files import is_inside, read_json, replace_file
 from extract.text import shown
 
@@ -75,6 +75,7 @@ def read_identity(folder: Path) -> dict[str, Any]:
             f"Expected the identity in {str(file)!r} to be {sha256}, but its content gives {sha256_json(identity)}: it "
             "was altered. Restore the file, or make a new store."
         )
+    check_record(identity, IDENTITY, file, "of.")
     if SAMPLERS[sampler_name(identity["sampler"])].weights:  # else its name is never loaded
         check_record(identity["policy"]["model"], MODEL, file, "of.policy.model.")
     return identity

@@ -7,8 +7,10 @@ from typing import Any, Self, overload
 
 import pyarrow as pa
 
+from extract.errors import InputError
 from extract.questions.question import Question
 from extract.store.shards import Shard
+from extract.text import one_line
 
 _STRING, _STRINGS = pa.string(), pa.list_(pa.string())
 QUESTIONS_SCHEMA = pa.schema(
@@ -80,4 +82,7 @@ class Questions(Sequence[Question]):
 
 def _question(row: dict[str, Any]) -> Question:
     fields: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
-    return Question(id=fields.pop("question_id"), meta=json.loads(fields.pop("meta")), **fields)
+    try:
+        return Question(id=fields.pop("question_id"), meta=json.loads(fields.pop("meta")), **fields)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"Expected the questions of a store to have JSON as `meta`, but {one_line(error)}.") from None

@@ -5,6 +5,7 @@ stand one after the other under its key, and ``KEY.offsets`` (int64, [row + 1]) 
 """
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -24,6 +25,7 @@ from extract.text import one_line, shown
 
 #: Dtypes of signals by their names in safetensors.
 _DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64}
+_KEY = re.compile(r"\d+/[\w-]+")
 _OFFSETS = ".offsets"
 _CHUNK = 2**20  # bytes of a tensor that are copied together
 #: Signals that `ask` computes with another model than the store's.
@@ -170,6 +172,8 @@ class Signals(ShardFiles):
                 here, there = header.layout.get(key, "missing"), common.layout.get(key, "missing")
                 if here != there:
                     raise Damaged(path, f"{key!r} is {here}, but {there} in {first.name}")
+        if len({entry.shape for entry in common.layout.values()}) > 1:
+            raise Damaged(first, "its tensors have rows of different widths")
         return common.layout
 
     def shard_layout(self, signal: str, shard: Shard) -> Layout:
@@ -224,6 +228,11 @@ class Signals(ShardFiles):
             for key, tensor in slices.items()
             if not key.endswith(_OFFSETS)
         }
+        n_rows = self._folder.questions.n_rows(shard)
+        for key, entry in layout.items():
+            has_rows = entry.ragged or slices[key].get_shape()[:1] == [n_rows]
+            if not (_KEY.fullmatch(key) and entry.dtype in _DTYPES and has_rows and len(entry.shape) <= 1):
+                raise Damaged(path, f"{shown(key)} is {entry}, which is no signal of {n_rows} rows")
         self._headers[path] = _Header(layout, settings)
         return self._headers[path]
 

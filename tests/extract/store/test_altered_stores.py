@@ -77,16 +77,16 @@ def test_an_altered_store_is_refused_by_training_and_by_verify(store: Path, name
 
 
 @pytest.mark.parametrize("name", FORGED)
-def test_a_forged_store_runs_nothing_and_writes_nothing(store: Path, name: str) -> None:
+def test_a_forged_store_runs_nothing_writes_nothing_and_gives_no_traceback(store: Path, name: str) -> None:
     FORGED[name](store)
     before = sorted(store.parent.rglob("*"))
     for read in (load, lambda path: describe(Store.open(path)), lambda path: verify(str(path))):
-        with contextlib.suppress(Exception):  # any, because behind a checksum that matches content is trusted
+        with contextlib.suppress(InputError):
             read(store)
     assert sorted(store.parent.rglob("*")) == before
 
 
-def test_tables_of_random_bytes_never_end_the_process(whole_store: Path, tmp_path: Path) -> None:
+def test_tables_of_random_bytes_never_crash(whole_store: Path, tmp_path: Path) -> None:
     for seed in (373, 2235, *range(20)):  # of the first two, pyarrow ended the process
         rng = random.Random(seed)
         store = Path(shutil.copytree(whole_store, tmp_path / str(seed)))
@@ -95,7 +95,7 @@ def test_tables_of_random_bytes_never_end_the_process(whole_store: Path, tmp_pat
         for _ in range(rng.choice([1, 2, 8])):
             content[rng.randrange(len(content))] = rng.randrange(256)
         write_file(path, bytes(content))
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(InputError):
             verify(str(store))
 
 

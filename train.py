@@ -121,11 +121,7 @@ class TrainCLI(LightningCLI):
 
 
 def recipe_as_mappings(arguments: Sequence[str]) -> list[str]:
-    """Write each option of the recipe as a mapping, because jsonargparse 4.53 loses the escape sequences of others.
-
-    >>> recipe_as_mappings(["--data.recipe.policy.seed", "3", "--data.layers=[1]"])
-    ['--data.recipe={"policy": {"seed": "3"}}', '--data.layers=[1]']
-    """
+    """Write each option of the recipe as a mapping, because jsonargparse 4.53 loses the escape sequences of others."""
     converted, rest = [], iter(arguments)
     for argument in rest:
         option, equals, value = argument.partition("=")

@@ -40,7 +40,7 @@ def measure(folder: Path, key: str, small: Path) -> dict[str, float]:
     A layer of a small store is read before, so that the code that reads is in memory already.
     """
     from extract import Store
-    from extract.store import tensors
+    from extract.store import signals
 
     taken: list[int] = []
 
@@ -48,7 +48,7 @@ def measure(folder: Path, key: str, small: Path) -> dict[str, float]:
         """An open file that counts what is taken from it."""
 
         def __init__(self, *args: Any, **options: Any) -> None:
-            self._opened = tensors_open(*args, **options)
+            self._opened = signals_open(*args, **options)
 
         def __enter__(self) -> Any:
             self._file = self._opened.__enter__()
@@ -78,7 +78,7 @@ def measure(folder: Path, key: str, small: Path) -> dict[str, float]:
             return part
 
     # a stand-in for a class of safetensors, which no type says it may be: hence the ignore
-    tensors_open, tensors.safe_open = tensors.safe_open, Counting  # type: ignore[misc, assignment]
+    signals_open, signals.safe_open = signals.safe_open, Counting  # type: ignore[misc, assignment]
     Store.open(small).signals.read("hidden", "0/last_prompt")
     taken.clear()
     store = Store.open(folder)

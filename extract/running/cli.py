@@ -97,9 +97,9 @@ def explain(message: str, known: list[str], prefix: str = "--") -> str:
     if unknown:
         option = prefix + ".".join(name for name in unknown.groups() if name)
         for old, new in RENAMED.items():
-            if option == old or option.endswith(old.replace("--", ".")):
-                new = option.removesuffix(old.removeprefix("--")) + new.removeprefix("--")
-                return f"Expected `{new}`, but got `{option}`, its name in earlier versions. Write `{new}`."
+            renamed = re.sub(rf"(?<=[-.]){re.escape(old[2:])}(?=\.|$)", new[2:], option)
+            if renamed != option:
+                return f"Expected `{renamed}`, but got `{option}`, its name in earlier versions. Write `{renamed}`."
         return (
             f"Expected an option of this command, but got `{option}`.{nearest(option, known)} See --help for the list."
         )

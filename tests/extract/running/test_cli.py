@@ -53,6 +53,9 @@ def test_renamed_options_are_refused_with_their_new_name(
     assert "Write `--policy.temperature`." in error_of(capsys, "sample", "--store=s", "--policy.temp=1")
     (tmp_path / "old.yaml").write_text("policy:\n  temp: 1\n")
     assert "but got `--policy.temp`" in error_of(capsys, "sample", "--store=s", f"--config={tmp_path / 'old.yaml'}")
+    (tmp_path / "mapping.yaml").write_text("server:\n  extra:\n    top_p: 1\n")
+    config = f"--config={tmp_path / 'mapping.yaml'}"
+    assert "Write `--server.extra_body" in error_of(capsys, "sample", "--store=s", config)
     nested = "Parser key \"data.recipe\": Problem with given class_path 'extract.StoreRecipe': unrecognized arguments: "
     assert "Write `--data.recipe.policy.temperature`." in cli.explain(nested + "--policy.temp=1", [])
 

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from benchmarks.hidden import load
-from benchmarks.live import peak_bytes
 from benchmarks.result import alternating, report
 from extract.signals.base import Answer
 from extract.signals.lens import _LOGITS, layer_entropy
 from extract.signals.model_parts import ModelHead, final_norm, n_layers
 from extract.signals.reader import Reader
+from tests.helpers.live import peak_bytes
 
 
 def products(weight: Tensor, states: Tensor, n_layers: int, size: int) -> Callable[[], None]:

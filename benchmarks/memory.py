@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.result import report
-from benchmarks.tiny import save_model, tiny_model, write_questions
+from tests.helpers.tiny import save_model, tiny_model, write_questions
 
 
 def peak_mb(arguments: list[str]) -> float:

@@ -17,10 +17,10 @@ import numpy as np
 import torch
 
 from benchmarks.result import report
-from benchmarks.synthetic import make_store
 from probes.comparison.out_of_fold import BEST, Comparison
 from probes.comparison.record import paired_tests, scored
 from probes.metrics.functional import capability_auroc
+from tests.helpers.synthetic import make_store
 
 #: Probes that need nothing but hidden states and grades.
 PROBES = ("linear", "logistic", "ridge", "difference_of_means", "mlp")

@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
-from benchmarks.live import peak_bytes
 from benchmarks.result import alternating, report
 from extract.signals.base import Answer, Pass
 from extract.signals.model_parts import decoder_of
 from extract.signals.reader import Reader
 from extract.signals.registry import SIGNALS, load_signal
+from tests.helpers.live import peak_bytes
 
 SHAPES = {
     "Qwen3-0.6B": {"family": "Qwen3", "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128},

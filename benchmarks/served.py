@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import os
-import re
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,54 +20,7 @@ from extract.policy import Decoding
 from extract.sampling.server.policy import Server
 from extract.store.store import Store
 from tests.helpers.serving_stub import faults
-
-#: Makes it draw from the model's whole distribution; without it, it takes the most likely token at any temperature.
-DRAWS = {"generation_config": {"do_sample": True, "top_k": 0}}
-
-
-@contextmanager
-def transformers_serve(model: Path, seconds: float = 120.0) -> Iterator[str]:
-    """Run `transformers serve` on loopback, without a network; gives its address. It calls the model by its folder's name.
-
-    Args:
-        model: The model's folder.
-        seconds: Longest time to start.
-
-    Raises:
-        RuntimeError: It did not start.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        said = Path(folder) / "said.txt"
-        options = [
-            "--host",
-            "127.0.0.1",
-            "--port",
-            "0",
-            "--device",
-            "cpu",
-            "--dtype",
-            "float32",
-            "--log-level",
-            "error",
-        ]
-        with said.open("wb") as stream:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "transformers.cli.transformers", "serve", model.name, *options],
-                cwd=model.parent,
-                env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": folder},
-                stdout=stream,
-                stderr=stream,
-            )
-        try:
-            deadline = time.monotonic() + seconds
-            while (place := re.search(r"running on (http://127\.0\.0\.1:\d+)", said.read_text())) is None:
-                if process.poll() is not None or time.monotonic() > deadline:
-                    raise RuntimeError(f"transformers serve did not start: {said.read_text()[-500:]}")
-                time.sleep(0.1)
-            yield f"{place[1]}/v1"
-        finally:
-            process.kill()
-            process.wait()
+from tests.helpers.transformers_server import DRAWS, prompt_lengths, transformers_serve
 
 
 def refusal(folder: Path, recipe: StoreRecipe) -> str:
@@ -89,12 +36,6 @@ def accuracies(store: Store) -> dict[str, float]:
     """Share of right answers of each question."""
     table = store.grades.read("short").to_pandas()
     return table.groupby("question_id")["right"].mean().to_dict()
-
-
-def prompt_lengths(store: Store) -> dict[str, int]:
-    """Prompt tokens of each question."""
-    rows = store.samples.read().select(["question_id", "prompt_tokens"]).to_pylist()
-    return {row["question_id"]: row["prompt_tokens"] for row in rows}
 
 
 def difference(a: dict[str, float], b: dict[str, float]) -> tuple[float, float]:

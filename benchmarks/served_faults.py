@@ -20,11 +20,11 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from benchmarks.result import report
-from benchmarks.tiny import write_questions
 from extract.prompts import PromptTemplate
 from extract.sampling.server.policy import request_seed
 from extract.store.store import Store
 from tests.helpers.serving_stub import MODEL, Options, Running, answer_text, faults, stub
+from tests.helpers.tiny import write_questions
 
 K, TEMPERATURE = 10, 1.0
 

@@ -13,11 +13,11 @@ from openai import AsyncOpenAI
 
 from benchmarks.memory import peak_mb
 from benchmarks.result import alternating, report
-from benchmarks.tiny import write_questions
 from extract import StoreRecipe, sample
 from extract.policy import Decoding
 from extract.sampling.server.policy import Server
 from tests.helpers.serving_stub import MODEL, Running, stub
+from tests.helpers.tiny import write_questions
 
 IN_FLIGHT, K = 500, 4
 

@@ -3,23 +3,41 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 from hypothesis import settings
 
-from benchmarks.tiny import byte_tokenizer, save_model, tiny_model, write_questions
-from extract.signals.reading import read_questions
+from tests.helpers.planted import plant_grades
+from tests.helpers.tiny import byte_tokenizer, save_model, tiny_model, write_questions
 
 settings.register_profile("the same in every run", derandomize=True, deadline=None)
 settings.load_profile("the same in every run")
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["WANDB_MODE"] = "offline"
 os.environ["WANDB_SILENT"] = "true"
+
+
+#: Fixtures that run a model.
+MODELS = {"model", "tiny_folder", "make_small_store", "small_store"}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fast", action="store_true", help="Leave out tests that run a model or a process.")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With ``--fast``, leave out tests that are marked slow or use a fixture that runs a model."""
+    if config.getoption("fast"):
+        slow = [item for item in items if item.get_closest_marker("slow") or MODELS & set(_fixtures(item))]
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if item not in set(slow)]
+
+
+def _fixtures(item: pytest.Item) -> list[str]:
+    return getattr(item, "fixturenames", [])
 
 
 @pytest.fixture(scope="session")
@@ -56,35 +74,7 @@ def make_small_store(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path
     return make
 
 
-def plant_grades(store: Any, seed: int) -> None:
-    """Grade the answers by coins whose bias is a direction of layer 2."""
-    hidden = store.signals.read("hidden", "2/last_prompt").numpy()
-    rng = np.random.default_rng(seed)
-    standardised = (hidden - hidden.mean(0)) / hidden.std(0)
-    logit = standardised @ rng.normal(size=hidden.shape[1]) / 2
-    probability = dict(zip((q.id for q in store.questions), 1 / (1 + np.exp(-logit)), strict=True))
-    for part in store.samples.ranges():
-        rows = [
-            {
-                "question_id": row["question_id"],
-                "sample": row["sample"],
-                "right": bool(rng.random() < probability[row["question_id"]]),
-                "answer": row["text"][:1],
-            }
-            for row in store.samples.read(part).to_pylist()
-        ]
-        store.grades.write("planted", part, rows, "a biased coin")
-
-
 @pytest.fixture(scope="session")
 def small_store(make_small_store: Callable[..., Path]) -> Path:
     """A store of 120 questions with 6 answers each; tests only read it."""
     return make_small_store()
-
-
-def read_hidden(
-    model: Any, prompts: Sequence[Sequence[int]], layers: Sequence[int] | None = None, batch_tokens: int = 2048
-) -> torch.Tensor:
-    """Hidden states [question, layer, d_model] at `last_prompt`, of every layer for None."""
-    wanted = range(model.config.num_hidden_layers + 1) if layers is None else layers
-    return torch.stack(list(read_questions(model, prompts, ["hidden"], wanted, batch_tokens)["hidden"].values()), dim=1)

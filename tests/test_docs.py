@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from tests.helpers.experiments import ROOT
 from torch.distributed.run import get_args_parser as torchrun_parser
 from wandb.cli.cli import cli as wandb_cli
 
@@ -26,7 +27,6 @@ import train
 from extract.__main__ import COMMANDS
 from extract.running.cli import run
 from probes.__main__ import COMMANDS as PROBE_COMMANDS
-from tests.test_train import ROOT
 
 PAGES = [
     "README.md",

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.helpers.experiments import ROOT
+from tests.helpers.planted import planted
 
 import train
-from benchmarks.synthetic import add_answer_signals, make_store
 from tests.helpers.offline_run import OfflineRun
-from tests.probes.test_comparison import planted
-from tests.test_train import ROOT
+from tests.helpers.synthetic import add_answer_signals, make_store
 
 try:
     from wandb.sdk.launch.sweeps.utils import create_sweep_command_args

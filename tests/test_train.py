@@ -23,15 +23,9 @@ from extract.running.cli import run
 from extract.running.exit import exit_status
 from probes import load_probe
 from probes.registry import METHODS
-from tests.conftest import write_questions
+from tests.helpers.experiments import ROOT, experiment
 from tests.helpers.offline_run import OfflineRun
-
-ROOT = Path(__file__).parents[1]
-QUICK = ["--data.recipe=null", "--data.grader=planted", "--trainer.max_epochs=10", "--n_resamples=100"]
-
-
-def experiment(store: Path, tmp_path: Path, *more: str) -> Path:
-    return train.run([f"--data.store={store}", f"--runs={tmp_path / 'runs'}", *QUICK, *more])
+from tests.helpers.tiny import write_questions
 
 
 def test_twice_in_a_row_gives_two_runs_with_everything_in_them(small_store: Path, tmp_path: Path) -> None:

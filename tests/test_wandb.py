@@ -12,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 from sklearn.metrics import log_loss
+from tests.helpers.experiments import ROOT, experiment
 
 import train
 from datamodules import FeatureDataModule
@@ -21,7 +22,6 @@ from probes.fitting.calibration import fit_platt
 from probes.metrics.functional import capability_auroc, debiased_brier
 from probes.report.report import Report
 from tests.helpers.offline_run import OfflineRun
-from tests.test_train import ROOT, experiment
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.helpers.fitting import fit
+from tests.helpers.planted import planted
 
 import train
-from benchmarks.synthetic import add_answer_signals, make_store
 from datamodules import FeatureDataModule
 from datamodules.semantic import discrete_entropy, entropy_threshold
 from extract.errors import InputError
@@ -23,8 +24,7 @@ from probes.comparison.out_of_fold import Comparison
 from probes.comparison.record import comparison_record
 from probes.metrics.functional import capability_auroc
 from probes.report.report import Report
-from tests.probes.test_comparison import planted
-from tests.probes.test_probes import fit
+from tests.helpers.synthetic import add_answer_signals, make_store
 
 
 @pytest.fixture(scope="module")

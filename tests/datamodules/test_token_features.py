@@ -11,10 +11,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from tests.helpers.planted import plant_grades, planted
 
 import train
-from benchmarks.synthetic import add_answer_signals, make_store
-from benchmarks.tiny import write_questions
 from datamodules import FeatureDataModule
 from extract import Decoding, InputError, Store, StoreRecipe, read, sample
 from extract.models.loading import load_model
@@ -24,8 +23,8 @@ from extract.store.ragged import Ragged
 from probes import load_probe
 from probes.baselines.registry import BASELINES
 from probes.comparison.out_of_fold import Comparison
-from tests.conftest import plant_grades
-from tests.probes.test_comparison import planted
+from tests.helpers.synthetic import add_answer_signals, make_store
+from tests.helpers.tiny import write_questions
 
 
 @pytest.fixture(scope="module")

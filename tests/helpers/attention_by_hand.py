@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
 import torch
 
 from extract.signals.base import Answer
-from tests.conftest import tiny_model
+from extract.signals.reading import read_answers
+from tests.helpers.tiny import tiny_model
 
 Array = np.ndarray
 
@@ -164,3 +166,23 @@ def macs_by_hand(model: Any, answer: Answer) -> dict[str, Array]:
             for name, of in {"rf_mean": np.mean, "max": np.max, "last": lambda one: one[-1]}.items():
                 found[f"{last}/floor_{floor}_{name}_{align}"] = np.array([of(one) for one in received])
     return found
+
+
+def read_rows(model: Any, answers: list[Answer], signal: str, **options: Any) -> list[dict[str, np.ndarray]]:
+    """A signal's numbers of each answer by key."""
+    read = read_answers(model, answers, [signal], **options)[signal]
+    rows = {key: [one.numpy() for one in ragged.rows()] for key, ragged in read.items()}
+    return [{key: of_rows[i] for key, of_rows in rows.items()} for i in range(len(answers))]
+
+
+def eager(model: Any) -> Any:
+    copy = deepcopy(model)
+    copy.set_attn_implementation("eager")
+    return copy
+
+
+def assert_rows(found: list[dict[str, np.ndarray]], expected: list[dict[str, np.ndarray]], atol: float) -> None:
+    for row, wanted in zip(found, expected, strict=True):
+        assert row.keys() == wanted.keys()
+        for key, values in wanted.items():
+            np.testing.assert_allclose(row[key], values, rtol=1e-4, atol=atol, err_msg=key)

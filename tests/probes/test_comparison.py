@@ -11,22 +11,15 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from benchmarks.synthetic import make_store
 from extract.errors import InputError
 from probes.baselines.registry import BASELINES
 from probes.commands import compare, transfer
 from probes.comparison.out_of_fold import BEST, Comparison, OutOfFold
 from probes.comparison.record import cheap_baselines, comparison_page, comparison_record, paired_tests, scored
+from tests.helpers.planted import planted
+from tests.helpers.synthetic import make_store
 
 PROBES = ["logistic", "difference_of_means"]
-
-
-def planted(n: int = 120, layers: int = 3, width: int = 8, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Features of which one direction of the last layer is the log-odds of the accuracy, and the accuracies."""
-    rng = np.random.default_rng(seed)
-    features = rng.normal(size=(n, layers, width)).astype(np.float32)
-    accuracy = 1 / (1 + np.exp(-2 * features[:, layers - 1, 0]))
-    return features, accuracy
 
 
 @pytest.fixture(scope="module")

@@ -18,16 +18,7 @@ from probes.metrics import functional as F
 from probes.metrics.functional import ranking
 from probes.metrics.intervals import resample_weights
 from probes.metrics.metrics import QuestionMetric
-
-
-def simulated(n: int = 60, k: int = 10, seed: int = 0, ties: bool = True) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Confidence, right, known, and the true p."""
-    rng = np.random.default_rng(seed)
-    p = rng.beta(0.8, 1.2, n)
-    f = np.clip(p + rng.normal(0, 0.2, n), 0.01, 0.99)
-    known = rng.integers(2, k + 1, n)
-    right = rng.binomial(known, p)
-    return torch.tensor(np.round(f, 1) if ties else f), torch.tensor(right), torch.tensor(known), torch.tensor(p)
+from tests.helpers.planted import simulated
 
 
 def test_with_one_answer_a_question_it_is_the_ordinary_auroc() -> None:

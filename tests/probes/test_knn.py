@@ -13,8 +13,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor
+from tests.helpers.fitting import descend
+from tests.helpers.planted import planted
 
-from benchmarks.synthetic import add_answer_signals, make_store
 from datamodules import FeatureDataModule
 from extract.errors import InputError
 from extract.hashing import sha256_file
@@ -22,8 +23,7 @@ from probes import load_probe
 from probes.knn import KNN
 from probes.report.report import Report
 from probes.saved.head import KNNHead, neighbour_means
-from tests.probes.test_comparison import planted
-from tests.probes.test_probes import descend
+from tests.helpers.synthetic import add_answer_signals, make_store
 
 
 def problem(d: int = 6, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.helpers.fitting import descend
 from torch import Tensor
 from torch.distributions import MultivariateNormal, Normal
 
-from benchmarks.latent import TEST, TRAIN, fit, forced, simulate
-from benchmarks.synthetic import add_answer_signals, make_store
 from datamodules import FeatureDataModule
 from extract.errors import InputError
 from probes import load_probe
@@ -34,7 +33,8 @@ from probes.fitting.latent_model import (
 from probes.latent import Latent
 from probes.report.report import Report
 from probes.saved.head import LatentHead
-from tests.probes.test_probes import descend
+from tests.helpers.latent_simulation import TEST, TRAIN, fit, forced, simulate
+from tests.helpers.synthetic import add_answer_signals, make_store
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:

@@ -15,35 +15,11 @@ from sklearn.linear_model import LogisticRegression
 from datamodules import FeatureDataModule
 from extract.errors import InputError
 from probes.baselines.registry import available, baselines_of, confidence
-from probes.fitting.module import ProbeModule, standardiser
+from probes.fitting.module import standardiser
 from probes.linear import Linear
 from probes.report.evaluate import compare
 from probes.report.report import Report
-
-
-def descend(
-    module: ProbeModule, data: FeatureDataModule, epochs: int, every: int, folder: Path | None = None
-) -> ProbeModule:
-    """Fit a probe, validating every so many epochs, and keep checkpoints where there is a folder for them."""
-    trainer = L.Trainer(
-        max_epochs=epochs,
-        check_val_every_n_epoch=every,
-        default_root_dir=folder,
-        logger=False,
-        enable_checkpointing=folder is not None,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        accelerator="cpu",
-    )
-    trainer.fit(module, data)
-    return module
-
-
-def fit(data: FeatureDataModule, epochs: int = 60, **options: Any) -> Linear:
-    torch.manual_seed(0)
-    module = Linear(**options)
-    descend(module, data, epochs, every=epochs)
-    return module
+from tests.helpers.fitting import fit
 
 
 @pytest.fixture(scope="module")

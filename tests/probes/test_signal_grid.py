@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.synthetic import make_store
 from datamodules import FeatureDataModule
 from datamodules.table import QuestionTable, load_table
 from extract.errors import InputError
@@ -36,6 +35,7 @@ from probes.training_free.record import (
     signals_verdict,
 )
 from probes.training_free.scores import Score
+from tests.helpers.synthetic import make_store
 
 #: Signal and key to values of the tokens of answers, from whether each is right, how long it is, and chance.
 Made = dict[tuple[str, str], Callable[[np.ndarray, np.ndarray, np.random.Generator], np.ndarray]]

@@ -15,9 +15,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.helpers.planted import planted
 
-from benchmarks.synthetic import add_answer_signals, make_store
-from benchmarks.tiny import byte_tokenizer
 from datamodules.table import load_table
 from extract import Decoding, Question, Store
 from extract.errors import InputError
@@ -35,7 +34,8 @@ from extract.viewing.show import show
 from probes.commands import pictures
 from probes.report.entropy_profile import entropy_profile, profile_picture
 from probes.report.layer_map import layer_heat_map, layer_map, out_of_fold
-from tests.probes.test_comparison import planted
+from tests.helpers.synthetic import add_answer_signals, make_store
+from tests.helpers.tiny import byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
 #: Two questions with two answers each: plain, with markup, of characters of several bytes, and empty.

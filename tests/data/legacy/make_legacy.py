@@ -89,7 +89,7 @@ def make_models() -> None:
     import torch
     import transformers
 
-    from benchmarks.tiny import byte_tokenizer, tiny_model
+    from tests.helpers.tiny import byte_tokenizer, tiny_model
 
     tokenizer = byte_tokenizer()
     tokenizer.add_tokens(["Yes", " yes", "YES", "No", " no"])

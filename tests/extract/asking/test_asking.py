@@ -21,7 +21,7 @@ from extract.commands import ask
 from extract.running.cli import run
 from extract.running.worker import Worker
 from extract.sampling.local.token_sampler import Sample
-from tests.conftest import byte_tokenizer, tiny_model, write_questions
+from tests.helpers.tiny import byte_tokenizer, tiny_model, write_questions
 
 FORMS = ["Yes", " yes", "YES", "No", " no"]
 

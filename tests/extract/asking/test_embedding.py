@@ -17,7 +17,7 @@ from extract.asking.embedding import Encoder, TextEmbedding, mean_pooled
 from extract.asking.entailment import Answer, Classifier, Clusters, cluster
 from extract.commands import ask
 from extract.models.embedded import EMBEDDED_ENCODER
-from tests.conftest import byte_tokenizer, write_questions
+from tests.helpers.tiny import byte_tokenizer, write_questions
 
 NLI_LABELS = {0: "CONTRADICTION", 1: "entailment", 2: "neutral"}
 SIZES = {

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.golds import DATA, Written, cases_of, golds, written_latex, written_numbers
-from benchmarks.latex_values import values
 from extract.grading import grader_of_kinds, load_grader
 from extract.questions import Question, load_questions
+from tests.helpers.golds import DATA, Written, cases_of, golds, written_latex, written_numbers
+from tests.helpers.latex_values import values
 
 there = pytest.mark.skipif(not DATA.is_dir(), reason="shared/data is not beside the project")
 

@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 import pyarrow.parquet as pq
 import pytest
 
-from benchmarks.tiny import write_questions
 from datamodules.semantic import clusters_of
 from datamodules.table import load_table, modal_share
 from extract import Store, StoreRecipe, sample
@@ -29,6 +28,7 @@ from extract.sampling.server.policy import Server
 from extract.sampling.server.protocol import Choice, Reply, Request
 from extract.store.verify import find_problems
 from tests.helpers.serving_stub import MODEL, stub
+from tests.helpers.tiny import write_questions
 
 Says = Callable[[str], str | Exception]
 

@@ -27,8 +27,8 @@ from extract.sampling.local.token_sampler import TokenSampler
 from extract.sampling.server.policy import Server
 from extract.sampling.temperature_grid import member_name
 from extract.store.verify import find_problems
-from tests.conftest import tiny_model, write_questions
 from tests.helpers.serving_stub import MODEL, stub
+from tests.helpers.tiny import tiny_model, write_questions
 
 PROMPTS = ["Say", "Say a longer thing", "What?", "An A", "Something of another length altogether"]
 EXAMPLES = "Examples that every prompt begins with, as a set of few-shot prompts has. "

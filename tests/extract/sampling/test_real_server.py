@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from benchmarks.served import DRAWS, prompt_lengths, transformers_serve
 from extract import StoreRecipe, grade, sample
 from extract.errors import InputError
 from extract.models.embedded import embedded_model_folder
@@ -15,6 +14,7 @@ from extract.models.store_model import encode_questions
 from extract.policy import Decoding
 from extract.prompts import PromptTemplate
 from extract.sampling.server.policy import Server
+from tests.helpers.transformers_server import DRAWS, prompt_lengths, transformers_serve
 
 
 @pytest.mark.real_model

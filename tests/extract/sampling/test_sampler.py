@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.helpers.planted import read_hidden
 
 from extract.errors import InputError
 from extract.policy import Decoding
@@ -14,7 +15,7 @@ from extract.sampling.local.attention import attend_to, merge
 from extract.sampling.local.batching import common_prefix
 from extract.sampling.local.cache import AnswerCache
 from extract.sampling.local.token_sampler import TokenSampler
-from tests.conftest import byte_tokenizer, read_hidden, tiny_model
+from tests.helpers.tiny import byte_tokenizer, tiny_model
 
 PROMPTS = ["Say", "Say a longer thing", "What?", "A", "Something of another length altogether", "Say a longer thinG"]
 

@@ -22,8 +22,6 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from benchmarks.faults import ENVIRONMENT
-from benchmarks.tiny import write_questions
 from datamodules.table import load_table
 from extract import Decoding, InputError, Store, StoreRecipe, grade, read, sample
 from extract.commands import verify
@@ -40,8 +38,10 @@ from extract.store.parquet import SAMPLES_SCHEMA, write_table
 from extract.store.samples import REJECTED, Samples
 from extract.store.shards import SampleRange
 from extract.viewing.inspection import describe
+from tests.helpers.killing import ENVIRONMENT
 from tests.helpers.serving_stub import MODEL, Running, answer_text, faults, stub
 from tests.helpers.serving_stub import Options as StubOptions
+from tests.helpers.tiny import write_questions
 
 KEY = "sk-not-to-be-seen-0123456789"
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 import train
-from benchmarks.tiny import write_questions
 from extract import InputError, Store, StoreRecipe
 from extract.__main__ import COMMANDS
 from extract.policy import Decoding, ModelIdentity, Policy
@@ -18,6 +17,7 @@ from extract.running.cli import run
 from extract.running.worker import Worker
 from extract.samplers import SAMPLERS, Declaration
 from extract.sampling.base import Sampler, SamplingOptions
+from tests.helpers.tiny import write_questions
 
 
 class Replay(Sampler):

@@ -22,7 +22,7 @@ from extract.signals.registry import load_signal
 from extract.store.ragged import Ragged
 from extract.store.shards import Block, SampleRange
 from extract.store.verify import find_problems
-from tests.conftest import byte_tokenizer, tiny_model, write_questions
+from tests.helpers.tiny import byte_tokenizer, tiny_model, write_questions
 
 ANSWERS = [
     Answer((5, 6, 7), (40, 41, 42, 43)),

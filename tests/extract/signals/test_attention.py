@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,6 @@ import pytest
 import torch
 import transformers
 
-from benchmarks.live import LiveBytes
 from extract.errors import InputError
 from extract.models.loading import load_model
 from extract.signals import attention_scores
@@ -20,31 +18,21 @@ from extract.signals.attention_scores import HIDDEN, head_entropies
 from extract.signals.base import Answer, TokenSpans
 from extract.signals.reader import Reader
 from extract.signals.reading import read_answers, read_questions
-from tests.conftest import tiny_model
-from tests.helpers.attention_by_hand import ANSWERS, FAMILIES, entropies_by_hand, family_model, macs_by_hand
+from tests.helpers.attention_by_hand import (
+    ANSWERS,
+    FAMILIES,
+    assert_rows,
+    eager,
+    entropies_by_hand,
+    family_model,
+    macs_by_hand,
+    read_rows,
+)
+from tests.helpers.live import LiveBytes
+from tests.helpers.tiny import tiny_model
 
 ALL = ("attention_entropy", "rollout", "rollout_max", "macs")
 WANTS = ("attention_entropy", "attention_blocks", "attention_macs", "mixing")
-
-
-def read_rows(model: Any, answers: list[Answer], signal: str, **options: Any) -> list[dict[str, np.ndarray]]:
-    """A signal's numbers of each answer by key."""
-    read = read_answers(model, answers, [signal], **options)[signal]
-    rows = {key: [one.numpy() for one in ragged.rows()] for key, ragged in read.items()}
-    return [{key: of_rows[i] for key, of_rows in rows.items()} for i in range(len(answers))]
-
-
-def eager(model: Any) -> Any:
-    copy = deepcopy(model)
-    copy.set_attn_implementation("eager")
-    return copy
-
-
-def assert_rows(found: list[dict[str, np.ndarray]], expected: list[dict[str, np.ndarray]], atol: float) -> None:
-    for row, wanted in zip(found, expected, strict=True):
-        assert row.keys() == wanted.keys()
-        for key, values in wanted.items():
-            np.testing.assert_allclose(row[key], values, rtol=1e-4, atol=atol, err_msg=key)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -22,7 +22,7 @@ from extract.signals.lens_signals import THRESHOLDS
 from extract.signals.reading import read_answers, read_questions
 from extract.signals.registry import SIGNALS, Signal
 from extract.store.ragged import Ragged
-from tests.conftest import tiny_model
+from tests.helpers.tiny import tiny_model
 
 FAMILIES = ["llama", "gpt2", "qwen2", "qwen3", "mistral", "phi3", "gemma2", "gemma3"]
 OF_THE_LENS = ("tokens", "entropy_profile", "evolution", "early_exit")

@@ -14,9 +14,16 @@ from extract.signals.attention import FIELDS, MIXES, attention_shares, rows_larg
 from extract.signals.attention_scores import column_field, element_field, normalisers
 from extract.signals.base import Answer, Dots
 from extract.signals.reader import Reader
-from tests.conftest import tiny_model
-from tests.extract.signals.test_attention import assert_rows, eager, read_rows
-from tests.helpers.attention_by_hand import ANSWERS, FAMILIES, family_model, rollout_by_hand
+from tests.helpers.attention_by_hand import (
+    ANSWERS,
+    FAMILIES,
+    assert_rows,
+    eager,
+    family_model,
+    read_rows,
+    rollout_by_hand,
+)
+from tests.helpers.tiny import tiny_model
 
 
 def both(model: Any, answers: list[Answer], **options: Any) -> list[dict[str, np.ndarray]]:

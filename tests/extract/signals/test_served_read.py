@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from tests.helpers.planted import plant_grades
 
 import train
-from benchmarks.tiny import save_model, tiny_model, write_questions
 from datamodules import load_table
 from extract import Decoding, InputError, PromptTemplate, Store, StoreRecipe, load_model, load_questions, read
 from extract.commands import ask, make_store, verify
@@ -32,7 +32,7 @@ from extract.viewing.show import show
 from probes import load_probe
 from probes.comparison.out_of_fold import Comparison
 from probes.comparison.record import comparison_page, comparison_record
-from tests.conftest import plant_grades
+from tests.helpers.tiny import save_model, tiny_model, write_questions
 
 MODEL = "served/tiny"
 

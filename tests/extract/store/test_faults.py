@@ -19,8 +19,6 @@ import pytest
 import torch
 from filelock import FileLock
 
-from benchmarks.faults import Commands, content, finished, kill_often
-from benchmarks.tiny import write_questions
 from extract import StoreRecipe, grade, read, sample
 from extract.errors import InputError
 from extract.running.exit import Terminated, exit_status
@@ -28,6 +26,8 @@ from extract.running.memory import retry_with_smaller_batch
 from extract.running.worker import Worker
 from extract.sampling.local.token_sampler import TokenSampler
 from extract.store.store import Store
+from tests.helpers.killing import Commands, content, finished, kill_often
+from tests.helpers.tiny import write_questions
 
 
 @pytest.fixture(scope="module")

@@ -20,8 +20,8 @@ from extract.commands import make_store
 from extract.hashing import differences
 from extract.store.shards import Block, Scope, Shard
 from extract.store.verify import find_problems, write_manifest
-from tests.conftest import write_questions
 from tests.helpers import altered_stores
+from tests.helpers.tiny import write_questions
 
 
 @pytest.fixture

@@ -26,43 +26,46 @@ if TYPE_CHECKING:
 
 
 class ConfidenceProbe:
-    """A trained probe with all that is needed to use it.
+    """A trained probe: head, calibrator and configuration. `load_probe` returns one.
 
     Args:
-        head: From features, which are hidden states, numbers of token signals or both, to scores.
-        calibrator: From scores to confidences.
-        config: What config.json holds: model identity, what is read, prompt, target, training set, figures.
+        head: Maps features to scores. Features are hidden states, pooled token signals, or both.
+        calibrator: Maps scores to confidences.
+        config: Content of config.json: model identity, features, prompt, target, training set and test metrics.
     """
 
     def __init__(self, head: Head, calibrator: Calibrator, config: dict[str, Any]) -> None:
         self.head, self.calibrator = head.eval(), calibrator.eval()
         self.config = config
-        #: Layer whose hidden state is read, 0 for the embeddings; None for token signals alone.
+        #: Layer of the hidden state, 0 for the embeddings; None if the probe reads token signals alone.
         self.layer: int | None = config["layer"]
-        #: Named token position at which the hidden state is read; None for token signals alone.
+        #: Named token position of the hidden state; None if the probe reads token signals alone.
         self.position: str | None = config["position"]
-        #: Whether the probe reads an answer with its prompt, and not the prompt alone.
+        #: Whether the probe reads the prompt with an answer; otherwise it reads the prompt alone.
         self.reads_answers: bool = config["target"] == "response"
-        #: Numbers of token signals that are read, behind the hidden state where there is a layer; None for none.
+        #: Pooled token signals, appended to the hidden state; None if the probe reads none.
         self.pooled = TokenFeatures.from_json(config["pooled"]) if config.get("pooled") else None
 
     @property
     def signals(self) -> list[str]:
-        """Names of the signals that are read."""
+        """Names of the signals that the probe reads."""
         hidden = [] if self.layer is None else [str(self.config["signal"])]
         return hidden + ([] if self.pooled is None else self.pooled.signals)
 
     def features(self, read: Mapping[str, Mapping[str, Tensor | Ragged]]) -> Tensor:
-        """What the head takes, [row, d_model] on the CPU, from what a model was read for: tensors by signal and key.
+        """Features for the head, [row, d_model] on the CPU, from the signals of a model.
+
+        Args:
+            read: Tensors by signal name and key, as `extract.signals.reading` returns them.
 
         Raises:
-            InputError: The model has no such layer.
+            InputError: If a layer or token signal of the probe is missing in `read`.
         """
 
         def tensor(signal: str, key: str) -> Tensor | Ragged:
             if key not in read[signal]:
                 raise InputError(
-                    f"Expected {self.config['model']['id']!r} to have {key!r} of the signal {signal!r}, which the "
+                    f"Expected the signal {signal!r} of {self.config['model']['id']!r} to have {key!r}, which the "
                     f"probe reads, but it has {', '.join(sorted(read[signal]))}. Restore the probe's config.json."
                 )
             return read[signal][key]
@@ -77,14 +80,18 @@ class ConfidenceProbe:
         return torch.cat(parts, 1)
 
     def confidence(self, features: Tensor) -> Tensor:
-        """Confidences [...] float32 of features [..., d_model], by default hidden states of `layer` at `position`."""
+        """Confidences [...] float32 of features [..., d_model]: hidden states of `layer` at `position`, then `pooled`.
+
+        Raises:
+            InputError: If the features have another width.
+        """
         if features.shape[-1] != self.config["d_model"]:
             raise InputError(
                 f"Expected {'hidden states' if self.pooled is None else 'features'} of width {self.config['d_model']}, "
                 f"but got {features.shape[-1]}. Read them from {self.config['model']['id']!r}."
             )
         score = self.head.to(features.device)(features)
-        where = torch.device("cpu") if features.device.type == "mps" else features.device  # which has no float64
+        where = torch.device("cpu") if features.device.type == "mps" else features.device  # MPS has no float64
         return self.calibrator.to(where)(score.to(where)).to(features.device)
 
     def score(
@@ -95,33 +102,33 @@ class ConfidenceProbe:
         answers: str | Sequence[str] | None = None,
         attention_mask: Tensor | None = None,
     ) -> Tensor:
-        """Confidence of each question before any answer, by one pass over the prompts; or of given answers.
+        """Confidences of questions, or of given answers, from one forward pass each. Nothing is generated.
 
         Args:
             hf_model: The model that the probe was trained on.
             tokenizer: Its tokenizer.
-            prompts: Texts, chats or token ids; one or several.
-            answers: The answer to each question, for a probe of the target `response`, which reads both.
-            attention_mask: [question, token], 0 at padding, for a tensor of padded ids.
+            prompts: One or several texts, chats or lists of token ids.
+            answers: One answer per question. Required by probes of the target `response`, not accepted by others.
+            attention_mask: [question, token], 0 at padding, if `prompts` is a tensor of padded ids.
 
         Returns:
-            [question] float32 in [0, 1], on the CPU; NaN for an answer without words.
+            [question] float32 in [0, 1], on the CPU; NaN for an empty answer.
 
         Raises:
-            InputError: Another model, an empty prompt, or answers where the probe reads none or the other way round.
+            InputError: If the model is a different one, a prompt is empty, or `answers` are missing or not accepted.
         """
         return self.attach(hf_model, tokenizer).score(prompts, answers, attention_mask)
 
     def attach(self, hf_model: Any, tokenizer: Any) -> ConfidentModel:
-        """A wrapper whose `generate` gives every answer with a confidence.
+        """Attach the probe to its model; `generate` of the returned wrapper gives answers with confidences.
 
         Raises:
-            InputError: Another model; the message says which one the probe wants.
+            InputError: If the model differs from the probe's model. The message shows both.
         """
         return ConfidentModel(self, hf_model, tokenizer)
 
     def save(self, folder: str | Path, card: str) -> Path:
-        """Write the probe with the text of its model card; returns the folder."""
+        """Write the probe into a folder, with `card` as README.md; returns the folder."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         tensors = probe_tensors(self.head, self.calibrator)
@@ -135,14 +142,14 @@ class ConfidenceProbe:
 
 
 def load_probe(probe: str | Path, revision: str | None = None) -> ConfidenceProbe:
-    """Load a saved probe, of which any file may hold anything.
+    """Load a saved probe. The files are untrusted: everything is checked and no code is executed.
 
     Args:
         probe: Folder of the probe, or a Hub id.
         revision: Commit, branch or tag of a Hub repository.
 
     Raises:
-        InputError: No probe there, or one that is damaged, of an unknown kind, or of a newer format.
+        InputError: If there is no probe, or it is damaged, of an unknown kind, or of an unsupported format version.
     """
     config_file, weights_file = find_probe(probe, revision)
     config = read_config(config_file)

@@ -1,7 +1,7 @@
-"""Calibrators: modules from any score to a confidence, as a saved probe holds them.
+"""Calibrators: modules that map any score to a confidence.
 
-Every calibrator keeps the order of the scores, but for ties that isotonic regression makes. Its values are float64
-buffers; it computes in float64 and answers in the score's dtype. `probes.fitting.calibration` fits them.
+Every calibrator is monotone; isotonic regression can tie scores. Parameters are float64 buffers. Confidences are
+computed in float64 and returned in the score's dtype. `probes.fitting.calibration` fits calibrators.
 """
 
 from typing import ClassVar, Self
@@ -11,17 +11,17 @@ from torch import Tensor, nn
 
 
 class Calibrator(nn.Module):
-    """Base: named values as float64 buffers.
+    """Base class of the calibrators: named parameters as float64 buffers.
 
     Args:
-        *values: Numbers, or lists of knots, in the order of the names.
+        *values: Numbers, or lists of knots, in the order of `values`.
     """
 
-    #: What a saved probe calls it.
+    #: Name of the calibrator in config.json.
     kind: ClassVar[str]
-    #: Names of the values.
+    #: Names of the parameters.
     values: ClassVar[tuple[str, ...]]
-    #: Axes of each value: 0 for a number, 1 for a list of knots.
+    #: Number of axes of each parameter: 0 for a number, 1 for a list of knots.
     n_axes: ClassVar[int] = 0
 
     def __init__(self, *values: Tensor | list[float] | float) -> None:
@@ -30,11 +30,11 @@ class Calibrator(nn.Module):
             self.register_buffer(name, torch.as_tensor(value, dtype=torch.float64).detach().clone())
 
     def extra_repr(self) -> str:
-        """The values."""
+        """The parameters and their values."""
         return ", ".join(f"{name}={getattr(self, name).tolist()}" for name in self.values)
 
     def problem(self) -> str | None:
-        """What no fit gives, in a few words; None for a calibrator that can be used."""
+        """Describe the first invalid value in a few words; None if the calibrator is usable."""
         for name, tensor in self.state_dict().items():
             if not tensor.isfinite().all():
                 return f"`{name}` holds {float(tensor[~tensor.isfinite()].flatten()[0])}"
@@ -42,7 +42,7 @@ class Calibrator(nn.Module):
 
     @classmethod
     def of_zeros(cls, n_knots: int) -> Self:
-        """A calibrator to load values into, of so many knots where it has any."""
+        """Calibrator of zeros to load values into. `n_knots` is ignored if it has no knots."""
         return cls(*(torch.zeros([n_knots] * cls.n_axes) for _ in cls.values))
 
 
@@ -63,12 +63,12 @@ class Platt(Calibrator):
         return torch.sigmoid(self.slope * score.double() + self.intercept).to(score.dtype)
 
     def problem(self) -> str | None:
-        """What no fit gives: a value that is not finite, or a negative slope."""
+        """See `Calibrator.problem`; the slope must not be negative."""
         return super().problem() or (f"`slope` is {float(self.slope)}, below 0" if self.slope < 0 else None)
 
 
 class Temperature(Calibrator):
-    """The confidence σ(score / temperature), for scores that are log-odds: a score of 0 stays a confidence of ½.
+    """The confidence σ(score / temperature), for scores that are log-odds. A score of 0 gives ½.
 
     >>> Temperature(0.5)(torch.tensor([-1.0, 0.0, 1.0]))
     tensor([0.1192, 0.5000, 0.8808])
@@ -83,13 +83,13 @@ class Temperature(Calibrator):
         return torch.sigmoid(score.double() / self.temperature).to(score.dtype)
 
     def problem(self) -> str | None:
-        """What no fit gives: a temperature that is not finite, or not above 0."""
+        """See `Calibrator.problem`; the temperature must be positive."""
         low = self.temperature <= 0
         return super().problem() or (f"`temperature` is {float(self.temperature)}, not above 0" if low else None)
 
 
 class Isotonic(Calibrator):
-    """The confidence that knots give: linear between (x, y), flat outside.
+    """Piecewise linear confidence through the knots (x, y), constant outside them.
 
     >>> Isotonic([0.0, 1.0], [0.2, 0.6])(torch.tensor([-5.0, 0.5, 5.0]))
     tensor([0.2000, 0.4000, 0.6000])
@@ -103,7 +103,7 @@ class Isotonic(Calibrator):
 
     def forward(self, score: Tensor) -> Tensor:
         """Confidences in [0, 1] of the shape and dtype of `score`."""
-        wide = score.double().contiguous()  # what searchsorted asks for
+        wide = score.double().contiguous()  # searchsorted needs contiguous input
         above = torch.searchsorted(self.x, wide).clamp_max(len(self.x) - 1)
         below = (above - 1).clamp_min(0)
         width = (self.x[above] - self.x[below]).clamp_min(torch.finfo(torch.float64).tiny)
@@ -111,7 +111,7 @@ class Isotonic(Calibrator):
         return torch.lerp(self.y[below], self.y[above], share).to(score.dtype)
 
     def problem(self) -> str | None:
-        """What no fit gives: infinite values, other lengths, x not increasing, y decreasing or outside [0, 1]."""
+        """See `Calibrator.problem`; x must increase, and y must not decrease or leave [0, 1]."""
         if problem := super().problem():
             return problem
         if self.x.shape != self.y.shape or not len(self.x):
@@ -125,5 +125,5 @@ class Isotonic(Calibrator):
         return f"`y` holds {float(outside[0])}, outside [0, 1]" if len(outside) else None
 
 
-#: Closed list of calibrators that a config or a saved probe may name.
+#: Calibrators that a config or a saved probe can name.
 CALIBRATORS: dict[str, type[Calibrator]] = {kind.kind: kind for kind in (Platt, Temperature, Isotonic)}

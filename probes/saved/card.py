@@ -7,11 +7,8 @@ from probes.registry import chosen_option
 from probes.report.templates import render
 
 _TAUGHT = {
-    "semantic_entropy": "It was taught whether a question's answers agree; only the calibrator has seen grades.",
-    "seu": (
-        "It was taught how near the embeddings of a question's answers are to each other; only the calibrator has "
-        "seen grades."
-    ),
+    "semantic_entropy": "It learned whether the answers to a question agree; only the calibrator uses grades.",
+    "seu": ("It learned how similar the embeddings of the answers to a question are; only the calibrator uses grades."),
 }
 _COLUMNS = (
     ("auroc", "AUROC"),
@@ -22,7 +19,7 @@ _COLUMNS = (
 
 
 def model_card(config: dict[str, Any]) -> str:
-    """README.md of a saved probe: what it is for, what it reads, how good it is, how to use it."""
+    """Model card of a saved probe, from its config.json: purpose, features, usage and test metrics."""
     return render(
         "saved/model_card.md.j2",
         config=config,
@@ -34,10 +31,10 @@ def model_card(config: dict[str, Any]) -> str:
 
 
 def what_is_read(layer: int | None, position: str | None, pooled: dict[str, Any] | None) -> str:
-    """The features of a probe in words: a hidden state, numbers of token signals, or both.
+    """Describe the features of a probe for people: a hidden state, pooled token signals, or both.
 
     >>> what_is_read(3, "last_answer", {"keys": ["tokens/30/nll"], "pooling": ["mean", "max"], "weights": None})
-    'the hidden state of layer 3 at `last_answer`, with 2 numbers of `tokens` (mean, max)'
+    'the hidden state of layer 3 at `last_answer` and 2 features of `tokens` (mean, max)'
     """
     hidden = "" if layer is None else f"the hidden state of layer {layer} at `{position}`"
     if pooled is None:
@@ -46,5 +43,5 @@ def what_is_read(layer: int | None, position: str | None, pooled: dict[str, Any]
     signals = ", ".join(f"`{name}`" for name in dict.fromkeys(key.split("/")[0] for key in features.keys))
     weights = f"; weighted by `{features.weights}`" if features.weights else ""
     pooling = f" ({', '.join(features.pooling)}{weights})" if features.pooling else ""
-    numbers = f"{len(features.names)} numbers of {signals}{pooling}"
-    return f"{hidden}, with {numbers}" if hidden else numbers
+    numbers = f"{len(features.names)} features of {signals}{pooling}"
+    return f"{hidden} and {numbers}" if hidden else numbers

@@ -1,4 +1,4 @@
-"""The confidence of a saved probe: score questions before their first token, or generate with the probe attached."""
+"""Apply a saved probe to its model: score questions without generating, or generate answers with confidences."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Answers:
-    """What `ConfidentModel.generate` returns; one entry an answer, ordered by question.
+    """Output of `ConfidentModel.generate`: one entry per answer, ordered by question.
 
     Attributes:
         text: The answers, without special tokens.
-        confidence: [answer] float32, probability that the model answers this question rightly; from a probe that reads
-            answers, that this answer is right (NaN for an empty one).
+        confidence: [answer] float32, probability that the model answers the question correctly. A probe that reads
+            answers gives the probability that this answer is right, NaN if it is empty.
         sequences: [answer, token] int64, padded prompts and answers as transformers returns them.
         question: Index of the question of each answer.
     """
@@ -46,9 +46,24 @@ class Answers:
 
 
 class ConfidentModel:
-    """The model that a probe was trained on, with the probe attached.
+    """A model with an attached probe, returned by `ConfidenceProbe.attach`.
 
-    Hooks exist only while `generate` runs; the model itself is not changed.
+    The model is not changed. Forward hooks are registered only while `generate` runs.
+
+    Args:
+        probe: Trained probe.
+        hf_model: The transformers model that the probe was trained on.
+        tokenizer: Tokenizer of the model.
+
+    Raises:
+        InputError: If the model's weights, dtype, tokenizer or chat template differ from those of the probe.
+
+    Example:
+        .. code-block:: python
+
+            model = probe.attach(hf_model, tokenizer)
+            for text, confidence in model.generate(["What is the capital of Peru?"], max_new_tokens=16):
+                print(f"{confidence:.2f}  {text}")
     """
 
     def __init__(self, probe: ConfidenceProbe, hf_model: Any, tokenizer: Any) -> None:
@@ -59,7 +74,7 @@ class ConfidentModel:
         self._model: Any = hf_model
 
     def detach(self) -> Any:
-        """Let go of the model and return it, as it was."""
+        """Detach the probe and return the unchanged model."""
         model, self._model = self._model, None
         return model
 
@@ -71,36 +86,36 @@ class ConfidentModel:
         if not self.probe.reads_answers:
             if answers is not None:
                 raise InputError(
-                    "Expected no `answers`, because this probe reads questions alone. Leave them out, or train a probe "
+                    "Expected no `answers`, because this probe reads questions alone. Omit them, or train a probe "
                     "with --data.target=response."
                 )
             return self._read(ids)
         texts = [answers] if isinstance(answers, str) else list(answers or ())
         if len(texts) != len(ids):
             raise InputError(
-                "Expected `answers` to hold one answer a question, because this probe reads answers, but got "
-                f"{len(texts)} for {len(ids)}. Give the answers that the model wrote."
+                "Expected `answers` to hold one answer per question, because this probe reads answers, but got "
+                f"{len(texts)} for {len(ids)}. Pass the model's own answers."
             )
         return self._read(ids, [self.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts])
 
     @torch.inference_mode()
     def generate(self, inputs: Prompts, **options: Any) -> Answers:
-        """Answer questions, each with the confidence read at its last prompt token.
+        """Generate answers, each with a confidence.
 
-        A probe that reads token signals of the questions takes one more pass, over them. One that reads answers takes
-        one more pass, over each question with its answer; answers end at the stop strings of its policy, unless
-        `stop_strings` says otherwise, and `text` is cut before them.
+        A probe of hidden states of the prompt reads them during generation. A probe of token signals or of answers
+        needs one more forward pass. For a probe of answers, generation ends at the stop strings of the probe's policy
+        unless `stop_strings` is given, and `text` ends before them.
 
         Args:
-            inputs: Texts, chats or token ids, one or several; or a tensor [question, token] of ids, padded on the
-                left, with `attention_mask` among the options.
-            **options: Passed on to transformers' `generate`.
+            inputs: One or several texts, chats or lists of token ids; or a left-padded tensor of ids
+                [question, token], with `attention_mask` as an option.
+            **options: Options of transformers' `generate`. `num_return_sequences` gives several answers per question.
 
         Returns:
-            Answers; several a question with `num_return_sequences`.
+            The answers with their confidences.
 
         Raises:
-            InputError: Empty or right-padded inputs, or a probe that was detached.
+            InputError: If the inputs are empty or right-padded, or the probe was detached.
         """
         from extract.sampling.local.batching import left_padded
 
@@ -116,7 +131,7 @@ class ConfidentModel:
         stop = list(probe.config.get("decoding", {}).get("stop", [])) if probe.reads_answers else []
         if stop:
             options = {"stop_strings": stop, "tokenizer": self.tokenizer, **options}
-        layer = probe.layer if probe.pooled is None and not probe.reads_answers else None  # read without another pass
+        layer = probe.layer if probe.pooled is None and not probe.reads_answers else None  # captured while generating
         with nullcontext() if layer is None else _captured_prompt(model, layer, ids.shape[1]) as capture:
             output = model.generate(**{"input_ids": ids, "attention_mask": mask, "pad_token_id": pad, **options})
         sequences = output if isinstance(output, Tensor) else output.sequences
@@ -134,7 +149,7 @@ class ConfidentModel:
         return Answers(texts, confidence.repeat_interleave(per_question), sequences, question)
 
     def _encode(self, prompts: Any, mask: Tensor | None) -> list[list[int]]:
-        """Token ids of one prompt or several without padding, in the prompt template of the probe."""
+        """Token ids of one or several prompts without padding, in the prompt template of the probe."""
         from extract.prompts import PromptTemplate
 
         if self._model is None:
@@ -143,13 +158,13 @@ class ConfidentModel:
             if prompts.dim() not in (1, 2) or prompts.is_floating_point():
                 raise InputError(
                     f"Expected `prompts` as a tensor to be [token] or [question, token] ids, but got {prompts.dtype} "
-                    f"of shape {tuple(prompts.shape)}. Give whole numbers."
+                    f"of shape {tuple(prompts.shape)}. Pass integer token ids."
                 )
             ids = torch.atleast_2d(prompts)
             if mask is None and len(ids) > 1 and bool((ids[:, [0, -1]] == self._pad_token()).any()):
                 raise InputError(
-                    "Expected `attention_mask` with a tensor of several prompts, because some begin or end in the "
-                    "padding token. Give the tokenizer's."
+                    "Expected `attention_mask` with a tensor of several prompts, because some begin or end with the "
+                    "padding token. Pass the mask that the tokenizer returns."
                 )
             masks = torch.ones_like(ids) if mask is None else torch.atleast_2d(mask)
             prompts = [row[present.bool()].tolist() for row, present in zip(ids, masks, strict=True)]
@@ -157,11 +172,11 @@ class ConfidentModel:
         if isinstance(prompts, Mapping) or not isinstance(prompts, Iterable):
             raise InputError(
                 "Expected `prompts` to be a text, a chat (a list of messages), token ids, or a list of them, but got a "
-                f"{type(prompts).__name__}. Of a tokenizer's output, give the `input_ids`; put a message into a list."
+                f"{type(prompts).__name__}. Pass `input_ids` of a tokenizer's output, or a message as [message]."
             )
         prompts = list(prompts)
         if not prompts:
-            raise InputError("Expected `prompts` to hold at least one question, but it is empty. Give a text.")
+            raise InputError("Expected `prompts` to hold at least one question, but it is empty. Pass a text.")
         template = PromptTemplate(**self.probe.config["prompt"])
         several = [prompts] if isinstance(prompts[0], (dict, int)) else prompts
         return [template.encode(self.tokenizer, prompt) for prompt in several]
@@ -172,7 +187,7 @@ class ConfidentModel:
         return int(next(token for token in candidates if token is not None))
 
     def _read(self, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]] | None = None) -> Tensor:
-        """Confidences [row], by one pass over every prompt, or over every prompt with its answer."""
+        """Confidences [row] from one forward pass per prompt, or per prompt with its answer."""
         from extract.signals.base import Answer
         from extract.signals.reading import read_answers, read_questions
 
@@ -183,7 +198,7 @@ class ConfidentModel:
         return probe.confidence(probe.features(read_answers(self._model, pairs, probe.signals, layers=layers)))
 
     def _contents(self, drawn: list[list[int]], stop: Sequence[str]) -> tuple[list[str], list[list[int]]]:
-        """Texts of the answers up to the stop strings, and their tokens, as in the probe's training set."""
+        """Texts of the answers before the stop strings, and their tokens, cut as in the training data."""
         from extract.models.loading import end_tokens
         from extract.signals.reading import content_tokens
 
@@ -198,7 +213,7 @@ class ConfidentModel:
 
 @contextmanager
 def _captured_prompt(model: Any, layer: int, n_prompt: int) -> Iterator[HiddenCapture]:
-    """Capture a layer at the last prompt token, in whichever of the passes of a generation that token comes by."""
+    """Capture a layer's hidden state at the last prompt token during generation, also if the prompt is chunked."""
     from extract.signals.hidden import HiddenCapture
     from extract.signals.model_parts import decoder_of
 

@@ -1,4 +1,4 @@
-"""Heads: from the features of one layer and position to a score. A saved probe is a head with its calibrator."""
+"""Heads: modules that map features to a score. A saved probe is a head with its calibrator."""
 
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Self
@@ -8,21 +8,28 @@ from torch import Tensor, nn
 
 from probes.fitting.latent_model import DRAWS, encode, sampled_score
 
-#: Share of two float32 vectors' squared lengths below which their squared distance is rounding.
+#: Rounding error of a squared distance, as a share of the two vectors' squared lengths.
 ROUNDING = 1e-12
-_CHUNK = 2**22  # distances that are in memory together
+_CHUNK = 2**22  # distances in memory at once
 
 
 class Head(nn.Module):
-    """Base: a standardiser, and a subclass's way from standardised hidden states to a score.
+    """Base class of the heads: standardises features and computes a score.
 
-    A subclass keeps everything in buffers. It is created from `d_model`, the width of the hidden state, and the whole
-    numbers named in `sizes`, which are also attributes of it.
+    To add a head, subclass it, implement `score` and add the class to `HEADS`. Keep all tensors in buffers: a saved
+    probe stores the `state_dict`. Loading creates the head from `d_model` and `sizes` alone, then fills its buffers.
+
+    Args:
+        d_model: Width of the features.
+
+    Attributes:
+        mean: [d_model] float32, mean of the training split.
+        scale: [d_model] float32, standard deviation of the training split; infinite for a constant coordinate.
     """
 
-    #: Name of the kind in a saved probe.
+    #: Name of the head in config.json.
     kind: ClassVar[str]
-    #: Further sizes that `__init__` takes, with the largest that a saved probe may have.
+    #: Further integer arguments of `__init__`, each with its upper limit. The subclass keeps them as attributes.
     sizes: ClassVar[Mapping[str, int]] = {}
 
     def __init__(self, d_model: int) -> None:
@@ -30,23 +37,30 @@ class Head(nn.Module):
         self.mean, self.scale = zeros(d_model), nn.Buffer(torch.ones(d_model))
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Scores [...] float32, higher = more likely right, from hidden states [..., d_model] of any float dtype."""
+        """Standardise features and score them.
+
+        Args:
+            hidden: [..., d_model] hidden states or other features, of any float dtype.
+
+        Returns:
+            Scores [...] float32, higher = more likely right.
+        """
         return self.score((hidden.float() - self.mean) / self.scale)
 
     def score(self, standardised: Tensor) -> Tensor:
-        """Scores [...] from standardised hidden states [..., d_model]."""
+        """Scores [...] float32 of standardised features [..., d_model] float32. Implemented by subclasses."""
         raise NotImplementedError
 
     def filled(self, **values: Tensor) -> Self:
-        """This head with the given buffers."""
+        """Copy values into the buffers of these names and return the head."""
         for name, value in values.items():
             getattr(self, name).copy_(value.detach())
         return self
 
     def problem(self) -> str | None:
-        """What no training gives, in a few words; None for a head that can be used.
+        """Describe the first invalid value in a few words; None if the head is usable.
 
-        All values are finite but those of `scale`, which are above 0, and infinite for what is left out.
+        All values must be finite, except those of `scale`, which must be positive and can be infinite.
         """
         for name, tensor in self.state_dict().items():
             wrong = ~(tensor > 0) if name == "scale" else ~tensor.isfinite()
@@ -56,12 +70,16 @@ class Head(nn.Module):
 
 
 def zeros(*shape: int) -> nn.Buffer:
-    """A buffer of zeros, to be filled."""
+    """Buffer of zeros."""
     return nn.Buffer(torch.zeros(shape))
 
 
 class LinearHead(Head):
-    """w · (h − mean) / scale + b."""
+    """Linear score w · (h − mean) / scale + b.
+
+    Args:
+        d_model: Width of the features.
+    """
 
     kind = "linear"
 
@@ -70,12 +88,21 @@ class LinearHead(Head):
         self.weight, self.bias = zeros(d_model), zeros()
 
     def score(self, standardised: Tensor) -> Tensor:
-        """Scores [...] from standardised hidden states [..., d_model]."""
+        """See `Head.score`."""
         return standardised @ self.weight + self.bias
 
 
 class MLPHead(Head):
-    """w₂ · relu(W₁ (h − mean) / scale + b₁) + b₂, with a hidden layer of width `hidden`."""
+    """Multilayer perceptron w₂ · relu(W₁ (h − mean) / scale + b₁) + b₂.
+
+    Args:
+        d_model: Width of the features.
+        hidden: Width of the hidden layer.
+
+    Attributes:
+        weight_in: [d_model, hidden] W₁; with `bias_in` [hidden].
+        weight: [hidden] w₂; with `bias`, a scalar.
+    """
 
     kind = "mlp"
     sizes: ClassVar[Mapping[str, int]] = {"hidden": 2**14}
@@ -87,14 +114,25 @@ class MLPHead(Head):
         self.weight, self.bias = zeros(hidden), zeros()
 
     def score(self, standardised: Tensor) -> Tensor:
-        """Scores [...] from standardised hidden states [..., d_model]."""
+        """See `Head.score`."""
         return torch.relu(standardised @ self.weight_in + self.bias_in) @ self.weight + self.bias
 
 
 class LatentHead(Head):
-    """Median cosine of answers that are drawn around what an encoder predicts; see `probes.fitting.latent_model`.
+    """Median cosine similarity of answer embeddings drawn from the encoder's prediction.
 
-    `hidden` is the width of the encoder's hidden layer, and `components` those of an answer's embedding.
+    `probes.fitting.latent_model` has the model and its formulas.
+
+    Args:
+        d_model: Width of the features.
+        hidden: Width of the encoder's hidden layer.
+        components: Number of components of an answer embedding.
+
+    Attributes:
+        weight_in: [d_model, hidden], first layer of the encoder; with `bias_in` [hidden].
+        weight: [hidden, 2 · components], second layer; with `bias` [2 · components]. First half μ, second half σ.
+        shared: Scalar Σ τ², the variance shared by the answers to a question, summed over the components.
+        noise: [draw, component] standard normal draws, the same for all questions.
     """
 
     kind = "latent"
@@ -108,17 +146,27 @@ class LatentHead(Head):
         self.shared, self.noise = zeros(), zeros(DRAWS, components)
 
     def score(self, standardised: Tensor) -> Tensor:
-        """Scores [...] from standardised hidden states [..., d_model]."""
+        """See `Head.score`."""
         predicted = encode(standardised, self.weight_in, self.bias_in, self.weight, self.bias)
         return sampled_score(predicted, self.shared, self.noise)
 
     def problem(self) -> str | None:
-        """As for every head, and the variance `shared` is not below 0."""
+        """See `Head.problem`; `shared` must not be negative either."""
         return super().problem() or (f"`shared` is {float(self.shared)}, below 0" if self.shared < 0 else None)
 
 
 class KNNHead(Head):
-    """Mean label of the `n_neighbors` nearest of `n_rows` training rows; see `neighbour_means`."""
+    """Mean label of the nearest training rows, weighted by inverse distance; see `neighbour_means`.
+
+    Args:
+        d_model: Width of the features.
+        n_rows: Number of training rows.
+        n_neighbors: Number of nearest rows to average, at most `n_rows`.
+
+    Attributes:
+        points: [n_rows, d_model] float32, standardised features of the training rows.
+        labels: [n_rows] float32 in [0, 1], their labels.
+    """
 
     kind = "knn"
     sizes: ClassVar[Mapping[str, int]] = {"n_rows": 2**24, "n_neighbors": 2**24}
@@ -129,15 +177,15 @@ class KNNHead(Head):
         self.points, self.labels = zeros(n_rows, d_model), zeros(n_rows)
 
     def score(self, standardised: Tensor) -> Tensor:
-        """Scores [...] in [0, 1] from standardised hidden states [..., d_model]."""
-        mps = standardised.device.type == "mps"  # which has no float64
+        """See `Head.score`; the scores are in [0, 1]."""
+        mps = standardised.device.type == "mps"  # MPS has no float64
         where = torch.device("cpu") if mps else standardised.device
         rows = standardised.reshape(-1, standardised.shape[-1]).to(where)
         mean = neighbour_means(rows, self.points.to(where), self.labels.to(where), [self.n_neighbors])
         return mean.reshape(standardised.shape[:-1]).float().to(standardised.device)
 
     def problem(self) -> str | None:
-        """As for every head, there are as many rows as neighbours, and labels are in [0, 1]."""
+        """See `Head.problem`; labels must be in [0, 1] and `n_neighbors` at most `n_rows`."""
         if self.n_neighbors > self.n_rows:
             return f"`n_neighbors` is {self.n_neighbors}, of {self.n_rows} rows"
         outside = self.labels[(self.labels < 0) | (self.labels > 1)]
@@ -145,11 +193,11 @@ class KNNHead(Head):
 
 
 def neighbour_means(queries: Tensor, points: Tensor, labels: Tensor, n_neighbors: Sequence[int]) -> Tensor:
-    """Mean label of the nearest points, for several numbers of neighbours; in float64.
+    """Mean label of the nearest points, weighted by inverse Euclidean distance, for several numbers of neighbours.
 
-    scikit-learn's `KNeighborsRegressor(weights="distance")`, and for labels 0 and 1 its classifier's probability of 1:
-    where points lie at no distance at all, their mean. Which of several points at the same distance count as the last
-    neighbours is arbitrary there; here all of them do, and share the places that are left.
+    Equals scikit-learn's `KNeighborsRegressor(weights="distance")`, except for ties in the last place. scikit-learn
+    picks some of the tied points arbitrarily; here all of them count and share the remaining weight.
+    A row at distance 0 from some points gets the mean label of these points.
 
     Args:
         queries: [row, d] finite; a row with NaN gives NaN.
@@ -161,7 +209,7 @@ def neighbour_means(queries: Tensor, points: Tensor, labels: Tensor, n_neighbors
         [n_neighbors, row] float64.
 
     >>> points, labels = torch.tensor([[0.0], [3.0], [9.0]]), torch.tensor([0.0, 1.0, 1.0])
-    >>> neighbour_means(torch.tensor([[1.0], [3.0]]), points, labels, [1, 2])  # ⅔ of 0 and ⅓ of 1; a point itself
+    >>> neighbour_means(torch.tensor([[1.0], [3.0]]), points, labels, [1, 2])  # the row at 1.0: ⅔ · 0 + ⅓ · 1
     tensor([[0.0000, 1.0000],
             [0.3333, 1.0000]], dtype=torch.float64)
     """
@@ -174,14 +222,14 @@ def neighbour_means(queries: Tensor, points: Tensor, labels: Tensor, n_neighbors
 
 
 def _nearest(rows: Tensor, points: Tensor, lengths: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The k nearest points to each row, nearest first, with all others that are as far as the last one, and some more.
+    """At least the k nearest points of each row, nearest first, and all points tied with the last.
 
     Returns:
-        Their squared distances, how far these may be off, and which points they are: [row, near] each.
+        Their squared distances, the rounding errors of these, and the indices of the points: [row, near] each.
     """
     sizes = rows.square().sum(1, keepdim=True) + lengths
     every, n_near = torch.addmm(sizes, rows, points.T, alpha=-2), k
-    while True:  # until what is left is farther away than the last neighbour
+    while True:  # until all remaining points are farther away than the last neighbour
         n_near = min(2 * n_near, len(points))
         squared, which = every.topk(n_near, dim=1, largest=False)
         slack = ROUNDING * sizes.gather(1, which)
@@ -190,7 +238,7 @@ def _nearest(rows: Tensor, points: Tensor, lengths: Tensor, k: int) -> tuple[Ten
 
 
 def _mean(squared: Tensor, slack: Tensor, labels: Tensor, k: int) -> Tensor:
-    """Mean label [row] of the k nearest points, given near ones in their order, [row, near] each."""
+    """Mean label [row] of the k nearest points, from near points in order of distance, [row, near] each."""
     edge = squared[:, k - 1 : k]
     nearer, tied = squared < edge - slack, (squared - edge).abs() <= slack
     counted = nearer + tied * ((k - nearer.sum(1, keepdim=True)) / tied.sum(1, keepdim=True))
@@ -199,5 +247,5 @@ def _mean(squared: Tensor, slack: Tensor, labels: Tensor, k: int) -> Tensor:
     return (weight * labels).sum(1) / weight.sum(1)
 
 
-#: Closed list of heads that a saved probe may name; nothing else is ever loaded.
+#: Heads that a saved probe can name; no other class is ever loaded.
 HEADS: dict[str, type[Head]] = {head.kind: head for head in (LinearHead, MLPHead, LatentHead, KNNHead)}

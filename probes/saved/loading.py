@@ -1,4 +1,4 @@
-"""From a folder or a Hub id to a probe's config, head and calibrator, without trusting a byte of either."""
+"""Load config, head and calibrator of a probe from a folder or the Hub. All files are untrusted."""
 
 import os
 from collections.abc import Callable
@@ -25,20 +25,20 @@ FORMAT_VERSION = 3
 _READ_VERSIONS = (2, 3)  # 2 had no token signals
 _FILES = ["config.json", "model.safetensors", "README.md"]
 _LARGEST_CONFIG, _LARGEST_HEADER, _LARGEST_CALIBRATOR = 2**20, 2**16, 2**22  # bytes
-_CALIBRATOR = "calibrator."  # what the calibrator's tensors begin with
+_CALIBRATOR = "calibrator."  # prefix of the calibrator's tensors
 
-#: Fields of config.json, with those that say what is read: see `_reading`.
+#: Fields of config.json. `_reading` adds the fields of the features.
 _CONFIG: Schema = {
     "format_version": whole(min(_READ_VERSIONS), FORMAT_VERSION, " or ".join(map(str, _READ_VERSIONS))),
     "head": one_of(HEADS),
     "d_model": whole(1, 2**20, "a positive width below a million"),
-    "sizes": schemas.OBJECT,  # those of the head
+    "sizes": schemas.OBJECT,  # of the head
     "calibrator": one_of(CALIBRATORS),
     "target": one_of(["capability", "response", "semantic_entropy", "seu"]),
     "weights": schemas.SHA256,  # of model.safetensors
     "model": schemas.MODEL,
     "prompt": schemas.PROMPT,
-    # what was measured, for people
+    # descriptive
     "name": Maybe(schemas.TEXT),
     "taught": Maybe(schemas.TEXT_OR_NULL),
     "decoding": Maybe(schemas.DECODING),
@@ -49,10 +49,10 @@ _CONFIG: Schema = {
 
 
 def find_probe(probe: str | Path, revision: str | None) -> list[Path]:
-    """The only two files of a probe that are ever opened, config.json and model.safetensors, in a folder or on the Hub.
+    """Paths of config.json and model.safetensors, in a folder or downloaded from the Hub. No other file is opened.
 
     Raises:
-        InputError: Neither a folder nor a repository, or a file is missing or a link to a place outside.
+        InputError: If there is no such folder or repository, or a file is missing or links to a file outside.
     """
     if os.path.isdir(probe):
         folder = home = Path(probe)
@@ -65,26 +65,26 @@ def find_probe(probe: str | Path, revision: str | None) -> list[Path]:
         except (HFValidationError, OSError) as error:
             raise InputError(
                 f"Expected `probe` to be the folder of a saved probe or a Hub id, but there is no folder "
-                f"{str(probe)!r} and the Hub gave: {one_line(error)}. Runs save theirs as runs/NAME/probe."
+                f"{str(probe)!r} and the Hub gave: {one_line(error)}. A run saves its probe as runs/NAME/probe."
             ) from error
-        home = folder.parents[1]  # the files of a snapshot are links to others of the repository
+        home = folder.parents[1]  # the files of a snapshot link to other files of the cached repository
     paths = [folder / "config.json", folder / "model.safetensors"]
     for path in paths:
         if not path.is_file():
             raise InputError(
-                f"Expected `probe` to be the folder of a saved probe, but {str(folder)!r} has no {path.name}. Runs "
-                "save theirs as runs/NAME/probe."
+                f"Expected `probe` to be the folder of a saved probe, but {str(folder)!r} has no {path.name}. A run "
+                "saves its probe as runs/NAME/probe."
             )
         if not is_inside(path, home):
             raise InputError(
-                f"Expected {str(path)!r} to lie in the probe's folder, but it is a link to a file outside. Put the "
-                "file itself there; a probe from the Hub is loaded by its id."
+                f"Expected {str(path)!r} to be a file in the probe's folder, but it links to a file outside. Copy the "
+                "file into the folder, or load a probe from the Hub by its id."
             )
     return paths
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Content of a config.json.
+    """Read and check config.json.
 
     Raises:
         InputError: If it is too large, no JSON, of another format version, or a field is missing, unknown or invalid.
@@ -93,11 +93,11 @@ def read_config(path: Path) -> dict[str, Any]:
         config = read_json(path, _LARGEST_CONFIG)
     except ValueError as error:
         raise InputError(
-            f"Expected {str(path)!r} to describe a probe, but {error}. Train the probe again, or get another copy."
+            f"Expected {str(path)!r} to describe a probe, but {error}. Train the probe again, or restore the file."
         ) from None
     known = config if isinstance(config, dict) else {}
     version = known.get("format_version")
-    if type(version) is int and version not in _READ_VERSIONS:  # first: another version may have other fields
+    if type(version) is int and version not in _READ_VERSIONS:  # checked first: other versions have other fields
         raise InputError(
             f"Expected a probe of format version {' or '.join(map(str, _READ_VERSIONS))}, but {str(path)!r} has "
             f"{shown(version)}. Use the version of confidence-probes that wrote it."
@@ -115,75 +115,76 @@ def read_config(path: Path) -> dict[str, Any]:
             n = len(TokenFeatures.from_json(config["pooled"]).names)
         except InputError as error:
             raise InputError(
-                f"Expected `pooled` in {str(path)!r} to be what a probe was trained on. {error} Restore the file."
+                f"Expected `pooled` in {str(path)!r} to describe valid token features. {error} Restore the file."
             ) from None
         alone, width = config["layer"] is None, config["d_model"]
         if width != n if alone else width <= n:
             raise InputError(
                 f"Expected `d_model` in {str(path)!r} to be {n if alone else f'above {n}'}, because `pooled` has {n} "
-                f"numbers, but got {width}. Restore the file."
+                f"features, but got {width}. Restore the file."
             )
     return config
 
 
 def _reading(target: Any, signal: Any) -> Schema:
-    """Fields that say what a probe of a target and a signal, any JSON values, reads."""
+    """Schema of `signal`, `layer`, `position` and `pooled` for a target and a signal, which can be any JSON values."""
     from extract.signals.hidden import POSITIONS
     from extract.signals.registry import SIGNALS
 
     scope: Scope = "sample" if target == "response" else "question"
     pooled: Schema = {
         "keys": Field(
-            f"a list of signal/layer/position, each once, of {', '.join(token_signals(scope))}",
+            f"a list of distinct signal/layer/position, each signal one of {', '.join(token_signals(scope))}",
             lambda value: _is_list(value, lambda key: is_key(key, scope)) and len(value) > 0,
         ),
         "pooling": Field(
-            "a list of poolings, each once, where an answer is read, and else an empty one",
+            "a list of distinct poolings if the probe reads answers, and an empty list otherwise",
             lambda value: _is_list(value, is_pooling) and (len(value) > 0) == (scope == "sample"),
         ),
         "weights": Field(
-            "null, or the signal/layer/position of weights where an answer is read",
+            "null, or the signal/layer/position of weights if the probe reads answers",
             lambda value: value is None or (scope == "sample" and is_weights(value)),
         ),
     }
     if signal in token_signals("sample"):
-        null = Field(f"null, because {signal!r} is no hidden state", lambda value: value is None)
+        null = Field(f"null, because {signal!r} is not a hidden state", lambda value: value is None)
         return {"signal": one_of(token_signals(scope)), "layer": null, "position": null, "pooled": pooled}
-    layer = whole(0, 2**16, "a layer's number")
+    layer = whole(0, 2**16, "a layer number")
     of_hidden: Schema = {"signal": one_of(SIGNALS), "layer": layer, "position": one_of(POSITIONS[scope])}
     return {**of_hidden, "pooled": Maybe(pooled)}
 
 
 def _is_list(value: Any, holds: Callable[[Any], bool]) -> bool:
-    """Whether any JSON value is a list of texts of a kind, each of which stands there once."""
+    """Whether any JSON value is a list of distinct texts for which `holds`."""
     return isinstance(value, list) and all(map(holds, value)) and len(set(value)) == len(value)
 
 
 def read_weights(path: Path, config: dict[str, Any]) -> tuple[Head, Calibrator]:
-    """The head and calibrator that a config names, from a file that holds their tensors and nothing else.
+    """Load the head and calibrator that a config describes.
 
     Raises:
-        InputError: If the file holds anything else, or values that no training gives.
+        InputError: If the file has missing, additional or mismatching tensors, or invalid values.
     """
-    with torch.device("meta"):  # takes no memory for what the config claims
+    with torch.device("meta"):  # allocates no memory, whatever sizes the config claims
         head = HEADS[config["head"]](config["d_model"], **config["sizes"])
     try:
         size = path.stat().st_size
         largest = sum(tensor.nbytes for tensor in head.state_dict().values()) + _LARGEST_CALIBRATOR + _LARGEST_HEADER
         if size > largest:
-            raise ValueError(f"it has {size} bytes where at most {largest} belong")
+            raise ValueError(f"it has {size} bytes, more than the {largest} that these need")
         if sha256_file(path) != config["weights"]:
-            raise ValueError("its checksum is not the one in config.json")
+            raise ValueError("its checksum differs from config.json")
         tensors = load_file(path)
         n_knots = tensors[f"{_CALIBRATOR}x"].numel() if f"{_CALIBRATOR}x" in tensors else 0
         calibrator = CALIBRATORS[config["calibrator"]].of_zeros(n_knots)
         declared = probe_tensors(head, calibrator)
         for name in sorted(declared.keys() ^ tensors.keys()):
-            raise ValueError(f"{shown(name)} is {'missing' if name in declared else 'there too'}")
+            raise ValueError(f"{shown(name)} is {'missing' if name in declared else 'unexpected'}")
         for name, tensor in declared.items():
             dtype, shape = tensors[name].dtype, list(tensors[name].shape)
             if (dtype, shape) != (tensor.dtype, list(tensor.shape)):
-                raise ValueError(f"`{name}` is {dtype} of shape {shape} and not {tensor.dtype} of {list(tensor.shape)}")
+                expected = f"{tensor.dtype} of shape {list(tensor.shape)}"
+                raise ValueError(f"`{name}` is {dtype} of shape {shape}, not {expected}")
         head.load_state_dict({name: tensors[name].clone() for name in head.state_dict()}, assign=True)
         calibrator.load_state_dict({name: tensors[_CALIBRATOR + name] for name in calibrator.values})
         if problem := head.problem() or calibrator.problem():
@@ -191,11 +192,11 @@ def read_weights(path: Path, config: dict[str, Any]) -> tuple[Head, Calibrator]:
     except (OSError, ValueError, SafetensorError) as error:
         raise InputError(
             f"Expected {str(path)!r} to hold the tensors of a {config['head']!r} head of width {config['d_model']} and "
-            f"a {config['calibrator']!r} calibrator, but {one_line(error)}. Train it again, or get another copy."
+            f"a {config['calibrator']!r} calibrator, but {one_line(error)}. Train the probe again, or restore the file."
         ) from None
     return head, calibrator
 
 
 def probe_tensors(head: Head, calibrator: Calibrator) -> dict[str, Tensor]:
-    """The tensors of a saved probe by their names in its file."""
+    """Tensors of a saved probe, by name in model.safetensors."""
     return {**head.state_dict(), **calibrator.state_dict(prefix=_CALIBRATOR)}

@@ -238,11 +238,11 @@ def test_the_configs_of_token_signals_make_whole_runs(made_store: Path, tmp_path
         record["splits"]["test"]["response"][probe.config["name"]]["auroc"]["value"] > 0.6
     )  # wrong answers are more entropic
     numbers = {
-        "entropy_features": "11 numbers of `tokens` (distribution)",
-        "entropy_profile": "9 numbers of `entropy_p",
+        "entropy_features": "11 features of `tokens` (distribution)",
+        "entropy_profile": "9 features of `entropy_p",
     }
     for text in ((folder / "report.md").read_text(), (folder / "probe/README.md").read_text()):
-        assert numbers.get(name, ", with 24 numbers of `tokens`, `entropy_profile` (mean, std, max)") in text
+        assert numbers.get(name, " and 24 features of `tokens`, `entropy_profile` (mean, std, max)") in text
         assert "layer None" not in text
 
 
@@ -327,16 +327,16 @@ def saved(made_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("pooled.keys", ["tokens/3/../entropy"], "`pooled.keys`"),
         ("pooled.keys", [["tokens"]], "`pooled.keys`"),
         ("pooled.keys", [], "`pooled.keys`"),
-        ("pooled.keys", ["tokens/3/entropy"], "`d_model` in .* to be 3, because `pooled` has 3 numbers, but got 9"),
+        ("pooled.keys", ["tokens/3/entropy"], "`d_model` in .* to be 3, because `pooled` has 3 features, but got 9"),
         ("pooled.pooling", ["os.system"], "`pooled.pooling`"),
         ("pooled.pooling", [], "`pooled.pooling`"),
-        ("pooled.pooling", ["distribution"], "`pooled` in .* to be what a probe was trained on"),
+        ("pooled.pooling", ["distribution"], "`pooled` in .* to describe valid token features"),
         ("pooled.pooling", ["windows_65"], "`pooled.pooling`"),
         ("pooled.weights", "tokens/3/nll", "`pooled.weights`"),
         ("pooled.weights", 3, "`pooled.weights`"),
         ("pooled.more", 3, "'pooled.more' too"),
         ("pooled", None, "`pooled` in"),
-        ("layer", 3, "`layer` in .* to be null, because 'entropy_profile' is no hidden state"),
+        ("layer", 3, "`layer` in .* to be null, because 'entropy_profile' is not a hidden state"),
         ("signal", "hidden", "`layer` in"),
         ("target", "capability", "`pooled.pooling`"),
     ],

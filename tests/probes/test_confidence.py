@@ -199,7 +199,7 @@ def damage(folder: Path, how: str) -> None:
         ("truncated", "to hold the tensors of a 'linear' head"),
         ("no config", "has no config.json"),
         ("missing tensor", "'weight' is missing"),
-        ("extra tensor", "'more' is there too"),
+        ("extra tensor", "'more' is unexpected"),
         ("other shape", r"`weight` is torch.float32 of shape \[31\]"),
         ("NaN", "`weight` holds nan"),
         ("unknown head", "one of linear, .*but got 'os.system'"),
@@ -387,7 +387,7 @@ def test_a_probe_that_reads_answers_gives_each_answer_of_generate_its_own_confid
 def test_answers_are_asked_for_where_they_are_read_and_only_there(
     reads_answers: ConfidenceProbe, saved: Path, model: Any, tokenizer: Any
 ) -> None:
-    with pytest.raises(InputError, match="one answer a question"):
+    with pytest.raises(InputError, match="one answer per question"):
         reads_answers.score(model, tokenizer, QUESTIONS)
     with pytest.raises(InputError, match="got 1 for 5"):
         reads_answers.score(model, tokenizer, QUESTIONS, "me")

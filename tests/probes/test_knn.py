@@ -242,8 +242,8 @@ def _restate(probe: Path, tensors: dict[str, torch.Tensor] | None = None, **size
     [
         ({}, {"n_neighbors": 73}, "`n_neighbors` is 73, of 72 rows"),
         ({}, {"n_neighbors": 0}, "`sizes.n_neighbors` .* from 1 to"),
-        ({}, {"n_rows": 71}, "`points` is torch.float32 of shape .72, 8. and not"),
-        ({}, {"n_rows": 2**24}, "`points` is torch.float32 of shape .72, 8. and not"),  # takes no memory
+        ({}, {"n_rows": 71}, "`points` is torch.float32 of shape .72, 8., not"),
+        ({}, {"n_rows": 2**24}, "`points` is torch.float32 of shape .72, 8., not"),  # takes no memory
         ({}, {"n_rows": 2**40}, "`sizes.n_rows`"),
         ({"labels": torch.full((72,), 1.5)}, {}, "`labels` holds 1.5"),
         ({"labels": torch.full((72,), -0.5)}, {}, "`labels` holds -0.5"),

@@ -1,1 +1,1 @@
-"""How probes are fitted: the modules they inherit from, solvers and calibration."""
+"""Fitting of probes: base classes, solvers and calibration."""

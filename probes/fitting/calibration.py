@@ -1,4 +1,4 @@
-"""Fits of calibrators on c right answers out of n: Platt scaling, temperature scaling, isotonic regression."""
+"""Fit calibrators to c right answers out of n: Platt scaling, temperature scaling, isotonic regression."""
 
 import math
 from collections.abc import Callable
@@ -11,21 +11,21 @@ from torch.nn.functional import binary_cross_entropy
 from extract.errors import InputError
 from probes.saved.calibrators import Calibrator, Isotonic, Platt, Temperature
 
-#: Rows that isotonic regression is fitted on at least: with fewer, most of its steps are noise.
+#: Minimum number of rows for isotonic regression. With fewer rows, most of its steps are noise.
 LEAST_ISOTONIC_ROWS = 30
-#: Penalty per answer on the square of a slope over standardised scores; keeps it finite where the classes separate.
+#: Penalty per answer on the squared slope of standardised scores. Keeps the slope finite for separable classes.
 RIDGE = 1e-4
 
 
 def fit_platt(scores: Tensor, right: Tensor, known: Tensor, ridge: float = RIDGE) -> Platt:
-    r"""Fit by penalised maximum likelihood of c right answers out of n (Platt 1999, with counts for labels).
+    r"""Fit Platt scaling by penalised maximum likelihood of c right answers out of n (Platt 1999, with counts).
 
     .. math::
         \min_{a,b} \sum_i -c_i \log f_i - (n_i - c_i) \log (1 - f_i) + \frac{\rho}{2} N a^2, \qquad
         f_i = \sigma\Big(a \frac{s_i - \bar s}{\mathrm{sd}(s)} + b\Big), \quad N = \sum_i n_i
 
-    The ridge term keeps the slope a of the standardised scores finite where they separate right from wrong answers, for
-    which Platt smooths the labels. It shrinks a typical slope (a ≈ 1) by less than 0.1 %. Newton's method solves it.
+    The ridge term keeps the slope a finite if the scores separate right from wrong answers; Platt smooths the labels
+    instead. It shrinks a typical slope (a ≈ 1) by less than 0.1 %. Solved by Newton's method.
 
     Args:
         scores: [row] finite scores, higher = more likely right.
@@ -34,13 +34,13 @@ def fit_platt(scores: Tensor, right: Tensor, known: Tensor, ridge: float = RIDGE
         ridge: ρ, at least 0.
 
     Returns:
-        The calibrator. Where higher scores go with wrong answers, the constant mean accuracy.
+        The calibrator. If higher scores go with wrong answers, it is constant at the mean accuracy.
 
     Raises:
-        InputError: Answers all right or all wrong.
+        InputError: If all answers are right or all are wrong.
 
     >>> scores, right, known = torch.tensor([0.0, 1.0]), torch.tensor([1, 3]), torch.tensor([4, 4])
-    >>> fit_platt(scores, right, known, ridge=0.0)(scores)  # as often right as measured
+    >>> fit_platt(scores, right, known, ridge=0.0)(scores)  # the measured accuracies
     tensor([0.2500, 0.7500])
     >>> float(fit_platt(-scores, right, known).slope)
     0.0
@@ -50,13 +50,13 @@ def fit_platt(scores: Tensor, right: Tensor, known: Tensor, ridge: float = RIDGE
 
 
 def fit_platt_many(scores: Tensor, right: Tensor, known: Tensor, ridge: float = RIDGE) -> tuple[Tensor, Tensor]:
-    """`fit_platt` of many candidates' scores for the same rows, in one run of Newton's method.
+    """Fit Platt scaling to several candidates' scores of the same rows, in one run of Newton's method.
 
-    Arguments and errors are those of `fit_platt`, with `scores` [candidate, row], finite or not.
+    Arguments and errors as for `fit_platt`, except `scores` [candidate, row], which can contain non-finite values.
 
     Returns:
-        Slopes and intercepts, [candidate] float64. A candidate that is constant, not finite, or higher for wrong
-        answers has the slope 0 and the intercept of the mean accuracy.
+        Slopes and intercepts, [candidate] float64. If a candidate's scores are constant, not finite, or higher for
+        wrong answers, its slope is 0 and its intercept gives the mean accuracy.
     """
     scores, right, known, accuracy = _checked(scores, right, known)
     base = math.log(accuracy / (1 - accuracy))
@@ -69,14 +69,14 @@ def fit_platt_many(scores: Tensor, right: Tensor, known: Tensor, ridge: float = 
     for _ in range(100):
         mean = torch.sigmoid(a[:, None] * x + b[:, None])
         residual, curvature = known * mean - right, known * mean * (1 - mean)
-        # the gradient, then the three entries of the Hessian
+        # gradient, then the three entries of the Hessian
         down_a, down_b = (residual * x).sum(1) + penalty * a, residual.sum(1)
         h_aa = (curvature * x * x).sum(1) + penalty + 1e-12
         h_ab, h_bb = (curvature * x).sum(1), curvature.sum(1) + 1e-12
         determinant = h_aa * h_bb - h_ab**2
         step = torch.stack([h_bb * down_a - h_ab * down_b, h_aa * down_b - h_ab * down_a]) / determinant
         size = step.abs().amax(0)
-        a, b = torch.stack([a, b]) - step * (4 / size).clamp_max(1)  # bounded, so that no step overshoots
+        a, b = torch.stack([a, b]) - step * (4 / size).clamp_max(1)  # bounded against overshooting
         if not (size[varies] > 1e-10).any():
             break
     slope = a / scale
@@ -85,16 +85,16 @@ def fit_platt_many(scores: Tensor, right: Tensor, known: Tensor, ridge: float = 
 
 
 def fit_temperature(scores: Tensor, right: Tensor, known: Tensor) -> Temperature:
-    r"""Fit the temperature by maximum likelihood of c right answers out of n (Guo et al. 2017, with counts for labels).
+    r"""Fit a temperature by maximum likelihood of c right answers out of n (Guo et al. 2017, with counts).
 
-    The likelihood is concave in 1/T, so that its slope has one root at most; Brent's method finds it over log T,
-    between 1e-5 and 1e3 times the scores' root mean square. The same ridge term as in Platt scaling bounds 1/T.
+    The likelihood is concave in 1/T. Brent's method finds its maximum over log T, between 1e-5 and 1e3 times the root
+    mean square of the scores. The ridge term of Platt scaling bounds 1/T.
 
-    Arguments and errors are those of `fit_platt`; the scores are log-odds. Where higher scores go with wrong answers,
-    the temperature is the highest, and all confidences are hardly other than ½.
+    Arguments and errors as for `fit_platt`; the scores are log-odds. If higher scores go with wrong answers, the
+    temperature takes its upper bound, and all confidences are close to ½.
 
     >>> scores, right, known = torch.tensor([-2.0, 2.0]), torch.tensor([1, 3]), torch.tensor([4, 4])
-    >>> fit_temperature(scores, right, known)(scores)  # nearly as often right as measured
+    >>> fit_temperature(scores, right, known)(scores)  # close to the measured accuracies
     tensor([0.2501, 0.7499])
     """
     scores, right, known, _ = _checked(scores, right, known)
@@ -104,7 +104,7 @@ def fit_temperature(scores: Tensor, right: Tensor, known: Tensor) -> Temperature
     x, penalty = scores / size, RIDGE * known.sum()
 
     def descent(log_temperature: float) -> float:
-        """Slope of the penalised loss over 1/T, which rises with 1/T."""
+        """Derivative of the penalised loss by 1/T; it increases with 1/T."""
         inverse = math.exp(-log_temperature)
         return float((x * (known * torch.sigmoid(inverse * x) - right)).sum() + penalty * inverse)
 
@@ -115,13 +115,13 @@ def fit_temperature(scores: Tensor, right: Tensor, known: Tensor) -> Temperature
 
 
 def fit_isotonic(scores: Tensor, right: Tensor, known: Tensor) -> Isotonic:
-    """Fit isotonic regression of p̂ = c/n on the score, each row weighing its n answers (scikit-learn's).
+    """Fit isotonic regression of p̂ = c/n on the score, with weights n, by scikit-learn.
 
-    Steps are kept half an answer, of all that were graded, away from 0 and 1, where the log-loss is infinite. Arguments
-    are those of `fit_platt`; the calibrator has the knots that matter, both ends of each step.
+    Confidences are clipped to [m, 1 − m] with m = ½ / Σ n, because the log-loss is infinite at 0 and 1. Arguments as
+    for `fit_platt`. The knots of the calibrator are the two ends of each step.
 
     Raises:
-        InputError: Answers all right or all wrong, or fewer than `LEAST_ISOTONIC_ROWS` rows.
+        InputError: If all answers are right or all are wrong, or there are fewer than `LEAST_ISOTONIC_ROWS` rows.
     """
     from sklearn.isotonic import IsotonicRegression  # takes a second to import
 
@@ -138,10 +138,10 @@ def fit_isotonic(scores: Tensor, right: Tensor, known: Tensor) -> Isotonic:
 
 
 def fit_calibrator(kind: str, scores: Tensor, right: Tensor, known: Tensor) -> Calibrator:
-    """Fit a calibrator of a kind in `CALIBRATORS`, see `fit_platt`.
+    """Fit a calibrator by its name in `CALIBRATORS`; arguments as for `fit_platt`.
 
     Raises:
-        InputError: Rows that the kind cannot be fitted on.
+        InputError: If the calibrator cannot be fitted to the rows.
     """
     fits: dict[str, Callable[[Tensor, Tensor, Tensor], Calibrator]]
     fits = {Platt.kind: fit_platt, Temperature.kind: fit_temperature, Isotonic.kind: fit_isotonic}
@@ -149,13 +149,12 @@ def fit_calibrator(kind: str, scores: Tensor, right: Tensor, known: Tensor) -> C
 
 
 def cross_fitted_loss(kind: str, scores: Tensor, right: Tensor, known: Tensor, question: Tensor) -> float | None:
-    """Cross-entropy of calibrated confidences against p̂ = c/n, of rows that their calibrator was not fitted on.
+    """Cross-entropy of cross-fitted confidences against p̂ = c/n: calibrators are fitted on the other four of 5 folds.
 
-    Arguments are those of `fit_calibrator`, and the question of each row, [row]: each of five folds takes questions in
-    turn, with all their rows.
+    Arguments as for `fit_calibrator`, and `question` [row] int64, the question of each row. A fold has whole questions.
 
     Returns:
-        Mean over rows in nats; None where the rows outside a fold do not allow a calibrator.
+        Mean over rows, in nats; None if a calibrator cannot be fitted.
     """
     fold = question.unique(return_inverse=True)[1] % 5
     confidence = torch.empty(len(scores), dtype=torch.float64)
@@ -169,7 +168,7 @@ def cross_fitted_loss(kind: str, scores: Tensor, right: Tensor, known: Tensor, q
 
 
 def _checked(scores: Tensor, right: Tensor, known: Tensor) -> tuple[Tensor, Tensor, Tensor, float]:
-    """All in float64, and the share of right answers, strictly between 0 and 1."""
+    """Arguments as float64, and the share of right answers, which must be strictly between 0 and 1."""
     scores, right, known = scores.double(), right.double(), known.double()
     share = float(right.sum() / known.sum())
     if not 0 < share < 1:

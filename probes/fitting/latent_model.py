@@ -1,10 +1,12 @@
-r"""The latent probe's arithmetic: from hidden states to a distribution of a question's answers, and their spread.
+r"""Model of the latent probe: predicts the distribution of answer embeddings from a hidden state, and its spread.
 
-After ASEU (arXiv 2410.22685); docs/methods.md has the differences. An encoder of hidden states h gives a mean μ(h) and
-deviations σ(h). They are learnt from embeddings e of answers, of length 1, with one u a question, integrated out:
+After ASEU (arXiv 2410.22685); docs/methods.md has the differences. An encoder maps a hidden state h to a mean μ(h) and
+standard deviations σ(h). It is trained on the unit-length embeddings e of a question's answers m:
 
 .. math:: e_m = \mu(h) + u + \varepsilon_m, \qquad u \sim N(0, \mathrm{diag}\,\tau^2), \quad
     \varepsilon_m \sim N(0, \mathrm{diag}\,\sigma^2(h)).
+
+The answers to a question share u, which the likelihood integrates out.
 """
 
 import math
@@ -15,25 +17,30 @@ from torch import Tensor, nn
 
 from probes.metrics.functional import spearman
 
-#: Least σ; identical answers would drive it to 0 and the likelihood to infinity.
+#: Lower bound of σ. Identical answers would drive it to 0 and the likelihood to infinity.
 FLOOR = 0.01
-#: Draws of an answer behind a score.
+#: Number of answers drawn per question for a score.
 DRAWS = 20
 
 
 class Gaussian(NamedTuple):
-    """Normal distributions with independent components: μ and σ, [..., component] each."""
+    """Normal distributions with independent components.
+
+    Attributes:
+        mean: [..., component] float32 μ.
+        deviation: [..., component] float32 σ.
+    """
 
     mean: Tensor
     deviation: Tensor
 
 
 class Answers(NamedTuple):
-    """What the likelihood needs to know of the embedded answers to each question: nothing of their order.
+    """Sufficient statistics of the answer embeddings of each question.
 
     Attributes:
-        number: [question] float32, answers with an embedding.
-        mean: [question, component] float32; 0 without answers.
+        number: [question] float32, number of answers with an embedding.
+        mean: [question, component] float32, mean projected embedding; 0 without answers.
         variance: [question, component] float32, mean squared distance from `mean`; 0 without answers.
     """
 
@@ -43,9 +50,9 @@ class Answers(NamedTuple):
 
 
 def principal_axes(embeddings: Tensor, n: int) -> Tensor:
-    """The n ≤ d directions in which embeddings [..., d] reach furthest from 0, [n, d]; rows of NaN are left out.
+    """First n ≤ d uncentred principal axes [n, d] of embeddings [..., d]. Rows with NaN are ignored.
 
-    Not centred, unlike principal components: cosines are measured from 0, so what all embeddings share has to stay.
+    Embeddings are not centred, because cosine similarity depends on their common mean.
     """
     given = embeddings.flatten(0, -2).double()
     given = given[given.isfinite().all(-1)]
@@ -53,7 +60,7 @@ def principal_axes(embeddings: Tensor, n: int) -> Tensor:
 
 
 def summarise(embeddings: Tensor, axes: Tensor) -> Answers:
-    """Moments along `axes` [component, d] of the answers' `embeddings` [question, sample, d]; missing ones are NaN."""
+    """Summarise embeddings [question, sample, d] along `axes` [component, d]. Missing embeddings are NaN."""
     given = embeddings.isfinite().all(-1)
     projected = embeddings.nan_to_num() @ axes.T
     number = given.sum(-1).to(embeddings.dtype)
@@ -63,14 +70,17 @@ def summarise(embeddings: Tensor, axes: Tensor) -> Answers:
 
 
 def encode(hidden: Tensor, weight_in: Tensor, bias_in: Tensor, weight: Tensor, bias: Tensor) -> Gaussian:
-    """μ(h) and σ(h): normalise over d_model, linear, GELU, linear.
+    """Encode hidden states to μ(h) and σ(h): layer norm, linear, GELU, linear.
 
     Args:
         hidden: [..., row, d_model] standardised hidden states.
         weight_in: [..., d_model, hidden].
         bias_in: [..., 1, hidden].
-        weight: [..., hidden, 2 · component]; first half μ, second half σ before the softplus and the floor.
+        weight: [..., hidden, 2 · component]; the first half gives μ, the second σ before softplus and `FLOOR`.
         bias: [..., 1, 2 · component].
+
+    Returns:
+        μ and σ, [..., row, component] each.
     """
     normal = nn.functional.layer_norm(hidden, hidden.shape[-1:])
     mean, raw = (nn.functional.gelu(normal @ weight_in + bias_in) @ weight + bias).chunk(2, -1)
@@ -78,9 +88,9 @@ def encode(hidden: Tensor, weight_in: Tensor, bias_in: Tensor, weight: Tensor, b
 
 
 def initial_weights(n_features: int, d_model: int, hidden: int, components: int) -> dict[str, Tensor]:
-    """Random weights of an encoder for each feature, as `encode` takes them, from torch's global generator.
+    """Random weights for `encode`, one encoder per feature, from torch's global generator.
 
-    At first σ is 1/√components everywhere, that of embeddings of length 1 that agree in nothing.
+    The initial σ is 1/√components, the value for unrelated embeddings of length 1.
     """
     bias = torch.zeros(n_features, 1, 2 * components)
     bias[..., components:] = math.log(math.expm1(max(components**-0.5 - FLOOR, FLOOR)))
@@ -93,14 +103,14 @@ def initial_weights(n_features: int, d_model: int, hidden: int, components: int)
 
 
 def answer_loss(predicted: Gaussian, shared: Tensor, answers: Answers) -> Tensor:
-    """Negative log-likelihood of the answers, in nats per answer: [...].
+    """Negative log-likelihood of the answers [...], in nats per answer.
 
-    The mean of a question's n answers has the variance τ² + σ²/n around μ, their scatter around it is σ²'s alone.
+    The mean of a question's n answers has variance τ² + σ²/n around μ; the answers have variance σ² around their mean.
 
     Args:
         predicted: [..., question, component].
-        shared: [..., 1, component] variance τ² of what the answers to a question have in common beyond μ(h).
-        answers: Of the same questions; those without answers don't count.
+        shared: [..., 1, component] variance τ² of the component u that the answers to a question share.
+        answers: Statistics of the same questions. Questions without answers are ignored.
     """
     n = answers.number[:, None]
     within = predicted.deviation.square()
@@ -112,15 +122,15 @@ def answer_loss(predicted: Gaussian, shared: Tensor, answers: Answers) -> Tensor
 
 
 def drawn_noise(components: int, seed: int = 0) -> Tensor:
-    """Standard normal numbers [draw, component], the same for all questions, so that equal inputs have equal scores."""
+    """Standard normal draws [draw, component], shared by all questions so that equal inputs have equal scores."""
     return torch.randn(DRAWS, components, generator=torch.Generator().manual_seed(seed))
 
 
 def sampled_score(predicted: Gaussian, shared: Tensor, noise: Tensor) -> Tensor:
-    r"""1 − ASEU: median cosine of all pairs of `DRAWS` answers drawn to a question, [...]; higher = more agreement.
+    r"""Compute 1 − ASEU: the median cosine similarity of all pairs of `DRAWS` answers drawn for a question.
 
-    Cosines are not centred, as SEU's are not. The draws scatter around a mean that points like μ and is as long as that
-    of the question's answers is expected to be, √(‖μ‖² + Σ τ²).
+    As in SEU, cosines are not centred. The draws are centred on μ, rescaled to the expected length of the mean of the
+    question's answers, √(‖μ‖² + Σ τ²).
 
     Args:
         predicted: [..., component].
@@ -128,7 +138,7 @@ def sampled_score(predicted: Gaussian, shared: Tensor, noise: Tensor) -> Tensor:
         noise: [draw, component] from `drawn_noise`.
 
     Returns:
-        [...] in [−1, 1]; of an even number of pairs the lower middle one.
+        [...] in [−1, 1], higher = more agreement. For an even number of pairs, the lower of the two middle values.
     """
     mean, deviation = predicted
     longer = (1 + shared / mean.square().sum(-1).clamp_min(1e-12)).sqrt()
@@ -139,25 +149,32 @@ def sampled_score(predicted: Gaussian, shared: Tensor, noise: Tensor) -> Tensor:
 
 
 def rank_correlations(scores: Tensor, agreement: Tensor) -> Tensor:
-    """Spearman of scores [row, candidate] with the agreement of the answers, 1 − SEU [row]: [candidate] float64.
+    """Spearman correlation of each candidate's scores with the agreement of the answers.
 
-    It is −1 where either is constant. Rows without an agreement (NaN) are left out.
+    Args:
+        scores: [row, candidate].
+        agreement: [row] float64 mean cosine of two answers, 1 − SEU; NaN rows are ignored.
+
+    Returns:
+        [candidate] float64, −1 if the scores or the agreement are constant.
     """
     given = agreement.isfinite()
-    share = ((1 + agreement[given]) / 2).clamp(0, 1)  # what `spearman` takes: right answers out of one
+    share = ((1 + agreement[given]) / 2).clamp(0, 1)  # `spearman` takes right answers out of one
     return torch.stack([spearman(column, share, torch.ones_like(share)) for column in scores[given].T]).nan_to_num(-1)
 
 
 def collapse(scores: Tensor, agreement: Tensor, deviation: Tensor) -> str | None:
-    """How a fitted encoder's spread has collapsed, as a sentence for a report; None where it tells questions apart.
+    """Describe how the spread of a fitted encoder has collapsed, in a sentence for reports; None if it has not.
 
-    Looked at in this order, over validation questions: σ at its floor (99 % of the values within 1 % of it); the same σ
-    for every question (Σ σ² varies by less than 1 % of its mean); scores that hardly vary (their deviation below 5 % of
-    that of the agreement); scores whose rank correlation with the agreement chance gives one time in twenty.
+    Checks, in this order, on validation questions:
+        1. At least 99 % of all σ are within 1 % of `FLOOR`.
+        2. The standard deviation of Σ σ² over questions is less than 1 % of its mean.
+        3. The standard deviation of the scores is less than 5 % of that of the agreement.
+        4. The rank correlation of scores and agreement is not significant (one-sided, level 5 %).
 
     Args:
-        scores: [row] of one candidate.
-        agreement: [row] mean cosine of two answers, 1 − SEU; NaN rows are left out.
+        scores: [row], of one candidate.
+        agreement: [row] mean cosine of two answers, 1 − SEU; NaN rows are ignored.
         deviation: [row, component] σ(h).
     """
     given = agreement.isfinite()
@@ -165,7 +182,7 @@ def collapse(scores: Tensor, agreement: Tensor, deviation: Tensor) -> str | None
     n, start = len(scores), "The latent spread has collapsed and its score means nothing: "
     at_floor = float((deviation < 1.01 * FLOOR).double().mean())
     if at_floor >= 0.99:
-        return f"{start}{at_floor:.0%} of its deviations are at their floor of {FLOOR:g}."
+        return f"{start}{at_floor:.0%} of its standard deviations are at their floor of {FLOOR:g}."
     total = deviation.square().sum(-1)
     varies = float(total.std() / total.mean())
     if varies < 0.01:
@@ -177,6 +194,6 @@ def collapse(scores: Tensor, agreement: Tensor, deviation: Tensor) -> str | None
     if rank <= chance:
         return (
             f"{start}its rank correlation with the agreement of the answers to {n} validation questions is {rank:.2f}, "
-            f"of which chance gives up to {chance:.2f}."
+            f"and chance gives up to {chance:.2f}."
         )
     return None

@@ -1,4 +1,4 @@
-"""`ProbeModule`: what all probes share — standardising, choosing on validation, calibrating, testing."""
+"""`ProbeModule`, base class of the probes: standardisation, selection on validation, calibration and testing."""
 
 import logging
 import os
@@ -26,7 +26,15 @@ from probes.saved.head import Head, zeros
 
 @dataclass(frozen=True)
 class Choice:
-    """What validation chose: a feature and its name, a penalty (or another option's value), and the calibrator."""
+    """The candidate that validation chose.
+
+    Attributes:
+        feature: Index of the feature.
+        name: Name of the feature, LAYER/POSITION for hidden states.
+        candidate: Index of the penalty.
+        value: The penalty, or the value of another option such as `n_neighbors`.
+        calibrator: Fitted calibrator.
+    """
 
     feature: int
     name: str
@@ -46,25 +54,25 @@ class Choice:
 
 
 class ProbeModule(L.LightningModule, ABC):
-    """Base of the probes: one candidate per penalty and feature (layer and position), all trained in the same passes.
+    """Base class of the probes: trains one candidate per penalty and feature (layer and position), all in one run.
 
-    A subclass creates its parameters in `make_candidates`, computes the candidates' scores, and returns one of them as
-    a head. Everything is chosen on validation: first the candidate with the lowest loss, then its calibrator.
+    Subclasses implement `make_candidates`, `candidate_scores`, `candidate_head` and `training_step`. Validation chooses
+    the candidate with the lowest loss; its calibrator is then fitted on validation.
 
     Args:
-        l2: Penalties to try, or one.
-        calibrator: How scores become confidences, fitted on validation: platt, temperature or isotonic.
+        l2: One or several penalties to try.
+        calibrator: Calibrator fitted on validation: platt, temperature or isotonic.
     """
 
-    #: Name in reports, where no entry of `probes.registry` has another for the target and the signal.
+    #: Name in reports, unless `probes.registry` has another name for this class with its target and signal.
     name: str
-    #: Option of which several values are tried, one of `OPTIONS` in `probes.registry`.
+    #: Option that has several values to try, one of `OPTIONS` in `probes.registry`.
     option = "l2"
-    #: What the probe is taught, in a sentence, where that is not the target of the datamodule.
+    #: Training objective in a sentence, if it is not the target of the datamodule.
     taught: str | None = None
-    #: What `extract ask` has to put into the store before the probe can be trained, besides what the target needs.
+    #: Asked baselines that the store must hold for training, besides those that the target needs.
     needs: ClassVar[tuple[str, ...]] = ()
-    #: Whether the scores are log-odds of the target, so that their cross-entropy is the validation loss as they stand.
+    #: Whether the scores are log-odds of the target. If so, the validation loss is their cross-entropy.
     log_odds = True
     _validation: tuple[Tensor, Batch]  # scores [penalty, row, feature] of the last choice, and their rows
 
@@ -83,7 +91,7 @@ class ProbeModule(L.LightningModule, ABC):
             )
         self.calibrator = calibrator
         self.choice: Choice | None = None
-        #: In a sentence, why the fitted probe should not be trusted; None where nothing is known against it.
+        #: Reason in a sentence not to trust the fitted probe; None if there is none.
         self.warning: str | None = None
         self.val_loss: Tensor | None = None
         self.val_figures: dict[str, float] = {}
@@ -94,31 +102,35 @@ class ProbeModule(L.LightningModule, ABC):
 
     @abstractmethod
     def candidate_scores(self, features: Tensor) -> Tensor:
-        """Scores [penalty, row, feature] of standardised features [row, feature, d_model]; higher = likelier right."""
+        """Scores [penalty, row, feature], higher = more likely right, from standardised features.
+
+        Args:
+            features: [row, feature, d_model] float32.
+        """
 
     @abstractmethod
     def candidate_head(self, penalty: int, feature: int) -> Head:
-        """One candidate as a head on raw features."""
+        """Head of one candidate, for raw features."""
 
     @abstractmethod
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
-        """One step of training, or nothing where the probe learns from all rows at once."""
+        """One training step; does nothing if the probe learns from all rows at once."""
 
     def filled(self, head: Head, penalty: int, feature: int, *parameters: str, **values: Tensor) -> Head:
-        """A head with the standardiser and the named parameters of one candidate, and further values."""
+        """Fill a head with the standardiser, the named parameters of one candidate, and further values."""
         own = {name: getattr(self, name)[penalty, feature] for name in parameters}
         return head.filled(mean=self.mean[feature], scale=self.scale[feature], **own, **values)
 
     @property
     def data(self) -> FeatureDataModule:
-        """The datamodule of the run."""
+        """Datamodule of the run."""
         return self.trainer.datamodule  # type: ignore[attr-defined]  # Lightning sets it without declaring it
 
     def setup(self, stage: str) -> None:
-        """Create standardiser and candidates to fit the data.
+        """Create standardiser, candidates and test metrics for the data.
 
         Raises:
-            InputError: If no feature varies.
+            InputError: If all features are constant over the training split.
         """
         train = self.data.batch("train")
         if not hasattr(self, "mean"):
@@ -150,26 +162,26 @@ class ProbeModule(L.LightningModule, ABC):
             self._make(*checkpoint["state_dict"]["mean"].shape)
 
     def standardised(self, features: Tensor) -> Tensor:
-        """Features [row, feature, d_model] with the training split's mean 0 and deviation 1."""
-        return (features - self.mean).div_(self.scale)  # in place: one allocation less in every step
+        """Standardise features [row, feature, d_model] by mean and standard deviation of the training split."""
+        return (features - self.mean).div_(self.scale)  # in place, which saves an allocation per step
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        """Nothing: all validation rows are scored together."""
+        """Do nothing: all validation rows are scored at the end of the epoch."""
 
     def on_validation_epoch_end(self) -> None:
-        """Log what would be chosen now."""
+        """Log the validation metrics of the current best candidate."""
         if not self.trainer.sanity_checking:
             self._choose(*self._score_validation())
             self.log_dict(self.val_figures)
 
     def _score_validation(self) -> tuple[Tensor, Batch]:
-        """Scores [penalty, row, feature] of the validation rows, and these rows."""
+        """Scores [penalty, row, feature] of the validation split, and its rows."""
         batch = self.data.batch("val").to(self.device)
         return self.candidate_scores(self.standardised(batch.features)), batch
 
     @torch.no_grad()
     def on_train_end(self) -> None:
-        """Choose and calibrate with the final weights; the validation loss becomes that of the calibrated probe."""
+        """Choose and calibrate with the final weights; `val/loss` becomes the cross-fitted loss after calibration."""
         choice = self._choose(*self._score_validation())
         scores, batch = self._validation
         chosen = scores[choice.candidate, :, choice.feature]
@@ -180,13 +192,13 @@ class ProbeModule(L.LightningModule, ABC):
 
     def _choose(self, scores: Tensor, batch: Batch) -> Choice:
         """Choose the candidate with the lowest validation loss, and calibrate it."""
-        # in float64 on the CPU: a few numbers, of which the calibrators need every digit
+        # float64 on the CPU: calibrators need the precision, and the tensors are small
         self._validation = scores, batch = scores.detach().cpu().double(), batch.to(torch.device("cpu"))
         self.val_loss = self.validation_loss(scores, batch).nan_to_num(torch.inf)
         if not self.val_loss.isfinite().any():
             raise InputError(
                 f"Expected a finite validation loss of {self.name}, but all its scores are NaN or infinite. Use a "
-                "lower `lr` or a higher `l2`, or look at the features."
+                "lower `lr` or a higher `l2`, or check the features."
             )
         candidate, feature = divmod(int(self.val_loss.argmin()), self.val_loss.shape[1])
         calibrator = self._calibrator(candidate, feature)
@@ -201,9 +213,9 @@ class ProbeModule(L.LightningModule, ABC):
         return self.choice
 
     def validation_loss(self, scores: Tensor, batch: Batch) -> Tensor:
-        """Mean cross-entropy of every candidate, [penalty, feature] from scores [penalty, row, feature]; in nats.
+        """Mean cross-entropy of each candidate, [penalty, feature] in nats, from scores [penalty, row, feature].
 
-        Scores that are no log-odds go through a Platt calibrator first, fitted on the same rows.
+        Scores that are not log-odds are first calibrated by Platt scaling on the same rows.
         """
         if self.log_odds:
             return soft_label_loss(scores, batch.target)
@@ -213,29 +225,33 @@ class ProbeModule(L.LightningModule, ABC):
         return soft_label_loss(logits, batch.target).reshape(len(scores), -1)
 
     def _calibrator(self, candidate: int, feature: int) -> Calibrator:
-        """Calibrator of one candidate, fitted on validation."""
+        """Fit the calibrator of one candidate on validation."""
         scores, batch = self._validation
         return fit_calibrator(self.calibrator, scores[candidate, :, feature], batch.right, batch.known)
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:
-        """Score the chosen probe."""
+        """Update and log the test metrics of the chosen probe."""
         confidence = self.predict(batch.features)
         for name, metric in self.test_metrics.items():
             metric.update(confidence, batch.right, batch.known)  # type: ignore[operator]
             self.log(f"test/{name}", metric, on_step=False, on_epoch=True, batch_size=len(batch.row))  # type: ignore[arg-type]
 
     def head(self) -> Head:
-        """The chosen head, on raw features of one layer and position, on the CPU.
+        """Chosen head, for raw features of one layer and position, on the CPU.
 
         Raises:
-            RuntimeError: Before the first validation.
+            RuntimeError: If nothing has been chosen on validation yet.
         """
         if self.choice is None:
-            raise RuntimeError("The probe has chosen nothing yet: fit it first.")
+            raise RuntimeError("Expected a fitted probe, but nothing has been chosen on validation yet. Fit it first.")
         return self.candidate_head(self.choice.candidate, self.choice.feature)
 
     def confidences_by_feature(self, features: Tensor) -> Tensor:
-        """Confidences [row, feature]: of each feature the penalty with the lowest validation loss, calibrated."""
+        """Calibrated confidences [row, feature], with the best penalty of each feature by validation loss.
+
+        Args:
+            features: [row, feature, d_model] raw features.
+        """
         assert self.val_loss is not None
         columns = [
             self._calibrator(candidate, feature)(self.candidate_head(candidate, feature)(features[:, feature]))
@@ -244,14 +260,14 @@ class ProbeModule(L.LightningModule, ABC):
         return torch.stack(columns, dim=1)
 
     def predict(self, features: Tensor) -> Tensor:
-        """Confidences [row] of the chosen head, from features [row, feature, d_model]."""
+        """Confidences [row] of the chosen probe, from raw features [row, feature, d_model]."""
         head = self.head().to(features.device)
         assert self.choice is not None
         return self.choice.calibrator.to(features.device)(head(features[:, self.choice.feature]))
 
 
 def standardiser(features: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and deviation [feature, d_model] over rows; a constant coordinate's is infinite, so that it drops out."""
+    """Mean and standard deviation [feature, d_model] over rows; infinite for a constant coordinate, to remove it."""
     mean, deviation = features.mean(0), features.std(0)
     varies = deviation > 1e-6 * features.abs().amax(0).clamp_min(1e-12)
     return mean, torch.where(varies, deviation, torch.inf)
@@ -260,15 +276,16 @@ def standardiser(features: Tensor) -> tuple[Tensor, Tensor]:
 def soft_label_loss(logits: Tensor, target: Tensor) -> Tensor:
     """Mean binary cross-entropy [penalty, feature] of logits [penalty, row, feature] with soft labels [row], in nats.
 
-    A proper loss: its minimiser is the mean of the label given the features, whatever the noise in p̂.
+    The loss is proper: its minimiser is the conditional mean of the label, also with noise in p̂.
     """
     label = target.to(logits.dtype)[None, :, None].expand_as(logits)
     return nn.functional.binary_cross_entropy_with_logits(logits, label, reduction="none").mean(1)
 
 
 def quiet_lightning() -> None:
-    """Silence Lightning's remarks on hardware, workers and loggers; its errors and our own lines stay."""
-    os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")  # Lightning 2.6 calls what 4.49 deprecated
+    """Silence Lightning's messages about hardware, workers and loggers, but not its errors."""
+    # Lightning 2.6 calls functions that jsonargparse 4.49 deprecates
+    os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     remarks = "intended to run from|many workers|LeafSpec|training batches|configure_optimizers|no optimizer"

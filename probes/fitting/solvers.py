@@ -1,10 +1,12 @@
-"""Linear probes without gradient descent: every layer and penalty solved at once, each coefficient to within 10⁻⁵.
+"""Solvers of linear probes, for all layers and penalties at once, accurate to 10⁻⁵ per coefficient.
 
-All take `features` [feature, row, d], finite and standardised; `target` [row] in [0, 1], a label or the expected
-accuracy p̂; and `penalties` λ > 0, one or more. They return weights [penalty, feature, d] and biases [penalty, feature]
-in the dtype of the features, on their device. The arithmetic is float64: in float32 ridge on 31 layers of 288 rows came
-out wrong by up to 10⁻³ at λ = 0.001. Of n rows with fewer coordinates than rows it is done in d × d, and else (the
-dual) with the row × row Gram matrix X̃X̃ᵀ of centred rows, because w = X̃ᵀa by the representer theorem.
+All solvers take `features` [feature, row, d], finite and standardised; `target` [row] in [0, 1], labels or expected
+accuracies p̂; and `penalties`, one or several λ > 0. They return weights [penalty, feature, d] and biases
+[penalty, feature] with the dtype and device of the features.
+
+They compute in float64: float32 ridge regression had errors of up to 10⁻³ (31 layers, 288 rows, λ = 0.001). With at
+least as many rows as coordinates they solve a d × d system. Otherwise they solve the dual with the row × row Gram
+matrix X̃X̃ᵀ of centred rows, as w = X̃ᵀa by the representer theorem.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,25 +17,26 @@ from torch.nn.functional import pad, softplus
 
 from extract.errors import InputError
 
-#: Bytes of float64 rows that are worked on together on a GPU, where more than one feature fits.
+#: Size of a chunk of features in float64 that a GPU solves together, in bytes.
 CHUNK_BYTES = 2**28
-#: Newton steps after which a minimum should be found; six are usual, 20 where classes separate and λ = 10⁻⁶.
+#: Maximum number of Newton steps. Six are usual; separable classes with λ = 10⁻⁶ take 20.
 MOST_STEPS = 100
-#: Conjugate gradients for one Newton step; what is missing is made up for in the next.
+#: Maximum number of conjugate-gradient iterations per Newton step. Later steps correct the remaining error.
 MOST_INNER = 250
 
 
 def ridge(features: Tensor, target: Tensor, penalties: Sequence[float]) -> tuple[Tensor, Tensor]:
-    r"""Least squares with an L2 penalty on the direction, the bias free.
+    r"""Ridge regression: least squares with an L2 penalty on the weights; the bias is not penalised.
 
     .. math:: \min_{w,b} \tfrac1{2n} \sum_i (y_i - w x_i - b)^2 + \tfrac\lambda2 \lVert w \rVert^2
 
-    scikit-learn's `Ridge` at alpha = λ n. Its bias makes up for the means, so rows and target are centred first.
-    With n rows, m = min(n, d) and P penalties a feature costs n·m·d multiply-adds for one Gram matrix, m³/6 for each
-    penalty's Cholesky factor and 2·n·d·P for the way back; an eigendecomposition for all penalties some 9·m³.
+    Equals scikit-learn's `Ridge` with alpha = λ n. Rows and target are centred first, which gives the bias.
+
+    With n rows, m = min(n, d) and P penalties, a feature costs n·m·d multiply-adds for the Gram matrix, m³/6 per
+    penalty for Cholesky factors, and 2·n·d·P for the weights. An eigendecomposition would cost about 9·m³.
 
     Raises:
-        InputError: A penalty that isn't above 0.
+        InputError: If a penalty is not positive.
     """
     share = _check(target, penalties)
     root, mean_target = share.sqrt(), share @ target.double()
@@ -42,12 +45,12 @@ def ridge(features: Tensor, target: Tensor, penalties: Sequence[float]) -> tuple
     def solve(rows: Tensor) -> tuple[Tensor, Tensor]:
         weighted = rows.mul_(root[:, None])
         if len(rows) == 1:
-            weighted = weighted[0]  # torch's batched kernels take half as long again for a batch of one
+            weighted = weighted[0]  # torch's batched kernels are 1.5 times slower for a batch of one
         in_rows = rows.shape[1] < rows.shape[2]
         gram = weighted @ weighted.mT if in_rows else weighted.mT @ weighted
         right_side = (centred if in_rows else weighted.mT @ centred).expand(*gram.shape[:-1], 1)
         solution, diagonal, added = [], gram.diagonal(dim1=-2, dim2=-1), 0.0
-        for penalty in penalties:  # the diagonal changes in place: no copy for each penalty
+        for penalty in penalties:  # the diagonal is changed in place, without a copy per penalty
             diagonal += penalty - added
             added = penalty
             solution.append(torch.cholesky_solve(right_side, torch.linalg.cholesky(gram))[..., 0])
@@ -59,19 +62,20 @@ def ridge(features: Tensor, target: Tensor, penalties: Sequence[float]) -> tuple
 
 
 def logistic(features: Tensor, target: Tensor, penalties: Sequence[float]) -> tuple[Tensor, Tensor]:
-    r"""Logistic regression on soft labels with an L2 penalty on the direction, the bias free.
+    r"""Logistic regression on soft labels with an L2 penalty on the weights; the bias is not penalised.
 
     .. math:: \min_{w,b} \tfrac1n \sum_i [\log(1 + e^{z_i}) - y_i z_i] + \tfrac\lambda2 \lVert w \rVert^2, \quad
         z_i = w x_i + b
 
-    scikit-learn's `LogisticRegression` at C = 1 / (λ n), where a soft label stands for two rows of weights y and
-    1 − y. The penalty keeps the minimum finite where the classes separate. With n rows, m = min(n, d) and P penalties a
-    feature costs n·m·d multiply-adds for one Gram matrix, some 9·m³ for its eigendecomposition, which serves all
-    penalties, and 2·n·m·P for each of some 30 steps of conjugate gradients (six of Newton's).
+    Equals scikit-learn's `LogisticRegression` with C = 1 / (λ n), with a soft label y as two rows of weights y and
+    1 − y. The penalty keeps the minimum finite for separable classes.
+
+    With n rows, m = min(n, d) and P penalties, a feature costs n·m·d multiply-adds for the Gram matrix and about 9·m³
+    for its eigendecomposition, once for all penalties. About 30 conjugate-gradient iterations (six Newton steps) cost
+    2·n·m·P each.
 
     Raises:
-        InputError: A penalty that isn't above 0, or so little that rounding hides the minimum; or a target that is 0 or
-            1 throughout.
+        InputError: If a penalty is not positive or too small to converge, or the target is 0 or 1 throughout.
     """
     share = _check(target, penalties, both=True)
     l2 = torch.tensor(list(penalties), dtype=torch.float64, device=features.device)
@@ -83,36 +87,36 @@ def logistic(features: Tensor, target: Tensor, penalties: Sequence[float]) -> tu
 
 
 def difference_of_means(features: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """From the mean of the wrong to the mean of the right: w = μ₁ − μ₀, and 0 half-way: b = −w·(μ₁ + μ₀)/2.
+    """Difference of means (arXiv 2509.10625): w = μ₁ − μ₀ from wrong to right, with b = −w·(μ₁ + μ₀)/2.
 
-    A soft label counts for y in μ₁ and for 1 − y in μ₀. No hyperparameter, so the penalty axis is of length 1; the
-    score is no log-odds until it is calibrated (2509.10625). 2·n·d multiply-adds a feature.
+    A soft label y has weight y in μ₁ and 1 − y in μ₀. There is no hyperparameter: the penalty axis has length 1. Scores
+    are not log-odds before calibration. A feature costs 2·n·d multiply-adds.
 
     Raises:
-        InputError: A target that is 0 or 1 throughout.
+        InputError: If the target is 0 or 1 throughout.
     """
     share = _check(target, both=True)
     mass = torch.stack([share * target.double(), share * (1 - target.double())])
     mass = mass / mass.sum(1, keepdim=True)
 
     def solve(rows: Tensor) -> tuple[Tensor, Tensor]:
-        right, wrong = (mass @ rows)[:, :, None].unbind(1)  # from the common mean, which keeps digits
+        right, wrong = (mass @ rows)[:, :, None].unbind(1)  # relative to the common mean, for precision
         return right - wrong, -((right - wrong) * (right + wrong) / 2).sum(-1)
 
     return _solve_centred(features, share, solve)
 
 
 def _check(target: Tensor, penalties: Sequence[float] = (), both: bool = False) -> Tensor:
-    """Equal weights [row] float64 of sum 1, once penalties and target, where it has to hold `both`, are in order."""
+    """Equal weights [row] float64 of sum 1, after checks. With `both`, the target must have right and wrong answers."""
     if any(penalty <= 0 for penalty in penalties):
         raise InputError(
-            f"Expected `l2` to be one or more penalties above 0, but got {list(penalties)}. Without one a closed form "
-            "has no single answer; 0.01 is a small one."
+            f"Expected `l2` to be one or more penalties above 0, but got {list(penalties)}. Without a penalty the "
+            "solution is not unique. Use a small one, such as 0.01."
         )
     mean_target = float(target.double().mean())
     if both and not 0 < mean_target < 1:
         raise InputError(
-            f"Expected `target` to hold right and wrong answers, but all {len(target)} rows are {mean_target:g}. Use "
+            f"Expected `target` to have right and wrong answers, but all {len(target)} rows are {mean_target:g}. Use "
             "more or other questions."
         )
     return torch.full_like(target, 1 / len(target), dtype=torch.float64)
@@ -121,15 +125,15 @@ def _check(target: Tensor, penalties: Sequence[float] = (), both: bool = False) 
 def _solve_centred(
     features: Tensor, share: Tensor, solve: Callable[[Tensor], tuple[Tensor, Tensor]]
 ) -> tuple[Tensor, Tensor]:
-    """Weights [penalty, feature, d] and biases [penalty, feature] of all features, some at a time.
+    """Weights [penalty, feature, d] and biases [penalty, feature], solved in chunks of features.
 
-    On a CPU one by one, whose matrices then stay in the cache. On a GPU as many as fit into the chunk. `solve` takes
-    centred rows [chunk, row, d] float64, which it may overwrite; it returns [chunk, penalty, d] and [chunk, penalty].
+    A chunk is one feature on a CPU, to stay in the cache, and `CHUNK_BYTES` on a GPU. `solve` takes centred rows
+    [chunk, row, d] float64, which it can overwrite, and returns [chunk, penalty, d] and [chunk, penalty].
     """
     chunk_size = max(1, CHUNK_BYTES // max(1, 8 * features[0].numel())) if features.is_cuda else 1
     weights, biases = [], []
     for chunk in features.split(chunk_size):
-        rows = chunk.to(torch.float64, memory_format=torch.contiguous_format)  # the features of a row lie apart
+        rows = chunk.to(torch.float64, memory_format=torch.contiguous_format)  # `features` can be a transposed view
         centre = share @ rows
         weight, bias = solve(rows - centre[:, None])
         weights.append(weight)
@@ -141,17 +145,18 @@ def _solve_centred(
 def _minimise(rows: Tensor, target: Tensor, share: Tensor, l2: Tensor, dual: bool) -> tuple[Tensor, Tensor]:
     """Weights [feature, penalty, d] and biases [feature, penalty] of the penalised logistic regression.
 
-    From w = 0 and the bias of the mean: Newton steps, each solved by conjugate gradients to a tenth of the gradient and
-    ever closer as it falls (Nocedal & Wright, Numerical Optimization, alg. 7.1), and halved until the loss falls. A
-    candidate ends when its gradient is below 10⁻⁵ of its penalty, which puts every weight within 10⁻⁵ of the minimum.
+    Inexact Newton method with a line search (Nocedal & Wright, Numerical Optimization, alg. 7.1), from w = 0 and the
+    log-odds of the mean as bias. Conjugate gradients solve each step to a tenth of the gradient norm or less.
+    A candidate has converged when its gradient is below 10⁻⁵ of its penalty; each weight is then within 10⁻⁵ of the
+    minimum.
 
-    The work is done in principal coordinates, as many as rows in the dual, or d. One more coordinate is 1 in every row;
-    its weight is the bias, which no penalty holds back.
+    Rows are in principal coordinates: one per row in the dual, otherwise d. An additional coordinate is 1 in every row;
+    its weight is the bias, which is not penalised.
 
     Takes centred `rows` [feature, row, d], `target` and equal weights `share` [row], and `l2` [penalty], all float64.
     """
     squares, vectors = torch.linalg.eigh(rows @ rows.mT if dual else rows.mT @ rows)
-    told_apart = squares > 1e-13 * squares[..., -1:]  # below that an eigenvalue is rounding
+    told_apart = squares > 1e-13 * squares[..., -1:]  # smaller eigenvalues are rounding errors
     squares = torch.where(told_apart, squares, 0.0)
     roots = squares.sqrt()
     coordinates = pad(vectors * roots[:, None] if dual else rows @ vectors, (0, 1), value=1.0)
@@ -160,7 +165,7 @@ def _minimise(rows: Tensor, target: Tensor, share: Tensor, l2: Tensor, dual: boo
 
     start = squares.new_zeros(len(rows), len(l2), squares.shape[1])
     point = pad(start, (0, 1), value=float(torch.logit(share @ target)))
-    logits = point[..., -1:].expand(-1, -1, rows.shape[1])  # what the point gives on the rows
+    logits = point[..., -1:].expand(-1, -1, rows.shape[1])  # of the rows at this point
     enough = (1e-5 * l2.clamp_max(0.1)).clamp_min(1e-12)
 
     def loss(point: Tensor, logits: Tensor) -> Tensor:
@@ -180,7 +185,7 @@ def _minimise(rows: Tensor, target: Tensor, share: Tensor, l2: Tensor, dual: boo
         )
         slope = (gradient * step).sum(-1)
         length = active.to(rows.dtype)
-        while True:  # halve where the loss doesn't fall as the slope says it should
+        while True:  # halve the step until the loss decreases sufficiently
             moved = point + length[..., None] * step, logits + length[..., None] * step_logits
             new = loss(*moved)
             worse = new > value + 1e-4 * length * slope + 1e-14 * value.abs()
@@ -190,18 +195,18 @@ def _minimise(rows: Tensor, target: Tensor, share: Tensor, l2: Tensor, dual: boo
             length = torch.where(length < 1e-9, 0.0, length)
         (point, logits), value = moved, new
     raise InputError(
-        f"Expected `l2` to be large enough for a logistic regression to end, but {int(active.sum())} of "
-        f"{active.numel()} had not after {MOST_STEPS} steps at {float(l2.min()):g} or more. Give larger penalties."
+        f"Expected `l2` to be large enough for logistic regression to converge, but {int(active.sum())} of "
+        f"{active.numel()} had not after {MOST_STEPS} steps, with penalties from {float(l2.min()):g}. Use larger ones."
     )
 
 
 def _newton_step(
     coordinates: Tensor, mean_squares: Tensor, curvature: Tensor, penalty: Tensor, gradient: Tensor, active: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Minus the inverse Hessian times the gradient, nearly: the step, and what it adds to the logits.
+    """Approximate Newton step −H⁻¹g by preconditioned conjugate gradients, and the change of the logits.
 
-    The Hessian is ZᵀDZ + λ with D = diag(curvature). Were D the same for all rows, it would be diagonal in principal
-    coordinates; that diagonal is the preconditioner. Candidates that are not active stay where they are.
+    The Hessian is H = ZᵀDZ + λ with D = diag(curvature). If D were constant, H would be diagonal in principal
+    coordinates; that diagonal is the preconditioner. Candidates that are not active get a step of 0.
     """
     diagonal = curvature.sum(-1, keepdim=True) * mean_squares[:, None] + penalty
     step, step_logits, rest = torch.zeros_like(gradient), torch.zeros_like(curvature), -gradient

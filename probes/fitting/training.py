@@ -1,4 +1,4 @@
-"""How probes are trained: `Descent` by gradient descent, `AtOnce` on all rows together, `ClosedForm` by a solver."""
+"""Base classes of the probes by training: `Descent` by Adam, `AtOnce` on all rows at once, `ClosedForm` by a solver."""
 
 from abc import abstractmethod
 from typing import ClassVar
@@ -12,19 +12,22 @@ from extract.errors import InputError
 from probes.fitting.module import ProbeModule, soft_label_loss
 from probes.saved.head import Head, LinearHead
 
-#: Penalties that are tried by default.
+#: Default penalties to try.
 PENALTIES = (0.01, 0.03, 0.1, 0.3, 1.0)
 
 
 class Descent(ProbeModule):
-    """Base of the probes that Adam trains; candidates share no parameter, so that their sum trains each one alone.
+    """Base class of the probes trained by Adam.
+
+    The loss is the sum over all candidates. They share no parameters, so each is trained as if alone.
 
     Args:
-        lr: Learning rate at the start; it falls to 0 along a cosine.
-        l2, calibrator: As of `ProbeModule`.
+        lr: Initial learning rate, annealed to 0 along a cosine.
+        l2: See `ProbeModule`.
+        calibrator: See `ProbeModule`.
     """
 
-    #: Parameters [penalty, feature, ...] of which λ/2 · the squares are added to the loss.
+    #: Names of the penalised parameters [penalty, feature, ...]; the loss adds λ/2 · the sum of their squares.
     penalised: ClassVar[tuple[str, ...]] = ("weight",)
 
     def __init__(self, lr: float, l2: list[float] | float, calibrator: str = "platt") -> None:
@@ -39,7 +42,7 @@ class Descent(ProbeModule):
         return soft_label_loss(self.candidate_scores(self.standardised(batch.features)), batch.target)
 
     def penalty(self) -> Tensor:
-        """Penalty of each candidate, [penalty, feature]: λ/2 · the squares of its penalised parameters."""
+        """Penalty of each candidate, [penalty, feature]: λ/2 · the sum of squares of its penalised parameters."""
         weights: list[Tensor] = [getattr(self, name) for name in self.penalised]
         l2 = torch.tensor(self.penalties, device=weights[0].device)
         return l2[:, None] / 2 * sum(weight.square().sum(tuple(range(2, weight.dim()))) for weight in weights)
@@ -52,14 +55,14 @@ class Descent(ProbeModule):
         return total
 
     def on_train_epoch_end(self) -> None:
-        """Log the epoch's mean loss; Lightning's own averaging took a quarter of each step."""
+        """Log the mean loss of the epoch. Lightning's own averaging took a quarter of the time of each step."""
         losses, rows = zip(*self._passed, strict=True)
         self._passed.clear()
         weight = torch.tensor(rows, dtype=torch.float32, device=losses[0].device)
         self.log("train/loss", (torch.stack(losses) * weight).sum() / weight.sum())
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
-        """Adam with a cosine over the run's steps."""
+        """Adam with cosine annealing over all steps of the run."""
         optimizer = torch.optim.Adam(self.parameters(), lr=self.lr)
         steps = int(self.trainer.estimated_stepping_batches)
         scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=steps)
@@ -67,7 +70,7 @@ class Descent(ProbeModule):
 
 
 class AtOnce(ProbeModule):
-    """Base of the probes that learn from all training rows together, at the end of their one epoch."""
+    """Base class of the probes that learn from all training rows at once, at the end of a single epoch."""
 
     automatic_optimization = False
 
@@ -81,43 +84,43 @@ class AtOnce(ProbeModule):
         """
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
-        """None: nothing descends."""
+        """No optimizer."""
         return []
 
     def training_step(self, batch: Batch, batch_idx: int) -> None:
-        """Nothing: `learn` needs all rows."""
+        """Do nothing: `learn` needs all rows."""
 
     @torch.no_grad()
     def on_train_epoch_end(self) -> None:
-        """Learn from the whole training split, and stop."""
+        """Learn from the whole training split and stop training."""
         train = self.data.batch("train").to(self.device)
         self.learn(self.standardised(train.features), train.target)
         self.trainer.should_stop = True
 
 
 class Directions(ProbeModule):
-    """Candidates that are one direction and bias each, however they are found."""
+    """Base class of the linear probes: each candidate is a weight vector and a bias."""
 
     def make_candidates(self, n_features: int, d_model: int) -> None:
-        """Weights [penalty, feature, d_model] and biases [penalty, feature], all 0."""
+        """Create weights [penalty, feature, d_model] and biases [penalty, feature], all 0."""
         self.weight = nn.Parameter(torch.zeros(len(self.penalties), n_features, d_model))
         self.bias = nn.Parameter(torch.zeros(len(self.penalties), n_features))
 
     def candidate_scores(self, features: Tensor) -> Tensor:
-        """Scores [penalty, row, feature]."""
+        """See `ProbeModule.candidate_scores`."""
         return torch.einsum("rfd,pfd->prf", features, self.weight) + self.bias[:, None]
 
     def candidate_head(self, penalty: int, feature: int) -> Head:
-        """One candidate as a head."""
+        """See `ProbeModule.candidate_head`."""
         return self.filled(LinearHead(self.weight.shape[-1]), penalty, feature, "weight", "bias")
 
 
 class ClosedForm(Directions, AtOnce):
-    """Base of the probes whose directions a solver finds, for all layers and penalties at once."""
+    """Base class of the linear probes with a solver for all layers and penalties at once."""
 
     @abstractmethod
     def solve(self, features: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """Directions of all candidates.
+        """Solve for the weights of all candidates.
 
         Args:
             features: [feature, row, d_model] float32, standardised.

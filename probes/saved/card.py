@@ -8,7 +8,7 @@ from probes.report.templates import render
 
 _TAUGHT = {
     "semantic_entropy": "It learned whether the answers to a question agree; only the calibrator uses grades.",
-    "seu": ("It learned how similar the embeddings of the answers to a question are; only the calibrator uses grades."),
+    "seu": "It learned how similar the embeddings of a question's answers are; only the calibrator uses grades.",
 }
 _COLUMNS = (
     ("auroc", "AUROC"),

@@ -1,1 +1,1 @@
-"""Baselines that ask a model, the store's or another one, about questions or answers."""
+"""Baselines that query a model, the store's or another one, about questions or answers."""

@@ -1,4 +1,4 @@
-"""Base classes of the asked baselines, the prompts that they share, and the loop that fills a store with them."""
+"""Base classes of asked baselines, their shared prompt, and the loop that fills a store with their values."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -19,21 +19,21 @@ from extract.store.shards import SampleRange, Scope, Shard
 from extract.store.signals import Signals
 from extract.store.store import Store
 
-#: Called with the number of questions or answers, and of tokens, that are done.
+#: Progress callback: takes the number of newly finished questions or answers, and the number of their tokens.
 Done = Callable[[int, int], None]
 
 
 @dataclass
 class AskContext:
-    """Models and options that baselines ask with.
+    """Models and options of the asked baselines.
 
     Attributes:
-        load: Returns the store's model and tokenizer, which it loads when it is first called.
-        device: Device of other models: auto, cpu, cuda or cuda:N.
-        embedding_model: Sentence encoder: a name, a Hub id or a folder.
-        nli_model: Entailment classifier, or None.
-        grader: Grader whose normalised answers are compared; None takes the only one.
-        max_new_tokens: Longest reply of `verbalized`.
+        load: Returns the store's model and tokenizer. The first call loads them.
+        device: Device of all other models: auto, cpu, cuda or cuda:N.
+        embedding_model: Sentence encoder: name of the embedded encoder, Hub id or folder.
+        nli_model: Entailment classifier: Hub id or folder, or None.
+        grader: Grader whose normalised answers are compared. None selects the store's only grader.
+        max_new_tokens: Token limit of a reply to `verbalized`.
     """
 
     load: Callable[[], tuple[Any, Any]]
@@ -45,7 +45,13 @@ class AskContext:
 
 
 class AskedBaseline(ABC):
-    """A baseline that asks a model, one shard at a time. Its `name` is that in the registry and in the store."""
+    """Baseline that queries a model, one shard at a time.
+
+    Args:
+        name: Name in the registry and in the store.
+        store: Store that is read and filled.
+        context: Models and options.
+    """
 
     def __init__(self, name: str, store: Store, context: AskContext) -> None:
         self.name, self.store, self.context = name, store, context
@@ -53,46 +59,46 @@ class AskedBaseline(ABC):
 
     @property
     def model(self) -> dict[str, Any]:
-        """Identity of the store's model. For a served model, the local copy is loaded to know it."""
+        """Identity of the store's model. If a server drew the samples, this loads the local copy of the model."""
         if not self.store.samples.provides.weights and self.store.reader is None:
             self.context.load()
         return self.store.model
 
     @property
     def always_compared(self) -> bool:
-        """Whether the settings are compared with those in the store even if nothing is missing."""
+        """Whether to compare the settings with the stored ones even if no values are missing."""
         return True
 
     @abstractmethod
     def settings(self, scope: Scope) -> dict[str, Any]:
-        """Model, prompts and options, JSON types: the same in all files of a scope."""
+        """Model, prompts and options as JSON types. All files of a scope share them."""
 
     @property
     def values(self) -> Asked | Signals:
-        """The part of the store that holds the values."""
+        """Part of the store that holds the values."""
         return self.store.asked
 
     def check_file(self, shard: Shard) -> None:
-        """Read a finished file.
+        """Read a finished file to check it.
 
         Raises:
-            Damaged: The file is damaged, or belongs to another shard.
+            Damaged: If the file is damaged or belongs to another shard.
         """
         self.store.asked.read_shard(self.name, shard)
 
     def prepare(self) -> None:  # noqa: B027 (optional)
-        """Load what `settings` did not need. Called once, before the first `fill`.
+        """Load everything that `settings` did not load. Called once, before the first `fill`.
 
         Raises:
-            InputError: A model can't be loaded, or can't be asked this way.
+            InputError: If a model can't be loaded or does not support this baseline.
         """
 
     @abstractmethod
     def fill(self, shard: Shard, progress: Done) -> int:
-        """Ask about a shard and write its file; returns the number of rows without a usable value."""
+        """Query the model for one shard, write its file, and return the number of rows without a usable value."""
 
     def questions(self, shard: Shard) -> dict[str, str]:
-        """Texts of a shard's questions by id, with their options; of a chat, a line for each message after its role."""
+        """Texts of a shard's questions by id, with their options. A chat has one line ``role: content`` per message."""
         texts = {}
         for question in self.store.questions.block(shard):
             prompt = question.prompt
@@ -101,30 +107,30 @@ class AskedBaseline(ABC):
         return texts
 
     def answers(self, shard: Shard) -> list[dict[str, Any]]:
-        """Rows of the samples of a shard."""
+        """Sample rows of a shard."""
         assert isinstance(shard, SampleRange)
         return self.store.samples.read(shard).to_pylist()
 
 
 class AskedTable(AskedBaseline):
-    """A baseline whose values are stored as a table, with the tokens that they cost."""
+    """Baseline that stores its values as a table, with their token costs."""
 
     @abstractmethod
     def rows(self, shard: Shard, progress: Done) -> list[dict[str, Any]]:
-        """Rows of a shard's table, in the columns of `Asked.write`."""
+        """Rows of a shard's table, with the columns of `Asked.write`."""
 
     def fill(self, shard: Shard, progress: Done) -> int:
-        """Ask about a shard and write its table; returns the number of null values."""
+        """Query the model for one shard, write its table, and return the number of null values."""
         rows = self.rows(shard, progress)
         self.store.asked.write(self.name, shard, rows, self.settings(shard.scope))
         return sum(row["value"] is None for row in rows)
 
 
 def fill_asked(store: Store, baselines: Sequence[AskedBaseline], worker: Worker) -> None:
-    """Ask what is missing. All settings are compared with those in the store before the first model is asked.
+    """Query the models for all missing values. Settings are compared with the stored ones before the first query.
 
     Raises:
-        InputError: Settings differ, or a model can't be loaded or asked.
+        InputError: If settings differ, or a model can't be loaded or queried.
     """
     missing = {}
     for baseline in baselines:
@@ -138,7 +144,7 @@ def fill_asked(store: Store, baselines: Sequence[AskedBaseline], worker: Worker)
     for baseline in baselines:
         shards = missing[baseline.name]
         if not shards:
-            say(f"ask: {baseline.name} is there for every {' and '.join(baseline.scopes)}")
+            say(f"ask: {baseline.name} already exists for every {' and '.join(baseline.scopes)}")
             continue
         baseline.prepare()
         n_rows = store.questions.n_rows
@@ -147,15 +153,19 @@ def fill_asked(store: Store, baselines: Sequence[AskedBaseline], worker: Worker)
 
 
 def asking_prompt(policy: dict[str, Any], template: str) -> PromptTemplate:
-    """Prompt of a question to the store's model, from the `policy` of its identity and a text with one ``{question}``.
+    """Prompt template for questions to the store's model.
 
-    It uses the chat template wherever the tokenizer has one, even if the policy's own prompt is plain text for the
-    model to continue. The policy's system message stays.
+    It uses the chat template if the tokenizer has one, even if the policy's own prompt is plain text. A chat keeps the
+    policy's system message.
+
+    Args:
+        policy: The `policy` entry of a store's identity.
+        template: Text with one placeholder ``{question}``.
     """
     chat = policy["model"]["chat_template"] != sha256_text("")
     return PromptTemplate(template, policy["decoding"]["prompt"]["system"] if chat else None, chat)
 
 
 def answer_line(text: str) -> str:
-    """The first line of an answer, without the reasoning before it; empty for an empty answer."""
+    """First line of an answer after its reasoning; empty if the answer is empty."""
     return first_line(without_reasoning(text))

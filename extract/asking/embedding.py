@@ -1,4 +1,4 @@
-"""The baseline `text_embedding`: embeddings of questions and answers by a sentence encoder, stored as a signal."""
+"""The `text_embedding` baseline: sentence embeddings of questions and answers, stored as a signal."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -15,16 +15,24 @@ from extract.store.signals import Signals
 
 
 def mean_pooled(states: Tensor, mask: Tensor) -> Tensor:
-    """[row, d_model] float32 of length 1: mean of `states` [row, token, d_model] where `mask` [row, token] is 1."""
+    """Average the hidden states of unmasked tokens and scale the result to length 1.
+
+    Args:
+        states: [row, token, d_model] hidden states.
+        mask: [row, token], 0 at padding.
+
+    Returns:
+        [row, d_model] float32.
+    """
     weights = mask[:, :, None].float()
     return torch.nn.functional.normalize((states.float() * weights).sum(1) / weights.sum(1), dim=1)
 
 
 class Encoder(TextReader):
-    """A sentence encoder with mean pooling.
+    """Sentence encoder with mean pooling. See `TextReader` for its arguments and attributes.
 
     Raises:
-        InputError: The model can't be loaded, or is not an encoder.
+        InputError: If the model can't be loaded or is not an encoder.
     """
 
     option, noun, auto_class = "embedding_model", "a sentence encoder", "AutoModel"
@@ -36,10 +44,10 @@ class Encoder(TextReader):
         alike = self.encode(["one two three four", "one two three five"])
         first = [self.read([inputs], lambda output, mask: output.last_hidden_state[:, 0]) for inputs in alike]
         if torch.equal(first[0], first[1]):
-            raise self.refusal("each of its tokens attends only to those before it, as in a generative model")
+            raise self.refusal("its tokens attend only to earlier tokens, as in a generative model")
 
     def embed(self, texts: Sequence[str], progress: Done = lambda items, tokens: None) -> Tensor:
-        """Embeddings [text, d_model] float32 of length 1, on the CPU; equal texts are read once."""
+        """Embeddings [text, d_model] float32 of length 1, on the CPU. Each distinct text is encoded once."""
         distinct = list(dict.fromkeys(texts))
         encoded = self.encode(distinct)
         embedded = self.read(encoded, lambda output, mask: mean_pooled(output.last_hidden_state, mask), progress)
@@ -49,15 +57,15 @@ class Encoder(TextReader):
 
 
 class TextEmbedding(AskedBaseline):
-    """Embeds questions, and the first line of each answer behind its question. The row of an empty answer is NaN.
+    """Embeds each question, and each answer's first line after its question. Empty answers have NaN rows.
 
-    A short answer ("4", "Lima") means little without its question, and long solutions are similar whatever their
-    result.
+    A short answer ("4", "Lima") means little without its question. Only the first line is embedded, because long
+    solutions are similar whatever their result.
     """
 
     @property
     def always_compared(self) -> bool:
-        """Only for another encoder than the default one, because comparing loads it."""
+        """False for the default encoder, because comparing the settings loads the encoder."""
         return self.context.embedding_model != EMBEDDED_ENCODER
 
     @cached_property
@@ -65,21 +73,21 @@ class TextEmbedding(AskedBaseline):
         return Encoder(self.context.embedding_model, self.context.device)
 
     def settings(self, scope: Scope) -> dict[str, Any]:
-        """The encoder, and what it reads of the questions or answers."""
+        """Encoder, pooling and embedded text."""
         text = "the question" if scope == "question" else "the question and the first line of the answer"
         return {**self._encoder.settings, "pooling": "mean", "text": text}
 
     @property
     def values(self) -> Signals:
-        """The signals, which hold tensors."""
+        """Signals of the store, which hold tensors."""
         return self.store.signals
 
     def check_file(self, shard: Shard) -> None:
-        """Check the signal's file."""
+        """Check the layout of a signal file."""
         self.values.shard_layout(self.name, shard)
 
     def fill(self, shard: Shard, progress: Done) -> int:
-        """Embed a shard and write its signal; returns the number of empty answers."""
+        """Embed a shard, write its signal, and return the number of empty answers."""
         questions = self.questions(shard)
         if shard.scope == "sample":
             answers = [(questions[row["question_id"]], answer_line(row["text"])) for row in self.answers(shard)]

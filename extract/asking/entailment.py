@@ -1,7 +1,7 @@
-"""The baseline `entailment`: clusters of answers of which each entails the other, as a classifier says.
+"""The `entailment` baseline: clusters of answers that entail each other according to a classifier.
 
 Kuhn et al. 2023 (https://arxiv.org/abs/2302.09664) and Farquhar et al. 2024 with strict entailment: an answer joins the
-first cluster whose first member it entails and is entailed by. Other members are not compared with it.
+first cluster whose first member entails it and is entailed by it. It is not compared with other members.
 """
 
 from collections import Counter, defaultdict
@@ -20,7 +20,7 @@ _LABELS = ("entailment", "neutral", "contradiction")
 
 
 class Answer(NamedTuple):
-    """An answer: its sample index, its normalised form, and the text that the classifier reads."""
+    """Answer: its sample index, normalised form, and the input text of the classifier."""
 
     sample: int
     normalised: str
@@ -29,13 +29,12 @@ class Answer(NamedTuple):
 
 @dataclass
 class Clusters:
-    """The clusters of one question's answers.
+    """Clusters of one question's answers.
 
     Attributes:
-        of: Cluster of each normalised answer: the sample index of the cluster's first member, so that later answers
-            change no number.
-        firsts: First member of each cluster, in the order in which the clusters were opened.
-        tokens: Tokens that were read to place each normalised answer.
+        of: Cluster of each normalised answer, as the sample index of its first member. Later answers do not change it.
+        firsts: First member of each cluster, in order of creation.
+        tokens: Number of tokens read to assign each normalised answer.
     """
 
     of: dict[str, int] = field(default_factory=dict)
@@ -47,16 +46,16 @@ def cluster(
     questions: Sequence[tuple[Clusters, Iterable[Answer]]],
     entails: Callable[[Sequence[tuple[str, str]]], Sequence[tuple[bool, int]]],
 ) -> None:
-    """Put answers into clusters; those of all questions in step, so that their pairs are read in the same batches.
+    """Assign answers to clusters. Questions advance in step, so that their pairs share batches.
 
-    The result is that of one answer after another looking at its question's clusters in their order. Answers with the
-    same normalised form are one. No pair is read twice, and its second direction only if the first is entailed.
+    The result is the same as comparing one answer after another with its question's clusters, in order. Answers with
+    equal normalised forms count as one. No pair is read twice, and its second direction only if the first is entailed.
 
     Args:
-        questions: For each question, its clusters, which are extended, and its further answers by sample index.
-        entails: From pairs (premise, hypothesis) to whether each is entailed, and the tokens that were read for it.
+        questions: For each question, its clusters (extended in place) and its new answers, ordered by sample index.
+        entails: Maps pairs (premise, hypothesis) to whether each is entailed, and to its number of tokens.
     """
-    pending: list[list[Answer]] = []  # of each question, the first answer of each form without a cluster
+    pending: list[list[Answer]] = []  # by question: first answer of each form without a cluster
     for clusters, answers in questions:
         firsts = {answer.normalised: answer for answer in reversed([*answers]) if answer.normalised not in clusters.of}
         pending.append(sorted(firsts.values()))
@@ -82,10 +81,12 @@ def cluster(
 
 
 class Classifier(TextReader):
-    """An entailment classifier with the labels entailment, neutral and contradiction, in the order of its config.
+    """Entailment classifier with the labels entailment, neutral and contradiction, in the order of its config.
+
+    See `TextReader` for its arguments and attributes.
 
     Raises:
-        InputError: The model can't be loaded, or has other labels.
+        InputError: If the model can't be loaded or has other labels.
     """
 
     option, noun, auto_class = "nli_model", "an entailment classifier", "AutoModelForSequenceClassification"
@@ -99,7 +100,7 @@ class Classifier(TextReader):
         self._entailment = next(i for i, label in labels.items() if label == "entailment")
 
     def __call__(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[bool, int]]:
-        """For each pair (premise, hypothesis): whether entailment is the likeliest label, and the number of tokens."""
+        """For each pair (premise, hypothesis), whether entailment is the likeliest label, and its number of tokens."""
         encoded = self.encode(pairs)
         logits = self.read(encoded, lambda output, mask: output.logits)
         entailed = (logits.argmax(-1) == self._entailment).tolist()
@@ -107,10 +108,10 @@ class Classifier(TextReader):
 
 
 class Entailment(AskedTable):
-    """Numbers the cluster of each answer. The classifier reads the question and the first line of the answer.
+    """Stores the cluster of each answer. The classifier reads the question and the first line of the answer.
 
-    Answers that the grader normalises alike share a cluster unread. A range of samples continues the clusters of the
-    ranges before it, so that the clusters do not depend on how a question's answers were divided into ranges.
+    Answers with the same normalised form share a cluster without a comparison. Each range of samples continues the
+    clusters of earlier ranges, so that the clusters do not depend on the sizes of the ranges.
     """
 
     def __init__(self, name: str, store: Store, context: AskContext) -> None:
@@ -129,17 +130,17 @@ class Entailment(AskedTable):
 
     @cached_property
     def classifier(self) -> Classifier:
-        """The entailment classifier."""
+        """The classifier, loaded on first use."""
         assert self.context.nli_model is not None
         return Classifier(self.context.nli_model, self.context.device)
 
     def settings(self, scope: Scope) -> dict[str, Any]:
-        """The classifier, the grader whose normalised answers are compared, and what is read."""
+        """Classifier, grader of the normalised answers, and input text."""
         text = "the question and the first line of the answer"
         return {**self.classifier.settings, "grader": self._grader, "entailment": "strict", "text": text}
 
     def rows(self, shard: Shard, progress: Done) -> list[dict[str, Any]]:
-        """One row for each answer: the sample index of its cluster's first member, and the tokens read to find it."""
+        """One row per answer: the sample index of its cluster's first member, and the number of tokens read."""
         assert isinstance(shard, SampleRange)
         clusters: dict[str, Clusters] = defaultdict(Clusters)
         for earlier in self.store.samples.ranges():
@@ -159,7 +160,7 @@ class Entailment(AskedTable):
         return rows
 
     def _restore(self, clusters: dict[str, Clusters], samples: SampleRange) -> None:
-        """Add the clusters of a range from its table."""
+        """Add the stored clusters of a range."""
         rows = self.store.asked.read_shard(self.name, samples).to_pylist()
         numbers = {(row["question_id"], row["sample"]): int(row["value"]) for row in rows}
         for id_, answer in self._answers(samples):
@@ -168,7 +169,7 @@ class Entailment(AskedTable):
                 clusters[id_].firsts.append(answer)
 
     def _answers(self, shard: Shard) -> list[tuple[str, Answer]]:
-        """Question id and answer of each row of a shard; those of a question by sample index."""
+        """Question id and answer of each row of a shard, ordered by sample index within a question."""
         assert isinstance(shard, SampleRange)
         questions = self.questions(shard)
         grades = self.store.grades.read(self._grader, shard).to_pylist()
@@ -176,6 +177,6 @@ class Entailment(AskedTable):
         answers = []
         for row in self.answers(shard):
             id_, sample, line = row["question_id"], row["sample"], answer_line(row["text"])
-            # answers without a normalised form are compared by their line
+            # an answer without a normalised form is compared by its first line
             answers.append((id_, Answer(sample, normalised[id_, sample] or line, f"{questions[id_]} {line}")))
         return answers

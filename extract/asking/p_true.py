@@ -1,6 +1,7 @@
-"""P(True): the probability of Yes against No when the model is asked whether it can answer, or an answer is right.
+"""The baselines `p_true` and `p_true_answer`: probability of Yes against No in the model's reply.
 
-Kadavath et al. 2022, https://arxiv.org/abs/2207.05221.
+`p_true` asks whether the model can answer a question, `p_true_answer` whether an answer is right (Kadavath et al. 2022,
+https://arxiv.org/abs/2207.05221).
 """
 
 from collections.abc import Sequence
@@ -23,19 +24,20 @@ from extract.sampling.local.token_sampler import TokenSampler
 from extract.signals.reader import by_length
 from extract.store.shards import Scope, Shard
 
-#: Least probability of all forms of Yes and No together. Below it the model was about to say something else, and the
-#: ratio of the two means nothing.
+#: Minimum probability of all forms of Yes and No together. With less, the model was about to write something else, and
+#: the ratio of the two is meaningless.
 LEAST_MASS = 1e-3
 _BATCH_TOKENS = 2048
 
 
 def surface_forms(tokenizer: Any, n_vocab: int) -> tuple[list[int], list[int]]:
-    """Tokens that are Yes, and those that are No, in any case and with any space around them (`` Yes``, ``YES``, …).
+    """Token ids of Yes and of No, in any case and with any surrounding space (`` Yes``, ``YES``, …).
 
-    The model has logits for `n_vocab` tokens.
+    Args:
+        n_vocab: Number of tokens for which the model has logits.
 
     Raises:
-        InputError: One of the words has no such token.
+        InputError: If Yes or No has no such token.
     """
     texts = tokenizer.batch_decode([[i] for i in range(min(n_vocab, len(tokenizer)))])
     yes, no = ([i for i, text in enumerate(texts) if text.strip().casefold() == word] for word in ("yes", "no"))
@@ -48,9 +50,14 @@ def surface_forms(tokenizer: Any, n_vocab: int) -> tuple[list[int], list[int]]:
 
 
 def yes_against_no(logits: Tensor, forms: tuple[list[int], list[int]]) -> tuple[Tensor, Tensor]:
-    """P(yes) / (P(yes) + P(no)) and the mass P(yes) + P(no), [...] float32 each, summed over the surface forms.
+    """Compute P(yes) / (P(yes) + P(no)) and the mass P(yes) + P(no), each summed over the surface forms.
 
-    `logits` [..., vocab] are the raw ones of the token after the prompt.
+    Args:
+        logits: [..., vocab] raw logits of the token after the prompt.
+        forms: Token ids of Yes and of No, from `surface_forms`.
+
+    Returns:
+        Value and mass, [...] float32 each.
     """
     logprobs = logits.float().log_softmax(-1)
     yes, no = (logprobs[..., tokens].logsumexp(-1) for tokens in forms)
@@ -62,6 +69,9 @@ class YesNoReader(TokenSampler):
 
     The common prefix of the prompts is computed once, as in `TokenSampler`.
 
+    Args:
+        model: Causal language model in evaluation mode.
+
     Raises:
         InputError: As `surface_forms`.
     """
@@ -72,10 +82,10 @@ class YesNoReader(TokenSampler):
         self._batch_tokens = _BATCH_TOKENS
 
     def read(self, prompts: Sequence[Sequence[int]], progress: Done) -> list[tuple[float | None, float]]:
-        """Value and mass after each prompt, see `yes_against_no`; the value is None if the mass is below `LEAST_MASS`.
+        """Value and mass of each prompt, as in `yes_against_no`. The value is None if the mass is below `LEAST_MASS`.
 
         Raises:
-            InputError: A prompt is too long for the model, or the logits are NaN.
+            InputError: If the model can't read a prompt, for example because it is too long, or the logits are NaN.
         """
         check_prompts(self.model, prompts, 1)
         prefix = common_prefix(prompts)
@@ -113,11 +123,11 @@ class PTrue(AskedTable):
 
     @cached_property
     def prompt(self) -> PromptTemplate:
-        """Prompt around a question, or around a question and an answer."""
+        """Prompt template for a question, or for a question and an answer."""
         return asking_prompt({**self.store.identity["policy"], "model": self.model}, self.template)
 
     def settings(self, scope: Scope) -> dict[str, Any]:
-        """Model, prompt and the least mass."""
+        """Model, prompt and minimum mass."""
         return {"model": self.model, "prompt": self.prompt.record(), "least_mass": LEAST_MASS}
 
     def prepare(self) -> None:
@@ -125,7 +135,7 @@ class PTrue(AskedTable):
         self._reader = YesNoReader(*self.context.load())
 
     def rows(self, shard: Shard, progress: Done) -> list[dict[str, Any]]:
-        """One row for each question. The token whose distribution is read counts as one token of a reply."""
+        """One row per question. Reading the distribution counts as one completion token."""
         tokenizer, questions = self.context.load()[1], self.questions(shard)
         prompts = [self.prompt.encode(tokenizer, text) for text in questions.values()]
         values = self._reader.read(prompts, progress)
@@ -139,13 +149,13 @@ class PTrue(AskedTable):
 class PTrueAnswer(PTrue):
     """Shows the store's model each answer and asks whether it is right.
 
-    Equal answers to a question are asked about once, and each of their rows has the cost of asking.
+    Equal answers to a question are read once, but each of their rows has the full cost.
     """
 
     template = "Is the proposed answer to the question correct? Reply with one word, Yes or No.\n\nQuestion: {question}"
 
     def rows(self, shard: Shard, progress: Done) -> list[dict[str, Any]]:
-        """One row for each answer."""
+        """One row per answer."""
         tokenizer, questions, answers = self.context.load()[1], self.questions(shard), self.answers(shard)
         texts = [f"{questions[row['question_id']]}\nProposed answer: {row['text'].strip()}" for row in answers]
         prompts = {text: self.prompt.encode(tokenizer, text) for text in texts}

@@ -1,4 +1,4 @@
-"""`TextReader`: models that read texts, such as sentence encoders and entailment classifiers."""
+"""`TextReader`: base class of sentence encoders and entailment classifiers."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -22,22 +22,22 @@ _BATCH_TOKENS = 4096
 
 
 class TextReader:
-    """A model that reads texts, and its tokenizer: in float32, from safetensors, without remote code.
+    """Text model with its tokenizer, in float32, loaded from safetensors without remote code.
 
     Args:
-        name: The embedded encoder's name, a Hub id or a folder.
+        name: Name of the embedded encoder, Hub id or folder.
         device: auto, cpu, cuda or cuda:N.
 
     Attributes:
-        option: Option that names the model, for messages.
-        noun: What the model has to be, for messages.
-        auto_class: Name of the transformers class that loads it.
+        option: Command-line option that names the model, for messages.
+        noun: Expected kind of model, for messages.
+        auto_class: Name of the transformers class that loads the model.
         model: The model in evaluation mode.
-        batch_tokens: Tokens in a batch, on which the last bits depend; halved when memory runs out.
-        settings: Its name (never a path), hashes of its weights and tokenizer, and where texts are cut.
+        batch_tokens: Tokens per batch; halved when memory runs out. The last bits of results depend on it.
+        settings: Model name (never a path), hashes of weights and tokenizer, and the token limit of texts.
 
     Raises:
-        InputError: The model can't be loaded, or its weights are incomplete.
+        InputError: If the model can't be loaded or its weights are incomplete.
     """
 
     option: ClassVar[str]
@@ -58,7 +58,7 @@ class TextReader:
                 )
         except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
             raise self.refusal(one_line(error, 300).rstrip(".")) from error
-        # masked language models have no pooler, and no encoder's pooler is used here
+        # no pooler is used here, and masked language models have none
         missing = sorted(key for key in report["missing_keys"] if not key.startswith("pooler."))
         if missing:
             raise self.refusal(f"its weights lack {missing[0]!r}")
@@ -75,14 +75,14 @@ class TextReader:
         }
 
     def refusal(self, reason: str) -> InputError:
-        """The error that says why the model can't be used."""
+        """Error with the reason why the model can't be used."""
         return InputError(
             f"Expected `{self.option}` to be {self.noun} in safetensors, as a Hub id or a folder, but {self._name!r} "
             f"can't be used: {reason}. Give another --{self.option}."
         )
 
     def encode(self, texts: Sequence[str] | Sequence[tuple[str, str]]) -> list[dict[str, list[int]]]:
-        """The model's inputs for each text or pair of texts, cut at the model's positions."""
+        """Model inputs of each text or pair of texts, truncated to the model's token limit."""
         cut: dict[str, Any] = {} if math.isinf(self._limit) else {"truncation": True, "max_length": self._limit}
         columns = zip(*texts, strict=True) if texts and isinstance(texts[0], tuple) else [texts]
         encoded = self._tokenizer(*map(list, columns), **cut)
@@ -94,12 +94,12 @@ class TextReader:
         result: Callable[[Any, Tensor], Tensor],
         progress: Callable[[int, int], None] = lambda items, tokens: None,
     ) -> Tensor:
-        """Run the model on each text, in batches by length.
+        """Run the model on each text, in batches of similar lengths.
 
         Args:
-            encoded: As `encode` returns them; at least one.
-            result: From the model's output and the mask [row, token] of a batch to a tensor [row, …].
-            progress: Called with the texts and tokens done after each batch.
+            encoded: Output of `encode`, at least one entry.
+            result: Maps the model's output and the mask [row, token] of a batch to a tensor [row, …].
+            progress: Called after each batch with its numbers of texts and tokens.
 
         Returns:
             [text, …] on the CPU.

@@ -1,4 +1,4 @@
-"""Registry of the asked baselines. A new one is a file with a subclass of `AskedTable`, and an entry here."""
+"""Registry of asked baselines. A new baseline is a file with a subclass of `AskedTable`, and an entry here."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -9,16 +9,16 @@ from extract.store.shards import Scope
 
 
 class AskedEntry(NamedTuple):
-    """An asked baseline.
+    """Registry entry of an asked baseline.
 
     Attributes:
-        implementation: Its class as ``module:class``, which is imported when it is used.
-        scopes: What it asks about: questions, answers or both.
-        summary: What it does, for the help.
-        confidences: Baselines of `probes` that its values become, one value a row of its only scope. By name: the
-            calibrator that makes the value a confidence (``"platt"`` or ``"isotonic"``), or None where the value is
-            a probability already. Empty where the values are no scores.
-        options: Further options that `ask` requires for it, as a user types them.
+        implementation: Class as ``module:class``, imported on first use.
+        scopes: Scopes of its values: question, sample or both.
+        summary: Description for the help.
+        confidences: Baselines of `probes` that use its values, with one value per row of its only scope. Maps each
+            name to its calibrator (``"platt"`` or ``"isotonic"``), or to None if the value already is a probability.
+            Empty if the values are not scores.
+        options: Further required options of `ask`, as typed on the command line.
     """
 
     implementation: str
@@ -28,7 +28,7 @@ class AskedEntry(NamedTuple):
     options: str = ""
 
     def load(self) -> Any:
-        """The class, a subclass of `AskedBaseline`."""
+        """Import the class, a subclass of `AskedBaseline`."""
         return import_object(self.implementation)
 
 
@@ -69,7 +69,7 @@ ASKED: Registry[AskedEntry] = Registry(
 
 
 def ask_command(name: str, store: object = "STORE") -> str:
-    """The command that fills a store with an asked baseline.
+    """Command that adds an asked baseline to a store.
 
     >>> ask_command("p_true")
     'python -m extract ask --store STORE --baselines [p_true]'

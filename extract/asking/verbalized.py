@@ -1,4 +1,4 @@
-"""Verbalized confidence: before the model answers, it is asked for the probability that its answer will be right."""
+"""The `verbalized` baseline: before it answers, the model states the probability that its answer will be right."""
 
 import re
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from extract.running.progress import Count
 from extract.sampling.local.token_sampler import Sample, TokenSampler
 from extract.store.shards import Scope, Shard
 
-#: Most times that a question is asked until a reply states a number.
+#: Maximum number of attempts per question.
 ATTEMPTS = 3
 _MAX_ROWS = 320
 _STEPS = (
@@ -20,8 +20,8 @@ _STEPS = (
     *("better than even", "likely", "very good chance", "highly likely", "almost certain"),
 )
 _SCALE = "\n".join(f"{i / 10:.1f} to {(i + 1) / 10:.1f}: {words}" for i, words in enumerate(_STEPS))
-#: The four boxes are spread evenly, so that a model that copies one of them leans to neither side. Little text follows
-#: the question, because the text before it is computed once for many questions.
+#: The four boxes are spread evenly, so that copying one of them adds no bias. The question comes late in the prompt,
+#: because the text before it is computed once for many questions.
 TEMPLATE = (
     f"How likely are you to answer a question correctly? The scale:\n{_SCALE}\n\nYou may think in one short sentence. "
     r"Your reply ends in \boxed{0.05}, \boxed{0.35}, \boxed{0.65}, \boxed{0.95} or another probability "
@@ -35,15 +35,16 @@ _BARE = re.compile(rf"{_NAMED}{_NUMBER}\.?", re.IGNORECASE)
 
 
 def parse_confidence(text: str, ended: bool = True) -> float | None:
-    r"""Parse the probability that a reply states; None where it states none.
+    r"""Parse the probability stated in a reply; None if there is none.
 
-    The last ``\boxed{number}`` within [0, 1] counts; a reasoning part that ends in ``</think>`` is ignored. The box may
-    contain ``P =``, and a percent sign divides by 100. Fractions, ranges and words are not numbers. Without such a box,
-    the last line counts if it is only a number with a decimal point or a percent sign (``0.39``, ``P = 85%``): a bare
-    integer may be an answer to the question itself.
+    The last ``\boxed{number}`` within [0, 1] counts. Reasoning up to ``</think>`` is ignored. The box can contain
+    ``P =``, and a percent sign divides by 100. Fractions, ranges and words do not count. Without such a box, the last
+    line counts if it is only a number with a decimal point or a percent sign (``0.39``, ``P = 85%``). A bare integer
+    does not count, because it can be an answer to the question itself.
 
     Args:
-        ended: Whether the reply is complete; a bare number that was cut off may lack digits.
+        ended: Whether the reply is complete. In a truncated reply only boxes count, because a bare number can lack
+            digits.
 
     >>> parse_confidence(r"I know capitals, so \boxed{0.9}"), parse_confidence(r"\boxed{0.2} or rather \boxed{85\%}")
     (0.9, 0.85)
@@ -62,19 +63,19 @@ def parse_confidence(text: str, ended: bool = True) -> float | None:
 class Verbalized(AskedTable):
     """Asks for a probability up to `ATTEMPTS` times, with different random draws, until a reply states one.
 
-    Tokens of all attempts are counted. The value is null if no reply states a number.
+    The tokens of all attempts are counted. The value is null if no reply states a probability.
     """
 
     @cached_property
     def decoding(self) -> Decoding:
-        """The store's temperature, top-p and top-k, without its stop strings, which may occur in the reasoning."""
+        """The store's temperature, top-p, top-k and seed, without its stop strings, which reasoning can contain."""
         policy = {**self.store.identity["policy"], "model": self.model}
         same = {key: policy["decoding"][key] for key in ("temperature", "top_p", "top_k", "seed")}
         return Decoding(**same, max_new_tokens=self.context.max_new_tokens, prompt=asking_prompt(policy, TEMPLATE))
 
     @property
     def attempts(self) -> int:
-        """Most times that a question is asked: once at temperature 0, where every reply is the same."""
+        """Maximum number of attempts per question: 1 at temperature 0, where all replies are equal."""
         return ATTEMPTS if self.decoding.temperature else 1
 
     def settings(self, scope: Scope) -> dict[str, Any]:
@@ -86,13 +87,13 @@ class Verbalized(AskedTable):
         self._sampler = TokenSampler(*self.context.load(), self.decoding, _MAX_ROWS)
 
     def rows(self, shard: Shard, progress: Done) -> list[dict[str, Any]]:
-        """One row for each question: its probability, the last reply, and the tokens of all attempts."""
+        """One row per question: its probability, the last reply, and the token counts of all attempts."""
         tokenizer, questions = self.context.load()[1], self.questions(shard)
         prompts = {id_: self.decoding.prompt.encode(tokenizer, text) for id_, text in questions.items()}
         cost = {"prompt_tokens": 0, "completion_tokens": 0, "attempts": 0}
         rows: dict[str, dict[str, Any]] = {id_: {"question_id": id_, "mass": None, **cost} for id_ in questions}
         pending = list(rows)
-        # the first attempt is often enough; the others are drawn together, so that they share the prompt
+        # the first attempt usually suffices; the others are drawn together, so that they share the prompt
         for attempts in (range(1), range(1, self.attempts)):
             if not (pending and attempts):
                 break
@@ -108,8 +109,8 @@ class Verbalized(AskedTable):
     def _replies(
         self, ids: Sequence[str], prompts: Sequence[Sequence[int]], attempts: range, progress: Done
     ) -> list[list[Sample]]:
-        """Replies to each question, one for each attempt."""
-        # names other than the question ids, so that the draws are independent of the answers
+        """Replies to each question, one per attempt."""
+        # a prefix before the question id, so that the draws are independent of those of the answers
         names = [f"verbalized\0{id_}" for id_ in ids]
 
         def draw(max_rows: int, counted: Count) -> list[Sample]:
@@ -121,7 +122,7 @@ class Verbalized(AskedTable):
 
 
 def _add_replies(row: dict[str, Any], replies: Sequence[Sample]) -> None:
-    """Add replies to a row, up to the first that states a probability: one that asks in turn would stop there."""
+    """Add replies to a row, up to the first with a probability, as if they had been drawn one by one."""
     for reply in replies:
         row["value"], row["text"] = parse_confidence(reply.text, reply.finish_reason == "stop"), reply.text
         row["prompt_tokens"] += reply.prompt_tokens

@@ -279,7 +279,7 @@ def test_what_is_there_is_left_alone_and_loads_no_model(
     monkeypatch.setattr("extract.models.loading.load_model", lambda *args: 1 / 0)
     asking("verbalized", "p_true", "p_true_answer")
     assert asked_files(store) == before
-    assert "p_true_answer is there for every sample" in capsys.readouterr().err
+    assert "p_true_answer already exists for every sample" in capsys.readouterr().err
 
 
 def test_an_interrupted_or_damaged_run_goes_on_to_the_same_bytes(

@@ -168,7 +168,7 @@ def test_a_missing_package_is_said_with_what_installs_it(store: Path, monkeypatc
     ("make", "reason"),
     [
         (lambda folder, tiny: folder / "nowhere", "can't be used: "),
-        (lambda folder, tiny: tiny, "each of its tokens attends only to those before it"),
+        (lambda folder, tiny: tiny, "its tokens attend only to earlier tokens"),
         (lambda folder, tiny: as_pickle(save_tiny(folder / "pickle")), "can't be used: "),
         (lambda folder, tiny: broken(save_tiny(folder / "broken")), "can't be used: "),
         (lambda folder, tiny: without_a_layer(save_tiny(folder / "part")), "its weights lack 'encoder.layer.1."),

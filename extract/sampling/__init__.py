@@ -1,1 +1,1 @@
-"""Samplers: a model in this process, or behind a server."""
+"""Samplers: a model in this process or behind a server."""

@@ -1,4 +1,4 @@
-"""`Sampler`: the interface of what fills stores with samples, and one run of a sampler."""
+"""`Sampler`, the interface of all samplers, and `sample_stores`, which runs one of them."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ from extract.store.verify import write_manifest
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """The options of a `StoreRecipe` for its sampler; `StoreRecipe` documents them."""
+    """Sampler options of a `StoreRecipe`, which documents them."""
 
     model: str
     k: int
@@ -35,51 +35,51 @@ class SamplingOptions:
 
 
 class Sampler(Protocol):
-    """Fills the store, or the stores of a temperature grid, in one run of ``python -m extract sample``.
+    """Fills a store, or all stores of a temperature grid, in one run of ``python -m extract sample``.
 
-    Implementations inherit from it, and have a `Declaration` in `extract.samplers`. The methods are called in this
-    order; `known_policy` and `prepare` may be left out.
+    Implementations inherit from this class and have a `Declaration` in `extract.samplers`. The methods are called in
+    this order. `known_policy` and `prepare` are optional.
 
     Args:
-        options: Model, number of samples, and how the sampler runs.
-        decoding: How answers are drawn; of a grid, at all its temperatures.
-        worker: Whose blocks are filled.
+        options: Model, number of samples, and options of the sampler.
+        decoding: Decoding options; for a grid, with all its temperatures.
+        worker: Worker whose blocks are filled.
     """
 
     def __init__(self, options: SamplingOptions, decoding: Decoding, worker: Worker) -> None: ...
 
     def known_policy(self, decoding: Decoding, model: Mapping[str, Any]) -> Policy:
-        """The policy as far as it is known before `prepare`, to compare it with that of an existing store.
+        """Policy as far as it is known before `prepare`, for a comparison with an existing store.
 
         Args:
-            decoding: How answers are drawn; one temperature.
-            model: `ModelIdentity` of the store as a dict; whatever is not known yet is taken from it.
+            decoding: Decoding options with one temperature.
+            model: `ModelIdentity` of the store as a dict. It supplies all values that are not known yet.
         """
         return self.policy(decoding)
 
     def prepare(self, questions: Questions, new: Sequence[Decoding]) -> None:
-        """Load a model or try a server, before stores are made.
+        """Load a model or test a server, before stores are created.
 
         Args:
             questions: All questions.
-            new: Decoding of each store that does not exist yet.
+            new: Decoding options of each store that does not exist yet.
 
         Raises:
-            InputError: The model can't be used.
+            InputError: If the model can't be used.
         """
 
     def policy(self, decoding: Decoding) -> Policy:
-        """The policy of a store, which its identity holds. `decoding` has one temperature."""
+        """Policy of a store, part of its identity. `decoding` has one temperature."""
 
     def fill(self, stores: Mapping[float, Store], k: int) -> None:
-        """Add the samples that the stores lack.
+        """Add the missing samples to the stores.
 
         Args:
-            stores: The store of each temperature. They differ in nothing else.
-            k: Samples of every question.
+            stores: Store of each temperature. The stores differ only in temperature.
+            k: Number of samples per question.
 
         Raises:
-            InputError: Some samples could not be made. Those that were made are kept.
+            InputError: If some samples could not be drawn. All other samples are kept.
         """
 
 
@@ -91,21 +91,21 @@ def sample_stores(
     decoding: Decoding,
     worker: Worker,
 ) -> list[Store]:
-    """Make or continue the stores of some temperatures; returns them in the order of `folders`.
+    """Create or continue the store of each temperature, and return the stores in the order of `folders`.
 
     Args:
-        folders: Folder of the store of each temperature, ascending.
+        folders: Store folder of each temperature, ascending.
         name: Name of the sampler.
-        decoding: How answers are drawn, with the prompt's examples.
+        decoding: Decoding options, including the prompt's examples.
 
     Raises:
-        InputError: As `Sampler.prepare` and `Sampler.fill`, or a folder holds a store of another identity.
+        InputError: As `Sampler.prepare` and `Sampler.fill`, or if a folder holds a store with another identity.
     """
     prompt = decoding.prompt
     if prompt.shots and not prompt.chat and not decoding.stop:
         say(
-            "sample: worked examples in plain text and no stop: a model goes on with the next question, and what it "
-            f"makes up is graded too. Give for example --policy.stop '{json.dumps([prompt.next_question])}'"
+            "sample: the plain-text prompt has worked examples but no stop text. Models then add further questions, "
+            f"which are graded too. Set for example --policy.stop '{json.dumps([prompt.next_question])}'"
         )
     sampler: Sampler = SAMPLERS[name].load()(options, decoding, worker)
     table = Questions.of(questions, options.block_size)
@@ -135,12 +135,12 @@ def sample_stores(
 def check_identity(
     store: Store, name: str, options: SamplingOptions, questions_sha256: str, decoding: Decoding
 ) -> None:
-    """Refuse a store that a run would not make, as far as that is known before a model is loaded or asked.
+    """Reject a store with another identity than the run's, as far as known before a model is loaded or asked.
 
     The `decoding` has one temperature and the prompt's examples.
 
     Raises:
-        InputError: Decoding, questions, model, block size or sampler differ.
+        InputError: If decoding, questions, model, block size or sampler differ.
     """
     held, declaration = store.identity, SAMPLERS[name]
     sampler: Sampler = declaration.load()(options, decoding, Worker())

@@ -1,4 +1,4 @@
-"""Grids of temperatures: a folder with one store for each, and commands on all of them."""
+"""Temperature grids: folders with one store per temperature, and commands on all these stores."""
 
 import sys
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from extract.store.identity import member_stores
 
 
 def member_name(temperature: float) -> str:
-    """Folder of a temperature's store: the same in every grid, and in the order of the temperatures below 10.
+    """Folder name of a temperature's store, the same in every grid. Below 10, names sort by temperature.
 
     >>> [member_name(temperature) for temperature in (0, 0.05, 0.1, 1.0, 1e-05)]
     ['t0.0', 't0.05', 't0.1', 't1.0', 't0.00001']
@@ -22,25 +22,25 @@ def member_name(temperature: float) -> str:
 
 
 def grid_folders(folder: Path, decoding: Decoding) -> dict[float, Path]:
-    """Folder of the store of each temperature; without a grid `folder` itself.
+    """Store folder of each temperature; for a single temperature, `folder` itself.
 
     Raises:
-        InputError: There is a grid, and `folder` is a store.
+        InputError: If there are several temperatures and `folder` is a store.
     """
     if not isinstance(decoding.temperature, str):
         return {decoding.temperature: folder}
     if (folder / "identity.json").is_file():
         raise InputError(
-            f"Expected `store` to be a folder for a store of each temperature, but {str(folder)!r} is a store itself. "
+            f"Expected `store` to be a folder with one store per temperature, but {str(folder)!r} is a store itself. "
             "Give another --store."
         )
     return {temperature: folder / member_name(temperature) for temperature in decoding.temperatures}
 
 
 def each_store(command: Callable[..., Any]) -> Callable[..., None]:
-    """A command that is run on each store of a grid in turn; a failure for one stops no other.
+    """Make a command run on each store of a grid in turn. It continues after a failure, and raises at the end.
 
-    An option `out`, the file that the command writes, gets the name of each store appended.
+    For an option `out` (the command's output file), the name of each store is appended to the file name.
     """
 
     @wraps(command)
@@ -63,8 +63,8 @@ def each_store(command: Callable[..., Any]) -> Callable[..., None]:
                 failed.append(member.name)
         if failed:
             raise InputError(
-                f"Expected this to succeed for each of the {len(members)} stores in {store!r}, but it failed for "
-                f"{', '.join(failed)}, as said above."
+                f"Expected the command to succeed for all {len(members)} stores in {store!r}, but it failed for "
+                f"{', '.join(failed)}. See the errors above."
             )
 
     return on_each

@@ -1,1 +1,1 @@
-"""Sampler in this process: draws, batches, and the cache that shares the prompt."""
+"""Local sampler: random draws, batches, and a key-value cache that shares prompts."""

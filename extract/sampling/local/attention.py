@@ -1,7 +1,6 @@
-"""Attention of each answer's newest token to the shared prefix, to its prompt and to its answer.
+"""Attention of each answer's newest token to the common prefix, its prompt and its answer.
 
-The attention to the three parts is merged by their normalisers, which is exact (Juravsky et al. 2024, "Hydragen",
-section 3).
+The three parts are merged by their softmax normalisers, which is exact (Juravsky et al. 2024, "Hydragen", section 3).
 """
 
 import threading
@@ -19,26 +18,36 @@ from transformers.masking_utils import sdpa_mask
 
 from extract.sampling.local.cache import AnswerCache
 
-#: Name under which transformers knows `attend`.
+#: Name of `attend` in transformers' attention registry.
 NAME = "shared_prompt"
 
 _active: ContextVar[AnswerCache | None] = ContextVar("answer_cache", default=None)
 _lock = threading.Lock()
-_users: Counter[int] = Counter()  # how many samplers use a model, by its id
+_users: Counter[int] = Counter()  # number of samplers that use a model, by the model's id()
 
 
 class Part(NamedTuple):
-    """Attention to a part of the tokens before normalising, all float32."""
+    """Unnormalised attention to a part of the tokens, in float32.
 
-    values: Tensor  # [..., query, d_head] sum of the values, each by exp(score − top)
-    top: Tensor  # [..., query, 1] largest score
-    total: Tensor  # [..., query, 1] sum of exp(score − top)
+    Attributes:
+        values: [..., query, d_head] sum of the values, weighted by exp(score − top).
+        top: [..., query, 1] largest score.
+        total: [..., query, 1] sum of exp(score − top).
+    """
+
+    values: Tensor
+    top: Tensor
+    total: Tensor
 
 
 def attend_to(queries: Tensor, keys: Tensor, values: Tensor, scaling: float, bias: Tensor | None = None) -> Part:
-    """Attention of queries [..., query, d_head] to keys and values [..., token, d_head] of the same float dtype.
+    """Attention to some tokens, before normalising. All inputs but `bias` have the same float dtype.
 
-    `bias` [..., query, token] float32 is added to the scores; −inf hides a token. Every query must see one.
+    Args:
+        queries: [..., query, d_head].
+        keys: [..., token, d_head], like `values`.
+        scaling: Factor of the scores.
+        bias: [..., query, token] float32, added to the scores. −inf hides a token; each query must see at least one.
     """
     scores = (queries * scaling @ keys.mT).float()
     if bias is not None:
@@ -49,7 +58,7 @@ def attend_to(queries: Tensor, keys: Tensor, values: Tensor, scaling: float, bia
 
 
 def merge(parts: Sequence[Part]) -> Tensor:
-    """[..., query, d_head] float32: attention to all parts together."""
+    """Attention [..., query, d_head] float32 to all parts together."""
     top = torch.stack([part.top for part in parts]).amax(0)
     shares = [(part.top - top).exp_() for part in parts]
     values = sum(part.values * share for part, share in zip(parts, shares, strict=True))
@@ -65,15 +74,15 @@ def attend(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """The attention function that transformers calls: SDPA while prompts are read, the three parts for answers.
+    """Attention function for transformers: SDPA while prompts are read, three merged parts while answers are drawn.
 
     Args:
         query: [row, head, token, d_head].
-        key: [row, key head, token, d_head], like `value`; of the answers alone when prompts are shared.
-        scaling: Multiplies the scores; None for 1/√d_head.
+        key: [row, key head, token, d_head], like `value`. Only the answers' tokens if prompts are shared.
+        scaling: Factor of the scores; None means 1/√d_head.
 
     Returns:
-        [row, token, head, d_head], and no weights.
+        [row, token, head, d_head], and None instead of weights.
     """
     cache = _active.get()
     if cache is None or not cache.shares_prompts:
@@ -85,7 +94,7 @@ def attend(
     n_queries = n_heads // key.shape[1]
     queries = query.reshape(n_rows, key.shape[1], n_queries, d_head)  # [row, key head, queries of that head, d_head]
     parts = [attend_to(queries, key, value, scaling)]
-    # the queries of a question's answers go together to its prompt: [question, key head, slot · query, d_head]
+    # all answers of a question attend to its prompt together: [question, key head, slot · query, d_head]
     together = queries[slots.flatten()].unflatten(0, slots.shape).transpose(1, 2).flatten(2, 3)
     part = attend_to(together, layer.prompts[0], layer.prompts[1], scaling, cache.prompt_bias)
     parts.append(Part(*(t.unflatten(2, (-1, n_queries)).transpose(1, 2).flatten(0, 1)[cache.places] for t in part)))
@@ -102,9 +111,9 @@ AttentionMaskInterface.register(NAME, sdpa_mask)
 
 @contextmanager
 def shared_attention(model: Any) -> Iterator[None]:
-    """Let `model` attend through `attend`; only where it would use SDPA, otherwise nothing changes.
+    """Make `model` use `attend` if it uses SDPA; otherwise change nothing.
 
-    Passes without a cache in use (`using`), in this thread or in another, are SDPA's as before.
+    Passes without an active cache (`using`), in this thread or another, still run SDPA.
     """
     with _lock:
         shared = _users[id(model)] > 0 or model.config._attn_implementation == "sdpa"
@@ -122,7 +131,7 @@ def shared_attention(model: Any) -> Iterator[None]:
 
 @contextmanager
 def using(cache: AnswerCache) -> Iterator[None]:
-    """Let the passes of this block, and no others, attend with a cache."""
+    """Use `cache` in the attention of all passes inside the with block, and of no others."""
     token = _active.set(cache)
     try:
         yield

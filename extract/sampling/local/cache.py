@@ -1,4 +1,4 @@
-"""Keys and values while answers are drawn: of a prefix once, of each prompt once, of each answer in place."""
+"""Key-value cache of answers: the common prefix is stored once, each prompt once, and answers grow in place."""
 
 import math
 from copy import copy, deepcopy
@@ -11,20 +11,20 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from extract.errors import InputError
 
-#: Arguments by which a family asks for more than softmax(q·k)·v; their prompts are not shared.
+#: Attention arguments of architectures that compute more than softmax(q·k)·v. Their prompts are not shared.
 _SPECIAL = ("softcap", "s_aux", "position_bias", "sliding_window")
-#: Room for answers is made for this many tokens at first, and doubled whenever it is full.
+#: Initial capacity for answers, in tokens. It doubles whenever it is full.
 _FIRST_TOKENS = 32
 
 
 class AnswerLayer(DynamicLayer):
-    """One layer's keys and values.
+    """Keys and values of one layer.
 
     Attributes:
-        prefix: Keys and values [1, head, token, d_head] of what all prompts begin with, or None.
-        prompts: Keys and values [question, head, token, d_head] of the rest, once answers share them; None before.
-        handed_out: Keys and values that `update` returned last.
-        keys: [row, head, token, d_head] of the answers, after their prompts where these are not shared; like `values`.
+        prefix: Keys and values [1, head, token, d_head] of the common prefix, or None.
+        prompts: Keys and values [question, head, token, d_head] of the remaining prompts while answers share them.
+        handed_out: Keys and values last returned by `update` while prompts were read.
+        keys: [row, head, token, d_head] of the answers, like `values`. Prompts come first if they are not shared.
     """
 
     keys: Tensor
@@ -38,8 +38,8 @@ class AnswerLayer(DynamicLayer):
         self._buffers: tuple[Tensor, ...] | None = None
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append keys and values [row, head, new token, d_head]; returns what the new tokens attend to."""
-        if self._buffers is None:  # a prompt
+        """Append keys and values [row, head, new token, d_head]; returns the keys and values to attend to."""
+        if self._buffers is None:  # prompts are still read
             super().update(key_states, value_states)
             self.handed_out = self._after_prefix()
             return self.handed_out
@@ -54,12 +54,12 @@ class AnswerLayer(DynamicLayer):
         return self.keys, self.values
 
     def get_seq_length(self) -> int:
-        """Tokens before the next one, padding included."""
+        """Number of cached tokens per row, padding included."""
         parts = (self.prefix, self.prompts, (self.keys, self.values) if self.is_initialized else None)
         return sum(part[0].shape[2] for part in parts if part is not None and part[0].numel())
 
     def start_answers(self, n_samples: int, shared: bool) -> None:
-        """From here on every row is one of `n_samples` answers of its question."""
+        """Make `n_samples` rows per question, one per answer. If `shared`, they attend to one copy of their prompt."""
         self.handed_out = None
         if shared:
             self.prompts = (self.keys, self.values)
@@ -90,24 +90,23 @@ class AnswerLayer(DynamicLayer):
 
 
 class AnswerCache(DynamicCache):
-    """A cache for reading a batch of prompts and then drawing several answers to each.
+    """Key-value cache for reading a batch of prompts and then drawing several answers to each.
 
-    Layers that attend to everything become `AnswerLayer`; others (sliding windows) stay as transformers makes them,
-    and then prompts are not shared.
+    Layers with full attention become `AnswerLayer`. Other layers (sliding windows) keep their transformers class, and
+    then prompts are not shared.
 
     Args:
-        model: The causal language model.
-        mask: [question, token] int64, 0 at the padding of prompts, prefix included.
-        prefix: A cache of one row with what all prompts begin with.
+        mask: [question, token] int64, 0 at the padding of prompts, common prefix included.
+        prefix: One-row cache of the common prefix.
 
     Attributes:
         shares_prompts: Whether answers attend to one copy of their prompt.
-        slots: [question, slot] rows of each question's answers, padded with any row.
-        places: [row] place of each row in `slots`, flattened.
+        slots: [question, slot] rows of each question's answers, padded with arbitrary rows.
+        places: [row] index of each row in the flattened `slots`.
         prompt_bias: [question, 1, 1, token] float32, −inf at the padding of prompts and 0 elsewhere.
 
     Raises:
-        InputError: A model with other states than keys and values, or with chunks that count padding.
+        InputError: If the model keeps other states than keys and values, or its attention chunks count padding.
     """
 
     layers: list[Any]
@@ -122,8 +121,8 @@ class AnswerCache(DynamicCache):
         chunks = "chunked_attention" in (getattr(model.config.get_text_config(), "layer_types", None) or ())
         if chunks and not bool(mask.all()):
             raise InputError(
-                f"Expected prompts of one length for {type(model).__name__}, whose chunks of attention count the "
-                "padding of shorter ones. Sample one question at a time with --block_size 1, or use another model."
+                f"Expected prompts of equal length, because the attention chunks of {type(model).__name__} count "
+                "padding. Sample one question at a time with --block_size 1, or use another model."
             )
         for i, layer in enumerate(self.layers):
             of_prefix = None if prefix is None else prefix.layers[i]
@@ -138,9 +137,9 @@ class AnswerCache(DynamicCache):
         self._questions = torch.arange(len(mask), device=mask.device)
 
     def note_call(self, layer: int, key: Tensor, value: Tensor, kwargs: dict[str, Any]) -> None:
-        """Note whether a call of attention, while prompts are read, is the plain form of what its layer handed out.
+        """Record whether a layer computes plain attention to its own keys and values while prompts are read.
 
-        Some families attend to something made of the cache's content, to another layer's, or with their own bias.
+        Some architectures transform the cached keys, attend to another layer's keys, or add their own bias.
         """
         handed = getattr(self.layers[layer], "handed_out", None) if layer < len(self.layers) else None
         if kwargs.get("position_bias") is None:
@@ -151,22 +150,22 @@ class AnswerCache(DynamicCache):
 
     @property
     def may_be_prefix(self) -> bool:
-        """Whether padding may stand behind what was read: all layers tell tokens apart by mask and position ids alone.
+        """Whether padding can follow the tokens read: all layers use only the mask and the position ids.
 
-        Families outside transformers' attention registry may count places in the cache instead.
+        Architectures outside transformers' attention registry can use indices in the cache instead.
         """
         return self._called == set(range(len(self.layers)))
 
     def copy(self) -> Self:
-        """The same prompts once more, for other answers to them; no tensor is copied."""
+        """Shallow copy with the same prompts, for drawing other answers. No tensor is copied."""
         other = copy(self)
         other.layers = [copy(layer) for layer in self.layers]
         return other
 
     def start_answers(self, n_samples: int) -> None:
-        """From here on there are `n_samples` rows for each question.
+        """Make `n_samples` rows per question, one per answer.
 
-        Prompts are shared where every layer was seen to attend in the plain form.
+        Prompts are shared if every layer has computed plain attention so far.
         """
         if not all(layer.is_initialized for layer in self.layers):
             raise InputError(
@@ -186,11 +185,11 @@ class AnswerCache(DynamicCache):
             self._mask = self._mask.repeat_interleave(n_samples, 0)
 
     def seen(self, n_answer_tokens: int) -> Tensor | None:
-        """Attention mask [row, token] up to so many tokens of the answers; None where `prompt_bias` hides padding."""
+        """Attention mask [row, token] of prompts and `n_answer_tokens`; None if `prompt_bias` hides the padding."""
         return None if self.shares_prompts else torch.nn.functional.pad(self._mask, (0, n_answer_tokens), value=1)
 
     def keep(self, rows: Tensor) -> None:
-        """Keep only the rows `rows` [row], and the prompts that they need."""
+        """Keep only the rows `rows` [row] and their prompts."""
         self.batch_select_indices(rows)
         self._questions = self._questions[rows]
         if not self.shares_prompts:
@@ -204,7 +203,7 @@ class AnswerCache(DynamicCache):
         self._arrange()
 
     def _arrange(self) -> None:
-        """Slots of the rows, which stand in the order of their questions."""
+        """Compute `slots`, `places` and `prompt_bias`. Rows are ordered by question."""
         counts = self._questions.bincount(minlength=len(self._mask))
         starts = counts.cumsum(0) - counts
         n_rows, n_slots = len(self._questions), int(counts.max())
@@ -217,5 +216,5 @@ class AnswerCache(DynamicCache):
 
 
 def smallest_window(model: Any) -> float:
-    """Tokens that every layer of a model attends to; infinite without sliding windows."""
+    """Smallest sliding window of a model's layers, in tokens; infinite without sliding windows."""
     return min(getattr(layer, "sliding_window", math.inf) for layer in DynamicCache(config=model.config).layers)

@@ -1,6 +1,6 @@
-"""Drawing tokens: a uniform number keyed by (seed, question, sample, step), and the inverse of the cumulative softmax.
+"""Token draws from uniform numbers keyed by (seed, question, sample, step), by the inverse of the cumulative softmax.
 
-A draw depends on its key and its own row of logits alone, so neither the batch nor the order of work changes it.
+A draw depends only on its key and its own row of logits. Neither the batch nor the order of work changes it.
 """
 
 import hashlib
@@ -12,19 +12,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-_CHUNK = 128  # tokens summed up together by `inverse_cdf`
-_ROWS = 32  # rows drawn together: a few MB of logits, which stay in the processor's cache
+_CHUNK = 128  # tokens per chunk in `inverse_cdf`
+_ROWS = 32  # rows per chunk in `draw`: a few MB of logits, which fit into the CPU cache
 
 
 def question_key(seed: int, question_id: str) -> int:
-    """A 64-bit key of a question under a seed."""
+    """64-bit key of a question under a seed."""
     return int.from_bytes(hashlib.sha256(f"{seed}\0{question_id}".encode()).digest()[:8], "little")
 
 
 def keyed_uniforms(keys: NDArray[np.uint64], samples: NDArray[np.uint64], n_steps: int) -> NDArray[np.float64]:
-    """Uniform numbers in [0, 1), one for each key, sample and step; a counter-based generator, so no state.
+    """Uniform numbers in [0, 1) for each row and step, from a stateless counter-based generator.
 
-    `keys` [row] are those of the rows' questions, `samples` [row] the index of each row's sample.
+    Args:
+        keys: [row] `question_key` of each row's question.
+        samples: [row] sample index of each row.
 
     Returns:
         [row, step] float64 with 53 random bits each.
@@ -37,7 +39,7 @@ def keyed_uniforms(keys: NDArray[np.uint64], samples: NDArray[np.uint64], n_step
 
 
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finaliser of SplitMix64 (Steele, Lea and Flood 2014), a bijection of 64 bits that passes BigCrush."""
+    """Finaliser of SplitMix64 (Steele, Lea and Flood 2014): a bijection of 64-bit integers that passes BigCrush."""
     x = x + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -45,7 +47,7 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 class Drawn(NamedTuple):
-    """One token for each row: `tokens` [row] int64 and `logprobs` [row] float32, in nats at temperature 1."""
+    """One token per row: `tokens` [row] int64, and `logprobs` [row] float32 in nats at temperature 1."""
 
     tokens: Tensor
     logprobs: Tensor
@@ -57,7 +59,7 @@ def draw(logits: Tensor, uniforms: Tensor, temperature: float | Tensor, top_p: f
     Args:
         logits: [row, vocab] raw logits of any float dtype.
         uniforms: [row] float64 in [0, 1).
-        temperature: One for all rows, or [row]; like `top_p` and `top_k` as in `Decoding`.
+        temperature: Scalar for all rows, or [row]. `Decoding` explains all three decoding options.
 
     Returns:
         Tokens, and their log-probabilities under the raw distribution (before temperature, top-p and top-k).
@@ -83,7 +85,7 @@ def _draw_rows(logits: Tensor, uniforms: Tensor, temperature: float | Tensor, to
 
 
 def truncate(logits: Tensor, top_p: float, top_k: int) -> Tensor:
-    """[row, vocab] logits with what top-k, then top-p, leave out set to −inf; ties with the last kept token stay in."""
+    """Apply top-k, then top-p: set other logits [row, vocab] to −inf. Ties with the last kept token are kept."""
     if 0 < top_k < logits.shape[-1]:
         logits = logits.masked_fill(logits < logits.topk(top_k).values[:, -1:], -torch.inf)
     if top_p < 1:
@@ -96,10 +98,10 @@ def truncate(logits: Tensor, top_p: float, top_k: int) -> Tensor:
 
 
 def inverse_cdf(logits: Tensor, uniforms: Tensor) -> Tensor:
-    """[row] tokens at which the cumulative softmax of `logits` [row, vocab] first exceeds `uniforms` [row].
+    """First token [row] at which the cumulative softmax of `logits` [row, vocab] exceeds `uniforms` [row].
 
-    In two levels: chunk sums find the chunk, and only that chunk is accumulated token by token. Tokens of probability
-    0 are never drawn.
+    Chunk sums select a chunk, and only this chunk is accumulated token by token. Tokens of probability 0 are never
+    drawn.
     """
     weights = (logits - logits.amax(-1, keepdim=True)).exp_()
     weights = torch.nn.functional.pad(weights, (0, -weights.shape[-1] % _CHUNK)).unflatten(-1, (-1, _CHUNK))
@@ -113,6 +115,6 @@ def inverse_cdf(logits: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def _first_above(ends: Tensor, targets: Tensor) -> Tensor:
-    """[row, 1] first index whose cumulative end exceeds the target; the last step up if rounding passes the end."""
+    """First index [row, 1] whose cumulative sum exceeds the target, at most the last increase (against rounding)."""
     last_step_up = torch.searchsorted(ends, ends[:, -1:].contiguous(), right=False)
     return torch.minimum(torch.searchsorted(ends, targets, right=True), last_step_up)

@@ -1,4 +1,4 @@
-"""The local sampler: a transformers model in this process, which reads each prompt once for all temperatures."""
+"""Local sampler: a transformers model in this process that reads each prompt once for all temperatures."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class LocalSampler(Sampler):
-    """Draws answers with a model that it loads; see `Sampler`."""
+    """Draws answers with a model in this process; see `Sampler`."""
 
     _sampler: TokenSampler
     _model: ModelIdentity
@@ -32,12 +32,12 @@ class LocalSampler(Sampler):
         self.options, self.decoding, self.worker = options, decoding, worker
 
     def known_policy(self, decoding: Decoding, model: Mapping[str, Any]) -> Policy:
-        """The policy of a store of the model `model`, with the name, dtype and commit that are asked for."""
+        """Policy with the store's `model`, updated by the requested name, dtype and commit."""
         folder, options = Path(self.options.model), self.options
         known: dict[str, Any] = {"id": folder.resolve().name if folder.is_dir() else options.model}
         if options.dtype != "auto":
             known["dtype"] = options.dtype
-        if options.revision is not None and len(options.revision) == 40:  # a branch may have moved
+        if options.revision is not None and len(options.revision) == 40:  # a branch can have moved
             known["revision"] = options.revision
         return Policy(ModelIdentity(**{**model, **known}), decoding)
 
@@ -45,7 +45,7 @@ class LocalSampler(Sampler):
         """Load the model.
 
         Raises:
-            InputError: It can't be loaded.
+            InputError: If the model can't be loaded.
         """
         from extract.models.loading import load_model, model_identity
         from extract.sampling.local.token_sampler import TokenSampler
@@ -58,11 +58,11 @@ class LocalSampler(Sampler):
         self._sampler = TokenSampler(model, tokenizer, self.decoding, options.max_rows)
 
     def policy(self, decoding: Decoding) -> Policy:
-        """The policy of the loaded model."""
+        """Policy of the loaded model."""
         return Policy(self._model, decoding)
 
     def fill(self, stores: Mapping[float, Store], k: int) -> None:
-        """Draw the missing samples: a range for all temperatures that lack it, together."""
+        """Draw the missing samples. A range is drawn at all temperatures that lack it together."""
         lacking: dict[SampleRange, dict[float, Store]] = defaultdict(dict)
         for temperature, store in stores.items():
             own = [samples for samples in store.samples.missing(k) if self.worker.has(samples.block)]
@@ -70,7 +70,7 @@ class LocalSampler(Sampler):
             for samples in [*damaged, *own]:
                 lacking[samples][temperature] = store
         if not lacking:
-            say(f"sample: all {k} answers to each question are there")
+            say(f"sample: all {k} answers to each question already exist")
             return
 
         def n_rows(samples: SampleRange) -> int:

@@ -1,4 +1,4 @@
-"""The local sampler: reads each prompt once and draws all its answers from there, at every temperature."""
+"""`TokenSampler`: reads each prompt once and draws all its answers, at every temperature."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ from extract.sampling.local.batching import Row, batches, common_prefix, left_pa
 from extract.sampling.local.cache import AnswerCache, smallest_window
 from extract.sampling.local.draws import draw, keyed_uniforms, question_key
 
-#: Finished rows are taken out of the batch once they are this share of it; each time costs a copy of the cache.
+#: Share of finished rows at which they are removed from the batch. Each removal copies the cache.
 _COMPACT_SHARE = 0.2
 
 
@@ -26,8 +26,8 @@ class Sample:
 
     Attributes:
         sample: Index j of the answer, from 0.
-        token_ids: Generated tokens; the end token is the last one where there is one.
-        text: The decoded answer without special tokens, cut before a stop text.
+        token_ids: Generated tokens, including the end token if there is one.
+        text: Decoded answer without special tokens, cut before the first stop text.
         logprobs: Log-probability of each token in nats under the model's raw distribution (temperature 1).
         finish_reason: "stop" (end token or stop text) or "length" (max_new_tokens reached).
         prompt_tokens: Length of the prompt in tokens.
@@ -47,7 +47,7 @@ class TokenSampler:
 
     Args:
         model: Causal language model in evaluation mode.
-        max_rows: Most answers drawn at the same time; bounds the memory, not the result's meaning.
+        max_rows: Maximum number of answers drawn at the same time. It limits memory use.
     """
 
     def __init__(self, model: Any, tokenizer: Any, decoding: Decoding, max_rows: int = 320) -> None:
@@ -62,7 +62,7 @@ class TokenSampler:
         samples: range,
         progress: Callable[[int, int], None] = lambda answers, tokens: None,
     ) -> list[Sample]:
-        """Answers at the policy's one temperature, ordered by question, then j; as `sample_grid`."""
+        """Draw answers at the policy's only temperature, ordered by question, then j. See `sample_grid`."""
         (temperature,) = self.decoding.temperatures
         return self.sample_grid(question_ids, prompts, samples, [temperature], progress)[temperature]
 
@@ -78,17 +78,17 @@ class TokenSampler:
         """Draw the answers `samples` of each question at every temperature, reading each prompt once.
 
         Args:
-            question_ids: Ids, which key the draws; those of a sample are the same at every temperature.
+            question_ids: Ids, which key the draws. A sample has the same draws at every temperature.
             prompts: Prompt token ids of each question.
             samples: Indices j of the answers, for example ``range(0, 10)``.
-            temperatures: Different temperatures, in place of the policy's.
-            progress: Called after each step with the answers finished and the tokens drawn in it.
+            temperatures: Distinct temperatures, instead of the policy's.
+            progress: Called after each step with the numbers of finished answers and of drawn tokens.
 
         Returns:
             Answers by temperature, ordered by question, then j.
 
         Raises:
-            InputError: A prompt that the model can't read, or logits that are NaN.
+            InputError: If the model can't read a prompt, or its logits are NaN.
         """
         check_prompts(self.model, prompts, self.decoding.max_new_tokens)
         prefix, rows = common_prefix(prompts), rows_of(temperatures, samples)
@@ -113,20 +113,20 @@ class TokenSampler:
         rows: Sequence[Row],
         progress: Callable[[int, int], None],
     ) -> list[Sample]:
-        """Answers by question, then row."""
+        """Answers to a batch of questions, ordered by question, then row."""
         cache, ids, positions = self._prepare(prompts, prefix)
         keys = np.array([question_key(self.decoding.seed, id_) for id_ in question_ids], dtype=np.uint64)
         with shared_attention(self.model):
             logits = self._forward(ids, cache.seen(0), positions, cache)
             starts, answers = torch.tensor([len(prompt) for prompt in prompts], device=ids.device), []
-            for first in range(0, len(rows), self.max_rows):  # more than once only for a single question
+            for first in range(0, len(rows), self.max_rows):  # several passes only for a single question
                 now = rows[first : first + self.max_rows]
                 n, indices = len(now), np.array([row.sample for row in now], dtype=np.uint64)
                 uniforms = keyed_uniforms(np.repeat(keys, n), np.tile(indices, len(keys)), self.decoding.max_new_tokens)
                 temperature: float | Tensor = now[0].temperature
                 if any(row.temperature != temperature for row in now):
                     temperature = torch.tensor([row.temperature for row in now], device=ids.device).repeat(len(prompts))
-                # the last ones may give up prompts whose answers have ended
+                # only the last pass can drop prompts whose answers have ended
                 answering = cache.copy() if first + self.max_rows < len(rows) else cache
                 answering.start_answers(n)
                 drawn = self._draw(
@@ -143,10 +143,10 @@ class TokenSampler:
         return answers
 
     def _prepare(self, prompts: Sequence[Sequence[int]], prefix: Sequence[int]) -> tuple[AnswerCache, Tensor, Tensor]:
-        """A cache that holds the prefix; ids and positions [question, token] of what follows it."""
+        """Cache with the prefix, and ids and positions [question, token] of the rest of the prompts."""
         n_further = max(map(len, prompts)) - len(prefix) + self.decoding.max_new_tokens
         if len(prefix) + n_further > smallest_window(self.model):
-            prefix = ()  # a window would count the padding between prefix and prompt
+            prefix = ()  # a sliding window would count the padding between prefix and prompt
         read = self._read_prefix(prefix) if prefix else None
         if read is None:
             prefix = ()
@@ -156,7 +156,7 @@ class TokenSampler:
         return AnswerCache(self.model, mask, read), ids, positions
 
     def _read_prefix(self, prefix: Sequence[int]) -> AnswerCache | None:
-        """A cache of one row with the prefix, the last one if it is the same; None for a model that takes none."""
+        """One-row cache of the prefix, reused while the prefix is the same; None if the model does not support it."""
         if self._prefix[0] != tuple(prefix):
             ids = torch.tensor([prefix], device=self.model.device)
             cache, positions = AnswerCache(self.model, torch.ones_like(ids)), torch.arange(len(prefix))[None]
@@ -174,7 +174,7 @@ class TokenSampler:
         temperature: float | Tensor,
         progress: Callable[[int, int], None],
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Draw until every answer has ended: tokens and logprobs [row, step], and lengths [row]."""
+        """Draw until all answers have ended. Returns tokens and logprobs [row, step], and lengths [row]."""
         decoding, device, (n_rows, n_steps) = self.decoding, logits.device, uniforms.shape
         tokens = torch.zeros(n_rows, n_steps, dtype=torch.int64, device=device)
         logprobs = torch.zeros(n_rows, n_steps, device=device)
@@ -189,7 +189,7 @@ class TokenSampler:
             ended = running & (torch.isin(drawn.tokens, self._end) | self._said_stop(tokens[rows, : t + 1], running))
             lengths[rows[ended]] = t + 1
             running &= ~ended
-            n_running, n_nan = torch.stack([running.sum(), drawn.logprobs.isnan().sum()]).tolist()  # one wait a step
+            n_running, n_nan = torch.stack([running.sum(), drawn.logprobs.isnan().sum()]).tolist()  # one sync per step
             if n_nan:
                 dtype = str(self.model.dtype).removeprefix("torch.")
                 raise InputError(

@@ -293,7 +293,7 @@ def test_commands_on_a_family_do_each_of_its_stores(
     seen = capsys.readouterr()
     assert f"{family}/t1.0: " in seen.out  # what fails for one stops no other
     assert seen.err.splitlines()[-1].startswith("error: Expected this to succeed for each of the 3 stores")
-    assert "but it failed for t0.5, as said above." in seen.err
+    assert "but it failed for t0.5. See the errors above." in seen.err
 
 
 def test_a_grid_is_no_time_of_day(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

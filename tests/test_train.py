@@ -249,7 +249,7 @@ def test_the_program_prints_an_error_in_one_line() -> None:
         (["sample", "--store=s", "--policy.temprature=1"], "Did you mean `--policy.temperature`"),
         (["sample", "--stor=s"], "--store"),
         (["sample", "--store=s", "--k=1"], "`k` to be from 2"),
-        (["sample", "--store=s", "--questions=nowhere.jsonl"], "'nowhere.jsonl' is no file"),
+        (["sample", "--store=s", "--questions=nowhere.jsonl"], "'nowhere.jsonl' does not exist"),
         (["sample", "--store=s", "--policy.prompt.template=hello"], "{question} exactly once"),
         (["sample", "--store=s", "--k=many"], "--k"),
         (["grade", "--store=s"], "'s' has no identity.json"),

@@ -1,4 +1,4 @@
-"""Question sets by name, by file, or by their id on the Hugging Face Hub. A new set is one entry in `SETS`."""
+"""Question sets by name, by file, or by Hugging Face Hub id. To add a set, add one entry to `SETS`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -21,20 +21,20 @@ def load_questions(
     """Load a question set and take a seeded subset of it.
 
     Args:
-        questions: Name of a set, NAME=PATH for a set's own file, path of a ``.jsonl``, ``.json``, ``.csv`` or
-            ``.parquet`` file, or an id on the Hugging Face Hub with an optional ``:CONFIG``.
-        n_questions: How many to take; None takes all. The choice depends on `seed` and each id alone.
-        seed: Seed of the order, of the subset and of shuffled options.
-        stratify_by: Field whose values get equal shares of n_questions, see `subset`.
-        fields: Which columns make up a question, see `by_fields`; None for those of the set, or for our own form.
-        split: Split of a Hub set; None takes the set's own.
-        revision: Commit of a Hub set; None takes the set's own.
+        questions: Name of a set, NAME=PATH for a local copy of a set, path of a ``.jsonl``, ``.json``, ``.csv`` or
+            ``.parquet`` file, or a Hugging Face Hub id with an optional ``:CONFIG``.
+        n_questions: Number of questions; None takes all. A smaller subset is a prefix of a larger one.
+        seed: Seed of the order, the subset and the shuffling of options.
+        stratify_by: Field whose values get equal shares of `n_questions`, see `subset`.
+        fields: Map from question fields to columns, see `by_fields`; None uses the default format of the set or file.
+        split: Hub split; None uses the default of the set.
+        revision: Hub commit; None uses the default of the set.
 
     Returns:
         Questions in a seeded order, so that every block mixes the groups.
 
     Raises:
-        InputError: Unknown set, unreadable file, unreachable Hub, or fewer questions than asked for.
+        InputError: If the set is unknown, the file or the Hub can't be read, or there are too few questions.
 
     >>> few, more = (load_questions("facts", n_questions=n) for n in (2, 3))
     >>> more[:2] == few

@@ -1,7 +1,7 @@
-"""`facts`: short questions that a small model gets right some of the time; built at run time, no download.
+"""`facts`: short questions of moderate difficulty for a small model, built at run time without a download.
 
-Countries come from the `countryinfo` package (MIT). ``facts.json`` holds the elements, further accepted names, and what
-is not asked because its answer is disputed, outdated or ambiguous, by a reading of every entry of countryinfo 1.0.1.
+Countries come from the `countryinfo` package (MIT). ``facts.json`` holds elements, alternative names and exclusions.
+Excluded questions have disputed, outdated or ambiguous answers, found by reviewing every entry of countryinfo 1.0.1.
 """
 
 import json
@@ -18,15 +18,15 @@ _NO_PLURAL = ("s", "sh", "ch", "se", "z", "o", "ic", "asy", "man")
 
 
 def facts() -> list[Question]:
-    """All questions of the set, about 770: capital, continent, demonym, symbol, element, sum, product.
+    """Build all questions of the set, about 770: capital, continent, demonym, symbol, element, sum, product.
 
     Raises:
-        InputError: The `countryinfo` package is not installed.
+        InputError: If the `countryinfo` package is not installed.
     """
     tables = json.loads(Path(__file__).with_name("facts.json").read_text(encoding="utf-8"))
     about = (_about_countries(tables["countries"]), _about_elements(tables["elements"]), _arithmetic(tables["numbers"]))
     questions = chain.from_iterable(about)
-    # an echo of a question that says its own answer would be graded right
+    # a question that contains its own answer would let an echo be graded right
     return [q for q in questions if not contains_answer(q.text, q.references, "case_sensitive" in q.meta)]
 
 
@@ -52,7 +52,7 @@ def _countries(tables: dict[str, Any]) -> dict[str, dict[str, str]]:
         from countryinfo import all_countries
     except ImportError:
         raise InputError(
-            "Expected the package `countryinfo` for the question set 'facts', but it is not installed. "
+            "Expected the package `countryinfo` to be installed for the question set 'facts', but it is not. "
             "Run `pip install --no-deps -r requirements-embedded.txt`."
         ) from None
     entries = (country.info() for country in all_countries())
@@ -61,13 +61,13 @@ def _countries(tables: dict[str, Any]) -> dict[str, dict[str, str]]:
 
 
 def _continent_forms(continents: list[str], adjectives: dict[str, str]) -> list[str]:
-    """Continents with their other forms, for example "Africa" and "African country"."""
+    """Continent names and their other forms, such as "Africa" and "African country"."""
     known = [adjectives[name] for name in continents if name in adjectives]
     return [*continents, *(" ".join(form) for form in product(known, ("continent", "country", "nation", "state")))]
 
 
 def _continent_rivals(continents: list[str], adjectives: dict[str, str]) -> list[str]:
-    """Forms of the other continents, and phrases that hold a continent's name and mean something else."""
+    """Forms of the other continents, and phrases that contain a continent's name but mean something else."""
     # "Central America" does not contradict "North America"
     related = {*continents, "Central America"} if "North America" in continents else {*continents}
     others = _continent_forms([name for name in adjectives if name not in related], adjectives)
@@ -77,7 +77,7 @@ def _continent_rivals(continents: list[str], adjectives: dict[str, str]) -> list
 
 def _about_elements(tables: dict[str, Any]) -> Iterator[Question]:
     for name, symbol in tables["symbols"].items():
-        if symbol not in tables["ambiguous symbols"]:  # in running text they can't be told from a word
+        if symbol not in tables["ambiguous symbols"]:  # these look like words in running text
             yield _question("symbol", name, f"What is the chemical symbol of {name}?", (symbol,), case_sensitive=True)
         names = (name, *tables["aliases"].get(name, ()))
         yield _question("element", symbol, f"Which chemical element has the symbol {symbol}?", names)

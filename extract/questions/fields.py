@@ -1,4 +1,4 @@
-"""From a row of any dataset to a question: which columns make up its fields."""
+"""Convert a row of any dataset to the fields of a question."""
 
 import math
 import re
@@ -13,27 +13,32 @@ from extract.errors import InputError, nearest
 from extract.questions.numbers import gold_number
 from extract.questions.question import Kind
 
-#: Fields of a question in our own form, and those that a map of fields can fill.
+#: Fields of a question in the package's own format, and the fields that a column map can set.
 FIELDS = ("id", "text", "messages", "references", "kind", "choices", "group", "meta")
 MAPPED = tuple(name for name in FIELDS if name != "messages")
 _COLUMN = re.compile(r"\{([^{}]+)\}")
 
-#: Fields of a question that a row gives; `id` and `dataset` may be missing.
+#: Question fields read from one row; `id` and `dataset` can be missing.
 Draft = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a dataset: its values by column, and where it is, for messages that say what it lacks."""
+    """A row of a dataset.
+
+    Attributes:
+        values: Values by column.
+        where: Location of the row, for error messages.
+    """
 
     values: Mapping[str, Any]
     where: str
 
     def value(self, column: str) -> Any:
-        """What a column holds, or what is under a dotted path such as ``answer.aliases``.
+        """Value of a column, or of a dotted path such as ``answer.aliases``.
 
         Raises:
-            InputError: There is no such column.
+            InputError: If there is no such column.
         """
         value: Any = self.values
         try:
@@ -48,13 +53,13 @@ class Row:
         return value
 
     def text(self, given: str) -> str:
-        """A column as text, or a text with ``{column}`` in it; empty where the row has nothing there."""
+        """Text of a column or of a template such as ``{Body} {Question}``; empty if the cell is empty."""
         if _COLUMN.search(given):
             return _COLUMN.sub(lambda match: self.text(match[1]), given).strip()
         return self._text(self.value(given), given)
 
     def texts(self, given: str | Sequence[str]) -> tuple[str, ...]:
-        """One or several columns as texts, each of which may hold a list of them."""
+        """Texts of one or several columns. A column can hold a list of texts."""
         if not isinstance(given, str):
             return tuple(text for column in given for text in self.texts(column))
         if _COLUMN.search(given):
@@ -63,7 +68,7 @@ class Row:
         return tuple(self._text(item, given) for item in (value if isinstance(value, list | tuple) else [value]))
 
     def plain(self, column: str) -> Any:
-        """What a column holds as plain JSON types: times as texts, and None where there is no finite number."""
+        """Value of a column as plain JSON types: dates become text, NaN and infinity become None."""
 
         def convert(value: Any) -> Any:
             if isinstance(value, Mapping):
@@ -83,35 +88,37 @@ class Row:
             return str(value).lower()
         if isinstance(value, float) and value.is_integer():
             return str(int(value))
-        if isinstance(value, datetime):  # `datasets` takes texts such as 2020-01-31 in JSON files for times
+        if isinstance(value, datetime):  # `datasets` parses texts such as 2020-01-31 in JSON files as times
             return value.date().isoformat() if value == datetime(*value.timetuple()[:3]) else value.isoformat()
         if isinstance(value, str | int | float | Decimal | date):
-            return str(value).replace("\r\n", "\n").strip()  # a line's end in a table that was saved on Windows
+            return str(value).replace("\r\n", "\n").strip()  # Windows line endings
         raise InputError(
-            f"Expected the column {column!r} of {self.where} to hold a text or a number, but it holds a "
-            f"{type(value).__name__}. Name another column, or a path into this one such as {column}.NAME."
+            f"Expected the column {column!r} of {self.where} to hold a text or a number, but got a "
+            f"{type(value).__name__}. Name another column, or a path inside this one such as {column}.NAME."
         )
 
 
 def _is_missing(value: Any) -> bool:
-    """Whether a cell is empty; tables write NaN where there is no number."""
+    """Whether a cell is empty. Tables store NaN for a missing number."""
     return value is None or (isinstance(value, float | Decimal) and not math.isfinite(value))
 
 
-#: Makes a question's fields of a row; what is random in it depends on the seed.
+#: Function from a row and a seed to the fields of a question. The seed determines the order of shuffled options.
 Read = Callable[[Row, int], Draft]
 
 
 def by_fields(fields: Mapping[str, Any]) -> Read:
-    r"""A reader of rows, by a map from a question's fields to columns.
+    r"""Build a row reader from a map of question fields to columns.
 
-    A column is a name, a path such as ``answer.aliases``, a text with ``{column}`` in it, or for `references` and
-    `choices` a list of these. `kind` is the kind itself. `meta` is a map of its own. Of a `number` the references are
-    the numbers behind ``####`` where there is one; of a `choice` they say which of the `choices` is right, see
-    `right_option`.
+    A column is a name, a path such as ``answer.aliases``, or a template such as ``{Body} {Question}``. `references` and
+    `choices` also take a list of columns. `kind` is a literal value. `meta` is a map from keys to columns.
+
+    For kind `number`, the references are the numbers after ``####``, if present. For kind `choice`, they identify the
+    right option, see `right_option`.
 
     Raises:
-        InputError: Not such a map; for a row: a missing column, no text, or an answer that is no number or option.
+        InputError: If the map is invalid. The reader raises it for a row with a missing column, an empty question, or
+            an answer that is not a number or an option.
 
     >>> row = Row({"q": "1 + 1?", "a": "It is\n#### 1,002.0", "level": 3}, "row 1")
     >>> by_fields({"text": "{q} Say it.", "references": "a", "kind": "number", "meta": {"level": "level"}})(row, 0)
@@ -145,8 +152,8 @@ def _check_fields(fields: Mapping[str, Any]) -> None:
     kinds = get_args(Kind)
     for name, value in fields.items():
         if name not in MAPPED:
-            known = ", ".join(MAPPED)
-            raise InputError(f"Expected keys of `fields` among {known}, but got {name!r}.{nearest(name, MAPPED)}")
+            hint = nearest(name, MAPPED)
+            raise InputError(f"Expected the keys of `fields` to be among {', '.join(MAPPED)}, but got {name!r}.{hint}")
         if name == "kind" and value not in kinds:
             raise InputError(f"Expected `fields.kind` to be one of {', '.join(kinds)}, but got {value!r}.")
         columns = [value]
@@ -157,7 +164,7 @@ def _check_fields(fields: Mapping[str, Any]) -> None:
         if not all(isinstance(column, str) and column for column in columns):
             raise InputError(
                 f"Expected `fields.{name}` to name columns, but got {value!r}. Give a column, a path such as "
-                "answer.aliases, or a text with {column} in it."
+                "answer.aliases, or a template with {column} in it."
             )
     missing = [name for name in ("text", "references") if name not in fields]
     if missing or (fields.get("kind") == "choice" and "choices" not in fields):
@@ -168,19 +175,19 @@ def _check_fields(fields: Mapping[str, Any]) -> None:
 
 
 def own_form(row: Row, seed: int = 0) -> Draft:
-    """The fields of a question from a row whose columns are these; a field that is null is missing.
+    """Question fields from a row in the package's own format. Null fields count as missing.
 
-    Of options, the right one is given by letter, text or place, see `right_option`.
+    The right option of a `choice` question is given by letter, text or index, see `right_option`.
 
     Raises:
-        InputError: A field is unknown or of the wrong type.
+        InputError: If a field is unknown or has the wrong type.
     """
     draft: Draft = {"id": "", "references": (), "choices": ()}
     for name, value in row.values.items():
         if name not in FIELDS:
             raise InputError(
                 f"Expected the fields of {row.where} to be among {', '.join(FIELDS)}, but got {name!r}."
-                f"{nearest(name, FIELDS)} Name other columns in --fields '{{text: COLUMN, references: COLUMN}}'."
+                f"{nearest(name, FIELDS)} Map other columns with --fields '{{text: COLUMN, references: COLUMN}}'."
             )
         if value is None:
             continue
@@ -202,12 +209,13 @@ def right_option(answer: int | str, choices: Sequence[str], where: str) -> tuple
     """Letter and text of the right option.
 
     Args:
-        answer: Place of the option, from 0; or its letter, its text, or its place as text, the first of them that fits.
-        choices: Texts of the options in their order.
-        where: For the message.
+        answer: 0-based index of the option. A string is compared with the letters, the texts and the indices, in this
+            order.
+        choices: Texts of the options, in order.
+        where: Location of the question, for error messages.
 
     Raises:
-        InputError: The answer is none of the options, or the text of several, or there are more than 26 options.
+        InputError: If the answer is no option or the text of several, or if there are more than 26 options.
 
     >>> right_option("B", ["Oslo", "Lima"], "row 1"), right_option(0, ["Oslo", "Lima"], "row 1")
     (('B', 'Lima'), ('A', 'Oslo'))
@@ -219,9 +227,9 @@ def right_option(answer: int | str, choices: Sequence[str], where: str) -> tuple
     n_equal = sum(answer == choice for choice in choices)
     is_text_of_several = n_equal > 1 and answer not in letters
     if place is None or is_text_of_several or len(choices) > len(ascii_uppercase):
-        problem = f"its text is that of {n_equal}" if is_text_of_several else f"got {str(answer)[:40]!r}"
+        problem = f"{n_equal} options have this text" if is_text_of_several else f"got {str(answer)[:40]!r}"
         raise InputError(
             f"Expected the answer in {where} to be one of its {len(choices)} options (at most 26), but {problem}. "
-            "Give the letter, text or place from 0 of the right one."
+            "Give the letter, the text or the 0-based index of the right option."
         )
     return (letters[place], choices[place]) if choices[place] else (letters[place],)

@@ -1,4 +1,4 @@
-"""The rows of a file, by its suffix."""
+"""Loaders for the rows of a file, by suffix."""
 
 import csv
 import json
@@ -10,8 +10,8 @@ from extract.errors import InputError
 
 Record = Mapping[str, Any]
 
-# JSON and CSV are not read by `datasets`: it knows no line numbers, takes texts that look like dates for dates, gives
-# up where a column holds now a text and now a list, and fills rows of a table that are too short.
+# JSON and CSV are not read by `datasets`. It gives no line numbers, parses date-like texts as dates, fails on columns
+# that mix texts and lists, and pads rows that are too short.
 
 
 def _from_jsonl(path: Path, columns: Sequence[str]) -> Sequence[Record]:
@@ -24,7 +24,7 @@ def _json_object(line: bytes, where: str) -> Record:
         record = json.loads(line.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise InputError(f"Expected {where} to be UTF-8, but byte {error.start} is not. Save it as UTF-8.") from None
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits is a ValueError of another kind
+    except (ValueError, RecursionError) as error:  # an integer with thousands of digits is a plain ValueError
         problem = f"it does not parse ({getattr(error, 'msg', error)})"
     else:
         if isinstance(record, dict):
@@ -39,18 +39,18 @@ def _from_json(path: Path, columns: Sequence[str]) -> Sequence[Record]:
 
     content = json.loads(path.read_text(encoding="utf-8-sig"))
     lists = [value for value in content.values() if value and is_rows(value)] if isinstance(content, dict) else []
-    rows = lists[0] if len(lists) == 1 else content  # the list may be under a key, beside what is said of the rows
+    rows = lists[0] if len(lists) == 1 else content  # the list can be under a key, beside metadata
     if not is_rows(rows):
         raise InputError(
-            f"Expected {path.name!r} to hold one list of objects, one a question, but it holds something else. "
-            "Write such a list, or one object a line into a .jsonl file."
+            f"Expected {path.name!r} to hold one list of objects, one per question, but it does not. "
+            "Write such a list, or a .jsonl file with one object per line."
         )
     return rows
 
 
 def _from_csv(path: Path, columns: Sequence[str]) -> Sequence[Record]:
-    """Every field as text, just as it stands there: 145.0 stays, and so do NA and 007."""
-    csv.field_size_limit(2**31 - 1)  # a question may hold a whole document
+    """Rows with every field as unmodified text, so that 145.0, NA and 007 keep their spelling."""
+    csv.field_size_limit(2**31 - 1)  # a question can hold a whole document
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(file, strict=True)
         lines = [(reader.line_num, fields) for fields in reader if fields]
@@ -58,14 +58,14 @@ def _from_csv(path: Path, columns: Sequence[str]) -> Sequence[Record]:
     repeated = [name for name in names if name and names.count(name) > 1]
     if repeated:
         raise InputError(
-            f"Expected the columns of {path.name!r} to have a name each, but {repeated[0]!r} is there "
+            f"Expected unique column names in {path.name!r}, but {repeated[0]!r} occurs "
             f"{names.count(repeated[0])} times. Rename them."
         )
     for number, fields in lines:
         if len(fields) != len(names):
-            header = " without a header" if columns else ""
+            header = " (the file has no header)" if columns else ""
             raise InputError(
-                f"Expected the row that ends in line {number} of {path.name!r} to have {len(names)} fields, of the "
+                f"Expected the row that ends in line {number} of {path.name!r} to have {len(names)} fields for the "
                 f"columns {', '.join(names)}{header}, but it has {len(fields)}. Put texts with commas in double quotes."
             )
     return [dict(zip(names, fields, strict=True)) for _, fields in lines]
@@ -77,5 +77,5 @@ def _from_parquet(path: Path, columns: Sequence[str]) -> Sequence[Record]:
     return ParquetFile(path).read().to_pylist()
 
 
-#: Functions that read a file, by its suffix.
+#: Loaders by file suffix.
 LOADERS = {".jsonl": _from_jsonl, ".json": _from_json, ".csv": _from_csv, ".parquet": _from_parquet}

@@ -1,4 +1,4 @@
-"""Numbers in texts, as exact fractions: what a reference, an answer or an option says."""
+"""Parse the numbers in references, answers and options as exact fractions."""
 
 import re
 from collections.abc import Callable
@@ -13,7 +13,7 @@ def _without_separators(match: re.Match[str]) -> str:
     return re.sub(r"\D", "", match[0]) + ("." if match[0].endswith(",") else "")
 
 
-#: LaTeX and typography around numbers, and how they are read.
+#: Patterns of LaTeX and typography around numbers, and their plain replacements.
 _SPELLINGS: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
     (re.compile(r",\\!\s?|\{,\}|\\,(?=\d{3}(?!\d))"), ","),
     (re.compile(r"\\[,!;:]|\\left|\\right"), ""),
@@ -29,7 +29,7 @@ _SPELLINGS: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] =
     (re.compile(r"-\s?\\?[$€£¥]\s?|\\?[$€£¥]\s?-(?=[\d.])"), " -"),
     (re.compile(r"\\?[$€£¥]"), " "),
 ]
-# Atomic groups (?>…) and possessive ++ keep the time linear, and a number whole.
+# Atomic groups (?>…) and possessive ++ keep matching linear in time and never split a number.
 _NUMBER = re.compile(
     r"""
     (?P<sign>-\s?)?
@@ -47,22 +47,22 @@ _NUMBER = re.compile(
 _WORDS = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _UNIT = re.compile(r"(?:\s?[A-Za-z]{2,}\.?(?:\^\{?[23]\}?|[²³])?)*\s?(?:\\?%|°)?\s?\.?")
 _NO_UNITS = {*_WORDS, *"pi sqrt sin cos tan cot sec csc log ln exp or and mod dozen".split()}
-_MOST_CHARACTERS = 1000  # of a number; a longer one is no answer to anything
+_MOST_CHARACTERS = 1000  # longest number that is parsed
 _DENIED = re.compile(r"(?:\bnot|n['’]t)\s+\$?$", re.IGNORECASE)
-#: What stands between two numbers that are steps or alternatives: an operator or "or", perhaps behind a unit.
+#: Text between two numbers that are steps or alternatives: an operator or "or", optionally after a unit.
 _JOINT = re.compile(
     r"[ \t]*(?:\\?[$€£¥%°]|[A-Za-z]{1,20}\b)?[ \t]*(?:\bor\b|[-+*×÷/]|\bx\b|\\times|\\cdot|\\div|\\pm)[ \t\\$€£¥]*",
     re.IGNORECASE,
 )
 _BETWEEN = re.compile(r"\bbetween[ \t\\$€£¥]*$", re.IGNORECASE)
 _AND = re.compile(r"[^\d\n]{0,20}\band[ \t\\$€£¥]*", re.IGNORECASE)
-#: A number whose commas stand where those of thousands do, also of lakhs; in "1,5" a comma is a decimal point.
+#: A number with thousands separators, also in Indian grouping. The comma in "1,5" is a decimal point.
 _THOUSANDS = re.compile(r"[-+]?\s*[1-9]\d{0,2}(?:,\d{2,3})*,\d{3}(?:\.\d*)?")
-_MOST_DIGITS = 300  # before and behind the point of a gold number
+_MOST_DIGITS = 300  # of a gold number, before and after the decimal point
 
 
 def numbers(text: str) -> list[Fraction]:
-    r"""The numbers that a text says, in its order; none that is denied ("not 5"), a step or an alternative.
+    r"""Numbers stated in a text, in order, without denied numbers ("not 5"), steps and alternatives.
 
     >>> [str(number) for number in numbers(r"$1,250.50 of 3 1/2 cm^2, \frac{2}{3} or −7: 1.5 million, 9 - 2 = 7")]
     ['2501/2', '7/2', '1500000', '7']
@@ -71,7 +71,7 @@ def numbers(text: str) -> list[Fraction]:
 
 
 def found_numbers(text: str) -> list[Fraction | None]:
-    """The numbers of a text, None for those that are no answer by themselves: a power, a step, one of several."""
+    """All numbers of a text, with None for a number that is not an answer: a power, a step or an alternative."""
     text = _spelled(text)
     found: list[Fraction | None] = []
     matches = list(_NUMBER.finditer(text))
@@ -87,7 +87,7 @@ def found_numbers(text: str) -> list[Fraction | None]:
 
 
 def _is_joined(text: str, last: re.Match[str], match: re.Match[str]) -> bool:
-    """Whether two numbers that follow each other are the sides of an operator, or alternatives."""
+    """Whether two successive numbers are operands of one operator, or alternatives."""
     operator = 0 if _is_negative(text, match) else len(match["sign"] or "")
     between = text[last.end() : match.start() + operator]
     if len(between) - operator > 40:
@@ -97,7 +97,7 @@ def _is_joined(text: str, last: re.Match[str], match: re.Match[str]) -> bool:
 
 
 def plain_number(text: str) -> Fraction | None:
-    r"""The value of a text that is one number and nothing else; None of any other text.
+    r"""Value of a text that consists of one number; None for any other text.
 
     >>> plain_number(r"-1\frac{4}{5}"), plain_number("5 apples")
     (Fraction(-9, 5), None)
@@ -109,7 +109,7 @@ def plain_number(text: str) -> Fraction | None:
 
 
 def number_with_unit(text: str) -> Fraction | None:
-    r"""The value of a text that is one number, perhaps with words of a unit behind it; None of any other text.
+    r"""Value of a text that consists of one number and optional unit words; None for any other text.
 
     >>> number_with_unit("5.4 square inches"), number_with_unit("2 pi"), number_with_unit("1 or 2")
     (Fraction(27, 5), None, None)
@@ -128,13 +128,13 @@ def _spelled(text: str) -> str:
 
 
 def _is_step(match: re.Match[str]) -> bool:
-    """Whether it is a division that gives a whole number, "21/3", or by zero."""
+    """Whether a match is a division with a whole-number result ("21/3"), or a division by zero."""
     over, under = match["over"], match["under"]
     return bool(under) and (int(under) == 0 or int(over) % int(under) == 0)
 
 
 def _value(match: re.Match[str]) -> Fraction | None:
-    """The value without its sign; None of a number that is too long, divides by zero, or is a part of another."""
+    """Value without its sign; None if the number is too long, divides by zero, or is part of another expression."""
     of = match.groupdict()
     if len(match[0]) > _MOST_CHARACTERS or of["unread"] or _is_step(match) or (of["of"] and not int(of["of"])):
         return None
@@ -148,17 +148,17 @@ def _value(match: re.Match[str]) -> Fraction | None:
 
 
 def _is_negative(text: str, match: re.Match[str]) -> bool:
-    """Whether the minus before a number is its sign. Between values it takes away: "7 - 5", "7-5"."""
+    """Whether the minus before a number is its sign. Between two values ("7 - 5", "7-5") it is a subtraction."""
     before = text[max(0, match.start() - 2) : match.start()]
     last = (before if match["sign"] == "-" else before.rstrip())[-1:]
     return bool(match["sign"]) and not (last.isalnum() or last in (")", "]", "}"))
 
 
 def gold_number(text: str, where: str) -> str:
-    """The number that an answer is, or that stands behind its last ``####``, in its plainest form; all its digits stay.
+    """Canonical form of a gold number, read after the last ``####`` if there is one. No digits are lost.
 
     Raises:
-        InputError: There is none, it has hundreds of digits, or a comma stands where none of thousands can.
+        InputError: If there is no number, it has hundreds of digits, or its commas are not thousands separators.
 
     >>> gold_number("145.0", "row 1"), gold_number("3 apples of 2 each: #### $1,006.", "row 2")
     ('145', '1006')

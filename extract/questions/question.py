@@ -1,4 +1,4 @@
-"""`Question`: what is asked, and what counts as right."""
+"""`Question`: a prompt and its gold answers."""
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
@@ -8,7 +8,7 @@ from typing import Any, Literal
 from extract.hashing import sha256_json_list
 
 Kind = Literal["short", "number", "math", "choice", "cloze"]
-#: Stands in the place of a text of a private question.
+#: Placeholder for the texts of private questions.
 HIDDEN = "(not shown: its authors ask that it stay unpublished)"
 
 
@@ -17,18 +17,18 @@ class Question:
     """One question with its gold answers.
 
     Attributes:
-        id: Unique within its set.
-        dataset: Name of the set it comes from.
-        text: The question, rendered by the policy's prompt. Exactly one of `text` and `messages` is given.
-        messages: A chat of ``{"role", "content"}`` used as it is instead of a rendered text.
-        references: Every form of the answer that counts as right; at least one. Of a `choice` question the right
-            option's letter comes first, and then its text.
-        kind: What sort of answer is expected; graders and parsers look at it.
-        choices: Options of a `choice` question, in the order shown; a chat of messages holds them itself.
+        id: Id, unique within the set.
+        dataset: Name of the set.
+        text: Text that the policy's prompt template formats. Exactly one of `text` and `messages` is given.
+        messages: Chat of ``{"role", "content"}`` messages, used unchanged instead of a formatted text.
+        references: All accepted answers, at least one. For kind `choice`, the letter of the right option comes first
+            and its text second.
+        kind: Type of the expected answer; it determines graders and parsers.
+        choices: Options of a `choice` question, in display order; empty if `messages` contain the options.
         group: Stratum for splits and for the base-rate baseline ("capital", "sum", …).
-        meta: Anything else. For the `short` grader: ``case_sensitive`` (bool), and ``rivals`` (texts), other
-            answers that make the answer wrong when they are said before a reference. ``worked`` is a solution that
-            ends in the answer, which stands in worked examples; ``private`` keeps the texts out of whatever people see.
+        meta: Other data. The `short` grader reads ``case_sensitive`` (bool) and ``rivals``, texts of other answers. A
+            rival stated before a reference makes an answer wrong. ``worked`` is a solution that ends in the answer, for
+            worked examples. ``private`` keeps the texts out of all output for people.
     """
 
     id: str
@@ -43,7 +43,7 @@ class Question:
 
     @property
     def prompt(self) -> str | tuple[dict[str, str], ...]:
-        """What is asked: the text with its lettered options under it, or the messages.
+        """Text followed by its lettered options, or the messages.
 
         >>> print(Question("1", "mine", "Which is odd?", kind="choice", choices=("2", "3")).prompt)
         Which is odd?
@@ -58,25 +58,25 @@ class Question:
 
     @property
     def private(self) -> bool:
-        """Whether its texts, and answers that may repeat them, are kept out of tables, pages, logs and messages."""
+        """Whether its texts, and answers that can repeat them, are kept out of tables, pages, logs and messages."""
         return bool(self.meta.get("private"))
 
     def public(self, text: str) -> str:
-        """A text of the question, or an answer to it, for people: the text itself, unless the question is private."""
+        """Return `text`, or a placeholder if the question is private."""
         return HIDDEN if self.private else text
 
     @property
     def public_prompt(self) -> str:
-        """What is asked, for people: the text with its options, or the last message; nothing of a private question."""
+        """Prompt for display: the text with its options, or the last message; a placeholder if private."""
         return self.public(str(self.messages[-1]["content"] if self.messages else self.prompt))
 
     def record(self) -> dict[str, Any]:
-        """The question as values of JSON, the form that is hashed."""
+        """The question as JSON values, the form that is hashed."""
         return asdict(self)
 
 
 def questions_hash(questions: Iterable[Question]) -> str:
-    """SHA-256 of the question records in their order; part of a store's identity.
+    """SHA-256 of the question records in order; part of a store's identity.
 
     >>> first, second = Question("1", "mine", "1 + 1?"), Question("2", "mine", "1 + 2?")
     >>> questions_hash([first, second]) == questions_hash([second, first])

@@ -1,4 +1,4 @@
-"""Question sets by name. A new one is one entry in `SETS`: where it is, and which columns make up a question."""
+"""Question sets by name. A new set is one entry in `SETS`: its location and the columns of each question field."""
 
 import re
 from collections.abc import Callable
@@ -14,20 +14,20 @@ from extract.registry import Registry
 
 @dataclass(frozen=True)
 class QuestionSet:
-    """A set of questions.
+    """Location and format of a question set.
 
     Attributes:
-        read: Makes the fields of a question of a row and a seed.
-        hub: Id on the Hugging Face Hub; None for a set that is read from a file only.
-        config: Configuration on the Hub; None takes the only one.
-        split: Split whose questions are asked.
-        revision: Commit on the Hub; None takes the newest.
-        train: Split that worked examples are taken from; None takes them from questions that are then not asked.
-        gated: Whether the Hub gives it only to accounts that accepted its terms, and its texts are not to be shown.
-        in_csv: Whether the Hub has it as CSV.
-        columns: Columns of its original CSV file, which has no header.
-        file: Name of its original file, for a message.
-        build: Builds all questions at run time; None for a set that is read.
+        read: Function from a row and a seed to the fields of a question.
+        hub: Hugging Face Hub id; None for a set that is read from a file only.
+        config: Hub configuration; None uses the only one.
+        split: Split of the questions.
+        revision: Hub commit; None uses the newest.
+        train: Split of the worked examples; None takes them from `split`, and they are then not asked.
+        gated: Whether the Hub requires accepting terms for access. Texts of gated sets are never shown.
+        in_csv: Whether the Hub stores the set as CSV.
+        columns: Column names of the original CSV file, which has no header.
+        file: Name of the original file, for error messages.
+        build: Function that builds all questions at run time; None for a set that is loaded.
     """
 
     read: Read = own_form
@@ -44,14 +44,14 @@ class QuestionSet:
 
 
 def gsm8k(row: Row, seed: int) -> Draft:
-    """The gold number stands behind ``####``; the solution before it is kept, without the calculator's marks."""
+    """Read the gold number after ``####``, and the solution before it without calculator annotations."""
     worked = re.sub(r"<<.*?>>", "", row.text("answer"))
     gold = gold_number(worked, row.where)
     return {"text": row.text("question"), "references": (gold,), "kind": "number", "meta": {"worked": worked}}
 
 
 def aime(row: Row, seed: int) -> Draft:
-    """A whole number from 0 to 999, of which some copies carry a unit."""
+    """Read a whole number from 0 to 999. Some copies append a unit."""
     gold = re.sub(r"\D+$", "", row.text("answer"))
     return {"text": row.text("problem"), "references": (gold_number(gold, row.where),), "kind": "number"}
 
@@ -60,21 +60,21 @@ _SIMPLEQA = by_fields({"id": "original_index", "text": "problem", "references": 
 
 
 def simpleqa(row: Row, seed: int) -> Draft:
-    """Some golds end in the range that counts, in brackets; an answer that says the bare gold is right as well."""
+    """Read each gold answer with and without the acceptable range that some append in brackets."""
     draft = _SIMPLEQA(row, seed)
     bare = [re.sub(r"\s*\(acceptable range:.*\)$", "", gold, flags=re.I) for gold in draft["references"]]
     return {**draft, "references": (*bare, *draft["references"]), "meta": {"answer_type": row.value("answer_type")}}
 
 
 def mmlu(row: Row, seed: int) -> Draft:
-    """On the Hub a list of options and the right one's place, in the original files columns A to D and a letter."""
+    """Read the Hub format (list of options, index of the right one) or the original one (columns A to D, letter)."""
     choices = "choices" if "choices" in row.values else ["A", "B", "C", "D"]
     group = {"group": "subject"} if "subject" in row.values else {}
     return by_fields({"text": "question", "choices": choices, "references": "answer", **group})(row, seed)
 
 
 def gpqa(row: Row, seed: int) -> Draft:
-    """Options in the order of a hash of record and seed. The authors ask that no example be shown in plain text."""
+    """Read options in the order of a hash of record and seed. The authors ask not to show examples in plain text."""
     record = row.text("Record ID")
     answers = [row.text(name) for name in ("Correct Answer", *(f"Incorrect Answer {i}" for i in (1, 2, 3)))]
     order = hash_order([f"{record}/{i}" for i in range(len(answers))], seed)
@@ -84,7 +84,7 @@ def gpqa(row: Row, seed: int) -> Draft:
     return {**question, "kind": "choice", "group": row.text("Subdomain"), "meta": {"private": True}}
 
 
-#: Relations that hold "of", "by" or "in", which would end a shorter one.
+#: Relations that contain "of", "by" or "in"; a shorter match would end there.
 _LONG = (
     "country of citizenship|color of the flag|basic form of government|office held by head of government|place of birth"
     "|place of publication|month of the year"
@@ -101,7 +101,7 @@ _FORMS = (
 
 
 def qa_wikidata(row: Row, seed: int) -> Draft:
-    """The beginning of a sentence and the words that complete it, by the relation that it says of its subject."""
+    """Read the beginning of a sentence and its completions; the group is the relation that the sentence states."""
     text = row.text("input").removesuffix("[MASK]").strip()
     relation = next((found[1] for form in _FORMS if (found := form.fullmatch(text))), "")
     return {"text": text, "references": row.texts("target"), "kind": "cloze", "group": relation}
@@ -111,8 +111,8 @@ _TRIVIAQA = {"id": "question_id", "text": "question", "references": ["answer.val
 _MATH = {"id": "unique_id", "text": "problem", "references": "answer", "kind": "math", "group": "subject"}
 _SVAMP = {"id": "ID", "text": "{Body} {Question}", "references": "Answer", "kind": "number", "group": "Type"}
 
-#: Id, configuration, split and commit on the Hub. The commits are those that public evaluation code pins for the same
-#: datasets (for gsm8k inspect_evals, for the others several repositories alike); they were not chosen for being new.
+#: Hub id, configuration, split and commit. The commits are pinned by public evaluation code: inspect_evals for gsm8k,
+#: several repositories for the others. They are not necessarily the newest.
 _HUB: dict[str, tuple[str, str | None, str, str]] = {
     "triviaqa": ("mandarjoshi/trivia_qa", "rc.nocontext", "validation", "0f7faf33a3908546c6fd5b73a660e0f8ff173c2f"),
     "simpleqa": ("google/simpleqa-verified", "simpleqa_verified", "eval", "0dc97e0d28d8233463e005cdc4475cc2a13ba2dc"),

@@ -1,4 +1,4 @@
-"""Where questions come from: what ``--questions`` and the options beside it mean."""
+"""Sources of questions, as selected by ``--questions`` and the related options."""
 
 import re
 import warnings
@@ -23,12 +23,12 @@ _HUB_ID = re.compile(r"([\w.-]+/[\w.-]+)(?::([\w.-]+))?")
 
 @dataclass(frozen=True)
 class Source:
-    """Questions that are not read yet.
+    """A question source that has not been read yet.
 
     Attributes:
-        dataset: Name of the dataset, which its questions hold.
-        set: Where it is and how its rows are read, with the options of the command.
-        path: A file, or a folder that is laid out as a dataset on the Hub; None for the Hub.
+        dataset: Name of the dataset, recorded in its questions.
+        set: Location and row format, with the command's options applied.
+        path: A file, or a folder in the layout of a Hub dataset; None for the Hub.
     """
 
     dataset: str
@@ -36,25 +36,28 @@ class Source:
     path: Path | None = None
 
     def questions(self, seed: int) -> list[Question]:
-        """All questions that can be asked, in the order of their rows, after `check_questions`.
+        """Read all valid questions, in the order of their rows, and check them with `check_questions`.
 
-        Rows that ask the same are one question, with all their answers. A row without an answer that can be graded by
-        is left out; standard error says how many are. Shuffled options depend on the seed.
+        Rows with the same prompt become one question with all their answers. Rows without a gradable answer are left
+        out; standard error shows how many.
+
+        Args:
+            seed: Seed of shuffled options.
 
         Raises:
-            InputError: The rows can't be read, or a question breaks a rule.
+            InputError: If the rows can't be read, or a question breaks a rule.
         """
         if self.set.build is not None:
             return check_questions(self.set.build(), f"the set {self.dataset!r}")
         drafts = self._drafts(enumerate(self._rows(self.set.split)), seed)
-        if self.set.read is own_form and self.path is not None and self.path.suffix == ".jsonl":  # taken as it stands
+        if self.set.read is own_form and self.path is not None and self.path.suffix == ".jsonl":  # not merged
             questions: Iterable[Question] = (Question(dataset=self.dataset, **draft) for draft, _ in drafts)
         else:
             questions = _merged(drafts, self.dataset)
         return check_questions(questions, repr(self.dataset))
 
     def examples(self, seed: int) -> Iterator[Question] | None:
-        """Questions of the train split in a seeded order, made one by one; None without such a split."""
+        """Questions of the train split in a seeded order, read lazily; None without such a split."""
         if self.set.train is None or (self.path is not None and not self.path.is_dir()):
             return None
         rows = self._rows(self.set.train)
@@ -67,12 +70,12 @@ class Source:
             yield self.set.read(row, seed), row.where
 
     def _rows(self, split: str) -> Sequence[Record]:
-        """All rows of a split; a file has one split, whatever it is called."""
+        """All rows of a split. A file has only one split."""
         path = self.path
         if path is not None and not path.is_dir() and not (path.suffix in LOADERS and path.is_file()):
             raise InputError(
-                f"Expected `questions` to be a set, an id on the Hugging Face Hub, or a file of {', '.join(LOADERS)}, "
-                f"but {str(path)!r} is {'another file' if path.is_file() else 'no file'}. Check the path."
+                f"Expected `questions` to be a set, a Hugging Face Hub id, or a file of {', '.join(LOADERS)}, "
+                f"but {str(path)!r} {'has another suffix' if path.is_file() else 'does not exist'}. Check the path."
             )
         try:
             if path is None or path.is_dir():
@@ -80,7 +83,7 @@ class Source:
             return LOADERS[path.suffix](path, self.set.columns)
         except InputError:
             raise
-        except Exception as error:  # of many kinds: those of `datasets`, pandas, pyarrow and the Hub's client
+        except Exception as error:  # `datasets`, pandas, pyarrow and the Hub client raise many types
             raise InputError(self._unreadable(error)) from None
 
     def _load_dataset(self, split: str) -> Sequence[Record]:
@@ -90,34 +93,32 @@ class Source:
         as_text = {"keep_default_na": False, "index_col": False} if in_csv else {}  # "None" and "NA" are answers
         options = {"name": self.set.config, "split": split, **as_text}
         with quiet_loggers("datasets", "huggingface_hub"), warnings.catch_warnings():
-            warnings.filterwarnings("error", "Length of header or names")  # fields without a column
-            if self.path is None:  # kept in the cache, where rows have places
+            warnings.filterwarnings("error", "Length of header or names")  # rows with more fields than columns
+            if self.path is None:  # cached by `datasets`, with random access to rows
                 return load_dataset(str(self.set.hub), revision=self.set.revision, **options)
             return list(load_dataset(str(self.path), streaming=True, **options))
 
     def _unreadable(self, error: Exception) -> str:
-        """The message about a dataset that can't be read or reached."""
+        """Error message for a dataset that can't be read or reached."""
         from huggingface_hub import get_token
 
         hub, reason = self.set.hub, one_line(error, 300).rstrip(".")
         if self.path is not None:
-            return (
-                f"Expected {str(self.path)!r} to be a dataset that can be read, but it is not ({reason}). Correct it."
-            )
+            return f"Expected {str(self.path)!r} to be a readable dataset, but it is not ({reason}). Correct it."
         if "gated" in reason or (self.set.gated and get_token() is None):
-            problem = "HF_TOKEN is not set" if get_token() is None else f"that of HF_TOKEN may not ({reason})"
+            problem = "it is not set" if get_token() is None else f"it does not ({reason})"
             return (
-                f"Expected a token for {hub!r}, which only accounts that accepted its terms may read, but {problem}. "
-                f"Accept them at https://huggingface.co/datasets/{hub}, and set HF_TOKEN to a token of the account."
+                f"Expected HF_TOKEN to give access to the gated dataset {hub!r}, but {problem}. Accept the terms at "
+                f"https://huggingface.co/datasets/{hub}, and set HF_TOKEN to a token of that account."
             )
         if isinstance(error, ConnectionError):
             file = "PATH" if self.dataset == hub else f"{self.dataset}=PATH"
             return (
                 f"Expected the Hugging Face Hub to be reachable for {hub!r}, but it is not ({reason}). Connect, unset "
-                f"HF_HUB_OFFLINE, or give a file of your own, as in --questions {file}."
+                f"HF_HUB_OFFLINE, or give a local file, as in --questions {file}."
             )
         return (
-            f"Expected {hub!r} to be a dataset on the Hugging Face Hub that can be read, but it is not ({reason}). "
+            f"Expected {hub!r} to be a readable dataset on the Hugging Face Hub, but it is not ({reason}). "
             "Check its id, configuration, split and revision."
         )
 
@@ -125,10 +126,10 @@ class Source:
 def find_source(
     questions: str, fields: Mapping[str, Any] | None = None, split: str | None = None, revision: str | None = None
 ) -> Source:
-    """The source that options name; see `extract.recipe.StoreRecipe` for them.
+    """Resolve the source that the options of `extract.recipe.StoreRecipe` select.
 
     Raises:
-        InputError: Nothing has this name, or an option does not go with it.
+        InputError: If the name is unknown, or an option does not apply to the source.
     """
     name, has_path, path_text = questions.partition("=")
     name, _, config = name.partition(":")
@@ -142,7 +143,7 @@ def find_source(
     else:
         raise InputError(
             f"Expected `questions` to be one of {', '.join(SETS)}, NAME=PATH with one of them, a file of "
-            f"{', '.join(LOADERS)}, or an id on the Hugging Face Hub, but got {questions!r}.{nearest(name, SETS)}"
+            f"{', '.join(LOADERS)}, or a Hugging Face Hub id, but got {questions!r}.{nearest(name, SETS)}"
         )
     return _with_options(source, config, fields, split, revision)
 
@@ -154,7 +155,7 @@ def _with_options(
     if known.build is not None:
         if path or config or fields or split or revision:
             raise InputError(
-                f"Expected nothing beside the set {dataset!r}, which is built at run time, but got a file, "
+                f"Expected no options for the set {dataset!r}, which is built at run time, but got a file, "
                 "configuration, fields, split or revision. Leave them out."
             )
         return source
@@ -167,11 +168,11 @@ def _with_options(
         option = "split" if revision is None else "questions_revision"
         raise InputError(f"Expected no `{option}` for {str(path)!r}, which is not on the Hub. Leave it out.")
     for name, entry in SETS.items():
-        is_hub_id = dataset.casefold() == str(entry.hub).casefold()  # the Hub does not look at capitals
+        is_hub_id = dataset.casefold() == str(entry.hub).casefold()  # Hub ids are case-insensitive
         if entry.gated and (is_hub_id or (entry is known and fields is not None)):
             raise InputError(
-                f"Expected {name!r} by its name and without `fields`: its authors ask that none of it be shown, which "
-                f"only its own entry sees to. Give --questions {name}."
+                f"Expected the gated set {name!r} to be given by name and without `fields`, because only its own entry "
+                f"keeps its texts private. Give --questions {name}."
             )
     read = known.read if fields is None else by_fields(fields)
     split, revision = split or known.split, revision or known.revision
@@ -181,10 +182,10 @@ def _with_options(
 
 
 def _merged(drafts: Iterable[tuple[Draft, str]], dataset: str) -> list[Question]:
-    """Questions of drafts, each once; the id is a hash of what is asked where the draft has none.
+    """Questions from drafts, merged where they are equal. A draft without an id gets a hash of its prompt.
 
-    Facts that ask the same are one question with the answers of all, since each is right; of other kinds only those
-    that are the same in everything are one.
+    Short and cloze questions with the same prompt are merged, and all their answers are accepted. Questions of other
+    kinds are merged only if their answers are equal too.
     """
     questions: dict[str, Question] = {}
     left_out: list[str] = []
@@ -206,22 +207,24 @@ def _merged(drafts: Iterable[tuple[Draft, str]], dataset: str) -> list[Question]
             together = tuple(dict.fromkeys((*earlier.references, *references)))
             if earlier.prompt != question.prompt or not (is_fact or together == earlier.references):
                 raise InputError(
-                    f"Expected ids to be unique, but {where} has {id_!r}, as another question before it. "
-                    "Name another column for `id` in --fields, or none."
+                    f"Expected ids to be unique, but {where} has the id {id_!r} of an earlier question. "
+                    "Name another column for `id` in --fields, or leave `id` out."
                 )
             question = replace(earlier, references=together)
         questions[id_] = question
     if left_out:
-        such = f"such as {left_out[0]}"
-        say(f"questions: {len(left_out)} rows without an answer that can be graded by, {such}, are left out")
+        say(f"questions: {len(left_out)} rows without a gradable answer are left out, such as {left_out[0]}")
     return list(questions.values())
 
 
 def check_questions(questions: Iterable[Question], source: str) -> list[Question]:
-    """New questions from a source that messages name, each checked. Stores are opened without this check.
+    """Check new questions and return them. Existing stores are opened without this check.
+
+    Args:
+        source: Name of the source, for error messages.
 
     Raises:
-        InputError: There is no question, an id is missing or repeated, or a question breaks a rule of its kind.
+        InputError: If there are no questions, an id is missing or repeated, or a question breaks a rule of its kind.
     """
     checked: dict[str, Question] = {}
     for number, question in enumerate(questions, 1):
@@ -237,7 +240,7 @@ def check_questions(questions: Iterable[Question], source: str) -> list[Question
 
 
 def _problems(question: Question, where: str) -> Iterator[str]:
-    """What was expected and what came, for each rule that a question breaks; each may rely on those before it."""
+    """Describe the expectation and the actual value of each broken rule. Each rule relies on the rules before it."""
     kind, references, choices = question.kind, question.references, question.choices
 
     def got(value: object) -> str:
@@ -252,9 +255,9 @@ def _problems(question: Question, where: str) -> Iterator[str]:
     for message in question.messages:
         texts = message.values() if isinstance(message, dict) and message.keys() == {"role", "content"} else [None]
         if not all(isinstance(text, str) for text in texts):
-            yield f"`messages` of {where} to hold objects of two texts, `role` and `content`, {got(message)}"
+            yield f"`messages` of {where} to hold objects with two texts, `role` and `content`, {got(message)}"
     if question.messages and not question.messages[-1]["content"].strip():
-        yield f"the last of `messages` of {where} to say what is asked, but its content is empty"
+        yield f"the last of `messages` of {where} to hold a question, but its content is empty"
     try:
         canonical_json(question.record()).encode()
     except (TypeError, ValueError) as error:
@@ -265,15 +268,15 @@ def _problems(question: Question, where: str) -> Iterator[str]:
         if not _says_anything(kind, reference):
             yield f"`references` of {where} to hold words or numbers, {got(reference)}"
         if kind == "number" and len(numbers(reference)) != 1:
-            yield f"`references` of {where} to be a number each, because its kind is number, {got(reference)}"
+            yield f"`references` of {where} to be one number each, because its kind is number, {got(reference)}"
     if kind == "choice" and question.text and not choices:
         yield f"{where} to have `choices`, because its kind is choice, but it has none"
     letters = tuple(ascii_uppercase[: len(choices) or None])
     if kind == "choice" and (len(choices) > len(letters) or references[0] not in letters):
-        expected = "to begin with the letter of the right one of at most 26 `choices`, as in [B, Lima]"
+        expected = "to begin with the letter of the right option, with at most 26 `choices`, as in [B, Lima]"
         yield f"`references` of {where} {expected}, {got(references[0])}"
 
 
 def _says_anything(kind: str, reference: str) -> bool:
-    """Whether a reference can be graded by: one of words needs words ("?!" has none), others any character."""
+    """Whether a reference is gradable: for word kinds it needs a word ("?!" has none), otherwise any character."""
     return bool(normalize(reference) if kind in ("short", "cloze") else reference.strip())

@@ -1,4 +1,4 @@
-"""Which questions are asked, in which order, and which ones are worked examples before them."""
+"""Selection and order of the questions, and of the worked examples before them."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -18,18 +18,18 @@ _OWN = ("group", "kind", "dataset")
 def subset(
     questions: Sequence[Question], n_questions: int | None, seed: int, stratify_by: str | None, name: str
 ) -> list[Question]:
-    """Some of the questions in a seeded order, so that every block mixes the groups.
+    """Select questions in a seeded order, so that every block mixes the groups.
 
-    Stratified, they come in rounds: each round has the next question of every stratum that has one left. So the first n
-    give every stratum the same share as far as it has questions, and the first n are among the first n + 1.
+    With `stratify_by`, each round takes the next question of every stratum that has one left. The strata therefore have
+    equal shares until they are exhausted. A smaller subset is a prefix of a larger one.
 
     Args:
-        n_questions: How many to take; None takes all.
-        stratify_by: `group`, `kind`, `dataset` or a key of `meta`; None takes each question alike.
-        name: What the questions are called, for messages.
+        n_questions: Number of questions; None takes all.
+        stratify_by: `group`, `kind`, `dataset` or a key of `meta`; None does not stratify.
+        name: Name of the source, for error messages.
 
     Raises:
-        InputError: Fewer questions than asked for, or none has a value of `stratify_by`.
+        InputError: If there are fewer than `n_questions` questions, or none has a value of `stratify_by`.
     """
     if n_questions is not None and not 1 <= n_questions <= len(questions):
         raise InputError(
@@ -43,7 +43,7 @@ def subset(
             known = [name for name in _OWN if any(getattr(question, name) for question in ordered)]
             known += dict.fromkeys(key for question in ordered for key in question.meta)
             raise InputError(
-                f"Expected `stratify_by` to be a field that the questions have a value of, {', '.join(known)}, but got "
+                f"Expected `stratify_by` to be a field that these questions have, one of {', '.join(known)}, but got "
                 f"{stratify_by!r}.{nearest(stratify_by, known)}"
             )
         next_round: defaultdict[str, count[int]] = defaultdict(count)
@@ -53,24 +53,24 @@ def subset(
 
 
 def with_examples(source: Source, prompt: PromptTemplate, seed: int) -> tuple[list[Question], PromptTemplate]:
-    """The questions that may be asked, and the prompt with its worked examples.
+    """Questions to ask, and the prompt template with its worked examples.
 
-    Examples are questions of the source's train split whose words are not asked; without such a split they are
-    questions of its own. No question is asked that has the words of an example, also of one that was given.
+    Examples come from the train split of the source, without any question that is asked. If there is no train split,
+    they come from the questions themselves. A question with the same words as an example is not asked.
 
     Args:
-        prompt: How many examples there are to be, or the examples.
-        seed: Seed of their choice, and of shuffled options.
+        prompt: Template with the number of examples (`shots`), or with the examples themselves.
+        seed: Seed of the selection and of shuffled options.
 
     Raises:
-        InputError: There are too few questions, they are chats, or they are not to be shown.
+        InputError: If there are too few questions, or they are chats or private.
     """
     questions = source.questions(seed)
     if prompt.shots > len(prompt.examples):
         hidden = next((question for question in questions if question.private or question.messages), None)
         if hidden is not None:
-            is_chat = f"question {hidden.id!r} is a chat, which is asked as it is"
-            reason = "its authors ask that none be shown" if hidden.private else is_chat
+            is_chat = f"question {hidden.id!r} is a chat, which is asked unchanged"
+            reason = "its authors ask not to show any question" if hidden.private else is_chat
             raise InputError(f"Expected no `prompt.shots` with {source.dataset!r}, because {reason}. Leave it out.")
         train = source.examples(seed)
         order = hash_order([f"example/{question.id}" for question in questions], seed)
@@ -82,12 +82,12 @@ def with_examples(source: Source, prompt: PromptTemplate, seed: int) -> tuple[li
             if len(chosen) == prompt.shots:
                 break
         if train is None:
-            say(f"questions: {len(chosen)} questions of {source.dataset!r} are worked examples, and are not asked")
+            say(f"questions: {len(chosen)} questions of {source.dataset!r} serve as worked examples and are not asked")
         if len(chosen) < prompt.shots or (train is None and len(questions) <= prompt.shots):
             raise InputError(
-                f"Expected enough questions of {source.dataset!r} for {prompt.shots} worked examples besides those "
-                f"that are asked, but there are {len(questions) if train is None else len(chosen)}. "
-                "Ask for fewer --policy.prompt.shots."
+                f"Expected enough questions of {source.dataset!r} for {prompt.shots} worked examples besides the asked "
+                f"ones, but there are {len(questions) if train is None else len(chosen)}. "
+                "Reduce --policy.prompt.shots."
             )
         shown = ((str(one.prompt), str(one.meta.get("worked") or one.references[0])) for one in chosen.values())
         prompt = replace(prompt, examples=tuple(shown))
@@ -96,5 +96,5 @@ def with_examples(source: Source, prompt: PromptTemplate, seed: int) -> tuple[li
 
 
 def _words(prompt: object) -> str:
-    """What is asked, without what copies of a question differ in: capitals and spaces."""
+    """Prompt without differences between copies of a question, in case and white space."""
     return " ".join(str(prompt).casefold().split())

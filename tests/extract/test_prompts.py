@@ -131,7 +131,7 @@ def test_examples_of_a_set_without_a_train_split_are_never_asked(tmp_path: Path)
     assert not more & examples
     with pytest.raises(InputError, match="between 1 and 35, the size"):
         StoreRecipe(questions=path, n_questions=36, policy=policy).load()
-    with pytest.raises(InputError, match="for 40 worked examples besides those that are asked, but there are 40"):
+    with pytest.raises(InputError, match="for 40 worked examples besides the asked ones, but there are 40"):
         StoreRecipe(questions=path, policy=Decoding(prompt=PromptTemplate(shots=40))).load()
 
 
@@ -207,7 +207,7 @@ def test_chats_and_private_questions_have_no_shots(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="question 'a' is a chat"):
         StoreRecipe(questions=str(chat), policy=policy).load()
     private = mine(tmp_path / "private.jsonl", 4, meta={"private": True})
-    with pytest.raises(InputError, match="no `prompt.shots` with 'private'.*none be shown"):
+    with pytest.raises(InputError, match="no `prompt.shots` with 'private'.*not to show any"):
         StoreRecipe(questions=str(private), policy=policy).load()
 
 

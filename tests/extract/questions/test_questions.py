@@ -152,7 +152,7 @@ def test_questions_without_a_name_or_a_path_are_refused(questions: str) -> None:
 
 
 def test_a_missing_file_and_an_unknown_set_are_refused() -> None:
-    with pytest.raises(InputError, match="'nowhere.jsonl' is no file"):
+    with pytest.raises(InputError, match="'nowhere.jsonl' does not exist"):
         load_questions("nowhere.jsonl")
     with pytest.raises(InputError, match="Did you mean `facts`"):
         load_questions("fact")

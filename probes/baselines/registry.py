@@ -1,7 +1,7 @@
-"""Baselines by name: scores of questions and of answers that read no hidden states.
+"""Registry of the baselines: scores of questions and of answers that do not use hidden states.
 
-A baseline is fitted on the training split and calibrated on validation, like a probe. Those that ask a model follow
-from their entries in `extract.asking.registry`.
+Like a probe, a baseline is fitted on the training split and calibrated on validation. Baselines that ask a model are
+generated from `extract.asking.registry`. To add another baseline, add a function to `scores.py` and an entry here.
 """
 
 from collections.abc import Mapping
@@ -27,11 +27,11 @@ class Baseline(NamedTuple):
     """A baseline of questions, of answers, or of both.
 
     Attributes:
-        scores: By scope, a function from the data and the rows of each split to scores of all rows of the table,
-            [question] or [answer]; higher = more likely right, NaN for none. It may use grades of the training split.
-        calibrator: How validation turns scores into confidences; None if the scores are probabilities.
-        half: Whether it uses one half of the answers to a question, and is therefore scored on the other half.
-        needs: Signals of the answers, and asked baselines, that the store must hold.
+        scores: Score function by scope. It maps the data and the rows of each split to scores of all rows, [question]
+            or [answer]; higher = more likely right, NaN = no score. It can use grades of the training split.
+        calibrator: Calibrator fitted on validation; None if the scores are probabilities.
+        half: Whether it uses half of a question's answers. It is then evaluated on the other half.
+        needs: Asked baselines and signals of the answers that the store must hold.
     """
 
     scores: Mapping[Scope, Score]
@@ -41,6 +41,7 @@ class Baseline(NamedTuple):
 
 
 def _asked(name: str, scope: Scope) -> Score:
+    """Score function that returns the stored values of an asked baseline."""
     if scope == "question":
         return lambda data, rows: torch.tensor(data.table.asked[name]["value"].to_numpy())
     return lambda data, rows: torch.from_numpy(asked_of_answers(data.store, data.table, name))
@@ -72,12 +73,12 @@ BASELINES: Registry[Baseline] = Registry(
 
 
 def baselines_of(scope: Scope) -> list[str]:
-    """Names of the baselines of questions, or of answers."""
+    """Names of the baselines with scores at a scope."""
     return [name for name, baseline in BASELINES.items() if scope in baseline.scores]
 
 
 def is_half(name: str) -> bool:
-    """Whether a method is a baseline that uses one half of the answers, so that questions are scored on the other."""
+    """Whether a method is a baseline that uses half of the answers. Questions are then scored on the other half."""
     return name in BASELINES and BASELINES[name].half
 
 
@@ -93,7 +94,7 @@ def available(name: str, data: FeatureDataModule) -> bool:
 
 
 def needed_commands(name: str) -> str:
-    """The commands that fill a store with what a baseline needs.
+    """Commands that add the signals and asked baselines that a baseline needs to a store.
 
     >>> needed_commands("max_entropy")
     'python -m extract read --store STORE --signals [tokens] --scope sample'
@@ -103,10 +104,13 @@ def needed_commands(name: str) -> str:
 
 
 def cost_of(name: str, data: FeatureDataModule) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Tokens that a baseline of questions makes the model read and write, [question] each; NaN if not reported.
+    """Cost of a baseline of questions: tokens that the model reads and writes.
 
-    They are those of half of the answers, of what was asked, or none. Tokens of text encoders and of entailment
-    classifiers are not counted.
+    A baseline costs half of the answers, the asked prompts and replies, or nothing. Tokens of text encoders and
+    entailment classifiers are not counted.
+
+    Returns:
+        Prompt tokens and generated tokens, [question] each; NaN if not reported.
     """
     table, baseline = data.table, BASELINES[name]
     if baseline.half:
@@ -122,12 +126,19 @@ def cost_of(name: str, data: FeatureDataModule) -> tuple[NDArray[Any], NDArray[A
 
 
 def confidence(name: str, data: FeatureDataModule, rows: Rows, scope: Scope = "question") -> Tensor:
-    """Confidences of a baseline, calibrated on the validation split: [question] or [answer] float64, NaN for none.
+    """Confidences of a baseline, calibrated on the validation split.
 
-    `rows` are those of the question table, or of the answer table at sample scope, by split.
+    Args:
+        name: Name of the baseline.
+        data: Data module with the store's tables.
+        rows: [row] int64 by split: rows of the question table, or at sample scope of the answer table.
+        scope: Whether to score questions or answers.
+
+    Returns:
+        [question] or [answer] float64, NaN without a score.
 
     Raises:
-        InputError: If the validation split is too small for the calibrator.
+        InputError: If the calibrator cannot be fitted to the validation split.
     """
     baseline = BASELINES[name]
     score = baseline.scores[scope](data, rows).double()
@@ -139,11 +150,14 @@ def confidence(name: str, data: FeatureDataModule, rows: Rows, scope: Scope = "q
         right, known = torch.from_numpy(data.table.answers.right), torch.from_numpy(data.table.answers.known)
     val = rows["val"][(known[rows["val"]] > 0) & score[rows["val"]].isfinite()]
     if not len(val):
-        raise InputError("Expected validation rows with a score to calibrate on, but there are none.")
+        raise InputError(
+            f"Expected `{name}` to have scores on the validation split for its calibrator, but it has none. Use more "
+            "validation questions."
+        )
     return fit_calibrator(baseline.calibrator, score[val], right[val], known[val])(score)
 
 
 def counts(table: QuestionTable, half: bool) -> tuple[Tensor, Tensor]:
-    """Right and known answers, [question] each; of all answers, or of the held-out half."""
+    """Number of right and of graded answers, [question] each; with `half`, of the held-out half of the answers."""
     right, known = (table.held_right, table.held_known) if half else (table.right, table.known)
     return torch.from_numpy(right), torch.from_numpy(known)

@@ -1,6 +1,6 @@
-"""The scores behind the baselines: of questions by what is known before any answer, and of sampled answers.
+"""Score functions of the baselines, from properties of the question or from sampled answers.
 
-An uncertainty of an answer is a score of that answer. Its mean over half of the answers is a score of the question.
+The negated uncertainty of an answer is a score of the answer; its mean over half of the answers scores the question.
 """
 
 from collections import defaultdict
@@ -22,16 +22,16 @@ from probes.fitting.calibration import fit_platt
 
 #: Rows of the question table, or of the answer table, by split.
 Rows = dict[str, Tensor]
-#: From the data and the rows of each split to scores of all rows, higher = more likely right.
+#: Function from the data and the rows of each split to scores of all rows, higher = more likely right.
 Score = Callable[[FeatureDataModule, Rows], Tensor]
-#: Uncertainty of every answer, [answer] float64; NaN for none.
+#: Function from the data to the uncertainty of each answer, [answer] float64; NaN = no value.
 AnswerUncertainty = Callable[[FeatureDataModule], NDArray[np.float64]]
-#: Joint uncertainty of several answers, given by their rows in the answer table.
+#: Function from rows of the answer table to the joint uncertainty of these answers.
 JointUncertainty = Callable[[NDArray[np.int64]], float]
 
 
 def mean_accuracy(table: QuestionTable, rows: Tensor) -> float:
-    """Mean expected accuracy of some questions."""
+    """Mean expected accuracy p̂ of the questions in `rows`."""
     return float(torch.from_numpy(table.accuracy)[rows].mean())
 
 
@@ -41,7 +41,7 @@ def constant(data: FeatureDataModule, rows: Rows) -> Tensor:
 
 
 def base_rate(data: FeatureDataModule, rows: Rows) -> Tensor:
-    """Mean training accuracy of the question's group; of all questions for a group without training questions."""
+    """Mean training accuracy of the question's group, or of all questions if the group has no training questions."""
     table, rows_of = data.table, defaultdict(list)
     for row in rows["train"].tolist():
         rows_of[table.groups[row]].append(row)
@@ -51,10 +51,10 @@ def base_rate(data: FeatureDataModule, rows: Rows) -> Tensor:
 
 
 def length(data: FeatureDataModule, rows: Rows) -> Tensor:
-    """Prompt length in tokens through a logistic curve fitted on the training split, in the direction that fits.
+    """Logistic regression on the prompt length in tokens, fitted on the training split.
 
     Raises:
-        InputError: If a server did not report the prompt lengths.
+        InputError: If prompt lengths are missing, because a server did not report them.
     """
     tokens, train = torch.from_numpy(data.table.prompt_tokens), rows["train"]
     if tokens.isnan().any():
@@ -65,7 +65,7 @@ def length(data: FeatureDataModule, rows: Rows) -> Tensor:
 
 
 def of_each(uncertainty: AnswerUncertainty) -> Mapping[Scope, Score]:
-    """Score of answers, and of questions by its mean over one half of their answers that have a value."""
+    """Scores of answers by their negated uncertainty, and of questions by its mean over half of their answers."""
 
     def of_questions(data: FeatureDataModule, rows: Rows) -> Tensor:
         answers, values = data.table.answers, uncertainty(data)
@@ -78,7 +78,7 @@ def of_each(uncertainty: AnswerUncertainty) -> Mapping[Scope, Score]:
 
 
 def of_all(uncertainty: Callable[[FeatureDataModule], JointUncertainty]) -> Mapping[Scope, Score]:
-    """Score of questions: minus the joint uncertainty of one half of their answers."""
+    """Scores of questions by the negated joint uncertainty of half of their answers."""
 
     def score(data: FeatureDataModule, rows: Rows) -> Tensor:
         halves = data.table.answers.rows_by_question(len(data.table.ids), ~data.table.answers.held_out)
@@ -88,7 +88,7 @@ def of_all(uncertainty: Callable[[FeatureDataModule], JointUncertainty]) -> Mapp
 
 
 def token_entropy(pooling: str) -> AnswerUncertainty:
-    """Entropy of the distributions that an answer's tokens were drawn from, in nats, pooled over the tokens."""
+    """Entropy of the next-token distribution in nats, pooled over the tokens of an answer."""
 
     def uncertainty(data: FeatureDataModule) -> NDArray[np.float64]:
         (key,) = choose_keys(data.store, "tokens", "sample", ["entropy"], layers=None)
@@ -98,24 +98,24 @@ def token_entropy(pooling: str) -> AnswerUncertainty:
 
 
 def semantic_entropy(data: FeatureDataModule) -> JointUncertainty:
-    """Discrete semantic entropy over clusters of equal normalised answers."""
+    """Discrete semantic entropy, with a cluster for each distinct normalised answer."""
     answer = data.table.answers.answer
     return lambda rows: discrete_entropy(clusters_of(answer[row] for row in rows))
 
 
 def semantic_entropy_likelihood(data: FeatureDataModule) -> JointUncertainty:
-    """Semantic entropy over the same clusters, weighted by the likelihood of the answers."""
+    """Semantic entropy weighted by the likelihood of the answers, with the clusters of `semantic_entropy`."""
     answers = data.table.answers
     return lambda rows: likelihood_entropy(-answers.mean_nll[rows], clusters_of(answers.answer[row] for row in rows))
 
 
 def semantic_entropy_nli(data: FeatureDataModule) -> JointUncertainty:
-    """Discrete semantic entropy over clusters of answers that entail each other."""
+    """Discrete semantic entropy, with clusters of answers that entail each other."""
     cluster = asked_of_answers(data.store, data.table, "entailment")
     return lambda rows: discrete_entropy(cluster[rows].tolist())
 
 
 def embedding_spread(data: FeatureDataModule) -> JointUncertainty:
-    """Mean cosine distance between the embeddings of the answers (SEU)."""
+    """Semantic embedding uncertainty (SEU): mean cosine distance between the embeddings of the answers."""
     embeddings = data.store.signals.read("text_embedding", "0/answer", "sample").numpy()
     return lambda rows: seu(embeddings[rows])

@@ -1,8 +1,8 @@
 """Confidence intervals by resampling questions, each with all its answers (the cluster bootstrap).
 
-The interval is Efron's bias-corrected and accelerated one (BCa; Better Bootstrap Confidence Intervals, JASA 82, 1987)
-with quantiles of Student's t instead of the normal (Hesterberg, What Teachers Should Know about the Bootstrap, The
-American Statistician 69, 2015), as in `CI.bca` of the R package `resample`. docs/statistics.md has its coverage.
+Intervals are bias-corrected and accelerated (BCa; Efron, Better Bootstrap Confidence Intervals, JASA 82, 1987), with
+quantiles of Student's t instead of the normal distribution, as in `CI.bca` of the R package `resample` (Hesterberg,
+What Teachers Should Know about the Bootstrap, The American Statistician 69, 2015). docs/statistics.md has the coverage.
 """
 
 from collections.abc import Callable
@@ -14,14 +14,14 @@ from torch import Tensor
 
 from extract.errors import InputError
 
-#: A metric as a differentiable function of resampling weights [resample, question], giving [resample].
+#: A metric as a differentiable function from resampling weights [resample, question] float64 to values [resample].
 WeightedMetric = Callable[[Tensor], Tensor]
-#: Largest number of weights in memory at once.
+#: Maximum number of weights in memory at once.
 _CHUNK = 2**24
 
 
 class Interval(TypedDict):
-    """A number with its 95 % interval."""
+    """A value with the bounds of its 95 % interval."""
 
     value: float
     low: float
@@ -36,18 +36,20 @@ def resample_weights(n_questions: int, n_resamples: int, seed: int) -> Tensor:
 
 
 def by_question(metric: WeightedMetric, question: Tensor) -> WeightedMetric:
-    """Turn a metric over rows into a metric over questions: an answer counts as often as its question is drawn.
+    """Turn a metric over rows into a metric over questions: each row has the weight of its question.
 
-    `question` is the question of each row, [row] int64 from 0.
+    Args:
+        metric: Metric of weights [resample, row].
+        question: [row] int64, the index of each row's question.
     """
     step = max(1, _CHUNK // len(question))
     return lambda weights: torch.cat([metric(chunk[:, question]) for chunk in weights.split(step)])
 
 
 def resampled(metric: WeightedMetric, n_questions: int, n_resamples: int, seed: int) -> Tensor | None:
-    """Finite values of a metric over resampled questions, at most [resample].
+    """Values of a metric over resampled questions, [resample] without non-finite values.
 
-    None if there are fewer than two questions, or if more than a tenth of the resamples have no finite value.
+    None if there are fewer than two questions, or if more than a tenth of the values are not finite.
     """
     step = max(1, _CHUNK // n_questions)
     values = torch.cat([metric(weights) for weights in resample_weights(n_questions, n_resamples, seed).split(step)])
@@ -56,9 +58,12 @@ def resampled(metric: WeightedMetric, n_questions: int, n_resamples: int, seed: 
 
 
 def bootstrap(metric: WeightedMetric, n_questions: int, n_resamples: int = 2000, seed: int = 0) -> Interval | None:
-    """A metric with its BCa interval of 95 % over resampled questions, which are the same for all metrics of a seed.
+    """Value of a metric with its 95 % BCa interval over resampled questions.
 
-    None if there are fewer than two questions, or if the metric or more than a tenth of its resamples is not finite.
+    All metrics with the same seed use the same resamples.
+
+    Returns:
+        The interval; None if the metric is NaN or `resampled` is None.
     """
     weights = torch.ones(1, n_questions, dtype=torch.float64, requires_grad=True)
     with torch.enable_grad():
@@ -72,15 +77,15 @@ def bootstrap(metric: WeightedMetric, n_questions: int, n_resamples: int = 2000,
 
 
 def _bca_levels(value: float, influence: Tensor, resampled: Tensor) -> Tensor:
-    r"""Levels of the quantiles of the resampled values that bound the interval, [2] float64.
+    r"""Levels [2] float64 of the two quantiles of the resampled values that bound the interval.
 
     .. math::
         \Phi\Big(z_0 + \frac{z_0 \pm t}{1 - a (z_0 \pm t)}\Big), \quad
         a = \tfrac16 \sum U_i^3 \Big/ \Big(\sum U_i^2\Big)^{3/2}
 
-    z₀ is the normal quantile of the value's rank among the resampled ones, a the skewness of the influences U, and t
-    the quantile of Student's distribution with N − 1 degrees of freedom times √(N/(N−1)), because resampled values vary
-    too little by that factor.
+    z₀ is the normal quantile of the value's rank among the resampled values, and a the skewness of the influences U.
+    t is the quantile of Student's distribution with N − 1 degrees of freedom, times √(N/(N−1)): the standard deviation
+    of the resampled values is too small by that factor.
     """
     n = len(influence)
     below = (resampled < value).double().mean() + (resampled == value).double().mean() / 2
@@ -94,7 +99,7 @@ def _bca_levels(value: float, influence: Tensor, resampled: Tensor) -> Tensor:
 
 
 def paired_bootstrap(a: WeightedMetric, b: WeightedMetric, n_questions: int, **options: Any) -> Interval | None:
-    """The difference a − b of two metrics on the same questions, with an interval over the same resamples."""
+    """Difference a − b of two metrics on the same questions, with its interval; see `bootstrap` for the options."""
     return bootstrap(lambda weights: a(weights) - b(weights), n_questions, **options)
 
 
@@ -102,7 +107,7 @@ def check_resampling(seed: int, n_resamples: int = 2000) -> None:
     """Check the options of resampling.
 
     Raises:
-        InputError: If there are fewer than 100 resamples, or `seed` is negative or larger than generators take.
+        InputError: If `n_resamples` is smaller than 100, or `seed` is not in [0, 2³²).
     """
     if n_resamples < 100:
         raise InputError(f"Expected `n_resamples` to be at least 100, but got {n_resamples}. Try 2000.")

@@ -8,10 +8,10 @@ from torchmetrics.utilities import dim_zero_cat
 
 
 class QuestionMetric(Metric):
-    """A function of `probes.metrics.functional` over all updates.
+    """Accumulate questions over updates and apply a function of `probes.metrics.functional` to all of them.
 
     Args:
-        metric: The function, of `preds`, `right` and `known`, each [question].
+        metric: Function of `preds`, `right` and `known`, [question] each.
     """
 
     full_state_update = False
@@ -26,11 +26,11 @@ class QuestionMetric(Metric):
             self.add_state(name, default=[], dist_reduce_fx="cat")
 
     def update(self, preds: Tensor, right: Tensor, known: Tensor) -> None:
-        """Add questions: scores or confidences, right answers and graded answers, each [question]."""
+        """Add questions: scores or confidences, number of right and of graded answers, [question] each."""
         self.preds.append(preds.detach())
         self.right.append(right.detach())
         self.known.append(known.detach())
 
     def compute(self) -> Tensor:
-        """The metric over all updates, a scalar."""
+        """Scalar value of the metric over all updates."""
         return self.metric(dim_zero_cat(self.preds), dim_zero_cat(self.right), dim_zero_cat(self.known))

@@ -1,4 +1,4 @@
-"""Tests of a difference between two methods on the same questions, and Holm's correction for many tests.
+"""Significance tests for two methods on the same questions, and Holm's correction for several tests.
 
 docs/statistics.md explains each p-value. All tests are two-sided. No p-value is exactly 0, because the observed value
 counts as one of the draws.
@@ -12,24 +12,28 @@ from torch import Tensor
 
 from probes.metrics.intervals import WeightedMetric, resampled
 
-#: Most questions for which all sign patterns are enumerated: 2^19 sums, by symmetry.
+#: Maximum number of questions for enumerating all sign patterns: 2^19 sums, by symmetry.
 _MOST_EXACT = 20
-#: Largest number of signs in memory at once.
+#: Maximum number of signs in memory at once.
 _CHUNK = 2**22
 
 
 def sign_flip(differences: Tensor, n_flips: int = 10_000, seed: int = 0) -> float:
     """P-value of the sign-flip test: share of sign patterns whose mean difference is at least as far from 0.
 
-    Exact over all sign patterns for up to 20 questions; above that over random patterns, (1 + hits) / (1 + flips).
+    Exact for up to 20 questions, by enumerating all sign patterns. Beyond that, the p-value is
+    (1 + hits) / (1 + n_flips) over random patterns.
 
     Args:
         differences: [question] finite differences of two methods, for example of `functional.brier_terms`. If a
             question has several rows, pass their mean.
-        n_flips: Random sign patterns for more than 20 questions. The smallest possible p-value is about 1 / n_flips.
+        n_flips: Number of random sign patterns. The smallest possible p-value is about 1 / n_flips.
         seed: Seed of the patterns.
 
-    >>> sign_flip(torch.tensor([1.0, 2.0, 3.0]))  # 2 of 8 patterns reach 6
+    Returns:
+        The p-value, in (0, 1].
+
+    >>> sign_flip(torch.tensor([1.0, 2.0, 3.0]))  # 2 of 8 patterns reach |sum| = 6
     0.25
     """
     values = differences.double()
@@ -51,14 +55,14 @@ def sign_flip(differences: Tensor, n_flips: int = 10_000, seed: int = 0) -> floa
 def bootstrap_p(
     a: WeightedMetric, b: WeightedMetric, n_questions: int, n_resamples: int = 10_000, seed: int = 0
 ) -> float | None:
-    r"""P-value of the difference a − b of two metrics, from paired resamples of the questions.
+    r"""P-value of the difference a − b of two metrics, by the paired bootstrap over questions.
 
     .. math::
         p = \min\Big\{1, 2 \min\Big[\frac{1 + \#(\Delta^* \le 0)}{B + 1},
             \frac{1 + \#(\Delta^* \ge 0)}{B + 1}\Big]\Big\}
 
-    This is the tail of a percentile interval beyond 0, over the B resamples of `resampled` that have a value. The
-    smallest possible value is 2 / (B + 1). The same seed gives the resamples of `paired_bootstrap`.
+    B is the number of values of `resampled`. The smallest possible p-value is 2 / (B + 1). The same seed gives the same
+    resamples as in `paired_bootstrap`.
 
     Returns:
         The p-value, in (0, 1]; None if `resampled` is None.
@@ -89,7 +93,7 @@ def holm(p_values: Tensor) -> Tensor:
 
 
 def add_holm(tests: Sequence[dict[str, Any]]) -> None:
-    """Add `p_holm` to tests, their p-values `p` adjusted for the number of tests; None stays None."""
+    """Add `p_holm`, the Holm-adjusted `p`, to each test in place. None stays None and is not counted."""
     p_values = [torch.nan if test["p"] is None else test["p"] for test in tests]
     for test, p in zip(tests, holm(torch.tensor(p_values, dtype=torch.float64)).tolist(), strict=True):
         test["p_holm"] = None if p != p else p

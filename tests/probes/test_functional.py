@@ -268,7 +268,7 @@ def test_without_spread_there_is_no_ceiling() -> None:
         ({"preds": torch.tensor([0.1, 1.5])}, r"confidences in \[0, 1\].*Calibrate"),
         ({"known": torch.tensor([1, 5])}, "`known` of at least 2"),
         ({"right": torch.tensor([6, 1])}, "`right` between 0 and `known`"),
-        ({"right": torch.tensor([1])}, r"one shape \[question\]"),
+        ({"right": torch.tensor([1])}, r"same shape \[question\]"),
     ],
 )
 def test_metrics_refuse_what_they_cannot_mean(change: dict[str, Tensor], message: str) -> None:

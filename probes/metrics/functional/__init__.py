@@ -1,9 +1,14 @@
-"""Metrics of a confidence against measured accuracy, as pure tensor functions.
+"""Metrics of confidences against measured accuracies, as pure tensor functions.
 
-All take `preds` [question], confidences or scores, higher = more likely right; `right` and `known` [question], the
-number of right answers c and of graded answers n ≥ 1; and `weights` [..., question], how often each question counts
-(once by default). Leading axes of `weights` are resamples: the result has one value for each. All results are float64.
-The estimators are unbiased for the true accuracies p if `preds` do not depend on the samples that gave c.
+All functions take:
+
+- `preds` [question]: confidences or scores, higher = more likely right.
+- `right` and `known` [question]: number of right answers c, and of graded answers n ≥ 1. Their ratio p̂ = c/n estimates
+  the true accuracy p of the question.
+- `weights` [..., question]: how often each question counts; 1 by default. Leading axes are resamples: the result has
+  one value for each.
+
+Results are float64. The estimators are unbiased if `preds` do not depend on the answers that are counted in `right`.
 
 To score confidences of single answers, pass one row per answer with `known` = 1.
 `probes.metrics.intervals.by_question` resamples such rows together with their questions.

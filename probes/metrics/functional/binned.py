@@ -1,4 +1,4 @@
-"""Calibration errors over bins of confidences, in three forms that docs/statistics.md compares."""
+"""Calibration errors over bins of confidences. docs/statistics.md compares them."""
 
 from itertools import pairwise
 
@@ -9,9 +9,16 @@ from probes.metrics.functional.inputs import midranks, prepare
 
 
 def bin_index(preds: Tensor, n_bins: int, by: str, weights: Tensor | None = None) -> Tensor:
-    """Bin of each confidence, int64 in [0, n_bins), the last bin closed: [question], for "mass" [..., question].
+    """Bin index of each confidence, int64 in [0, n_bins).
 
-    "width" cuts [0, 1] evenly; "mass" cuts the weighted ranks evenly, ties staying together.
+    Args:
+        preds: [question] confidences.
+        n_bins: Number of bins. The last bin includes its upper edge.
+        by: "width" for bins of equal width, "mass" for bins of equal weight. Equal confidences share a bin.
+        weights: [..., question], for "mass".
+
+    Returns:
+        [question] for "width", [..., question] for "mass".
     """
     if by not in ("width", "mass"):
         raise ValueError(f"Expected `by` to be 'width' or 'mass', but got {by!r}.")
@@ -24,9 +31,9 @@ def bin_index(preds: Tensor, n_bins: int, by: str, weights: Tensor | None = None
 def expected_calibration_error(
     preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None = None, n_bins: int = 10, by: str = "width"
 ) -> Tensor:
-    """Expected calibration error: mean of |mean confidence − mean accuracy| over bins, weighted by their questions.
+    """Expected calibration error: |mean confidence − mean accuracy| of a bin, averaged over bins weighted by size.
 
-    In [0, 1]. Noise in p̂ makes it too large, more so with fewer questions per bin; `rmsce` subtracts that noise. For
+    In [0, 1]. Noise in p̂ biases it upwards, more so with fewer questions per bin; `rmsce` subtracts that noise. For
     `by` see `bin_index`. With one row per answer (`known` = 1) it is the error against single answers.
     """
     preds, right, known, weights = prepare(preds, right, known, weights, probabilities=True)
@@ -38,14 +45,15 @@ def expected_calibration_error(
 def squared_calibration_error(
     preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None = None, n_bins: int = 10
 ) -> Tensor:
-    r"""Unbiased estimate of the mean over bins of equal mass of (mean confidence − mean accuracy)². Never clipped.
+    r"""Unbiased estimate of (mean confidence − mean accuracy)², averaged over bins of equal mass. Not clipped at 0.
 
     .. math:: \sum_b w_b \Big[\bar d_b^2 - \frac{s_b^2}{n_b}\Big], \qquad d_i = f_i - \hat p_i
 
     s² is the sample variance of d in a bin. It includes the noise of p̂ and the spread of the true accuracies, so the
-    estimand is that of the population of questions, not of these questions alone. A bin of a single question is merged
-    with its neighbour. Rows must be independent: with several answers of a question as rows, too little is subtracted.
-    0 on average for a calibrated confidence; NaN for a single question.
+    estimand is the error over the population of questions. A bin of a single question is merged with its neighbour.
+
+    Rows must be independent. If several rows are answers to one question, the estimate is too large.
+    The mean is 0 for a calibrated confidence; the value is NaN for a single question.
     """
     preds, right, known, weights = prepare(preds, right, known, weights, probabilities=True)
     bins = bin_index(preds, n_bins, "mass", weights).expand(weights.shape)
@@ -60,21 +68,21 @@ def squared_calibration_error(
 
 
 def _merged(sums: Tensor) -> Tensor:
-    """Sums [3, ..., bin] after merging bins of fewer than two questions (the first row) into the next larger one."""
+    """Merge bins of fewer than two questions into the next higher bin. Takes and returns sums [3, ..., bin]."""
     bins = list(sums.unbind(-1))
     order = list(range(len(bins)))
-    for path in (order, order[::-1]):  # upwards, then what is left at the top downwards
+    for path in (order, order[::-1]):  # upwards, then downwards for a remainder at the top
         for here, there in pairwise(path):
-            moved = bins[here] * (bins[here][0] < 1.5)  # halfway between one and two, safe from rounding
+            moved = bins[here] * (bins[here][0] < 1.5)  # 1.5 is safe from rounding
             bins[here], bins[there] = bins[here] - moved, bins[there] + moved
     return torch.stack(bins, dim=-1)
 
 
 def rmsce(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None = None, n_bins: int = 10) -> Tensor:
-    """Root of `squared_calibration_error`, 0 where that is negative: a calibration error without the noise of p̂.
+    """Root mean squared calibration error, corrected for the noise of p̂: the root of `squared_calibration_error`.
 
-    In [0, 1] like the ECE, but large gaps weigh more; NaN for a single question. The root of an unbiased estimate is
-    biased: to average over splits, average `squared_calibration_error`.
+    It is 0 if the squared error is negative, and NaN for a single question. In [0, 1] like the ECE, but large gaps
+    weigh more. The root is biased: to average over splits, average `squared_calibration_error`.
     """
     squared = squared_calibration_error(preds, right, known, weights, n_bins)
     root = squared.clamp_min(1e-300).sqrt()  # the root has a derivative at 0

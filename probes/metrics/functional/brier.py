@@ -1,4 +1,4 @@
-"""Brier scores: squared distance of confidences from accuracies or from single answers."""
+"""Brier scores: mean squared distance of confidences from accuracies or from single answers."""
 
 import torch
 from torch import Tensor
@@ -27,8 +27,8 @@ def response_brier(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor 
 def brier_terms(preds: Tensor, right: Tensor, known: Tensor) -> Tensor:
     """Brier score of each question against its single answers, f² − 2fp̂ + p̂: [question] float64.
 
-    For two confidences of the same questions, differences of these terms equal those of the terms of `debiased_brier`:
-    the remaining part does not depend on the confidence. `sign_flip` tests these differences.
+    The terms of `debiased_brier` differ from these by a value that does not depend on the confidence f. Two methods
+    therefore have the same differences in both. `probes.metrics.significance.sign_flip` tests these differences.
     """
     preds, right, known, _ = prepare(preds, right, known, None, probabilities=True)
     return preds**2 - 2 * preds * right / known + right / known
@@ -37,9 +37,10 @@ def brier_terms(preds: Tensor, right: Tensor, known: Tensor) -> Tensor:
 def brier_skill(
     preds: Tensor, right: Tensor, known: Tensor, reference: float | Tensor, weights: Tensor | None = None
 ) -> Tensor:
-    """1 − Brier / Brier of `reference`, both debiased; NaN where the reference's debiased Brier is not positive.
+    """Brier skill score 1 − Brier / Brier of `reference`, both debiased.
 
-    The reference is the mean accuracy of the training split, or [question] that of each question's own training folds.
+    It is NaN if the Brier score of the reference is not positive. The reference is a constant confidence, such as the
+    mean accuracy of the training split, or [question] the mean accuracy of each question's training folds.
     """
     base = torch.as_tensor(reference, dtype=torch.float64, device=preds.device).expand(preds.shape)
     worst = debiased_brier(base, right, known, weights)

@@ -1,4 +1,4 @@
-"""Helpers that all metrics share: input checks, weighted means, sums by group, ranks."""
+"""Shared helpers of the metrics: input checks, weighted means, sums by group, ranks."""
 
 import torch
 from torch import Tensor
@@ -12,21 +12,22 @@ def prepare(
     least_known: int = 1,
     probabilities: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Check shapes and values; return `preds`, `right`, `known` and `weights` (once by default) as float64.
+    """Check shapes and values; return `preds`, `right`, `known` and `weights` (ones by default) as float64.
 
     Raises:
-        ValueError: If the shapes differ, `preds` are not finite or not `probabilities`, or counts are out of range.
+        ValueError: If shapes differ, `preds` are not finite (or outside [0, 1] with `probabilities`), `known` is below
+            `least_known`, or `right` is outside [0, `known`].
     """
     if not preds.shape == right.shape == known.shape or preds.dim() != 1:
         shapes = f"{tuple(preds.shape)}, {tuple(right.shape)} and {tuple(known.shape)}"
-        raise ValueError(f"Expected `preds`, `right` and `known` to have one shape [question], but got {shapes}.")
+        raise ValueError(f"Expected `preds`, `right` and `known` to have the same shape [question], but got {shapes}.")
     preds, right, known = preds.double(), right.double(), known.double()
     if n := int((~preds.isfinite()).sum()):
-        raise ValueError(f"Expected finite `preds`, but {n} are NaN or infinite. Leave those questions out.")
+        raise ValueError(f"Expected finite `preds`, but {n} are NaN or infinite. Remove these questions.")
     if (known < least_known).any():
         raise ValueError(
             f"Expected `known` of at least {least_known} for every question, but the smallest is {int(known.min())}. "
-            "Leave those questions out and count them."
+            "Remove these questions and report their number."
         )
     if ((right < 0) | (right > known)).any():
         raise ValueError("Expected `right` between 0 and `known` for every question.")

@@ -1,4 +1,4 @@
-"""Metrics of the order of scores: AUROC and its ceiling, rank correlation, area under the risk–coverage curve."""
+"""Ranking metrics: AUROC and its ceiling, rank correlation, area under the risk–coverage curve."""
 
 import math
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 from probes.metrics.functional.inputs import by_group, mean, midranks, prepare
 
-#: Random half-splits behind the lower bound of `auroc_ceiling`.
+#: Number of random half-splits for the lower bound of `auroc_ceiling`.
 _HALF_SPLITS = 20
 
 
@@ -20,16 +20,16 @@ def capability_auroc(
         A = \sum_{i \ne j} \hat p_i (1-\hat p_j) [1(f_i>f_j) + \tfrac12 1(f_i=f_j)]
             \Big/ \sum_{i \ne j} \hat p_i (1-\hat p_j)
 
-    The expected accuracy p̂ = c/n is a soft label: question i contributes mass p̂ of right and 1 − p̂ of wrong answers.
-    Pairs of a question with itself, or with its copies in a resample, are ties by construction and left out. The best
-    possible value is below 1, see `auroc_ceiling`. Takes O(N log N).
+    The expected accuracy p̂ = c/n is a soft label: question i has mass p̂ of right and 1 − p̂ of wrong answers. Pairs of
+    a question with itself, or with its copies in a resample, are excluded. The best possible value is below 1, see
+    `auroc_ceiling`. The value is NaN without both right and wrong answers. Takes O(N log N).
 
-    With `strata` [question] int64, only pairs within a stratum count. Use it for folds: their scores come from
-    different probes, and even constants rank questions across folds. NaN without both right and wrong answers.
+    With `strata` [question] int64, only pairs within a stratum count. Pass the folds as strata for out-of-fold scores,
+    which come from different probes: even constant probes would rank questions of different folds.
     """
     preds, right, known, weights = prepare(preds, right, known, weights)
     accuracy = right / known
-    # a group holds the equal scores of one stratum; groups are ordered by stratum, then by score
+    # a group is the equal scores of one stratum; groups are ordered by stratum, then by score
     distinct, value = preds.unique(sorted=True, return_inverse=True)
     stratum = torch.zeros_like(value) if strata is None else strata.unique(sorted=True, return_inverse=True)[1]
     keys, group = (stratum * len(distinct) + value).unique(sorted=True, return_inverse=True)
@@ -39,7 +39,7 @@ def capability_auroc(
     group_positive, group_negative = by_group(positive, group, n_groups), by_group(negative, group, n_groups)
     below = group_negative.cumsum(-1) - group_negative
     first = torch.searchsorted(stratum_of_group, torch.arange(n_strata, device=preds.device))
-    below = below - below[..., first[stratum_of_group]]  # without the strata before one's own
+    below = below - below[..., first[stratum_of_group]]  # without lower strata
     same_question = (weights**2 * accuracy * (1 - accuracy)).sum(-1)
     won = (group_positive * (below + group_negative / 2)).sum(-1) - same_question / 2
     all_pairs = by_group(positive, stratum, n_strata) * by_group(negative, stratum, n_strata)
@@ -50,22 +50,25 @@ def capability_auroc(
 def hard_auroc(
     preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None = None, strata: Tensor | None = None
 ) -> Tensor:
-    """AUROC of the label p̂ ≥ ½, as torchmetrics' BinaryAUROC; NaN with a single class. See `capability_auroc`."""
+    """AUROC of the binary label p̂ ≥ ½, equal to torchmetrics' `BinaryAUROC`; NaN with a single class.
+
+    For `strata` see `capability_auroc`.
+    """
     preds, right, known, weights = prepare(preds, right, known, weights)
     return capability_auroc(preds, (right / known >= 0.5).double(), torch.ones_like(known), weights, strata)
 
 
 def auroc_ceiling(right: Tensor, known: Tensor) -> tuple[float, float, float]:
-    r"""Capability AUROC of an oracle that knows every accuracy p, with a bracket of estimates.
+    r"""Capability AUROC of an oracle that knows every accuracy p, with lower and upper bounds.
 
     .. math:: \tfrac12 + \frac{E|p-p'|}{4 m (1-m)}, \qquad m = E[p]
 
-    The value assumes Beta-distributed accuracies, fitted by moments after subtracting the sampling noise, and uses the
-    closed form of the Beta distribution's mean difference. The upper bound is optimistic: it ranks questions by p̂ and
-    scores on the same answers. The lower bound is pessimistic: it ranks by a random half of each question's answers and
-    scores on the other half; it is the mean AUROC of 20 such half-splits, drawn with a fixed seed.
+    The value assumes Beta-distributed accuracies. The distribution is fitted by moments after subtracting the sampling
+    noise; its mean difference has a closed form.
 
-    Requires n ≥ 2.
+    The upper bound is optimistic: it ranks questions by p̂ and scores them on the same answers. The lower bound is
+    pessimistic: it ranks by a random half of each question's answers and scores on the other half. It is the mean AUROC
+    of 20 such half-splits, drawn with a fixed seed. Requires n ≥ 2.
 
     Returns:
         Value, lower bound and upper bound; all NaN if the accuracies vary no more than sampling noise.
@@ -78,14 +81,14 @@ def auroc_ceiling(right: Tensor, known: Tensor) -> tuple[float, float, float]:
         return math.nan, math.nan, math.nan
     total = m * (1 - m) / spread - 1
     a, b = m * total, (1 - m) * total
-    # the logarithms of beta functions, without scipy, which a saved probe does not need
+    # logarithms of beta functions; not by scipy, because saved probes are loaded without it
     log_beta = [2 * math.lgamma(x) - math.lgamma(2 * x) for x in (total, a, b)]
     log_difference = math.log(4 / total) + log_beta[0] - log_beta[1] - log_beta[2]
     value = 0.5 + math.exp(log_difference) / (4 * m * (1 - m))
     high = float(capability_auroc(preds, right, known))
     generator, first, halves = torch.Generator().manual_seed(0), (known / 2).floor(), []
     for _ in range(_HALF_SPLITS):
-        # a hypergeometric draw: the answers are in random order and the first half ranks
+        # hypergeometric draw: answers are in random order and the first half ranks
         noise = torch.rand(len(known), int(known.max()), generator=generator, dtype=torch.float64)
         index = torch.arange(int(known.max()))[None]
         noise = noise.masked_fill(index >= known[:, None], 2.0)
@@ -97,7 +100,7 @@ def auroc_ceiling(right: Tensor, known: Tensor) -> tuple[float, float, float]:
 
 
 def spearman(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Spearman's rank correlation of the score with p̂, ties at their mean rank; NaN if either is constant."""
+    """Spearman's rank correlation of the score with p̂; ties have their mean rank. NaN if either is constant."""
     preds, right, known, weights = prepare(preds, right, known, weights)
     x, y = midranks(preds, weights), midranks(right / known, weights)
     x, y = x - mean(x, weights)[..., None], y - mean(y, weights)[..., None]
@@ -106,17 +109,17 @@ def spearman(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None
 
 
 def aurc(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None = None) -> Tensor:
-    r"""Area under the risk–coverage curve: mean of the share of wrong answers among the k most confident, k = 1 … N.
+    r"""Area under the risk–coverage curve: share of wrong answers among the k most confident questions, over all k.
 
-    Lower is better (Geifman and El-Yaniv, Selective Classification for Deep Neural Networks, 2017; here the risk of a
-    question is 1 − p̂). An uninformative score has the mean share of wrong answers.
+    The mean over k = 1 … N; lower is better. Geifman and El-Yaniv, Selective Classification for Deep Neural Networks,
+    2017; here the risk of a question is 1 − p̂. The expected value of an uninformative score is the mean risk.
 
     Tied scores count in expectation over their orders. A tie of m questions with mean risk ē, after W questions with
     summed risk E, adds
 
     .. math:: \sum_{t=1}^m \frac{E + t \bar e}{W + t} = m \bar e + (E - W \bar e) [\psi(W+m+1) - \psi(W+1)]
 
-    with ψ the digamma function, which makes the sum differentiable in the weights.
+    where ψ is the digamma function. This form is differentiable in the weights.
     """
     preds, right, known, weights = prepare(preds, right, known, weights)
     distinct, group = (-preds).unique(sorted=True, return_inverse=True)

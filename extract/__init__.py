@@ -1,6 +1,6 @@
-"""Questions, samples, grades and signals: everything that needs the model and nothing that trains.
+"""Make stores: load questions, sample and grade answers, read signals. Everything that needs the model; no training.
 
-The public names are imported when they are first used, so that reading a store needs no transformers.
+Public names are imported on first use, so that reading a store does not import transformers.
 """
 
 from importlib import import_module

@@ -30,32 +30,33 @@ NO_JUDGE = Judge()
 
 
 def sample(store: str, recipe: StoreRecipe, worker: Worker | None = None) -> Store:
-    """Ask a model each question k times and keep the answers, as `sample_family`, but of one temperature in one store.
+    """Sample k answers to each question into one store. Like `sample_family`, but for a single temperature.
 
     Raises:
-        InputError: As `sample_family`, or a grid of temperatures.
+        InputError: As for `sample_family`, or if the temperature is a grid.
     """
     if isinstance(recipe.policy.temperature, str):
         raise InputError(
-            "Expected `policy.temperature` to be a number, because this makes one store, but got the grid "
+            "Expected `policy.temperature` to be a number, because `sample` makes one store, but got the grid "
             f"{recipe.policy.temperature!r}. Use `sample_family`, as the command line does."
         )
     return sample_family(store, recipe, worker)[0]
 
 
 def sample_family(store: str, recipe: StoreRecipe, worker: Worker | None = None) -> list[Store]:
-    """Ask a model each question k times and keep the answers; continues an earlier run.
+    """Sample k answers to each question and store them; continues an earlier run.
 
     Args:
-        store: Folder of the store, new or made with the same settings; of a grid of temperatures, that of its stores.
+        store: Folder of the store, new or made with the same settings. For a grid of temperatures, the parent folder
+            of its stores.
         recipe: Questions, model and policy.
-        worker: This process among several that share the work; None takes what `torchrun` says.
+        worker: This process among several that share the work; None reads the variables that `torchrun` sets.
 
     Returns:
-        The store, or that of each temperature.
+        One store for each temperature.
 
     Raises:
-        InputError: Bad options, unreadable questions or model, or a store of another identity.
+        InputError: If an option is invalid, questions or model cannot be loaded, or the store has another identity.
     """
     worker, folders = worker or Worker.from_environment(), grid_folders(Path(store), recipe.policy)
     return sample_stores(folders, recipe.sampler, recipe.sampling_options(), *recipe.load(), worker)
@@ -64,17 +65,17 @@ def sample_family(store: str, recipe: StoreRecipe, worker: Worker | None = None)
 def make_store(
     store: str, recipe: StoreRecipe, grader: str | None, signals: Sequence[str], scope: Scope = "question"
 ) -> Store:
-    """Sample, grade and read whatever a store lacks. No model is loaded for a complete store.
+    """Sample, grade and read whatever a store lacks. A complete store loads no model.
 
     Args:
         store: Folder of the store.
-        recipe: What it is made from.
-        grader: Name of the grader; None takes that of the questions' kind.
+        recipe: Recipe of the store.
+        grader: Name of the grader; None takes the default of the questions' kind.
         signals: Names of the signals.
-        scope: Whether they are read of the questions or of their answers.
+        scope: Whether signals are read from the questions or from their answers.
 
     Raises:
-        InputError: As `sample`, `grade` and `read`.
+        InputError: As for `sample`, `grade` and `read`.
     """
     for signal in signals:
         load_signal(signal, scope)
@@ -90,28 +91,29 @@ def make_store(
             return made
     if grader is not None:
         load_grader(grader)  # before anything is sampled
-    worker = Worker()  # trainers start workers of their own, and one of them makes the store
+    worker = Worker()  # a trainer may have started several processes, but only one of them makes the store
     sample(store, recipe, worker)
     grade(store, grader, worker)
-    model = recipe.model if SAMPLERS[recipe.sampler].weights else None  # else the name is not that of a local copy
+    model = recipe.model if SAMPLERS[recipe.sampler].weights else None  # a served model's name is not a local copy
     return read(store, signals, scope, None, model, recipe.device, recipe.device_map, worker)
 
 
 @fill_names(graders=GRADERS)
 def grade(store: str, grader: str | None = None, worker: Worker | None = None, judge: Judge = NO_JUDGE) -> Store:
-    """Grade the answers that this grader has not graded yet, and those that it could not decide. Never samples.
+    """Grade answers that are not graded yet or that the grader could not decide. Never samples.
 
     Args:
         store: Folder of the store.
-        grader: One of {graders}; null takes that of the questions' kind.
+        grader: One of {graders}; null takes the default of the questions' kind.
         worker: As for `sample`.
-        judge: The model that grades, for the grader judge.
+        judge: Model of the grader judge.
 
     Returns:
         The store.
 
     Raises:
-        InputError: Unknown grader, questions that it can't grade, no store, or a judge that can't be asked.
+        InputError: If the grader is unknown or cannot grade the questions, there is no store, or the judge cannot be
+            reached.
     """
     with _extended(store, worker) as (opened, worker):
         name = grader or grader_of_kinds(question.kind for question in opened.questions)
@@ -130,25 +132,25 @@ def read(
     device_map: str | None = None,
     worker: Worker | None = None,
 ) -> Store:
-    """Read signals of a store's questions or answers from the model, where they are missing.
+    """Read missing signals of a store's questions or answers from the model.
 
     Args:
         store: Folder of the store.
-        signals: Signals to read. Of questions and answers: {signals}. Of answers only: {answer_signals}.
+        signals: Signals to read. For questions and answers: {signals}. For answers only: {answer_signals}.
         scope: question reads the questions; sample reads their answers.
-        layers: Layers to keep, from 0 (embeddings) to the number of blocks; null keeps those that the store holds
-            already, or all.
-        model: Where the store's model is, if it was a folder, or the local copy of a served one; null takes the name
-            that the store holds.
+        layers: Layers to keep, from 0 (embeddings) to the number of blocks; null takes the layers that are already in
+            the store, or all.
+        model: Path of the store's model if it was loaded from a folder, or the local copy of a served model; null
+            takes the name in the store.
         device: auto, cpu, cuda or cuda:N.
-        device_map: How transformers spreads a large model over devices.
+        device_map: Placement of a large model over devices, as in transformers (auto, balanced, …).
         worker: As for `sample`.
 
     Returns:
         The store.
 
     Raises:
-        InputError: Unknown signal, no store, other layers than the store's, or another model than the store's.
+        InputError: If a signal is unknown, there is no store, or the model or the layers differ from the store's.
     """
     with _extended(store, worker) as (opened, worker):
         fill_signals(
@@ -170,27 +172,27 @@ def ask(
     max_new_tokens: int = 48,
     worker: Worker | None = None,
 ) -> Store:
-    """Ask models about the questions and answers of a store, where that is missing.
+    """Compute missing baselines by asking models about the questions and answers of a store.
 
     Args:
         store: Folder of the store.
-        baselines: Of {baselines}.
+        baselines: Baselines to compute: {baselines}.
         model: Path of the store's model if it was loaded from a folder, or the local copy of a served model; null
             takes the name in the store.
         device: auto, cpu, cuda or cuda:N.
-        device_map: How transformers spreads a large model over devices.
+        device_map: Placement of a large model over devices, as in transformers (auto, balanced, …).
         embedding_model: Sentence encoder of text_embedding: its name, a Hub id or a folder.
         nli_model: Classifier of entailment: a Hub id or a folder.
         grader: Grader whose normalised answers entailment compares; null takes the only one.
-        max_new_tokens: Longest reply of verbalized; a model that reasons at length needs more.
+        max_new_tokens: Token limit of a reply for verbalized; models that reason at length need more.
         worker: As for `sample`.
 
     Returns:
         The store.
 
     Raises:
-        InputError: Unknown baseline, no store, another model than the store's, a model that can't be loaded, or
-            settings that differ from those in the store.
+        InputError: If a baseline is unknown, there is no store, a model cannot be loaded or is not the store's, or
+            settings differ from those in the store.
     """
     if max_new_tokens < 1:
         raise InputError(f"Expected `max_new_tokens` to be at least 1, but got {max_new_tokens}. Give for example 48.")
@@ -207,12 +209,13 @@ def ask(
 
 
 def inspect(store: str, grader: str | None = None, answers: int = 10) -> None:
-    """Show what is in a store: policy, counts, accuracy by grader and group with its interval, and answers to read.
+    """Summarise a store: policy, counts, accuracy by grader and group with intervals, and example answers.
 
     Args:
-        store: Folder of the store, or of the stores of a grid, which are shown one after the other and then compared.
-        grader: Whose grades are shown in detail; null takes that of the questions' kind, else the first there are.
-        answers: How many answers to show, right, wrong and unknown ones.
+        store: Folder of the store, or of a grid's stores, which are shown one by one and then compared.
+        grader: Grader of the detailed tables; null takes the default of the questions' kind, else the first in the
+            store.
+        answers: Number of example answers, spread over right, wrong and unknown ones.
     """
     from extract.viewing.inspection import compared, describe
 
@@ -228,24 +231,24 @@ def verify(store: str) -> None:
         store: Folder of the store.
 
     Raises:
-        InputError: A file is damaged or unfinished; the message lists all of them.
+        InputError: If a file is damaged or unfinished. The message lists all such files.
     """
     opened = Store.open(store)
     if problems := list(find_problems(opened)):
         raise InputError(
-            f"Expected the files of {store!r} to be whole, but {len(problems)} are not: {'; '.join(problems)}. Run the "
-            "command that made them (sample, grade, read or ask) again, and delete what no command made."
+            f"Expected the files of {store!r} to be intact, but {len(problems)} are not: {'; '.join(problems)}. Run "
+            "the command that wrote them (sample, grade, read or ask) again, and delete files that no command wrote."
         )
     n_files = len(write_manifest(opened)["files"])
     print(
-        f"{store}: {n_files} files whole, identity {opened.sha256[:12]}, {len(opened.questions)} questions in "
+        f"{store}: {n_files} files intact, identity {opened.sha256[:12]}, {len(opened.questions)} questions in "
         f"{opened.questions.n_blocks} blocks"
     )
 
 
 @contextmanager
 def _extended(store: str, worker: Worker | None) -> Iterator[tuple[Store, Worker]]:
-    """A store that a worker adds files to, alone on its blocks; the manifest is written at the end."""
+    """Open a store for writing: lock the worker's blocks, and write the manifest at the end."""
     opened, worker = Store.open(store), worker or Worker.from_environment()
     with worker.writing(opened.path):
         yield opened, worker

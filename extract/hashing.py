@@ -1,4 +1,4 @@
-"""Content hashes: canonical JSON and SHA-256, so that equal things have equal names on every machine; differences."""
+"""Content hashes (SHA-256 of canonical JSON) that are equal on every machine, and differences of nested dicts."""
 
 import hashlib
 import json
@@ -22,7 +22,7 @@ def sha256_json(value: Any) -> str:
 
 
 def sha256_json_list(values: Iterable[Any]) -> str:
-    """SHA-256 (hex) of the canonical JSON of the list of `values`, of which one at a time is kept.
+    """SHA-256 (hex) of the canonical JSON of the list of `values`, with one value in memory at a time.
 
     >>> sha256_json_list(iter([1, "b"])) == sha256_json([1, "b"])
     True
@@ -46,7 +46,7 @@ def sha256_file(path: Path) -> str:
 
 
 def hash_order(ids: list[str], seed: int) -> list[int]:
-    """Indices of `ids` in a seeded order that depends on each id alone, so it is stable across library versions.
+    """Indices of `ids`, sorted by a hash of seed and id. The order is the same in every version of every library.
 
     >>> hash_order(["lima", "oslo", "rome"], seed=0)
     [1, 0, 2]
@@ -57,13 +57,13 @@ def hash_order(ids: list[str], seed: int) -> list[int]:
 
 
 def differences(found: dict[str, Any], wanted: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    """Dotted names of the entries in which two nested dicts differ, with both values: ``a.b: found 1, wanted 2``."""
+    """Entries in which two nested dicts differ, as dotted names with both values: ``a.b: found 1, expected 2``."""
     for key in sorted(found.keys() | wanted.keys()):
         left, right = found.get(key), wanted.get(key)
         if isinstance(left, dict) and isinstance(right, dict):
             yield from differences(left, right, f"{prefix}{key}.")
         elif left != right:
-            yield f"{prefix}{key}: found {_brief(left)}, wanted {_brief(right)}"
+            yield f"{prefix}{key}: found {_brief(left)}, expected {_brief(right)}"
 
 
 def _brief(value: Any) -> str:

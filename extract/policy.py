@@ -1,4 +1,4 @@
-"""`Policy`: everything that answers are conditional on, and the identity it gives a store."""
+"""`Policy`: everything that answers are conditional on; `Identity`: everything that determines a store."""
 
 from dataclasses import asdict, dataclass, field, replace
 from decimal import Decimal
@@ -9,7 +9,7 @@ from extract.prompts import PromptTemplate
 from extract.samplers import SAMPLERS
 from extract.schemas import DECODING, check_options
 
-#: Raised whenever a store's files change their form.
+#: Version of the file formats of a store.
 SCHEMA_VERSION = 1
 
 
@@ -24,11 +24,11 @@ class Decoding:
         top_k: Keep this many most likely tokens (0 keeps all).
         max_new_tokens: Longest answer, in tokens.
         stop: Texts that end an answer; the answer is cut before them.
-        seed: Seed of every draw.
-        prompt: The words around a question.
+        seed: Seed of all random draws.
+        prompt: Template around a question.
     """
 
-    temperature: str | float = 0.7  # text first, or parsers of options take 0:1:0.5 for 60.5 seconds
+    temperature: str | float = 0.7  # str first: option parsers read 0:1:0.5 as a float to base 60
     top_p: float = 1.0
     top_k: int = 0
     max_new_tokens: int = 16
@@ -47,23 +47,23 @@ class Decoding:
 
     @property
     def temperatures(self) -> tuple[float, ...]:
-        """Every temperature of the grid; the only one without a grid."""
+        """All temperatures of the grid, or the single temperature."""
         return grid(self.temperature) if isinstance(self.temperature, str) else (self.temperature,)
 
     def at(self, temperature: float) -> Self:
-        """The same with one temperature."""
+        """Copy with a single temperature."""
         return replace(self, temperature=temperature)
 
     def record(self) -> dict[str, Any]:
-        """Plain JSON types, the form that an identity holds."""
+        """Plain JSON types, as in a store's identity."""
         return {**asdict(self), "stop": list(self.stop), "prompt": self.prompt.record()}
 
 
 def grid(text: str) -> tuple[float, ...]:
-    """Temperatures of a grid START:STOP:STEP, STOP included where a step meets it, or of a number; decimals are exact.
+    """Temperatures of a grid START:STOP:STEP, including STOP if a step meets it, or of one number. Decimals are exact.
 
     Raises:
-        InputError: It is neither, or has more than 1,000 temperatures.
+        InputError: If `text` is neither, or the grid has more than 1,000 temperatures.
 
     >>> grid("0:0.3:0.1"), grid("0.7")
     ((0.0, 0.1, 0.2, 0.3), (0.7,))
@@ -82,12 +82,12 @@ def grid(text: str) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class ModelIdentity:
-    """Which model and tokenizer: enough to refuse another one. A model whose weights are not at hand has only a name.
+    """Identity of a model and its tokenizer. A served model has an `id` only.
 
     Attributes:
-        id: Name of the embedded model, Hub id, name of a folder (never its path), or what a server calls it.
+        id: Name of the embedded model, Hub id, name of a folder (never its path), or name on a server.
         revision: Commit of a Hub model, None otherwise.
-        fingerprint: Checksum of all weights as loaded (`extract.models.loading.weight_fingerprint`).
+        fingerprint: Checksum of the loaded weights (`extract.models.loading.weight_fingerprint`).
         dtype: Resolved dtype of the weights, for example "float32"; never "auto".
         tokenizer: SHA-256 of the tokenizer.
         chat_template: SHA-256 of the chat template.
@@ -103,12 +103,12 @@ class ModelIdentity:
 
 @dataclass(frozen=True)
 class Policy:
-    """The model and the way answers are drawn from it.
+    """A model and its decoding.
 
     Attributes:
-        model: Which model.
-        decoding: How answers are drawn; one temperature.
-        request: What else the answers are conditional on, such as further fields of requests to a server.
+        model: Identity of the model.
+        decoding: Decoding with a single temperature.
+        request: Other settings that the answers are conditional on, such as extra fields of requests to a server.
     """
 
     model: ModelIdentity
@@ -118,7 +118,7 @@ class Policy:
 
 @dataclass(frozen=True)
 class Identity:
-    """What a store's content is a function of. Not in it: k, device, worker count, batch size."""
+    """Everything that determines a store's content. It excludes k, device, worker count and batch size."""
 
     policy: Policy
     questions: str

@@ -1,4 +1,4 @@
-"""How a question becomes prompt tokens: a template, and the tokenizer's chat template around it."""
+"""Conversion of questions to prompt tokens: a template, and the tokenizer's chat template around it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,10 +7,10 @@ from typing import Any
 from extract.errors import InputError, nearest
 from extract.hashing import sha256_text
 
-#: What can be asked: a text, a chat of ``{"role", "content"}``, or prompt token ids that are used as they are.
+#: A text, a chat of ``{"role", "content"}``, or prompt token ids, which are used unchanged.
 Prompt = str | Sequence[dict[str, str]] | Sequence[int]
 
-#: Templates by name. What comes after the question is short, because all that stands before it is read once.
+#: Templates by name. The text after the question is short, because only the text before it can be shared.
 TEMPLATES = {
     "instruction": "Answer in a few words, without a sentence around them.\n\n{question}",
     "cloze": "{question}",
@@ -26,16 +26,17 @@ TEMPLATES = {
 
 @dataclass(frozen=True)
 class PromptTemplate:
-    """The words around a question.
+    """Template around a question.
 
     Attributes:
-        template: Text with one ``{question}``, or the name of one: instruction, cloze (the text itself, to be
+        template: Text with one ``{question}``, or the name of a template: instruction, cloze (the bare text, to be
             continued), qa, number, boxed, choice or choice-steps.
-        system: System message of the chat; None leaves the chat template's own default.
-        chat: Whether the tokenizer's chat template is applied; False gives the plain text.
-        thinking: Whether a chat template that can is told to think first; None leaves it to the template.
-        shots: Worked examples before the question, taken from train questions, which are never asked.
-        examples: The examples themselves, each a question's text and its answer; found from `shots` where not given.
+        system: System message of the chat; None keeps the chat template's default.
+        chat: Whether the tokenizer's chat template is applied; False gives plain text.
+        thinking: Whether the model thinks before it answers, if its chat template has this switch; None keeps the
+            template's default.
+        shots: Number of worked examples before the question. They come from train questions, which are never asked.
+        examples: The worked examples, pairs of question text and answer. If empty, `shots` of them are chosen.
     """
 
     template: str = "{question}"
@@ -60,18 +61,18 @@ class PromptTemplate:
             )
         if self.thinking is not None and not self.chat:
             raise InputError(
-                "Expected no `prompt.thinking` with `prompt.chat` false, because it is the chat template that is told "
-                f"to think, but got {str(self.thinking).lower()}. Leave it out."
+                "Expected no `prompt.thinking` with `prompt.chat` false, because thinking is a switch of the chat "
+                f"template, but got {str(self.thinking).lower()}. Leave it out."
             )
         if self.shots < 0 or (self.examples and self.shots not in (0, len(self.examples))):
             raise InputError(
-                "Expected `prompt.shots` to be at least 0, and the number of `prompt.examples` where these are given, "
-                f"but got {self.shots}. Leave one of them out."
+                "Expected `prompt.shots` to be at least 0, and equal to the number of `prompt.examples` if both are "
+                f"given, but got {self.shots}. Leave one of them out."
             )
         object.__setattr__(self, "shots", self.shots or len(self.examples))
 
     def record(self) -> dict[str, Any]:
-        """Plain JSON types, the form that identities and saved probes hold; what was not asked for is not in it."""
+        """Plain JSON types, as in identities and saved probes. Unused optional fields are left out."""
         record: dict[str, Any] = {"template": self.template, "system": self.system, "chat": self.chat}
         if self.thinking is not None:
             record["thinking"] = self.thinking
@@ -80,7 +81,7 @@ class PromptTemplate:
         return record
 
     def messages(self, prompt: str | Sequence[dict[str, str]]) -> list[dict[str, str]]:
-        """The chat: system message, examples as turns, and the question. Messages stay as they are.
+        """Chat messages: system message, examples as turns, and the question. A chat is returned unchanged.
 
         >>> [one["content"] for one in PromptTemplate("Q: {question}", examples=(("1 + 1?", "2"),)).messages("1 + 2?")]
         ['Q: 1 + 1?', '2', 'Q: 1 + 2?']
@@ -93,12 +94,12 @@ class PromptTemplate:
         return [{"role": role, "content": content} for role, content in (*turns, ("user", self._filled(prompt)))]
 
     def text(self, prompt: str | Sequence[dict[str, str]]) -> str:
-        r"""The plain text that a model continues: examples, each with its answer, and the question.
+        r"""Plain text that a model continues: examples with their answers, and the question.
 
-        A blank line stands between them; a line's end where each is a line of its own, as the facts of a cloze are.
+        They are separated by a blank line, or by a line break if each fits on one line, as in cloze sets.
 
         Raises:
-            InputError: The prompt is a chat.
+            InputError: If the prompt is a chat.
 
         >>> PromptTemplate("cloze", chat=False, examples=(("1 + 1 =", "2"),)).text("1 + 2 =")
         '1 + 1 = 2\n1 + 2 ='
@@ -113,7 +114,7 @@ class PromptTemplate:
 
     @property
     def next_question(self) -> str:
-        r"""What stands between an answer and the next question in plain text, and so where an answer ends.
+        r"""Text between an answer and the next question in plain text, at which an answer ends.
 
         >>> PromptTemplate("qa", chat=False, examples=(("1 + 1?", "2"),)).next_question
         '\n\nQuestion:'
@@ -121,10 +122,10 @@ class PromptTemplate:
         return self._plain_examples()[1] + self.template.partition("{question}")[0].rstrip()
 
     def encode(self, tokenizer: Any, prompt: Prompt) -> list[int]:
-        """Prompt token ids, ending just before the first answer token.
+        """Prompt token ids, up to the first answer token.
 
         Raises:
-            InputError: An empty prompt, or a chat template is needed and the tokenizer has none, or none that thinks.
+            InputError: If the prompt is empty, or the tokenizer lacks a chat template, or one that supports `thinking`.
         """
         given: Any = prompt
         if not (given.strip() if isinstance(given, str) else len(given)):
@@ -136,7 +137,7 @@ class PromptTemplate:
         return [int(token) for token in given]
 
     def _plain_examples(self) -> tuple[list[str], str]:
-        """The examples, a space before each answer where there is none, and what stands between them."""
+        """Examples as text, with whitespace before each answer, and their separator."""
         filled = [(self._filled(asked), answer) for asked, answer in self._shown()]
         examples = [asked + answer if asked[-1:].isspace() else f"{asked} {answer}" for asked, answer in filled]
         return examples, "\n\n" if any("\n" in text for text in (self.template, *examples)) else "\n"
@@ -147,8 +148,8 @@ class PromptTemplate:
     def _shown(self) -> tuple[tuple[str, str], ...]:
         if self.shots != len(self.examples):
             raise InputError(
-                f"Expected the {self.shots} worked examples of `prompt.shots`, but they are not there yet. Take the "
-                "policy that `StoreRecipe.load` gives, or give `prompt.examples`."
+                f"Expected the {self.shots} worked examples of `prompt.shots`, but they are not chosen yet. Use the "
+                "policy that `StoreRecipe.load` returns, or give `prompt.examples`."
             )
         return self.examples
 
@@ -161,13 +162,13 @@ class PromptTemplate:
         options = {} if self.thinking is None else {"enable_thinking": self.thinking}
         if options and "enable_thinking" not in str(tokenizer.chat_template):
             raise InputError(
-                f"Expected a chat template that can think, because `prompt.thinking` is {str(self.thinking).lower()}, "
-                "but this one does not look at enable_thinking. Leave `prompt.thinking` out."
+                f"Expected a chat template with thinking, because `prompt.thinking` is {str(self.thinking).lower()}, "
+                "but this one does not use enable_thinking. Leave `prompt.thinking` out."
             )
         text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **options)
         return tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
 def template_hash(tokenizer: Any) -> str:
-    """SHA-256 of the tokenizer's chat template; of the empty text when it has none."""
+    """SHA-256 of the tokenizer's chat template; of the empty text if it has none."""
     return sha256_text(str(tokenizer.chat_template or ""))

@@ -1,4 +1,4 @@
-"""`StoreRecipe`: what a store is made from, the same options for the API, the commands and the YAML files."""
+"""`StoreRecipe`: the settings of a new store, with the same options in the API, the commands and the YAML files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from extract.store.store import Store
 
 _OPTIONS = {
-    "k": whole(2, 1_000_000, "from 2, because one answer can't tell how often a model is right, to 1000000"),
+    "k": whole(2, 1_000_000, "from 2 (one answer does not measure how often a model is right) to 1000000"),
     "max_rows": whole(1, 2**31),
     "block_size": BLOCK_SIZE,
 }
@@ -30,31 +30,31 @@ _OPTIONS = {
 @fill_names(sets=SETS)
 @dataclass(frozen=True)
 class StoreRecipe:
-    """Questions, a model, and how it answers them.
+    """Questions, a model and its policy.
 
     Attributes:
         questions: Name of a question set ({sets}; NAME:CONFIG for another configuration), NAME=PATH to read that set
-            from a file, path of a .jsonl, .json, .csv or .parquet file of your own, or an id on the Hugging Face Hub
-            (ORG/NAME or ORG/NAME:CONFIG). docs/questions.md describes the sets.
+            from a file, path of your own .jsonl, .json, .csv or .parquet file, or a Hugging Face Hub id (ORG/NAME or
+            ORG/NAME:CONFIG). docs/questions.md describes the sets.
         n_questions: Size of the seeded subset of the questions; null takes all.
         question_seed: Seed of the subset, of the order, of shuffled choices and of worked examples.
         stratify_by: Field of the questions (group, or a key of meta) whose values get equal shares of n_questions.
-        fields: For a file or a Hub id: the columns with the question and its right answers, as in '{text: question,
-            references: answer}'; also id, kind, choices, group and meta, see docs/questions.md. Null for a set by name,
-            and for a file whose columns have these names.
-        split: Split of a Hub set; null takes the set's own.
-        questions_revision: Commit of a Hub set; null takes the set's own.
-        sampler: local draws with the model in this process, server asks the one behind server.url.
-        model: Name of the embedded model, a Hub id, or a folder; for the server sampler what the server calls it.
+        fields: Column names of a file or Hub set, such as '{text: question, references: answer}'; also id, kind,
+            choices, group and meta, see docs/questions.md. Null for a set by name, and for a file whose columns have
+            these names.
+        split: Split of a Hub set; null takes the set's default.
+        questions_revision: Commit of a Hub set; null takes the set's default.
+        sampler: local runs the model in this process; server sends requests to server.url.
+        model: Name of the embedded model, a Hub id, or a folder; for the server sampler its name on the server.
         revision: Commit, branch or tag of a Hub model.
         dtype: auto (the checkpoint's own), float32, bfloat16 or float16.
-        device: auto, cpu, cuda or cuda:N; changes no identity.
-        device_map: How transformers spreads a large model over devices.
+        device: auto, cpu, cuda or cuda:N; not part of the store's identity.
+        device_map: Placement of a large model over devices, as in transformers (auto, balanced, …).
         k: Answers to each question, at least 2.
-        policy: How answers are drawn.
-        server: The server, for the server sampler.
-        max_rows: Most answers drawn at the same time; halved when a GPU's memory is full. Changes no identity.
-        block_size: Questions in a block, the unit of work and of resuming: 32 for a laptop, 1024 for a large set.
+        policy: Decoding of the answers.
+        server: Server of the server sampler.
+        max_rows: Maximum number of answers drawn together; halved when GPU memory runs out. Not part of the identity.
+        block_size: Questions per block, the unit of work and of resuming: 32 for a laptop, 1024 for a large set.
     """
 
     questions: str = "facts"
@@ -81,10 +81,10 @@ class StoreRecipe:
         check_options(self, _OPTIONS)
 
     def load(self) -> tuple[list[Question], Decoding]:
-        """The questions that are asked, and how they are answered, with the worked examples in the prompt.
+        """Load the questions, and return them with the decoding, whose prompt has its worked examples.
 
         Raises:
-            InputError: As `find_source`, `with_examples` and `subset`.
+            InputError: As for `find_source`, `with_examples` and `subset`.
         """
         source = find_source(self.questions, self.fields, self.split, self.questions_revision)
         questions, prompt = with_examples(source, self.policy.prompt, self.question_seed)
@@ -92,18 +92,18 @@ class StoreRecipe:
         return chosen, replace(self.policy, prompt=prompt)
 
     def sampling_options(self) -> SamplingOptions:
-        """The options that the sampler gets."""
+        """Options of the sampler."""
         from extract.sampling.base import SamplingOptions
 
         return SamplingOptions(**{option.name: getattr(self, option.name) for option in fields(SamplingOptions)})
 
     def check_store(self, store: Store) -> None:
-        """Refuse a store that this recipe would not make, as far as that is known without loading the model.
+        """Check that a store was made with this recipe, without loading the model.
 
-        The model is compared by name here, and by its weights before anything is sampled or read.
+        The model is compared by name only. Its weights are compared before anything is sampled or read.
 
         Raises:
-            InputError: Decoding, questions, model name, block size or sampler differ.
+            InputError: If decoding, questions, model name, block size or sampler differ.
         """
         from extract.sampling.base import check_identity
 

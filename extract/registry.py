@@ -1,4 +1,4 @@
-"""Registries: a mapping from names to entries, from which choices, help and documentation tables derive."""
+"""Registries of named entries, the source of option choices, help texts and documentation tables."""
 
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
@@ -11,12 +11,12 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Registry(dict[str, Entry]):
-    """Entries by name, in the order in which they were registered.
+    """Entries by name, in order of registration.
 
     Args:
-        option: Option whose values are the names, for the message about an unknown one.
-        entries: The first entries.
-        renamed: Earlier names, which are refused with the present one.
+        option: Option that takes the names, for the message about an unknown name.
+        entries: Initial entries.
+        renamed: New names by old name. Old names are rejected with a hint.
 
     >>> Registry("grader", {"short": 1, "exact": 2})["shrt"]
     Traceback (most recent call last):
@@ -34,18 +34,18 @@ class Registry(dict[str, Entry]):
 
     def __missing__(self, name: str) -> NoReturn:
         now = self._renamed.get(name)
-        hint = f" It is called `{now}` now." if now in self else nearest(name, self)
+        hint = f" It was renamed to `{now}`." if now in self else nearest(name, self)
         raise InputError(f"Expected `{self._option}` to be one of {', '.join(self)}, but got {name!r}.{hint}")
 
 
 def import_object(place: str) -> Any:
-    """The object at ``module:attribute``, the form in which registries name what they import when it is used."""
+    """Import the object at ``module:attribute``."""
     module, attribute = place.split(":")
     return getattr(import_module(module), attribute)
 
 
 def fill_names(**registries: Iterable[str]) -> Callable[[Function], Function]:
-    """Decorator that replaces ``{keyword}`` in a docstring by the names of a registry, so that help follows from it.
+    """Decorator that replaces ``{keyword}`` in a docstring, and so in help texts, by the names of a registry.
 
     >>> @fill_names(graders={"short": 1, "exact": 2})
     ... def grade(grader):

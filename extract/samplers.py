@@ -1,6 +1,6 @@
-"""The samplers, and what each declares about its samples and its model. Everything else asks the declaration.
+"""Registry of samplers. Other modules read a sampler's declaration and never compare its name.
 
-A new sampler is a class like `extract.sampling.base.Sampler` and an entry here.
+A new sampler is a class with the interface of `extract.sampling.base.Sampler` and an entry here.
 """
 
 from dataclasses import dataclass
@@ -11,17 +11,18 @@ from extract.registry import Registry, import_object
 
 @dataclass(frozen=True)
 class Declaration:
-    """What a sampler declares.
+    """Properties of a sampler, its samples and its model.
 
     Attributes:
-        version: Name of the sampler and a number that is raised whenever the same policy would give other samples; a
-            store's identity holds it.
-        implementation: The class, or its place as ``module:attribute``, which is imported when something is sampled.
-        weights: Whether the model's weights are at hand. Without them a store knows the model by name only, and a local
-            copy is needed to read signals.
-        end_token: Whether an answer that stopped ends with its end token, or the one that completed a stop text.
-        nullable: Columns of the samples that may be null, of `reasoning`, `token_ids`, `logprobs`, `n_tokens` and
-            `prompt_tokens`. Without any, samples are stored in the compact form of the local sampler.
+        version: Name and version number of the sampler, part of a store's identity. The number is increased when the
+            same policy gives other samples.
+        implementation: The class, or ``module:attribute``, which is imported on first use.
+        weights: Whether the model's weights are available. Without them, a store knows the model only by name, and
+            reading signals needs a local copy.
+        end_token: Whether the tokens of a stopped answer include its end token, or the token that completed a stop
+            string.
+        nullable: Columns of the samples that can be null, a subset of `reasoning`, `token_ids`, `logprobs`, `n_tokens`
+            and `prompt_tokens`. If empty, samples are stored in the compact schema.
     """
 
     version: str
@@ -31,7 +32,7 @@ class Declaration:
     nullable: tuple[str, ...] = ()
 
     def load(self) -> Any:
-        """The class."""
+        """Import the class."""
         return import_object(self.implementation) if isinstance(self.implementation, str) else self.implementation
 
 
@@ -49,7 +50,7 @@ SAMPLERS = Registry(
 
 
 def sampler_name(version: object) -> str:
-    """Name of the sampler that an identity's `sampler` stands for.
+    """Name of the sampler with a given version, as in an identity's `sampler`.
 
     >>> sampler_name("local-2")
     'local'

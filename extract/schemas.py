@@ -11,32 +11,32 @@ from extract.text import shown
 
 
 class Field(NamedTuple):
-    """One value of a record: in words, and as a predicate that takes any JSON value."""
+    """Condition on a value of a record: a description for messages, and a predicate on any JSON value."""
 
     expected: str
     holds: Callable[[Any], bool]
 
 
-#: Fields by key; a nested record is a schema itself.
+#: Fields by key. A nested record is itself a schema.
 Schema = Mapping[str, "Field | Maybe | Schema"]
 
 
 class Maybe(NamedTuple):
-    """A field, or a nested record, that may be left out."""
+    """An optional field or nested record."""
 
     field: "Field | Schema"
 
 
 def whole(low: int, high: int, expected: str | None = None) -> Field:
-    """A whole number in [low, high]; true and false are none."""
+    """A whole number in [low, high]. Booleans are rejected."""
     return Field(
         expected or f"a whole number from {low} to {high}", lambda value: type(value) is int and low <= value <= high
     )
 
 
 def number(expected: str, holds: Callable[[float], bool]) -> Field:
-    """A finite number for which `holds`."""
-    largest = sys.float_info.max  # a comparison takes whole numbers that no float can hold
+    """A finite number that satisfies `holds`."""
+    largest = sys.float_info.max  # rejects integers that are too large for a float
     return Field(expected, lambda value: type(value) in (int, float) and abs(value) <= largest and holds(value))
 
 
@@ -46,13 +46,13 @@ def or_null(field: Field) -> Field:
 
 
 def one_of(known: Iterable[str]) -> Field:
-    """One of a closed list of names."""
+    """One of a fixed set of names."""
     names = tuple(known)
     return Field(f"one of {', '.join(names)}", lambda value: isinstance(value, str) and value in names)
 
 
 def _is_text(value: Any) -> bool:
-    """Whether a value is a text that UTF-8 can hold; half a surrogate pair is none."""
+    """Whether a value is a string that UTF-8 can encode, without lone surrogates."""
     return isinstance(value, str) and re.search("[\ud800-\udfff]", value) is None
 
 
@@ -61,14 +61,14 @@ def _is_list(value: Any, holds: Callable[[Any], bool]) -> bool:
 
 
 def _is_model_id(value: Any) -> bool:
-    """Whether a value names a model on the Hub or a folder, and leads to no other place than its name says."""
+    """Whether a value is a Hub id or the name of a folder, without path components such as ``..``."""
     parts = value.split("/") if isinstance(value, str) and value.isprintable() else []
     return 1 <= len(parts) <= 2 and not any(part in ("", ".", "..", "~") for part in parts)
 
 
 TEXT = Field("a text", _is_text)
 TEXT_OR_NULL = Field("a text or null", lambda value: value is None or _is_text(value))
-TEXTS = Field("a list of texts, none empty", lambda value: _is_list(value, lambda item: _is_text(item) and item != ""))
+TEXTS = Field("a list of non-empty texts", lambda value: _is_list(value, lambda item: _is_text(item) and item != ""))
 FLAG = Field("true or false", lambda value: isinstance(value, bool))
 OBJECT = Field("an object", lambda value: isinstance(value, dict))
 SHA256 = Field(
@@ -106,7 +106,7 @@ DECODING = {
     "seed": whole(-(2**63), 2**64),
 }
 BLOCK_SIZE = whole(1, 1_000_000)
-#: `of` in a store's identity.json.
+#: Schema of the key `of` in identity.json.
 IDENTITY: Schema = {
     "policy": {"model": OBJECT, "decoding": {**DECODING, "prompt": PROMPT}, "request": Maybe(OBJECT)},
     "questions": SHA256,
@@ -117,15 +117,15 @@ IDENTITY: Schema = {
 
 
 def check_options(options: object, fields: Mapping[str, Field], prefix: str = "") -> None:
-    """Refuse the attributes of an object of options that are not as their fields say.
+    """Check the attributes of an options object.
 
     Args:
         options: The object.
         fields: Fields by attribute.
-        prefix: Dotted name of the options on the command line, with a dot at its end.
+        prefix: Prefix of the options on the command line, such as ``"policy."``.
 
     Raises:
-        InputError: A value is of another type or out of its range.
+        InputError: If a value has the wrong type or is out of range.
     """
     for name, field in fields.items():
         value = getattr(options, name, None)
@@ -135,16 +135,16 @@ def check_options(options: object, fields: Mapping[str, Field], prefix: str = ""
 
 
 def check_record(record: Any, schema: Schema, path: Path, prefix: str = "") -> None:
-    """Refuse a record that is not as its schema says.
+    """Check a record against its schema.
 
     Args:
         record: Any JSON value.
-        schema: Its fields; there may be no others.
-        path: File it comes from, for the message.
-        prefix: Dotted name of the record within its file, with a dot at its end.
+        schema: All fields of the record.
+        path: File of the record, for the message.
+        prefix: Prefix of the record's keys within the file, such as ``"of.policy."``.
 
     Raises:
-        InputError: No object, a key that lacks or that is not known, or a value of another type or out of its range.
+        InputError: If it is not an object, a key is missing or unknown, or a value has the wrong type or range.
     """
     where = repr(str(path))
     if not isinstance(record, dict):
@@ -153,9 +153,9 @@ def check_record(record: Any, schema: Schema, path: Path, prefix: str = "") -> N
     lacking = [prefix + key for key, field in schema.items() if key not in record and not isinstance(field, Maybe)]
     unknown = [prefix + key for key in record if key not in schema]
     if lacking or unknown:
-        found = f"lacks {', '.join(lacking)}" if lacking else f"holds {shown(unknown[0])} too"
+        found = f"lacks {', '.join(lacking)}" if lacking else f"also has {shown(unknown[0])}"
         fields = ", ".join(prefix + key for key in schema)
-        raise InputError(f"Expected {where} to hold {fields} and no more, but it {found}. Restore the file.")
+        raise InputError(f"Expected {where} to have exactly the keys {fields}, but it {found}. Restore the file.")
     for key, value in record.items():
         field = schema[key]
         field = field.field if isinstance(field, Maybe) else field

@@ -1,4 +1,4 @@
-"""Texts: on one line for messages, and compared by their words for graders and question sets."""
+"""Text helpers: one-line texts for messages, and comparison by words for graders and question sets."""
 
 import re
 import reprlib
@@ -12,12 +12,12 @@ _SHORT.maxstring = _SHORT.maxother = 100
 
 
 def one_line(text: object, longest: int | None = None, keep_end: bool = False) -> str:
-    r"""A text, or what an error says, on one line: printable characters and single spaces.
+    r"""Convert a text or an error to one line of printable characters and single spaces.
 
     Args:
-        text: The text; anything else is converted by ``str``.
-        longest: Most characters of the line; None shortens nothing.
-        keep_end: Whether a text that is too long loses its middle, and not its end.
+        text: The text; other objects are converted by ``str``.
+        longest: Maximum length of the line in characters; None for no limit.
+        keep_end: Whether a long text is cut in the middle instead of at its end.
 
     >>> one_line("a\tb\n\nc"), one_line("abcdefghi", 6), one_line("The answer, after all, is 7.", 16, keep_end=True)
     ('a b c', 'abcde…', 'The answ … is 7.')
@@ -30,7 +30,7 @@ def one_line(text: object, longest: int | None = None, keep_end: bool = False) -
 
 
 def shown(value: object) -> str:
-    """The ``repr`` of a value for a message: on one line, and short however large the value is.
+    """``repr`` of a value for a message: on one line, and shortened for large values.
 
     >>> shown({"numbers": list(range(10_000))})
     "{'numbers': [0, 1, 2, 3, 4, 5, ...]}"
@@ -55,14 +55,14 @@ def normalize(text: str, case_sensitive: bool = False) -> str:
 def contains_answer(
     text: str, references: Iterable[str], case_sensitive: bool = False, rivals: Iterable[str] = ()
 ) -> bool:
-    """Whether `text` says any reference as whole words, after `normalize`, and no rival before it.
+    """Whether `text` contains a reference as whole words, after `normalize`, and no rival before it.
 
     Args:
-        text: What is searched.
-        references: What counts.
-        case_sensitive: Whether case must agree.
-        rivals: Other answers to the same question ("Asia" beside "Africa"), and longer phrases that hold a reference
-            and mean something else ("South Africa"). The first that is said decides.
+        text: Text to search.
+        references: Accepted answers.
+        case_sensitive: Whether case must match.
+        rivals: Wrong answers to the same question ("Asia" for "Africa"), and longer phrases with another meaning that
+            contain a reference ("South Africa"). The first match of a reference or rival decides.
 
     >>> contains_answer("That would be Lima.", ["lima"])
     True

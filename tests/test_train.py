@@ -379,7 +379,7 @@ def test_the_commands_work_one_after_the_other(
     assert "30, 4.0 tokens each" in shown or "samples    30" in shown
     assert "hidden: 1 of 1 blocks" in shown
     assert run(COMMANDS, "extract", ["verify", store]) == 0
-    assert "4 files whole" in capsys.readouterr().out
+    assert "4 files intact" in capsys.readouterr().out
     (tmp_path / "s/samples/00000.000-003.parquet").write_bytes(b"")
     assert run(COMMANDS, "extract", ["verify", store]) == 2
     assert "samples/00000.000-003.parquet: 0 bytes" in capsys.readouterr().err

@@ -85,7 +85,7 @@ def test_a_chat_of_messages_stays_as_it_is_and_is_no_plain_text(tokenizer: Any) 
 
 
 def test_thinking_goes_to_a_chat_template_that_knows_it(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InputError, match="does not look at enable_thinking. Leave `prompt.thinking` out"):
+    with pytest.raises(InputError, match="does not use enable_thinking. Leave `prompt.thinking` out"):
         PromptTemplate(thinking=False).encode(tokenizer, "Why?")
     monkeypatch.setattr(tokenizer, "chat_template", THINKS)
     assert tokenizer.decode(PromptTemplate(thinking=False).encode(tokenizer, "Why?")) == "<user>Why?<think></think>"
@@ -105,7 +105,7 @@ def test_what_is_not_asked_for_is_not_in_the_identity() -> None:
 
 def test_shots_are_examples_before_anything_is_asked() -> None:
     for use in (lambda one: one.record(), lambda one: one.messages("Why?"), lambda one: one.text("Why?")):
-        with pytest.raises(InputError, match="2 worked examples.*not there yet.*StoreRecipe.load"):
+        with pytest.raises(InputError, match="2 worked examples.*not chosen yet.*StoreRecipe.load"):
             use(PromptTemplate(shots=2))
     for shots in (-1, 3):
         with pytest.raises(InputError, match="`prompt.shots` to be at least 0"):
@@ -222,7 +222,7 @@ def test_a_store_keeps_its_examples_and_is_gone_on_with(tmp_path: Path, tiny_fol
     recipe.check_store(store)
     assert len(sample(str(tmp_path / "store"), StoreRecipe(**{**vars(recipe), "k": 3})).samples.read()) == 12
     others = Decoding(max_new_tokens=4, prompt=PromptTemplate("cloze", chat=False, shots=2))
-    with pytest.raises(InputError, match="prompt.examples: found .*wanted") as info:
+    with pytest.raises(InputError, match="prompt.examples: found .*expected") as info:
         StoreRecipe(**{**vars(recipe), "policy": others}).check_store(store)
     assert len(str(info.value)) < 1500
 

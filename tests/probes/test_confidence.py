@@ -144,7 +144,7 @@ def test_another_model_dtype_or_template_is_refused(saved: Path, model: Any, tok
         InputError, match="the probe, 'tiny-llama' in float32, but got 'tiny-llama', which differs in fingerprint"
     ):
         probe.attach(tiny_model(seed=1), tokenizer)
-    with pytest.raises(InputError, match="differs in dtype: found 'bfloat16', wanted 'float32'"):
+    with pytest.raises(InputError, match="differs in dtype: found 'bfloat16', expected 'float32'"):
         probe.score(tiny_model().to(torch.bfloat16), tokenizer, "Why?")
     template = tokenizer.chat_template
     try:

@@ -44,5 +44,5 @@ def test_configs_and_sweeps_name_probes_of_the_registry() -> None:
 
 
 def test_an_earlier_name_of_a_probe_is_refused_with_the_present_one() -> None:
-    with pytest.raises(InputError, match="but got 'aseu'. It is called `latent` now."):
+    with pytest.raises(InputError, match="but got 'aseu'. It was renamed to `latent`."):
         PROBES["aseu"]

@@ -313,7 +313,7 @@ def test_two_workers_write_the_bytes_of_one(
 
 def test_asking_again_with_other_settings_is_refused_with_both_values(asking: Callable[..., Store]) -> None:
     asking("verbalized")
-    with pytest.raises(InputError, match="decoding.max_new_tokens: found 5, wanted 7"):
+    with pytest.raises(InputError, match="decoding.max_new_tokens: found 5, expected 7"):
         asking("verbalized", max_new_tokens=7)
 
 

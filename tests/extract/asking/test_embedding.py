@@ -150,7 +150,7 @@ def test_another_encoder_is_refused_and_a_lost_file_is_made_again(
     ask(str(store), ["text_embedding"], embedding_model=str(encoder_folder))
     assert file.read_bytes() == before
     other = save_tiny(tmp_path / "other", hidden_size=16)
-    with pytest.raises(InputError, match="differs in model: found 'encoder', wanted 'other'"):
+    with pytest.raises(InputError, match="differs in model: found 'encoder', expected 'other'"):
         ask(str(store), ["text_embedding"], embedding_model=str(other))
 
 
@@ -379,7 +379,7 @@ def test_another_classifier_is_refused(store: Path, nli_folder: Path, tmp_path: 
     values = held.asked.read("entailment", "sample")["value"].to_pylist()
     assert set(values) <= {0.0, 1.0, 2.0}
     other = save_tiny(tmp_path / "other", "DebertaV2", "ForSequenceClassification", id2label=NLI_LABELS)
-    with pytest.raises(InputError, match="differs in model: found 'nli', wanted 'other'"):
+    with pytest.raises(InputError, match="differs in model: found 'nli', expected 'other'"):
         ask(str(store), ["entailment"], nli_model=str(other))
 
 

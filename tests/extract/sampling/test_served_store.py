@@ -144,10 +144,10 @@ def test_a_store_of_either_sampler_is_refused_by_the_other(
 ) -> None:
     served = sample(str(tmp_path / "served"), recipe(server.url, questions))
     local = StoreRecipe(questions=questions, model=str(tiny_folder), k=2, block_size=8)
-    with pytest.raises(InputError, match="sampler: found 'server-1', wanted 'local"):
+    with pytest.raises(InputError, match="sampler: found 'server-1', expected 'local"):
         sample(str(served.path), local)
     sample(str(tmp_path / "local"), local)
-    with pytest.raises(InputError, match="sampler: found 'local-.*wanted 'server-1'"):
+    with pytest.raises(InputError, match="sampler: found 'local-.*expected 'server-1'"):
         sample(str(tmp_path / "local"), recipe(server.url, questions))
 
 

@@ -116,10 +116,10 @@ def test_other_identities_are_refused_before_anything_is_copied(tmp_path: Path, 
     identity = Identity(Policy(model, Decoding(max_new_tokens=3, seed=1)), questions_hash(questions), block_size=8)
     Store.create(tmp_path / "seeded", identity, questions)
     before = contents(Path(halves[0]))
-    with pytest.raises(InputError, match="seed: found 0, wanted 1"):
+    with pytest.raises(InputError, match="seed: found 0, expected 1"):
         merge(halves[0], [halves[1], str(tmp_path / "seeded")])
     assert contents(Path(halves[0])) == before
-    with pytest.raises(InputError, match="seed: found 0, wanted 1"):
+    with pytest.raises(InputError, match="seed: found 0, expected 1"):
         merge(str(tmp_path / "new"), [halves[1], str(tmp_path / "seeded")])
     assert not (tmp_path / "new").exists()
     with pytest.raises(InputError, match="to be other stores than"):
@@ -192,7 +192,7 @@ def test_signals_and_tables_that_were_made_otherwise_are_refused(tmp_path: Path,
         for id_ in other.questions.ids(Block(1))
     ]
     other.asked.write("sure", Block(1), rows, {**HOW, "model": "large"})
-    with pytest.raises(InputError, match="model: found 'tiny', wanted 'large'"):
+    with pytest.raises(InputError, match="model: found 'tiny', expected 'large'"):
         merge(halves[0], [halves[1]])
 
 

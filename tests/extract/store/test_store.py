@@ -89,12 +89,12 @@ def test_an_interrupted_run_goes_on_and_gives_the_same_bytes(tmp_path: Path, que
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"policy": Decoding(max_new_tokens=6, temperature=1.0)}, "policy.decoding.temperature: found 0.7, wanted 1.0"),
+        ({"policy": Decoding(max_new_tokens=6, temperature=1.0)}, "policy.decoding.temperature: found 0.7, expected 1.0"),
         (
             {"policy": Decoding(max_new_tokens=6, prompt=PromptTemplate("Q: {question}"))},
             "policy.decoding.prompt.template",
         ),
-        ({"block_size": 8}, "block_size: found 32, wanted 8"),
+        ({"block_size": 8}, "block_size: found 32, expected 8"),
         ({"n_questions": 20}, "questions: found"),
     ],
 )
@@ -177,13 +177,13 @@ def test_a_missing_signal_is_refused_with_the_command_that_makes_it(small_store:
 
 
 def test_differences_name_both_values() -> None:
-    assert list(differences({"a": {"b": 1}, "c": 2}, {"a": {"b": 3}, "c": 2})) == ["a.b: found 1, wanted 3"]
+    assert list(differences({"a": {"b": 1}, "c": 2}, {"a": {"b": 3}, "c": 2})) == ["a.b: found 1, expected 3"]
 
 
 def test_another_dtype_is_refused_before_the_model_is_loaded(small_store: Path, tmp_path: Path) -> None:
     questions = str(write_questions(tmp_path / "questions.jsonl", 120))
     asked = StoreRecipe(questions=questions, model=str(tmp_path), dtype="bfloat16")
-    with pytest.raises(InputError, match="policy.model.dtype: found 'float32', wanted 'bfloat16'"):
+    with pytest.raises(InputError, match="policy.model.dtype: found 'float32', expected 'bfloat16'"):
         asked.check_store(Store.open(small_store))
 
 
@@ -206,7 +206,7 @@ def test_another_model_folder_is_refused_for_a_whole_store(tmp_path: Path, quest
     path = tmp_path / "store"
     make_store(str(path), recipe(questions, tiny_folder), "short", ["hidden"])
     other = Path(shutil.copytree(tiny_folder, tmp_path / "other"))
-    with pytest.raises(InputError, match="policy.model.id: found 'tiny', wanted 'other'"):
+    with pytest.raises(InputError, match="policy.model.id: found 'tiny', expected 'other'"):
         make_store(str(path), recipe(questions, other), "short", ["hidden"])
 
 
@@ -289,7 +289,7 @@ def test_asking_otherwise_is_refused_naming_what_differs(made: Store, scope: Sco
     other = {**HOW, "options": {"attempts": 5}}
     for store in (made, Store.open(made.path)):
         with pytest.raises(
-            InputError, match="to have the settings of the files in .*/asked/sure.* options.attempts: found 3, wanted 5"
+            InputError, match="to have the settings of the files in .*/asked/sure.* options.attempts: found 3, expected 5"
         ):
             ask(store, scope, other)
         with pytest.raises(InputError, match="delete that folder to begin anew"):
@@ -351,7 +351,7 @@ def test_embeddings_of_two_encoders_are_not_mixed(made: Store, scope: Scope) -> 
     parts = [load_file(made.signals.file("text_embedding", shard))["0/text"] for shard in made.shards(scope)]
     assert torch.equal(whole, torch.cat(parts))
     other = {**HOW, "model": "another"}
-    with pytest.raises(InputError, match="settings of the files in .* differs in model: found 'tiny', wanted"):
+    with pytest.raises(InputError, match="settings of the files in .* differs in model: found 'tiny', expected"):
         embed(Store.open(made.path), scope, other)
     first = made.shards(scope)[0]
     file = made.signals.file("text_embedding", first)

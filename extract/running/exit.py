@@ -14,7 +14,7 @@ from typing import Any, NoReturn, TypeVar
 from extract.errors import InputError
 
 Result = TypeVar("Result")
-_GO_ON = "What is finished is kept; run the same command again to go on."
+_GO_ON = "Finished work is kept; run the same command again to continue."
 
 
 class Terminated(KeyboardInterrupt):

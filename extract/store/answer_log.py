@@ -1,7 +1,7 @@
-"""`AnswerLog`: the answers of an unfinished range of samples, appended as they arrive, so that a crash loses none.
+"""`AnswerLog`: answers of an unfinished range of samples, appended as they arrive, so that a crash loses none.
 
-A file of JSON lines: the first one names store and range, each further one holds the rows of one reply. A line is
-written at once, so that it survives the process; `sync` forces it to the disk, so that it also survives a power cut.
+A JSON Lines file: the first line identifies store and range, and each further line holds the rows of one reply. A line
+is written in one call, so that it survives a crash of the process. `sync` makes it survive a power failure.
 """
 
 import errno
@@ -26,26 +26,27 @@ Row = dict[str, Any]
 
 
 class AnswerLog:
-    """The log of a range, open for further answers.
+    """Log of a range of samples, open for further answers.
 
-    An incomplete last line is cut off, and lines without answers of the range are skipped: they are asked for again.
+    An incomplete last line is removed, and lines without answers of the range are ignored. Lost answers are requested
+    again.
 
     Args:
         store: The store.
         samples: The range.
 
     Attributes:
-        path: The file; created where it is missing.
-        answered: Question id and sample of every answer in it.
+        path: The file, created if missing.
+        answered: Question id and sample of every answer in the log.
 
     Raises:
-        InputError: It is the log of another store or range.
-        OSError: It can't be read or written, for example because the disk is full.
+        InputError: If it is the log of another store or range.
+        OSError: If it cannot be read or written, for example because the disk is full.
     """
 
     def __init__(self, store: Store, samples: SampleRange) -> None:
         self.path = store.samples.log_file(samples)
-        self._lock = threading.Lock()  # of `sync` and `close`; the thread that writes waits for no slow disk
+        self._lock = threading.Lock()  # of `sync` and `close`; writing never waits for a slow disk
         self.path.parent.mkdir(parents=True, exist_ok=True)
         rows = read_log(store, samples) if self.path.exists() else []
         self.answered = {(row["question_id"], row["sample"]) for row in rows}
@@ -60,7 +61,7 @@ class AnswerLog:
         """Add the rows of a reply.
 
         Raises:
-            OSError: They can't be written, for example because the disk is full.
+            OSError: If they cannot be written, for example because the disk is full.
         """
         self._write(json.dumps(rows, allow_nan=False, separators=(",", ":")))
         self.answered.update((row["question_id"], row["sample"]) for row in rows)
@@ -77,7 +78,7 @@ class AnswerLog:
         self._size += len(line)
 
     def sync(self) -> None:
-        """Force what was written to the disk. For any thread, and also once it is closed."""
+        """Flush the log to the disk. Any thread can call it, also after `close`."""
         with self._lock:
             size = self._size
             if self._fd is not None and self._synced < size:
@@ -85,7 +86,7 @@ class AnswerLog:
                 self._synced = size
 
     def close(self) -> None:
-        """Sync and close it; a log without answers is deleted."""
+        """Sync and close the log. A log without answers is deleted."""
         try:
             self.sync()
         finally:
@@ -98,10 +99,10 @@ class AnswerLog:
 
 
 def read_log(store: Store, samples: SampleRange) -> list[Row]:
-    """Every answer in the log of a range once, by question in the order of the block, then by sample.
+    """Answers in the log of a range, each once, by question in the order of the block and then by sample.
 
     Raises:
-        InputError: As `AnswerLog`.
+        InputError: As for `AnswerLog`.
     """
     path, order = store.samples.log_file(samples), {id_: i for i, id_ in enumerate(store.questions.ids(samples))}
     rows: dict[tuple[int, int], Row] = {}
@@ -109,8 +110,8 @@ def read_log(store: Store, samples: SampleRange) -> list[Row]:
         expected, found = _header(store, samples), file.readline().decode(errors="replace")
         if found.endswith("\n") and found != f"{expected}\n":  # else it was cut off
             raise InputError(
-                f"Expected {str(path)!r} to begin with what answers it holds, {expected}, but it begins with "
-                f"{shown(found)}. Move it to the store that it belongs to, or delete it to ask for those answers again."
+                f"Expected {str(path)!r} to begin with the header {expected}, but it begins with {shown(found)}. Move "
+                "it to the store that it belongs to, or delete it to request those answers again."
             )
         for row in (row for line in file for row in _rows(line)):
             if row["question_id"] in order and row["sample"] in range(samples.start, samples.stop):
@@ -119,10 +120,10 @@ def read_log(store: Store, samples: SampleRange) -> list[Row]:
 
 
 def logged_ranges(store: Store) -> list[SampleRange]:
-    """Ranges with a log of answers.
+    """Ranges with an answer log.
 
     Raises:
-        Damaged: A log that is not named after a range.
+        Damaged: If a log is not named after a range.
     """
     return sorted(range_of(path, store.questions.n_blocks) for path in (store.path / "samples").glob("*.jsonl"))
 
@@ -132,7 +133,7 @@ def _header(store: Store, samples: SampleRange) -> str:
 
 
 def _rows(line: bytes) -> list[Row]:
-    """The rows of a line; none of a line that was cut off or holds something else."""
+    """Rows of a line; empty if the line is incomplete or invalid."""
     with suppress(ValueError, TypeError, AttributeError):
         if line.endswith(b"\n"):
             return pa.Table.from_pylist(json.loads(line), SAMPLES_SCHEMA).to_pylist()

@@ -1,4 +1,4 @@
-"""Asked baselines of a store: one Parquet file for each baseline and shard."""
+"""Asked baselines of a store: one Parquet file per baseline and shard."""
 
 import json
 from typing import Any
@@ -14,7 +14,7 @@ from extract.text import shown
 
 
 class Asked(ShardFiles):
-    """Asked tables on disk. The settings of a baseline (model, prompts, options) are the same in all of its tables.
+    """Asked tables on disk. All tables of a baseline have the same settings (model, prompts, options).
 
     Args:
         folder: The store.
@@ -24,7 +24,7 @@ class Asked(ShardFiles):
         super().__init__(folder, "asked/{name}", "baseline")
 
     def names(self, scope: Scope = "question") -> list[str]:
-        """Names of the baselines of which the store holds a table of the questions, or of the answers."""
+        """Names of the baselines with a finished table of the given scope."""
         return [name for name in super().names() if self.finished(name, scope)]
 
     def write(self, baseline: str, shard: Shard, rows: list[dict[str, Any]], settings: dict[str, Any]) -> None:
@@ -32,12 +32,12 @@ class Asked(ShardFiles):
 
         Args:
             baseline: Name of the baseline.
-            shard: The questions or answers that were asked about.
-            rows: One row for each question or answer, in the columns of `ASKED_SCHEMAS`.
-            settings: Model, prompts and options; JSON types.
+            shard: Block of questions, or range of samples.
+            rows: One row per question or answer, with the columns of `ASKED_SCHEMAS`.
+            settings: Model, prompts and options, in JSON types.
 
         Raises:
-            InputError: The baseline's other tables have other settings.
+            InputError: If other tables of the baseline have other settings.
         """
         self.check_settings(baseline, shard.scope, settings)
         metadata = {"how": canonical_json(settings), "of": canonical_json(self._provenance(baseline, shard))}
@@ -45,23 +45,23 @@ class Asked(ShardFiles):
         write_table(self.file(baseline, shard), table)
 
     def read(self, baseline: str, scope: Scope = "question") -> pa.Table:
-        """A baseline's table over all questions in their order, or over all answers by block, range and question.
+        """Read a baseline's table over all questions in their order, or all answers by block, range and question.
 
         Raises:
-            InputError: The store lacks tables, or one is damaged or has other settings.
+            InputError: If the store lacks tables, or a table is damaged or has other settings.
         """
         self.check_complete(baseline, scope, f"ask --store {self._folder.path} --baselines [{baseline}]")
         return pa.concat_tables([self.read_shard(baseline, shard) for shard in self._folder.shards(scope)])
 
     def read_shard(self, baseline: str, shard: Shard) -> pa.Table:
-        """A baseline's table of a shard.
+        """Read a baseline's table of a shard.
 
         Raises:
-            Damaged: The file is damaged, belongs to another shard, or has other settings than the first table read.
+            Damaged: If the file is damaged, belongs to another shard, or its settings differ from the first table.
         """
         table, settings = self._read(baseline, shard)
         if different := "; ".join(differences(settings, self._settings.setdefault((baseline, shard.scope), settings))):
-            raise Damaged(self.file(baseline, shard), f"its settings differ from another table's in {different}")
+            raise Damaged(self.file(baseline, shard), f"its settings differ from another table in {different}")
         return table
 
     def _read_settings(self, name: str, shard: Shard) -> dict[str, Any]:

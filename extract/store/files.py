@@ -16,7 +16,7 @@ _LARGEST_SIDECAR = 2**12  # bytes
 
 
 class Sidecar(NamedTuple):
-    """Size in bytes and SHA-256 in hex of a data file, as the JSON beside it states them."""
+    """Size in bytes and SHA-256 (hex) of a data file, stored in a JSON file beside it."""
 
     size: int
     sha256: str
@@ -31,10 +31,10 @@ def write_file(path: Path, content: bytes) -> None:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write a file under a temporary name, flush it to the disk, and rename it.
+    """Write a file atomically: under a temporary name, flushed to the disk, then renamed.
 
     Raises:
-        InputError: The disk is full, or the folder is not writable.
+        InputError: If the disk is full or the folder is not writable.
     """
     unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
@@ -45,28 +45,28 @@ def replace_file(path: Path, content: bytes) -> None:
         unfinished.replace(path)
     except OSError as error:
         raise InputError(
-            f"Expected to be able to write {str(path)!r}, but: {error.strerror}. What is finished is kept; make room, "
-            "or give another folder, and run the same command again."
+            f"Expected {str(path)!r} to be writable, but got: {error.strerror}. Finished files are kept. Free some "
+            "space, or give another folder, and run the same command again."
         ) from None
     finally:
         unfinished.unlink(missing_ok=True)
 
 
 def is_finished(path: Path) -> bool:
-    """Whether a data file and its sidecar are there."""
+    """Whether a data file and its sidecar exist."""
     return path.is_file() and path.with_suffix(".json").is_file()
 
 
 def is_inside(path: Path, folder: Path) -> bool:
-    """Whether a path, with every link followed, stays in a folder."""
+    """Whether a path with all links resolved is inside a folder."""
     return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
 
 
 def read_json(path: Path, largest: int) -> Any:
-    """Parse a JSON file of at most `largest` bytes, whatever it holds.
+    """Parse a JSON file of at most `largest` bytes.
 
     Raises:
-        ValueError: It can't be read, is larger, or is no JSON; the text says so in a few words. NaN is no JSON.
+        ValueError: If the file cannot be read, is larger, or is not valid JSON (NaN is not). The message is short.
     """
     try:
         with path.open("rb") as file:
@@ -86,7 +86,7 @@ def read_sidecar(path: Path) -> Sidecar:
     """Read the sidecar of a data file.
 
     Raises:
-        Damaged: There is no sidecar, or it is not one.
+        Damaged: If the sidecar is missing or invalid.
     """
     file = path.with_suffix(".json")
     if not file.is_file():
@@ -94,18 +94,18 @@ def read_sidecar(path: Path) -> Sidecar:
     try:
         return Sidecar(**read_json(file, _LARGEST_SIDECAR))
     except (ValueError, TypeError) as error:  # no JSON, or other keys
-        raise Damaged(path, f"{file.name} holds no size and sha256 ({one_line(error)})") from None
+        raise Damaged(path, f"{file.name} has no valid size and sha256 ({one_line(error)})") from None
 
 
 def check_size(path: Path, folder: Path) -> Sidecar:
-    """Refuse a data file that lies outside its store or has another size than was written; returns its sidecar.
+    """Check the size and location of a data file without reading it, and return its sidecar.
 
     Args:
-        path: The file, of which nothing is read.
-        folder: The store, in which the file has to lie with every link followed.
+        path: The file.
+        folder: Folder of the store, which must contain the file after links are resolved.
 
     Raises:
-        Damaged: It is missing, a link out of the folder, unfinished, or of another size.
+        Damaged: If the file is missing, unfinished, a link out of the folder, or differs in size from its sidecar.
     """
     if not path.is_file():
         raise Damaged(path, "it is missing")
@@ -114,15 +114,15 @@ def check_size(path: Path, folder: Path) -> Sidecar:
             raise Damaged(path, f"{file.name} is a link to a file outside {str(folder)!r}")
     sidecar, size = read_sidecar(path), path.stat().st_size
     if size != sidecar.size:
-        raise Damaged(path, f"{size} bytes are there where {shown(sidecar.size)} were written")
+        raise Damaged(path, f"it has {size} bytes instead of {shown(sidecar.size)}")
     return sidecar
 
 
 def check_file(path: Path, folder: Path) -> None:
-    """Refuse a data file whose bytes are not those that were written; reads it once.
+    """Check the size, location and checksum of a data file, reading it once.
 
     Raises:
-        Damaged: As `check_size`, or it can't be read, or the checksum differs.
+        Damaged: As for `check_size`, or if the file cannot be read or its checksum differs.
     """
     sidecar = check_size(path, folder)
     try:
@@ -134,7 +134,7 @@ def check_file(path: Path, folder: Path) -> None:
 
 
 def is_whole(path: Path, folder: Path) -> bool:
-    """Whether a data file is finished and as it was written."""
+    """Whether a data file is finished and intact."""
     with suppress(Damaged):
         check_file(path, folder)
         return True

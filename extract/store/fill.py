@@ -1,4 +1,4 @@
-"""The loop that fills a store: find the shards whose file is missing or damaged, then make each of them."""
+"""Loop that fills a store: find shards whose file is missing or damaged, and make them."""
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -23,14 +23,14 @@ def missing_shards(
     file: Callable[[AnyShard], Path],
     check: Callable[[AnyShard], object] | None = None,
 ) -> list[AnyShard]:
-    """A worker's shards whose file is missing or damaged. Damaged files are reported, and stay until they are replaced.
+    """Shards of a worker whose file is missing or damaged. Damaged files are reported and kept until replaced.
 
     Args:
         store: The store.
-        shards: Shards that should be there.
-        worker: Takes its own blocks.
-        file: Where a shard's file is.
-        check: Reads a finished file and raises `Damaged`; None compares its checksum.
+        shards: All expected shards.
+        worker: Worker, which takes only its own blocks.
+        file: Returns the path of a shard's file.
+        check: Reads a finished file and raises `Damaged`; None verifies its checksum.
     """
 
     def is_missing(shard: AnyShard) -> bool:
@@ -47,22 +47,22 @@ def fill(
     make: Callable[[Item, Progress], Result],
     worker: Worker,
 ) -> list[Result]:
-    """Make one item after the other under a progress bar; returns what `make` returned for each.
+    """Make items one by one under a progress bar, and return the results of `make`.
 
     Args:
-        label: What is made, for the bar.
-        unit: What a row is, for example ``"answers"``.
-        items: For example shards.
-        n_rows: Rows of an item.
+        label: Label of the bar.
+        unit: Unit of the rows, for example ``"answers"``.
+        items: Items to make, for example shards.
+        n_rows: Returns the number of rows of an item.
         make: Makes an item, writes its file, and reports rows and tokens to the bar.
-        worker: For the bar.
+        worker: Worker, whose number is added to the label.
     """
     with Progress(f"{label}{worker.label}", sum(map(n_rows, items)), unit) as progress:
         return [make(item, progress) for item in items]
 
 
 def is_damaged(store: Store, path: Path, check: Callable[[], object] | None = None) -> bool:
-    """Whether a finished file is damaged; if so, says what `check`, else the checksum, finds wrong with it."""
+    """Whether a finished file is damaged by `check`, or by its checksum if `check` is None. Prints the problem."""
     try:
         check_file(path, store.path) if check is None else check()
     except Damaged as error:

@@ -1,4 +1,4 @@
-"""What the samples, grades, signals and asked tables of a store share: its folder, and one file for each shard."""
+"""Common base of the samples, grades, signals and asked tables of a store: its folder, and one file per shard."""
 
 import json
 from contextlib import suppress
@@ -32,44 +32,48 @@ class StoreFolder:
 
     @cached_property
     def questions(self) -> Questions:
-        """The questions in their order, read once; see `Store.questions`."""
+        """The questions in their order, read once.
+
+        Raises:
+            Damaged: If their hash differs from the identity.
+        """
         file = self.path / "questions.parquet"
         questions = Questions(read_table(file, self.path, QUESTIONS_SCHEMA), self.identity["block_size"])
         if (found := questions_hash(questions)) != self.identity["questions"]:
-            raise Damaged(file, f"its SHA-256 is {found}, and that of the identity is {self.identity['questions']}")
+            raise Damaged(file, f"its SHA-256 is {found}, but the identity has {self.identity['questions']}")
         return questions
 
     def ranges(self, folder: str | Path = "samples") -> list[SampleRange]:
         """Ranges with a finished Parquet file in a folder of the store, by block and sample.
 
         Raises:
-            Damaged: A Parquet file with another name, or two files that hold the same samples.
+            Damaged: If a Parquet file is not named after a range, or two files contain the same samples.
         """
         n_blocks = self.questions.n_blocks
         files = {range_of(path, n_blocks): path for path in (self.path / folder).glob("*.parquet")}
         ranges = sorted(samples for samples, path in files.items() if is_finished(path))
         if clash := overlap(ranges):
-            raise Damaged(files[clash[1]], f"it holds samples that {files[clash[0]].name} holds too")
+            raise Damaged(files[clash[1]], f"it contains samples that are also in {files[clash[0]].name}")
         return ranges
 
     def shards(self, scope: Scope) -> list[Shard]:
-        """Every block, or every finished range of samples, in the order of the rows."""
+        """All blocks, or all finished ranges of samples, in the order of the rows."""
         return [*map(Block, range(self.questions.n_blocks))] if scope == "question" else [*self.ranges()]
 
     def samples_file(self, samples: SampleRange) -> Path:
-        """Where a range of samples is, or will be."""
+        """Path of a range of samples, finished or not."""
         return self.path / "samples" / f"{samples.stem}.parquet"
 
     def samples_sha256(self, samples: SampleRange) -> str | None:
-        """SHA-256 of the file of a range of samples; None where there is none."""
+        """SHA-256 of the file of a range of samples; None if it is not finished."""
         file = self.samples_file(samples)
         return read_sidecar(file).sha256 if is_finished(file) else None
 
     def read_table(self, file: Path, shard: Shard, schema: pa.Schema) -> pa.Table:
-        """The table of a shard, with the file's metadata.
+        """Read the table of a shard, with the file's metadata.
 
         Raises:
-            Damaged: The file is damaged, or its rows are not those of the shard, each once.
+            Damaged: If the file is damaged, or does not have each row of the shard exactly once.
         """
         ids, table = self.questions.ids(shard), read_table(file, self.path, schema)
         found, is_sound = table["question_id"].to_pylist(), table.num_rows == self.questions.n_rows(shard)
@@ -79,17 +83,17 @@ class StoreFolder:
             keys = zip(found, table["sample"].to_pylist(), strict=True)
             is_sound = set(keys) == set(product(ids, range(shard.start, shard.stop)))
         if not is_sound:
-            raise Damaged(file, f"its rows are not those of {shard.stem}, each once")
+            raise Damaged(file, f"it does not have each row of {shard.stem} exactly once")
         return table
 
 
 class ShardFiles:
-    """Files of a store, one for each name (of a grader, signal or baseline) and shard.
+    """Files of a store, one per name (of a grader, signal or baseline) and shard.
 
     Args:
         folder: The store.
-        subfolder: Where in the store, with a place for the name and perhaps the scope: ``"grades/{name}"``.
-        noun: What has the name, for messages and provenance records.
+        subfolder: Format of the subfolder, with fields for name and optionally scope: ``"grades/{name}"``.
+        noun: Kind of the names, for messages and provenance records.
         suffix: Suffix of the files.
     """
 
@@ -101,29 +105,29 @@ class ShardFiles:
         """Sorted names that have a folder.
 
         Raises:
-            InputError: As `check_name`.
+            InputError: As for `check_name`.
         """
         folders = (self._folder.path / self._subfolder.partition("/")[0]).glob("*")
         names = (folder.name for folder in folders if folder.is_dir() and not folder.name.startswith("."))
         return sorted(check_name(name, self._noun) for name in names)
 
     def file(self, name: str, shard: Shard) -> Path:
-        """Where the file of a name and shard is, or will be."""
+        """Path of the file of a name and shard, finished or not."""
         return self._place(name, shard.scope) / f"{shard.stem}{self._suffix}"
 
     def finished(self, name: str, scope: Scope) -> list[Shard]:
-        """Shards with a file."""
+        """Shards with a finished file."""
         return [shard for shard in self._folder.shards(scope) if is_finished(self.file(name, shard))]
 
     def missing(self, name: str, scope: Scope = "question") -> list[Shard]:
-        """Shards without a file."""
+        """Shards without a finished file."""
         return [shard for shard in self._folder.shards(scope) if not is_finished(self.file(name, shard))]
 
     def check_complete(self, name: str, scope: Scope, command: str) -> None:
-        """Refuse what some shards lack; `command` makes it.
+        """Check that all shards have a finished file. The message tells the user to run `command`.
 
         Raises:
-            InputError: A shard has no file, or there are no answers.
+            InputError: If a shard has no file, or there are no answers.
         """
         shards, missing, path = self._folder.shards(scope), self.missing(name, scope), str(self._folder.path)
         if not shards:
@@ -139,26 +143,33 @@ class ShardFiles:
             )
 
     def settings(self, name: str, scope: Scope) -> dict[str, Any] | None:
-        """Settings (model, prompts, options) of the files, from the first one that is not damaged; None without any."""
+        """Settings (model, prompts, options) that the files of a name share; None without files.
+
+        They are read from the first intact file.
+
+        Args:
+            name: Name of the signal or baseline.
+            scope: Scope of the rows.
+        """
         if not self._place(name, scope).is_dir():
-            self._settings.pop((name, scope), None)  # somebody deleted it to begin anew
+            self._settings.pop((name, scope), None)  # the user deleted the folder to start over
         for shard in () if (name, scope) in self._settings else self.finished(name, scope):
-            with suppress(Damaged):  # it will be made again
+            with suppress(Damaged):  # damaged files are made again
                 self._settings[name, scope] = self._read_settings(name, shard)
                 break
         return self._settings.get((name, scope))
 
     def check_settings(self, name: str, scope: Scope, settings: dict[str, Any]) -> None:
-        """Refuse settings other than those of the files that are there.
+        """Check settings against those of the existing files.
 
         Raises:
-            InputError: The settings differ.
+            InputError: If the settings differ.
         """
         found, expected = self.settings(name, scope), json.loads(canonical_json(settings))
         if found is not None and (different := "; ".join(differences(found, expected))):
             raise InputError(
                 f"Expected this run to have the settings of the files in {str(self._place(name, scope))!r}, but it "
-                f"differs in {different}. Use the same settings, or delete that folder to begin anew."
+                f"differs in {different}. Use the same settings, or delete that folder to start over."
             )
 
     def _place(self, name: str, scope: Scope) -> Path:
@@ -168,7 +179,7 @@ class ShardFiles:
         raise NotImplementedError
 
     def _provenance(self, name: str, shard: Shard) -> dict[str, Any]:
-        """Record that ties a file to its store, block and samples; samples that are drawn again may differ."""
+        """Provenance record that ties a file to its store, block and samples, which can differ if drawn again."""
         record = {"identity": self._folder.sha256, self._noun: name, "block": shard.block}
         if isinstance(shard, Block):
             return record

@@ -1,4 +1,4 @@
-"""Grades of a store: one Parquet file for each grader and range of samples."""
+"""Grades of a store: one Parquet file per grader and range of samples."""
 
 from typing import Any
 
@@ -21,14 +21,14 @@ class Grades(ShardFiles):
         super().__init__(folder, "grades/{name}", "grader")
 
     def names(self) -> list[str]:
-        """Names of the graders whose grades the store holds."""
+        """Names of the graders with grades in the store."""
         return [name for name in super().names() if self.ranges(name)]
 
     def choose(self, grader: str | None) -> str:
         """The named grader, or the only one.
 
         Raises:
-            InputError: There are no grades, none by the named grader, or several graders and none is named.
+            InputError: If there are no grades, none by the named grader, or several graders and `grader` is None.
         """
         names, path = self.names(), self._folder.path
         if not names:
@@ -38,7 +38,7 @@ class Grades(ShardFiles):
             )
         if grader not in names and (grader is not None or len(names) > 1):
             raise InputError(
-                f"Expected `grader` to be one of {', '.join(names)}, whose grades {str(path)!r} holds, "
+                f"Expected `grader` to be one of {', '.join(names)}, which have grades in {str(path)!r}, "
                 f"but got {grader!r}.{nearest(grader or '', names)} Name one, or run `python -m extract grade`."
             )
         return grader or names[0]
@@ -47,7 +47,7 @@ class Grades(ShardFiles):
         """Ranges that a grader has graded.
 
         Raises:
-            InputError: As `Samples.ranges`, or `grader` is not a plain name.
+            InputError: As for `Samples.ranges`, or if `grader` is not a valid name.
         """
         return self._folder.ranges(self._place(grader, "sample"))
 
@@ -56,29 +56,29 @@ class Grades(ShardFiles):
         return super().missing(grader, scope)
 
     def write(self, grader: str, samples: SampleRange, rows: list[dict[str, Any]], rule: str) -> None:
-        """Write a grader's grades of a range, one row for each sample, with the grader's rule in words."""
+        """Write a grader's grades of a range, one row per sample, with a description of the grading rule."""
         metadata = {"grader": grader, "rule": rule, "samples": self._folder.samples_sha256(samples)}
         write_table(self.file(grader, samples), pa.Table.from_pylist(rows, GRADES_SCHEMA.with_metadata(metadata)))
 
     def read(self, grader: str, samples: SampleRange | None = None) -> pa.Table:
-        """A grader's grades of a range, or all of them: `question_id`, `sample`, `right` (null: unknown), `answer`.
+        """Read a grader's grades of a range, or all: `question_id`, `sample`, `right` (null if unknown), `answer`.
 
         Raises:
-            InputError: A file is damaged, grades of samples that were replaced, or `grader` is not a plain name.
+            InputError: If a file is damaged, its samples were replaced, or `grader` is not a valid name.
         """
         ranges = self.ranges(grader) if samples is None else [samples]
         return pa.concat_tables([GRADES_SCHEMA.empty_table(), *(self._read(grader, part)[0] for part in ranges)])
 
     def rule(self, grader: str, samples: SampleRange) -> str:
-        """The rule in words by which a range was graded.
+        """Description of the rule by which a range was graded.
 
         Raises:
-            InputError: As `read`.
+            InputError: As for `read`.
         """
         return self._read(grader, samples)[1].get("rule", "")
 
     def _read(self, grader: str, samples: SampleRange) -> tuple[pa.Table, dict[str, str]]:
-        """The grades of a range and the file's metadata."""
+        """Grades of a range, and the file's metadata."""
         file = self.file(grader, samples)
         table = self._folder.read_table(file, samples, GRADES_SCHEMA)
         metadata = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}

@@ -1,4 +1,4 @@
-"""Signals of questions are copied from the stores of other temperatures, whose prompts are the same."""
+"""Copying of question signals between the stores of a temperature grid, which have the same prompts."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -14,15 +14,15 @@ from extract.store.store import Store
 def copy_known(
     store: Store, missing: Mapping[Shard, list[str]], layers: dict[str, list[int] | None]
 ) -> dict[Shard, list[str]]:
-    """Copy the signals of questions that a store lacks from the stores of other temperatures.
+    """Copy missing question signals of a store from the stores of other temperatures.
 
     Args:
         store: The store.
-        missing: Names of the signals that each block lacks.
-        layers: Layers to keep of the signals that have some; None stands for all, and becomes those of what is copied.
+        missing: Names of the missing signals by block.
+        layers: Layers to keep of each signal with layers; None for all. Updated to the layers of copied signals.
 
     Returns:
-        What is still missing.
+        Names of the signals that are still missing, by block.
     """
     others, still_missing = same_but_temperature(store), {shard: list(signals) for shard, signals in missing.items()}
     for signal in dict.fromkeys(signal for signals in missing.values() for signal in signals):
@@ -38,15 +38,15 @@ def copy_known(
             for shard in shards:
                 store.signals.copy(signal, shard, other.signals)
                 still_missing[shard].remove(signal)
-            say(f"read: {signal} of {len(shards)} blocks copied from {str(other.path)!r}, whose prompts are the same")
+            say(f"read: {signal} of {len(shards)} blocks copied from {str(other.path)!r}, which has the same prompts")
     return {shard: signals for shard, signals in still_missing.items() if signals}
 
 
 def same_but_temperature(store: Store) -> list[Store]:
-    """Stores beside a store whose identity differs in the temperature alone, and that the same model reads."""
+    """Sibling stores that differ in temperature only and are read by the same model."""
     found = []
     for folder in member_stores(store.path.absolute().parent):
-        with suppress(InputError):  # a neighbour that can't be opened holds nothing to copy
+        with suppress(InputError):  # skip stores that cannot be opened
             other = Store.open(folder)
             different = [line.partition(":")[0] for line in differences(other.identity, store.identity)]
             if different == ["policy.decoding.temperature"] and other.reader == store.reader:
@@ -55,7 +55,7 @@ def same_but_temperature(store: Store) -> list[Store]:
 
 
 def _holds(store: Store, signal: str, shard: Shard) -> bool:
-    """Whether a signal of a block is there and as it was written."""
+    """Whether a store has an intact file of a block's signal."""
     with suppress(InputError):
         return bool(store.signals.shard_layout(signal, shard))
     return False

@@ -1,4 +1,4 @@
-"""JSON records of a store: identity.json, what it is conditional on; reader.json, which model reads it."""
+"""JSON records of a store: identity.json, its identity, and reader.json, the model that reads its signals."""
 
 import json
 import os
@@ -14,55 +14,55 @@ from extract.store.files import is_inside, read_json, replace_file
 from extract.text import shown
 
 _IDENTITY, _READER = "identity.json", "reader.json"
-#: Format and the key of the content of each record.
+#: Format and content key of each record.
 _RECORDS = {_IDENTITY: ("confidence-probes store", "of"), _READER: ("confidence-probes reader", "model")}
 _LARGEST = 2**20  # bytes
 
 
 def member_stores(folder: Path) -> list[Path]:
-    """The stores in a folder that holds one for each temperature and is none itself, by name; else none."""
-    if os.path.isfile(folder / _IDENTITY) or not os.path.isdir(folder):  # also of names that are too long
+    """Stores in the folder of a temperature grid, by name; empty for a store or another folder."""
+    if os.path.isfile(folder / _IDENTITY) or not os.path.isdir(folder):  # os.path takes names that are too long
         return []
     return sorted(file.parent for file in folder.glob(f"*/{_IDENTITY}"))
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a folder in which a store can neither be made nor gone on with.
+    """Check that a folder can hold a new store, or holds a store.
 
     Raises:
-        InputError: It is a file, or a folder with anything in it and no identity.
+        InputError: If it is a file, or a folder with files but no identity.
     """
     if (folder / _IDENTITY).is_file() or not folder.exists():
         return
     expected = f"Expected `store` to be a new folder or a store, but {str(folder)!r}"
     if members := member_stores(folder):
         raise InputError(
-            f"{expected} holds a store for each temperature: {_names(members)}. Give one of them, or a new folder in "
-            "it, as --store; or a grid of temperatures."
+            f"{expected} holds one store per temperature: {_names(members)}. Give one of them, or a new folder in it, "
+            "as --store; or give a grid of temperatures."
         )
     if not folder.is_dir() or any(not child.name.startswith(".") for child in folder.iterdir()):
-        raise InputError(f"{expected} is something else and not empty. Give another --store.")
+        raise InputError(f"{expected} is neither. Give another --store.")
 
 
 def write_identity(folder: Path, identity: dict[str, Any]) -> None:
-    """Write the identity of a new store, given as plain JSON types."""
+    """Write the identity of a new store, in plain JSON types."""
     _write_record(folder / _IDENTITY, sha256_json(identity), identity)
 
 
 def read_identity(folder: Path) -> dict[str, Any]:
-    """Content of a store's identity, plain JSON types.
+    """Content of a store's identity, in plain JSON types.
 
     Raises:
-        InputError: No store in `folder`, one that this version can't read, or an identity that was altered.
+        InputError: If `folder` is not a store, this version cannot read it, or the identity was altered.
     """
     file = folder / _IDENTITY
     expected = f"Expected `store` to be the folder of one store, but {str(folder)!r}"
     if members := member_stores(folder):
         raise InputError(f"{expected} holds several: {_names(members)}. Give one of them.")
-    if not os.path.isfile(file):  # also of a name that is too long for a file system
+    if not os.path.isfile(file):  # os.path takes names that are too long
         raise InputError(
             f"{expected} has no identity.json. Make one with `python -m extract sample --store {folder}`; add "
-            "`--config configs/sets/facts.yaml` for that of train.py."
+            "`--config configs/sets/facts.yaml` for the store of train.py."
         )
     sha256, identity = _read_record(file)
     if (schema := identity.get("schema")) != SCHEMA_VERSION:
@@ -72,25 +72,25 @@ def read_identity(folder: Path) -> dict[str, Any]:
         )
     if sha256 != sha256_json(identity):
         raise InputError(
-            f"Expected the identity in {str(file)!r} to be {sha256}, but its content gives {sha256_json(identity)}: it "
-            "was altered. Restore the file, or make a new store."
+            f"Expected the identity in {str(file)!r} to have SHA-256 {sha256}, but it has {sha256_json(identity)}, so "
+            "it was altered. Restore the file, or make a new store."
         )
     check_record(identity, IDENTITY, file, "of.")
-    if SAMPLERS[sampler_name(identity["sampler"])].weights:  # else its name is never loaded
+    if SAMPLERS[sampler_name(identity["sampler"])].weights:  # served models are never loaded by this name
         check_record(identity["policy"]["model"], MODEL, file, "of.policy.model.")
     return identity
 
 
 def write_reader(folder: Path, identity: str, model: dict[str, Any]) -> None:
-    """Write which local copy of its model, a `ModelIdentity`, reads a store of a sampler without weights."""
+    """Write the identity (`ModelIdentity`) of the local copy that reads the signals of a served model."""
     _write_record(folder / _READER, identity, model)
 
 
 def read_reader(folder: Path, identity: str) -> dict[str, Any] | None:
-    """Which local copy of its model reads a store; None before the first one does.
+    """Identity of the local copy that reads a store's signals; None before the first reading.
 
     Raises:
-        InputError: The file is not as it was written, or of another store.
+        InputError: If the file is damaged or belongs to another store.
     """
     file = folder / _READER
     if not file.is_file():
@@ -99,7 +99,7 @@ def read_reader(folder: Path, identity: str) -> dict[str, Any] | None:
     check_record(model, MODEL, file, prefix="model.")
     if sha256 != identity:
         raise InputError(
-            f"Expected {str(file)!r} to be of the store's identity {identity}, but it is of {sha256}. Restore the file."
+            f"Expected {str(file)!r} to belong to the store {identity}, but it belongs to {sha256}. Restore the file."
         )
     return model
 
@@ -111,7 +111,7 @@ def _write_record(file: Path, identity: str, content: dict[str, Any]) -> None:
 
 
 def _read_record(file: Path) -> tuple[str, dict[str, Any]]:
-    """The identity's SHA-256 that a record states, and its content."""
+    """SHA-256 of the identity in a record, and the content of the record."""
     form, key = _RECORDS[file.name]
     try:
         if not is_inside(file, file.parent):

@@ -1,6 +1,6 @@
-"""`python -m extract merge`: stores of one identity, made by machines that share no disk, become one.
+"""`python -m extract merge`: merge stores of one identity that were made on machines without a shared disk.
 
-A file that is there already is left alone, so a merge that was ended goes on when it is run again.
+Existing files are kept, so an interrupted merge continues when it is run again.
 """
 
 from collections.abc import Sequence
@@ -22,10 +22,10 @@ from extract.store.verify import data_files, write_manifest
 
 
 def merge(store: str, others: Sequence[str], worker: Worker | None = None) -> list[Store]:
-    """Put the files of other stores of the same identity into one; what it has already stays as it is.
+    """Merge other stores of the same identity into a store; existing files are kept.
 
     Args:
-        store: Folder that gets them: a store, the folder of a grid's stores, or a new folder.
+        store: Target folder: a store, the folder of a grid's stores, or a new folder.
         others: Folders of the other stores, or of other grids' stores. They are only read; delete them afterwards.
         worker: As for `sample`.
 
@@ -33,7 +33,7 @@ def merge(store: str, others: Sequence[str], worker: Worker | None = None) -> li
         The store, or each store of the grid.
 
     Raises:
-        InputError: Stores of different identities, damaged files, or different answers to the same samples.
+        InputError: If identities differ, files are damaged, or the same samples have different answers.
     """
     if not others:
         raise InputError("Expected `others` to name at least one store, but it is empty. Give --others '[A,B]'.")
@@ -44,7 +44,7 @@ def merge(store: str, others: Sequence[str], worker: Worker | None = None) -> li
 
 
 def _pairs(into: Path, others: Sequence[Path]) -> list[tuple[Path, Path]]:
-    """Each store that is merged, after the folder it goes to: a grid's stores go to those of the same name."""
+    """Pairs of target folder and store to merge. Stores of a grid are matched by name."""
     pairs = []
     for other in others:
         if other.resolve() == into.resolve():
@@ -66,7 +66,7 @@ def _pairs(into: Path, others: Sequence[Path]) -> list[tuple[Path, Path]]:
 
 
 def _merge_into(folder: Path, other: Store, worker: Worker) -> Store:
-    _ = other.questions  # refused here if they are not those of the identity
+    _ = other.questions  # raises if their hash differs from the identity
     with worker.writing(folder):
         with alone(folder):
             if not (folder / "identity.json").is_file():
@@ -86,23 +86,23 @@ def _merge_into(folder: Path, other: Store, worker: Worker) -> Store:
         for part in logged_ranges(into):
             if is_finished(into.samples.file(part)):
                 log = str(into.samples.log_file(part))
-                say(f"merge: {part.stem} is finished now; what {log!r} held of it is left out")
+                say(f"merge: {part.stem} is finished now; its answers in {log!r} are left out")
         with alone(folder):
             write_manifest(into)
     logged = f", {n_answers:,} answers of unfinished ranges" if logs else ""
     copied = f"{len(missing):,} files of {str(other.path)!r} copied into {str(folder)!r}"
-    say(f"merge: {copied}{logged}; {n_there:,} were there")
+    say(f"merge: {copied}{logged}; {n_there:,} existed already")
     return Store.open(folder)
 
 
 def _copy(name: str, source: Path, to: Path) -> None:
-    """Copy a file from store to store, if it is as it was written."""
+    """Copy an intact file from store to store."""
     check_file(source / name, source)
     write_file(to / name, (source / name).read_bytes())
 
 
 def _files_to_copy(into: Store, other: Store, worker: Worker) -> tuple[list[str], int]:
-    """Names of the other store's finished files that this one lacks, samples first, and how many are there already."""
+    """Finished files of the other store to copy, samples first, and the number of files that exist already."""
     missing, different, n_there = [], [], 0
     for file in sorted(data_files(other.path), key=lambda file: (file.parent.name != "samples", file)):
         name = str(file.relative_to(other.path))
@@ -110,7 +110,7 @@ def _files_to_copy(into: Store, other: Store, worker: Worker) -> tuple[list[str]
             continue
         if not worker.has(shard_of(file, other.questions.n_blocks).block):
             continue
-        there, sidecar = into.path / name, check_size(file, other.path)  # its content is compared while it is copied
+        there, sidecar = into.path / name, check_size(file, other.path)  # `_copy` verifies the content
         if not is_finished(there) or is_damaged(into, there, partial(check_size, there, into.path)):
             missing.append(name)
         elif read_sidecar(there) == sidecar:
@@ -120,25 +120,25 @@ def _files_to_copy(into: Store, other: Store, worker: Worker) -> tuple[list[str]
     if different:
         names = ", ".join(different[:5]) + ", …" * (len(different) > 5)
         raise InputError(
-            f"Expected {str(into.path)!r} and {str(other.path)!r} to agree where both hold a file, but "
-            f"{len(different)} differ: {names}. Delete them, with what was made of them, in the store that is to give "
-            "way, and merge again."
+            f"Expected files of the same name in {str(into.path)!r} and {str(other.path)!r} to be equal, but "
+            f"{len(different)} differ: {names}. Delete them and the files derived from them in one of the stores, and "
+            "merge again."
         )
     return missing, n_there
 
 
 def _check_alike(into: Store, other: Store, logs: list[SampleRange]) -> None:
-    """Refuse samples in other ranges, another reader, and signals (of one file each) and tables of other settings."""
+    """Check that sample ranges, reader, signals (by one file each) and asked settings of two stores are compatible."""
     stores = f"{str(into.path)!r} and {str(other.path)!r}"
     if clash := overlap([*into.samples.ranges(), *other.samples.ranges(), *logged_ranges(into), *logs]):
         raise InputError(
-            f"Expected {stores} to hold different samples or the same ranges, but {clash[0].stem} and {clash[1].stem} "
-            "share some. Delete one of the two, with what was made of it, and merge again."
+            f"Expected {stores} to have equal or disjoint ranges of samples, but {clash[0].stem} and {clash[1].stem} "
+            "overlap. Delete one of the two and the files derived from it, and merge again."
         )
     if None not in (into.reader, other.reader) and into.reader != other.reader:
         raise InputError(
-            f"Expected {stores} to be read with the same model, but their reader.json differ. Merge stores that one "
-            "model read."
+            f"Expected {stores} to be read with the same model, but their reader.json files differ. Merge only stores "
+            "that one model read."
         )
     for scope in get_args(Scope):
         for signal in {*into.signals.names()} & {*other.signals.names()}:
@@ -160,7 +160,7 @@ def _headers(store: Store, signal: str, scope: Scope) -> list[Any]:
 
 
 def _merge_log(into: Store, other: Store, part: SampleRange) -> int:
-    """Append what the log of the other store holds of a range to the log of this one; returns how many answers."""
+    """Append the other store's logged answers of a range to the log of this store, and return their number."""
     rows = read_log(other, part)
     if is_finished(into.samples.file(part)):
         log_file = str(other.samples.log_file(part))

@@ -11,28 +11,27 @@ from extract.text import one_line
 
 
 def _schema(columns: str) -> pa.Schema:
-    """Schema of columns ``NAME:TYPE``; a type in the plural is a list."""
+    """Schema from columns ``NAME:TYPE``; a plural type is a list."""
     pairs = (column.split(":") for column in columns.split())
     return pa.schema(
         [(name, pa.list_(pa.type_for_alias(kind[:-1])) if kind.endswith("s") else kind) for name, kind in pairs]
     )
 
 
-#: Samples of which nothing is unknown; the number of tokens is that of `token_ids`.
+#: Samples without nullable columns. The number of tokens is the length of `token_ids`.
 COMPACT_SAMPLES_SCHEMA = _schema(
     "question_id:string sample:int32 token_ids:int32s text:string logprobs:float32s finish_reason:string "
     "prompt_tokens:int32"
 )
-#: Samples of which the sampler may not know everything. `reasoning` is what a thinking model wrote before the answer.
+#: Samples with nullable columns. `reasoning` is the text that a thinking model wrote before its answer.
 SAMPLES_SCHEMA = _schema(
     "question_id:string sample:int32 text:string reasoning:string token_ids:int32s logprobs:float32s n_tokens:int32 "
     "finish_reason:string prompt_tokens:int32"
 )
-#: `right` is null where the grader could not decide; `answer` is what it took for the answer, null where it found none.
+#: `right` is null if the grader could not decide. `answer` is the answer that it found, null if it found none.
 GRADES_SCHEMA = _schema("question_id:string sample:int32 right:bool answer:string")
-#: By scope: what a model replied about each question, or was asked about each answer. `value` is null where a reply
-#: `text` has none, and the number of a cluster where answers are clustered; `mass` is the probability of all surface
-#: forms that were scored, null where none were.
+#: Replies about each question or answer, by scope. `value` is null if a reply `text` contains none; for clustered
+#: answers it is the index of a cluster. `mass` is the total probability of the scored surface forms, null without any.
 ASKED_SCHEMAS = {
     "question": _schema(
         "question_id:string value:float64 text:string mass:float64 prompt_tokens:int64 completion_tokens:int64 "
@@ -50,15 +49,15 @@ def write_table(path: Path, table: pa.Table, row_group_size: int | None = None) 
 
 
 def read_table(path: Path, folder: Path, schema: pa.Schema) -> pa.Table:
-    """Read a Parquet file after comparing it with its checksum.
+    """Read a Parquet file after verifying its checksum.
 
     Args:
         path: The file.
-        folder: The store, in which it has to lie.
-        schema: Exactly its columns. The table that is returned also has the file's metadata.
+        folder: Folder of the store, which must contain the file.
+        schema: Exact columns of the file. The returned table also has the file's metadata.
 
     Raises:
-        Damaged: The file is damaged, or has other columns.
+        Damaged: If the file is damaged or has other columns.
     """
     check_file(path, folder)
     try:

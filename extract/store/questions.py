@@ -1,4 +1,4 @@
-"""Questions of a store, kept as a Parquet table and made one at a time."""
+"""Questions of a store, held as a table and converted to `Question` objects on access."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,7 +20,7 @@ QUESTIONS_SCHEMA = pa.schema(
         *(("references", _STRINGS), ("kind", _STRING), ("choices", _STRINGS), ("group", _STRING), ("meta", _STRING)),
     ]
 )
-#: Questions that are made at a time, and the rows of a row group.
+#: Questions that are converted at a time, and rows per Parquet row group.
 BATCH = 1024
 
 
@@ -53,12 +53,12 @@ class Questions(Sequence[Question]):
         return self[shard.block * self.block_size : (shard.block + 1) * self.block_size]
 
     def ids(self, shard: Shard) -> list[str]:
-        """Question ids of a shard's block, without making the questions."""
+        """Question ids of a shard's block, without creating `Question` objects."""
         ids: list[str] = self.table["question_id"].slice(shard.block * self.block_size, self.block_size).to_pylist()
         return ids
 
     def n_rows(self, shard: Shard) -> int:
-        """Questions of a block, or answers of a range of samples."""
+        """Number of questions of a block, or of answers of a range of samples."""
         return min(self.block_size, len(self) - shard.block * self.block_size) * shard.rows_per_question
 
     def __len__(self) -> int:

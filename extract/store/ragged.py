@@ -1,4 +1,4 @@
-"""Rows of different lengths in one tensor: what a signal says of every token of every answer, without padding."""
+"""Ragged tensors: rows of different lengths without padding, such as values of every token of every answer."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Self
@@ -8,10 +8,10 @@ from torch import Tensor
 
 
 class Ragged(NamedTuple):
-    """Values of the tokens of some rows, one row after the other.
+    """Values of the tokens of several rows, concatenated.
 
     Attributes:
-        values: [sum of lengths, …].
+        values: [total tokens, …].
         offsets: [row + 1] int64; row i is `values[offsets[i] : offsets[i + 1]]`.
     """
 
@@ -20,7 +20,7 @@ class Ragged(NamedTuple):
 
     @classmethod
     def of(cls, rows: Sequence[Tensor]) -> Self:
-        """From one tensor [token, …] a row, at least one row.
+        """Concatenate one tensor [token, …] per row; needs at least one row.
 
         >>> Ragged.of([torch.tensor([1.0, 2.0]), torch.tensor([])]).offsets
         tensor([0, 2, 2])
@@ -34,15 +34,15 @@ class Ragged(NamedTuple):
 
     @property
     def lengths(self) -> Tensor:
-        """[row] int64 tokens of each row."""
+        """[row] int64 number of tokens of each row."""
         return self.offsets.diff()
 
     def rows(self) -> list[Tensor]:
-        """One tensor [token, …] a row, sharing memory."""
+        """One tensor [token, …] per row, sharing memory."""
         return list(self.values.split(self.lengths.tolist()))
 
     def padded(self, fill: float = torch.nan) -> Tensor:
-        """[row, token, …] with `fill` behind the tokens of each row; at least one token wide."""
+        """[row, token, …], padded on the right with `fill` to the longest row, at least to one token."""
         lengths = self.lengths
         width = max(1, int(lengths.max())) if len(lengths) else 1
         out = self.values.new_full((self.n_rows, width, *self.values.shape[1:]), fill)

@@ -11,7 +11,7 @@ from extract.store.folder import StoreFolder
 from extract.store.parquet import COMPACT_SAMPLES_SCHEMA, SAMPLES_SCHEMA, write_table
 from extract.store.shards import SampleRange, missing_ranges
 
-#: `finish_reason` of an answer that a server refused to give. It has no text, and is unknown to every grader.
+#: `finish_reason` of an answer that a server rejected. It has no text, and every grader grades it as unknown.
 REJECTED = "rejected"
 
 
@@ -22,7 +22,7 @@ class Samples:
         folder: The store.
 
     Attributes:
-        provides: What the sampler declares about them.
+        provides: Declaration of the sampler.
     """
 
     def __init__(self, folder: StoreFolder) -> None:
@@ -34,20 +34,20 @@ class Samples:
         """Finished ranges of samples, by block and sample.
 
         Raises:
-            Damaged: A Parquet file that is not named after a range, or ranges that overlap.
+            Damaged: If a Parquet file is not named after a range, or ranges overlap.
         """
         return self._folder.ranges()
 
     def missing(self, k: int) -> list[SampleRange]:
-        """Ranges that are missing for k samples of every question."""
+        """Ranges to sample so that every question has k samples."""
         return missing_ranges(self.ranges(), self._folder.questions.n_blocks, k)
 
     def file(self, samples: SampleRange) -> Path:
-        """Where a range of samples is, or will be."""
+        """Path of a range of samples, finished or not."""
         return self._folder.samples_file(samples)
 
     def log_file(self, samples: SampleRange) -> Path:
-        """Where answers that arrive one at a time wait until their range is complete."""
+        """Path of the answer log of an unfinished range."""
         return self.file(samples).with_suffix(".jsonl")
 
     def write(self, samples: SampleRange, rows: list[dict[str, Any]], max_rows: int | None = None) -> None:
@@ -56,19 +56,19 @@ class Samples:
         Args:
             samples: The range.
             rows: One row for each sample.
-            max_rows: Answers that were drawn at a time, on which their last bits depend.
+            max_rows: Number of answers drawn together, which affects the last bits of the log-probabilities.
         """
         metadata = None if max_rows is None else {"max_rows": str(max_rows)}
         write_table(self.file(samples), pa.Table.from_pylist(rows, self._schema.with_metadata(metadata)))
 
     def read(self, samples: SampleRange | None = None) -> pa.Table:
-        """Samples of a range, or all of them, by block, range and question.
+        """Read the samples of a range, or all samples, by block, range and question.
 
         Columns: `question_id`, `sample`, `text`, `token_ids`, `logprobs` (nats), `n_tokens`, `finish_reason` and
-        `prompt_tokens`; `reasoning` where the sampler declares nullable columns, which are null where it does not know.
+        `prompt_tokens`. Samplers with nullable columns also have `reasoning`; unknown values are null.
 
         Raises:
-            Damaged: A file is damaged.
+            Damaged: If a file is damaged.
         """
         tables = [
             self._folder.read_table(self.file(part), part, self._schema)

@@ -1,4 +1,4 @@
-"""Shards, the unit of files, work and resuming: a block of questions, or a range of samples of a block's questions."""
+"""Shards, the unit of files, work and resuming: a block of questions, or a range of samples of these questions."""
 
 import re
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 from extract.errors import Damaged, InputError
 from extract.text import shown
 
-#: What the rows of a shard are: one for each question, or one for each sample.
+#: Rows of a shard: one per question, or one per sample.
 Scope = Literal["question", "sample"]
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _STEM = re.compile(r"([0-9]{5,9})(?:\.([0-9]{3,9})-([0-9]{3,9}))?")
@@ -54,10 +54,10 @@ Shard = Block | SampleRange
 
 
 def shard_of(path: Path, n_blocks: int) -> Shard:
-    """The shard that a file's name stands for.
+    """Parse the shard from a file's name.
 
     Raises:
-        Damaged: The name is not that of a shard in a store of `n_blocks` blocks.
+        Damaged: If the name does not belong to a shard of a store with `n_blocks` blocks.
     """
     shard: Shard | None = None
     if match := _STEM.fullmatch(path.stem):
@@ -65,15 +65,15 @@ def shard_of(path: Path, n_blocks: int) -> Shard:
         shard = Block(int(block)) if start is None else SampleRange(int(block), int(start), int(stop))
     if shard is None or shard.stem != path.stem or shard.block >= n_blocks or shard.rows_per_question < 1:
         names = f"BLOCK{path.suffix} or BLOCK.START-STOP{path.suffix}, such as 00000.000-010{path.suffix}"
-        raise Damaged(path, f"its name is not that of a shard of the store's {n_blocks} blocks ({names})")
+        raise Damaged(path, f"its name is not the name of a shard of the store's {n_blocks} blocks ({names})")
     return shard
 
 
 def range_of(path: Path, n_blocks: int) -> SampleRange:
-    """The range of samples that a file's name stands for.
+    """Parse the range of samples from a file's name.
 
     Raises:
-        Damaged: As `shard_of`, or the name is that of a block.
+        Damaged: As for `shard_of`, or if the name belongs to a block.
     """
     shard = shard_of(path, n_blocks)
     if isinstance(shard, Block):
@@ -82,13 +82,13 @@ def range_of(path: Path, n_blocks: int) -> SampleRange:
 
 
 def overlap(ranges: Iterable[SampleRange]) -> tuple[SampleRange, SampleRange] | None:
-    """The first two different ranges that share samples; None where no two do."""
+    """The first two different ranges that share samples; None without any."""
     pairs = pairwise(sorted(set(ranges)))
     return next(((a, b) for a, b in pairs if a.block == b.block and b.start < a.stop), None)
 
 
 def missing_ranges(ranges: Iterable[SampleRange], n_blocks: int, k: int) -> list[SampleRange]:
-    """Ranges that are missing beside `ranges`, which do not overlap, for k samples of every block's questions."""
+    """Ranges to add to non-overlapping `ranges` so that every question has k samples."""
     missing, before = [], SampleRange(0, 0, 0)
     for after in sorted([*ranges, *(SampleRange(block, k, k) for block in range(n_blocks))]):
         start = before.stop if before.block == after.block else 0
@@ -99,10 +99,10 @@ def missing_ranges(ranges: Iterable[SampleRange], n_blocks: int, k: int) -> list
 
 
 def check_name(name: str, noun: str) -> str:
-    """The name of a grader, signal, baseline or run, which is also the name of a folder; returned unchanged.
+    """Check and return the name of a grader, signal, baseline or run, which is also the name of a folder.
 
     Raises:
-        InputError: The name holds a slash, a space or another sign that is not allowed, or begins with a dot.
+        InputError: If the name contains a slash, a space or another forbidden character, or begins with a dot.
     """
     if not _NAME.fullmatch(name):
         expected = "a name of letters, digits, `_`, `-` and `.`"

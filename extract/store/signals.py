@@ -1,7 +1,7 @@
-"""Signals of a store: one safetensors file for each signal and shard, hashed once and then read tensor by tensor.
+"""Signals of a store: one safetensors file per signal and shard, verified once and then read tensor by tensor.
 
-A tensor has a row for each row of its shard. Where rows have different lengths it is ragged: the values of all rows
-stand one after the other under its key, and ``KEY.offsets`` (int64, [row + 1]) says where each row begins.
+A tensor has one row per row of its shard. Rows of different lengths form a ragged tensor: its key holds the
+concatenated values of all rows, and ``KEY.offsets`` (int64, [row + 1]) holds the start of each row.
 """
 
 import json
@@ -27,20 +27,20 @@ from extract.text import one_line, shown
 _DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64}
 _KEY = re.compile(r"\d+/[\w-]+")
 _OFFSETS = ".offsets"
-_CHUNK = 2**20  # bytes of a tensor that are copied together
-#: Signals that `ask` computes with another model than the store's.
+_CHUNK = 2**20  # bytes of a tensor that are copied at once
+#: Signals that `ask` computes with another model.
 _ASKED = ("text_embedding",)
 
 
 class Entry(NamedTuple):
-    """Dtype (its name in safetensors) and shape of a row, or of a token of a row where the tensor is ragged."""
+    """Dtype (as named by safetensors) and shape of a row; of a token if the tensor is ragged."""
 
     dtype: str
     shape: torch.Size
     ragged: bool = False
 
     def __str__(self) -> str:
-        return f"{self.dtype} of shape {list(self.shape)} a {'token' if self.ragged else 'row'}"
+        return f"{self.dtype} of shape {list(self.shape)} per {'token' if self.ragged else 'row'}"
 
 
 #: Entries of a file by key.
@@ -48,14 +48,14 @@ Layout = dict[str, Entry]
 
 
 class _Header(NamedTuple):
-    """What a file holds by key, and the settings that it was made with, where it was asked of another model."""
+    """Layout of a file, and the settings of a signal that `ask` computed."""
 
     layout: Layout
     settings: dict[str, Any] | None
 
 
 class Signals(ShardFiles):
-    """Signals on disk. Rows at question scope are in the questions' order, at sample scope in that of `Samples.read`.
+    """Signals on disk. Rows at question scope are ordered as the questions, at sample scope as in `Samples.read`.
 
     Args:
         folder: The store.
@@ -78,13 +78,13 @@ class Signals(ShardFiles):
 
         Args:
             signal: Name of the signal.
-            shard: Block of questions, or range of samples, which has to be there.
+            shard: Block of questions, or finished range of samples.
             tensors: [row, …], or ragged with as many rows, by ``layer/position`` key.
-            batch_tokens: Tokens that were read at a time, on which the last bits of the values depend.
-            settings: What else the values depend on, JSON types; the same in every file of the signal.
+            batch_tokens: Number of tokens read together, which affects the last bits of the values.
+            settings: Other settings that the values depend on, in JSON types; equal in all files of the signal.
 
         Raises:
-            InputError: Other files of the signal have other settings.
+            InputError: If other files of the signal have other settings.
         """
         record = {**self._provenance(signal, shard), "batch_tokens": batch_tokens}
         if settings is not None:
@@ -102,7 +102,7 @@ class Signals(ShardFiles):
         """Copy a signal of a block from another store with the same prompts and model.
 
         Raises:
-            Damaged: The file in the other store is damaged.
+            Damaged: If the file in the other store is damaged.
         """
         source.shard_layout(signal, shard)
         with safe_open(source.file(signal, shard), framework="pt") as file:
@@ -118,10 +118,10 @@ class Signals(ShardFiles):
         self._keys.pop((signal, shard.scope), None)
 
     def keys(self, signal: str, scope: Scope = "question") -> list[str]:
-        """Keys of a signal's tensors, for example ``["0/last_prompt", …]``, by position and layer.
+        """Keys of a signal's tensors, for example ``["0/last_prompt", …]``, sorted by position and layer.
 
         Raises:
-            InputError: The store lacks the signal for some shards, or a file is damaged or unlike the others.
+            InputError: If the store lacks the signal for some shards, or a file is damaged or differs in layout.
         """
         if (signal, scope) not in self._keys:
             path, option = self._folder.path, " --scope sample" if scope == "sample" else ""
@@ -133,21 +133,21 @@ class Signals(ShardFiles):
         return self._keys[signal, scope]
 
     def read(self, signal: str, key: str, scope: Scope = "question") -> Tensor:
-        """One tensor [row, …] over all questions or answers; missing rows are NaN.
+        """Read one tensor [row, …] over all questions or answers; missing rows are NaN.
 
-        Files are compared with their checksums when the first key is read. After that, only a key's own bytes are read.
+        The first call verifies the checksums of the files. Later calls read only the bytes of their key.
 
         Raises:
-            InputError: As `keys`, the signal has no such key, or it is ragged.
+            InputError: As for `keys`, or if the signal has no such key or its tensor is ragged.
         """
         shards = self._shards(signal, key, scope, ragged=False)
         return self._values(signal, key, shards, [self._folder.questions.n_rows(shard) for shard in shards])
 
     def read_ragged(self, signal: str, key: str, scope: Scope = "sample") -> Ragged:
-        """Values [token, …] of every token of all answers or questions; missing rows are NaN.
+        """Read the values [token, …] of every token of all answers or questions; missing rows are NaN.
 
         Raises:
-            InputError: As `keys`, the signal has no such key, or it is not ragged.
+            InputError: As for `keys`, or if the signal has no such key or its tensor is not ragged.
         """
         shards, lengths = self._shards(signal, key, scope, ragged=True), []
         for shard in shards:
@@ -157,17 +157,17 @@ class Signals(ShardFiles):
         return Ragged(values, torch.cat([torch.zeros(1, dtype=torch.int64), *lengths]).cumsum(0))
 
     def layout(self, signal: str, scope: Scope = "question") -> Layout:
-        """Dtypes and shapes of a signal's tensors by key, the same in all finished files; empty without files.
+        """Dtypes and shapes of a signal's tensors by key, equal in all finished files; empty without files.
 
         Raises:
-            Damaged: A file is damaged, or unlike the others.
+            Damaged: If a file is damaged or differs in layout or settings.
         """
         shards = self.finished(signal, scope)
         headers = {self.file(signal, shard): self._header(signal, shard) for shard in shards}
         first, common = next(iter(headers.items()), (Path(), _Header({}, None)))
         for path, header in headers.items():
             if header.settings != common.settings:
-                raise Damaged(path, "its settings differ from those of the files before it")
+                raise Damaged(path, f"its settings differ from those in {first.name}")
             for key in sorted(common.layout.keys() | header.layout.keys()):
                 here, there = header.layout.get(key, "missing"), common.layout.get(key, "missing")
                 if here != there:
@@ -180,24 +180,24 @@ class Signals(ShardFiles):
         """Dtypes and shapes of a shard's tensors by key; its file is checked once.
 
         Raises:
-            Damaged: The file is damaged, or belongs to another shard.
+            Damaged: If the file is damaged or belongs to another shard.
         """
         return self._header(signal, shard).layout
 
     def _shards(self, signal: str, key: str, scope: Scope, ragged: bool) -> list[Shard]:
-        """The shards of a signal that is complete and has a key of this kind."""
+        """Shards of a complete signal that has the key, ragged or not."""
         keys, shards = self.keys(signal, scope), self._folder.shards(scope)
         of_signal = f"of the signal {signal!r} in {str(self._folder.path)!r}"
         if key not in keys:
             choices = " to ".join(keys[:1] + keys[-1:])
             raise InputError(f"Expected `key` to be one {of_signal} ({choices}), but got {shown(key)}. Choose one.")
         if self.shard_layout(signal, shards[0])[key].ragged != ragged:
-            kind, method = ("tokens", "read") if ragged else ("one tensor for each row", "read_ragged")
+            kind, method = ("ragged", "read") if ragged else ("a plain tensor", "read_ragged")
             raise InputError(f"Expected {key!r} {of_signal} to be {kind}, but it is not. Use `{method}`.")
         return shards
 
     def _values(self, signal: str, key: str, shards: list[Shard], counts: list[int]) -> Tensor:
-        """One tensor of all shards, of which each has as many rows or tokens as `counts` says."""
+        """Concatenate a tensor over shards with `counts` rows or tokens each."""
         entry = self.shard_layout(signal, shards[0])[key]
         values = torch.empty(sum(counts), *entry.shape, dtype=_DTYPES[entry.dtype])
         step = max(1, _CHUNK // max(1, entry.shape.numel() * values.element_size()))
@@ -209,7 +209,7 @@ class Signals(ShardFiles):
         return values
 
     def _header(self, signal: str, shard: Shard) -> _Header:
-        """The header of a file; the file is compared with its checksum when it is read first."""
+        """Header of a file, whose checksum is verified on the first access."""
         path = self.file(signal, shard)
         if path in self._headers:
             return self._headers[path]

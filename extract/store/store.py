@@ -25,7 +25,7 @@ class Store:
 
     Attributes:
         path: The directory.
-        identity: Content of the identity, plain JSON types.
+        identity: Content of the identity, in plain JSON types.
         sha256: SHA-256 of the identity.
         samples: Samples.
         grades: Grades by grader.
@@ -43,10 +43,10 @@ class Store:
 
     @classmethod
     def create(cls, path: str | Path, identity: Identity, questions: Iterable[Question]) -> Self:
-        """Make a store, or open the one at `path` if it has the same identity.
+        """Create a store, or open the store at `path` if it has the same identity.
 
         Raises:
-            InputError: The folder holds a store of another identity, or other files.
+            InputError: If the folder holds a store of another identity, or other files.
         """
         path = Path(path)
         check_folder(path)
@@ -58,7 +58,7 @@ class Store:
             store = cls(path, identity.as_dict())
             write_identity(path, store.identity)
         file = path / "questions.parquet"
-        if not is_whole(file, path):  # also after a run that was killed between the two files
+        if not is_whole(file, path):  # or a run was killed between the two files
             table = questions if isinstance(questions, Questions) else Questions.of(questions, identity.block_size)
             write_table(file, table.table, row_group_size=BATCH)
         return store
@@ -68,15 +68,15 @@ class Store:
         """Open a store.
 
         Raises:
-            InputError: There is no store at `path`, or this version can't read it.
+            InputError: If there is no store at `path`, or this version cannot read it.
         """
         return cls(Path(path), read_identity(Path(path)))
 
     def check_identity(self, expected: dict[str, Any]) -> None:
-        """Refuse another identity, naming both values of whatever differs.
+        """Check that the store has an identity.
 
         Raises:
-            InputError: The identities differ.
+            InputError: If the identities differ. The message has both values of each difference.
         """
         if different := "; ".join(differences(self.identity, expected)):
             raise InputError(
@@ -89,12 +89,12 @@ class Store:
         """The questions in their order.
 
         Raises:
-            Damaged: They are not those of the identity.
+            Damaged: If their hash differs from the identity.
         """
         return self._folder.questions
 
     def shards(self, scope: Scope) -> list[Shard]:
-        """Every block, or every finished range of samples, in the order of the rows."""
+        """All blocks, or all finished ranges of samples, in the order of the rows."""
         return self._folder.shards(scope)
 
     @property
@@ -104,19 +104,19 @@ class Store:
 
     @property
     def reader(self) -> dict[str, Any] | None:
-        """The local copy of a model known by name only that signals are read with; None before the first reading.
+        """Identity of the local copy of a served model; None before the first reading, and for a local model.
 
         Raises:
-            InputError: reader.json is damaged.
+            InputError: If reader.json is damaged.
         """
         return None if self.samples.provides.weights else read_reader(self.path, self.sha256)
 
     @property
     def model(self) -> dict[str, Any]:
-        """The model that signals are read from, a `ModelIdentity` as a dict: the one that answered, or its local copy.
+        """Identity (`ModelIdentity` as a dict) of the model that signals are read from: the sampled one or its copy.
 
         Raises:
-            InputError: The model is known by name only, and no local copy of it was read yet.
+            InputError: If the model is served and no local copy of it was read yet.
         """
         model = self.identity["policy"]["model"] if self.samples.provides.weights else self.reader
         if model is None:

@@ -1,4 +1,4 @@
-"""Verification of all files of a store, and the manifest, an index derived from them."""
+"""Verification of a store's files, and the manifest, an index derived from them."""
 
 import json
 from collections.abc import Iterator
@@ -17,12 +17,12 @@ _LARGEST_MANIFEST = 2**28  # bytes
 
 
 def data_files(folder: Path) -> list[Path]:
-    """Every Parquet and safetensors file, finished or not."""
+    """All Parquet and safetensors files, finished or not."""
     return sorted(path for path in folder.rglob("*") if path.suffix in _DATA)
 
 
 def find_problems(store: Store) -> Iterator[str]:
-    """What is wrong with the files of a store, one line each; reads all of them."""
+    """Problems of a store's files, one line each. Reads all files."""
     found: dict[Path, str] = {}
     for path in [store.path / "questions.parquet", *sorted(store.path.rglob("*"), reverse=True)]:
         try:
@@ -39,7 +39,7 @@ def find_problems(store: Store) -> Iterator[str]:
 
 
 def _check(store: Store, path: Path) -> None:
-    """Read one data file as whoever needs it does; of a folder, see that its files agree with each other."""
+    """Read one data file with its reader, or check that the files of a folder are consistent."""
     match path.relative_to(store.path).parts:
         case ("questions.parquet",):
             _ = store.questions
@@ -60,12 +60,12 @@ def _check(store: Store, path: Path) -> None:
         case ("signals", signal, "question" | "sample" as scope, name) if name.endswith(".safetensors"):
             shard = shard_of(path, store.questions.n_blocks)
             if shard.scope != scope:
-                raise Damaged(path, f"its name is not that of a shard of {scope}s")
+                raise Damaged(path, f"its name is not the name of a shard of {scope}s")
             store.signals.shard_layout(signal, shard)
         case ("asked", baseline, name) if name.endswith(".parquet"):
             store.asked.read_shard(baseline, shard_of(path, store.questions.n_blocks))
         case _ if path.suffix in _DATA:
-            raise Damaged(path, "it is no file of a store")
+            raise Damaged(path, "it is not a file of a store")
 
 
 def _manifest_problems(store: Store) -> Iterator[str]:
@@ -89,7 +89,7 @@ def write_manifest(store: Store) -> dict[str, Any]:
     """Write manifest.json, the index of the finished files, and return it.
 
     Raises:
-        Damaged: A sidecar is damaged.
+        Damaged: If a sidecar is damaged.
     """
     finished = filter(is_finished, data_files(store.path))
     files = {str(path.relative_to(store.path)): read_sidecar(path)._asdict() for path in finished}

@@ -292,7 +292,7 @@ def test_an_interrupted_or_damaged_run_goes_on_to_the_same_bytes(
     (store / "asked/p_true_answer/00001.000-003.parquet").unlink()
     asking("verbalized", "p_true", "p_true_answer")
     assert asked_files(store) == before
-    assert "asked/p_true/00000.parquet: 4 bytes are there" in capsys.readouterr().err
+    assert "asked/p_true/00000.parquet: it has 4 bytes instead of" in capsys.readouterr().err
 
 
 def test_two_workers_write_the_bytes_of_one(

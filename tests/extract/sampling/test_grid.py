@@ -234,7 +234,7 @@ def test_other_settings_than_a_familys_are_refused_before_the_model_is_loaded(
     sample_family(str(family), recipe())
     with pytest.raises(InputError, match="max_new_tokens: found 6, expected 7"):
         sample_family(str(family), recipe(policy=Decoding("0:1:0.5", max_new_tokens=7), model="nowhere"))
-    with pytest.raises(InputError, match="holds a store for each temperature: .*t0.0, .*t1.0. Give one of them"):
+    with pytest.raises(InputError, match="holds one store per temperature: .*t0.0, .*t1.0. Give one of them"):
         sample(str(family), recipe(0.5))
     with pytest.raises(InputError, match="is a store itself"):
         sample_family(str(family / "t0.5"), recipe())

@@ -253,7 +253,7 @@ def test_a_signal_ends_it_with_one_line_and_what_arrived_is_kept(
     assert process.returncode == status
     assert "Traceback" not in said
     assert "never retrieved" not in said
-    assert f"error: {word}. What is finished is kept; run the same command again to go on." in said
+    assert f"error: {word}. Finished work is kept; run the same command again to continue." in said
     held = Store.open(path).samples.read().num_rows + len(logged(path))
     assert 12 <= held < 80
 
@@ -304,7 +304,7 @@ def test_the_log_of_another_store_or_part_is_refused(server: Running, questions:
     content = log.read_text()
     for text in (content.replace(store.sha256, "0" * 64, 1), content.replace('"start": 0', '"start": 1', 1), "{}\n"):
         log.write_text(text)
-        with pytest.raises(InputError, match="to begin with what answers it holds"):
+        with pytest.raises(InputError, match="to begin with the header"):
             sample(str(store.path), recipe(server.url, questions, k=3))
         with pytest.raises(InputError, match=r"samples/00001.000-001.jsonl"):
             verify(str(store.path))

@@ -249,9 +249,7 @@ def test_a_damaged_file_is_refused_and_made_again(
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-    with pytest.raises(
-        InputError, match=r"00001.000-002.safetensors' to be intact, but its content changed"
-    ):
+    with pytest.raises(InputError, match=r"00001.000-002.safetensors' to be intact, but its content changed"):
         Store.open(store).signals.read("hidden", "1/mean_answer", "sample")
     read(str(store), ["hidden"], "sample", model=recipe.model)
     assert (

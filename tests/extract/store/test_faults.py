@@ -79,7 +79,7 @@ def test_a_signal_ends_a_command_with_one_line_and_what_is_finished_is_kept(
     said = process.communicate(timeout=60)[1]
     assert process.returncode == status
     assert [line for line in said.splitlines() if word in line] == [
-        f"error: {word}. What is finished is kept; run the same command again to go on."
+        f"error: {word}. Finished work is kept; run the same command again to continue."
     ]
     assert "Traceback" not in said
     assert finished(store)
@@ -151,7 +151,9 @@ def test_a_full_disk_is_one_line_and_the_next_run_goes_on(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full_after_a_while)
-        with pytest.raises(InputError, match=r"^Expected to be able to write .* No space left on device\. [^\n]*$"):
+        with pytest.raises(
+            InputError, match=r"^Expected .* to be writable, but got: No space left on device\. [^\n]*$"
+        ):
             sample(str(tmp_path / "store"), recipe)
     kept = content(tmp_path / "store")
     assert 0 < len(finished(tmp_path / "store")) < 12
@@ -275,8 +277,8 @@ def test_sampling_goes_on_with_fewer_answers_at_a_time_and_records_it(
     ("error", "status", "line"),
     [
         (InputError("Expected this, but got that."), 2, "error: Expected this, but got that."),
-        (KeyboardInterrupt(), 130, "error: interrupted. What is finished is kept"),
-        (Terminated(), 143, "error: terminated. What is finished is kept"),
+        (KeyboardInterrupt(), 130, "error: interrupted. Finished work is kept"),
+        (Terminated(), 143, "error: terminated. Finished work is kept"),
         (PermissionError(errno.EACCES, "Permission denied", "runs"), 2, "error: 'runs': Permission denied. What"),
     ],
 )

@@ -154,7 +154,7 @@ def test_parts_that_share_samples_are_refused(tmp_path: Path, whole: Path) -> No
     store = Store.open(other)
     rows = Store.open(whole).samples.read(SampleRange(0, 0, 2)).drop(["n_tokens"]).to_pylist()
     store.samples.write(SampleRange(0, 1, 3), [{**row, "sample": row["sample"] + 1} for row in rows])
-    with pytest.raises(InputError, match="but 00000.000-002 and 00000.001-003 share some"):
+    with pytest.raises(InputError, match="but 00000.000-002 and 00000.001-003 overlap"):
         merge(str(whole), [str(other)])
 
 
@@ -167,7 +167,7 @@ def test_a_damaged_file_is_not_copied(tmp_path: Path, halves: list[str]) -> None
         merge(str(tmp_path / "new"), halves)
     assert not (tmp_path / "new/samples/00001.000-002.parquet").exists()
     file.write_bytes(b"half")
-    with pytest.raises(Damaged, match="4 bytes are there"):
+    with pytest.raises(Damaged, match="it has 4 bytes instead of"):
         merge(str(tmp_path / "new"), halves)
 
 
@@ -204,7 +204,7 @@ def test_a_grids_stores_are_merged_by_name(tmp_path: Path, whole: Path, halves: 
     merged = merge(str(tmp_path / "grid"), [str(tmp_path / "grid-0"), str(tmp_path / "grid-1")])
     assert [store.path.name for store in merged] == ["t0.0", "t0.7"]
     assert contents(tmp_path / "grid/t0.0") == contents(whole)
-    with pytest.raises(InputError, match="holds a store for each temperature"):
+    with pytest.raises(InputError, match="holds one store per temperature"):
         merge(str(tmp_path / "grid"), [halves[0]])
     with pytest.raises(InputError, match="to be merged into the folder of a grid's stores"):
         merge(halves[0], [str(tmp_path / "grid")])
@@ -285,5 +285,5 @@ def test_answers_that_are_finished_elsewhere_give_way_and_that_is_said(
     assert "00000.000-001 is finished now" in capsys.readouterr().err
     log(b, SampleRange(1, 0, 2), [row("q2", 0, "b")])
     log(a, SampleRange(1, 1, 3), [row("q2", 1, "a")])
-    with pytest.raises(InputError, match="00001.000-002 and 00001.001-003 share some"):
+    with pytest.raises(InputError, match="00001.000-002 and 00001.001-003 overlap"):
         merge(str(a.path), [str(b.path)])

@@ -102,10 +102,10 @@ def test_a_tensor_longer_than_a_piece_is_read_whole(store: Store, monkeypatch: p
 def test_each_way_of_reading_refuses_what_the_other_one_reads(store: Store) -> None:
     with pytest.raises(
         InputError,
-        match="'2/entropy' of the signal 'tokens' .* to be one tensor for each row, but it is not. Use `read_ragged`",
+        match="'2/entropy' of the signal 'tokens' .* to be a plain tensor, but it is not. Use `read_ragged`",
     ):
         store.signals.read("tokens", "2/entropy", "sample")
-    with pytest.raises(InputError, match="to be tokens, but it is not. Use `read`"):
+    with pytest.raises(InputError, match="to be ragged, but it is not. Use `read`"):
         store.signals.read_ragged("hidden", "0/last_prompt", "question")
     with pytest.raises(InputError, match="Expected `key` to be one of the signal 'tokens'"):
         store.signals.read_ragged("tokens", "2/entropy.offsets")

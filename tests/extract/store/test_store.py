@@ -89,7 +89,10 @@ def test_an_interrupted_run_goes_on_and_gives_the_same_bytes(tmp_path: Path, que
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"policy": Decoding(max_new_tokens=6, temperature=1.0)}, "policy.decoding.temperature: found 0.7, expected 1.0"),
+        (
+            {"policy": Decoding(max_new_tokens=6, temperature=1.0)},
+            "policy.decoding.temperature: found 0.7, expected 1.0",
+        ),
         (
             {"policy": Decoding(max_new_tokens=6, prompt=PromptTemplate("Q: {question}"))},
             "policy.decoding.prompt.template",
@@ -138,7 +141,7 @@ def test_verify_names_what_is_damaged(tmp_path: Path, small_store: Path) -> None
     problems = "\n".join(find_problems(Store.open(store)))
     assert "samples/00000.000-006.parquet: its content changed" in problems
     assert "signals/hidden/question/00001.safetensors: it is unfinished" in problems
-    assert "grades/planted/00000.000-006.parquet: 0 bytes are there" in problems
+    assert "grades/planted/00000.000-006.parquet: it has 0 bytes instead of" in problems
 
 
 def test_an_altered_identity_and_a_folder_that_is_no_store_are_refused(tmp_path: Path, small_store: Path) -> None:
@@ -289,10 +292,11 @@ def test_asking_otherwise_is_refused_naming_what_differs(made: Store, scope: Sco
     other = {**HOW, "options": {"attempts": 5}}
     for store in (made, Store.open(made.path)):
         with pytest.raises(
-            InputError, match="to have the settings of the files in .*/asked/sure.* options.attempts: found 3, expected 5"
+            InputError,
+            match="to have the settings of the files in .*/asked/sure.* options.attempts: found 3, expected 5",
         ):
             ask(store, scope, other)
-        with pytest.raises(InputError, match="delete that folder to begin anew"):
+        with pytest.raises(InputError, match="delete that folder to start over"):
             store.asked.check_settings("sure", scope, other)
     shutil.rmtree(made.path / "asked")
     ask(Store.open(made.path), scope, other)
@@ -317,7 +321,7 @@ def test_a_table_of_another_shard_or_with_other_settings_is_refused_and_verify_n
     first, second = (made.asked.file("sure", shard) for shard in made.shards(scope)[:2])
     for ending in (".parquet", ".json"):
         shutil.copy(first.with_suffix(ending), second.with_suffix(ending))
-    with pytest.raises(InputError, match="its rows are not those of"):
+    with pytest.raises(InputError, match="it does not have each row of"):
         Store.open(made.path).asked.read("sure", scope)
     assert second.name in "\n".join(find_problems(Store.open(made.path)))
     rows = asked_rows(made, made.shards(scope)[1])
@@ -327,7 +331,7 @@ def test_a_table_of_another_shard_or_with_other_settings_is_refused_and_verify_n
     other.asked.write("sure", made.shards(scope)[1], rows, {**HOW, "model": "large"})
     for ending in (".parquet", ".json"):
         shutil.copy(other.asked.file("sure", made.shards(scope)[1]).with_suffix(ending), second.with_suffix(ending))
-    with pytest.raises(InputError, match="settings differ from another table's in model"):
+    with pytest.raises(InputError, match="settings differ from another table in model"):
         Store.open(made.path).asked.read("sure", scope)
 
 
@@ -360,7 +364,7 @@ def test_embeddings_of_two_encoders_are_not_mixed(made: Store, scope: Scope) -> 
     embed(made, scope, other)
     for path in (file, file.with_suffix(".json")):
         path.write_bytes(stash[path])
-    with pytest.raises(InputError, match="its settings differ from those of the files before it"):
+    with pytest.raises(InputError, match="its settings differ from those in 00000"):
         Store.open(made.path).signals.read("text_embedding", "0/text", scope)
 
 

@@ -1,4 +1,4 @@
-"""Graders: is an answer right? A new one is a file with a `Grader`, and one entry in `GRADERS`."""
+"""Graders, which decide whether an answer is right. A new one is a file with a `Grader` and one entry in `GRADERS`."""
 
 from collections.abc import Callable, Iterable
 
@@ -13,19 +13,23 @@ from extract.questions.question import Kind
 from extract.registry import Registry
 
 _RULES = (SHORT, EXACT, CONTAINS, F1, NUMBER, NUMBER_STRICT, BOXED_INTEGER, MATH, CHOICE)
-#: Graders by name. One that takes options is a function from them to a `Grader`.
+#: Graders by name. A grader with options is a function from the options to a `Grader`.
 GRADERS: Registry[Grader | Callable[[Judge], Grader]] = Registry(
     "grader", {rule.name: rule for rule in _RULES} | {"judge": judge_grader}
 )
-#: The grader of each kind of question where none is named.
+#: Default grader of each kind of question.
 GRADER_OF_KIND: dict[Kind, str] = {kind: rule.name for rule in _RULES for kind in rule.kinds}
 
 
 def load_grader(name: str, judge: Judge | None = None) -> Grader:
-    """One of `GRADERS` by name; the grader `judge` takes options.
+    """Load a grader by name.
+
+    Args:
+        name: One of `GRADERS`.
+        judge: Options of the grader `judge`. Other graders ignore them.
 
     Raises:
-        InputError: Unknown name, or a judge without a model.
+        InputError: If the name is unknown, or the judge has no model.
     """
     if name.startswith("judge-"):
         raise InputError(
@@ -37,17 +41,17 @@ def load_grader(name: str, judge: Judge | None = None) -> Grader:
 
 
 def grader_of_kinds(kinds: Iterable[Kind]) -> str:
-    """Name of the grader that suits questions of these kinds.
+    """Name of the default grader for questions of these kinds.
 
     Raises:
-        InputError: The kinds take several graders.
+        InputError: If the kinds have different default graders.
     """
     kinds = sorted(set(kinds))
     names = sorted({GRADER_OF_KIND[kind] for kind in kinds})
     if len(names) > 1:
         raise InputError(
-            f"Expected questions of one kind where no `grader` is named, but these are {' and '.join(kinds)}, which "
-            f"take {' and '.join(names)}. Give --grader, or make a store of each kind."
+            f"Expected questions of one kind because no `grader` is given, but these are {' and '.join(kinds)}, with "
+            f"the graders {' and '.join(names)}. Give --grader, or make one store per kind."
         )
     return names[0]
 

@@ -1,4 +1,4 @@
-"""`Grader`: a named rule that says whether an answer is right, and `Grade`, what it says."""
+"""`Grader`: a named rule that decides whether an answer is right. `Grade`: its decision."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -9,11 +9,11 @@ from extract.questions.question import Kind, Question
 
 
 class Grade(NamedTuple):
-    """What a grader says of an answer.
+    """Decision of a grader about an answer.
 
     Attributes:
-        right: Whether it is right; None where the grader could not decide.
-        answer: What it took for the answer, so that equal ones can be counted; None where it found none: wrong.
+        right: Whether the answer is right; None if the grader could not decide.
+        answer: Parsed answer, for counting equal ones; None if there was nothing to parse, which counts as wrong.
     """
 
     right: bool | None
@@ -21,33 +21,33 @@ class Grade(NamedTuple):
 
 
 class Case(NamedTuple):
-    """An answer to be decided: its question, its text without reasoning, and what was taken for the answer."""
+    """An answer to decide: its question, its text without reasoning, and the parsed answer."""
 
     question: Question
     text: str
     answer: str
 
 
-#: Grades of answers that were decided already, by question id and answer; a grader adds to it what it decides.
+#: Known grades by question id and parsed answer. A grader adds its decisions.
 Known = dict[tuple[str, str], Grade]
-#: Counts answers that are graded, and tokens that were spent on them.
+#: Callback with the numbers of graded answers and of tokens spent on them.
 Counts = Callable[[int, int], object]
-#: From questions and their answers' texts to a grade each.
+#: Function from questions and the texts of their answers to one grade each.
 GradeAll = Callable[[Sequence[tuple[Question, str]], Known, Counts], list[Grade]]
-#: From cases, no two with the same question and answer, to a grade each.
+#: Function from cases, distinct in question and parsed answer, to one grade each.
 Decide = Callable[[Sequence[Case], Counts], list[Grade]]
 
 
 @dataclass(frozen=True)
 class Grader:
-    """A named rule.
+    """A named grading rule.
 
     Attributes:
-        name: Its name, and that of the folder of its grades.
-        rule: The rule in words, recorded beside the grades.
-        running: Starts what it needs, gives a function that grades answers, and ends what it started.
-        kinds: Kinds of questions that it grades where no grader is named.
-        may_decide_later: Whether what it could not decide is worth another try.
+        name: Name of the grader and of the folder of its grades.
+        rule: Description of the rule, recorded with the grades.
+        running: Opens a context that holds the grader's resources and yields its grading function.
+        kinds: Kinds of questions that use this grader by default.
+        may_decide_later: Whether undecided answers are worth another attempt.
     """
 
     name: str
@@ -57,10 +57,14 @@ class Grader:
     may_decide_later: bool = False
 
     def grade(self, question: Question, text: str) -> Grade:
-        """The grade of one answer as it was sampled. For many answers `running` starts what it needs only once.
+        """Grade one answer. For many answers, `running` starts the grader's resources only once.
+
+        Args:
+            question: Question of the answer.
+            text: Answer as sampled, including any reasoning.
 
         Raises:
-            InputError: A question that this grader can't grade, or something that it needs is missing.
+            InputError: If the grader can't grade the question, or a requirement is missing.
         """
         with self.running() as grade_all:
             return grade_all([(question, text)], {}, lambda items, tokens: None)[0]
@@ -69,10 +73,10 @@ class Grader:
 def from_function(
     name: str, grade: Callable[[Question, str], Grade], rule: str, kinds: tuple[Kind, ...] = ()
 ) -> Grader:
-    """A grader out of a pure function from a question and an answer without its reasoning.
+    """Build a grader from a pure function.
 
     Args:
-        grade: The function.
+        grade: Function from a question and an answer without reasoning to a grade.
         name, rule, kinds: As in `Grader`.
     """
 
@@ -93,11 +97,11 @@ def from_decisions(
     rule: str,
     kinds: tuple[Kind, ...] = (),
 ) -> Grader:
-    """A grader whose decisions are expensive: each different answer to a question is decided once.
+    """Build a grader with expensive decisions: each distinct answer to a question is decided once.
 
     Args:
-        parse: From a question and an answer without its reasoning to what is taken for the answer.
-        start: Starts what decides about answers that were parsed, and ends it.
+        parse: Function from a question and an answer without reasoning to the parsed answer, or None.
+        start: Opens a context that yields the function that decides about parsed answers.
         name, rule, kinds: As in `Grader`.
     """
 
@@ -125,7 +129,7 @@ def from_decisions(
 
 
 def without_reasoning(text: str) -> str:
-    """An answer without what a model thought before it; empty where the thinking was cut off before any answer.
+    """Remove the reasoning of a model before its answer. The result is empty if the reasoning was cut off.
 
     >>> without_reasoning("<think>4 or 5?</think> 5")
     ' 5'

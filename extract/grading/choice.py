@@ -1,4 +1,4 @@
-"""The grader `choice`: which of a question's lettered options an answer takes, by their letters or by their texts."""
+"""The grader `choice`: which of a question's lettered options an answer takes, by letter or by text."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -13,37 +13,37 @@ from extract.questions.numbers import numbers, plain_number
 from extract.questions.question import Question
 from extract.text import normalize
 
-#: What an answer is stated behind, on the same line.
+#: Phrases that introduce an answer on the same line.
 _CUE = re.compile(
     r"\banswer\b[^.:\n]{0,40}?(?::|=|\bis\b|\bbe\b)|(?<!not )\b(?:go|going) with\b"
     r"|\b(?:wait|actually|sorry|correction)\b(?:[\s,.:;-]|\b(?:actually|no|it is|it's|i mean)\b){1,9}"
     r"(?=[(*\"']{0,3}[A-Z]\b\W*(?:$|\n))",
     re.IGNORECASE,
 )
-_FAR = 1000  # characters behind a cue that are read
-#: What says of the letters before it that they are the answer.
+_FAR = 1000  # characters read after a cue
+#: Phrases that mark the letters before them as the answer.
 _AFFIRMED = re.compile(
     r"\s*(?:is|are|would be|must be|has to be)\s+(?:(?:the|my|both|most|best|final|likely|only|one|indeed|\w+ly)\s+)*"
     r"(?:answers?|options?|choices?|correct|right)\b",
     re.IGNORECASE,
 )
-#: What may stand between "the answer is" and its letter, so that the letter is what is meant, and not a vitamin.
+#: Text allowed between "the answer is" and its letter. After other words, a letter can be part of a name (vitamin C).
 _LEAD = re.compile(r"(?:\W|\b(?:the|option|choice|letter|most|likely|either|both|that|to|be|\w+ly)\b)*", re.IGNORECASE)
 _ENDS = re.compile(r"\s*(?:$|,?\s*(?:because|since)\b)")
 _OPEN, _CLOSE = r"[(\[*\"'“$]{0,4}", r"[)\]*\"'”$.:]{0,4}"
-#: A letter by itself; that of a degree or a unit is none.
+#: A letter by itself that is not a degree or a unit.
 _LETTER = re.compile(rf"{_OPEN}(?<!\w)(?<!\w')(?<!°)(?<![\d°] )([A-Z])(?!'?\w|#|\+\+){_CLOSE}")
-#: What follows a letter that is no word of a sentence: the line's end, or another letter.
+#: End of the line or another letter. A letter before it is not a word of a sentence.
 _ALONE = re.compile(rf"[ \t]*(?:\Z|\n|{_LETTER.pattern})")
-#: What may stand between letters that are named together: "(A) or (B)", "A, maybe D", "A and/or D".
+#: Text between letters that are named together: "(A) or (B)", "A, maybe D", "A and/or D".
 _BETWEEN = re.compile(
     r"(?:[\s,;/&+|(]|\b(?:and|or|maybe|possibly|perhaps|also|as well as|even|either|both|option|choice)\b)*",
     re.IGNORECASE,
 )
-#: A small letter that can only be an option's: alone, before a bracket or point, in brackets, or called the answer.
+#: A small letter that can only be an option: alone, before a bracket or point, in brackets, or called the answer.
 _SMALL = re.compile(r"(\W{0,6}(?:(?:option|choice)\W{1,3})?)([a-z])(?=[)\].:*\"'”]|\W*$)")
 _SURELY_SMALL = re.compile(r"(?<!\w)\([a-z]\)|(?<!\w)[a-z](?=\s+is (?:the|my) (?:\w+ )?(?:answer|option|choice)\b)")
-#: A word after "A" and "I" says that they are an article and a pronoun, but for these.
+#: A word after "A" or "I" marks an article or a pronoun, except these words.
 _AFTER_LETTER = re.compile(
     r"[ \t]+(?!(?:is|are|was|seems|looks|must|would|because|since|as|and|or|not|maybe|possibly|which|for|due|unlike"
     r"|rather)\b)[A-Za-z]{2}"
@@ -62,21 +62,21 @@ _DENIED_BEHIND = re.compile(
     r"|[:–—(-]?\s*(?:wrong|incorrect)\b|\??\s*no\b(?! (?:doubt|question)))",
     re.IGNORECASE,
 )
-#: A line that begins with an option's letter and its mark.
+#: A line that begins with the letter of an option and a mark.
 _HEAD = re.compile(r"^[(\[*]{0,2}([A-Z])[)\].:*].*$", re.MULTILINE)
-#: Signs that are words of an option's text, and that make another number or name of what they touch.
+#: Signs that belong to the text of an option and change the meaning of adjacent numbers or names.
 _SIGN = re.compile(r"[+/^<>≤≥≠=×·#%°√]|(?<=\d)[.,](?=\d)|[-−–‐](?=\s?[\d.])|(?<=[\d\s])\*(?=[\d\s])")
 _TOUCHING = frozenset("+/^<>≤≥≠×·#%°√.,-*")
 _ARTICLE = re.compile(r"\b(?:[Tt]he|[Aa]n?)\s+(?!(?:and|or|nor)\b)(?=\w)")
 
 
 def _grade(question: Question, text: str) -> Grade:
-    """Whether the answer takes the right option, and the letter that it takes."""
+    """Grade by the option that the answer takes; the parsed answer is its letter."""
     options, right = dict(zip(ascii_uppercase, question.choices, strict=False)), question.references[0]
     if right not in options:
         raise InputError(
-            f"Expected question {question.id!r} to have `choices` and their letter as first of `references`, which the "
-            f"grader 'choice' needs, but got {len(question.choices)} choices and {question.public(right[:100])!r}. "
+            f"Expected question {question.id!r} to have `choices` and the right letter first in `references`, for the "
+            f"grader 'choice', but got {len(question.choices)} choices and {question.public(right[:100])!r}. "
             "Give another --grader, or correct the question."
         )
     taken = next((letters for letters in _stated(text, options) if letters), set())
@@ -85,7 +85,7 @@ def _grade(question: Question, text: str) -> Grade:
 
 
 def _stated(text: str, options: Mapping[str, str]) -> Iterator[set[str]]:
-    """Letters of the options that each way of stating them gives, the surest way first."""
+    """Option letters found by each rule, starting with the most reliable rule."""
     yield _match_exact(text, options)
     text = _plain(text)
     if (boxed := last_boxed(text)) is not None:
@@ -102,9 +102,9 @@ def _stated(text: str, options: Mapping[str, str]) -> Iterator[set[str]]:
 
 
 def _stated_in(text: str, start: int, end: int, options: Mapping[str, str]) -> set[str]:
-    """What a statement takes: an option and nothing else, else its first letters, else the option that it says.
+    """Options taken by a statement: an exact option, else its first letters, else the option named by text.
 
-    Letters further inside, beside another option's text, leave open which of the two is meant.
+    Letters after other words are returned together with options named by text, because either can be meant.
     """
     statement = text[start:end]
     exact, letters = _match_exact(statement, options), _match_letters(text, options, start, end)
@@ -115,7 +115,7 @@ def _stated_in(text: str, start: int, end: int, options: Mapping[str, str]) -> s
 
 
 def _affirmed_or_cued(text: str, options: Mapping[str, str]) -> set[str]:
-    """What the last statement of an answer takes: what stands behind its cue, or what it says to be the answer."""
+    """Options taken by the last statement of an answer: the text after its cue, or the letters called the answer."""
     groups = _match_letters(text, options)
     affirmed = [(group, match.end()) for group in groups if (match := _AFFIRMED.match(text, group.end))]
     cued = (-1, -1)
@@ -130,7 +130,7 @@ def _affirmed_or_cued(text: str, options: Mapping[str, str]) -> set[str]:
 
 
 def _behind(text: str, start: int) -> tuple[int, int]:
-    """Start and end of what follows a cue: the rest of the line, or the text's last line right behind it."""
+    """Start and end of the text after a cue: the rest of the line, or the last line of the text right after it."""
     line, _, below = text[start : start + _FAR].partition("\n")
     if not line.strip(" .:*") and "\n" not in below.strip() and start + _FAR >= len(text):
         return start, len(text)
@@ -138,7 +138,7 @@ def _behind(text: str, start: int) -> tuple[int, int]:
 
 
 class _Letters(NamedTuple):
-    """Letters that are named together, and where they start and end in the text."""
+    """Letters that are named together, and their start and end in the text."""
 
     letters: set[str]
     start: int
@@ -146,7 +146,7 @@ class _Letters(NamedTuple):
 
 
 def _plain(text: str) -> str:
-    """A text with one kind of apostrophe, "not" as a word of its own, and options' letters as capitals."""
+    """Text with one kind of apostrophe, "not" as a separate word, and option letters as capitals."""
     text = re.sub(r"(?<=\bca)n't\b|(?<=\bca)nnot\b", "n not", text.replace("’", "'"), flags=re.IGNORECASE)
     text = re.sub(r"n't\b", " not", text, flags=re.IGNORECASE)
     text = re.sub(r"(?<!\w)_{1,3}([A-Za-z])_{1,3}(?!\w)", r"\1", text)
@@ -154,7 +154,7 @@ def _plain(text: str) -> str:
 
 
 def _match_letters(text: str, options: Mapping[str, str], start: int = 0, end: int | None = None) -> list[_Letters]:
-    """The options that a part of a `_plain` text names by their letters, without those that it denies."""
+    """Options that a part of a `_plain` text names by letter, without denied ones."""
     end = len(text) if end is None else end
     if small := _SMALL.match(text, start, end):
         text = f"{text[: small.start(2)]}{small[2].upper()}{text[small.end(2) :]}"
@@ -171,9 +171,10 @@ def _match_letters(text: str, options: Mapping[str, str], start: int = 0, end: i
 
 
 def _is_joined(text: str, last: int, match: re.Match[str], end: int) -> bool:
-    """Whether a letter is named together with the one before it: by a word or sign, or by nothing but space.
+    """Whether a letter is named together with the previous one: by a word, a sign or white space.
 
-    Behind a point, or on another line, a letter behind nothing but space may begin a sentence, unless it is alone too.
+    After a period or on another line, white space is not enough unless the letter is alone, because it can begin a
+    sentence.
     """
     between = text[last : match.start()]
     if len(between) > 40 or not _BETWEEN.fullmatch(between):
@@ -184,12 +185,12 @@ def _is_joined(text: str, last: int, match: re.Match[str], end: int) -> bool:
 
 
 def _is_denied(text: str, start: int, end: int) -> bool:
-    """Whether an option is denied right behind it, or in the 80 characters before it."""
+    """Whether an option is denied right after it, or in the 80 characters before it."""
     return bool(_DENIED_BEFORE.search(text, max(0, start - 80), start) or _DENIED_BEHIND.match(text, end))
 
 
 def _match_exact(text: str, options: Mapping[str, str]) -> set[str]:
-    """Letters of the options that a text is, by their text, with or without the letter before it."""
+    """Options whose text equals the whole text, with or without the letter before it."""
     texts = {letter: choice.strip() for letter, choice in options.items() if choice.strip().upper() not in options}
     exact = {letter for letter, choice in texts.items() if choice.casefold() == text.strip().casefold()}
     form, values = _form(text), set(numbers(text))
@@ -203,7 +204,7 @@ def _match_exact(text: str, options: Mapping[str, str]) -> set[str]:
 
 
 def _match_text(text: str, options: Mapping[str, str]) -> set[str]:
-    """Letters of the options whose text is said: whole words and numbers, outside a longer option, and not denied."""
+    """Options whose text is named: whole words and numbers, outside a longer option, and not denied."""
     words, values = f" {_form(text)} ", set(numbers(text))
     found, forms = set(), {letter: _form(choice) for letter, choice in options.items()}
     for letter, form in sorted(forms.items(), key=lambda item: -len(item[1])):
@@ -218,7 +219,7 @@ def _match_text(text: str, options: Mapping[str, str]) -> set[str]:
 
 
 def _places(words: str, form: str) -> list[tuple[int, int]]:
-    """Where an option's words stand with no sign beside them that changes their meaning; one letter says too little."""
+    """Spans of an option's words without adjacent signs that change their meaning. Single letters are skipped."""
     if not form or (len(form) == 1 and form.isalpha()):
         return []
     places = []
@@ -231,7 +232,7 @@ def _places(words: str, form: str) -> list[tuple[int, int]]:
 
 
 def _form(text: str) -> str:
-    """Words without case, accents, articles and punctuation, numbers, and the signs between them, by single spaces."""
+    """Words without case, accents, articles and punctuation, numbers and signs, separated by single spaces."""
     text = _ARTICLE.sub("", _plain(text))
     ends = [0, *(place for sign in _SIGN.finditer(text) for place in sign.span()), len(text)]
     pieces = [text[start:end] for start, end in pairwise(ends)]
@@ -240,10 +241,10 @@ def _form(text: str) -> str:
 
 
 def _without_list(text: str, options: Mapping[str, str]) -> str:
-    """The text without the options as they were listed: two or more of them, with their letters, one after the other.
+    """Remove listed options: two or more successive options with their letters.
 
-    The last one may be cut, and a line that begins with an option's letter may say anything. An option that comes
-    behind a list, and stands before its last one in it, is an answer.
+    The last option can be cut off, and a line that begins with the letter of an option can hold any text. An option
+    after the list is an answer if its letter comes before the last listed letter.
     """
     letters = options.items()
     listed = {start: (end, letter) for letter, choice in letters for start, end in _listed(text, letter, choice)}
@@ -266,7 +267,7 @@ def _without_list(text: str, options: Mapping[str, str]) -> str:
 
 
 def _listed(text: str, letter: str, choice: str) -> Iterator[tuple[int, int]]:
-    """Start and end of an option with its letter. At the text's end it may be cut, on a line of its own to a letter."""
+    """Spans of an option with its letter. It can be cut off at the end of the text."""
     for match in re.finditer(rf"[(\[*]{{0,2}}\b{letter}(?:[)\].:*]{{1,3}}\s?|\Z)", text):
         rest = text[match.end() : match.end() + len(choice)]
         is_cut = match.end() + len(rest) == len(text) and choice.startswith(rest)

@@ -1,4 +1,4 @@
-"""The grader `judge`: another model says whether an answer means the same as the expected one: yes, no or unclear."""
+"""The grader `judge`: another model decides whether an answer means the same as the expected one."""
 
 import asyncio
 import re
@@ -29,11 +29,11 @@ _USER = (
     "Does the proposed answer mean the same as the expected answer? One word: yes, no or unclear."
 )
 _MOST_REFERENCES = 20
-#: Rejections without any verdict after which the judge itself is at fault, and not the answers.
+#: Number of rejected requests, without any verdict, after which the judge counts as unusable.
 _MOST_REJECTED = 10
-_HALF = 2000  # characters of an answer's beginning, and of its end, that are read where it is longer than both
+_HALF = 2000  # characters kept from each end of a longer answer
 _VERDICTS = {"yes": True, "no": False, "unclear": None}
-#: A verdict at the beginning of a reply, alone on its line or before punctuation.
+#: A verdict at the start of a reply, alone on its line or before punctuation.
 _FIRST = re.compile(r"""\W*(?:yes|no|unclear)\b[*_"'”)]*\s*(?:$|[.,:;!(—–-])""")
 
 
@@ -42,10 +42,11 @@ class Judge:
     """A model that grades.
 
     Attributes:
-        model: What the server calls it.
-        server: Where it is. It is asked for one answer of temperature 0 at a time, without log-probabilities.
-        name: Name of its grades' folder after `judge-`, for two judges of one model; null takes the model's name.
-        max_tokens: Longest reply, in tokens; a model that thinks before it answers needs many.
+        model: Name of the model on the server.
+        server: Server of the judge. Requests have temperature 0, one reply and no log-probabilities.
+        name: Name of the folder of its grades, after `judge-`; null takes the model's name. Give it to two judges of
+            one model.
+        max_tokens: Token limit of a reply. A reasoning model needs a high one.
     """
 
     model: str = ""
@@ -55,7 +56,7 @@ class Judge:
 
     @property
     def rule(self) -> str:
-        """What its verdicts depend on, in words."""
+        """Description of the rule, which determines the verdicts."""
         extra = f", with {self.server.extra_body}" if self.server.extra_body else ""
         return (
             f"Right when the model {self.model!r}, at temperature 0 and with at most {self.max_tokens} tokens{extra}, "
@@ -65,15 +66,15 @@ class Judge:
 
 
 def judge_grader(judge: Judge) -> Grader:
-    """The grader that asks a judge.
+    """Build the grader of a judge.
 
     Raises:
-        InputError: The judge has no name.
+        InputError: If the judge has no model or name, or `max_tokens` is smaller than 1.
     """
     name = re.sub(r"[^A-Za-z0-9_.-]+", "-", judge.name or judge.model).strip("-.")[:90]
     if not judge.model or not name:
         raise InputError(
-            f"Expected `judge.model` to be what the server calls the judge, but got {judge.model!r}. "
+            f"Expected `judge.model` to be the name of the judge on its server, but got {judge.model!r}. "
             "Give --judge.model NAME and --judge.server.url URL."
         )
     if judge.max_tokens < 1:
@@ -93,26 +94,26 @@ def judge_grader(judge: Judge) -> Grader:
 
 
 def parse_for_judge(question: Question, text: str) -> str | None:
-    """An answer's text as it is compared with others to the same question: spaces joined, and without case."""
+    """Normalize an answer for comparison with other answers to the question: white space and case."""
     text = " ".join(_both_ends(text).split())
     return (text if question.meta.get("case_sensitive") else text.casefold()) or None
 
 
 def messages_for(case: Case) -> list[dict[str, str]]:
-    """What a judge is asked about an answer."""
+    """Chat messages that ask a judge about an answer."""
     asked, answer = case.question.prompt, _both_ends(case.text).strip()
     question = asked if isinstance(asked, str) else "\n".join(f"{turn['role']}: {turn['content']}" for turn in asked)
     expected = "\n".join(f"- {reference}" for reference in case.question.references[:_MOST_REFERENCES])
-    mark = f"[{sha256(answer.encode(errors='replace')).hexdigest()[:16]}]"  # which the answer can't hold
+    mark = f"[{sha256(answer.encode(errors='replace')).hexdigest()[:16]}]"  # can't occur in the answer
     user = _USER.format(question=question, expected=expected, mark=mark, answer=answer)
-    sendable = user.encode(errors="replace").decode()  # without lone surrogates, which no request can hold
+    sendable = user.encode(errors="replace").decode()  # without lone surrogates, which a request can't encode
     return [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": sendable}]
 
 
 def _read_verdict(reply: str) -> bool | None:
-    """What a judge's reply says by its first word, or by a line of one word; None where that is not yes or no alone.
+    """Verdict of a reply: its first word, or a line of one word; None unless it is clearly yes or no.
 
-    The first word counts where it is alone on its line, or punctuation follows it: "No way to tell" is no verdict.
+    The first word counts if it is alone on its line or before punctuation: "No way to tell" is no verdict.
     """
     lines = [line for line in without_reasoning(reply).lower().splitlines() if re.search("[a-z]", line)]
     words = [re.findall("[a-z]+", line) for line in lines]
@@ -126,7 +127,7 @@ def _both_ends(text: str) -> str:
 
 
 class _Asking:
-    """Asks a judge about many answers at the same time, and remembers why it had to stop."""
+    """Asks a judge about many answers concurrently, and keeps the error that stopped it."""
 
     def __init__(self, judge: Judge) -> None:
         self.judge = judge
@@ -135,7 +136,7 @@ class _Asking:
         self._n_rejected = 0
 
     async def decide(self, cases: Sequence[Case], count: Counts) -> list[Grade]:
-        """A grade of each case, unknown where the judge gave none; refused if it gave none and can't be asked."""
+        """Grade each case, unknown without a verdict. Raises `InputError` if the judge stopped without any verdict."""
         self.refuse_to_go_on()
         verdicts: list[bool | None] = [None] * len(cases)
 
@@ -145,7 +146,7 @@ class _Asking:
                 reply = await self.client.ask(request)
             except Unanswered:
                 return
-            except RejectedRequest:  # about this answer alone, unless the judge rejects all of them
+            except RejectedRequest:  # concerns only this answer, unless the judge rejects all requests
                 self._n_rejected += 1
                 if self._n_rejected >= _MOST_REJECTED and not self.client.has_answered:
                     raise
@@ -164,6 +165,6 @@ class _Asking:
         return [Grade(verdict, case.answer) for verdict, case in zip(verdicts, cases, strict=True)]
 
     def refuse_to_go_on(self) -> None:
-        """Say why no more can be asked, if that is so."""
+        """Raise the error that stopped the judge, if any."""
         if self._stopped is not None:
             raise InputError(str(self._stopped)) from None

@@ -1,4 +1,4 @@
-r"""Answers in LaTeX: which piece of a text is one, and one spelling for what only looks different."""
+r"""Answers in LaTeX: find the answer in a text, and convert equivalent notations to one spelling."""
 
 import re
 from fractions import Fraction
@@ -6,10 +6,10 @@ from fractions import Fraction
 from extract.questions.numbers import number_with_unit, numbers
 from extract.text import normalize
 
-#: A box's beginning, an escaped character (also the braces \{ and \}), or a brace. Twice escaped backslashes, as in
-#: JSON, begin a box too.
+#: Start of a box, an escaped character (including \{ and \}), or a brace. Doubly escaped backslashes, as in JSON, also
+#: start a box.
 _BOX_PIECE = re.compile(r"\\{1,2}f?box(?:ed)?\s*\{|\\.|[{}]", re.DOTALL)
-_TAIL = 2000  # characters at the end of a text in which an answer without a box is looked for; also the longest answer
+_TAIL = 2000  # characters searched at the end of a text without a box; also the length of the longest answer
 _CUE = re.compile(r"\banswer\b[^.:\n]{0,40}?(?::|=|\bis\b)([^\n]*)", re.IGNORECASE)
 _FORMULA = re.compile(
     r"(?<!\\)\$\$((?:\\.|[^$\\])+)\$\$|(?<!\\)\$((?:\\.|[^$\n\\])+)\$"
@@ -19,7 +19,7 @@ _WORD = re.compile(
     r"(?<![\\A-Za-z])(?!(?:sqrt|sin|cos|tan|cot|sec|csc|log|exp)(?![A-Za-z]))"
     r"(?:[^\W\d_]{3,}|is|of|or|to|so|we|in|it)(?![A-Za-z])"
 )
-#: Words beside a formula or a number that make it a part of what is said: "10 or 20", "20 times x", "not 20".
+#: Words that mark a formula or number next to them as a part of the statement: "10 or 20", "20 times x", "not 20".
 _PART = (
     r"or|and|not|\w*n['’]t|between|minus|plus|times|over|than|least|most|twice|half|double|squared|cubed|hundred"
     r"|thousand|million|billion|trillion|dozen"
@@ -31,7 +31,7 @@ _ENVIRONMENT = re.compile(r"\\(?:begin|end)\s*\{[a-z]+\}")
 _TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|mbox|mathrm|mathbf)\s*\{([^{}]*)\}")
 _UNIT = re.compile(r"(?<=[\d}.)])\s*\\(?:text|textrm|mbox|mathrm)\s*\{([^{}]*)\}\s*(?:\^\s*\{?\s*[23]\s*\}?)?[\s.$]*$")
 _NO_UNITS = {"i", "e", "or", "and", "hundred", "thousand", "million", "billion", "trillion", "dozen"}
-#: Spellings that mean the same, and the one that is kept, in this order.
+#: Equivalent spellings and their canonical form, applied in this order.
 _SPELLINGS = [
     (re.compile(r"\\(?:displaystyle|left|right|[bB]igg?[lr]?)(?![A-Za-z])"), ""),
     (re.compile(r",\\!\s*"), ","),
@@ -47,7 +47,7 @@ _SPELLINGS = [
     (re.compile(r"\\?[$%]"), ""),
     (re.compile(r"(\d)_\s*(?:\\text\s*)?\{\s*(?:\\text\s*\{)?\s*(\d+)\s*\}?\s*\}"), r"\1_\2"),
     (re.compile(r"\s+"), " "),
-    # a space between two letters may end a command, and one between two digits a whole number before a fraction
+    # keep a space between letters, which can end a command, and between digits, as in a mixed number
     (re.compile(r"(?<![A-Za-z\d]) | (?![A-Za-z\d])|(?<=\d) (?=[A-Za-z])|(?<=[A-Za-z]) (?=\d)"), ""),
 ]
 _SEVERAL = re.compile(r"-?\d[\d.,]*(?: -?\d[\d.,]*)+")
@@ -56,12 +56,12 @@ NUMERAL = re.compile(r"(-?[0-9A-F]+)_(\d+)")
 
 
 def last_boxed(text: str) -> str | None:
-    r"""What stands in the last box whose braces are closed; the innermost where boxes are nested. None without a box.
+    r"""Content of the last box with closed braces, the innermost of nested boxes; None without a box.
 
     >>> last_boxed(r"\boxed{1}, or rather \boxed{\frac{1}{2}}. And \boxed{3")
     '\\frac{1}{2}'
     """
-    opened: list[int | None] = []  # where the content of each open brace begins, if it is a box's
+    opened: list[int | None] = []  # for each open brace, the start of its content; None if it is not a box
     last = (-1, -1)
     for piece in _BOX_PIECE.finditer(text):
         if piece[0].endswith("{") and piece[0] != r"\{":
@@ -74,11 +74,11 @@ def last_boxed(text: str) -> str | None:
 
 
 def stated_answer(text: str) -> str | None:
-    r"""What an answer's text states, as `spelled`; None where there is nothing.
+    r"""The answer that a text states, as `spelled`; None if there is none.
 
-    That is what stands in the last \boxed{}, else after the last "answer is", else in the last formula, else in the
-    last line. Where it is prose, the one number in it, or its words; nothing where a word says that a number or formula
-    is only a part of the answer ("10 or 20", "not 20", "20 times x").
+    It is the last \boxed{}, else the text after the last "answer is", else the last formula, else the last line. In
+    prose it is the only number, or the words. It is None if a word marks the number or formula as a part of the answer
+    ("10 or 20", "not 20", "20 times x").
 
     >>> stated_answer(r"So $x = 2$ and the answer is \boxed{\dfrac 12 }."), stated_answer("The answer is 7 apples.")
     ('1/2', '7')
@@ -104,7 +104,7 @@ def stated_answer(text: str) -> str | None:
 
 
 def spelled(latex: str) -> str | None:
-    r"""LaTeX in one spelling: a number by its exact value, words without case, the rest without what has no meaning.
+    r"""Canonical spelling of LaTeX: the exact value of a number, words in lower case, or simplified LaTeX.
 
     >>> spelled(r"\left( 3, \dfrac{\pi}2 \right)"), spelled(r"0.50\text{ cm}^2"), spelled(r"\text{ Evelyn}")
     ('(3,\\frac{\\pi}{2})', '1/2', 'evelyn')
@@ -121,11 +121,11 @@ def spelled(latex: str) -> str | None:
     latex = latex.strip(" ,;:").rstrip(" .")
     if (number := value(latex)) is not None:
         return str(number)
-    return None if _SEVERAL.fullmatch(latex) else latex or None  # of several math-verify takes one
+    return None if _SEVERAL.fullmatch(latex) else latex or None  # math-verify would use one of several numbers
 
 
 def value(spelling: str) -> Fraction | None:
-    r"""The exact value of what is one number, perhaps with a unit; None of anything else.
+    r"""Exact value of one number with an optional unit; None for anything else.
 
     >>> value(r"137\frac{1}{2}"), value("90 degrees"), value("52_8"), value(r"5\text{or}6")
     (Fraction(275, 2), Fraction(90, 1), None, None)
@@ -134,7 +134,7 @@ def value(spelling: str) -> Fraction | None:
 
 
 def wrapped_words(latex: str) -> str | None:
-    r"""The words of LaTeX that is nothing but text; None of anything else.
+    r"""Words of LaTeX that consists of text only; None for anything else.
 
     >>> wrapped_words(r"\text{(C)}"), wrapped_words(r"\text{if } x")
     ('c', None)

@@ -1,7 +1,7 @@
-r"""The grader `math`: what an answer states is compared as numbers, as text, and by math-verify.
+r"""The grader `math`: compares stated answers as numbers, as text, and with math-verify.
 
-math-verify runs in a process of its own (``math_worker.py``), which is ended when an answer takes too long. Where it
-raises an error, runs out of time or crashes, the grade is unknown; only its verdict makes an answer wrong.
+math-verify runs in a separate process (``math_worker.py``), which is killed when an answer takes too long. If it raises
+an error, times out or crashes, the grade is unknown. An answer is wrong only by its verdict.
 """
 
 import json
@@ -21,11 +21,18 @@ from extract.grading.latex import NUMERAL, spelled, stated_answer, value, wrappe
 from extract.grading.math_worker import Verdict
 from extract.text import normalize
 
-SECONDS = 10.0  # for one answer
+SECONDS = 10.0  # time limit per answer
 
 
 def equal_as_it_stands(gold: str, answer: str) -> bool | None:
-    r"""Whether an answer, as `spelled`, equals a gold answer in LaTeX; None where it takes algebra to tell.
+    r"""Compare an answer with a gold answer, as far as possible without algebra.
+
+    Args:
+        gold: Gold answer in LaTeX.
+        answer: Answer as `spelled`.
+
+    Returns:
+        Whether they are equal; None if the comparison takes algebra.
 
     >>> equal_as_it_stands(r"\frac12", "1/2"), equal_as_it_stands("52_8", "52_9"), equal_as_it_stands("x+1", "1+x")
     (True, False, None)
@@ -38,7 +45,7 @@ def equal_as_it_stands(gold: str, answer: str) -> bool | None:
         return normalize(answer) == words
     ours, theirs = NUMERAL.fullmatch(spelling), NUMERAL.fullmatch(answer)
     if ours and not theirs:
-        return answer == ours[1]  # the question says which base
+        return answer == ours[1]  # the question states the base
     if theirs:
         return not ours and theirs[2] == "10" and spelling == theirs[1]
     numbers = value(spelling), value(answer)
@@ -46,21 +53,22 @@ def equal_as_it_stands(gold: str, answer: str) -> bool | None:
 
 
 class Algebra:
-    """Compares expressions by math-verify, in a process that is started when it is first needed, and anew when it ends.
+    """Compares expressions with math-verify in a separate process.
 
-    It may be asked from any thread. The process ends with the context, and with us.
+    The process starts on first use and restarts after a timeout or crash. It ends with the context or with its parent.
+    `equal` is thread-safe.
 
     Args:
-        seconds: What each answer may take.
+        seconds: Time limit per answer.
 
     Raises:
-        InputError: math-verify is missing.
+        InputError: If math-verify is not installed.
     """
 
     def __init__(self, seconds: float = SECONDS) -> None:
         if find_spec("math_verify") is None:
             raise InputError(
-                "Expected math-verify to be installed, which the grader 'math' needs, but it is not. "
+                "Expected math-verify to be installed for the grader 'math', but it is not. "
                 "Run `pip install 'confidence-probes[math]'`."
             )
         self.seconds = seconds
@@ -68,7 +76,7 @@ class Algebra:
         self._lock = Lock()
 
     def equal(self, golds: Sequence[str], answer: str) -> Verdict:
-        """Whether an answer equals one of several gold answers; None where that could not be decided."""
+        """Whether an answer equals one of several gold answers; None if undecided."""
         with self._lock:
             process = self._process = self._process or _start()
             asked = {"golds": golds, "answer": answer, "seconds": self.seconds}
@@ -77,7 +85,7 @@ class Algebra:
                 line = process.stdout.readline() if process.stdout else ""
             except BrokenPipeError:
                 line = ""
-            if not line:  # it took too long, or crashed
+            if not line:  # timeout or crash
                 self.__exit__()
             verdict: Verdict = json.loads(line or "null")
             return verdict
@@ -93,14 +101,14 @@ class Algebra:
 
 
 def _start() -> subprocess.Popen[str]:
-    """The process, once it is ready."""
+    """Start the process and wait until it is ready."""
     worker = Path(__file__).with_name("math_worker.py")
-    command = [sys.executable, "-P", str(worker)]  # -P: the modules beside it are not for it
+    command = [sys.executable, "-P", str(worker)]  # -P: does not import the modules next to it
     process = subprocess.Popen(command, stdin=PIPE, stdout=PIPE, stderr=PIPE, text=True)
     if process.stdout and not process.stdout.readline():
         lines = process.communicate()[1].strip().splitlines() or ["nothing"]
         raise InputError(
-            f"Expected math-verify to start, but its process said {lines[-1]!r}. "
+            f"Expected math-verify to start, but its process printed {lines[-1]!r}. "
             "Run `pip install 'confidence-probes[math]'` again."
         )
     return process

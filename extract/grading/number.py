@@ -1,7 +1,7 @@
 r"""The graders `number`, `number-strict` and `boxed-integer`, which compare exact fractions and never floats.
 
-The first two follow Cobbe et al. 2021 (arXiv 2110.14168) and the filters of lm-evaluation-harness; `number` also reads
-fractions, powers of ten and words for them, see `extract.questions.numbers`.
+The first two follow Cobbe et al. 2021 (arXiv 2110.14168) and the filters of lm-evaluation-harness. `number` also reads
+fractions, powers of ten and number words, see `extract.questions.numbers`.
 """
 
 import re
@@ -19,10 +19,10 @@ _INTEGER = re.compile(r"\s*(?:\\(?:text|mathrm|mathbf|textbf)\{)?\s*\$?\s*(\d{1,
 
 
 def _stated_number(text: str) -> Fraction | None:
-    r"""The number that an answer ends in: after the first ####, else in the last \boxed{}, else the last of all."""
+    r"""Stated number of a text: after the first ####, else the last one in the last \boxed{}, else the last of all."""
     _, _, after = text.partition("####")
     line = after.lstrip(" ").split("\n", 1)[0]
-    if re.search(r"\d", line):  # the answer, also where it can't be read
+    if re.search(r"\d", line):  # the answer, even if it can't be parsed
         return next(iter(found_numbers(line)), None)
     found = found_numbers(last_boxed(text) or "") or found_numbers(text)
     return found[-1] if found else None
@@ -45,7 +45,7 @@ def _grader(name: str, find: Callable[[str], Fraction | None], rule: str, kinds:
             references += (values := numbers(reference))
             if len(values) != 1:
                 raise InputError(
-                    f"Expected the references of question {question.id!r} to be numbers, which this grader compares, "
+                    f"Expected the references of question {question.id!r} to be one number each for this grader, "
                     f"but got {question.public(reference[:100])!r}. Give another --grader, or correct the question."
                 )
         value = find(text)

@@ -1,4 +1,4 @@
-"""Grade a store: the answers that a grader has not graded, and those that it could not decide."""
+"""Grades a store: answers without a grade, and answers that the grader could not decide before."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -16,10 +16,15 @@ from extract.store.store import Store
 
 
 def fill_grades(store: Store, grader: Grader, worker: Worker) -> None:
-    """Grade what this grader has not graded of a worker's blocks, and what it may decide by now. Other grades stay.
+    """Grade the answers of a worker's blocks that have no grade, and retry undecided ones. Existing grades are kept.
+
+    Args:
+        store: Store with the answers; the grades are written to it.
+        grader: Grader to run.
+        worker: Selects the blocks to grade.
 
     Raises:
-        InputError: The existing grades were given by another rule, or the grader can't grade.
+        InputError: If existing grades follow another rule, or the grader can't grade the questions.
     """
     name, ranges = grader.name, store.samples.ranges()
     missing = missing_shards(store, ranges, worker, partial(store.grades.file, name), partial(store.grades.read, name))
@@ -29,7 +34,7 @@ def fill_grades(store: Store, grader: Grader, worker: Worker) -> None:
         say(f"grade: all answers are graded by {name}")
         return
     verdicts: Counter[str] = Counter()
-    known: dict[int, Known] = {}  # of the block that is being graded
+    known: dict[int, Known] = {}  # by block, of the current block only
     with grader.running() as grade_all:
 
         def make(samples: SampleRange, progress: Progress) -> None:
@@ -48,30 +53,30 @@ def fill_grades(store: Store, grader: Grader, worker: Worker) -> None:
     say(
         f"grade: {verdicts.total()} answers graded by {name}, {verdicts['right']} right, {n_unknown} unknown"
         f"{f' ({n_rejected} rejected by the server)' if n_rejected else ''}, "
-        f"{verdicts['unread']} without an answer that can be read, which is wrong"
+        f"{verdicts['unread']} without a readable answer, which counts as wrong"
     )
 
 
 def _n_undecided(store: Store, grader: Grader, samples: SampleRange) -> int:
-    """Answers of a range that the grader could not decide and may decide by now; its grades are by the same rule."""
+    """Number of undecided answers of a range that are worth another attempt. Checks that the rule is unchanged."""
     if not grader.may_decide_later:
         return 0
     if store.grades.rule(grader.name, samples) != grader.rule:
         folder = str(store.grades.file(grader.name, samples).parent)
         option = ", or give another --judge.name" if grader.name.startswith("judge-") else ""
         raise InputError(
-            f"Expected the grades in {folder!r} to be by the rule of this run, but they are by another, which their "
-            f"metadata holds. Delete that folder to grade anew{option}."
+            f"Expected the grades in {folder!r} to follow the rule of this run, but their metadata holds another rule. "
+            f"Delete that folder to grade again{option}."
         )
     n_unknown = int(store.grades.read(grader.name, samples)["right"].null_count)
-    # the server may have rejected the question
+    # answers to rejected questions stay unknown
     return n_unknown and n_unknown - store.samples.read(samples)["finish_reason"].to_pylist().count(REJECTED)
 
 
 def _grade_range(
     store: Store, grader: Grader, samples: SampleRange, old: list[dict[str, Any]], grade_all: Callable[..., list[Grade]]
 ) -> list[str]:
-    """Grade what has no grade among old ones, write the grades of the range, and name the new verdicts."""
+    """Grade the answers of a range without a grade in `old`, write the grades, and return the new verdicts."""
     rows = {(row["question_id"], row["sample"]): row for row in old if row["right"] is not None}
     questions = {question.id: question for question in store.questions.block(samples)}
     answers = store.samples.read(samples).select(["question_id", "sample", "text", "finish_reason"]).to_pylist()
@@ -92,7 +97,7 @@ def _verdict(grade: Grade) -> str:
 
 
 def _decided(store: Store, grader: Grader, graded: Sequence[SampleRange], block: int) -> Known:
-    """What a grader whose decisions are expensive has decided about the answers of a block."""
+    """Earlier decisions of an expensive grader about the answers of a block."""
     graded = [samples for samples in graded if samples.block == block and grader.may_decide_later]
     rows = (row for samples in graded for row in store.grades.read(grader.name, samples).to_pylist())
     return {

@@ -163,7 +163,7 @@ def test_none_several_or_denied_options_are_wrong_and_unparsed(text: str) -> Non
 )
 def test_a_question_without_lettered_options_is_refused(references: tuple[str, ...], choices: tuple[str, ...]) -> None:
     question = Question("q", "t", "?", references=references, choices=choices)
-    with pytest.raises(InputError, match="`choices` and their letter as first of `references`"):
+    with pytest.raises(InputError, match="`choices` and the right letter first in `references`"):
         load_grader("choice").grade(question, "B")
 
 
@@ -237,6 +237,6 @@ def test_an_option_is_taken_by_its_whole_text(choices: tuple[str, ...], text: st
 
 def test_an_option_of_a_private_question_is_in_no_message() -> None:
     question = Question("q", "t", "?", references=("Secret",), kind="choice", meta={"private": True})
-    with pytest.raises(InputError, match="`choices` and their letter") as caught:
+    with pytest.raises(InputError, match="`choices` and the right letter") as caught:
         load_grader("choice").grade(question, "A")
     assert "Secret" not in str(caught.value)

@@ -1,1 +1,1 @@
-"""Sampler for a model behind an OpenAI-compatible server."""
+"""Server sampler: a model behind an OpenAI-compatible server."""

@@ -1,4 +1,4 @@
-"""The client: many concurrent requests to one server or several, each repeated until answered, within budgets."""
+"""Client for one or several servers: concurrent requests with retries and budgets."""
 
 import asyncio
 import math
@@ -15,34 +15,34 @@ from extract.sampling.server.endpoint import Endpoint, Failure, import_package
 from extract.sampling.server.policy import Server
 from extract.sampling.server.protocol import Reply, Request
 
-#: What servers append to a model's name: a revision, the usual tag, or a date.
+#: Suffixes that servers append to model names: a revision, the tag `latest`, or a date.
 _VERSION = re.compile(r"(@[^/]*|:latest|-\d{4}-\d{2}-\d{2}|-\d{8})$")
-#: After so many requests given up in a row, the server counts as gone.
+#: Number of consecutive failed requests after which the run ends.
 _MOST_GIVEN_UP = 16
-#: Longest waits between two attempts in seconds: the client's own, and one that the server asks for.
+#: Maximum wait between two attempts, in seconds: by the client's own backoff, and on the server's request.
 _LONGEST_WAIT, _LONGEST_ASKED_WAIT = 30.0, 120.0
-#: Prompt tokens for a byte of the prompt, until a reply has told better; English has about a quarter.
+#: Prompt tokens per byte, assumed until the first reply; English text has about 0.25.
 _TOKENS_PER_BYTE = 0.5
-_GO_ON = "A budget is for one run; run the same command again to go on."
+_GO_ON = "A budget applies to one run. Run the same command again to continue."
 
 
 class Unanswered(Exception):
-    """Every attempt at a request failed, or the client was stopped before; the text is one line with the reason."""
+    """Raised if all attempts at a request failed or the client was stopped. The text is a one-line reason."""
 
 
 class BudgetSpent(Exception):
-    """The next request could exceed a budget; the text is one line that says which one and what to do."""
+    """Raised if the next request could exceed a budget. The text is one line with the budget and the next step."""
 
 
 @dataclass
 class Spending:
-    """What was spent in this run. A failed attempt counts as a request but not as tokens, which no server reports.
+    """Requests and tokens of this run. A failed attempt counts as a request, but its tokens are not reported.
 
     Attributes:
-        server: Its budgets and prices.
-        requests: Attempts that were sent.
-        retries: Attempts that were repeated after a failure.
-        prompt_tokens: Prompt tokens of all replies, estimated where the server does not say, as are `answer_tokens`.
+        server: Server options with budgets and prices.
+        requests: Number of attempts.
+        retries: Number of attempts after a failure.
+        prompt_tokens: Prompt tokens of all replies, like `answer_tokens`. Estimated if the server does not report them.
     """
 
     server: Server
@@ -50,23 +50,23 @@ class Spending:
     retries: int = 0
     prompt_tokens: int = 0
     answer_tokens: int = 0
-    _reserved: int = 0  # tokens that the attempts under way may cost
+    _reserved: int = 0  # worst-case tokens of the attempts in flight
     _tokens_per_byte: float = 0.0
     _released: asyncio.Event = field(init=False, default_factory=asyncio.Event)
 
     @property
     def tokens(self) -> int:
-        """Prompt and answer tokens together."""
+        """Sum of prompt and answer tokens."""
         return self.prompt_tokens + self.answer_tokens
 
     @asynccontextmanager
     async def reserved(self, request: Request) -> AsyncIterator[None]:
-        """Reserve the worst-case token cost of an attempt, which is counted as sent; call `count` with its reply.
+        """Reserve the worst-case token cost of an attempt. Call `count` with its reply.
 
-        While the attempts under way leave too little for this one, it waits: most answers are shorter than allowed.
+        If attempts in flight leave too few tokens, it waits for them, because most answers are shorter than allowed.
 
         Raises:
-            BudgetSpent: The attempt could exceed a budget although no other is under way.
+            BudgetSpent: If the attempt could exceed a budget, even after all others have ended.
         """
         limit, tokens = self.server.budget_tokens or math.inf, self.most_tokens(request)
         while self._reserved and self.tokens + self._reserved + tokens > limit:
@@ -74,7 +74,7 @@ class Spending:
             await self._released.wait()
         if self.tokens + tokens > limit:
             raise BudgetSpent(
-                f"the budget of {limit:,} tokens is spent: {self.tokens:,} are used, and the next request may take "
+                f"the budget of {limit:,} tokens is spent: {self.tokens:,} are used, and the next request can take "
                 f"{tokens:,}. {_GO_ON}"
             )
         if self.requests >= (self.server.budget_requests or math.inf):
@@ -87,7 +87,7 @@ class Spending:
             self._released.set()
 
     def count(self, request: Request, reply: Reply) -> None:
-        """Count the tokens of a reply."""
+        """Add the tokens of a reply."""
         prompt, answer, most_answer = reply.prompt_tokens, reply.completion_tokens, request.n * request.max_tokens
         if prompt is not None:
             self._tokens_per_byte = max(self._tokens_per_byte, prompt / max(_prompt_bytes(request), 1))
@@ -95,25 +95,25 @@ class Spending:
         self.answer_tokens += most_answer if answer is None else answer
 
     def most_tokens(self, request: Request) -> int:
-        """Tokens that a request may cost; an estimate where its prompt is concerned."""
+        """Maximum tokens of a request. The number of its prompt tokens is an estimate."""
         prompt = 1 + int(_prompt_bytes(request) * (self._tokens_per_byte or _TOKENS_PER_BYTE))
         return prompt + request.n * request.max_tokens
 
 
 class Client(AbstractAsyncContextManager["Client"]):
-    """Asks a server, with at most `server.max_concurrency` attempts at a time.
+    """Sends requests to a server, with at most `server.max_concurrency` attempts at a time.
 
     Args:
-        model: What the server calls the model.
-        spending: Counts what is spent, and holds the budgets.
-        known_as: Names of the model in replies, as the preflight has found them; other names are then refused.
+        model: The server's name of the model.
+        spending: Counter of requests and tokens, with the budgets.
+        known_as: Names of the model in replies, from the preflight. If there are any, other models are rejected.
 
     Attributes:
-        endpoints: One for each address.
-        has_answered: Whether a request was answered.
+        endpoints: One endpoint per address.
+        has_answered: Whether any request was answered.
 
     Raises:
-        InputError: A package is missing, or the key can't be sent.
+        InputError: If a package is missing or the API key is invalid.
     """
 
     def __init__(self, server: Server, model: str, spending: Spending, known_as: Collection[str | None] = ()) -> None:
@@ -137,28 +137,28 @@ class Client(AbstractAsyncContextManager["Client"]):
             await endpoint.close()
 
     async def ask(self, request: Request) -> Reply:
-        """The server's reply to a request. Failures that may pass (429, 5xx, time-outs, broken replies) are retried.
+        """Send a request and return the reply. Transient failures (429, 5xx, time-outs, broken replies) are retried.
 
         Raises:
-            Unanswered: All attempts failed, or `stop` was called.
-            BudgetSpent: A further attempt could exceed a budget.
-            RejectedRequest: The server does not take this request.
-            InputError: A refused key, no such model, a reply of another model, or a server that does not answer.
+            Unanswered: If all attempts failed or `stop` was called.
+            BudgetSpent: If a further attempt could exceed a budget.
+            RejectedRequest: If the server rejects this request.
+            InputError: If the key is rejected, the model is unknown, another model replies, or no server answers.
         """
         try:
-            return await self._retrying.copy()(self._attempt, request)  # a copy, because it has state while it waits
+            return await self._retrying.copy()(self._attempt, request)  # a copy, because it is stateful
         except Failure as failure:
             raise self._give_up(failure) from None
 
     def stop(self) -> None:
-        """Begin no further attempt: each `ask` ends with `Unanswered` unless an attempt under way is answered."""
+        """Start no further attempts. Each `ask` raises `Unanswered` unless its attempt in flight is answered."""
         self._stopping.set()
 
     async def _attempt(self, request: Request) -> Reply:
-        """One attempt, at the endpoint with the fewest under way among those that don't rest."""
+        """Make one attempt, at the endpoint with the fewest attempts in flight, if possible one that is not resting."""
         async with self._free, self.spending.reserved(request):
             if self._stopping.is_set():
-                raise Unanswered("no further request is made")
+                raise Unanswered("no further requests are sent")
             self.spending.requests += 1
             now = time.monotonic()
             endpoint = min(self.endpoints, key=lambda endpoint: (max(endpoint.rests_until, now), endpoint.in_flight))
@@ -168,38 +168,38 @@ class Client(AbstractAsyncContextManager["Client"]):
         name = reply.model
         if self._known_as and name is not None and name not in self._known_as and not same_model(self.model, name):
             raise InputError(
-                f"Expected all answers to be by the model {self.model!r}, but one came from {name!r}. Ask a server "
+                f"Expected all answers to come from the model {self.model!r}, but one came from {name!r}. Use a server "
                 "that does not fall back to other models."
             )
         return reply
 
     async def _pause(self, seconds: float) -> None:
-        """Wait until the time is over or the client is to stop."""
+        """Wait for `seconds`, or until `stop` is called."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self._stopping.wait(), seconds)
 
     def _note_retry(self, state: Any) -> None:
-        """Count a retry. The first is reported where nothing was answered yet: the attempts may take a minute."""
+        """Count a retry. Report the first one if nothing was answered yet, because retries can take a minute."""
         self.spending.retries += 1
         if not self.has_answered and not self._has_warned:
             self._has_warned = True
-            say(f"server: {state.outcome.exception().brief}; trying again")
+            say(f"server: {state.outcome.exception().brief}; retrying")
 
     def _give_up(self, failure: Failure) -> Exception:
         self._n_given_up += 1
         urls, attempts = " or ".join(self.server.urls), self.server.attempts
         if not self.has_answered:
-            problem = "none answered" if failure.reached else "none is there"
+            problem = "it does not answer" if failure.reached else "the connection failed"
             return InputError(
-                f"Expected an OpenAI-compatible server at {urls}, but {problem}: {failure}. Start it, or give its "
-                "address as `server.url`; most often it ends in /v1."
+                f"Expected an OpenAI-compatible server at {urls}, but {problem}: {failure}. Start it, or set "
+                "`server.url` to its address, which usually ends in /v1."
             )
         if self._n_given_up >= _MOST_GIVEN_UP:
             return InputError(
-                f"Expected the server at {urls} to go on answering, but {self._n_given_up} requests in a row failed "
-                f"{attempts} times each: {failure}. What has arrived is kept; run the same command again to go on."
+                f"Expected the server at {urls} to keep answering, but {self._n_given_up} requests in a row failed "
+                f"{attempts} times each: {failure}. Answers are kept. Run the same command again to continue."
             )
-        return Unanswered(f"{attempts} attempts failed, the last one so: {failure}")
+        return Unanswered(f"{attempts} attempts failed, the last one with: {failure}")
 
 
 def _prompt_bytes(request: Request) -> int:
@@ -209,9 +209,9 @@ def _prompt_bytes(request: Request) -> int:
 
 
 def retry_wait(state: Any) -> float:
-    """Seconds until the next attempt, from a `tenacity.RetryCallState`: full jitter beside what the server asks for.
+    """Seconds until the next attempt, from a `tenacity.RetryCallState`: the server's requested wait plus full jitter.
 
-    Full jitter is uniform up to a limit that doubles, so that requests that failed together don't return together
+    Full jitter is uniform up to a limit that doubles with each attempt. It spreads requests that failed together
     (Brooker, Exponential Backoff and Jitter, AWS Architecture Blog, 2015).
     """
     wait_random_exponential = import_package("tenacity").wait_random_exponential
@@ -220,7 +220,7 @@ def retry_wait(state: Any) -> float:
 
 
 def same_model(requested: str, replied: str) -> bool:
-    """Whether a reply's name of the model means the requested one: it may add a path, a version, a date or a tag.
+    """Whether a reply's model name means the requested model. It can add a path, version, date or tag.
 
     >>> same_model("gpt-4o", "gpt-4o-2024-08-06"), same_model("SmolLM2", "HuggingFaceTB/SmolLM2@main")
     (True, True)

@@ -1,4 +1,4 @@
-"""How a model behind a server is asked: the endpoint's options, and the request for some answers to a question."""
+"""`Server`, the options of a server, and the requests for answers to a question."""
 
 import hashlib
 import json
@@ -17,9 +17,9 @@ from extract.schemas import Field, check_options, number, or_null, whole
 from extract.text import shown
 
 _SECRET = re.compile("(?i)key|token$|secret|password|auth(?!ors?$)|bearer|credential")
-#: Shortest key that is searched for in `extra_body`; placeholders for servers without keys are shorter.
+#: Minimum length of a key that `extra_body` is searched for. Placeholders for servers without keys are shorter.
 _SHORTEST_KEY = 8
-#: Fields of a request that other options set. A null in `extra_body` leaves them out, for servers with other names.
+#: Request fields that other options set. A null in `extra_body` removes one, for servers with other field names.
 _SET_BY_OPTIONS = frozenset("model messages prompt stream n temperature top_p max_tokens stop seed logprobs".split())
 _BUDGET = or_null(Field("at least 1", lambda value: value >= 1))
 _PRICE = or_null(number("at least 0", lambda value: value >= 0))
@@ -37,23 +37,23 @@ _OPTIONS = {
 
 @dataclass(frozen=True)
 class Server:
-    """An OpenAI-compatible endpoint: vLLM, SGLang, LiteLLM, `transformers serve`, llama.cpp, or a service.
+    """Options of an OpenAI-compatible server: vLLM, SGLang, LiteLLM, `transformers serve`, llama.cpp, or a service.
 
     Attributes:
-        url: Base address, ending before /chat/completions; several of servers with the same model share the requests.
-        max_concurrency: Most requests at the same time.
-        n: Answers asked for in one request, for servers that support it; each saves reading the prompt.
-        logprobs: Whether log-probabilities of the tokens are asked for.
-        seeds: Whether each request carries a seed, a function of policy.seed, question and sample.
-        timeout: Seconds that one attempt may take.
-        attempts: Attempts at a request before it is given up for this run.
-        budget_requests: Most attempts of this run; null has no limit.
-        budget_tokens: Most prompt and answer tokens of this run; null has no limit.
-        price_prompt: Dollars for a million prompt tokens, to show what was spent.
-        price_answer: Dollars for a million answer tokens.
-        api_key_env: Environment variable with the key. The key is sent to the server and written nowhere.
-        extra_body: Further fields of every request, as the server knows them; part of the identity. A
-            `generation_config` with several entries is sent as JSON text, which is how `transformers serve` takes it.
+        url: Base address, ending before /chat/completions. Several servers with the same model share the requests.
+        max_concurrency: Maximum number of requests at the same time.
+        n: Answers per request, for servers that support it. More answers save reading the prompt again.
+        logprobs: Whether to request log-probabilities of the tokens.
+        seeds: Whether each request has a seed, derived from policy.seed, question and sample.
+        timeout: Time limit of an attempt, in seconds.
+        attempts: Attempts at a request before this run gives it up.
+        budget_requests: Maximum number of attempts in this run; null means no limit.
+        budget_tokens: Maximum number of prompt and answer tokens in this run; null means no limit.
+        price_prompt: Dollars per million prompt tokens, for the displayed cost.
+        price_answer: Dollars per million answer tokens.
+        api_key_env: Environment variable with the API key. The key is sent to the server and never written to a file.
+        extra_body: Further fields of every request, part of the store's identity. A `generation_config` with several
+            entries is sent as JSON text, as `transformers serve` expects it.
     """
 
     url: str | list[str] = "http://localhost:8000/v1"
@@ -72,19 +72,19 @@ class Server:
 
     def __post_init__(self) -> None:
         if not self.urls:
-            raise InputError("Expected `server.url` to be an address or several, but got none. Give one.")
+            raise InputError("Expected `server.url` to have at least one address, but got none. Give one.")
         for url in self.urls:
             _check_url(url)
         check_options(self, _OPTIONS, "server.")
         config = self.extra_body.get("generation_config")
-        if isinstance(config, dict):  # parsers of command lines and YAML make this of a JSON text
+        if isinstance(config, dict):  # parsers of command lines and YAML turn JSON text into this
             text = json.dumps(config, sort_keys=True)
             object.__setattr__(self, "extra_body", {**self.extra_body, "generation_config": text})
         self._check_extra_body()
 
     @property
     def urls(self) -> list[str]:
-        """All addresses, without a slash at their ends."""
+        """All addresses, without trailing slashes."""
         given = [self.url] if isinstance(self.url, str) else list(self.url)
         return [url.rstrip("/") for url in given]
 
@@ -94,14 +94,14 @@ class Server:
         if secret is not None or (len(key) >= _SHORTEST_KEY and key in str(self.extra_body)):
             found = "the key itself" if secret is None else f"a field {shown(secret)}"
             raise InputError(
-                f"Expected `server.extra_body` to hold no secrets, because the store keeps it, but got {found}. "
-                f"Leave it out; the key of the environment variable {self.api_key_env} is sent by itself."
+                f"Expected `server.extra_body` to contain no secrets, because the store records it, but got {found}. "
+                f"Remove it; the key in the environment variable {self.api_key_env} is sent automatically."
             )
         given = (name for name, value in self.extra_body.items() if value is not None)
         if conflict := next(filter(_SET_BY_OPTIONS.__contains__, given), None):
             raise InputError(
-                f"Expected `server.extra_body` to hold no field that another option sets, but got {conflict!r}. "
-                "Use `model`, `server.…` or `policy.…` for it; null leaves it out of the requests."
+                f"Expected `server.extra_body` to contain no field that another option sets, but got {conflict!r}. "
+                "Use `model`, `server.…` or `policy.…` instead. A null removes the field from requests."
             )
 
 
@@ -109,7 +109,7 @@ def _check_url(url: str) -> None:
     try:
         parts = urlsplit(url)
         valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # brackets that don't close, or a port that is no number up to 65535
+    except ValueError:  # unclosed brackets, or an invalid port
         valid = False
     if not (valid and url.isprintable() and " " not in url):
         raise InputError(
@@ -118,13 +118,13 @@ def _check_url(url: str) -> None:
         )
     if parts.username or parts.password or parts.query:
         raise InputError(
-            "Expected `server.url` without a user, password or query, which could be secrets. Put the key into the "
-            "environment variable that `server.api_key_env` names."
+            "Expected `server.url` to have no user, password or query, because they can be secrets. Put the key into "
+            "the environment variable that `server.api_key_env` names."
         )
 
 
 def _field_names(value: Any) -> Iterator[str]:
-    """The names of all fields in a JSON value, however deep."""
+    """Names of all fields in a JSON value, at any depth."""
     if isinstance(value, dict):
         yield from map(str, value)
         value = list(value.values())
@@ -133,10 +133,10 @@ def _field_names(value: Any) -> Iterator[str]:
 
 
 def request_for(question: Question, samples: Sequence[int], decoding: Decoding, server: Server) -> Request:
-    """The request for some answers to a question.
+    """Build the request for some answers to a question.
 
     Raises:
-        InputError: A chat where `prompt.chat` is false.
+        InputError: If the question is a chat and `prompt.chat` is false.
     """
     prompt, extra = decoding.prompt, dict(server.extra_body)
     if prompt.thinking is not None:
@@ -156,7 +156,7 @@ def request_for(question: Question, samples: Sequence[int], decoding: Decoding, 
 
 
 def request_seed(seed: int, question_id: str, sample: int) -> int:
-    """Seed of a request: a function of policy, question and sample, of 31 bits because servers differ in their range.
+    """31-bit seed derived from policy, question and sample. Servers differ in the range of seeds that they accept.
 
     >>> request_seed(0, "q1", 0), request_seed(0, "q1", 1)
     (1445421104, 1971607367)

@@ -1,6 +1,6 @@
-"""A few requests before hundreds go out: whether the server does what it is asked, and whether its answers vary.
+"""Preflight: a few requests that test whether the server honours all options, and whether its answers vary.
 
-Servers silently ignore what they don't know: several answers of one request, log-probabilities, the temperature.
+Servers silently ignore unsupported options: several answers per request, log-probabilities, the temperature.
 """
 
 import asyncio
@@ -20,15 +20,15 @@ from extract.sampling.server.queue import Ask
 from extract.sampling.server.redact import public
 from extract.text import one_line
 
-#: Questions that an address is tried with where it rejects the first ones, which may be too long for it.
+#: Maximum number of questions per address. A server can reject the first ones, for example as too long.
 TRIES = 4
-#: Requests whose answers must not all be equal, and the tokens of each. A model that draws from its distribution would
-#: have to take the most likely token at each of 3 × 32; at a probability of 0.9 each, that is once in 25,000.
+#: Number of requests whose answers must not all be equal, and their token limit. Equal answers by chance need 3 × 32
+#: draws of the most likely token: at a probability of 0.9 each, once in 25,000.
 _VARIED, _VARIED_TOKENS = 4, 32
-#: Prompts that a model can continue in many ways: a chat's message, and a raw text.
+#: Open prompts, which have many answers: a chat message and a plain text.
 _OPEN_CHAT = "Make up a name, a place and an odd thing that happened there. Answer in one sentence."
 _OPEN_TEXT = "Once upon a time, in a place that nobody has heard of,"
-#: Fields of a request that constrain the form of answers, so that even an open question may have only one.
+#: Request fields that constrain the form of answers, so that even an open prompt can have only one answer.
 _CONSTRAINTS = re.compile(
     "guided_|response_format|structured_outputs|structural_tag|grammar|json_schema|regex|ebnf|logit_bias|allowed_tok"
 )
@@ -39,11 +39,11 @@ class Preflight:
     """Findings of a preflight.
 
     Attributes:
-        spending: What it cost.
-        replies: To the first requests, as good as any other, by question and first sample of what they answer.
-        known_as: Names that replies give the model, for `Client`.
-        varies: Whether answers were seen to differ; false at temperature 0.
-        notices: What is no reason to stop and yet worth knowing, one line each.
+        spending: Requests and tokens of the preflight.
+        replies: Replies to the real requests, by question id and first sample index. The run stores them.
+        known_as: Names of the model in replies, for `Client`.
+        varies: Whether answers were seen to differ; False at temperature 0.
+        notices: One-line warnings that do not stop the run.
     """
 
     spending: Spending
@@ -54,13 +54,14 @@ class Preflight:
 
 
 def run_preflight(asks: Sequence[Ask], model: str, decoding: Decoding, server: Server) -> Preflight:
-    """Try a server with the first requests of a run, one for each address; where it rejects these, with the next ones.
+    """Test a server with the first requests of a run, one per address. If it rejects them, the next ones are tried.
 
-    The `asks` are about different questions, `TRIES` for each address where there are as many.
+    Args:
+        asks: Requests about different questions, up to `TRIES` per address.
 
     Raises:
-        InputError: There is no server, it refuses, its reply is not what was asked for, or the budgets are too small
-            even for this, which is checked before anything is asked.
+        InputError: If the server is missing or rejects all requests, a reply violates an option, or the budgets are
+            too small for a preflight. Budgets are checked before the first request.
     """
     spending = Spending(server)
 
@@ -80,7 +81,7 @@ def run_preflight(asks: Sequence[Ask], model: str, decoding: Decoding, server: S
     except InputError as error:
         messages = (public(error, ask.question) for ask in asks)
         raise InputError(next((message for message in messages if message != str(error)), str(error))) from None
-    for notice in dict.fromkeys(found.notices):  # several addresses may have the same
+    for notice in dict.fromkeys(found.notices):  # several addresses can have the same notice
         say(f"server: {notice}")
     return found
 
@@ -88,9 +89,13 @@ def run_preflight(asks: Sequence[Ask], model: str, decoding: Decoding, server: S
 async def try_server(
     server: Server, model: str, spending: Spending, requests: Mapping[tuple[str, int], Request]
 ) -> Preflight:
-    """Ask each address one real request, and at a temperature above 0 four short ones whose answers have to differ.
+    """Send each address a real request and, at a temperature above 0, four short ones whose answers must differ.
 
-    The real `requests`, by question and first sample, are to be answered anyway. Raises as `run_preflight`.
+    Args:
+        requests: Real requests of the run, by question id and first sample index.
+
+    Raises:
+        InputError: As `run_preflight`.
     """
     planned = [planned for request in requests.values() for planned in [request, *_open_requests(request)]]
     for name, budget, cost in (
@@ -99,8 +104,8 @@ async def try_server(
     ):
         if budget is not None and budget < cost:
             raise InputError(
-                f"Expected `server.budget_{name}` to be at least {cost}, which the trial before a run may take, but "
-                f"got {budget}. Nothing was asked; give a larger one."
+                f"Expected `server.budget_{name}` to be at least {cost}, the maximum cost of the preflight, but got "
+                f"{budget}. Nothing was sent. Give a larger budget."
             )
     found, pairs = Preflight(spending), zip(server.urls, requests.values(), strict=False)
     replies = await asyncio.gather(*(_try_url(replace(server, url=url), model, asked, found) for url, asked in pairs))
@@ -109,70 +114,70 @@ async def try_server(
 
 
 async def _try_url(server: Server, model: str, request: Request, found: Preflight) -> Reply:
-    """The reply of one address; adds to the findings."""
+    """Test one address: return its reply and add to `found`."""
     url, notice = server.urls[0], found.notices.append
     async with Client(server, model, found.spending) as client:
         try:
             reply = await client.ask(request)
             if reply.model is not None and not same_model(model, reply.model):
                 listed = await client.endpoints[0].model_names()
-                if model not in listed or reply.model in listed:  # else it is an alias
+                if model not in listed or reply.model in listed:  # otherwise it is an alias
                     raise InputError(
-                        f"Expected {url} to answer with the model {model!r}, but its replies are by {reply.model!r}. "
-                        "Give that name as `model`, or the address of another server."
+                        f"Expected {url} to answer with the model {model!r}, but its replies are from {reply.model!r}. "
+                        "Set `model` to that name, or `server.url` to another server."
                     )
-                notice(f"the server answers to the name {model!r} with the model {reply.model!r}")
+                notice(f"the server maps the name {model!r} to the model {reply.model!r}")
             _check_reply(request, reply, url)
             varies = await _answers_vary(client, request, url)
         except Unanswered as error:
-            raise InputError(f"Expected {url} to answer a few requests, but {error}.") from None
-        except BudgetSpent as error:  # by attempts that failed
-            raise InputError(f"Expected budgets that are enough for the trial, but {error}") from None
+            raise InputError(f"Expected {url} to answer the preflight, but {error}.") from None
+        except BudgetSpent as error:  # spent by failed attempts
+            raise InputError(f"Expected the budgets to suffice for the preflight, but {error}") from None
     if reply.completion_tokens is None or reply.prompt_tokens is None:
-        notice("the server reports no token counts: tokens and cost are upper estimates")
+        notice("the server reports no token counts; tokens and cost are upper estimates")
     if any(choice.cut for choice in reply.choices):
-        notice("the server leaves stop texts in answers: they are cut off, and tokens of such answers not kept")
+        notice("the server leaves stop texts in answers; they are cut off, and tokens of such answers are dropped")
     if request.temperature > 0 and not varies:
-        why = "`server.extra_body` constrains them" if _is_constrained(request) else "an open question got empty texts"
-        notice(f"whether answers vary could not be seen: {why}")
+        why = "`server.extra_body` constrains them" if _is_constrained(request) else "an open prompt got no text"
+        notice(f"could not test whether answers vary: {why}")
     found.known_as.add(reply.model)
     found.varies &= varies
     return reply
 
 
 def _check_reply(request: Request, reply: Reply, url: str) -> None:
-    """Reject a reply that lacks answers or log-probabilities, or whose answers are longer than allowed."""
+    """Reject a reply with missing answers or log-probabilities, or with answers over the token limit."""
     n = len(reply.choices) + reply.n_left_out
     if n != request.n:
         raise InputError(
-            f"Expected {url} to give {request.n} answers to one request, but it gave {n}. Ask for one: `server.n` 1."
+            f"Expected {url} to return {request.n} answers to one request, but it returned {n}. Set `server.n` to 1."
         )
     n_tokens = reply.tokens_of_only_choice
     for choice in reply.choices if request.logprobs else ():
         if (choice.logprobs is None and choice.text) or choice.lacks_logprobs(n_tokens):
-            got = f"of {n_tokens} tokens it gave {len(choice.logprobs)}" if choice.logprobs else "it gave none"
+            got = f"{len(choice.logprobs)} for {n_tokens} tokens" if choice.logprobs else "none"
             raise InputError(
-                f"Expected {url} to give a log-probability for every token, but {got}. Sample without them: "
-                "`server.logprobs` false."
+                f"Expected {url} to return a log-probability for every token, but got {got}. Sample without them: set "
+                "`server.logprobs` to false."
             )
     longest = max((reply.completion_tokens or 0) // n, *(len(choice.logprobs or ()) for choice in reply.choices))
     if longest > request.max_tokens and not {"max_tokens", "max_completion_tokens"} & request.extra.keys():
         raise InputError(
-            f"Expected {url} to end an answer after {request.max_tokens} tokens, but it gave {longest}. Name the limit "
-            f"as it does: `server.extra_body` '{{max_tokens: null, max_completion_tokens: {request.max_tokens}}}'."
+            f"Expected {url} to end answers after {request.max_tokens} tokens, but one has {longest}. Use the "
+            f"newer field: `server.extra_body` '{{max_tokens: null, max_completion_tokens: {request.max_tokens}}}'."
         )
 
 
 def _is_constrained(request: Request) -> bool:
-    """Whether the request's further fields constrain the form of answers."""
+    """Whether the extra fields of a request constrain the form of answers."""
     extra = {name: value for name, value in request.extra.items() if value not in (None, {"type": "text"})}
     return any(map(_CONSTRAINTS.match, extra))
 
 
 def _open_requests(request: Request) -> list[Request]:
-    """Requests like this one whose answers differ if any do: to an open question, each with a seed of its own.
+    """Variants of a request with an open prompt and different seeds, whose answers should differ.
 
-    None at temperature 0, and where the request constrains the form of answers.
+    Empty at temperature 0, or if the request constrains the form of answers.
     """
     if request.temperature == 0 or _is_constrained(request):
         return []
@@ -190,10 +195,10 @@ def _open_requests(request: Request) -> list[Request]:
 
 
 async def _answers_vary(client: Client, request: Request, url: str) -> bool:
-    """Whether the answers to an open question were seen to differ; not when all are empty, or none is asked.
+    """Whether the answers to an open prompt differ. False if all are empty, or `_open_requests` is.
 
     Raises:
-        InputError: They don't differ.
+        InputError: If the answers are equal.
     """
     requests = _open_requests(request)
     replies = await asyncio.gather(*map(client.ask, requests))
@@ -203,13 +208,13 @@ async def _answers_vary(client: Client, request: Request, url: str) -> bool:
     temperature, text = requests[0].temperature, one_line(answers[0][0][0] or answers[0][0][1], 80)
     if len({answer[0] for answer in answers}) == 1:
         raise InputError(
-            f"Expected answers that vary at temperature {request.temperature:g}, but {url} gave the same {_VARIED} "
-            f"times at temperature {temperature:g}: {text!r}. Turn off a proxy's cache; for `transformers serve` add "
-            "`server.extra_body` '{generation_config: {do_sample: true, top_k: 0}}'."
+            f"Expected answers to vary at temperature {request.temperature:g}, but {url} returned the same answer "
+            f"{_VARIED} times at temperature {temperature:g}: {text!r}. Disable any proxy cache. For `transformers "
+            "serve`, set `server.extra_body` '{generation_config: {do_sample: true, top_k: 0}}'."
         )
     if requests[0].n > 1 and all(len(set(answer)) == 1 for answer in answers):
         raise InputError(
-            f"Expected the answers of one request to differ at temperature {temperature:g}, but {url} gave copies: "
-            f"{text!r}. Ask for one at a time with `server.n` 1."
+            f"Expected the answers of one request to differ at temperature {temperature:g}, but {url} returned copies: "
+            f"{text!r}. Set `server.n` to 1."
         )
     return True

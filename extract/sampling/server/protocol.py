@@ -1,4 +1,4 @@
-"""The wire protocol: what is asked of an OpenAI-compatible server, and how its replies are read."""
+"""Wire protocol of OpenAI-compatible servers: request bodies and parsed replies."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -7,31 +7,31 @@ from typing import Any, Literal
 
 from extract.text import one_line
 
-#: Types of the parts into which some servers divide an answer.
+#: Types of content parts, into which some servers split an answer.
 _TEXT_PARTS = ("text", "output_text")
 _REASONING_PARTS = ("thinking", "reasoning", "reasoning_text")
-#: The finish reasons of servers. A tool that nobody offered is called by a text.
+#: Finish reasons of servers. A tool call counts as an ordinary end, because no tools are offered.
 _FINISH_REASONS: dict[str, Literal["stop", "length", "content_filter"]] = {
     **dict.fromkeys(("stop", "eos", "eos_token", "stop_sequence", "end_turn", "tool_calls", "function_call"), "stop"),
     **dict.fromkeys(("length", "max_tokens"), "length"),
     "content_filter": "content_filter",
 }
-_LARGEST_LOGPROB = 1e-3  # float32 loses this much of logits in the hundreds
+_LARGEST_LOGPROB = 1e-3  # tolerance for rounding of float32 logits in the hundreds
 _LARGEST_FLOAT32 = 3e38
 
 
 @dataclass(frozen=True)
 class Request:
-    """A request for the answers to one prompt. Temperature, top-p, top-k and stop texts are those of `Decoding`.
+    """Request for the answers to one prompt. `Decoding` explains temperature, top-p, top-k and stop texts.
 
     Attributes:
-        prompt: A raw text for /completions, or messages ``{"role", "content"}`` for /chat/completions.
-        n: Answers asked for.
-        top_k: 0 keeps all tokens and is not sent, because not every server knows it.
-        max_tokens: Longest answer, in tokens.
-        seed: Seed of the server's draws; None sends none.
-        logprobs: Whether log-probabilities of the answer's tokens are asked for.
-        extra: Further fields as the server knows them; a null leaves a field out.
+        prompt: Plain text for /completions, or messages ``{"role", "content"}`` for /chat/completions.
+        n: Number of answers.
+        top_k: 0 keeps all tokens. It is then not sent, because not every server supports it.
+        max_tokens: Token limit of an answer.
+        seed: Seed of the server's draws; not sent if None.
+        logprobs: Whether to request log-probabilities of the answer's tokens.
+        extra: Further fields of the body. None removes a field.
     """
 
     prompt: str | list[dict[str, str]]
@@ -47,11 +47,11 @@ class Request:
 
     @property
     def path(self) -> str:
-        """The endpoint that it goes to."""
+        """Path of the API endpoint."""
         return "/completions" if isinstance(self.prompt, str) else "/chat/completions"
 
     def body(self, model: str) -> dict[str, Any]:
-        """The JSON that is sent, without fields that have no effect."""
+        """JSON body, without fields that have no effect."""
         chat = not isinstance(self.prompt, str)
         body = {
             "model": model,
@@ -73,12 +73,12 @@ class Choice:
     """One answer of a reply.
 
     Attributes:
-        text: The answer, valid Unicode; empty where the server gave none.
-        reasoning: What a thinking model wrote before it, where the server separates the two.
+        text: Answer as valid Unicode; empty if the server returned none.
+        reasoning: Reasoning of a thinking model before the answer, if the server separates the two.
         finish_reason: "stop", "length" (max_tokens reached) or "content_filter".
-        logprobs: Log-probability of each token in nats; None where the server gives none.
-        token_ids: The answer's tokens; None where the server gives none.
-        cut: Whether a stop text that the server left was cut off, so that the server's counts are not this text's.
+        logprobs: Log-probability of each token in nats; None if the server returns none.
+        token_ids: Token ids of the answer; None if the server returns none.
+        cut: Whether the text was cut at a stop text. The server's token counts then do not match it.
     """
 
     text: str
@@ -89,9 +89,9 @@ class Choice:
     cut: bool = False
 
     def lacks_logprobs(self, n_tokens: int | None) -> bool:
-        """Whether the number of log-probabilities is not the number of tokens that the server counted.
+        """Whether the number of log-probabilities differs from the server's token count.
 
-        A difference of one is allowed, because servers differ in whether the end token counts.
+        A difference of one is allowed, because servers differ in whether they count the end token.
         """
         if self.logprobs is None or n_tokens is None or self.reasoning:
             return False
@@ -100,14 +100,14 @@ class Choice:
 
 @dataclass(frozen=True)
 class Reply:
-    """What a server answered to a request: at least one choice, perhaps fewer than were asked for.
+    """Reply to a request: at least one choice, possibly fewer than requested.
 
     Attributes:
-        model: What the server calls its model.
-        choices: The answers, in the server's order.
-        prompt_tokens: Tokens of the prompt; None where the server does not say.
-        completion_tokens: Tokens of all answers together; None where the server does not say.
-        n_left_out: Choices that are not in `choices`, because they were incomplete or had the index of another.
+        model: The server's name of its model.
+        choices: Answers, in the server's order.
+        prompt_tokens: Number of prompt tokens; None if not reported.
+        completion_tokens: Number of tokens of all answers together; None if not reported.
+        n_left_out: Number of choices dropped because they were incomplete or had a duplicate index.
     """
 
     model: str | None
@@ -118,12 +118,12 @@ class Reply:
 
     @property
     def tokens_of_only_choice(self) -> int | None:
-        """Tokens of the only answer as the server counted them; None where its count includes anything else."""
+        """The server's token count of the only answer; None if the count includes anything else."""
         alone = len(self.choices) == 1 and not self.n_left_out and not self.choices[0].cut
         return self.completion_tokens if alone else None
 
     def rows(self, question_id: str, samples: Sequence[int]) -> list[dict[str, Any]]:
-        """Rows of the table of samples: one for each of the `samples` that there is an answer for, in their order."""
+        """Rows of the samples table. The answers are assigned to the indices `samples` in order."""
         return [
             {
                 "question_id": question_id,
@@ -139,7 +139,7 @@ class Reply:
 
 
 def _token_columns(choice: Choice, n_tokens: int | None) -> dict[str, Any]:
-    """What is known of an answer's tokens. Numbers that contradict each other, or that no model gives, become null."""
+    """Columns about an answer's tokens. Contradictory or impossible values become null."""
     ids, logprobs = choice.token_ids, choice.logprobs
     if choice.lacks_logprobs(n_tokens) or not all(-_LARGEST_FLOAT32 <= p <= _LARGEST_LOGPROB for p in logprobs or ()):
         logprobs = None
@@ -153,24 +153,24 @@ def _token_columns(choice: Choice, n_tokens: int | None) -> dict[str, Any]:
 
 
 class BrokenReply(ValueError):
-    """A reply without a complete answer, which is worth asking again. Its text says what is wrong."""
+    """Raised for a reply without a complete answer, which can be retried. The text is the reason."""
 
 
 def read_reply(body: bytes, request: Request) -> Reply:
-    """Read a reply's JSON. Stop texts of the request are cut off where the server left them.
+    """Parse the JSON of a reply. Answers are cut at stop texts of the request that the server left in.
 
     Raises:
-        BrokenReply: It is no JSON, or holds no complete answer.
+        BrokenReply: If the body is not JSON or has no complete answer.
     """
     text = body.decode("utf-8", "replace")
     try:
         content = json.loads(text)
     except (ValueError, RecursionError):
-        raise BrokenReply(f"a reply that is no whole JSON: {one_line(text, 300)}") from None
+        raise BrokenReply(f"a reply that is not valid JSON: {one_line(text, 300)}") from None
     given = content.get("choices") if isinstance(content, dict) else None
     if not isinstance(given, list) or not given:
         raise BrokenReply(f"a reply without choices: {one_line(server_words(content) or text, 300)}")
-    choices, problem = dict[int, Choice](), BrokenReply("no whole answer")
+    choices, problem = dict[int, Choice](), BrokenReply("no complete answer")
     for position, choice in enumerate(map(_dict, given)):
         index = _count(choice.get("index"))
         try:
@@ -193,17 +193,17 @@ def _read_choice(choice: dict[str, Any], stop: tuple[str, ...]) -> Choice:
     end = choice.get("finish_reason")
     finish_reason = _FINISH_REASONS.get(end) if isinstance(end, str) else None
     if finish_reason is None:
-        raise BrokenReply(f"an answer that ended for the reason {_repr(end)}")
+        raise BrokenReply(f"an answer with the unknown finish reason {_repr(end)}")
     message = choice.get("message", choice)
     if not isinstance(message, dict) or not {"message", "text"} & choice.keys():
-        raise BrokenReply(f"an answer without a text: {_repr(choice)}")
+        raise BrokenReply(f"an answer without text: {_repr(choice)}")
     text, thought = _texts(message.get("content") if "message" in choice else choice["text"])
     reasoning = message.get("reasoning_content") or message.get("reasoning") or thought
     reasoning = _valid_text(reasoning) if isinstance(reasoning, str) and reasoning else None
     if cuts := [text.index(end) for end in stop if end in text]:
         return Choice(_valid_text(text[: min(cuts)]), reasoning, "stop", None, None, cut=True)
     given = _dict(choice.get("logprobs"))
-    content, logprobs = given.get("content"), given.get("token_logprobs")  # of a chat, of a completion
+    content, logprobs = given.get("content"), given.get("token_logprobs")  # from a chat, from a completion
     if isinstance(content, list):
         logprobs = [_dict(token).get("logprob") for token in content]
     token_ids = _numbers(choice.get("token_ids"), int)
@@ -211,10 +211,10 @@ def _read_choice(choice: dict[str, Any], stop: tuple[str, ...]) -> Choice:
 
 
 def _texts(content: Any) -> tuple[str, str]:
-    """The answer in a choice's content and the reasoning in it: a text, null for none, or parts with a type each.
+    """Answer and reasoning in a choice's content, which is a text, null, or a list of typed parts.
 
     Raises:
-        BrokenReply: It is something else.
+        BrokenReply: If the content has another form.
     """
     if content is None or isinstance(content, str):
         return content or "", ""
@@ -229,7 +229,7 @@ def _texts(content: Any) -> tuple[str, str]:
             thought = part.get("thinking") or part.get("reasoning") or part.get("text") or ""
             reasoning += thought if isinstance(thought, str) else _texts(thought)[0]
         else:
-            raise BrokenReply(f"an answer that is no text: {_repr(content)}")
+            raise BrokenReply(f"an answer that is not text: {_repr(content)}")
     return text, reasoning
 
 
@@ -245,22 +245,22 @@ def _dict(given: Any) -> dict[str, Any]:
 
 
 def _count(given: Any) -> int | None:
-    """A count that an int32 column can hold; JSON's true is none."""
+    """The value if it is a count that fits an int32 column, else None. JSON's true is not a count."""
     return given if type(given) is int and 0 <= given < 2**31 else None
 
 
 def server_words(content: Any) -> str | None:
-    """What a server says went wrong, in one of the several forms that servers use."""
+    """Error message in a reply, in any of the forms that servers use."""
     error = _dict(content).get("error") or _dict(content).get("detail") or _dict(content).get("message")
     words = _dict(error).get("message", error)
     return words if words is None or isinstance(words, str) else _repr(words)
 
 
 def _valid_text(text: str) -> str:
-    """The text with U+FFFD for halves of surrogate pairs, which no file can hold."""
+    """Text with unpaired surrogates replaced by U+FFFD, because files can't hold them."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _repr(value: Any) -> str:
-    """A value in a reply, cut only at its end, so that a key in it is recognised by its beginning."""
+    """Text of a value in a reply, cut only at its end: keys are recognised by their first characters."""
     return one_line(repr(value), 300)

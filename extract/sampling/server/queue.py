@@ -1,4 +1,4 @@
-"""What is still to be asked for a store: its unfinished ranges in a balanced order, and the requests of each."""
+"""Queue of a store: its unfinished ranges in a balanced order, and the requests of each range."""
 
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
@@ -14,13 +14,13 @@ from extract.store.store import Store
 
 
 def ranges_to_ask(store: Store, k: int, n: int, damaged: Collection[SampleRange], worker: Worker) -> list[SampleRange]:
-    """A worker's unfinished ranges for k samples of every question: the first samples of all blocks, then the second.
+    """Unfinished ranges of a worker for k samples per question: the first samples of all blocks, then the second.
 
-    However a run ends, every question then has about as many answers as any other. A range that an earlier run began
-    keeps its samples, also where they reach beyond k, as does a finished one that is `damaged`; a new one has `n`.
+    All questions then have similar numbers of answers whenever a run ends. Ranges begun by an earlier run, and
+    finished but `damaged` ones, keep their samples, even beyond k. New ranges have `n` samples.
 
     Raises:
-        InputError: A finished range or another log holds answers of a log too.
+        InputError: If a log shares samples with a finished range or another log.
     """
     finished = [samples for samples in store.samples.ranges() if samples not in damaged]
     logged = (samples for samples in logged_ranges(store) if samples not in finished and samples.start < k)
@@ -42,25 +42,29 @@ def ranges_to_ask(store: Store, k: int, n: int, damaged: Collection[SampleRange]
 
 
 def delete_finished_logs(store: Store, damaged: Collection[SampleRange], worker: Worker) -> None:
-    """Delete the logs of a worker's finished ranges, which a run that was killed has left."""
+    """Delete the logs of a worker's finished ranges, left by a killed run."""
     for samples in logged_ranges(store):
         if worker.has(samples.block) and samples not in damaged and is_finished(store.samples.file(samples)):
             store.samples.log_file(samples).unlink()
 
 
 class Ask(NamedTuple):
-    """What one request asks for: some answers to a question."""
+    """Content of one request: a question and the indices of its samples."""
 
     question: Question
     samples: list[int]
 
 
 class OpenRange:
-    """The unfinished range `samples` with its log, where one request asks for `n` answers.
+    """Unfinished range of samples with its log.
+
+    Args:
+        n: Number of answers per request.
 
     Attributes:
-        asks: What it lacks, a request each.
-        n_waiting: Requests that are neither answered nor given up.
+        log: Log of the answers received so far.
+        asks: Missing answers, one `Ask` per request.
+        n_waiting: Number of requests neither answered nor given up.
     """
 
     def __init__(self, store: Store, samples: SampleRange, n: int) -> None:
@@ -71,21 +75,22 @@ class OpenRange:
         self.n_waiting = len(self.asks)
 
     def close(self, rejected: Collection[str] = ()) -> bool:
-        """Close the log. If the range is complete, write its table first and then delete the log. For any thread.
+        """Close the log. If the range is complete, write its table and then delete the log. Safe in any thread.
 
-        Missing answers to the questions `rejected`, by id, are recorded as rejected.
+        Args:
+            rejected: Ids of questions whose missing answers are recorded as rejected.
 
         Returns:
             Whether the range is complete.
 
         Raises:
-            InputError: The table can't be written. The log stays.
-            OSError: The log can't be read, synced or deleted.
+            InputError: If the table can't be written. The log is kept.
+            OSError: If the log can't be read, synced or deleted.
         """
         ids, indices = self._store.questions.ids(self.samples), range(self.samples.start, self.samples.stop)
         keys = [(id_, j) for id_ in ids for j in indices]
         try:
-            # what the file holds counts, and not what this process believes that it wrote
+            # the file counts, not what this process believes to have written
             rows = {(row["question_id"], row["sample"]): row for row in read_log(self._store, self.samples)}
             complete = all(key in rows or key[0] in rejected for key in keys)
             if complete:
@@ -103,7 +108,7 @@ def _rejected_row(question_id: str, sample: int) -> Row:
 
 
 def first_asks(store: Store, ranges: Sequence[SampleRange], n: int, n_questions: int) -> list[Ask]:
-    """The first requests about `n_questions` different questions in some ranges; fewer where fewer lack answers."""
+    """First requests in some ranges about up to `n_questions` different questions."""
     asks: dict[str, Ask] = {}
     for samples in ranges:
         opened = OpenRange(store, samples, n)

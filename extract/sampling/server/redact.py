@@ -1,26 +1,26 @@
-"""What no message may repeat though a server says it: the key, and a question whose authors keep it unpublished."""
+"""Redaction of text from servers: messages never repeat the API key or a private question."""
 
 import re
 
 from extract.questions.question import Question
 
-#: A message that shares so many letters in a row with a question repeats it.
+#: A message that shares this many consecutive characters with a question repeats it.
 _SHARED = 20
-#: A key is recognised by this many of its first characters; a shorter key is searched for as a whole.
+#: Number of first characters by which a key is recognised. A shorter key is matched as a whole.
 _HEAD = 8
-_LEAST = 4  # characters of a key; what is shorter is a placeholder for servers without keys
-#: A key of which a server shows the ends.
+_LEAST = 4  # minimum length of a key; shorter values are placeholders for servers without keys
+#: Masked key with visible ends.
 _STARRED = re.compile(r"[\w-]{0,100}\*{3,}[\w-]{0,100}")
 _ESCAPED = re.compile(r"\\u([0-9a-f]{4})", re.IGNORECASE)
 _BETWEEN_WORDS = re.compile(r"\\[nrt]|[\W_]+")
 
 
 def without_key(text: str, key: str | None) -> str:
-    r"""Words without the key: as it is, escaped as in JSON or an address, cut, or with stars in its middle.
+    r"""Text without the key, whether plain, escaped as in JSON or a URL, truncated, or masked by stars.
 
     Args:
-        text: The words, at most some thousands of characters.
-        key: The key; None without one. One of less than four characters is no secret.
+        text: Text of at most some thousands of characters.
+        key: API key, or None. A key of less than four characters is not secret.
 
     >>> without_key(r"no sk-a/b+c=1234, no sk-a\/b\u002bc=12…, no sk-a***34", "sk-a/b+c=1234")
     'no …, no … no …'
@@ -36,11 +36,11 @@ def without_key(text: str, key: str | None) -> str:
 
 
 def public(error: Exception, question: Question) -> str:
-    """An error's text, replaced where it repeats a private question, whatever the case, spaces and signs between words.
+    """Text of an error, replaced if it repeats a private question. Case, spaces and punctuation are ignored.
 
     >>> secret = Question("7", "mine", "Which of these elements is the heaviest?", meta={"private": True})
     >>> public(ValueError("the prompt 'WHICH of these  elements is' is too long"), secret)
-    "the server's words on question '7' repeat it, and are not shown because it is private"
+    "the server's message on question '7' is hidden, because it repeats this private question"
     >>> public(ValueError("no such model"), secret)
     'no such model'
     """
@@ -50,11 +50,11 @@ def public(error: Exception, question: Question) -> str:
     asked = _words(prompt if isinstance(prompt, str) else " ".join(str(message["content"]) for message in prompt))
     said, shared = _words(str(error)), min(_SHARED, len(asked))
     if any(said[i : i + shared] in asked for i in range(len(said) - shared + 1)):
-        return f"the server's words on question {question.id!r} repeat it, and are not shown because it is private"
+        return f"the server's message on question {question.id!r} is hidden, because it repeats this private question"
     return str(error)
 
 
 def _words(text: str) -> str:
-    """The words alone, without quoting and escaping."""
+    """Lower-case words of a text, without punctuation and escapes."""
     text = _ESCAPED.sub(lambda escape: chr(int(escape[1], 16)), text)
     return _BETWEEN_WORDS.sub(" ", text.casefold()).strip()

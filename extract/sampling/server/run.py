@@ -1,4 +1,4 @@
-"""One run over the unfinished ranges of a store: hundreds of requests at a time, each reply logged as it arrives."""
+"""Run over the unfinished ranges of a store, with many requests at a time. Replies are logged as they arrive."""
 
 import asyncio
 from collections.abc import Iterator, Sequence
@@ -19,15 +19,22 @@ from extract.store.files import is_finished
 from extract.store.shards import SampleRange
 from extract.store.store import Store
 
-#: Seconds between two syncs of what arrived to the disk.
+#: Interval between two syncs of the logs to disk, in seconds.
 _SYNC_EVERY = 1.0
-#: After so many rejected questions in a row, without a reply between them, the run stops.
+#: Number of questions rejected in a row, without a reply in between, after which the run stops.
 _MOST_REJECTED = 100
 
 
 @dataclass
 class Run:
-    """One run over the unfinished `ranges` of a store, in their order; `progress` counts every answer."""
+    """One run over the unfinished ranges of a store.
+
+    Attributes:
+        ranges: Unfinished ranges, in the order of their requests.
+        decoding: Decoding options with one temperature.
+        preflight: Findings of the server's preflight.
+        progress: Counts every answer.
+    """
 
     store: Store
     ranges: Sequence[SampleRange]
@@ -37,21 +44,21 @@ class Run:
     progress: Progress
     _client: Client = field(init=False)
     _open: dict[SampleRange, OpenRange] = field(default_factory=dict)
-    _completed: set[SampleRange] = field(default_factory=set)  # but for answers to rejected questions
-    _rejected: dict[str, str] = field(default_factory=dict)  # the server's words on each rejected question, by id
+    _completed: set[SampleRange] = field(default_factory=set)  # except for answers to rejected questions
+    _rejected: dict[str, str] = field(default_factory=dict)  # the server's message on each rejected question, by id
     _n_arrived: int = 0
     _n_rejected_in_a_row: int = 0
-    _unanswered: str = ""  # why the last request that was given up was
-    _stopped: Exception | None = None  # why no further request is made
+    _unanswered: str = ""  # why the last request was given up
+    _stopped: Exception | None = None  # why no further requests are sent
 
     async def ask_all(self) -> None:
-        """Make all requests, many at a time, until all is there or something stops it; `conclude` says what did."""
+        """Send all requests, many at a time, until all are answered or the run stops. Call `conclude` afterwards."""
         requests, syncing = self._requests(), asyncio.create_task(self._sync())
-        spending = replace(self.preflight.spending)  # whose event belongs to this loop
+        spending = replace(self.preflight.spending)  # a copy, whose event belongs to this loop
         self._client = Client(self.server, self.store.model_id, spending, self.preflight.known_as)
         try:
             async with self._client, asyncio.TaskGroup() as group:
-                # more than may be in flight, so that requests that wait to be retried delay no others
+                # more tasks than concurrent requests, so that requests waiting for a retry delay no others
                 for _ in range(2 * self.server.max_concurrency):
                     group.create_task(self._work(requests))
         except ExceptionGroup as errors:
@@ -65,12 +72,12 @@ class Run:
                     self._stop(error)
 
     def _stop(self, reason: Exception) -> None:
-        """Make no further request; those in flight are awaited, and their answers kept where possible."""
+        """Send no further requests. Requests in flight are awaited, and their answers kept if possible."""
         self._stopped = self._stopped or reason
         self._client.stop()
 
     def _requests(self) -> Iterator[tuple[OpenRange, Ask]]:
-        """All requests, each at its turn."""
+        """Iterate over all requests, opening one range after another."""
         for samples in self.ranges:
             try:
                 opened = OpenRange(self.store, samples, self.server.n)
@@ -89,7 +96,7 @@ class Run:
                 yield opened, ask
 
     async def _work(self, requests: Iterator[tuple[OpenRange, Ask]]) -> None:
-        """Make one request after another."""
+        """Send one request after another."""
         for opened, ask in requests:
             if not await self._ask(opened, *ask):
                 self._completed.discard(opened.samples)
@@ -102,10 +109,10 @@ class Run:
                     self._stop(error)
 
     async def _ask(self, opened: OpenRange, question: Question, samples: list[int]) -> bool:
-        """Log the answers to a question. Where a reply holds too few of them, ask for the others.
+        """Request and log answers to a question. If a reply has too few of them, request the others.
 
         Returns:
-            Whether there is nothing more to ask: all answers are there, or the server rejects the question.
+            Whether the question is settled: all answers arrived, or the server rejects it.
         """
         while samples and question.id not in self._rejected:
             try:
@@ -113,14 +120,16 @@ class Run:
                 reply = self.preflight.replies.pop((question.id, samples[0]), None) or await self._client.ask(request)
                 rows = reply.rows(question.id, samples)
                 opened.log.append(rows)
-            except Unanswered as error:  # also because the client was stopped
+            except Unanswered as error:  # also if the client was stopped
                 self._unanswered = public(error, question)
                 return False
             except RejectedRequest as error:
                 n = self._n_rejected_in_a_row = self._n_rejected_in_a_row + (question.id not in self._rejected)
                 self._rejected[question.id] = public(error, question)
                 if n >= _MOST_REJECTED:
-                    self._stop(InputError(f"Expected the server to take most questions, but it rejects {n} in a row."))
+                    self._stop(
+                        InputError(f"Expected most questions to be accepted, but the server rejected {n} in a row.")
+                    )
                 return True
             except (BudgetSpent, InputError, OSError) as error:
                 self._stop(error if isinstance(error, OSError) else type(error)(public(error, question)))
@@ -134,7 +143,7 @@ class Run:
         return True
 
     async def _sync(self) -> None:
-        """Sync what arrived again and again, in a thread because a disk may be slow."""
+        """Sync the logs at intervals, in a thread because disks can be slow."""
         while True:
             await asyncio.sleep(_SYNC_EVERY)
             try:
@@ -144,13 +153,14 @@ class Run:
                 return self._stop(error)
 
     def conclude(self, n_missing: int, worker: Worker) -> None:
-        """Record rejected questions where the run came to its end, and otherwise say how far it came.
+        """Record rejected questions if the run is complete; otherwise raise an error with its state.
 
-        When it began, `n_missing` answers were missing in the blocks of `worker`.
+        Args:
+            n_missing: Number of answers that were missing in the blocks of `worker` before the run.
 
         Raises:
-            InputError: It did not come to its end.
-            OSError: Answers could not be kept, for example because the disk is full.
+            InputError: If the run is incomplete.
+            OSError: If answers could not be kept, for example because the disk is full.
         """
         if isinstance(self._stopped, OSError):
             raise self._stopped
@@ -159,21 +169,21 @@ class Run:
             raise InputError(f"{self._stopped} {state}")
         if self._stopped is not None:
             scope = f" (each of the {worker.count} workers has its own)" if worker.count > 1 else ""
-            raise InputError(f"Expected a budget for all answers{scope}, but {self._stopped} {state}")
+            raise InputError(f"Expected the budget to suffice for all answers{scope}, but {self._stopped} {state}")
         store, n = self.store, self.server.n
         unfinished = [samples for samples in self.ranges if not is_finished(store.samples.file(samples))]
         unfinished = [samples for samples in unfinished if not OpenRange(store, samples, n).close(self._rejected)]
         if unfinished:
-            reason = self._unanswered or f"lines of {str(store.samples.log_file(unfinished[0]))!r} are lost"
+            reason = self._unanswered or f"lines of {str(store.samples.log_file(unfinished[0]))!r} are missing"
             raise InputError(
                 f"Expected a reply to every request, but some answers are missing: {reason}. Run the same command "
-                f"again to ask for them. {state}"
+                f"again to request them. {state}"
             )
         if self._rejected:
             say(f"sample: {state} Their answers are recorded as rejected, and graded as unknown.")
 
     def _state(self, n_missing: int, worker: Worker) -> str:
-        """How far it came, and what the server rejects, in sentences."""
+        """Sentences with the numbers of arrived answers and rejected questions."""
         line = f"{self._n_arrived:,} of {n_missing:,} answers arrived in this run and are kept"
         if unfinished := [samples.start for samples in self.ranges if samples not in self._completed]:
             others, own = "other " if self._rejected else "", " of this worker" if worker.count > 1 else ""
@@ -181,5 +191,5 @@ class Run:
         if n := len(self._rejected):
             names = ", ".join(map(repr, list(self._rejected)[:10])) + (", …" if n > 10 else "")
             noun, words = "question" if n == 1 else "questions", next(iter(self._rejected.values())).rstrip(".")
-            line += f"; the server rejects {n:,} {noun} ({names}), the first so: {words}"
+            line += f"; the server rejects {n:,} {noun} ({names}), the first with: {words}"
         return f"{line}."

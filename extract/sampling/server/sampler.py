@@ -1,4 +1,4 @@
-"""The server sampler: answers of a model behind an OpenAI-compatible server, each kept as it arrives."""
+"""Server sampler: answers of a model behind an OpenAI-compatible server, saved as they arrive."""
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -19,24 +19,24 @@ from extract.store.fill import missing_shards
 from extract.store.questions import Questions
 from extract.store.store import Store
 
-#: Questions without two different answers from which on this is no accident, though confident models repeat themselves.
+#: Minimum number of questions for `check_variation`. Confident models repeat themselves on fewer.
 _LEAST_REPEATED = 30
 
 
 class ServerSampler(Sampler):
-    """Asks a server; see `Sampler`."""
+    """Requests answers from a server; see `Sampler`."""
 
     def __init__(self, options: SamplingOptions, decoding: Decoding, worker: Worker) -> None:
         self.options, self.server, self.decoding, self.worker = options, options.server, decoding, worker
-        self._preflights: dict[float, Preflight] = {}  # of the stores that were made in this run
+        self._preflights: dict[float, Preflight] = {}  # of the stores created in this run
 
     def policy(self, decoding: Decoding) -> Policy:
-        """The model's name, the decoding, and what else every request holds. Where the server is changes no answer."""
+        """Policy of the model name, the decoding options, and the constant request fields, but not the address."""
         request = {"api": "chat" if decoding.prompt.chat else "completions", "extra": self.server.extra_body}
         return Policy(ModelIdentity(self.options.model), decoding, request)
 
     def prepare(self, questions: Questions, new: Sequence[Decoding]) -> None:
-        """Try the server before there is a store, whose identity would include a wrong name or field.
+        """Test the server before a store is created, because its identity would record a wrong name or field.
 
         Raises:
             InputError: As `run_preflight`.
@@ -48,11 +48,11 @@ class ServerSampler(Sampler):
             self._preflights[float(new[0].temperature)] = run_preflight(asks, self.options.model, new[0], self.server)
 
     def fill(self, stores: Mapping[float, Store], k: int) -> None:
-        """Ask for the missing samples of one store after the other.
+        """Request the missing samples of one store after another.
 
         Raises:
-            InputError: The server can't be used as asked, a budget is spent, or requests stayed without an answer. All
-                answers that arrived are kept.
+            InputError: If the server can't be used as configured, a budget is spent, or requests remain unanswered.
+                All answers that arrived are kept.
         """
         for temperature, store in stores.items():
             if len(stores) > 1:
@@ -65,11 +65,11 @@ class ServerSampler(Sampler):
         delete_finished_logs(store, damaged, worker)
         ranges = ranges_to_ask(store, k, server.n, damaged, worker)
         if not ranges:
-            say(f"sample: all {k} answers to each question are there")
+            say(f"sample: all {k} answers to each question already exist")
             return
         allow_open_files(server.max_concurrency * len(server.urls) + min(2 * server.max_concurrency, len(ranges)))
         if not temperature:
-            say(f"sample: at temperature 0 the {k} answers to a question mostly are the same, and each costs")
+            say(f"sample: at temperature 0 the {k} answers to a question are mostly equal, and each has its cost")
         preflight = self._preflights.get(temperature)
         if preflight is None:
             asks = first_asks(store, ranges, server.n, TRIES * len(server.urls))
@@ -89,18 +89,22 @@ class ServerSampler(Sampler):
 
 
 def check_variation(answers: Iterable[Collection[str]], path: Path, has_varied: bool) -> None:
-    """Warn if there are several answers to each of at least 30 questions, and those to no question differ.
+    """Warn if at least 30 questions have several answers, and the answers to each question are equal.
+
+    Args:
+        answers: Texts of the answers to each question.
+        has_varied: Whether answers differed in the preflight.
 
     Raises:
-        InputError: So it is, and the preflight has not seen answers vary either (`has_varied`).
+        InputError: If answers did not differ in the preflight either.
     """
     distinct = [len(set(texts)) for texts in answers if len(texts) > 1]
     if len(distinct) < _LEAST_REPEATED or max(distinct) > 1:
         return
-    line = f"all answers to each of {len(distinct)} questions are the same"
+    line = f"all answers to each of {len(distinct)} questions are equal"
     if not has_varied:
         raise InputError(
-            f"Expected answers that vary at a temperature above 0, but {line}. Look at some with `python -m extract "
-            f"inspect --store {path}`, and ask in another way with `server.extra_body`, for another store."
+            f"Expected answers to vary at a temperature above 0, but {line}. Inspect them with `python -m extract "
+            f"inspect --store {path}`. Then change `server.extra_body` and fill another store."
         )
-    say(f"sample: {line}; the model is sure of them, or the server repeats cached answers")
+    say(f"sample: {line}; the model is very confident, or the server returns cached answers")

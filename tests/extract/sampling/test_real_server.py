@@ -27,9 +27,9 @@ def test_a_real_server_answers_every_question_and_is_refused_while_it_decodes_gr
         return StoreRecipe(n_questions=6, sampler="server", model=model.name, k=2, policy=policy, server=server)
 
     with transformers_serve(model) as url:
-        with pytest.raises(InputError, match="`server.logprobs` false"):
+        with pytest.raises(InputError, match="`server.logprobs` to false"):
             sample(str(tmp_path / "logprobs"), recipe(url, logprobs=True))
-        with pytest.raises(InputError, match=r"gave the same 4 times.*do_sample"):
+        with pytest.raises(InputError, match=r"returned the same answer 4 times.*do_sample"):
             sample(str(tmp_path / "greedy"), recipe(url, extra_body={}))
         store = sample(str(tmp_path / "store"), recipe(url))
 

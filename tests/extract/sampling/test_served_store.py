@@ -360,7 +360,7 @@ def test_workers_ask_for_their_own_blocks(server: Running, questions: str, tmp_p
 
 def test_a_budget_stops_it_balanced_and_the_next_run_goes_on(server: Running, questions: str, tmp_path: Path) -> None:
     path = tmp_path / "store"
-    with pytest.raises(InputError, match=r"^Expected a budget for all answers[^\n]*first 1 answers\.$"):
+    with pytest.raises(InputError, match=r"^Expected the budget to suffice for all answers[^\n]*first 1 answers\.$"):
         sample(str(path), recipe(server.url, questions, k=3, budget_requests=34))
     counts = Counter(row["question_id"] for row in [*Store.open(path).samples.read().to_pylist(), *logged(path)])
     assert len(counts) == 20
@@ -385,7 +385,7 @@ def test_what_stays_unanswered_is_missing_and_asked_for_by_the_next_run(
     async def ask_or_not(self: Client, request: Request) -> Reply:
         calls["ask"] += 1
         if calls["ask"] % 7 == 0:
-            raise Unanswered("3 attempts failed, the last one so: status 503")
+            raise Unanswered("3 attempts failed, the last one with: status 503")
         return await ask(self, request)
 
     with stub() as server:
@@ -404,7 +404,7 @@ def test_no_server_another_model_and_a_refused_key_leave_no_store(
     monkeypatch.setenv("STUB_KEY", "wrong")
     with stub(key=KEY) as keyed, stub(says_model="other-model") as other, stub(ignores=("temperature",)) as greedy:
         for url, words, options in (
-            ("http://127.0.0.1:9/v1", "none is there", {"attempts": 1}),
+            ("http://127.0.0.1:9/v1", "the connection failed", {"attempts": 1}),
             (keyed.url, "STUB_KEY", {"api_key_env": "STUB_KEY"}),
             (other.url, "other-model", {}),
             (greedy.url, "vary at temperature 1", {}),
@@ -439,11 +439,11 @@ def test_what_a_server_repeats_of_a_private_question_is_not_shown(
     questions.write_text(json.dumps({**record, "meta": {"private": True}}))
 
     async def refuse(self: Client, request: Request) -> Reply:
-        raise InputError(f"Expected the server to answer, but it refuses with status 400: bad prompt {request.prompt}")
+        raise InputError(f"Expected the server to answer, but it returned status 400: bad prompt {request.prompt}")
 
     with monkeypatch.context() as patch:
         patch.setattr(Client, "ask", refuse)
-        with pytest.raises(InputError, match="on question 'q7' repeat it, and are not shown"):
+        with pytest.raises(InputError, match="on question 'q7' is hidden, because it repeats"):
             sample(str(tmp_path / "store"), recipe(server.url, str(questions)))
 
 
@@ -524,7 +524,7 @@ def refusing(words: str, refuses: Callable[[Request], bool]) -> Any:
 
     async def ask_or_refuse(self: Client, request: Request) -> Reply:
         if refuses(request):
-            raise RejectedRequest(f"Expected it to answer, but it refuses with status 400: {words}.")
+            raise RejectedRequest(f"Expected it to answer, but it returned status 400: {words}.")
         return await ask(self, request)
 
     return ask_or_refuse
@@ -588,7 +588,7 @@ def test_many_refused_questions_in_a_row_stop_the_run(
         return len(tried) > 5
 
     monkeypatch.setattr(Client, "ask", refusing("no", after_the_trial))
-    with stub() as server, pytest.raises(InputError, match=r"rejects 6 in a row[^\n]*status 400: no\.$"):
+    with stub() as server, pytest.raises(InputError, match=r"rejected 6 in a row[^\n]*status 400: no\.$"):
         sample(str(tmp_path / "store"), recipe(server.url, questions, max_concurrency=1))
     assert len(tried) < 15
 
@@ -680,7 +680,7 @@ def test_too_few_open_files_are_said_in_one_line(server: Running, questions: str
     few = ["bash", "-c", f"ulimit -n 45; exec {line}"]
     said = subprocess.run(few, env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
     assert said.returncode == 2
-    assert "may open 45. Ask for fewer at a time with `server.max_concurrency`" in said.stderr
+    assert "but it is 45. Lower `server.max_concurrency`" in said.stderr
     assert "Traceback" not in said.stderr
 
 
@@ -703,7 +703,7 @@ def test_several_answers_at_temperature_0_are_said_to_be_the_same(
 ) -> None:
     made = recipe(server.url, questions)
     sample(str(tmp_path / "store"), replace(made, policy=replace(made.policy, temperature=0.0)))
-    assert "at temperature 0 the 2 answers to a question mostly are the same" in capsys.readouterr().err
+    assert "at temperature 0 the 2 answers to a question are mostly equal" in capsys.readouterr().err
 
 
 def test_grades_of_answers_that_were_replaced_are_named_and_given_again(

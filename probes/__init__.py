@@ -1,6 +1,6 @@
-"""Probes: training, baselines, honest metrics, and the confidence of a saved probe.
+"""Probes: training, baselines, metrics, and the confidence of a saved probe.
 
-The public names are imported when they are first used: `load_probe` needs torch, safetensors and huggingface_hub only.
+Public names are imported on first use, so `load_probe` needs torch, safetensors and huggingface_hub only.
 """
 
 from typing import Any

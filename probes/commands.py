@@ -37,7 +37,7 @@ def compare(
 ) -> Path:
     """Compare probes and baselines on a store, out of fold, with confidence intervals and corrected tests.
 
-    Baselines that ask the model are included after `python -m extract ask` has stored their answers.
+    Baselines that ask the model are included if `python -m extract ask` has stored their answers.
 
     Args:
         store: Folder of the store, with samples, grades and the signal `hidden`.
@@ -52,7 +52,7 @@ def compare(
         The folder.
 
     Raises:
-        InputError: For invalid options, a store without samples, grades or hidden states, or too few questions.
+        InputError: If an option is invalid, samples, grades or hidden states are missing, or questions are too few.
     """
     with result_folder("compare", [store], out, seed, n_resamples) as (folder, final):
         confidences = Comparison(store, grader, probes, folds, seed).run()
@@ -74,14 +74,14 @@ def transfer(
     seed: int = 0,
     n_resamples: int = 2000,
 ) -> Path:
-    """Train a probe on each of several sets of questions, and test it on each.
+    """Train a probe on each of several question sets and test it on all of them.
 
     Args:
-        stores: Folders of stores of one model, which are the sets; of a single store, its groups of questions are.
+        stores: Folders of stores of one model, one per set. For a single store, its question groups are the sets.
         out: New folder for the page, record and picture; null takes runs/transfer-STORE.
         probe: Name of the probe, one of {probes}.
         grader: Grader whose grades are used; null takes the only one.
-        folds: Number of folds for testing a probe on the set that it is trained on.
+        folds: Number of folds for testing a probe on its own training set.
         seed: Seed of the folds, training and resamples.
         n_resamples: Number of resamples of the questions for each interval.
 
@@ -89,7 +89,7 @@ def transfer(
         The folder.
 
     Raises:
-        InputError: For invalid options, stores of different models, or fewer than two sets of 20 questions.
+        InputError: If an option is invalid, models differ, or there are fewer than two sets of 20 questions.
     """
     with result_folder("transfer", stores, out, seed, n_resamples) as (folder, final):
         record = transfer_record(stores, grader, probe, folds, n_resamples, seed)
@@ -107,15 +107,15 @@ def signals(
     seed: int = 0,
     n_resamples: int = 2000,
 ) -> Path:
-    """Score answers by every pooled and weighted token signal, without training, and test the best scores.
+    """Score answers by all pooled and weighted token signals, without training, and test the best scores.
 
-    The best scores are chosen on one part of the questions and tested on the other, against answer length among others.
+    The best scores are chosen on one part of the questions and tested on the other, against baselines such as length.
 
     Args:
         store: Folder of the store, with samples, grades and token signals of the answers.
         out: New folder for the page, record, table of all scores and pictures; null takes runs/signals-STORE.
         grader: Grader whose grades are used; null takes the only one.
-        test_fraction: Share of the questions for the test.
+        test_fraction: Fraction of the questions for the test.
         seed: Seed of the split, draws and resamples.
         n_resamples: Number of resamples of the questions for each interval.
 
@@ -123,7 +123,7 @@ def signals(
         The folder.
 
     Raises:
-        InputError: For invalid options, a store without samples, grades or token signals, or too few questions.
+        InputError: If an option is invalid, samples, grades or token signals are missing, or questions are too few.
     """
     with result_folder("signals", [store], out, seed, n_resamples) as (folder, final):
         opened = Store.open(store)
@@ -144,24 +144,24 @@ def pictures(
     seed: int = 0,
     n_resamples: int = 2000,
 ) -> Path:
-    """Draw AUROC by layer and position, and the mean entropy profile of right and of wrong answers.
+    """Draw AUROC by layer and position, and the mean entropy profiles of right and of wrong answers.
 
-    Pictures of missing signals are left out and listed; pictures.json holds the numbers.
+    Pictures of missing signals are omitted and listed. pictures.json has the numbers.
 
     Args:
         store: Folder of the store, with samples, grades and the signals `hidden` or `entropy_profile`.
-        out: Folder for the page, its record and pictures; null takes runs/pictures-STORE.
-        grader: Whose grades; null takes the only ones there are.
-        probe: Closed form at every layer and position: ridge or difference_of_means.
+        out: New folder for the page, record and pictures; null takes runs/pictures-STORE.
+        grader: Grader whose grades are used; null takes the only one.
+        probe: Probe for each layer and position: ridge or difference_of_means.
         folds: Number of folds.
-        seed: Seed of folds and resamples.
-        n_resamples: Resamples of the questions behind each interval.
+        seed: Seed of the folds and resamples.
+        n_resamples: Number of resamples of the questions for each interval.
 
     Returns:
         The folder.
 
     Raises:
-        InputError: Bad options, a store without these signals or without grades, or too few questions.
+        InputError: If an option is invalid, grades or both signals are missing, or questions are too few.
     """
     needs: list[tuple[str, Scope]] = [("hidden", "question"), ("hidden", "sample"), ("entropy_profile", "sample")]
     with result_folder("pictures", [store], out, seed, n_resamples) as (folder, final):
@@ -176,8 +176,8 @@ def pictures(
         }
         if missing == needs:
             raise InputError(
-                f"Expected the store {store!r} to hold the signals `hidden` or `entropy_profile`, but it has neither "
-                f"of all questions or answers. Run `{commands['hidden of the questions']}`."
+                f"Expected the store {store!r} to have the signals `hidden` or `entropy_profile`, but neither covers "
+                f"all questions or answers. Run `{commands['hidden of the questions']}`."
             )
         record = record_header(opened, table, seed, n_resamples)
         record |= {"store": opened.sha256, "model": model, "missing": commands}

@@ -1,4 +1,4 @@
-"""Difference of means: from the mean of what goes wrong to the mean of what goes right. Nothing to tune."""
+"""Difference-of-means probe: the direction between the class means. It has no hyperparameter."""
 
 from torch import Tensor
 
@@ -7,12 +7,12 @@ from probes.fitting.training import ClosedForm
 
 
 class DifferenceOfMeans(ClosedForm):
-    """The direction μ₁ − μ₀ on standardised features, with p̂ and 1 − p̂ as the weights of the two means.
+    """Direction μ₁ − μ₀ on standardised features, with p̂ and 1 − p̂ as the weights of the two means.
 
-    The question-only probe of Cencerrado et al. (arXiv 2509.10625), which takes hard labels and does not standardise.
+    After the question-only probe of Cencerrado et al. (arXiv 2509.10625), with hard labels and raw features.
 
     Args:
-        calibrator: How scores become confidences, fitted on validation: platt or isotonic.
+        calibrator: Calibrator of the scores, fitted on validation: platt or isotonic.
     """
 
     name = "difference_of_means"

@@ -1,4 +1,4 @@
-"""Nearest neighbours: the mean accuracy of the training rows that a row is most like. Nothing is fitted."""
+"""Nearest-neighbour probe: the mean accuracy of the nearest training rows."""
 
 from typing import Any
 
@@ -11,15 +11,15 @@ from probes.saved.head import Head, KNNHead, neighbour_means, zeros
 
 
 class KNN(AtOnce):
-    """Mean of p̂ over the nearest training rows, each weighing one over its Euclidean distance on standardised features.
+    """Mean of p̂ over the nearest training rows, weighted by inverse Euclidean distance on standardised features.
 
-    The classifier of Entropy-Lens (arXiv 2502.16570), which takes 25 neighbours by raw features and hard labels. Here
-    coordinates are standardised by the training split, labels may be accuracies, and validation chooses how many
-    neighbours, as it chooses a penalty elsewhere. The saved probe holds the training split's features.
+    After the classifier of Entropy-Lens (arXiv 2502.16570), which takes 25 neighbours, raw features and hard labels.
+    This probe standardises features, takes accuracies as labels, and chooses the number of neighbours on validation.
+    The saved probe contains the features of the training split.
 
     Args:
-        n_neighbors: Numbers of neighbours to try, or one.
-        calibrator: How scores become confidences, fitted on validation: platt or isotonic.
+        n_neighbors: One or several numbers of neighbours to try.
+        calibrator: Calibrator of the scores, fitted on validation: platt or isotonic.
     """
 
     name = "knn"
@@ -30,18 +30,18 @@ class KNN(AtOnce):
         numbers = [n_neighbors] if isinstance(n_neighbors, int) else list(n_neighbors)
         if not numbers or min(numbers) < 1:
             raise InputError(
-                f"Expected `n_neighbors` to be one or more numbers of at least 1, but got {n_neighbors!r}. 25 is usual."
+                f"Expected `n_neighbors` to be one or more numbers of at least 1, but got {n_neighbors!r}. Try 25."
             )
         super().__init__([float(number) for number in numbers], calibrator)
         self.save_hyperparameters()
         self.numbers = numbers
 
     def make_candidates(self, n_features: int, d_model: int) -> None:
-        """Room for the training split's standardised features [feature, row, d_model] and labels [row]; no row yet."""
+        """Create empty buffers for the standardised training features [feature, row, d_model] and labels [row]."""
         self.points, self.labels = zeros(n_features, 0, d_model), zeros(0)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Make room for the rows of the checkpoint."""
+        """Create buffers for the rows of the checkpoint."""
         super().on_load_checkpoint(checkpoint)
         self.points, self.labels = (zeros(*checkpoint["state_dict"][name].shape) for name in ("points", "labels"))
 
@@ -49,17 +49,17 @@ class KNN(AtOnce):
         """See `AtOnce.learn`.
 
         Raises:
-            InputError: Fewer training rows than neighbours.
+            InputError: If there are fewer training rows than neighbours.
         """
         if max(self.numbers) > len(target):
             raise InputError(
                 f"Expected `n_neighbors` of at most {len(target)}, the rows of the training split, but got "
-                f"{max(self.numbers)}. Use fewer neighbours, or more questions."
+                f"{max(self.numbers)}. Use fewer neighbours or more questions."
             )
         self.points, self.labels = nn.Buffer(features.transpose(0, 1).contiguous()), nn.Buffer(target.clone())
 
     def candidate_scores(self, features: Tensor) -> Tensor:
-        """Scores [n_neighbors, row, feature]; 0 before the training split is there."""
+        """Scores [n_neighbors, row, feature]; 0 before `learn`."""
         if not len(self.labels):
             return features.new_zeros(len(self.numbers), *features.shape[:2])
         means = [
@@ -69,6 +69,6 @@ class KNN(AtOnce):
         return torch.stack(means, dim=-1)
 
     def candidate_head(self, penalty: int, feature: int) -> Head:
-        """One candidate as a head."""
+        """See `ProbeModule.candidate_head`."""
         head = KNNHead(self.points.shape[2], len(self.labels), self.numbers[penalty])
         return self.filled(head, penalty, feature, points=self.points[feature], labels=self.labels)

@@ -1,4 +1,4 @@
-"""The latent probe: how widely the answers to a question would scatter, read from its hidden state."""
+"""Latent probe: predicts from a question's hidden state how much its answers vary."""
 
 import math
 
@@ -30,21 +30,21 @@ _PARAMETERS = ("weight_in", "bias_in", "weight", "bias", "log_shared")
 
 
 class Latent(Descent):
-    """An encoder of every layer that learns to predict the embeddings of a question's sampled answers.
+    """Encoder that predicts the distribution of a question's answer embeddings; the score is 1 − ASEU.
 
-    No grade is used in training: the likelihood is that of the training questions' answers (`answer_loss`), and of
-    each candidate the epoch is kept whose scores rank the validation questions most like the agreement of their
-    answers, 1 − SEU. Layer and penalty are then chosen by the datamodule's target, as for every probe, and the score,
-    1 − ASEU, becomes a confidence through a calibrator.
+    Training maximises the likelihood of the answer embeddings (`answer_loss`) and uses no grades. Each candidate keeps
+    the weights of its best epoch, by the rank correlation of scores and answer agreement, 1 − SEU, on validation.
+    Layer and penalty are chosen by the datamodule's target, as for every probe, and the score is calibrated.
 
-    A checkpoint holds the weights of its epoch with the best ones so far; fitting ends with the best ones.
+    A checkpoint contains the weights of its epoch and the best weights so far. Fitting ends with the best weights.
 
     Args:
-        hidden: Units of the hidden layer.
-        components: Components of the embeddings that are predicted: those in which the training answers reach furthest.
-        lr: Learning rate of Adam at the start; it falls to 0 along a cosine.
-        l2: Penalties λ to try, or one. λ/2 · the squares of all weights is added to the mean loss, in nats per answer.
-        calibrator: How scores become confidences, fitted on validation: platt or isotonic.
+        hidden: Number of hidden units.
+        components: Number of components to predict: the first uncentred principal axes of the training embeddings.
+        lr: Initial learning rate of Adam; annealed to 0 along a cosine.
+        l2: One or several penalties λ to try. λ/2 · the sum of squared weights is added to the mean loss in nats per
+            answer.
+        calibrator: Calibrator of the scores, fitted on validation: platt or isotonic.
     """
 
     name = "latent"
@@ -77,15 +77,15 @@ class Latent(Descent):
         self.hidden, self.components = hidden, components
 
     def setup(self, stage: str) -> None:
-        """Read the answers' embeddings.
+        """Read the answer embeddings.
 
         Raises:
-            InputError: If rows are answers, or embeddings are missing or have fewer than `components` components.
+            InputError: If the target is one of answers, or embeddings are missing or narrower than `components`.
         """
         if self.data.scope != "question":
             raise InputError(
-                "Expected `target` to be one of questions for the probe Latent, which predicts how their answers "
-                f"scatter, but got {self.data.target!r}. Use --data.target=capability."
+                "Expected `target` to be one of questions, because the probe Latent predicts how much their answers "
+                f"vary, but got {self.data.target!r}. Use --data.target=capability."
             )
         super().setup(stage)
         if stage != "fit":
@@ -93,7 +93,7 @@ class Latent(Descent):
         embeddings = self.data.answer_embeddings()
         if self.components > embeddings.shape[-1]:
             raise InputError(
-                f"Expected `components` to be at most {embeddings.shape[-1]}, the width of the answers' embeddings, "
+                f"Expected `components` to be at most {embeddings.shape[-1]}, the width of the answer embeddings, "
                 f"but got {self.components}. Use --model.components={embeddings.shape[-1]}."
             )
         answers = summarise(embeddings, principal_axes(embeddings[self.data.question_rows["train"]], self.components))
@@ -103,7 +103,7 @@ class Latent(Descent):
         )
 
     def make_candidates(self, n_features: int, d_model: int) -> None:
-        """Weights of the encoders, alike for all candidates of a feature, log τ², and room for the best ones so far."""
+        """Create encoder weights and log τ², equal for all penalties of a feature, and buffers for the best so far."""
         n = len(self.penalties)
         weights = initial_weights(n_features, d_model, self.hidden, self.components)
         weights["log_shared"] = torch.full((n_features, 1, self.components), -math.log(self.components))
@@ -115,36 +115,36 @@ class Latent(Descent):
         self.noise = nn.Buffer(drawn_noise(self.components), persistent=False)
 
     def predicted(self, features: Tensor) -> Gaussian:
-        """μ and σ, [penalty, feature, row, component] each, from standardised features [row, feature, d_model]."""
+        """μ and σ [penalty, feature, row, component] of standardised features [row, feature, d_model]."""
         return encode(features.transpose(0, 1), self.weight_in, self.bias_in, self.weight, self.bias)
 
     def candidate_scores(self, features: Tensor) -> Tensor:
-        """Scores [penalty, row, feature], median cosines of drawn answers."""
+        """Scores [penalty, row, feature]: 1 − ASEU, see `sampled_score`."""
         shared = self.log_shared.exp().sum(-1)
         return sampled_score(self.predicted(features), shared, self.noise).transpose(1, 2)
 
     def loss(self, batch: Batch) -> Tensor:
-        """Negative log-likelihood of the answers' embeddings in nats per answer, [penalty, feature]."""
+        """Negative log-likelihood of the answer embeddings [penalty, feature], in nats per answer."""
         moments = (self.answer_number, self.answer_mean, self.answer_variance)
         answers = Answers(*(moment[batch.question] for moment in moments))
         return answer_loss(self.predicted(self.standardised(batch.features)), self.log_shared.exp(), answers)
 
     def candidate_head(self, penalty: int, feature: int) -> Head:
-        """One candidate as a head."""
+        """See `ProbeModule.candidate_head`."""
         head = LatentHead(self.weight_in.shape[2], self.hidden, self.components)
         own = {name: getattr(self, name)[penalty, feature, 0] for name in ("bias_in", "bias")}
         own |= {"shared": self.log_shared[penalty, feature].exp().sum(), "noise": self.noise}
         return self.filled(head, penalty, feature, "weight_in", "weight", **own)
 
     def _choose(self, scores: Tensor, batch: Batch) -> Choice:
-        """Keep the weights of candidates that rank better than ever before, and choose as every probe does."""
+        """Keep the weights of candidates with a new best rank correlation, then choose as for every probe."""
         rank = self._keep_best(scores, batch)
         choice = super()._choose(scores, batch)
         self.val_figures["val/spearman_agreement"] = float(rank[choice.candidate, choice.feature])
         return choice
 
     def _keep_best(self, scores: Tensor, batch: Batch) -> Tensor:
-        """Returns the rank correlations with the agreement of the answers, [penalty, feature]."""
+        """Keep the best weights so far; returns the rank correlations with the answer agreement [penalty, feature]."""
         agreement = self.answer_agreement[batch.question]
         rank = torch.stack([rank_correlations(candidates, agreement) for candidates in scores])
         better = rank > self.best_rank
@@ -155,7 +155,7 @@ class Latent(Descent):
 
     @torch.no_grad()
     def on_train_end(self) -> None:
-        """Go back to the best weights of every candidate, choose and calibrate with them, and look for a collapse."""
+        """Restore the best weights of each candidate, choose and calibrate, and check for a collapse."""
         batch = self.data.batch("val").to(self.device)
         features = self.standardised(batch.features)
         self._keep_best(self.candidate_scores(features), batch)

@@ -1,16 +1,16 @@
-"""The linear probe: one direction per layer and penalty, trained by gradient descent on soft labels."""
+"""Linear probe, trained by gradient descent on soft labels."""
 
 from probes.fitting.training import PENALTIES, Descent, Directions
 
 
 class Linear(Directions, Descent):
-    """Linear map and sigmoid with cross-entropy on the expected accuracy p̂; all layers and penalties in one pass.
+    """Linear map and sigmoid with cross-entropy on the expected accuracy p̂. Trains all layers and penalties together.
 
     Args:
-        lr: Learning rate of Adam at the start, null for 0.01; it falls to 0 along a cosine.
-        l2: Penalties λ to try, or one; null tries five from 0.01 to 1. λ/2 · ‖w‖² is added to the mean loss on
+        lr: Initial learning rate of Adam, null for 0.01; annealed to 0 along a cosine.
+        l2: One or several penalties λ to try; null tries five from 0.01 to 1. λ/2 · ‖w‖² is added to the mean loss on
             standardised features.
-        calibrator: How scores become confidences, fitted on validation: platt, temperature or isotonic.
+        calibrator: Calibrator of the scores, fitted on validation: platt, temperature or isotonic.
     """
 
     name = "linear"

@@ -1,4 +1,4 @@
-"""Logistic regression with L2, by Newton's method over all layers and penalties at once."""
+"""Logistic regression with an L2 penalty, by Newton's method for all layers and penalties at once."""
 
 from torch import Tensor
 
@@ -7,12 +7,12 @@ from probes.fitting.training import PENALTIES, ClosedForm
 
 
 class Logistic(ClosedForm):
-    """The minimum that `Linear` descends to, found exactly.
+    """Logistic regression of the expected accuracy p̂: the exact minimum of the loss of `Linear`.
 
     Args:
-        l2: Penalties λ to try, or one; null tries five from 0.01 to 1. λ/2 · ‖w‖² is added to the mean loss on
+        l2: One or several penalties λ to try; null tries five from 0.01 to 1. λ/2 · ‖w‖² is added to the mean loss on
             standardised features.
-        calibrator: How scores become confidences, fitted on validation: platt, temperature or isotonic.
+        calibrator: Calibrator of the scores, fitted on validation: platt, temperature or isotonic.
     """
 
     name = "logistic"

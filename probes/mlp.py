@@ -1,4 +1,4 @@
-"""A multilayer perceptron with one hidden layer, for every layer and penalty at once."""
+"""Multilayer perceptron probe with one hidden layer, trained by gradient descent on soft labels."""
 
 import torch
 from torch import Tensor, nn
@@ -9,17 +9,17 @@ from probes.saved.head import Head, MLPHead
 
 
 class MLP(Descent):
-    """One hidden layer of rectified units, with cross-entropy on the expected accuracy p̂.
+    """One hidden ReLU layer, with cross-entropy on the expected accuracy p̂.
 
-    After SAPLMA (Azaria and Mitchell, arXiv 2304.13734), which stacks three hidden layers of 256, 128 and 64 and reads
-    statements instead of questions.
+    After SAPLMA (Azaria and Mitchell, arXiv 2304.13734), which has three hidden layers of 256, 128 and 64 units and
+    reads statements instead of questions.
 
     Args:
-        hidden: Units of the hidden layer.
-        lr: Learning rate of Adam at the start, null for 0.003; it falls to 0 along a cosine.
-        l2: Penalties λ to try, or one; null tries three from 0.01 to 0.1. λ/2 · the squares of all weights is added to
-            the mean loss.
-        calibrator: How scores become confidences, fitted on validation: platt, temperature or isotonic.
+        hidden: Number of hidden units.
+        lr: Initial learning rate of Adam, null for 0.003; annealed to 0 along a cosine.
+        l2: One or several penalties λ to try; null tries three from 0.01 to 0.1. λ/2 · the sum of squared weights is
+            added to the mean loss.
+        calibrator: Calibrator of the scores, fitted on validation: platt, temperature or isotonic.
     """
 
     name = "mlp"
@@ -39,7 +39,7 @@ class MLP(Descent):
         self.hidden = hidden
 
     def make_candidates(self, n_features: int, d_model: int) -> None:
-        """Weights of the first layer, random and the same for all penalties, and of the second, which are 0."""
+        """Create random weights of the first layer, the same for all penalties, and zero weights of the second."""
         n = len(self.penalties)
         first = torch.randn(n_features, d_model, self.hidden) / d_model**0.5
         self.weight_in = nn.Parameter(first.repeat(n, 1, 1, 1))
@@ -48,11 +48,11 @@ class MLP(Descent):
         self.bias = nn.Parameter(torch.zeros(n, n_features))
 
     def candidate_scores(self, features: Tensor) -> Tensor:
-        """Scores [penalty, row, feature]."""
+        """See `ProbeModule.candidate_scores`."""
         hidden = torch.einsum("rfd,pfdh->pfrh", features, self.weight_in) + self.bias_in[:, :, None]
         return torch.einsum("pfrh,pfh->prf", torch.relu(hidden), self.weight) + self.bias[:, None]
 
     def candidate_head(self, penalty: int, feature: int) -> Head:
-        """One candidate as a head."""
+        """See `ProbeModule.candidate_head`."""
         head = MLPHead(self.weight_in.shape[2], self.hidden)
         return self.filled(head, penalty, feature, "weight_in", "bias_in", "weight", "bias")

@@ -1,6 +1,6 @@
-"""The probes by name: what each is taught, what it reads, and how a comparison fits it.
+"""Registry of the probes: name, class, target and features of each, and its settings in a comparison.
 
-A new probe is one file with a `ProbeModule`, and one entry here. Classes are imported when they are used.
+To add a probe, add a file with a `ProbeModule` and an entry here. Classes are imported on first use.
 """
 
 from collections.abc import Mapping
@@ -9,21 +9,21 @@ from typing import Any
 
 from extract.registry import Registry, import_object
 
-#: Options whose values a probe tries, so that validation can choose one: in words, for reports.
+#: Options with several values to try, from which validation chooses, and their names in reports.
 OPTIONS = {"l2": "L2", "n_neighbors": "number of neighbours"}
 
 
 @dataclass(frozen=True)
 class ProbeMethod:
-    """A probe class with what it is taught and what it reads.
+    """A probe class with its target and features.
 
     Attributes:
         path: Module and name of the class, ``module:Name``.
-        target: Target of the `FeatureDataModule`: what the probe is taught.
-        signal: Signal that it reads.
-        positions: Positions of the signal.
-        epochs: Epochs of training in a comparison.
-        compared: Whether validation may choose it as the best probe of a comparison.
+        target: Training target, see `FeatureDataModule`.
+        signal: Signal that the probe reads.
+        positions: Token positions of the signal.
+        epochs: Number of training epochs in a comparison.
+        compared: Whether validation can choose it as the best probe of a comparison.
     """
 
     path: str
@@ -35,16 +35,16 @@ class ProbeMethod:
 
     @property
     def class_name(self) -> str:
-        """Name of the class, as `train.py --model` takes it."""
+        """Name of the class, as in `train.py --model`."""
         return self.path.partition(":")[2]
 
     def load(self) -> Any:
-        """The class, a `ProbeModule`."""
+        """Import the class, a `ProbeModule`."""
         return import_object(self.path)
 
 
 LOGISTIC, RIDGE = "probes.logistic:Logistic", "probes.ridge:Ridge"
-#: Every method.
+#: All methods by name.
 METHODS = Registry(
     "probe",
     {
@@ -58,18 +58,18 @@ METHODS = Registry(
         "sep": ProbeMethod(LOGISTIC, target="semantic_entropy"),
         "seu_ridge": ProbeMethod(RIDGE, target="seu"),
         "response": ProbeMethod(LOGISTIC, target="response", positions=("last_answer", "mean_answer"), compared=False),
-        # a baseline that is fitted like a probe, on a sentence embedding of the question
+        # a baseline, fitted like a probe on a sentence embedding of the question
         "text_embedding": ProbeMethod(LOGISTIC, signal="text_embedding", positions=("question",), compared=False),
     },
 )
-#: Those that read hidden states of questions; validation chooses the best of them in a comparison.
+#: Methods that read hidden states of questions. Validation chooses the best of them in a comparison.
 PROBES = Registry(
     "probes", {name: method for name, method in METHODS.items() if method.compared}, renamed={"aseu": "latent"}
 )
 
 
 def chosen_option(chosen: Mapping[str, Any]) -> tuple[str, str]:
-    """The option of which validation chose a value, in words, and the value.
+    """Name and value, for reports, of the option that validation chose.
 
     >>> chosen_option({"layer": 3, "n_neighbors": 25.0})
     ('number of neighbours', '25')
@@ -79,7 +79,7 @@ def chosen_option(chosen: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def method_name(class_name: str, target: str, signal: str) -> str | None:
-    """Name of the method that a class is with a target and a signal; None where no entry is of these.
+    """Name of the method with a given class, target and signal; None if there is no such entry.
 
     >>> method_name("Logistic", "semantic_entropy", "hidden"), method_name("MLP", "response", "hidden")
     ('sep', None)

@@ -1,4 +1,4 @@
-"""Ridge regression of the expected accuracy, in closed form over all layers and penalties at once."""
+"""Ridge regression of the expected accuracy, in closed form for all layers and penalties at once."""
 
 from torch import Tensor
 
@@ -7,12 +7,12 @@ from probes.fitting.training import ClosedForm
 
 
 class Ridge(ClosedForm):
-    """Least squares on p̂ with L2; its prediction is a score, which the calibrator turns into a confidence.
+    """Least squares on p̂ with an L2 penalty. The prediction is a score; the calibrator maps it to a confidence.
 
     Args:
-        l2: Penalties λ to try, or one; null tries five from 0.1 to 10. λ/2 · ‖w‖² is added to half the mean squared
-            error on standardised features.
-        calibrator: How scores become confidences, fitted on validation: platt or isotonic.
+        l2: One or several penalties λ to try; null tries five from 0.1 to 10. λ/2 · ‖w‖² is added to half the mean
+            squared error on standardised features.
+        calibrator: Calibrator of the scores, fitted on validation: platt or isotonic.
     """
 
     name = "ridge"

@@ -41,7 +41,6 @@ class Baseline(NamedTuple):
 
 
 def _asked(name: str, scope: Scope) -> Score:
-    """Score function that returns the stored values of an asked baseline."""
     if scope == "question":
         return lambda data, rows: torch.tensor(data.table.asked[name]["value"].to_numpy())
     return lambda data, rows: torch.from_numpy(asked_of_answers(data.store, data.table, name))
@@ -104,13 +103,10 @@ def needed_commands(name: str) -> str:
 
 
 def cost_of(name: str, data: FeatureDataModule) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Cost of a baseline of questions: tokens that the model reads and writes.
+    """Prompt and generated tokens that a baseline of questions costs, [question] each; NaN if not reported.
 
-    A baseline costs half of the answers, the asked prompts and replies, or nothing. Tokens of text encoders and
-    entailment classifiers are not counted.
-
-    Returns:
-        Prompt tokens and generated tokens, [question] each; NaN if not reported.
+    It costs half of the answers, the asked prompts and replies, or nothing. Tokens of text encoders and entailment
+    classifiers are not counted.
     """
     table, baseline = data.table, BASELINES[name]
     if baseline.half:
@@ -126,16 +122,9 @@ def cost_of(name: str, data: FeatureDataModule) -> tuple[NDArray[Any], NDArray[A
 
 
 def confidence(name: str, data: FeatureDataModule, rows: Rows, scope: Scope = "question") -> Tensor:
-    """Confidences of a baseline, calibrated on the validation split.
+    """Confidences of a baseline, calibrated on validation: [question] or [answer] float64, NaN without a score.
 
-    Args:
-        name: Name of the baseline.
-        data: Data module with the store's tables.
-        rows: [row] int64 by split: rows of the question table, or at sample scope of the answer table.
-        scope: Whether to score questions or answers.
-
-    Returns:
-        [question] or [answer] float64, NaN without a score.
+    `rows` has the rows of each split in the question table, or at sample scope in the answer table.
 
     Raises:
         InputError: If the calibrator cannot be fitted to the validation split.
@@ -150,10 +139,7 @@ def confidence(name: str, data: FeatureDataModule, rows: Rows, scope: Scope = "q
         right, known = torch.from_numpy(data.table.answers.right), torch.from_numpy(data.table.answers.known)
     val = rows["val"][(known[rows["val"]] > 0) & score[rows["val"]].isfinite()]
     if not len(val):
-        raise InputError(
-            f"Expected `{name}` to have scores on the validation split for its calibrator, but it has none. Use more "
-            "validation questions."
-        )
+        raise InputError("Expected validation rows with a score to calibrate on, but got none. Use more questions.")
     return fit_calibrator(baseline.calibrator, score[val], right[val], known[val])(score)
 
 

@@ -1,12 +1,10 @@
 r"""Model of the latent probe: predicts the distribution of answer embeddings from a hidden state, and its spread.
 
 After ASEU (arXiv 2410.22685); docs/methods.md has the differences. An encoder maps a hidden state h to a mean μ(h) and
-standard deviations σ(h). It is trained on the unit-length embeddings e of a question's answers m:
+standard deviations σ(h). It is trained on answer embeddings e of length 1. The answers to a question share u:
 
 .. math:: e_m = \mu(h) + u + \varepsilon_m, \qquad u \sim N(0, \mathrm{diag}\,\tau^2), \quad
     \varepsilon_m \sim N(0, \mathrm{diag}\,\sigma^2(h)).
-
-The answers to a question share u, which the likelihood integrates out.
 """
 
 import math
@@ -79,8 +77,6 @@ def encode(hidden: Tensor, weight_in: Tensor, bias_in: Tensor, weight: Tensor, b
         weight: [..., hidden, 2 · component]; the first half gives μ, the second σ before softplus and `FLOOR`.
         bias: [..., 1, 2 · component].
 
-    Returns:
-        μ and σ, [..., row, component] each.
     """
     normal = nn.functional.layer_norm(hidden, hidden.shape[-1:])
     mean, raw = (nn.functional.gelu(normal @ weight_in + bias_in) @ weight + bias).chunk(2, -1)
@@ -149,14 +145,11 @@ def sampled_score(predicted: Gaussian, shared: Tensor, noise: Tensor) -> Tensor:
 
 
 def rank_correlations(scores: Tensor, agreement: Tensor) -> Tensor:
-    """Spearman correlation of each candidate's scores with the agreement of the answers.
+    """Spearman correlation [candidate] float64 of scores and agreement of the answers; −1 if either is constant.
 
     Args:
         scores: [row, candidate].
-        agreement: [row] float64 mean cosine of two answers, 1 − SEU; NaN rows are ignored.
-
-    Returns:
-        [candidate] float64, −1 if the scores or the agreement are constant.
+        agreement: [row] mean cosine of two answers, 1 − SEU; NaN rows are ignored.
     """
     given = agreement.isfinite()
     share = ((1 + agreement[given]) / 2).clamp(0, 1)  # `spearman` takes right answers out of one

@@ -26,15 +26,7 @@ from probes.saved.head import Head, zeros
 
 @dataclass(frozen=True)
 class Choice:
-    """The candidate that validation chose.
-
-    Attributes:
-        feature: Index of the feature.
-        name: Name of the feature, LAYER/POSITION for hidden states.
-        candidate: Index of the penalty.
-        value: The penalty, or the value of another option such as `n_neighbors`.
-        calibrator: Fitted calibrator.
-    """
+    """The choice of validation: feature (index and name), penalty or other option (index and value), and calibrator."""
 
     feature: int
     name: str
@@ -102,11 +94,7 @@ class ProbeModule(L.LightningModule, ABC):
 
     @abstractmethod
     def candidate_scores(self, features: Tensor) -> Tensor:
-        """Scores [penalty, row, feature], higher = more likely right, from standardised features.
-
-        Args:
-            features: [row, feature, d_model] float32.
-        """
+        """Scores [penalty, row, feature] of standardised features [row, feature, d_model], higher = likelier right."""
 
     @abstractmethod
     def candidate_head(self, penalty: int, feature: int) -> Head:
@@ -247,11 +235,7 @@ class ProbeModule(L.LightningModule, ABC):
         return self.candidate_head(self.choice.candidate, self.choice.feature)
 
     def confidences_by_feature(self, features: Tensor) -> Tensor:
-        """Calibrated confidences [row, feature], with the best penalty of each feature by validation loss.
-
-        Args:
-            features: [row, feature, d_model] raw features.
-        """
+        """Calibrated confidences [row, feature] of raw features, with the best penalty of each by validation loss."""
         assert self.val_loss is not None
         columns = [
             self._calibrator(candidate, feature)(self.candidate_head(candidate, feature)(features[:, feature]))
@@ -284,8 +268,7 @@ def soft_label_loss(logits: Tensor, target: Tensor) -> Tensor:
 
 def quiet_lightning() -> None:
     """Silence Lightning's messages about hardware, workers and loggers, but not its errors."""
-    # Lightning 2.6 calls functions that jsonargparse 4.49 deprecates
-    os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
+    os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")  # Lightning 2.6 uses deprecated functions
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     remarks = "intended to run from|many workers|LeafSpec|training batches|configure_optimizers|no optimizer"

@@ -4,9 +4,8 @@ All solvers take `features` [feature, row, d], finite and standardised; `target`
 accuracies p̂; and `penalties`, one or several λ > 0. They return weights [penalty, feature, d] and biases
 [penalty, feature] with the dtype and device of the features.
 
-They compute in float64: float32 ridge regression had errors of up to 10⁻³ (31 layers, 288 rows, λ = 0.001). With at
-least as many rows as coordinates they solve a d × d system. Otherwise they solve the dual with the row × row Gram
-matrix X̃X̃ᵀ of centred rows, as w = X̃ᵀa by the representer theorem.
+They compute in float64: float32 ridge regression had errors of up to 10⁻³ (31 layers, 288 rows, λ = 0.001). With fewer
+rows than coordinates they solve the dual with the row × row Gram matrix X̃X̃ᵀ of centred rows (w = X̃ᵀa).
 """
 
 from collections.abc import Callable, Sequence
@@ -70,9 +69,8 @@ def logistic(features: Tensor, target: Tensor, penalties: Sequence[float]) -> tu
     Equals scikit-learn's `LogisticRegression` with C = 1 / (λ n), with a soft label y as two rows of weights y and
     1 − y. The penalty keeps the minimum finite for separable classes.
 
-    With n rows, m = min(n, d) and P penalties, a feature costs n·m·d multiply-adds for the Gram matrix and about 9·m³
-    for its eigendecomposition, once for all penalties. About 30 conjugate-gradient iterations (six Newton steps) cost
-    2·n·m·P each.
+    With n rows, m = min(n, d) and P penalties, a feature costs n·m·d multiply-adds for the Gram matrix, about 9·m³ for
+    its eigendecomposition, and 2·n·m·P for each of about 30 conjugate-gradient iterations (six Newton steps).
 
     Raises:
         InputError: If a penalty is not positive or too small to converge, or the target is 0 or 1 throughout.
@@ -147,8 +145,7 @@ def _minimise(rows: Tensor, target: Tensor, share: Tensor, l2: Tensor, dual: boo
 
     Inexact Newton method with a line search (Nocedal & Wright, Numerical Optimization, alg. 7.1), from w = 0 and the
     log-odds of the mean as bias. Conjugate gradients solve each step to a tenth of the gradient norm or less.
-    A candidate has converged when its gradient is below 10⁻⁵ of its penalty; each weight is then within 10⁻⁵ of the
-    minimum.
+    A candidate has converged when its gradient is below 10⁻⁵ of its penalty: each weight is within 10⁻⁵ of the minimum.
 
     Rows are in principal coordinates: one per row in the dual, otherwise d. An additional coordinate is 1 in every row;
     its weight is the bias, which is not penalised.

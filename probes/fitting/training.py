@@ -17,14 +17,11 @@ PENALTIES = (0.01, 0.03, 0.1, 0.3, 1.0)
 
 
 class Descent(ProbeModule):
-    """Base class of the probes trained by Adam.
-
-    The loss is the sum over all candidates. They share no parameters, so each is trained as if alone.
+    """Base class of the probes trained by Adam on the sum of all candidates' losses. Candidates share no parameters.
 
     Args:
         lr: Initial learning rate, annealed to 0 along a cosine.
-        l2: See `ProbeModule`.
-        calibrator: See `ProbeModule`.
+        l2, calibrator: See `ProbeModule`.
     """
 
     #: Names of the penalised parameters [penalty, feature, ...]; the loss adds λ/2 · the sum of their squares.

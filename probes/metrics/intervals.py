@@ -36,12 +36,7 @@ def resample_weights(n_questions: int, n_resamples: int, seed: int) -> Tensor:
 
 
 def by_question(metric: WeightedMetric, question: Tensor) -> WeightedMetric:
-    """Turn a metric over rows into a metric over questions: each row has the weight of its question.
-
-    Args:
-        metric: Metric of weights [resample, row].
-        question: [row] int64, the index of each row's question.
-    """
+    """Turn a metric over rows into one over questions: each row has the weight of its question, `question` [row]."""
     step = max(1, _CHUNK // len(question))
     return lambda weights: torch.cat([metric(chunk[:, question]) for chunk in weights.split(step)])
 
@@ -58,12 +53,9 @@ def resampled(metric: WeightedMetric, n_questions: int, n_resamples: int, seed: 
 
 
 def bootstrap(metric: WeightedMetric, n_questions: int, n_resamples: int = 2000, seed: int = 0) -> Interval | None:
-    """Value of a metric with its 95 % BCa interval over resampled questions.
+    """Value of a metric with its 95 % BCa interval over resampled questions; None if it is NaN or `resampled` is None.
 
     All metrics with the same seed use the same resamples.
-
-    Returns:
-        The interval; None if the metric is NaN or `resampled` is None.
     """
     weights = torch.ones(1, n_questions, dtype=torch.float64, requires_grad=True)
     with torch.enable_grad():

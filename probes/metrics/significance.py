@@ -21,17 +21,13 @@ _CHUNK = 2**22
 def sign_flip(differences: Tensor, n_flips: int = 10_000, seed: int = 0) -> float:
     """P-value of the sign-flip test: share of sign patterns whose mean difference is at least as far from 0.
 
-    Exact for up to 20 questions, by enumerating all sign patterns. Beyond that, the p-value is
-    (1 + hits) / (1 + n_flips) over random patterns.
+    Exact over all sign patterns for up to 20 questions; above that (1 + hits) / (1 + n_flips) over random patterns.
 
     Args:
         differences: [question] finite differences of two methods, for example of `functional.brier_terms`. If a
             question has several rows, pass their mean.
         n_flips: Number of random sign patterns. The smallest possible p-value is about 1 / n_flips.
         seed: Seed of the patterns.
-
-    Returns:
-        The p-value, in (0, 1].
 
     >>> sign_flip(torch.tensor([1.0, 2.0, 3.0]))  # 2 of 8 patterns reach |sum| = 6
     0.25

@@ -53,10 +53,7 @@ class ConfidenceProbe:
         return hidden + ([] if self.pooled is None else self.pooled.signals)
 
     def features(self, read: Mapping[str, Mapping[str, Tensor | Ragged]]) -> Tensor:
-        """Features for the head, [row, d_model] on the CPU, from the signals of a model.
-
-        Args:
-            read: Tensors by signal name and key, as `extract.signals.reading` returns them.
+        """Features for the head, [row, d_model] on the CPU, from tensors by signal name and key.
 
         Raises:
             InputError: If a layer or token signal of the probe is missing in `read`.
@@ -80,11 +77,7 @@ class ConfidenceProbe:
         return torch.cat(parts, 1)
 
     def confidence(self, features: Tensor) -> Tensor:
-        """Confidences [...] float32 of features [..., d_model]: hidden states of `layer` at `position`, then `pooled`.
-
-        Raises:
-            InputError: If the features have another width.
-        """
+        """Confidences [...] float32 of features [..., d_model]: hidden state of `layer` at `position`, and `pooled`."""
         if features.shape[-1] != self.config["d_model"]:
             raise InputError(
                 f"Expected {'hidden states' if self.pooled is None else 'features'} of width {self.config['d_model']}, "

@@ -46,9 +46,7 @@ class Answers:
 
 
 class ConfidentModel:
-    """A model with an attached probe, returned by `ConfidenceProbe.attach`.
-
-    The model is not changed. Forward hooks are registered only while `generate` runs.
+    """A model with an attached probe. The model is not changed: forward hooks exist only while `generate` runs.
 
     Args:
         probe: Trained probe.
@@ -57,13 +55,6 @@ class ConfidentModel:
 
     Raises:
         InputError: If the model's weights, dtype, tokenizer or chat template differ from those of the probe.
-
-    Example:
-        .. code-block:: python
-
-            model = probe.attach(hf_model, tokenizer)
-            for text, confidence in model.generate(["What is the capital of Peru?"], max_new_tokens=16):
-                print(f"{confidence:.2f}  {text}")
     """
 
     def __init__(self, probe: ConfidenceProbe, hf_model: Any, tokenizer: Any) -> None:

@@ -16,8 +16,8 @@ _CHUNK = 2**22  # distances in memory at once
 class Head(nn.Module):
     """Base class of the heads: standardises features and computes a score.
 
-    To add a head, subclass it, implement `score` and add the class to `HEADS`. Keep all tensors in buffers: a saved
-    probe stores the `state_dict`. Loading creates the head from `d_model` and `sizes` alone, then fills its buffers.
+    To add a head, implement `score` in a subclass and add it to `HEADS`. Keep all tensors in buffers: a saved probe
+    stores the `state_dict`. Loading creates the head from `d_model` and `sizes` alone, then fills its buffers.
 
     Args:
         d_model: Width of the features.
@@ -37,14 +37,7 @@ class Head(nn.Module):
         self.mean, self.scale = zeros(d_model), nn.Buffer(torch.ones(d_model))
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Standardise features and score them.
-
-        Args:
-            hidden: [..., d_model] hidden states or other features, of any float dtype.
-
-        Returns:
-            Scores [...] float32, higher = more likely right.
-        """
+        """Scores [...] float32, higher = more likely right, of raw features [..., d_model] of any float dtype."""
         return self.score((hidden.float() - self.mean) / self.scale)
 
     def score(self, standardised: Tensor) -> Tensor:
@@ -75,11 +68,7 @@ def zeros(*shape: int) -> nn.Buffer:
 
 
 class LinearHead(Head):
-    """Linear score w · (h − mean) / scale + b.
-
-    Args:
-        d_model: Width of the features.
-    """
+    """Linear score w · (h − mean) / scale + b."""
 
     kind = "linear"
 
@@ -99,9 +88,6 @@ class MLPHead(Head):
         d_model: Width of the features.
         hidden: Width of the hidden layer.
 
-    Attributes:
-        weight_in: [d_model, hidden] W₁; with `bias_in` [hidden].
-        weight: [hidden] w₂; with `bias`, a scalar.
     """
 
     kind = "mlp"
@@ -119,9 +105,7 @@ class MLPHead(Head):
 
 
 class LatentHead(Head):
-    """Median cosine similarity of answer embeddings drawn from the encoder's prediction.
-
-    `probes.fitting.latent_model` has the model and its formulas.
+    """Median cosine similarity of answer embeddings drawn from the encoder's prediction; see `latent_model`.
 
     Args:
         d_model: Width of the features.
@@ -129,8 +113,6 @@ class LatentHead(Head):
         components: Number of components of an answer embedding.
 
     Attributes:
-        weight_in: [d_model, hidden], first layer of the encoder; with `bias_in` [hidden].
-        weight: [hidden, 2 · components], second layer; with `bias` [2 · components]. First half μ, second half σ.
         shared: Scalar Σ τ², the variance shared by the answers to a question, summed over the components.
         noise: [draw, component] standard normal draws, the same for all questions.
     """

@@ -3,12 +3,10 @@
 All functions take:
 
 - `preds` [question]: confidences or scores, higher = more likely right.
-- `right` and `known` [question]: number of right answers c, and of graded answers n ≥ 1. Their ratio p̂ = c/n estimates
-  the true accuracy p of the question.
-- `weights` [..., question]: how often each question counts; 1 by default. Leading axes are resamples: the result has
-  one value for each.
+- `right` and `known` [question]: number c of right answers and n ≥ 1 of graded answers; p̂ = c/n.
+- `weights` [..., question]: how often each question counts, 1 by default. Leading axes are resamples.
 
-Results are float64. The estimators are unbiased if `preds` do not depend on the answers that are counted in `right`.
+Results [...] are float64. The estimators are unbiased if `preds` do not depend on the answers counted in `right`.
 
 To score confidences of single answers, pass one row per answer with `known` = 1.
 `probes.metrics.intervals.by_question` resamples such rows together with their questions.

@@ -9,16 +9,9 @@ from probes.metrics.functional.inputs import midranks, prepare
 
 
 def bin_index(preds: Tensor, n_bins: int, by: str, weights: Tensor | None = None) -> Tensor:
-    """Bin index of each confidence, int64 in [0, n_bins).
+    """Bin index of each confidence, int64 in [0, n_bins): [question] for "width", [..., question] for "mass".
 
-    Args:
-        preds: [question] confidences.
-        n_bins: Number of bins. The last bin includes its upper edge.
-        by: "width" for bins of equal width, "mass" for bins of equal weight. Equal confidences share a bin.
-        weights: [..., question], for "mass".
-
-    Returns:
-        [question] for "width", [..., question] for "mass".
+    Bins have equal width in [0, 1], or equal weight ("mass"); equal confidences share a bin.
     """
     if by not in ("width", "mass"):
         raise ValueError(f"Expected `by` to be 'width' or 'mass', but got {by!r}.")

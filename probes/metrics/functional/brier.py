@@ -39,8 +39,8 @@ def brier_skill(
 ) -> Tensor:
     """Brier skill score 1 − Brier / Brier of `reference`, both debiased.
 
-    It is NaN if the Brier score of the reference is not positive. The reference is a constant confidence, such as the
-    mean accuracy of the training split, or [question] the mean accuracy of each question's training folds.
+    `reference` is the mean accuracy of the training split, or [question] of each question's training folds. The value
+    is NaN if the Brier score of the reference is not positive.
     """
     base = torch.as_tensor(reference, dtype=torch.float64, device=preds.device).expand(preds.shape)
     worst = debiased_brier(base, right, known, weights)

@@ -15,8 +15,7 @@ def prepare(
     """Check shapes and values; return `preds`, `right`, `known` and `weights` (ones by default) as float64.
 
     Raises:
-        ValueError: If shapes differ, `preds` are not finite (or outside [0, 1] with `probabilities`), `known` is below
-            `least_known`, or `right` is outside [0, `known`].
+        ValueError: If shapes differ, `preds` are not finite or not in [0, 1] (`probabilities`), or counts are invalid.
     """
     if not preds.shape == right.shape == known.shape or preds.dim() != 1:
         shapes = f"{tuple(preds.shape)}, {tuple(right.shape)} and {tuple(known.shape)}"

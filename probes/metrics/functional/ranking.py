@@ -50,10 +50,7 @@ def capability_auroc(
 def hard_auroc(
     preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None = None, strata: Tensor | None = None
 ) -> Tensor:
-    """AUROC of the binary label p̂ ≥ ½, equal to torchmetrics' `BinaryAUROC`; NaN with a single class.
-
-    For `strata` see `capability_auroc`.
-    """
+    """AUROC of the label p̂ ≥ ½, like torchmetrics' `BinaryAUROC`; NaN with a single class. See `capability_auroc`."""
     preds, right, known, weights = prepare(preds, right, known, weights)
     return capability_auroc(preds, (right / known >= 0.5).double(), torch.ones_like(known), weights, strata)
 
@@ -63,8 +60,7 @@ def auroc_ceiling(right: Tensor, known: Tensor) -> tuple[float, float, float]:
 
     .. math:: \tfrac12 + \frac{E|p-p'|}{4 m (1-m)}, \qquad m = E[p]
 
-    The value assumes Beta-distributed accuracies. The distribution is fitted by moments after subtracting the sampling
-    noise; its mean difference has a closed form.
+    The value assumes Beta-distributed accuracies, fitted by moments after subtracting the sampling noise.
 
     The upper bound is optimistic: it ranks questions by p̂ and scores them on the same answers. The lower bound is
     pessimistic: it ranks by a random half of each question's answers and scores on the other half. It is the mean AUROC

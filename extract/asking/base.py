@@ -45,13 +45,7 @@ class AskContext:
 
 
 class AskedBaseline(ABC):
-    """Baseline that queries a model, one shard at a time.
-
-    Args:
-        name: Name in the registry and in the store.
-        store: Store that is read and filled.
-        context: Models and options.
-    """
+    """Baseline that queries a model, one shard at a time. `name` is its name in the registry and in the store."""
 
     def __init__(self, name: str, store: Store, context: AskContext) -> None:
         self.name, self.store, self.context = name, store, context

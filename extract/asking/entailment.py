@@ -81,9 +81,7 @@ def cluster(
 
 
 class Classifier(TextReader):
-    """Entailment classifier with the labels entailment, neutral and contradiction, in the order of its config.
-
-    See `TextReader` for its arguments and attributes.
+    """`TextReader` with the labels entailment, neutral and contradiction, in the order of its config.
 
     Raises:
         InputError: If the model can't be loaded or has other labels.

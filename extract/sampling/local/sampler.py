@@ -42,11 +42,7 @@ class LocalSampler(Sampler):
         return Policy(ModelIdentity(**{**model, **known}), decoding)
 
     def prepare(self, questions: Questions, new: Sequence[Decoding]) -> None:
-        """Load the model.
-
-        Raises:
-            InputError: If the model can't be loaded.
-        """
+        """Load the model."""
         from extract.models.loading import load_model, model_identity
         from extract.sampling.local.token_sampler import TokenSampler
 

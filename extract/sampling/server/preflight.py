@@ -175,10 +175,7 @@ def _is_constrained(request: Request) -> bool:
 
 
 def _open_requests(request: Request) -> list[Request]:
-    """Variants of a request with an open prompt and different seeds, whose answers should differ.
-
-    Empty at temperature 0, or if the request constrains the form of answers.
-    """
+    """Variants with an open prompt and different seeds; none at temperature 0 or with a constrained form of answers."""
     if request.temperature == 0 or _is_constrained(request):
         return []
     open_request = replace(
@@ -195,11 +192,7 @@ def _open_requests(request: Request) -> list[Request]:
 
 
 async def _answers_vary(client: Client, request: Request, url: str) -> bool:
-    """Whether the answers to an open prompt differ. False if all are empty, or `_open_requests` is.
-
-    Raises:
-        InputError: If the answers are equal.
-    """
+    """Whether the answers to an open prompt differ: False if no text was seen, `InputError` if they are equal."""
     requests = _open_requests(request)
     replies = await asyncio.gather(*map(client.ask, requests))
     answers = [[(choice.text, choice.reasoning or "") for choice in reply.choices] for reply in replies]

@@ -211,11 +211,7 @@ def _read_choice(choice: dict[str, Any], stop: tuple[str, ...]) -> Choice:
 
 
 def _texts(content: Any) -> tuple[str, str]:
-    """Answer and reasoning in a choice's content, which is a text, null, or a list of typed parts.
-
-    Raises:
-        BrokenReply: If the content has another form.
-    """
+    """Answer and reasoning in a choice's content, which is a text, null, or a list of typed parts."""
     if content is None or isinstance(content, str):
         return content or "", ""
     text = reasoning = ""

@@ -109,11 +109,7 @@ class Run:
                     self._stop(error)
 
     async def _ask(self, opened: OpenRange, question: Question, samples: list[int]) -> bool:
-        """Request and log answers to a question. If a reply has too few of them, request the others.
-
-        Returns:
-            Whether the question is settled: all answers arrived, or the server rejects it.
-        """
+        """Request and log answers to a question. Returns whether all arrived or the server rejects the question."""
         while samples and question.id not in self._rejected:
             try:
                 request = request_for(question, samples, self.decoding, self.server)

@@ -36,11 +36,7 @@ class ServerSampler(Sampler):
         return Policy(ModelIdentity(self.options.model), decoding, request)
 
     def prepare(self, questions: Questions, new: Sequence[Decoding]) -> None:
-        """Test the server before a store is created, because its identity would record a wrong name or field.
-
-        Raises:
-            InputError: As `run_preflight`.
-        """
+        """Test the server before a store is created, because its identity would record a wrong name or field."""
         if new:
             size, n_tries = self.options.block_size, TRIES * len(self.server.urls)
             first = questions[self.worker.rank * size :][: min(n_tries, size)]

@@ -1,1 +1,1 @@
-"""Report and pictures of a run."""
+"""Report and pictures of a training run."""

@@ -1,4 +1,4 @@
-"""Mean entropy after every layer of right and of wrong answers, and the difference between them, with its picture."""
+"""Mean entropy after every layer of right and of wrong answers, their difference, and its picture."""
 
 from typing import Any
 
@@ -17,7 +17,11 @@ from probes.report.plots import BLUE, GREY, INK, RED, band, new_figure, styled
 
 
 def read_profile(store: Store, table: QuestionTable, n_resamples: int = 2000, seed: int = 0) -> dict[str, Any]:
-    """The profile of a store's answers, see `entropy_profile`; an answer's entropy is the mean over its tokens."""
+    """Entropy profile of a store's answers, from mean entropies over the tokens of each answer.
+
+    Raises:
+        InputError: If the store lacks the signal, or no right or no wrong answer has entropies.
+    """
     keys = [key for key in store.signals.keys("entropy_profile", "sample") if key.endswith("/entropy")]
     means = torch.stack([pool(store.signals.read_ragged("entropy_profile", key, "sample"), "mean") for key in keys])
     return entropy_profile([int(key.split("/")[0]) for key in keys], means, table.answers, n_resamples, seed)
@@ -26,19 +30,19 @@ def read_profile(store: Store, table: QuestionTable, n_resamples: int = 2000, se
 def entropy_profile(
     layers: list[int], means: Tensor, answers: AnswerTable, n_resamples: int = 2000, seed: int = 0
 ) -> dict[str, Any]:
-    """Mean entropies over right and over wrong answers, with intervals that resample questions with all their answers.
+    """Mean entropies over right and over wrong answers, with intervals from resampling questions.
 
     Args:
-        layers: The layers.
-        means: [layer, answer] mean entropy of each answer in nats; NaN for none.
-        answers: The answers.
-        n_resamples: Resamples of the questions.
+        layers: Indices of the layers.
+        means: [layer, answer] mean entropy of each answer, in nats; NaN if missing.
+        answers: Grades and questions of the answers.
+        n_resamples: Number of resamples of the questions.
         seed: Seed of the resamples.
 
     Returns:
-        ``right``, ``wrong`` and their ``difference`` wrong − right over the same resamples: nats with pointwise 95 %
-        intervals, [layer]; `n_answers` and `n_questions`: right answers and questions with one, and wrong ones;
-        `n_missing`: graded answers without entropies.
+        ``right``, ``wrong`` and ``difference`` (wrong − right, over the same resamples): [layer] means in nats with
+        pointwise 95 % intervals. ``n_answers`` and ``n_questions``: right answers and questions with a right answer,
+        then wrong ones. ``n_missing``: graded answers without entropies.
 
     Raises:
         InputError: If there is no right or no wrong answer.
@@ -50,12 +54,12 @@ def entropy_profile(
     if not all(n_answers):
         raise InputError(
             f"Expected right and wrong answers with an entropy profile, but {n_answers[0]} are right and "
-            f"{n_answers[1]} wrong. Use a store of more or other questions."
+            f"{n_answers[1]} are wrong. Use a store of more or other questions."
         )
     own, place = question[used].unique(return_inverse=True)
 
     def mean(values: Tensor, rows: Tensor) -> WeightedMetric:
-        """Mean over some answers, from their sums by question."""
+        """Mean over the selected answers, as a function of the weights of the questions."""
         included = rows[used].double()
         counts, sums = by_group(torch.stack([included, values[used].double() * included]), place, len(own))
         return lambda weights: (weights @ sums) / (weights @ counts)
@@ -75,7 +79,7 @@ def entropy_profile(
 
 @styled
 def profile_picture(profile: dict[str, Any], model: str) -> Figure:
-    """Mean entropy by layer of right and of wrong answers, beside the difference between them."""
+    """Mean entropy by layer of right and of wrong answers, and their difference."""
     figure, (left, right) = new_figure(8.4, 3.5, ncols=2)
     for number, name, colour, style in ((1, "wrong", RED, "--"), (0, "right", BLUE, "-")):
         n_answers, n_questions = profile["n_answers"][number], profile["n_questions"][number]

@@ -1,4 +1,4 @@
-"""All figures of a method on one split with intervals and counts, and paired differences of two methods."""
+"""Metrics of a method on one split with intervals and counts, and paired differences of two methods."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -12,7 +12,7 @@ from probes.metrics import functional
 from probes.metrics.intervals import WeightedMetric, bootstrap, by_question, paired_bootstrap
 from probes.metrics.significance import bootstrap_p, sign_flip
 
-#: Metrics of confidences of questions, by name in the order of the report.
+#: Metrics of confidences in questions, in the order of the report.
 CAPABILITY: dict[str, Callable[..., Tensor]] = {
     "auroc": functional.capability_auroc,
     "auroc_hard": functional.hard_auroc,
@@ -25,22 +25,22 @@ CAPABILITY: dict[str, Callable[..., Tensor]] = {
     "aurc": functional.aurc,
 }
 _OF_ANSWERS = {name: CAPABILITY[name] for name in ("auroc", "brier", "ece_width", "ece_mass", "aurc")}
-#: Metrics by target. Single answers are right or wrong, so that nothing has to be debiased.
+#: Metrics by target. Single answers are right or wrong, so their Brier score needs no debiasing.
 METRICS = {"capability": CAPABILITY, "response": _OF_ANSWERS | {"brier": functional.response_brier}}
-#: Metrics without a valid interval: resampling adds noise to an error that is never negative (docs/statistics.md).
+#: Metrics without a valid interval: resampling biases an error that is never negative (docs/statistics.md).
 WITHOUT_INTERVAL = ("ece_width", "ece_mass", "rmsce")
 _STRATIFIED = ("auroc", "auroc_hard")
 
 
 class Scored(NamedTuple):
-    """Confidences of a method for some rows, and the answers that they are scored on.
+    """Confidences of a method, and the grades of the answers that they are scored on. A row is a question or an answer.
 
     Attributes:
-        confidence: [row] float64 in [0, 1].
-        right: [row] right answers.
-        known: [row] graded answers.
-        question: [row] int64, question of each row, if rows are answers; None if rows are questions.
-        fold: [row] int64, number of the fitted probe that gave the confidence; None if one probe gave all.
+        confidence: [row] float64 in [0, 1]; NaN if missing.
+        right: [row] number of right answers.
+        known: [row] number of graded answers.
+        question: [row] int64, the question of each answer. None if rows are questions.
+        fold: [row] int64, the fold whose probe gave the confidence. None if a single probe gave all.
     """
 
     confidence: Tensor
@@ -50,7 +50,7 @@ class Scored(NamedTuple):
     fold: Tensor | None = None
 
     def take(self, rows: Tensor) -> "Scored":
-        """A subset of the rows, by index or mask."""
+        """Subset of the rows, by index or mask."""
         return Scored._make(column if column is None else column[rows] for column in self)
 
     @property
@@ -65,7 +65,7 @@ class Scored(NamedTuple):
 
     @property
     def usable(self) -> Tensor:
-        """[row] bool: the confidence is finite, and the question has two graded answers or the answer a grade."""
+        """[row] bool, whether the confidence is finite and the grades are enough: 2 of a question, 1 of an answer."""
         return self.confidence.isfinite() & (self.known >= (2 if self.question is None else 1))
 
     @property
@@ -75,7 +75,7 @@ class Scored(NamedTuple):
 
 
 def metric_of(scored: Scored, name: str, reference: float | Tensor = 0.5) -> WeightedMetric:
-    """A metric of a method as a function of resampling weights, from [resample, question] to [resample]."""
+    """A metric of a method as a function of the resampling weights: [resample, question] to [resample]."""
     options: dict[str, Any] = {"reference": reference} if name == "brier_skill" else {}
     if name in _STRATIFIED and scored.fold is not None:
         options["strata"] = scored.fold
@@ -89,9 +89,10 @@ def metric_of(scored: Scored, name: str, reference: float | Tensor = 0.5) -> Wei
 def estimate(
     scored: Scored, name: str, n_resamples: int = 2000, seed: int = 0, reference: float | Tensor = 0.5
 ) -> Mapping[str, Any] | None:
-    """``{value, low, high}`` of a metric, with a 95 % interval; None for fewer than two questions or without a value.
+    """A metric as ``{value, low, high}`` with its 95 % interval. All rows must be `usable`.
 
-    `low` and `high` are None for calibration errors, which have no valid interval. All rows have to be usable.
+    Returns None if there are fewer than two questions or the metric is undefined. `low` and `high` are None for
+    calibration errors, which have no valid interval.
     """
     n = scored.n_questions
     if n < 2:
@@ -105,19 +106,19 @@ def estimate(
 def evaluate(
     scored: Scored, n_unknown: int, reference: float | Tensor, n_resamples: int = 2000, seed: int = 0
 ) -> dict[str, Any]:
-    """All figures of one method.
+    """All metrics and counts of one method.
 
     Args:
-        scored: Confidences and answers.
-        n_unknown: Answers of these questions whose grade is unknown; they are left out and counted.
-        reference: Mean accuracy of the training split for the skill; one number, or one per row.
-        n_resamples: Resamples of the questions.
+        scored: Confidences and grades.
+        n_unknown: Number of answers with an unknown grade, which the caller has left out.
+        reference: Mean accuracy of the training split for the Brier skill: a number, or [row].
+        n_resamples: Number of resamples of the questions.
         seed: Seed of the resamples.
 
     Returns:
         ``{metric: {value, low, high} or None}``, see `estimate`. For questions also `auroc_ceiling`, whose `low` and
-        `high` are a bracket (see `functional.auroc_ceiling`). And `n_questions`, `n_samples`, `n_unknown`, `n_masked`
-        (rows left out).
+        `high` are its bounds (see `functional.auroc_ceiling`). Counts: `n_questions`, `n_samples` (graded answers),
+        `n_unknown` and `n_masked` (rows that are not usable).
     """
     usable = scored.usable
     method, figures = scored.take(usable), dict[str, Any]()
@@ -134,7 +135,7 @@ def evaluate(
 
 
 def common_rows(a: Scored, b: Scored) -> tuple[Scored, Scored]:
-    """The rows that both methods score."""
+    """The rows that are usable for both methods."""
     both = a.usable & b.usable
     return a.take(both), b.take(both)
 
@@ -142,10 +143,10 @@ def common_rows(a: Scored, b: Scored) -> tuple[Scored, Scored]:
 def difference(
     a: Scored, b: Scored, name: str, n_resamples: int = 2000, seed: int = 0, n_draws: int = 0
 ) -> Mapping[str, Any] | None:
-    """Paired difference a − b in `auroc` or `brier` with a 95 % interval; None where it has none.
+    """Paired difference a − b in `auroc` or `brier` with a 95 % interval, or None if it is undefined.
 
-    With `n_draws` also its two-sided p-value `p`: of AUROC by the paired bootstrap over questions, of Brier by sign
-    flips of the differences of the questions. Both methods have to score the same rows, see `common_rows`.
+    Both methods must have the same rows, see `common_rows`. With `n_draws`, the result includes the two-sided p-value
+    `p`: of AUROC by the paired bootstrap over questions, of Brier by sign flips of the questions' differences.
     """
     if not a.n_questions:
         return None
@@ -162,10 +163,10 @@ def difference(
 def compare(
     a: str, b: str, scored_a: Scored, scored_b: Scored, split: str = "test", n_resamples: int = 2000, seed: int = 0
 ) -> list[dict[str, Any]]:
-    """Paired differences a − b in AUROC and Brier score on the rows that both methods score.
+    """Paired differences a − b in AUROC and Brier score, on the rows that are usable for both methods.
 
     Raises:
-        ValueError: If the two are scored on different answers.
+        ValueError: If the two methods are scored on different answers.
     """
     if not (torch.equal(scored_a.right, scored_b.right) and torch.equal(scored_a.known, scored_b.known)):
         raise ValueError(f"Expected {a!r} and {b!r} to be scored on the same answers. Score both on the held-out half.")

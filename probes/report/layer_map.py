@@ -1,7 +1,7 @@
-"""AUROC of one probe for every layer and position of the hidden states, out of fold, and its picture.
+"""Out-of-fold AUROC of a probe at every layer and position of the hidden states, and its picture.
 
-Every cell is the same closed form with nothing chosen, so that cells differ only in what they read. The best of many
-cells is biased upwards: to choose a layer, use `train.py` or `compare`, which ask validation.
+All cells use the same closed-form probe without any choice, so they differ only in the features. The best of many
+cells is biased upwards. To choose a layer, use `train.py` or `compare`, which choose on validation.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,7 +29,7 @@ from probes.report.evaluate import Scored, estimate
 from probes.report.plots import RED, annotate_cells, frame_cell, new_figure, styled
 from probes.report.templates import interval
 
-#: From features [1, row, d_model] and target [row] to weights [1, 1, d_model] and biases [1, 1].
+#: Function from features [1, row, d_model] and targets [row] to weights [1, 1, d_model] and biases [1, 1].
 Solver = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 SOLVERS: Registry[Solver] = Registry(
     "probe",
@@ -38,9 +38,9 @@ SOLVERS: Registry[Solver] = Registry(
         "difference_of_means": solvers.difference_of_means,
     },
 )
-#: Positions that are read, by target.
+#: Positions of the hidden states, by target.
 _POSITIONS = {"capability": ("last_prompt",), "response": ("first_answer", "mean_answer", "last_answer")}
-#: Blues without their ends: white would look empty, and a frame would not be visible on black.
+#: Colour map without its ends: white would look empty, and frames would not be visible on black.
 _RAMP = ListedColormap(matplotlib.colormaps["Blues"](np.linspace(0.06, 0.96, 256)))
 
 
@@ -53,15 +53,15 @@ def layer_map(
     seed: int = 0,
     n_resamples: int = 2000,
 ) -> dict[str, Any]:
-    """Fit ridge (λ = 1) or difference_of_means to every layer and position of `hidden`, and test each out of fold.
+    """Fit a probe to every layer and position of `hidden`, and test each out of fold.
 
-    Reads hidden states of the questions for the target capability, of the answers for response. `n_resamples` are
-    behind the interval of the best cell.
+    The target `capability` reads hidden states of questions, `response` hidden states of answers. The probe is `ridge`
+    with λ = 1, or `difference_of_means`.
 
     Returns:
-        ``auroc`` [position][layer], None for a missing cell; ``best``: the cell with the highest AUROC, its 95 %
-        interval (not corrected for the choice; None without one), and `of` how many cells; `n_questions` and `n_rows`
-        (questions or answers) that were tested; `n_missing`: graded ones without all states, which were left out.
+        ``auroc``: [position][layer], None if a cell is missing; ``best``: the cell with the highest AUROC, its 95 %
+        interval (not corrected for the choice) and the number of cells `of`; ``n_questions`` and ``n_rows``: tested
+        questions, and tested questions or answers; ``n_missing``: graded rows left out because a state is missing.
 
     Raises:
         InputError: If the probe is unknown, hidden states are missing, or there are too few questions.
@@ -81,11 +81,11 @@ def layer_map(
     scores = {}
     for key in tqdm(keys, desc=f"layers ({target})", unit=" probes"):
         scores[key] = out_of_fold(store.signals.read("hidden", key, scope).float(), right / known, fold, solver)
-    complete = torch.stack(list(scores.values())).isfinite().all(0)  # all cells are tested on the same rows
+    complete = torch.stack(list(scores.values())).isfinite().all(0)  # test all cells on the same rows
     if not complete.any():
         raise InputError(
-            f"Expected the store {str(store.path)!r} to hold hidden states of graded {scope}s, but none has one at "
-            "every layer. Look at it with `python -m extract verify`."
+            f"Expected the store {str(store.path)!r} to contain hidden states of graded {scope}s, but no {scope} has "
+            "them at every layer. Check it with `python -m extract verify`."
         )
     layers = sorted({int(key.split("/")[0]) for key in keys})
     auroc = torch.full((len(positions), len(layers)), torch.nan, dtype=torch.float64)
@@ -116,12 +116,12 @@ def layer_map(
 
 
 def out_of_fold(features: Tensor, accuracy: Tensor, fold: Tensor, solver: Solver = SOLVERS["ridge"]) -> Tensor:
-    """Scores [row] of probes that saw no answer to the row's question; NaN for unused rows and missing features.
+    """Out-of-fold scores [row] float32 of a closed-form probe; NaN for unused rows and missing features.
 
     Args:
-        features: [row, d_model] float32.
+        features: [row, d_model] float32; NaN if missing.
         accuracy: [row] share of right answers.
-        fold: [row] number of the fold that tests a row; −1 for a row that is not used.
+        fold: [row] int64, the fold that tests each row; −1 for unused rows.
         solver: Fits the probes.
     """
     used = (fold >= 0) & features.isfinite().all(1)
@@ -138,7 +138,7 @@ def out_of_fold(features: Tensor, accuracy: Tensor, fold: Tensor, solver: Solver
 
 @styled
 def layer_heat_map(maps: Mapping[Any, dict[str, Any]], model: str) -> Figure:
-    """AUROC by layer (x) and position (y), one panel per target, with common colours that begin at chance."""
+    """Heat map of the AUROC by layer (x) and position (y), one panel per target, with a common colour scale."""
     layers = sorted({layer for map_ in maps.values() for layer in map_["layers"]})
     aurocs = [np.array(map_["auroc"], dtype=np.float64) for map_ in maps.values()]  # None becomes NaN
     scale = {
@@ -166,7 +166,7 @@ def layer_heat_map(maps: Mapping[Any, dict[str, Any]], model: str) -> Figure:
         axis.tick_params(which="both", length=0, labelbottom=True)
         axis.grid(which="minor", color="white", lw=1)  # lines between the cells
         axis.spines[:].set_visible(False)
-        axis.set_facecolor("#ececec")  # cells without a value
+        axis.set_facecolor("#ececec")  # missing cells
         axis.set_title(_caption(target, map_, values[place]), fontsize=9, loc="left")
     gaps = any(len(map_["layers"]) < len(layers) for map_ in maps.values())
     axes[-1, 0].set_xlabel(f"layer (0: embeddings{'; grey: not read' * gaps})")
@@ -179,7 +179,7 @@ def layer_heat_map(maps: Mapping[Any, dict[str, Any]], model: str) -> Figure:
 
 
 def _caption(target: str, map_: dict[str, Any], highest: float) -> str:
-    """Target, counts and best cell of a panel."""
+    """Title of a panel: target, counts and best cell."""
     rows = f"{map_['n_rows']:,} answers to " if target == "response" else ""
     missing = f" ({map_['n_missing']:,} without states left out)" if map_["n_missing"] else ""
     best = map_["best"]

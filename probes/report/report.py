@@ -1,4 +1,4 @@
-"""From a fitted probe to its report: report.json, report.md, pictures, predictions, the saved probe, and a summary."""
+"""Report of a fitted probe: report.json, report.md, pictures, predictions, the saved probe and a summary."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +23,7 @@ from probes.report.templates import COLUMNS, interval, render
 from probes.saved.artefact import ConfidenceProbe
 from probes.saved.card import model_card, what_is_read
 
-#: Baselines drawn beside the probe in the ROC curves; the table has all of them.
+#: Baselines in the ROC curves, beside the probe.
 _DRAWN = {
     "capability": ("base_rate", "length", "consistency", "max_entropy", "verbalized"),
     "response": ("base_rate", "mean_nll", "max_entropy", "p_true_answer"),
@@ -31,12 +31,12 @@ _DRAWN = {
 
 
 class Report:
-    """The report of a fitted probe and the data it was fitted on. Creating it scores the test split, once.
+    """Report of a fitted probe. Creating it scores the test split, once.
 
     Attributes:
-        target: `response` if rows are answers, else `capability`, whatever the probe was taught.
-        confidences: Confidences of every method, [row] float64 over the table.
-        methods: Confidences of every method on the test split, with the answers that score them.
+        target: `response` if rows are answers, else `capability`. It is the target of the metrics, not of training.
+        confidences: By method, [row] float64 over the table; NaN if missing.
+        methods: By method, confidences and grades on the test split.
         masked: Reasons why baselines are missing, by name.
         record: Content of report.json.
     """
@@ -55,7 +55,7 @@ class Report:
 
     @torch.no_grad()
     def _probe_confidences(self) -> Tensor:
-        """[row] over the table; NaN for rows that are in no split."""
+        """[row] float64 over the table; NaN for rows outside all splits."""
         confidences = torch.full((len(self.data.question_of),), torch.nan, dtype=torch.float64)
         for split in self.rows:
             batch = self.data.batch(split)
@@ -63,7 +63,7 @@ class Report:
         return confidences
 
     def _baseline_confidences(self) -> dict[str, Tensor]:
-        """[row] over the table by name, of the baselines that the store has data for."""
+        """By baseline with data in the store, [row] float64 over the table."""
         data, confidences = self.data, {}
         for name, baseline in BASELINES.items():
             of_answers = self.target == "response" and "sample" in baseline.scores
@@ -119,12 +119,12 @@ class Report:
 
     @property
     def figures_of(self) -> dict[str, Any]:
-        """Figures on the test split by method."""
+        """Metrics on the test split, by method."""
         return dict(self.record["splits"]["test"][self.target])
 
     @torch.no_grad()
     def figures(self) -> dict[str, Figure]:
-        """The pictures by file name, without ending."""
+        """Pictures, by file name without its ending."""
         figures, probe = self.figures_of, self.module.name
         scored = {name: method.take(method.usable) for name, method in self.methods.items()}
         drawn = [name for name in scored if name in (probe, *_DRAWN[self.target]) and figures[name]["auroc"]]
@@ -140,7 +140,7 @@ class Report:
         return pictures if self.choice.layer is None else {**pictures, "layers": self._layers()}
 
     def _layers(self) -> Figure:
-        """AUROC and Brier score of every layer's probe on the test split."""
+        """AUROC and Brier score of the probe of every layer on the test split."""
         batch, figures = self.data.batch("test"), self.figures_of
         question = batch.question if self.target == "response" else None
         of_features = [
@@ -159,7 +159,7 @@ class Report:
         return plots.by_layer(self.module.name, names, intervals, self.choice.name, references, self.target)
 
     def predictions(self) -> pa.Table:
-        """One row per question or answer: split, counts, and the confidence of every method, null for none."""
+        """One row per question or answer: split, counts, and the confidence of every method (null if missing)."""
         table, split_of = self.table, {int(row): split for split, rows in self.data.split_rows.items() for row in rows}
         rows = np.array(sorted(split_of))
         questions = self.data.question_of[rows].tolist()
@@ -209,7 +209,7 @@ class Report:
         return ConfidenceProbe(head, self.choice.calibrator, config)
 
     def write(self, folder: Path) -> dict[str, Path]:
-        """Write report.json, report.md, predictions.parquet, probe/ and plots/; paths of the pictures by name."""
+        """Write report.json, report.md, predictions.parquet, probe/ and plots/; return the pictures' paths by name."""
         pictures, probe = self.figures(), self.probe()
         page = report_page(self.record, list(pictures))
         files = {"report.json": self.record, "report.md": page, "predictions.parquet": self.predictions()}
@@ -219,7 +219,12 @@ class Report:
 
 
 def report_page(record: dict[str, Any], plots: Sequence[str]) -> str:
-    """The report of a run as Markdown, from the content of report.json, with the names of its pictures."""
+    """Markdown page of a run.
+
+    Args:
+        record: Content of report.json.
+        plots: Names of the pictures to show.
+    """
     ((target, methods),) = record["splits"]["test"].items()
     probe, figures = next(iter(methods.items()))
     option, value = chosen_option(record["chosen"])
@@ -241,7 +246,7 @@ def report_page(record: dict[str, Any], plots: Sequence[str]) -> str:
 
 
 def summary_table(methods: dict[str, Any]) -> str:
-    """The main metrics of every method in aligned columns, for a terminal."""
+    """Aligned table of the main metrics of every method, for the terminal."""
     first = next(iter(methods.values()))
     columns = [key for key in ("auroc", "brier", "brier_skill", "ece_width") if key in first]
     rows = [("test split, 95 % intervals", *(label for key, label in COLUMNS if key in columns))]

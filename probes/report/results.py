@@ -1,4 +1,4 @@
-"""The results of a command: a new folder with a page for people, a record for machines, tables and pictures."""
+"""Result folder of a command: Markdown page, JSON record, Parquet tables and pictures."""
 
 import json
 import shutil
@@ -26,9 +26,9 @@ _PACKAGES = "confidence-probes lightning torch transformers torchmetrics numpy s
 def result_folder(
     command: str, stores: Sequence[str], out: str | None, seed: int, n_resamples: int
 ) -> Iterator[tuple[Path, Path]]:
-    """Create `out`, by default runs/COMMAND-STORE, as a whole or not at all.
+    """Create the folder `out`, by default runs/COMMAND-STORE, atomically.
 
-    Yields a temporary folder to write into, and what it is renamed to.
+    Yields a temporary folder to write into, and its final path. The folder is renamed on success and removed on errors.
 
     Raises:
         InputError: If `seed` or `n_resamples` is out of range, or the folder exists or cannot be created.
@@ -42,8 +42,8 @@ def result_folder(
         final.parent.mkdir(parents=True, exist_ok=True)
         unfinished = Path(tempfile.mkdtemp(prefix=f".{final.name}-", dir=final.parent))
     except OSError as error:
-        reason = f"{path!r} cannot: {error.strerror}"
-        raise InputError(f"Expected `out` to be a folder that can be created, but {reason}. Give another.") from error
+        reason = f"creating {path!r} failed: {error.strerror}"
+        raise InputError(f"Expected `out` to be a writable path, but {reason}. Give another --out.") from error
     try:
         yield unfinished, final
         unfinished.chmod(0o755)
@@ -55,7 +55,7 @@ def result_folder(
 def write_files(
     folder: Path, files: Mapping[str, str | dict[str, Any] | pa.Table], plots: Mapping[str, Figure]
 ) -> None:
-    """Write texts, records (JSON) and tables (Parquet) by name into a folder, and pictures as ``plots/NAME.png``."""
+    """Write texts, JSON records and Parquet tables by file name, and pictures as ``plots/NAME.png``."""
     (folder / "plots").mkdir(parents=True, exist_ok=True)
     for name, plot in plots.items():
         plot.savefig(folder / "plots" / f"{name}.png")
@@ -68,7 +68,7 @@ def write_files(
 
 
 def record_header(store: Store, table: QuestionTable, seed: int, n_resamples: int) -> dict[str, Any]:
-    """The fields that the record of every command begins with: its format, store, grader, seed and versions."""
+    """Common first fields of the records of all commands: format, store, grader, seed and versions."""
     return {
         "format_version": FORMAT_VERSION,
         "identity": store.sha256,
@@ -82,5 +82,5 @@ def record_header(store: Store, table: QuestionTable, seed: int, n_resamples: in
 
 
 def versions() -> dict[str, str]:
-    """Versions of the packages that the numbers depend on."""
+    """Versions of the packages that results depend on."""
     return {package: version(package) for package in _PACKAGES}

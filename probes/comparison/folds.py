@@ -1,4 +1,4 @@
-"""Cross-validation: every question is tested once, by probes that were fitted without it."""
+"""Cross-validation by question: every question is tested once, by probes that were fitted without it."""
 
 import math
 import warnings
@@ -13,27 +13,27 @@ from datamodules.splits import split_questions
 from extract.errors import InputError
 from probes.fitting.module import ProbeModule, quiet_lightning
 
-#: Share of the questions outside a fold that choose and calibrate.
+#: Share of the validation split in the questions outside a fold.
 VAL_SHARE = 0.25
 
 
 def folds(
     table: QuestionTable, questions: Tensor, n_folds: int, seed: int, least_val: int
 ) -> Iterator[dict[str, Tensor]]:
-    """Rows of each fold's train, val and test split: each question is tested in one fold, stratified by group.
+    """Yield the rows of the train, val and test splits of each fold, stratified by group.
 
     Args:
         table: The question table.
-        questions: [question] rows of the table to use.
+        questions: [question] int64 rows of the question table to use.
         n_folds: Number of folds.
-        seed: Seed of the folds, and of the split into training and validation in each.
+        seed: Seed of the folds, and of the training and validation splits in each.
         least_val: Minimum number of validation questions in each fold.
 
     Raises:
-        InputError: If there are fewer than two folds or too few questions.
+        InputError: If `n_folds` is less than 2, or there are too few questions.
     """
     if n_folds < 2:
-        raise InputError(f"Expected `folds` to be at least 2, but got {n_folds}. 5 is the default.")
+        raise InputError(f"Expected `folds` to be at least 2, but got {n_folds}. The default is 5.")
     least = max(4 * n_folds, math.ceil(least_val / VAL_SHARE * n_folds / (n_folds - 1)))
     if len(questions) < least:
         raise InputError(
@@ -47,17 +47,17 @@ def folds(
 
 
 def split_rows(table: QuestionTable, questions: Tensor, shares: list[float], seed: int) -> list[Tensor]:
-    """Rows of the question table in parts of the given shares, stratified by group."""
+    """Split rows of the question table into parts of the given shares, stratified by group."""
     ids, groups = ([column[row] for row in questions.tolist()] for column in (table.ids, table.groups))
     part = torch.tensor(split_questions(ids, groups, shares, seed))
     return [questions[part == number] for number in range(len(shares))]
 
 
 def fit(make: Callable[[], ProbeModule], data: FeatureDataModule, epochs: int, seed: int) -> ProbeModule:
-    """Fit a probe on the training split of a datamodule; its choices are made on validation.
+    """Fit a probe on the training split of a datamodule, and choose and calibrate it on validation.
 
     Raises:
-        InputError: As the probe's `setup` and calibrator.
+        InputError: If the probe or its calibrator cannot be fitted on these splits.
     """
     with warnings.catch_warnings():
         quiet_lightning()

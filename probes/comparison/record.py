@@ -1,4 +1,4 @@
-"""The record and the page of a comparison: metrics and costs of every method, corrected tests, and what was chosen."""
+"""Record and page of a comparison: metrics and costs of every method, corrected tests, and validation choices."""
 
 import math
 from collections import Counter
@@ -16,7 +16,7 @@ from probes.metrics.significance import add_holm
 from probes.registry import PROBES, chosen_option
 from probes.report.evaluate import Scored, common_rows, difference, evaluate
 from probes.report.results import record_header
-from probes.report.templates import COLUMNS, relation, render
+from probes.report.templates import COLUMNS, render
 
 _KINDS = ("chosen", "probe", "baseline")
 
@@ -27,13 +27,13 @@ def comparison_record(out: OutOfFold, n_folds: int, n_resamples: int, seed: int)
     Args:
         out: Out-of-fold confidences.
         n_folds: Number of folds.
-        n_resamples: Resamples behind each interval; p-values take five times as many.
+        n_resamples: Number of resamples for each interval; p-values use five times as many.
         seed: Seed of the resamples.
 
     Returns:
-        ``methods``: metrics by method on all answers, or on the held-out half for methods that use the other (`half`);
-        ``on_half``: the chosen probe on that half; ``answers``: metrics on single answers; ``tests``; ``chosen``;
-        ``masked``; ``notes``.
+        ``methods``: metrics by method on all answers, or on the held-out half for methods that use the other half;
+        ``on_half``: metrics of the chosen probe on that half; ``answers``: metrics on single answers; ``tests``: see
+        `paired_tests`; ``chosen``, ``masked`` and ``notes``: see `OutOfFold`.
     """
     table, names = out.data.table, list(out.confidence)
     answer_names = [*out.of_answers, *(name for name in ("constant", "base_rate", BEST) if name in names)]
@@ -60,12 +60,12 @@ def _kind(name: str) -> str:
 
 
 def _method(out: OutOfFold, name: str, n_resamples: int, seed: int) -> dict[str, Any]:
-    """Metrics of a method, and the mean number of tokens per question that the answering model reads and writes."""
+    """Metrics of a method, and the mean numbers of tokens that the answering model reads and writes per question."""
     prompt_tokens = out.data.table.prompt_tokens
     nothing = np.zeros_like(prompt_tokens)
     if name in BASELINES:
         cost = cost_of(name, out.data)
-    else:  # a probe reads the prompt; `text_embedding` has an encoder of its own that reads the question
+    else:  # a probe reads the prompt; for `text_embedding` a separate encoder reads the question
         cost = (nothing if _kind(name) == "baseline" else prompt_tokens, nothing)
     n_read, n_written = (float(tokens[out.questions].mean()) for tokens in cost)
     return {
@@ -78,7 +78,7 @@ def _method(out: OutOfFold, name: str, n_resamples: int, seed: int) -> dict[str,
 
 
 def cheap_baselines(record: dict[str, Any]) -> list[str]:
-    """Baselines that are known to cost no more tokens, read and written together, than the chosen probe."""
+    """Baselines known to cost no more tokens, read and written together, than the chosen probe."""
     methods = record["methods"]
 
     def cost(name: str, unknown: float) -> float:
@@ -90,7 +90,7 @@ def cheap_baselines(record: dict[str, Any]) -> list[str]:
 
 
 def predictions(out: OutOfFold) -> pa.Table:
-    """One row per question: its fold, counts, and the out-of-fold confidence of every method, null for none."""
+    """One row per question: fold, counts, and the out-of-fold confidence of every method (null if missing)."""
     table, rows = out.data.table, out.questions
     return pa.table(
         {
@@ -104,16 +104,16 @@ def predictions(out: OutOfFold) -> pa.Table:
 
 
 def scored(out: OutOfFold, name: str, half: bool) -> Scored:
-    """Confidences of a method for the tested questions, with all answers or with those of the held-out half."""
+    """Confidences of a method for the tested questions, scored on all answers or on the held-out half."""
     right, known = counts(out.data.table, half)
     rows = out.questions
     return Scored(out.confidence[name][rows], right[rows], known[rows], fold=out.fold[rows])
 
 
 def figures(out: OutOfFold, name: str, half: bool, n_resamples: int, seed: int) -> dict[str, Any]:
-    """All metrics of a method on questions, see `evaluate`, against accuracies and against single answers.
+    """All metrics of a method on questions, see `evaluate`, and its Brier score against single answers.
 
-    `response_brier` is the Brier score against single answers. `gap` is its excess over the debiased Brier score: the
+    `response_brier` is the Brier score against single answers. `gap` is its difference to the debiased Brier score: the
     mean of p(1−p), which no confidence given before the answer can remove.
     """
     method, reference = scored(out, name, half), scored(out, "constant", half).confidence
@@ -127,7 +127,7 @@ def figures(out: OutOfFold, name: str, half: bool, n_resamples: int, seed: int) 
 
 
 def answer_figures(out: OutOfFold, name: str, n_resamples: int, seed: int) -> dict[str, Any]:
-    """All metrics of a method on single answers; one for questions gives all answers to a question its confidence."""
+    """All metrics of a method on single answers. Confidences in a question apply to all its answers."""
     answers = out.data.table.answers
     question, right, known = (torch.from_numpy(column) for column in (answers.question, answers.right, answers.known))
     tested = out.fold[question] >= 0
@@ -140,17 +140,17 @@ def answer_figures(out: OutOfFold, name: str, n_resamples: int, seed: int) -> di
 def paired_tests(
     out: OutOfFold, pairs: Sequence[tuple[str, str]], n_resamples: int = 10_000, seed: int = 0
 ) -> list[dict[str, Any]]:
-    """Paired tests of methods on the same questions and answers, with p-values corrected over each metric (Holm).
+    """Paired tests of methods on the same questions and answers, with Holm's correction over each metric.
 
     Args:
         out: Out-of-fold confidences.
-        pairs: Names of methods a and b.
-        n_resamples: Resamples, or sign flips, behind each p-value, see `difference`.
-        seed: Seed of both.
+        pairs: Names of the methods a and b of each test.
+        n_resamples: Number of resamples or sign flips for each p-value, see `difference`.
+        seed: Seed of the resamples and sign flips.
 
     Returns:
-        One record per pair and metric that has a difference: `a`, `b`, `metric`, `half`, `n_questions`, the difference
-        a − b as `value`, `low` and `high`, `p` and `p_holm`.
+        One record per pair and metric, unless the difference is undefined: `a`, `b`, `metric`, `half`, `n_questions`,
+        the difference a − b as `value`, `low` and `high`, and its p-values `p` and `p_holm`.
     """
     tests: list[dict[str, Any]] = []
     for a, b in pairs:
@@ -167,7 +167,12 @@ def paired_tests(
 
 
 def comparison_page(record: dict[str, Any], plots: Sequence[str]) -> str:
-    """The page of a comparison, from its record and the names of its pictures."""
+    """Markdown page of a comparison.
+
+    Args:
+        record: The record, see `comparison_record`.
+        plots: Names of the pictures to show.
+    """
     methods = dict(sorted(record["methods"].items(), key=lambda item: _KINDS.index(item[1]["kind"])))
     of_half = {name: figures for name, figures in methods.items() if figures["half"]}
     pairs: dict[tuple[str, str], dict[str, Any]] = {}
@@ -188,15 +193,8 @@ def comparison_page(record: dict[str, Any], plots: Sequence[str]) -> str:
 
 
 def comparison_verdict(record: dict[str, Any]) -> str:
-    """Which probes were chosen, and whether they are better than the baselines that cost no more."""
-    verdicts: dict[str, dict[str, dict[str, Any]]] = {}
-    for metric, label in (("auroc", "AUROC"), ("brier", "Brier score")):
-        tests = {test["b"]: test for test in record["tests"] if test["a"] == BEST and test["metric"] == metric}
-        of_relation: dict[str, dict[str, Any]] = {}
-        for name in cheap_baselines(record):
-            test = tests.get(name)
-            words = "not tested against" if test is None else relation(test, higher_is_better=metric == "auroc")
-            of_relation.setdefault(words, {})[name] = test
-        verdicts[label] = of_relation
+    """Result of the chosen probe, and its differences to the baselines that cost no more tokens."""
+    tests = {(test["b"], test["metric"]): test for test in record["tests"] if test["a"] == BEST}
     chosen = Counter(fold["probe"] for fold in record["chosen"]).most_common()
-    return render("comparison/verdict.md.j2", record=record, best=BEST, chosen=chosen, verdicts=verdicts)
+    context: dict[str, Any] = {"baselines": cheap_baselines(record), "tests": tests, "chosen": chosen}
+    return render("comparison/verdict.md.j2", record=record, best=BEST, **context)

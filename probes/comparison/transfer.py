@@ -1,4 +1,4 @@
-"""Transfer: a probe trained on each set of questions and tested on each, as a record."""
+"""Transfer: a probe trained on each of several sets of questions and tested on each, with record and page."""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -18,16 +18,16 @@ from probes.report.evaluate import Scored, estimate
 from probes.report.results import FORMAT_VERSION, versions
 from probes.report.templates import render
 
-#: Fewest questions of a set.
+#: Minimum number of questions of a set.
 LEAST_QUESTIONS = 20
-#: Fewest validation questions in a fold; a set may be small, and its intervals are wide then.
+#: Minimum number of validation questions in a fold. It admits small sets, whose intervals are wide.
 LEAST_VALIDATION = 4
-#: Name of the training set that consists of all sets but the tested one.
+#: Name of the training set that consists of all sets except the tested one.
 OTHERS = "all others"
 
 
 class QuestionSet(NamedTuple):
-    """Some questions of a store: [question] rows of its question table."""
+    """A named set of questions of a store: [question] int64 rows of its question table."""
 
     name: str
     data: FeatureDataModule
@@ -37,37 +37,37 @@ class QuestionSet(NamedTuple):
 def transfer_record(
     stores: Sequence[str], grader: str | None, probe: str, n_folds: int, n_resamples: int, seed: int
 ) -> dict[str, Any]:
-    """The record of a transfer between stores, or between the groups of the only store.
+    """The record of a transfer between stores, or between the groups of questions of a single store.
 
-    A set is tested out of fold by its own probes. The groups of one store are also tested by probes trained on all
-    other groups.
+    On the set that it is trained on, a probe is tested out of fold. The groups of a single store are also tested by
+    probes trained on all other groups.
 
     Args:
         stores: Folders of the stores.
-        grader: Grader whose grades are used; None takes the only one.
+        grader: Grader whose grades are used. Optional if the stores have a single grader.
         probe: Name of the probe.
         n_folds: Number of folds.
-        n_resamples: Resamples behind each interval.
-        seed: Seed of folds, training and resamples.
+        n_resamples: Number of resamples for each interval.
+        seed: Seed of the folds, training and resamples.
 
     Returns:
-        ``cells``: one per pair of training and test set, with `n_questions`, `auroc` and `brier_skill` (over the mean
-        accuracy of the tested questions); ``masked``: what is left out, and why.
+        ``cells``: one per pair of training and test set, with `n_questions`, `auroc` and `brier_skill` (relative to
+        the mean accuracy of the tested questions); ``masked``: reasons why sets are left out, by name.
 
     Raises:
-        InputError: For an unknown probe, stores that a probe cannot be transferred between, fewer than two sets that
-            are large enough, or if no set can be trained on.
+        InputError: If the probe is unknown, the stores are incompatible, fewer than two sets are large enough, or no
+            probe can be trained on any set.
     """
     every = _question_sets(stores, grader, PROBES[probe])
     sets = [group for group in every if len(group.questions) >= LEAST_QUESTIONS]
     if len(sets) < 2:
         sizes = ", ".join(f"{group.name!r} of {len(group.questions)}" for group in every)
         raise InputError(
-            f"Expected at least two sets of {LEAST_QUESTIONS} questions, but got {sizes}. Give several --stores, or "
-            "one whose questions have groups."
+            f"Expected at least two sets of at least {LEAST_QUESTIONS} questions, but got {sizes}. Give several "
+            "--stores, or one store whose questions have groups."
         )
     masked = {
-        group.name: f"{len(group.questions)} questions, of which {LEAST_QUESTIONS} are needed"
+        group.name: f"{len(group.questions)} questions, but at least {LEAST_QUESTIONS} are needed"
         for group in every
         if len(group.questions) < LEAST_QUESTIONS
     }
@@ -99,7 +99,7 @@ def transfer_record(
                 progress.update()
     if not cells:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in masked.items())
-        raise InputError(f"Expected a set that a probe can be trained on, but there is none. {reasons}")
+        raise InputError(f"Expected a set that a probe can be trained on, but got none. {reasons}")
     return {
         "format_version": FORMAT_VERSION,
         "stores": [
@@ -117,7 +117,7 @@ def transfer_record(
 
 
 def _question_sets(stores: Sequence[str], grader: str | None, method: ProbeMethod) -> list[QuestionSet]:
-    """The stores, or the groups of the only store."""
+    """One set per store, or per group of questions of a single store."""
     names = [Path(store).resolve().name for store in stores]
     if not stores:
         raise InputError(
@@ -125,7 +125,8 @@ def _question_sets(stores: Sequence[str], grader: str | None, method: ProbeMetho
         )
     if len(set(names)) < len(names):
         raise InputError(
-            f"Expected `stores` with different names, which name the sets, but got {', '.join(names)}. Rename a folder."
+            f"Expected `stores` with different names, because sets are named after stores, but got {', '.join(names)}. "
+            "Rename a folder."
         )
     loaded: list[FeatureDataModule] = []
     for store in stores:
@@ -143,27 +144,27 @@ def _question_sets(stores: Sequence[str], grader: str | None, method: ProbeMetho
 
 
 def _check_compatible(first: FeatureDataModule, other: FeatureDataModule) -> None:
-    """Refuse stores of different models or features, and stores that share questions."""
+    """Reject stores of different models or features, and stores that share questions."""
     pair = f"{other.store_path!r} and {first.store_path!r}"
     if wrong := list(differences(other.store.model, first.store.model)):
         raise InputError(
-            f"Expected `stores` of one model, but {pair} differ in {'; '.join(wrong)}. A probe reads the states of the "
-            "model that it was trained on."
+            f"Expected `stores` of one model, but {pair} differ in {'; '.join(wrong)}. A probe only reads states of "
+            "the model it was trained on."
         )
     if (other.feature_names, other.pooled) != (first.feature_names, first.pooled):
         raise InputError(
-            f"Expected `stores` with the same layers and positions, but {pair} hold {len(other.feature_names)} and "
-            f"{len(first.feature_names)} that differ. Read both with the same --layers."
+            f"Expected `stores` with the same layers and positions, but {pair} have {len(other.feature_names)} and "
+            f"{len(first.feature_names)} features that differ. Read both with the same --layers."
         )
     if shared := set(other.table.ids) & set(first.table.ids):
         raise InputError(
-            f"Expected `stores` of different questions, but {pair} share {len(shared)}, for example {min(shared)!r}: a "
-            "probe would be tested on questions that it was trained on. Use other questions."
+            f"Expected `stores` of different questions, but {pair} share {len(shared)}, for example {min(shared)!r}. A "
+            "probe would be tested on its training questions. Use other questions."
         )
 
 
 def _train(probe: str, data: FeatureDataModule, questions: Tensor, seed: int) -> Callable[[QuestionSet], Scored]:
-    """Train, choose and calibrate a probe on some questions of a store; returns what scores the questions of a set."""
+    """Train, choose and calibrate a probe on some questions of a store; return a function that scores a set."""
     train, val = split_rows(data.table, questions, [1 - VAL_SHARE, VAL_SHARE], seed + 1)  # as in a comparison
     every = data.every().question
     rest = every[~torch.isin(every, questions)]
@@ -180,7 +181,7 @@ def _train(probe: str, data: FeatureDataModule, questions: Tensor, seed: int) ->
 
 
 def _out_of_fold(own: QuestionSet, probe: str, n_folds: int, seed: int) -> Scored:
-    """Confidences for a set of probes that are trained on its other folds."""
+    """Out-of-fold confidences for a set."""
     parts = []
     for number, rows in enumerate(folds(own.data.table, own.questions, n_folds, seed, LEAST_VALIDATION)):
         train = torch.cat([rows["train"], rows["val"]]).sort().values
@@ -191,20 +192,23 @@ def _out_of_fold(own: QuestionSet, probe: str, n_folds: int, seed: int) -> Score
 
 
 def sets_of(record: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """Training and test sets of a record in the order of its cells, probes that were trained on all others last."""
+    """Names of the training and test sets of a record in the order of its cells, `OTHERS` last."""
     trains, tests = (list(dict.fromkeys(cell[end] for cell in record["cells"])) for end in ("train", "test"))
     trains.sort(key=lambda name: name == OTHERS)
     return trains, sorted(tests, key=lambda name: trains.index(name) if name in trains else len(trains))
 
 
 def transfer_page(record: dict[str, Any]) -> str:
-    """The page of a transfer, from its record."""
+    """Markdown page of a transfer, from its record."""
     trains, tests = sets_of(record)
+    cells = record["cells"]
     return render(
         "comparison/transfer.md.j2",
         record=record,
         trains=trains,
         tests=tests,
-        cells={(cell["train"], cell["test"]): cell for cell in record["cells"]},
-        n_questions={cell["test"]: cell["n_questions"] for cell in record["cells"]},
+        cells={(cell["train"], cell["test"]): cell for cell in cells},
+        n_questions={cell["test"]: cell["n_questions"] for cell in cells},
+        own=[cell for cell in cells if cell["train"] == cell["test"]],
+        transfers=[cell for cell in cells if cell["train"] not in (cell["test"], OTHERS)],
     )

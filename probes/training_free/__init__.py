@@ -1,1 +1,1 @@
-"""Token signals as scores of answers without training: pooled over an answer's tokens, tested against its grade."""
+"""Token signals as scores of answers, without training."""

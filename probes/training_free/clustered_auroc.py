@@ -1,9 +1,9 @@
-"""AUROCs of thousands of scores at once, with standard errors that are clustered by question, and corrected p-values.
+"""AUROCs of thousands of scores at once, with standard errors clustered by question and corrected p-values.
 
-The placement of a right answer is the share of wrong answers with a lower score, that of a wrong answer the share of
-right answers with a higher score, ties ½ (DeLong et al. 1988). Their means are the AUROC. Their sums by question are
-the derivatives by the weights of the questions, from which the clustered standard error follows (Obuchowski,
-Nonparametric Analysis of Clustered ROC Curve Data, Biometrics 53, 1997).
+The placement of a right answer is the share of wrong answers with a lower score. The placement of a wrong answer is the
+share of right answers with a higher score. Ties count ½ (DeLong et al. 1988), and the mean placement is the AUROC.
+Sums of placements by question are the AUROC's derivatives with respect to the weights of the questions. They give the
+clustered standard error (Obuchowski, Nonparametric Analysis of Clustered ROC Curve Data, Biometrics 53, 1997).
 """
 
 from collections.abc import Iterator
@@ -16,24 +16,24 @@ from tqdm import tqdm
 
 from probes.metrics.functional.inputs import by_group
 
-#: Fewest questions with right answers, and with wrong answers, for a standard error.
+#: Minimum number of questions with right answers, and with wrong answers, for a standard error.
 LEAST_OF_A_CLASS = 5
-#: Products of draws and scores that are held at once.
+#: Maximum number of elements (draws × scores) in memory at once.
 _CHUNK = 2**24
-#: Separate draws that estimate the spread of each statistic: reusing the tested draws would shrink their extremes.
+#: Extra draws that estimate the spread of each statistic. Reusing the draws of the test would shrink their extremes.
 _SCALE_DRAWS = 500
 
 
 class ClusteredAuroc(NamedTuple):
-    """AUROCs of scores of the same answers.
+    """AUROCs of several scores of the same answers.
 
     Attributes:
         auroc: [score] float64; NaN without both right and wrong answers.
-        influence: [score, question] float64 derivatives by the weights of the questions; they sum to 0.
-        n_answers: [score] int64 answers that have the score.
-        has_answer: [score, question] whether a question has such an answer.
-        varies: [score] whether the score differs between answers.
-        enough: [score] whether both right and wrong answers come from at least 5 questions.
+        influence: [score, question] float64, derivatives with respect to the weights of the questions; they sum to 0.
+        n_answers: [score] int64, number of answers with the score.
+        has_answer: [score, question] bool, whether the question has such an answer.
+        varies: [score] bool, whether the score differs between answers.
+        enough: [score] bool, whether right and wrong answers each come from at least 5 questions.
     """
 
     auroc: Tensor
@@ -45,18 +45,18 @@ class ClusteredAuroc(NamedTuple):
 
     @property
     def n_questions(self) -> Tensor:
-        """[score] int64 questions with an answer that has the score."""
+        """[score] int64, number of questions with an answer that has the score."""
         return self.has_answer.sum(1)
 
     @property
     def standard_error(self) -> Tensor:
-        """[score] standard errors; NaN for too few questions and for an influence of 0 (a constant; an AUROC of 1)."""
+        """[score] float64; NaN if there are too few questions or all influences are 0 (constant scores, AUROC 1)."""
         n = self.n_questions
         variance = self.influence.square().sum(1) * n / (n - 1).clamp_min(1)
         return torch.where(self.enough & (variance > 1e-20), variance.sqrt(), torch.nan)
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
-        """Lower and upper ends of the intervals, [score] each, computed on the scale of log-odds."""
+        """Lower and upper ends of the intervals, [score] each, computed on the log-odds scale."""
         centre = torch.logit(self.auroc)
         reach = torch.from_numpy(stdtrit((self.n_questions - 1).clamp_min(1).numpy(), (1 + level) / 2))
         reach = reach * self.standard_error / (self.auroc * (1 - self.auroc))
@@ -64,12 +64,12 @@ class ClusteredAuroc(NamedTuple):
 
 
 def clustered_auroc(scores: Tensor, right: Tensor, question: Tensor, n_questions: int) -> ClusteredAuroc:
-    """AUROC of every score over all pairs of a right and a wrong answer, in O(answers · log answers) per score.
+    """AUROC of each score over all pairs of a right and a wrong answer, in O(answers · log answers) per score.
 
     Args:
-        scores: [score, answer], higher = more likely right; NaN where an answer has none, which is left out.
-        right: [answer] whether it is right.
-        question: [answer] int64, the question of each answer, counted from 0.
+        scores: [score, answer], higher = more likely right; NaN if missing.
+        right: [answer] whether each answer is right.
+        question: [answer] int64, 0-based question of each answer.
         n_questions: Number of questions.
     """
     right = right.bool()
@@ -77,7 +77,7 @@ def clustered_auroc(scores: Tensor, right: Tensor, question: Tensor, n_questions
     n_right, n_wrong = present[:, right].sum(1), present[:, ~right].sum(1)
     of_right = placements(scores[:, right], scores[:, ~right])
     of_wrong = placements(-scores[:, ~right], -scores[:, right])
-    auroc = of_right.nansum(1) / n_right  # NaN without right answers
+    auroc = of_right.nansum(1) / n_right  # NaN if there are no right answers
     auroc = torch.where((n_right > 0) & (n_wrong > 0), auroc, torch.nan)
     share = torch.zeros(scores.shape, dtype=torch.float64)
     share[:, right] = (of_right - auroc[:, None]) / n_right[:, None]
@@ -98,7 +98,7 @@ def clustered_auroc(scores: Tensor, right: Tensor, question: Tensor, n_questions
 def placements(scores: Tensor, others: Tensor) -> Tensor:
     """Share of `others` below each score, ties ½: [score, answer] float64; NaN if it or all others are missing."""
     present, others_present = scores.isfinite(), others.isfinite()
-    ordered = torch.where(others_present, others, torch.inf).sort(1).values.contiguous()  # missing ones lie above all
+    ordered = torch.where(others_present, others, torch.inf).sort(1).values.contiguous()  # missing ones are above all
     values = torch.where(present, scores, 0.0).contiguous()
     twice = torch.searchsorted(ordered, values) + torch.searchsorted(ordered, values, right=True)
     return torch.where(present, twice.double() / (2 * others_present.sum(1, keepdim=True)), torch.nan)
@@ -113,29 +113,29 @@ def max_t(
     seed: int = 0,
     progress: bool = False,
 ) -> Tensor:
-    r"""Two-sided p-values against an AUROC of ½, corrected by the largest statistic of all scores (max-T).
+    r"""Two-sided p-values against an AUROC of ½, corrected for the number of scores by the max-T method.
 
-    In each draw the questions exchange their grades: the grades of all answers to a question move to another question
+    Each draw exchanges grades between questions: the grades of all answers to a question move to another question
     together, answer j to answer j (Westfall and Young, Resampling-Based Multiple Testing, 1993). The statistic of a
-    score is the distance of its AUROC from ½ over the spread of this distance in the draws; its p-value is the share of
-    draws in which the largest statistic of all scores is at least as large. Identical scores count once, because they
-    move together; Holm's correction would lose power on a grid of thousands of scores of a few kinds.
+    score is |AUROC − ½|, divided by the root mean square of this distance in separate draws. Its p-value is the share
+    of draws in which the largest statistic of all scores is at least as large. Identical scores count once. Holm's
+    correction would lose power on a grid of thousands of correlated scores.
 
-    If no score is related to the grades, and all questions have equally many answers, the smallest p-value is below
-    0.05 with a probability of at most 5 %, however few right or wrong answers there are. Statistics from clustered
-    standard errors have this property only asymptotically: an AUROC far from ½ by chance has a small one too.
+    If no score is related to the grades and all questions have equally many answers, the smallest p-value is below 0.05
+    with a probability of at most 5 %, for any number of right and wrong answers. Statistics from clustered standard
+    errors have this property only asymptotically: an AUROC that is far from ½ by chance also has a small error.
 
     Args:
-        scores: [score, answer], NaN where an answer has none.
-        right: [answer] whether it is right.
-        question: [answer] int64, the question of each answer, counted from 0.
-        sample: [answer] int64, the sample number of each answer.
-        n_draws: Number of draws; the smallest possible p-value is 1 / (n_draws + 1).
+        scores: [score, answer]; NaN if missing.
+        right: [answer] whether each answer is right.
+        question: [answer] int64, 0-based question of each answer.
+        sample: [answer] int64, sample number of each answer.
+        n_draws: Number of draws. The smallest possible p-value is 1 / (n_draws + 1).
         seed: Seed of the draws.
         progress: Whether to show a progress bar.
 
     Returns:
-        [score] float64 in (0, 1]; NaN for scores that are constant or lack right or wrong answers; they do not count.
+        [score] float64 in (0, 1]; NaN for scores that are constant or lack right or wrong answers.
     """
     exchange = _Exchange(scores, right, question, sample)
     n_questions = int(question.max()) + 1
@@ -154,26 +154,26 @@ def max_t(
             for distances in exchange.chunks(orders):
                 largest = torch.cat([largest, (distances * scale).amax(1)])
                 bar.update(len(distances))
-        reached = observed[counted] * scale[counted] - 1e-4  # ties in exact arithmetic count
+        reached = observed[counted] * scale[counted] - 1e-4  # count ties of exact arithmetic
         hits = n_draws - torch.searchsorted(largest.sort().values, reached)
         p_values[counted] = (1 + hits).double() / (1 + n_draws)
     return p_values
 
 
 class _Exchange:
-    """Scores and grades by question and sample, for exchanging the grades of questions. Arguments as of `max_t`."""
+    """Scores and grades by question and sample, to exchange grades between questions. Arguments as in `max_t`."""
 
     def __init__(self, scores: Tensor, right: Tensor, question: Tensor, sample: Tensor) -> None:
         shape = int(question.max()) + 1, int(sample.max()) + 1
         place = question * shape[1] + sample
-        self._grades = torch.zeros(2, *shape)  # right and wrong; both 0 without a graded answer
+        self._grades = torch.zeros(2, *shape)  # right, wrong; both 0 if there is no graded answer
         self._grades.view(2, -1)[:, place] = torch.stack([right.bool(), ~right.bool()]).float()
         ranks, present = torch.zeros(2, len(scores), shape[0] * shape[1])
-        # centred ranks: their mean over right answers less that over wrong ones is the AUROC − ½
+        # centred ranks: mean over right answers − mean over wrong answers = AUROC − ½
         ranks[:, place] = (placements(scores, scores) - 0.5).nan_to_num().float()
         present[:, place] = scores.isfinite().float()
         patterns, pattern = present.unique(dim=0, return_inverse=True)
-        #: Scores that the same answers have: their rows, the answers, and their ranks.
+        #: Groups of scores that are present for the same answers: rows of the scores, the answers, and ranks.
         self._groups = [
             (rows, answers, ranks[rows].T.contiguous())
             for number, answers in enumerate(patterns)
@@ -182,9 +182,9 @@ class _Exchange:
         self._n_scores, self._step = len(scores), max(1, _CHUNK // max(len(scores), shape[0] * shape[1]))
 
     def distances(self, order: Tensor) -> Tensor:
-        """Distances of the AUROCs from ½, [draw, score], where question q has the grades of question `order[:, q]`.
+        """|AUROC − ½| [draw, score] if question q has the grades of question `order[:, q]`.
 
-        NaN without right or wrong answers. `order` is [draw, question] int64.
+        `order` is [draw, question] int64. NaN if there are no right or no wrong answers.
         """
         grades = self._grades[:, order].flatten(2)  # [right or wrong, draw, answer]
         distances = torch.empty(len(order), self._n_scores)
@@ -195,6 +195,6 @@ class _Exchange:
         return distances
 
     def chunks(self, orders: Tensor) -> Iterator[Tensor]:
-        """Distances of many draws, some at a time; 0 without right or wrong answers."""
+        """Yield the distances of many draws in chunks; 0 instead of NaN."""
         for order in orders.split(self._step):
             yield self.distances(order).nan_to_num_(0.0)

@@ -1,4 +1,4 @@
-"""All scores of a store's answers against their grades: chosen on validation questions, tested on others."""
+"""AUROCs of all scores of a store's answers: the best are chosen on validation questions and tested on others."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,12 +25,12 @@ class Part(NamedTuple):
     """The graded answers to some of the questions.
 
     Attributes:
-        row: [answer] int64 rows of the answer table.
-        right: [answer] whether each is right.
-        question: [answer] int64, the question of each, counted from 0 within the part.
-        sample: [answer] int64, the sample number of each.
+        row: [answer] int64, rows of the answer table.
+        right: [answer] bool, whether each is right.
+        question: [answer] int64, question of each, 0-based within the part.
+        sample: [answer] int64, sample number of each.
         n_questions: Number of questions.
-        n_unknown: Answers to them without a grade, which are left out.
+        n_unknown: Number of their answers that are left out because the grade is unknown.
     """
 
     row: Tensor
@@ -43,19 +43,19 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Grid:
-    """All scores with their AUROCs.
+    """All scores with their AUROCs on validation and test.
 
     Attributes:
         store: The store.
         table: Its grades.
-        parts: The validation answers, `val`, and the test answers, `test`.
-        names: [score] the scores.
+        parts: The validation answers (`val`) and the test answers (`test`).
+        names: [score] names of the scores.
         aurocs: AUROCs on each part.
-        p: [score] p-values on the test answers, corrected for all scores (max-T); NaN for none.
-        scores: [score, answer] of the test answers, higher = more likely right.
-        n_tokens: [answer] over the answer table, content tokens.
-        reference: Row of the mean token entropy; None if the store has no token entropies.
-        masked: Why signals are left out, by name.
+        p: [score] float64 p-values on the test answers, corrected for all scores (max-T); NaN if undefined.
+        scores: [score, answer] float32 scores of the test answers, higher = more likely right.
+        n_tokens: [answer] int64 over the answer table, number of content tokens.
+        reference: Row of the mean token entropy. None if the store has no token entropies.
+        masked: Reasons why signals are left out, by name.
     """
 
     store: Store
@@ -70,9 +70,10 @@ class Grid:
     masked: dict[str, str]
 
     def choose(self, rows: list[int]) -> int | None:
-        """The row with the highest AUROC on validation, the first of equals; None if no row has an AUROC.
+        """Row with the highest AUROC on validation, the first of equals; None if no row qualifies.
 
-        Scores that are constant are not chosen, nor those that more than 5 % of the answers lack that any score has.
+        A score qualifies if it has an AUROC, is not constant, and is present for at least 95 % of the answers of the
+        most complete score.
         """
         if not rows:
             return None
@@ -83,20 +84,24 @@ class Grid:
 
     @cached_property
     def chosen(self) -> int:
-        """The chosen row of all scores of single answers; an `InputError` if there is none."""
+        """Chosen row of all scores that need no other answers.
+
+        Raises:
+            InputError: If no score qualifies.
+        """
         best = self.choose([row for row, name in enumerate(self.names) if not name.half])
         if best is None:
             raise InputError(
-                f"Expected a score that the validation answers have, but all {len(self.names)} are NaN there. Look at "
-                f"the store with `python -m extract verify --store {self.store.path}`."
+                f"Expected at least one score on the validation answers, but all {len(self.names)} are NaN. Check the "
+                f"store with `python -m extract verify --store {self.store.path}`."
             )
         return best
 
     def of_families(self) -> dict[str, int]:
-        """The chosen row of each family by its name, in the order of the scores.
+        """Chosen row of each family, by its name, in the order of the scores.
 
-        A weighted score that is equivalent on validation to an unweighted one of the same key is not chosen; the
-        maximum, for example, does not depend on the weights.
+        Weighted scores that are equivalent on validation to an unweighted score of the same key are excluded. For
+        example, the maximum does not depend on the weights.
         """
         influence = self.aurocs["val"].influence
         unweighted: dict[tuple[str, ...], list[int]] = {}
@@ -118,7 +123,7 @@ class Grid:
         return {name: row for row, name in enumerate(self.names)}
 
     def as_table(self) -> pa.Table:
-        """One row per score; null for a missing number."""
+        """One row per score; missing numbers are null."""
         val, test = self.aurocs["val"], self.aurocs["test"]
         low, high = test.interval()
         columns = {
@@ -139,17 +144,17 @@ class Grid:
 def make_grid(
     store: Store, table: QuestionTable, test_fraction: float = 0.2, seed: int = 0, n_draws: int = 10_000
 ) -> Grid:
-    """Score all answers in all ways.
+    """Compute all scores of a store's answers and their AUROCs.
 
     Args:
         store: The store, with token signals of its answers.
         table: Its grades.
-        test_fraction: Share of the questions for the test.
-        seed: Seed of the split and of the draws.
-        n_draws: Draws behind the corrected p-values.
+        test_fraction: Share of test questions.
+        seed: Seed of the split and draws.
+        n_draws: Number of draws for the corrected p-values.
 
     Raises:
-        InputError: If there are no token signals, too few questions, or only right or only wrong answers in a part.
+        InputError: If there are no token signals, too few questions, or a part has only right or only wrong answers.
     """
     scores = Scores(store, table.answers)
     parts = split(table, test_fraction, seed)
@@ -177,17 +182,17 @@ def make_grid(
 
 
 def split(table: QuestionTable, test_fraction: float, seed: int) -> dict[str, Part]:
-    """The validation and the test answers, by question; the test questions are those of `train.py`.
+    """Split the answers by question into validation and test. The test questions are those of `train.py`.
 
-    Since nothing is trained, the training questions of `train.py` belong to the validation part. Questions with fewer
-    than two graded answers are in neither part.
+    Nothing is trained, so the training questions of `train.py` belong to validation. Questions with fewer than two
+    graded answers are in neither part.
 
     Raises:
-        InputError: If there are too few questions, or only right or only wrong answers in a part.
+        InputError: If there are too few questions, or a part has only right or only wrong answers.
     """
     if not 0 < test_fraction < 1:
         raise InputError(
-            f"Expected `test_fraction` to be between 0 and 1, but got {test_fraction}. 0.2 is the default."
+            f"Expected `test_fraction` to be between 0 and 1, but got {test_fraction}. The default is 0.2."
         )
     usable, parts = torch.from_numpy(np.flatnonzero(table.known >= 2)), {}
     split_questions = split_rows(table, usable, [1 - test_fraction, test_fraction], seed)
@@ -196,7 +201,7 @@ def split(table: QuestionTable, test_fraction: float, seed: int) -> dict[str, Pa
         if len(questions) < least:
             raise InputError(
                 f"Expected at least {least} {words} questions, but got {len(questions)} of {len(usable)} with two "
-                f"graded answers. Use a store of more questions, or another `test_fraction` than {test_fraction:g}."
+                f"graded answers. Use a store of more questions, or change `test_fraction` ({test_fraction:g})."
             )
         index = np.full(len(table.ids), -1)
         index[questions] = np.arange(len(questions))

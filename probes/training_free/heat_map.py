@@ -1,4 +1,4 @@
-"""The pictures of a grid: AUROC by signal and pooling, and the effect of weights, on the validation questions."""
+"""Pictures of a grid: AUROC by signal and pooling, and the effect of weights, on the validation questions."""
 
 from collections.abc import Sequence
 from itertools import groupby
@@ -13,13 +13,13 @@ from probes.report.plots import INK, annotate_cells, frame_cell, new_figure, sty
 from probes.training_free.grid import Grid
 from probes.training_free.scores import TOKENS, UNWEIGHTED, Score
 
-#: Most layers of a signal that are drawn, evenly spaced, the first and the last among them.
+#: Maximum number of layers drawn per signal: evenly spaced, including the first and the last.
 _LAYERS = 5
 _COLUMNS = list(POOLINGS)
 
 
 class Row(NamedTuple):
-    """A row of a heat map: block, label, and for each pooling the value (NaN for none) and whether it is chosen."""
+    """Row of a heat map: block, label, and by pooling the value (NaN if missing) and whether it is chosen."""
 
     block: str
     label: str
@@ -28,7 +28,7 @@ class Row(NamedTuple):
 
 
 def grid_pictures(grid: Grid) -> dict[str, Figure]:
-    """The pictures by name; `weightings` only if the grid has weighted scores."""
+    """Pictures by name; `weightings` only if the grid has weighted scores."""
     suffix = f"on validation ({grid.parts['val'].n_questions} questions)"
     title = f"AUROC of unweighted scores {suffix}"
     scale = f"AUROC (½: no information; below: the wrong way round); at most {_LAYERS} layers of each signal"
@@ -43,7 +43,7 @@ def grid_pictures(grid: Grid) -> dict[str, Figure]:
 
 
 def signal_rows(grid: Grid) -> list[Row]:
-    """Unweighted AUROCs, one row per key of a signal, of at most five layers."""
+    """Unweighted AUROCs, one row per key of a signal, for at most five layers."""
     keys_of: dict[tuple[str, str], dict[str, None]] = {}
     for name in grid.names:
         if not name.half:
@@ -56,7 +56,7 @@ def signal_rows(grid: Grid) -> list[Row]:
 
 
 def weighting_rows(grid: Grid) -> list[Row]:
-    """Differences to the unweighted AUROCs, one row per weighting of the token entropy; none without weights."""
+    """Differences to the unweighted AUROCs, one row per weighting of the token entropy."""
     if grid.reference is None:
         return []
     key = grid.names[grid.reference].key
@@ -80,7 +80,7 @@ def _row(grid: Grid, block: str, label: str, signal: str, key: str, weighting: s
 
 
 def _spaced(keys: Sequence[str]) -> list[str]:
-    """A few keys, evenly spaced, the first and the last among them.
+    """At most `_LAYERS` evenly spaced keys, including the first and the last.
 
     >>> _spaced([f"{layer}/entropy" for layer in range(1, 31)])
     ['1/entropy', '8/entropy', '16/entropy', '23/entropy', '30/entropy']
@@ -101,9 +101,9 @@ def _heat_map(
     panel_size: float,
     numbers: bool = True,
 ) -> Figure:
-    """Values by row and pooling, blue above `middle` and red below it; the chosen score is framed.
+    """Heat map by row and pooling, blue above `middle` and red below; the chosen score is framed.
 
-    `scale` is the label of the colour bar, `most_rows` the most rows and headings of a panel; sizes are in inches.
+    `scale` labels the colour bar, `most_rows` limits rows and headings per panel, and sizes are in inches.
     """
     panels = _panels(rows, most_rows)
     height = max(map(_height, panels))
@@ -140,9 +140,9 @@ def _heat_map(
 
 
 def _panels(rows: Sequence[Row], most: int) -> list[list[Row]]:
-    """Rows in as few panels as possible, of about equal height, with blocks in one piece if that is close enough."""
+    """Split rows into as few panels as possible, of about equal height, preferably between blocks."""
     height = _height(rows)
-    most = -(-height // -(-height // most))  # equally many in each panel
+    most = -(-height // -(-height // most))  # balance the panels
     panels: list[list[Row]] = [[]]
     for _, members in groupby(rows, key=lambda row: row.block):
         block = list(members)
@@ -150,12 +150,12 @@ def _panels(rows: Sequence[Row], most: int) -> list[list[Row]]:
         if panels[-1] and (room < 3 or room < min(len(block), most // 2)):
             panels.append([])
         for row in block:
-            if _height([*panels[-1], row]) > most + 4:  # a slightly longer panel is better than one more
+            if _height([*panels[-1], row]) > most + 4:  # prefer a slightly longer panel to another panel
                 panels.append([])
             panels[-1].append(row)
     return panels
 
 
 def _height(rows: Sequence[Row]) -> int:
-    """Number of rows and of headings of their blocks."""
+    """Number of rows plus headings of blocks."""
     return len(rows) + len({row.block for row in rows})

@@ -1,4 +1,4 @@
-"""The record and the page of a grid: the scores chosen on validation, on the test answers and against each other."""
+"""Record and page of a grid: metrics and tests of the scores that validation chose."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from probes.report.templates import LEVEL, render
 from probes.training_free.clustered_auroc import LEAST_OF_A_CLASS, clustered_auroc, max_t
 from probes.training_free.grid import PARTS, Grid
 
-#: Controls, which use no signal.
+#: Names of the controls, which use no signal.
 LENGTH, TRUNCATED = "answer length", "truncated"
 
 
@@ -26,14 +26,14 @@ def grid_record(grid: Grid, n_resamples: int, seed: int) -> dict[str, Any]:
 
     Args:
         grid: The grid.
-        n_resamples: Resamples behind each interval; p-values take five times as many.
+        n_resamples: Number of resamples for each interval; p-values use five times as many.
         seed: Seed of the resamples.
 
     Returns:
-        ``chosen``: the score that validation chose; ``rows``: the chosen score of each family, mean token entropy and
-        the controls; ``tests`` of the chosen score against others; ``groups``: the chosen score by group of questions;
-        ``grid``: counts of all scores, of those with a corrected p-value, and of those significantly above or below ½;
-        ``parts``: counts of both parts; ``masked``: what is left out, and why.
+        ``chosen``: name of the chosen score; ``rows``: the chosen score of each family, mean token entropy and the
+        controls; ``tests``: the chosen score against others; ``groups``: the chosen score by group of questions;
+        ``grid``: numbers of scores, of scores with a p-value, and of scores significantly above or below ½;
+        ``parts``: counts of validation and test; ``masked``: reasons why signals and families are left out.
     """
     tested = _Tested(grid, n_resamples, seed)
     p, auroc = grid.p, grid.aurocs["test"].auroc
@@ -73,12 +73,12 @@ def _counts(grid: Grid, name: str) -> dict[str, int]:
 
 
 def length_stratum(n_tokens: Tensor) -> Tensor:
-    """[answer] int64, equal for answers of equal length: the same n of up to 5 tokens, then within 25 %."""
+    """Length class [answer] int64: exact up to 5 tokens, then within 25 %."""
     return (n_tokens.clamp_min(1).double().log() / math.log(1.25) + 1e-9).floor().long()
 
 
 class _Tested:
-    """The reported scores of the test answers."""
+    """Metrics and tests of the reported scores on the test answers."""
 
     def __init__(self, grid: Grid, n_resamples: int, seed: int) -> None:
         self._grid, self._n_resamples, self._seed = grid, n_resamples, seed
@@ -102,7 +102,7 @@ class _Tested:
         self._scored = {name: Scored(score, right, known, question) for name, score in scores.items()}
 
     def rows(self) -> list[dict[str, Any]]:
-        """Every reported score: on all answers, on those that were not cut, and on pairs of equal length."""
+        """Every reported score on all answers, on answers that were not cut, and on pairs of equal length."""
         part, scores = self._part, torch.stack([scored.confidence for scored in self._scored.values()])
         p_values = max_t(scores, part.right, part.question, part.sample, 5 * self._n_resamples, self._seed).tolist()
         rows = []
@@ -130,7 +130,7 @@ class _Tested:
         return rows
 
     def tests(self) -> list[dict[str, Any]]:
-        """The chosen score against length and mean token entropy, and scores of other answers against it."""
+        """The chosen score against length and mean token entropy, and scores that need other answers against it."""
         pairs = [(self.chosen, name) for name in (LENGTH, self.reference) if name not in (None, self.chosen)]
         pairs += [(name, self.chosen) for name, row in self._row_of.items() if self._grid.names[row].half]
         tests: list[dict[str, Any]] = []
@@ -166,7 +166,7 @@ class _Tested:
         return groups
 
     def _auroc(self, scored: Scored) -> Mapping[str, Any] | None:
-        """AUROC with its interval; None where right or wrong answers come from too few questions."""
+        """AUROC with its interval; None if right or wrong answers come from too few questions."""
         scored = scored.take(scored.usable)
         assert scored.question is not None
         if min(len(scored.question[scored.right == grade].unique()) for grade in (0, 1)) < LEAST_OF_A_CLASS:
@@ -175,7 +175,7 @@ class _Tested:
 
 
 def _share_of_pairs(scored: Scored, stratum: Tensor) -> float | None:
-    """Share of the pairs of a right and a wrong answer that are in one stratum, [answer] int64."""
+    """Share of the pairs of a right and a wrong answer in the same stratum; `stratum` is [answer] int64."""
     members = (stratum[scored.usable & (scored.right == grade)] for grade in (0, 1))
     wrong, right = (torch.bincount(strata, minlength=int(stratum.max()) + 1) for strata in members)
     n_pairs = int(wrong.sum()) * int(right.sum())
@@ -183,7 +183,7 @@ def _share_of_pairs(scored: Scored, stratum: Tensor) -> float | None:
 
 
 def signals_page(record: dict[str, Any], plots: Sequence[str]) -> str:
-    """The page of a grid, from its record and the names of its pictures."""
+    """Markdown page of a grid, from its record and the names of its pictures."""
     roles = ("best", "reference", "control")
     rows = sorted(record["rows"], key=lambda row: (row["name"] != record["chosen"], roles.index(row["role"])))
     verdict, template = signals_verdict(record), "training_free/signals.md.j2"
@@ -191,6 +191,6 @@ def signals_page(record: dict[str, Any], plots: Sequence[str]) -> str:
 
 
 def signals_verdict(record: dict[str, Any]) -> str:
-    """How the chosen score does on the test answers."""
+    """Result of the chosen score on the test answers."""
     chosen = next(row for row in record["rows"] if row["name"] == record["chosen"])
     return render("training_free/verdict.md.j2", record=record, chosen=chosen, length=LENGTH, level=LEVEL)

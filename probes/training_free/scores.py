@@ -1,4 +1,4 @@
-"""The scores of a grid: every token signal of a store, pooled in every way, with and without weights."""
+"""Scores of answers: every token signal of a store with every pooling, unweighted and weighted."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -16,11 +16,11 @@ from extract.store.store import Store
 
 #: Weighting of unweighted scores.
 UNWEIGHTED = "none"
-#: The signal that is also pooled with weights, and that gives the likelihoods.
+#: Signal that is also pooled with weights and provides the likelihoods.
 TOKENS = "tokens"
-#: Signal name of the mean negative log-likelihood of other answers to the question.
+#: Name of the mean negative log-likelihood of other answers to the question, as a signal.
 PREDICTIVE = "mc_predictive_entropy"
-#: Columns that are pooled at once.
+#: Number of columns that are pooled at once.
 _COLUMNS = 64
 
 
@@ -29,8 +29,8 @@ class Score(NamedTuple):
 
     Attributes:
         signal: Name of the signal.
-        key: Layer and position, for example ``30/entropy``.
-        pooling: How the tokens of an answer become one number.
+        key: Layer and position, such as ``30/entropy``.
+        pooling: Pooling over the tokens of an answer.
         weighting: Weights of the tokens: `none`, `entropy`, `prob`, or ``signal/position`` of a signal of weights.
     """
 
@@ -46,7 +46,7 @@ class Score(NamedTuple):
 
     @property
     def family(self) -> str:
-        """The signal, and the signal of the weights."""
+        """Name of the family: the signal and the signal of its weights."""
         return self.signal if self.weighting == UNWEIGHTED else f"{self.signal} × {self.weighting.split('/')[0]}"
 
     @property
@@ -56,10 +56,10 @@ class Score(NamedTuple):
 
     @property
     def sign(self) -> int:
-        """1 if larger values indicate a right answer, −1 if they indicate a wrong one; never fitted.
+        """1 if larger values indicate a right answer, −1 if they indicate a wrong one. It is never fitted.
 
-        Larger values of a signal indicate a wrong answer, except those in `Signal.rising`. A standard deviation is the
-        same for the negated signal, and indicates a wrong answer.
+        Larger values indicate a wrong answer, except for positions in `Signal.rising`. A standard deviation does not
+        depend on the sign of the signal; larger ones always indicate a wrong answer.
         """
         rising = self.signal in SIGNALS and self.position in SIGNALS[self.signal].rising
         return 1 if rising and self.pooling != "std" else -1
@@ -70,19 +70,19 @@ class Score(NamedTuple):
 
 
 class Scores:
-    """All scores of the answers of a store.
+    """All scores of a store's answers.
 
     Args:
         store: The store.
         answers: Its answers.
 
     Attributes:
-        masked: Why signals are left out, by name.
-        names: [score] the scores.
-        n_tokens: [answer] int64 content tokens of each answer.
+        masked: Reasons why signals are left out, by name.
+        names: [score] names of the scores.
+        n_tokens: [answer] int64, number of content tokens.
 
     Raises:
-        InputError: If no token signal has been read for all answers, or a file is damaged.
+        InputError: If no token signal is complete, or a file is damaged.
     """
 
     def __init__(self, store: Store, answers: AnswerTable) -> None:
@@ -96,12 +96,12 @@ class Scores:
                 keys = [key for key, entry in layout.items() if entry.ragged and not entry.shape]
                 self._keys[signal] = sorted(keys, key=_sort_key)
             elif n_missing < len(store.shards("sample")):
-                self.masked[signal] = f"{n_missing} parts of the answers lack it: run `{_command(store, signal)}`"
+                self.masked[signal] = f"{n_missing} parts of the answers lack it. Run `{_command(store, signal)}`."
         self._signals = [signal for signal, keys in self._keys.items() if keys and not SIGNALS[signal].weights]
         if not self._signals:
             raise InputError(
-                f"Expected the store {str(store.path)!r} to hold token signals of all its answers, but it has none "
-                f"(signals begun: {', '.join(store.signals.names()) or 'none'}). Run `{_command(store, TOKENS)}`."
+                f"Expected the store {str(store.path)!r} to contain a token signal of all answers, but it has none "
+                f"(stored signals: {', '.join(store.signals.names()) or 'none'}). Run `{_command(store, TOKENS)}`."
             )
         #: Signal and key of the weights by name of the weighting.
         self._weightings: dict[str, tuple[str, str]] = {}
@@ -115,16 +115,16 @@ class Scores:
         self.n_tokens = store.signals.read_ragged(first, self._keys[first][0]).lengths
 
     def key_of(self, position: str) -> str | None:
-        """The key of `tokens` with a position, for example ``30/entropy``; None if there is none."""
+        """Key of `tokens` with a position, such as ``30/entropy``, or None."""
         return next((key for key in self._keys.get(TOKENS, []) if key.split("/")[1] == position), None)
 
     def batches(self) -> Iterator[Tensor]:
-        """Scores [score, answer] float32 in the order of `names`, higher = more likely right; NaN for none."""
+        """Yield scores [score, answer] float32 in the order of `names`, higher = more likely right; NaN if missing."""
         for names, compute in self._batches():
             yield torch.tensor([name.sign for name in names])[:, None] * compute()
 
     def _batches(self) -> Iterator[tuple[list[Score], Callable[[], Tensor]]]:
-        """Scores that are computed together, and the function that returns them as [score, answer] before the sign."""
+        """Yield names of scores that are computed together, and a function that returns them as [score, answer]."""
         batches = [(s, keys, [UNWEIGHTED]) for s in self._signals for keys in _chunks(self._keys[s], _COLUMNS)]
         if TOKENS in self._signals:
             keys = self._keys[TOKENS]
@@ -138,7 +138,7 @@ class Scores:
             yield names, partial(self._likelihoods, key)
 
     def _pool(self, signal: str, keys: list[str], weightings: list[str]) -> Tensor:
-        """Every pooling of every key with every weighting, [score, answer]."""
+        """Poolings × keys × weightings, [score, answer]."""
         columns = self._read([(signal, key) for key in keys])
         weights = None
         if weightings != [UNWEIGHTED]:
@@ -148,19 +148,19 @@ class Scores:
         return torch.cat([values.flatten(1).T for values in pooled.values()])
 
     def _likelihoods(self, key: str) -> Tensor:
-        """−log P of each answer, and means of −log P and of −log P per token over half of the answers; [3, answer]."""
+        """[3, answer]: −log P of each answer, and means of −log P and of −log P per token over half of the answers."""
         nll = self._store.signals.read_ragged(TOKENS, key)
         mean = pool_each(nll, ["mean"])["mean"]
         total = mean * nll.lengths
         return torch.stack([total, self._mean_of_half(total), self._mean_of_half(mean)])
 
     def _mean_of_half(self, values: Tensor) -> Tensor:
-        """Mean over the question's answers with even sample number, for those with odd number; NaN for the others."""
+        """For answers with odd sample number, mean over the question's answers with even number; NaN for the others."""
         question, held_out = torch.from_numpy(self._answers.question), torch.from_numpy(self._answers.held_out)
         counted = ~held_out & values.isfinite()
         n_questions = int(question.max()) + 1
         total = torch.zeros(n_questions, dtype=torch.float64).index_add_(0, question[counted], values[counted].double())
-        mean = total / torch.bincount(question[counted], minlength=n_questions)  # NaN without such an answer
+        mean = total / torch.bincount(question[counted], minlength=n_questions)  # NaN if there is no such answer
         return torch.where(held_out, mean[question].float(), torch.nan)
 
     def _read(self, keys: Sequence[tuple[str, str]]) -> Ragged:
@@ -174,7 +174,7 @@ def _command(store: Store, signal: str) -> str:
 
 
 def _sort_key(key: str) -> tuple[list[tuple[int, str]], int]:
-    """Sorts keys by position and layer, and numbers in a position by value.
+    """Sort key: position, then layer; numbers in a position compare by value.
 
     >>> sorted(["3/jsd_10", "3/jsd_5", "12/jsd_5"], key=_sort_key)
     ['3/jsd_5', '12/jsd_5', '3/jsd_10']

@@ -109,7 +109,7 @@ def signals(
 ) -> Path:
     """Score answers by all pooled and weighted token signals, without training, and test the best scores.
 
-    The best scores are chosen on one part of the questions and tested on the other, against baselines such as length.
+    The best scores are chosen on one part of the questions and tested on the other, against answer length and others.
 
     Args:
         store: Folder of the store, with samples, grades and token signals of the answers.

@@ -9,7 +9,7 @@ from probes.fitting.training import ClosedForm
 class DifferenceOfMeans(ClosedForm):
     """Direction μ₁ − μ₀ on standardised features, with p̂ and 1 − p̂ as the weights of the two means.
 
-    After the question-only probe of Cencerrado et al. (arXiv 2509.10625), with hard labels and raw features.
+    After the question-only probe of Cencerrado et al. (arXiv 2509.10625), which has hard labels and raw features.
 
     Args:
         calibrator: Calibrator of the scores, fitted on validation: platt or isotonic.

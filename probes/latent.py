@@ -80,12 +80,12 @@ class Latent(Descent):
         """Read the answer embeddings.
 
         Raises:
-            InputError: If the target is one of answers, or embeddings are missing or narrower than `components`.
+            InputError: If the target is at answer level, or embeddings are missing or narrower than `components`.
         """
         if self.data.scope != "question":
             raise InputError(
-                "Expected `target` to be one of questions, because the probe Latent predicts how much their answers "
-                f"vary, but got {self.data.target!r}. Use --data.target=capability."
+                "Expected `target` to be at question level, because the probe Latent predicts how much answers "
+                f"to a question vary, but got {self.data.target!r}. Use --data.target=capability."
             )
         super().setup(stage)
         if stage != "fit":

@@ -45,7 +45,7 @@ class Head(nn.Module):
         raise NotImplementedError
 
     def filled(self, **values: Tensor) -> Self:
-        """Copy values into the buffers of these names and return the head."""
+        """Copy values into the buffers with these names and return the head."""
         for name, value in values.items():
             getattr(self, name).copy_(value.detach())
         return self

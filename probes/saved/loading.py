@@ -87,7 +87,7 @@ def read_config(path: Path) -> dict[str, Any]:
     """Read and check config.json.
 
     Raises:
-        InputError: If it is too large, no JSON, of another format version, or a field is missing, unknown or invalid.
+        InputError: If the file is too large, not JSON, of an unsupported format version, or has an invalid field.
     """
     try:
         config = read_json(path, _LARGEST_CONFIG)

@@ -11,7 +11,7 @@ def debiased_brier(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor 
 
     .. math:: \frac1N \sum_i f_i^2 - 2 f_i \hat p_i + \frac{c_i (c_i-1)}{n_i (n_i-1)}
 
-    The plain mean of (f − p̂)² is too large by mean p(1−p)/n. Requires n ≥ 2. May be slightly negative; not clipped.
+    The plain mean of (f − p̂)² is too large by mean p(1−p)/n. Requires n ≥ 2. Can be slightly negative; not clipped.
     """
     preds, right, known, weights = prepare(preds, right, known, weights, least_known=2, probabilities=True)
     terms = preds**2 - 2 * preds * right / known + right * (right - 1) / (known * (known - 1))

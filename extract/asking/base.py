@@ -53,7 +53,7 @@ class AskedBaseline(ABC):
 
     @property
     def model(self) -> dict[str, Any]:
-        """Identity of the store's model. If a server drew the samples, this loads the local copy of the model."""
+        """Identity of the store's model. If a server drew the samples, this can load the local copy of the model."""
         if not self.store.samples.provides.weights and self.store.reader is None:
             self.context.load()
         return self.store.model

@@ -81,7 +81,9 @@ def cluster(
 
 
 class Classifier(TextReader):
-    """`TextReader` with the labels entailment, neutral and contradiction, in the order of its config.
+    """Entailment classifier with the labels entailment, neutral and contradiction, in the order of its config.
+
+    See `TextReader` for its arguments and attributes.
 
     Raises:
         InputError: If the model can't be loaded or has other labels.

@@ -69,6 +69,9 @@ class YesNoReader(TokenSampler):
 
     The common prefix of the prompts is computed once, as in `TokenSampler`.
 
+    Args:
+        model: Causal language model in evaluation mode.
+
     Raises:
         InputError: As `surface_forms`.
     """

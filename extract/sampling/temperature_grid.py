@@ -22,10 +22,10 @@ def member_name(temperature: float) -> str:
 
 
 def grid_folders(folder: Path, decoding: Decoding) -> dict[float, Path]:
-    """Store folder of each temperature; for a single temperature, `folder` itself.
+    """Store folder of each temperature of a grid; without a grid, `folder` itself.
 
     Raises:
-        InputError: If there are several temperatures and `folder` is a store.
+        InputError: If `decoding` has a grid and `folder` is a store.
     """
     if not isinstance(decoding.temperature, str):
         return {decoding.temperature: folder}

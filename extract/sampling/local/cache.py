@@ -22,7 +22,7 @@ class AnswerLayer(DynamicLayer):
 
     Attributes:
         prefix: Keys and values [1, head, token, d_head] of the common prefix, or None.
-        prompts: Keys and values [question, head, token, d_head] of the remaining prompts while answers share them.
+        prompts: Keys and values [question, head, token, d_head] of the prompts once answers share them, or None.
         handed_out: Keys and values last returned by `update` while prompts were read.
         keys: [row, head, token, d_head] of the answers, like `values`. Prompts come first if they are not shared.
     """

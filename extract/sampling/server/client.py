@@ -36,7 +36,7 @@ class BudgetSpent(Exception):
 
 @dataclass
 class Spending:
-    """Requests and tokens of this run. A failed attempt counts as a request, but its tokens are not reported.
+    """Requests and tokens of this run. Failed attempts count as requests, but servers do not report their tokens.
 
     Attributes:
         server: Server options with budgets and prices.

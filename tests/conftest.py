@@ -31,12 +31,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """With ``--fast``, leave out tests that are marked slow or use a fixture that runs a model."""
     if config.getoption("fast"):
-        slow = [item for item in items if item.get_closest_marker("slow") or MODELS & set(_fixtures(item))]
+        slow = {item for item in items if item.get_closest_marker("slow") or not MODELS.isdisjoint(fixtures_of(item))}
         config.hook.pytest_deselected(items=slow)
-        items[:] = [item for item in items if item not in set(slow)]
+        items[:] = [item for item in items if item not in slow]
 
 
-def _fixtures(item: pytest.Item) -> list[str]:
+def fixtures_of(item: pytest.Item) -> list[str]:
+    """Names of all fixtures of a test; a docstring's example has none."""
     return getattr(item, "fixturenames", [])
 
 

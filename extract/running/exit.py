@@ -1,4 +1,4 @@
-"""Exit status of a command, and one line on standard error when it fails or is stopped."""
+"""Exit status of a command, and one line on standard error if it fails or is interrupted."""
 
 import asyncio
 import os
@@ -22,7 +22,7 @@ class Terminated(KeyboardInterrupt):
 
 
 def exit_status(command: Callable[[], object]) -> int:
-    """Run a command and print one line if it fails for a reason that the user can correct, or is stopped.
+    """Run a command. Print one line if it fails for a reason that the user can correct, or is interrupted.
 
     Returns:
         0; 2 for an `InputError` or an error of the operating system; 130 after Ctrl-C and 143 after SIGTERM, as in
@@ -38,14 +38,14 @@ def exit_status(command: Callable[[], object]) -> int:
         if isinstance(end.__context__, KeyboardInterrupt):  # Lightning converts it
             return _stopped(end.__context__)
         raise
-    except BrokenPipeError:  # the reader of our output, such as `head`, has ended
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it exits
+    except BrokenPipeError:  # the reader of the output, such as `head`, has ended
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python reports an error at exit
         return 128 + signal.SIGPIPE
-    except OSError as error:  # a full disk, a folder that may not be written, …
+    except OSError as error:  # a full disk, a read-only folder, …
         if error.strerror is None:
             raise
         return _print_error(f"{f'{error.filename!r}: ' if error.filename else ''}{error.strerror}. {_GO_ON}", 2)
-    except ValueError as error:  # an InputError that was raised inside the parser is the cause of another error
+    except ValueError as error:  # the parser wraps an InputError in another error
         message = error if isinstance(error, InputError) else error.__cause__
         if not isinstance(message, InputError):
             raise
@@ -53,7 +53,7 @@ def exit_status(command: Callable[[], object]) -> int:
 
 
 def end_process(run: Callable[[], int]) -> NoReturn:
-    """End the process with the status that `run`, which uses `exit_status`, returns. A second Ctrl-C exits silently."""
+    """End the process with the exit status that `run` returns. A second Ctrl-C exits silently."""
     try:
         status = run()
     except KeyboardInterrupt:
@@ -75,12 +75,12 @@ def _print_error(line: str, status: int) -> int:
 
 @contextmanager
 def _sigterm_raises() -> Iterator[None]:
-    """SIGTERM raises `Terminated`, so that unfinished files are removed as after Ctrl-C."""
+    """Raise `Terminated` on SIGTERM, so that unfinished files are removed as after Ctrl-C."""
 
     def end(number: int, frame: FrameType | None) -> NoReturn:
         raise Terminated
 
-    if threading.current_thread() is not threading.main_thread():  # which alone may handle signals
+    if threading.current_thread() is not threading.main_thread():  # only the main thread can handle signals
         yield
         return
     before = signal.signal(signal.SIGTERM, end)
@@ -91,10 +91,10 @@ def _sigterm_raises() -> Iterator[None]:
 
 
 def run_async(work: Coroutine[Any, Any, Result]) -> Result:
-    """Run asynchronous work to its end; in a thread of its own where a loop is running, as in a notebook.
+    """Run a coroutine to completion; in a new thread if an event loop is running, as in a notebook.
 
-    The first Ctrl-C or SIGTERM cancels the work, so that it closes its files, and is raised after that. Further ones
-    change nothing.
+    The first Ctrl-C or SIGTERM cancels the coroutine, so that it closes its files, and is then raised. Later signals
+    are ignored.
 
     Raises:
         KeyboardInterrupt: After Ctrl-C.
@@ -110,7 +110,7 @@ def run_async(work: Coroutine[Any, Any, Result]) -> Result:
 
 def _run_async(work: Coroutine[Any, Any, Result]) -> Result:
     if threading.current_thread() is not threading.main_thread():
-        return asyncio.run(work)  # only the main thread may handle signals
+        return asyncio.run(work)  # only the main thread can handle signals
     received: list[int] = []
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     before = {number: handler for number, handler in handlers.items() if handler is not signal.SIG_IGN}

@@ -16,16 +16,16 @@ Result = TypeVar("Result")
 def retry_with_smaller_batch(
     work: Callable[[int, Count], Result], size: int, what: str, progress: Count
 ) -> tuple[Result, int]:
-    """Run `work` with batches of `size`; halve the size and start again each time memory runs out.
+    """Run `work` with batches of `size`. Halve the size and restart whenever memory runs out.
 
     Args:
-        work: Called with the batch size and a progress callback; starts from the beginning each time.
+        work: Called with the batch size and a progress callback. Each call starts from the beginning.
         size: First batch size.
-        what: What a batch consists of, for messages.
-        progress: Progress callback; counts of an attempt that failed are taken back.
+        what: Items of a batch, for messages, for example ``"answers"``.
+        progress: Progress callback. Counts of failed attempts are subtracted.
 
     Returns:
-        The result, and the batch size that it was computed with.
+        The result, and the batch size of the successful attempt.
 
     Raises:
         InputError: If memory is too small for a batch of one.
@@ -48,4 +48,4 @@ def retry_with_smaller_batch(
                 ) from None
         size //= 2  # outside `except`, whose traceback holds the tensors
         torch.cuda.empty_cache()
-        tqdm.write(f"out of memory: going on with {size} {what} at a time", file=sys.stderr)
+        tqdm.write(f"out of memory: continuing with {size} {what} at a time", file=sys.stderr)

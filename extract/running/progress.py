@@ -1,4 +1,4 @@
-"""Output on standard error: progress bars with rates and the time left, single lines, and silenced libraries."""
+"""Output on standard error: progress bars with rates and remaining time, single lines, and silenced loggers."""
 
 import logging
 import sys
@@ -9,37 +9,37 @@ from typing import Any, Self
 
 from tqdm import tqdm
 
-#: Called with the items and tokens that are done.
+#: Progress callback, called with the numbers of finished items and tokens.
 Count = Callable[[int, int], None]
 _BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_noinv_fmt}{postfix}]"
 
 
 class Progress:
-    """A progress bar that also counts tokens. Call it with the items and tokens done.
+    """A progress bar that also counts tokens. Call it with the numbers of finished items and tokens.
 
-    Rates and the time left follow from the mean over the whole run, because answers come in bursts.
+    Rates and remaining time are based on the mean over the whole run, because answers arrive in bursts.
 
     Args:
-        label: Text in front of the bar.
+        label: Text before the bar.
         total: Number of items.
-        unit: What an item is.
+        unit: Unit of the items.
     """
 
     def __init__(self, label: str, total: int, unit: str) -> None:
-        interval = 0.5 if sys.stderr.isatty() else 10.0  # seconds, on a terminal and in a file
+        interval = 0.5 if sys.stderr.isatty() else 10.0  # seconds; a log file gets fewer updates
         options: dict[str, Any] = {"mininterval": interval, "smoothing": 0, "dynamic_ncols": True}
         self._bar = tqdm(total=total, desc=label, unit=f" {unit}", bar_format=_BAR, **options)
         self._start, self._tokens, self._note = time.perf_counter(), 0, ""
 
     def __call__(self, items: int, tokens: int) -> None:
-        """Count work that is done."""
+        """Add finished items and tokens."""
         self._tokens += tokens
         rate = f"{self._tokens / (time.perf_counter() - self._start):,.0f} tokens/s"
         self._bar.set_postfix_str(f"{rate}, {self._note}" if self._note else rate, refresh=False)
         self._bar.update(items)
 
     def note(self, text: str) -> None:
-        """Show a text at the end of the bar from the next count on, for example that of `spent`."""
+        """Show a text at the end of the bar from the next update on, for example from `spent`."""
         self._note = text
 
     def __enter__(self) -> Self:
@@ -52,11 +52,11 @@ class Progress:
 def spent(
     prompt_tokens: int, answer_tokens: int, price_prompt: float | None = None, price_answer: float | None = None
 ) -> str:
-    """The cost of tokens in words: in dollars if both prices are known, else the numbers of tokens.
+    """Cost of tokens as text: in dollars if both prices are known, else as numbers of tokens.
 
     Args:
-        prompt_tokens: Tokens of prompts that were sent.
-        answer_tokens: Tokens of answers that were received.
+        prompt_tokens: Number of prompt tokens that were sent.
+        answer_tokens: Number of answer tokens that were received.
         price_prompt: Dollars per million prompt tokens.
         price_answer: Dollars per million answer tokens.
 
@@ -77,7 +77,7 @@ def say(line: str) -> None:
 
 @contextmanager
 def quiet_loggers(*names: str) -> Iterator[None]:
-    """Silence the loggers of libraries, for example ``"transformers"``, and the progress bars of that one."""
+    """Silence loggers of libraries. For ``"transformers"``, also hide its progress bars."""
     levels = {logging.getLogger(name): logging.getLogger(name).level for name in names}
     bars: Any = None
     if "transformers" in names:

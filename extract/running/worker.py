@@ -1,4 +1,4 @@
-"""Workers that write one store at the same time: which blocks belong to each, and the locks between them."""
+"""Workers that write one store in parallel: assignment of blocks, and locks."""
 
 import os
 import re
@@ -18,7 +18,7 @@ from extract.errors import InputError
 class Worker:
     """Worker `rank` of `count`, which takes every block whose number is `rank` modulo `count`.
 
-    As `torchrun` starts them, on one machine or on several. No worker waits for another one.
+    `torchrun` starts workers on one or several machines. Workers of a run never wait for each other.
     """
 
     rank: int = 0
@@ -26,10 +26,10 @@ class Worker:
 
     @classmethod
     def from_environment(cls) -> Self:
-        """The worker that RANK and WORLD_SIZE say, which `torchrun` sets; the only one without them.
+        """Worker given by RANK and WORLD_SIZE, which `torchrun` sets; a single worker without them.
 
         Raises:
-            InputError: They are no whole numbers, or the rank is not below the number of workers.
+            InputError: If they are not whole numbers, or the rank is not below the number of workers.
         """
         rank, count = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
         if not rank and not count:
@@ -42,19 +42,19 @@ class Worker:
         return cls(int(rank), int(count))
 
     def has(self, block: int) -> bool:
-        """Whether a block is this worker's."""
+        """Whether a block belongs to this worker."""
         return block % self.count == self.rank
 
     @property
     def label(self) -> str:
-        """Which worker this is, to stand after the name of its work; empty for the only one."""
+        """Suffix for labels, such as `` 1/4``; empty for a single worker."""
         return f" {self.rank + 1}/{self.count}" if self.count > 1 else ""
 
     @contextmanager
     def writing(self, store: Path) -> Iterator[None]:
-        """Lock the worker's blocks of a store, and delete unfinished files that a killed run left.
+        """Lock the worker's blocks of a store, and delete unfinished files of killed runs.
 
-        A second run that may write the same blocks waits and says so. The lock ends with the process.
+        A second run on the same blocks prints a line and waits. The lock ends with the process.
         """
         store.mkdir(parents=True, exist_ok=True)
         with self._lock(store):
@@ -68,7 +68,7 @@ class Worker:
     def _lock(self, store: Path) -> AcquireReturnProxy:
         waits = False
         while True:
-            with alone(store):  # so that nobody else begins between the look and the lock
+            with alone(store):  # no other run can start between check and lock
                 rival = next((path for path in sorted(store.glob(".writer-*.lock")) if self._waits_for(path)), None)
                 if rival is None:
                     return FileLock(store / f".writer-{self.rank}-of-{self.count}.lock").acquire()
@@ -79,7 +79,7 @@ class Worker:
                 pass
 
     def _waits_for(self, path: Path) -> bool:
-        """Whether another worker that has blocks of this one holds a lock: this rank, or one of another count."""
+        """Whether a lock is held by a worker with common blocks: the same rank, or any rank of another count."""
         rank, count = map(int, re.findall("[0-9]+", path.name))
         if count == self.count and rank != self.rank:
             return False
@@ -92,6 +92,6 @@ class Worker:
 
 @contextmanager
 def alone(store: Path) -> Iterator[None]:
-    """Lock a store for a short task that one worker does for all of them."""
+    """Lock a store for a short task that one worker does for all workers."""
     with FileLock(store / ".index.lock"):
         yield

@@ -1,4 +1,4 @@
-"""Which answers of a store are shown, with the numbers and the text of each of their tokens."""
+"""Selection of a store's answers to show, with the numbers and the text of each token."""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -14,18 +14,23 @@ from extract.store.store import Store
 from extract.text import shown
 from extract.viewing.summary import MARKS
 
-#: Number of questions that are shown if none is named.
+#: Default number of questions.
 N_QUESTIONS = 4
-#: Influence that is shown if none is named and it was read: that of a token's own place, from its residual's norm.
+#: Default influence, shown if it was read: the influence of a token's own place, from its residual's norm.
 INFLUENCE = "norm_element_mean_token"
-#: Most tokens of an answer that is cut into pieces.
+#: Maximum number of tokens of an answer that is divided into pieces.
 LONGEST = 4096
 #: Question id and sample index of an answer.
 Key = tuple[str, int]
 
 
 class Piece(NamedTuple):
-    """A text that can be shown, and the places of its tokens in the answer: one, or the few that share a character."""
+    """A displayable text, and its tokens: one token, or several that share a character.
+
+    Attributes:
+        text: The text, empty only in an empty answer.
+        tokens: Indices of its tokens among the answer's content tokens, from 0.
+    """
 
     text: str
     tokens: range
@@ -40,14 +45,14 @@ class ShownAnswer:
         sample: Its sample index.
         question: Text of the question.
         references: Right answers.
-        verdict: The grade in a word: right, wrong, unknown, or not graded.
-        taken: The answer that the grader found.
-        cut: Whether it was cut at the token limit.
+        verdict: Grade as text: right, wrong, unknown, or not graded.
+        taken: The answer that the grader found; None if it found none.
+        cut: Whether the answer was cut at the token limit.
         pieces: Its text, divided where tokens begin; empty for an answer without tokens.
-        entropy: [token] entropy of the distribution that the token was drawn from, in nats; NaN if it is missing.
-        one_minus_pmax: [token] 1 − the probability of the most likely token.
-        nll: [token] −log of the token's own probability, in nats.
-        influence: [token] ≥ 0, how much the token matters; None if it was not read.
+        entropy: [token] float64 entropy of the token's distribution, in nats; NaN if missing.
+        one_minus_pmax: [token] float64, 1 − probability of the most likely token.
+        nll: [token] float64 negative log-probability of the token, in nats.
+        influence: [token] float64 ≥ 0, weight of the token; None if it was not read.
     """
 
     question_id: str
@@ -77,19 +82,19 @@ def read_answers(
     grader: str | None = None,
     influence: str | None = None,
 ) -> tuple[list[ShownAnswer], str | None]:
-    """The answers to show, by question, and the name of the influence that is shown of them.
+    """Read the answers to show, by question, and the name of their influence.
 
     Args:
         store: Store with the signal `tokens` of the answers.
         load: Loads the store's tokenizer; called last.
         questions: Question ids; None takes a few, with a right and a wrong answer each.
         samples: Sample indices; None takes all answers to the named questions.
-        grader: Grader; None takes the only one, if there is one.
-        influence: Name of weights of the answers' tokens, with or without its signal (``norm_element_mean_token``,
-            ``rollout/norm_element_mean_token``); None takes that one if it was read.
+        grader: Grader; None takes the only one, if any.
+        influence: Name of token weights, with or without their signal (``norm_element_mean_token``,
+            ``rollout/norm_element_mean_token``); None takes this one if it was read.
 
     Raises:
-        InputError: An unknown id or sample, a signal that was not read, or questions that must not be published.
+        InputError: If an id or sample is unknown, a signal was not read, or a question must not be published.
     """
     layer = max(int(key.split("/")[0]) for key in store.signals.keys("tokens", "sample"))
     rows = store.samples.read().to_pylist()
@@ -106,8 +111,8 @@ def read_answers(
     question_of = {question.id: question for question in store.questions}
     if any(question_of[id_].private for id_, _ in chosen):
         raise InputError(
-            f"Expected questions that may be shown, but the authors of {question_of[chosen[0][0]].dataset!r} ask that "
-            "theirs, and answers that repeat them, stay unpublished. Show another store."
+            f"Expected questions that can be shown, but the authors of {question_of[chosen[0][0]].dataset!r} ask not "
+            "to publish its questions, nor answers that repeat them. Show another store."
         )
     tokenizer, answers = load(), []
     for key in chosen:
@@ -131,13 +136,15 @@ def read_answers(
 
 
 def choose(right: dict[Key, bool | None], questions: Sequence[str] | None, samples: Sequence[int] | None) -> list[Key]:
-    """The answers to show, of all answers by their grade, which is None if it is unknown.
+    """Choose the answers to show.
 
-    Without `questions` a few, of those with right and wrong answers if there are any; without `samples` all answers to
-    named questions, and else a right and a wrong one.
+    Args:
+        right: Grade of every answer; None if it is unknown.
+        questions: Question ids; None takes a few, if possible with right and wrong answers.
+        samples: Sample indices; None takes all answers to named questions, else a right and a wrong one.
 
     Raises:
-        InputError: An unknown id or sample, or an empty list.
+        InputError: If an id or sample is unknown, or a list is empty.
     """
     samples_of: dict[str, list[int]] = defaultdict(list)
     for id_, sample in right:
@@ -171,7 +178,7 @@ def choose(right: dict[Key, bool | None], questions: Sequence[str] | None, sampl
 
 
 def _influence_source(store: Store, influence: str | None) -> tuple[str, str] | None:
-    """Signal and key of the influence to show; None if none was asked for and the usual one was not read."""
+    """Signal and key of the influence to show; None if none is given and the default was not read."""
     prefix, _, name = (influence or INFLUENCE).rpartition("/")
     weights, signals = signals_of("sample", weights=True), store.signals
     complete = [signal for signal in weights if signal in signals.names() and not signals.missing(signal, "sample")]
@@ -195,16 +202,19 @@ def _influence_source(store: Store, influence: str | None) -> tuple[str, str] | 
 def pieces(tokenizer: Any, token_ids: Sequence[int], text: str) -> list[Piece]:
     """Divide an answer's text where its tokens begin.
 
-    The text of a token is what the text of all tokens up to it has more than that before it, because a token decodes
-    differently alone in many tokenizers (leading spaces, bytes of a character). Tokens that add no text (bytes of an
-    unfinished character, special tokens) form a piece with the token after them, or at the end with the one before.
+    The text of a token is the difference between the decoded prefixes with and without it, because many tokenizers
+    decode a single token differently (leading spaces, bytes of a character). Tokens that add no text (bytes of an
+    unfinished character, special tokens) join the piece of the next token, or the last piece.
 
-    `text` ends where a stop string begins, perhaps inside the last of the answer's content tokens.
+    Args:
+        tokenizer: Tokenizer of the model.
+        token_ids: Content tokens of the answer.
+        text: Text of the answer. It ends before a stop string, which can begin inside the last token.
     """
     found: list[Piece] = []
     before, start, n = "", 0, len(token_ids)
     if n > LONGEST:
-        return [Piece(text, range(n))]  # the time of the division grows with the square of the length
+        return [Piece(text, range(n))]  # the division takes quadratic time
     for stop in range(1, n):
         decoded = tokenizer.decode(token_ids[:stop], skip_special_tokens=True)
         if len(decoded) > len(before) and decoded.startswith(before) and not decoded.endswith("\ufffd"):

@@ -1,4 +1,4 @@
-"""The curve along one answer: the entropy of every token, its other numbers below, and the tokens' texts."""
+"""Picture of one answer: the entropy of every token, its other numbers below, and the texts of the tokens."""
 
 from functools import cache
 from typing import Any
@@ -8,12 +8,12 @@ from torch import Tensor
 from extract.errors import InputError
 from extract.viewing.answers import ShownAnswer
 
-#: Most tokens beside each other; a longer answer goes on below.
+#: Maximum number of tokens per row of the picture.
 WIDEST = 56
-#: Most tokens of a picture, which is then some 8,000 pixels high.
+#: Maximum number of tokens of a picture, about 8,000 pixels high.
 LONGEST = 800
 _INK, _GREY, _ORANGE, _BLUE = "#222222", "#8a8a8a", "#c75000", "#2463a8"
-#: Font families for scripts that matplotlib's own font does not have.
+#: Font families for scripts that matplotlib's default font lacks.
 _OTHER_SCRIPTS = (
     *("Noto Sans CJK SC", "Noto Sans CJK JP", "PingFang SC", "Hiragino Sans", "Microsoft YaHei", "Malgun Gothic"),
     *("Noto Sans Devanagari", "Arial Unicode MS"),
@@ -21,12 +21,15 @@ _OTHER_SCRIPTS = (
 
 
 def entropy_curve(answer: ShownAnswer, model: str, influence: str | None = None) -> Any:
-    """A figure of H in nats over the tokens of an answer, 1 − p_max below it, and the tokens' shares of the influence.
+    """Figure of the entropy (nats) over the tokens of an answer, with 1 − p_max and shares of the influence below.
 
-    The title names the model and, where one is shown, the influence.
+    Args:
+        answer: The answer.
+        model: Name of the model, for the title.
+        influence: Name of the displayed influence, for the title; None shows none.
 
     Raises:
-        InputError: The answer has no tokens, or no numbers.
+        InputError: If the answer has no tokens, more than `LONGEST`, or no entropies.
     """
     import matplotlib
     from matplotlib.figure import Figure
@@ -44,7 +47,7 @@ def entropy_curve(answer: ShownAnswer, model: str, influence: str | None = None)
         curves.append(("share of\ninfluence", answer.influence / answer.influence.sum(), _BLUE, 1.0))
     n_rows = -(-answer.n_tokens // WIDEST)
     width = -(-answer.n_tokens // n_rows)
-    labels = [""] * answer.n_tokens  # of tokens that share a character, the first has its text
+    labels = [""] * answer.n_tokens  # the first of several tokens that share a character has the label
     for piece in answer.pieces:
         text = piece.text.strip(" ").replace("\n", "↵") or "␣"
         labels[piece.tokens.start] = drawable(_shortened(text, 16))
@@ -68,7 +71,7 @@ def entropy_curve(answer: ShownAnswer, model: str, influence: str | None = None)
                 axis.set_ylabel(label, fontsize=8.5)
                 axis.set_xlim(places.start - 0.7, places.start + width - 0.3)
             for axis in axes[:-1]:
-                axis.xaxis.set_visible(False)  # a tick takes as long to draw as all of a curve
+                axis.xaxis.set_visible(False)  # drawing a tick takes as long as drawing a curve
             axes[-1].set_xticks(list(places), [labels[t] for t in places], rotation=90, fontsize=8)
             row.align_ylabels(axes)
         title = f"{_shortened(' '.join(answer.question.split()), 70)}\nanswer {answer.sample} of {model}: "
@@ -78,8 +81,8 @@ def entropy_curve(answer: ShownAnswer, model: str, influence: str | None = None)
 
 
 def _draw(axis: Any, places: range, values: Tensor, colour: str, bars: bool) -> None:
-    """One curve over some of the tokens, on the scale of the whole answer."""
-    values = values.nan_to_num(0.0)  # an influence of 0 throughout has no shares
+    """Draw one curve over some of the tokens, scaled to the whole answer."""
+    values = values.nan_to_num(0.0)  # shares are NaN if all weights are 0
     own = values[places.start : places.stop].tolist()
     if bars:
         axis.bar(places, own, width=0.75, color=colour)
@@ -99,13 +102,13 @@ def _shortened(text: str, longest: int) -> str:
 
 
 def drawable(text: str) -> str:
-    """A text with `\ufffd` for the characters that no font of the pictures has."""
+    """Replace characters that no available font has by `\ufffd`."""
     return "".join(letter if letter == "\n" or ord(letter) in _letters() else "\ufffd" for letter in text)
 
 
 @cache
 def _fonts() -> list[str]:
-    """Matplotlib's own font, and those of other scripts that this machine has."""
+    """Matplotlib's default font, and installed fonts for other scripts."""
     from matplotlib.font_manager import get_font_names
 
     return ["DejaVu Sans", *sorted(set(_OTHER_SCRIPTS) & set(get_font_names()), key=_OTHER_SCRIPTS.index)]
@@ -113,7 +116,7 @@ def _fonts() -> list[str]:
 
 @cache
 def _letters() -> frozenset[int]:
-    """Code points that one of the fonts has."""
+    """Code points that at least one font has."""
     from matplotlib.font_manager import FontProperties, findfont, get_font
 
     fonts = [get_font(findfont(FontProperties(family=name))) for name in _fonts()]

@@ -1,6 +1,7 @@
-"""A page of answers: tokens shaded by entropy, a strip below them by influence, numbers on hover and in tables."""
+"""Page of answers: tokens shaded by entropy, underlined by influence, with numbers on hover and in tables."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
@@ -14,12 +15,19 @@ from extract.text import one_line
 from extract.viewing.answers import Piece, ShownAnswer
 
 _MARKS = {"right": "✓", "wrong": "✗", "unknown": "?", "not graded": "–"}
-#: Visible forms of characters that a page would not show, or may not contain.
+#: Visible forms of control characters.
 _VISIBLE = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\n\t"} | {127: "\u2421"}
 
 
 def page(answers: Sequence[ShownAnswer], model: str, store: str, influence: str | None = None) -> str:
-    """The page as one text, with the names of model, store and influence; answers to a question are side by side."""
+    """HTML page of answers.
+
+    Args:
+        answers: The answers, grouped by question.
+        model: Name of the model.
+        store: Name of the store.
+        influence: Name of the displayed influence, if any.
+    """
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
@@ -27,8 +35,10 @@ def page(answers: Sequence[ShownAnswer], model: str, store: str, influence: str 
     largest = max((float(answer.entropy.nan_to_num(0).max()) for answer in answers if answer.n_tokens), default=0.0)
     top = max(0.5, math.ceil(2 * largest) / 2)  # upper end of the scale in nats
     by_question = groupby(answers, key=lambda answer: answer.question_id)
+    verdicts = Counter(answer.verdict for answer in answers)
     return environment.get_template("page.html.j2").render(
         questions=[[_content(answer, top) for answer in group] for _, group in by_question],
+        verdicts=", ".join(f"{verdicts[verdict]} {verdict}" for verdict in _MARKS if verdicts[verdict]),
         model=model,
         store=store,
         influence=influence,
@@ -38,12 +48,12 @@ def page(answers: Sequence[ShownAnswer], model: str, store: str, influence: str 
 
 
 def _content(answer: ShownAnswer, top: float) -> dict[str, Any]:
-    """What the template shows of an answer."""
+    """Values of an answer for the template."""
     facts = [f"{answer.n_tokens} token{'s' * (answer.n_tokens != 1)}"]
     if answer.n_tokens and bool(answer.entropy.isfinite().all()):
         facts.append(f"mean entropy {float(answer.entropy.mean()):.2f} nats")
     facts += ["cut at the token limit"] * answer.cut
-    facts += [f"taken as “{one_line(answer.taken, 60)}”"] if answer.taken else []
+    facts += [f"graded as “{one_line(answer.taken, 60)}”"] if answer.taken else []
     return {
         "answer": answer,
         "facts": "; ".join(facts),
@@ -54,7 +64,7 @@ def _content(answer: ShownAnswer, top: float) -> dict[str, Any]:
 
 
 def _token(answer: ShownAnswer, piece: Piece, top: float) -> dict[str, Any]:
-    """A token, or the few that share a character, with the shade of their mean."""
+    """A token, or tokens that share a character, shaded by their mean."""
     places = slice(piece.tokens.start, piece.tokens.stop)
     entropy = float(answer.entropy[places].mean())
     style = [f"--e:{min(1.0, entropy / top):.3f}"] if math.isfinite(entropy) else []
@@ -64,7 +74,7 @@ def _token(answer: ShownAnswer, piece: Piece, top: float) -> dict[str, Any]:
 
 
 def _numbers(answer: ShownAnswer) -> list[list[tuple[str, str]]]:
-    """For each token, its numbers as label and text."""
+    """Numbers of each token, as label and text."""
     columns = {
         "entropy": [_number(value, " nats") for value in answer.entropy],
         "1 − p_max": [_number(value) for value in answer.one_minus_pmax],

@@ -1,4 +1,4 @@
-"""The page of `python -m extract inspect`, which says in words what is in a store, and the table of a grid's stores."""
+"""Page of `python -m extract inspect` about a store, and the table that compares a grid's stores."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -16,24 +16,24 @@ from extract.store.store import Store
 from extract.text import one_line
 from extract.viewing.summary import MARKS, GradeCounts, interval, summarize
 
-#: Most groups of questions in a table.
+#: Maximum number of groups in a table.
 _MOST_GROUPS = 40
-#: So many groups are all shown; among more, those of one question are left out.
+#: Groups of one question are left out if there are more groups than this.
 _FEW_GROUPS = 10
-#: Most lines that are shown of a prompt.
+#: Maximum number of lines of a prompt.
 _MOST_LINES = 30
 
 
 def describe(store: Store, grader: str | None = None, n_answers: int = 10) -> str:
-    """A page about a store: policy, counts, accuracy by grader and by group with its spread, and answers to read.
+    """Page about a store: policy, counts, accuracy by grader and by group with its spread, and example answers.
 
     Args:
         store: The store.
-        grader: Whose grades are shown in detail; None takes that of the questions' kind, else the first there are.
-        n_answers: How many answers to show, of right, wrong and unknown ones.
+        grader: Grader of the detailed tables; None takes the default of the questions' kind, else the first one.
+        n_answers: Number of example answers, spread over right, wrong and unknown ones.
 
     Raises:
-        InputError: No grades by this grader, or a file that is not as it was written.
+        InputError: If the store has no grades by this grader, or a file is damaged.
     """
     name = store.grades.choose(grader) if grader is not None else _usual_grader(store)
     summary, policy = summarize(store, name, n_answers), store.identity["policy"]
@@ -69,6 +69,7 @@ def describe(store: Store, grader: str | None = None, n_answers: int = 10) -> st
         mean_samples=summary.n_samples[several].mean() if several.any() else 0,
         n_same=int((summary.n_distinct[several] == 1).sum()),
         grader=name,
+        accuracy=_accuracy(summary.grades[name].accuracy) if name else "",
         graders=_graders(summary.grades),
         n_missing=n_missing,
         groups=_groups(store, name, summary.grades[name].accuracy) if name else [],
@@ -89,11 +90,13 @@ def _plural(count: int, noun: str) -> str:
 
 
 def compared(stores: Sequence[Store], grader: str | None = None) -> str:
-    """A table of the stores of a grid: temperature, expected accuracy, how much answers vary and how many were cut.
+    """Table of a grid's stores: temperature, expected accuracy, variety of answers and share of cut answers.
 
-    Stores may have no grades yet; without a `grader` each takes that of `describe`.
+    Args:
+        stores: The stores, graded or not.
+        grader: Grader of the accuracy; None takes for each store the grader of `describe`.
     """
-    rows = [["temperature", "answers", "grader", "expected accuracy [95 %]", "different texts a question", "cut"]]
+    rows = [["temperature", "answers", "grader", "expected accuracy [95 %]", "different texts per question", "cut"]]
     for store in stores:
         name = grader or _usual_grader(store)
         summary = summarize(store, None, 0)
@@ -107,14 +110,14 @@ def compared(stores: Sequence[Store], grader: str | None = None) -> str:
 
 
 def _usual_grader(store: Store) -> str | None:
-    """The grader of the questions' kind where the store holds its grades, else the first that it holds."""
+    """Default grader of the questions' kind if the store has its grades, else the store's first grader."""
     names = store.grades.names()
     usual = (GRADER_OF_KIND[question.kind] for question in store.questions)
     return next((name for name in usual if name in names), next(iter(names), None))
 
 
 def _computed(store: Store) -> Iterator[tuple[str, str, str]]:
-    """For each signal and each asked baseline: what it is, its name, and how many shards have it."""
+    """Kind, name and number of shards of each signal and asked baseline."""
     scopes: tuple[tuple[Scope, str], ...] = (("question", "blocks of questions"), ("sample", "sample ranges"))
     asked = sorted({*store.asked.names("question"), *store.asked.names("sample")})
     for noun, names, part in (("signal", store.signals.names(), store.signals), ("asked", asked, store.asked)):
@@ -125,14 +128,14 @@ def _computed(store: Store) -> Iterator[tuple[str, str, str]]:
 
 
 def _share(count: int, n: int) -> str:
-    """A count and its share in per cent; nothing becomes 0 % or 100 % by rounding."""
+    """A count and its share in per cent, never rounded to 0 % or 100 %."""
     percent = 100 * count / n
     rounded = f"{percent:.2g}" if 0 < percent < 1 else ">99" if 99 < percent < 100 else f"{percent:.0f}"
     return f"{count:,} ({rounded} %)"
 
 
 def _graders(grades: dict[str, GradeCounts]) -> list[str]:
-    """The graders side by side."""
+    """Table of the graders."""
     rows = ["grader,answers,right,wrong,unknown,no answer found,questions,expected accuracy [95 %]".split(",")]
     for name, counts in grades.items():
         marks = [int(count.sum()) for count in (counts.right, counts.wrong, counts.unknown)]
@@ -142,7 +145,7 @@ def _graders(grades: dict[str, GradeCounts]) -> list[str]:
 
 
 def _accuracy(of_questions: NDArray[np.float64]) -> str:
-    """Mean over questions with its interval."""
+    """Mean over questions with its interval, as text."""
     if found := interval(of_questions):
         return "{:.3f} [{:.3f}, {:.3f}]".format(*found)
     known = of_questions[~np.isnan(of_questions)]
@@ -150,7 +153,7 @@ def _accuracy(of_questions: NDArray[np.float64]) -> str:
 
 
 def _groups(store: Store, name: str, accuracy: NDArray[np.float64]) -> list[str]:
-    """Expected accuracy by group of questions."""
+    """Table of the expected accuracy by group of questions."""
     members: dict[str, list[float]] = defaultdict(list)
     for question, value in zip(store.questions, accuracy.tolist(), strict=True):
         if not np.isnan(value):
@@ -170,7 +173,7 @@ def _groups(store: Store, name: str, accuracy: NDArray[np.float64]) -> list[str]
 
 
 def _spread(name: str, counts: GradeCounts) -> list[str]:
-    """How many questions are answered right how often."""
+    """Histogram of the accuracy over questions."""
     known = counts.accuracy[counts.n_known > 0]
     if not len(known):
         return []
@@ -185,7 +188,7 @@ def _spread(name: str, counts: GradeCounts) -> list[str]:
 
 
 def _asked(store: Store) -> list[str]:
-    """The first question as the model is asked, before its chat template."""
+    """Prompt of the first question, before the chat template."""
     question, prompt = store.questions[0], prompt_of(store)
     if prompt.chat or not isinstance(question.prompt, str):
         turns = prompt.messages(question.prompt)
@@ -199,7 +202,7 @@ def _asked(store: Store) -> list[str]:
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows of a table in columns: the first to the left, numbers to the right."""
+    """Rows of a table in columns, the first one aligned left and the others right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for first, *others in rows:

@@ -1,4 +1,4 @@
-"""The command `show`: answers of a store as a page, or the entropy curve along one of them as a picture."""
+"""The command `show`: a page of answers, or a picture of the entropy along one answer."""
 
 import io
 from collections.abc import Sequence
@@ -26,23 +26,24 @@ def show(
     influence: str | None = None,
     model: str | None = None,
 ) -> Path:
-    """Show answers token by token: a page shaded by entropy and influence, or the curve along one answer.
+    """Show answers token by token: a page shaded by entropy and influence, or the entropy curve of one answer.
 
     Args:
         store: Folder of the store, with the signal `tokens` of its answers.
-        questions: Ids of questions; null takes a handful, with a right and a wrong answer to each.
-        samples: Which answers to each question, from 0; null takes all of questions that are named.
-        out: Where to write: a page (.html), or a picture of one answer (.png, .pdf, .svg).
-        grader: Whose grades; null takes the only ones there are.
+        questions: Question ids; null takes a few, with a right and a wrong answer each.
+        samples: Sample indices of each question, from 0; null takes all samples of named questions.
+        out: Output file: a page (.html), or a picture of one answer (.png, .pdf, .svg).
+        grader: Grader of the answers; null takes the only one.
         influence: Weights of the tokens, such as norm_element_mean_token of the rollout; null takes these if they
             were read.
-        model: Where the store's model is, if it was a folder; its tokenizer is read, and no weights.
+        model: Path of the store's model if it was loaded from a folder. Only its tokenizer is loaded.
 
     Returns:
-        Where it was written.
+        The output file.
 
     Raises:
-        InputError: An unknown id or sample, signals that were not read, another tokenizer, or an `out` of another kind.
+        InputError: If an id or sample is unknown, a signal was not read, the tokenizer differs, or `out` has another
+            suffix.
     """
     path, opened = Path(out), Store.open(store)
     if path.suffix not in (".html", *_PICTURES):
@@ -89,7 +90,7 @@ def _tokenizer_of(store: Store, model: str | None) -> Any:
         ) from error
     if tokenizer_hash(tokenizer) != expected["tokenizer"]:
         raise InputError(
-            f"Expected the tokenizer of {expected['id']!r}, which drew the answers of {str(store.path)!r}, but that of "
-            f"{place!r} differs. Give the model of the store by --model."
+            f"Expected the tokenizer of {expected['id']!r}, which answered in {str(store.path)!r}, but {place!r} has "
+            "another one. Give the model of the store by --model."
         )
     return tokenizer

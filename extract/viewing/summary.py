@@ -1,4 +1,4 @@
-"""Counts over the answers of a store, which are read one block of questions at a time to save memory."""
+"""Counts over the answers of a store, read one block of questions at a time to save memory."""
 
 import heapq
 import json
@@ -18,13 +18,20 @@ from extract.store.shards import Block, SampleRange
 from extract.store.store import Store
 
 Counts = NDArray[np.int64]
-#: What a grade says of an answer, in the order in which answers are shown.
+#: Names of the grades, in the order in which answers are shown.
 MARKS = {True: "right", False: "wrong", None: "unknown"}
 
 
 @dataclass
 class GradeCounts:
-    """Grades of one grader: [question] answers that are right, wrong, undecided, and texts in which it found none."""
+    """Counts of one grader's grades.
+
+    Attributes:
+        right: [question] int64 right answers.
+        wrong: [question] int64 wrong answers.
+        unknown: [question] int64 answers that the grader could not decide.
+        no_answer: [question] int64 texts in which the grader found no answer; they are also in `right` or `wrong`.
+    """
 
     right: Counts
     wrong: Counts
@@ -33,16 +40,16 @@ class GradeCounts:
 
     @property
     def n_known(self) -> Counts:
-        """[question] answers that are right or wrong."""
+        """[question] answers graded right or wrong."""
         return self.right + self.wrong
 
     @property
     def accuracy(self) -> NDArray[np.float64]:
-        """[question] share of right answers among the known ones; NaN where none is known."""
+        """[question] share of right answers among those with a known grade; NaN without any."""
         return np.divide(self.right, self.n_known, out=np.full(len(self.right), np.nan), where=self.n_known > 0)
 
     def add(self, places: pa.ChunkedArray, grades: pa.Table) -> None:
-        """Count grades [row] of the questions at `places` [row]."""
+        """Add grades [row] of the questions with indices `places` [row]."""
         right = grades["right"]
         chosen = (right, pc.invert(right), pc.is_null(right), pc.and_(pc.is_valid(right), pc.is_null(grades["answer"])))
         for counts, mask in zip((self.right, self.wrong, self.unknown, self.no_answer), chosen, strict=True):
@@ -50,7 +57,7 @@ class GradeCounts:
 
 
 class Shown(NamedTuple):
-    """A graded answer to show: where it is, whether it is right, and what the grader took for the answer."""
+    """A graded answer to show: its location, its grade, and the answer that the grader found."""
 
     part: SampleRange
     question_id: str
@@ -67,17 +74,17 @@ class Shown(NamedTuple):
 
 @dataclass
 class Summary:
-    """What is in a store.
+    """Counts of a store's answers.
 
     Attributes:
-        n_samples: [question] answers in finished sample ranges.
-        n_distinct: [question] different texts among them.
-        finish_reasons: Answers by the reason why they ended.
-        n_tokens: [answer] tokens of every answer whose number is known.
-        grades: By grader.
-        n_logs: Unfinished sample ranges.
-        n_logged: Answers in the logs of these.
-        shown: Answers of one grader to show.
+        n_samples: [question] int64 answers in finished sample ranges.
+        n_distinct: [question] int64 different texts among them.
+        finish_reasons: Number of answers by finish reason.
+        n_tokens: [sample] int32 numbers of tokens, without unknown ones.
+        grades: Counts by grader.
+        n_logs: Number of unfinished sample ranges.
+        n_logged: Number of answers in their logs.
+        shown: Example answers with grades of one grader.
     """
 
     n_samples: Counts
@@ -91,10 +98,15 @@ class Summary:
 
 
 def summarize(store: Store, show_of: str | None, n_shown: int) -> Summary:
-    """Count what is in a store, and draw `n_shown` answers of the grader `show_of`, the same ones every time.
+    """Count the answers of a store and draw some of them.
+
+    Args:
+        store: The store.
+        show_of: Grader of the example answers; None draws none.
+        n_shown: Number of example answers. The draw has a fixed seed.
 
     Raises:
-        Damaged: A file is not as it was written.
+        Damaged: If a file is damaged.
     """
     n, block_size = len(store.questions), store.identity["block_size"]
     n_samples, n_distinct = np.zeros((2, n), dtype=np.int64)
@@ -124,17 +136,17 @@ def summarize(store: Store, show_of: str | None, n_shown: int) -> Summary:
 
 
 def _logged(store: Store) -> tuple[int, int]:
-    """Unfinished sample ranges, and answers in their logs: one line says whose log it is, the others hold answers."""
+    """Number of unfinished sample ranges, and of the answers in their logs, whose first line is a header."""
     logs, n_answers = list((store.path / "samples").glob("*.jsonl")), 0
     for line in (line for log in logs for line in log.read_bytes().splitlines()):
-        with suppress(ValueError, RecursionError):  # a torn line holds no answers
+        with suppress(ValueError, RecursionError):  # an incomplete line has no answers
             rows = json.loads(line)
             n_answers += len(rows) if isinstance(rows, list) else 0
     return len(logs), n_answers
 
 
 def _draw(drawn: dict[bool | None, list[tuple[float, Shown]]], n: int, part: SampleRange, grades: pa.Table) -> None:
-    """Draw answers from a range: `drawn` keeps the `n` of each mark with the smallest random numbers."""
+    """Draw answers from a range. `drawn` keeps the `n` answers of each mark with the smallest random numbers."""
     numbers = np.random.default_rng((part.block, part.start, part.stop)).random(grades.num_rows)
     ordered = grades.append_column("number", pa.array(numbers)).sort_by("number")
     for mark, of_mark in drawn.items():
@@ -157,10 +169,13 @@ def _spread(left: dict[bool | None, list[Shown]], n: int) -> list[Shown]:
 
 
 def interval(values: NDArray[np.float64]) -> tuple[float, float, float] | None:
-    """Mean over questions with Student's 95 % interval, within [0, 1]; None of fewer than two.
+    """Mean over questions with Student's 95 % interval, clipped to [0, 1]; None for fewer than two known values.
 
-    If all values are equal, the interval ends 1 − 0.025^(1/n) from them: with a larger mean, n questions would all be
-    at 0 with a probability below 0.025.
+    If all values are equal, the half-width is 1 − 0.025^(1/n). For values of 0 this is the exact binomial bound: with a
+    larger mean, all n questions are 0 with a probability below 0.025.
+
+    Args:
+        values: [question] accuracies; NaN is left out.
     """
     known = values[~np.isnan(values)]
     n = len(known)

@@ -308,7 +308,7 @@ def test_a_store_without_answers_and_prompts_that_changed_are_refused(
     monkeypatch.setattr(
         "extract.models.store_model.encode_questions", lambda tokenizer, prompt, block: [[5, 6]] * len(block)
     )
-    with pytest.raises(InputError, match="this tokenizer makes 2 of it"):
+    with pytest.raises(InputError, match="but got 2 from this tokenizer"):
         read(str(store), ["hidden"], "sample", model=recipe.model)
     shutil.rmtree(store / "samples")
     with pytest.raises(InputError, match="to hold answers, but it has none"):

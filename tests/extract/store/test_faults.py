@@ -241,7 +241,7 @@ def test_work_is_done_with_half_as_much_while_memory_runs_out(capsys: pytest.Cap
     )
     assert done == ("80", 80)
     assert [sum(column) for column in zip(*seen, strict=True)] == [1, 10]  # what was done again is counted once
-    assert "out of memory: going on with 160 answers at a time" in capsys.readouterr().err
+    assert "out of memory: continuing with 160 answers at a time" in capsys.readouterr().err
 
 
 def test_a_memory_too_small_for_one_is_refused() -> None:

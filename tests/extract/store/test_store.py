@@ -228,7 +228,9 @@ def test_a_store_whose_model_was_a_folder_asks_for_its_place(
     store = shutil.copytree(small_store, tmp_path / "store")
     shutil.rmtree(store / "signals")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match="a folder called 'tiny': a store keeps no paths. Give --model PATH"):
+    with pytest.raises(
+        InputError, match="model 'tiny', because a store keeps no paths, but got none. Give --model PATH"
+    ):
         read(str(store))
 
 

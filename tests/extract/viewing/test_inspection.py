@@ -94,8 +94,8 @@ def test_the_page_says_them(store: Store) -> None:
     page = describe(store)
     assert "samples    12: 3 to each of 4 questions" in page
     assert "endings    12 (100 %) ended by themselves" in page
-    assert "tokens     mean 1.5, median 1, 95th percentile 3, 18 in all" in page
-    assert "different  2.0 texts of 3 to a question in the mean; 1 question got the same every time" in page
+    assert "tokens     mean 1.5, median 1, 95th percentile 3, 18 in total" in page
+    assert "different  2.0 of 3 texts per question on average; 1 question always got the same text" in page
     assert "warning" not in page
     row = next(line for line in page.splitlines() if line.startswith("planted"))
     assert row.split()[1:7] == ["12", "3", "4", "5", "1", "3"]  # answers, right, wrong, unknown, none found, questions
@@ -103,6 +103,10 @@ def test_the_page_says_them(store: Store) -> None:
     expected = stats.t.interval(0.95, 2, np.mean([2 / 3, 0, 1]), stats.sem([2 / 3, 0, 1]))
     assert (mean, low, high) == pytest.approx((5 / 9, max(0, expected[0]), min(1, expected[1])))
     assert row.endswith(f"{mean:.3f} [{low:.3f}, {high:.3f}]")
+    accuracy = f"{mean:.3f} [{low:.3f}, {high:.3f}] (95 % interval)"
+    assert page.startswith(
+        f"{store.model_id} has an expected accuracy of {accuracy} over 3 questions, graded by planted.\n"
+    )
     group = next(line for line in page.splitlines() if line.startswith("group 1"))
     assert group.split()[2:4] == ["1", "0.000"]
     assert "standard deviation over questions 0.416" in page
@@ -125,7 +129,7 @@ def test_shown_answers_are_spread_over_the_marks_and_stay_the_same(store: Store)
     assert describe(store, n_answers=5) == describe(store, n_answers=5)
     page = describe(store)
     assert "10 answers, graded by planted" in page
-    assert "took nothing; expected x" in page
+    assert "found nothing; expected x" in page
 
 
 def test_several_graders_stand_side_by_side(store: Store) -> None:
@@ -141,7 +145,9 @@ def test_several_graders_stand_side_by_side(store: Store) -> None:
 
 def test_nothing_that_varies_is_warned_of_unless_the_temperature_is_0(tmp_path: Path) -> None:
     texts = [["a", "a"], ["b", "b"], ["c", "c"]]
-    assert "warning    nothing varies at a temperature above 0" in describe(make(tmp_path / "warm", ask(3), texts))
+    assert "warning    answers do not vary although the temperature is above 0" in describe(
+        make(tmp_path / "warm", ask(3), texts)
+    )
     assert "warning" not in describe(make(tmp_path / "cold", ask(3), texts, temperature=0))
 
 
@@ -228,4 +234,4 @@ def test_the_stores_of_a_grid_are_compared_in_one_table(store: Store) -> None:
 
 
 def test_the_first_question_is_shown_as_it_is_asked(store: Store) -> None:
-    assert "the first question as it is asked\n  user       Say" in describe(store)
+    assert "prompt of the first question\n  user       Say" in describe(store)

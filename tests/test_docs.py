@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from tests.helpers.experiments import ROOT
 from torch.distributed.run import get_args_parser as torchrun_parser
 from wandb.cli.cli import cli as wandb_cli
 
@@ -27,6 +26,7 @@ import train
 from extract.__main__ import COMMANDS
 from extract.running.cli import run
 from probes.__main__ import COMMANDS as PROBE_COMMANDS
+from tests.helpers.experiments import ROOT
 
 PAGES = [
     "README.md",

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.helpers.experiments import ROOT
-from tests.helpers.planted import planted
 
 import train
+from tests.helpers.experiments import ROOT
 from tests.helpers.offline_run import OfflineRun
+from tests.helpers.planted import planted
 from tests.helpers.synthetic import add_answer_signals, make_store
 
 try:

@@ -12,7 +12,6 @@ import pytest
 import torch
 from PIL import Image
 from sklearn.metrics import log_loss
-from tests.helpers.experiments import ROOT, experiment
 
 import train
 from datamodules import FeatureDataModule
@@ -21,6 +20,7 @@ from probes import load_probe
 from probes.fitting.calibration import fit_platt
 from probes.metrics.functional import capability_auroc, debiased_brier
 from probes.report.report import Report
+from tests.helpers.experiments import ROOT, experiment
 from tests.helpers.offline_run import OfflineRun
 
 

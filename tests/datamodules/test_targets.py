@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.helpers.fitting import fit
-from tests.helpers.planted import planted
 
 import train
 from datamodules import FeatureDataModule
@@ -24,6 +22,8 @@ from probes.comparison.out_of_fold import Comparison
 from probes.comparison.record import comparison_record
 from probes.metrics.functional import capability_auroc
 from probes.report.report import Report
+from tests.helpers.fitting import fit
+from tests.helpers.planted import planted
 from tests.helpers.synthetic import add_answer_signals, make_store
 
 

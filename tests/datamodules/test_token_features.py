@@ -11,7 +11,6 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from tests.helpers.planted import plant_grades, planted
 
 import train
 from datamodules import FeatureDataModule
@@ -23,6 +22,7 @@ from extract.store.ragged import Ragged
 from probes import load_probe
 from probes.baselines.registry import BASELINES
 from probes.comparison.out_of_fold import Comparison
+from tests.helpers.planted import plant_grades, planted
 from tests.helpers.synthetic import add_answer_signals, make_store
 from tests.helpers.tiny import write_questions
 

@@ -13,8 +13,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor
-from tests.helpers.fitting import descend
-from tests.helpers.planted import planted
 
 from datamodules import FeatureDataModule
 from extract.errors import InputError
@@ -23,6 +21,8 @@ from probes import load_probe
 from probes.knn import KNN
 from probes.report.report import Report
 from probes.saved.head import KNNHead, neighbour_means
+from tests.helpers.fitting import descend
+from tests.helpers.planted import planted
 from tests.helpers.synthetic import add_answer_signals, make_store
 
 

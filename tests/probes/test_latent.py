@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.helpers.fitting import descend
 from torch import Tensor
 from torch.distributions import MultivariateNormal, Normal
 
@@ -33,6 +32,7 @@ from probes.fitting.latent_model import (
 from probes.latent import Latent
 from probes.report.report import Report
 from probes.saved.head import LatentHead
+from tests.helpers.fitting import descend
 from tests.helpers.latent_simulation import TEST, TRAIN, fit, forced, simulate
 from tests.helpers.synthetic import add_answer_signals, make_store
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.helpers.planted import read_hidden
 
 from extract.errors import InputError
 from extract.policy import Decoding
@@ -15,6 +14,7 @@ from extract.sampling.local.attention import attend_to, merge
 from extract.sampling.local.batching import common_prefix
 from extract.sampling.local.cache import AnswerCache
 from extract.sampling.local.token_sampler import TokenSampler
+from tests.helpers.planted import read_hidden
 from tests.helpers.tiny import byte_tokenizer, tiny_model
 
 PROMPTS = ["Say", "Say a longer thing", "What?", "A", "Something of another length altogether", "Say a longer thinG"]

@@ -12,7 +12,6 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from tests.helpers.planted import plant_grades
 
 import train
 from datamodules import load_table
@@ -32,6 +31,7 @@ from extract.viewing.show import show
 from probes import load_probe
 from probes.comparison.out_of_fold import Comparison
 from probes.comparison.record import comparison_page, comparison_record
+from tests.helpers.planted import plant_grades
 from tests.helpers.tiny import save_model, tiny_model, write_questions
 
 MODEL = "served/tiny"

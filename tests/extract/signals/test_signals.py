@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from tests.helpers.planted import read_hidden
 
 from extract.commands import read
 from extract.errors import InputError
 from extract.models.loading import tokenizer_hash, weight_fingerprint
 from extract.signals.hidden import HiddenCapture, position_ranges
 from extract.signals.registry import NEEDS, SIGNALS, load_signal, signal_table
+from tests.helpers.planted import read_hidden
 from tests.helpers.tiny import tiny_model
 
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12, 13, 14], [20], [30, 31, 32, 33]]

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from tests.helpers.planted import simulated
 from torch import Tensor
 
 from probes.metrics import functional as F
 from probes.metrics.intervals import bootstrap, by_question, paired_bootstrap, resample_weights
 from probes.metrics.significance import bootstrap_p, holm, sign_flip
+from tests.helpers.planted import simulated
 
 
 def enumerated(differences: list[float]) -> float:

@@ -7,12 +7,12 @@ import pytest
 import torch
 from scipy import stats
 from sklearn.metrics import roc_auc_score
-from tests.helpers.planted import simulated
 from torch import Tensor
 
 from probes.metrics import functional as F
 from probes.metrics.intervals import bootstrap, paired_bootstrap, resample_weights
 from probes.report.evaluate import CAPABILITY, METRICS, WITHOUT_INTERVAL, Scored, compare, evaluate, metric_of
+from tests.helpers.planted import simulated
 
 
 def looped_auroc(f: Tensor, right: Tensor, known: Tensor, owner: list[int] | None = None) -> float:

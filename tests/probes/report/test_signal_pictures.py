@@ -15,7 +15,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.helpers.planted import planted
 
 from datamodules.table import load_table
 from extract import Decoding, Question, Store
@@ -34,6 +33,7 @@ from extract.viewing.show import show
 from probes.commands import pictures
 from probes.report.entropy_profile import entropy_profile, profile_picture
 from probes.report.layer_map import layer_heat_map, layer_map, out_of_fold
+from tests.helpers.planted import planted
 from tests.helpers.synthetic import add_answer_signals, make_store
 from tests.helpers.tiny import byte_tokenizer
 

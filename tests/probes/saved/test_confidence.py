@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.helpers.planted import read_hidden
 
 from extract import InputError, load_model
 from extract.hashing import sha256_file
@@ -23,6 +22,7 @@ from probes import load_probe
 from probes.saved.artefact import ConfidenceProbe
 from probes.saved.calibrators import Isotonic, Platt
 from probes.saved.head import LinearHead, MLPHead
+from tests.helpers.planted import read_hidden
 from tests.helpers.tiny import tiny_model
 
 QUESTIONS = ["Why?", "What is this long question about?", "Who", "Where is it, then?", "How much wood?"]

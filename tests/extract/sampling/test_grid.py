@@ -292,7 +292,7 @@ def test_commands_on_a_family_do_each_of_its_stores(
     assert run(COMMANDS, "extract", ["verify", "--store", family]) == 2
     seen = capsys.readouterr()
     assert f"{family}/t1.0: " in seen.out  # what fails for one stops no other
-    assert seen.err.splitlines()[-1].startswith("error: Expected this to succeed for each of the 3 stores")
+    assert seen.err.splitlines()[-1].startswith("error: Expected the command to succeed for all 3 stores")
     assert "but it failed for t0.5. See the errors above." in seen.err
 
 

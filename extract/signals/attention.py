@@ -1,9 +1,9 @@
-"""The signals of attention: `attention_entropy`, `macs`, `rollout` and `rollout_max`.
+"""The attention signals `attention_entropy`, `macs`, `rollout` and `rollout_max`.
 
-Rollout: a layer mixes states by Â = a Ã + (1 − a) I, Ã attention's mean over heads (Abnar & Zuidema 2020), and all
-layers by R = Â_L … Â_1. All of them are lower triangular, so that the answer's columns of R depend on the answer's rows
-and columns of Ã alone; the prompt is in what normalises a row. A sum over the rows of R is a vector that goes through
-the layers from the last to the first: n² and not n³.
+Rollout: each layer mixes the states by Â = a Ã + (1 − a) I, where Ã is the mean attention over heads (Abnar & Zuidema
+2020), and all layers together by R = Â_L … Â_1. These matrices are lower triangular. The answer's columns of R
+therefore depend only on the answer's rows and columns of Ã, and the prompt enters only through the row normalisers. A
+sum over the rows of R is a vector that is propagated from the last layer to the first, in n² instead of n³.
 """
 
 import math
@@ -15,28 +15,28 @@ from torch import Tensor
 from extract.signals.attention_scores import ENTROPIES, column_field, element_field
 from extract.signals.base import Dots, Pass
 
-#: Residual shares that are the same for all tokens, by name.
+#: Residual shares that are equal for all tokens, by name.
 FIXED_SHARES = {"share_50": 0.5, "share_70": 0.7, "share_90": 0.9}
 
-#: Names of the shares that `attention_shares` returns, in order.
+#: Names of the shares returned by `attention_shares`, in order.
 MIXES = (*FIXED_SHARES, "norm", "cosine", "projection")
 
 ALIGNMENTS = ("emit", "token")
 FIELDS = ("none", "column", "element")
 
-#: What normalises a row of attention, in the order of `normalisers`' last axis.
+#: Normalisers of a row of attention, in the order of the last axis of `normalisers`.
 NORMALISERS = ("column_emit", "column_token", "element")
 
 _TINY = 1e-12
-_COLUMNS = 128  #: Columns of R that are formed at a time.
+_COLUMNS = 128  #: Columns of R computed at a time.
 
 
 def attention_entropy(batch: Pass) -> dict[str, Tensor]:
-    """Entropies of attention where each token was drawn: [row, token] in [0, 1] by ``layer/name``, layers from 1.
+    """Entropies of the attention that drew each token: [row, token] in [0, 1] by ``layer/name``, layers from 1.
 
-    - ``normalised``: mean over heads of each head's entropy, divided by the logarithm of the keys that it could see.
+    - ``normalised``: mean over heads of the entropy divided by the logarithm of the number of visible keys.
     - ``sink_free``: the same without the first token.
-    - ``smallest_head``: as ``normalised``, of the head with the smallest one, and no mean.
+    - ``smallest_head``: the smallest normalised entropy of any head.
     """
     found: dict[str, Tensor] = {}
     for layer, numbers in enumerate(batch.attention.layers, start=1):
@@ -46,14 +46,15 @@ def attention_entropy(batch: Pass) -> dict[str, Tensor]:
 
 
 def macs(batch: Pass) -> dict[str, Tensor]:
-    """How strongly later tokens attend to a token in every layer (Hu et al. 2025, "MACS", arXiv 2509.17178).
+    """Attention that a token receives from later tokens in all layers (Hu et al. 2025, "MACS", arXiv 2509.17178).
 
-    Attention of the strongest head, kept from 0 by a floor, is multiplied over the layers. The product of 32 numbers of
-    0.01 is 0 in any float, so that its logarithms are summed and the signal is the geometric mean over layers,
-    [row, token] by ``L/floor_EPS_AGG_ALIGN``.
+    Each layer contributes the attention a of its strongest head, raised by a floor ε to (1 − ε) a + ε. The signal is
+    the geometric mean over layers, [row, token] by ``L/floor_EPS_AGG_ALIGN``. It is computed from sums of logarithms,
+    because the product over many layers underflows.
 
-    AGG `rf_mean` and `max` are over the places that see a token, from its own to the answer's last one; `last` is that
-    of the last one. With ALIGN `emit` the places are those that drew y_1 … y_n, with `token` those of y_1 … y_n.
+    AGG `rf_mean` and `max` aggregate over the places that see a token, from its own to the last one of the answer.
+    `last` is the value of the last place. The places are those that drew y_1 … y_n for ALIGN `emit`, and those of
+    y_1 … y_n themselves for `token`.
     """
     found: dict[str, Tensor] = {}
     width, valid = batch.spans.widest, batch.attention.places.valid[:, 1:]
@@ -74,12 +75,13 @@ def macs(batch: Pass) -> dict[str, Tensor]:
 
 
 def rollout(batch: Pass) -> dict[str, Tensor]:
-    """Influence of each token: [row, token] float32, at least 0, by ``L/MIX_FIELD_AGG_ALIGN``.
+    """Influence of each token through all layers: [row, token] float32, at least 0, by ``L/MIX_FIELD_AGG_ALIGN``.
 
-    MIX is the residual's share, the same for all tokens (share_50, …) or as in `attention_shares`; FIELD the
-    receptive field that attention is divided by; AGG how rows of R become one number: `mean` over all T, `rf_mean`
-    over those that see the token, `last`. `emit` is the influence of the place that drew y_t, among the tokens without
-    y_n; `token` that of y_t's own place, among all.
+    - MIX: share of the residual stream, equal for all tokens (share_50, …) or from `attention_shares`.
+    - FIELD: receptive field that divides attention.
+    - AGG: aggregation over the rows of R: `mean` over all T, `rf_mean` over rows that see the token, `last` row.
+    - ALIGN: `emit` is the influence of the place that drew y_t, among the tokens without y_n; `token` is the influence
+      of the place of y_t, among all tokens.
     """
     places, width = batch.attention.places, batch.spans.widest
     sums = rows_summed(*_rollout_arguments(batch)).cpu()
@@ -98,7 +100,7 @@ def rollout(batch: Pass) -> dict[str, Tensor]:
 
 
 def rollout_max(batch: Pass) -> dict[str, Tensor]:
-    """As `rollout`, by ``L/MIX_FIELD_max_ALIGN``: the largest influence that a token has on any of the places."""
+    """Like `rollout`, by ``L/MIX_FIELD_max_ALIGN``: the largest influence of a token on any place."""
     width, largest = batch.spans.widest, rows_largest(*_rollout_arguments(batch)).cpu()
     return {
         f"{batch.n_layers}/{mix}_{field}_max_{align}": largest[:, f, m, a, a : a + width]
@@ -109,7 +111,7 @@ def rollout_max(batch: Pass) -> dict[str, Tensor]:
 
 
 def _rollout_arguments(batch: Pass) -> tuple[list[Tensor], list[Tensor], list[Tensor], Tensor, Tensor, Tensor]:
-    """The arguments of `rows_summed` and `rows_largest`."""
+    """Arguments of `rows_summed` and `rows_largest`."""
     layers, places = batch.attention.layers, batch.attention.places
     shares = [torch.stack(list(attention_shares(products).values()), 1) for products in batch.attention.dots]
     means, sums = [layer["mean"] for layer in layers], [layer["sums"] for layer in layers]
@@ -117,9 +119,10 @@ def _rollout_arguments(batch: Pass) -> tuple[list[Tensor], list[Tensor], list[Te
 
 
 def attention_shares(products: Dots) -> dict[str, Tensor]:
-    """Attention's share a of h + o, [row, token] in [0, 1], by mix; the residual's is 1 − a.
+    """Share a of attention in h + o, [row, token] in [0, 1], by mix; the share of the residual stream is 1 − a.
 
-    ``norm`` compares ‖o‖ and ‖h‖, ``cosine`` their cosines with h + o, ``projection`` is o's part of h + o along it.
+    ``norm`` compares ‖o‖ with ‖h‖, and ``cosine`` compares their cosines with h + o. ``projection`` is the length of
+    o's projection onto h + o, divided by the length of h + o.
     """
     h, o = products.hh.sqrt(), products.oo.sqrt()
     os, hs = products.oo + products.ho, products.hh + products.ho  # with the sum s = h + o
@@ -136,16 +139,16 @@ def attention_shares(products: Dots) -> dict[str, Tensor]:
 def rows_summed(
     blocks: list[Tensor], norms: list[Tensor], shares: list[Tensor], query: Tensor, n_tokens: Tensor, valid: Tensor
 ) -> Tensor:
-    """Sum of the rows of R, and its last row: [row, field, mix, 2, alignment, key].
+    """Sum of the rows of R, and its last row: [row, field, mix, 2, alignment, key] float32.
 
     Args:
-        blocks: [row, query, key] by layer, attention's mean over heads among the answer's places, from the one that
-            drew y_1 to y_n's own; 0 where `valid` is not.
-        norms: [row, query, normaliser] by layer, see `normalisers`.
-        shares: [row, mix, query] by layer, attention's shares.
-        query: [row, query] int64 places.
-        n_tokens: [row] int64 N.
-        valid: [row, query] bool, a row's queries.
+        blocks: Mean attention over heads by layer, [row, query, key], among the places of the answer, from the one that
+            drew y_1 to that of y_n; 0 where `valid` is False.
+        norms: Row normalisers by layer, [row, query, normaliser], see `normalisers`.
+        shares: Attention shares by layer, [row, mix, query].
+        query: Places, [row, query] int64.
+        n_tokens: Number of tokens of prompt and answer, [row] int64.
+        valid: Whether a row has the query, [row, query] bool.
     """
     n = valid.sum(1)
     step = torch.arange(valid.shape[1], device=valid.device)
@@ -159,7 +162,7 @@ def rows_summed(
         d = torch.stack([ones, norm[:, :2], norm[:, 2:].expand_as(ones)], 1)[:, :, None, None]
         a = share[:, None, :, None, None]
         x = v * a / d.clamp_min(_TINY)
-        # the column field is a factor of a key, so that it shares the product with no field at all
+        # the column field scales keys only, so it shares the matrix product with the plain attention
         plain = x[:, :2].flatten(1, 4) @ block
         nearer = x[:, 2:].flatten(1, 4) @ (block * element)
         y = torch.cat([plain, nearer], 1).view_as(v)
@@ -171,14 +174,14 @@ def rows_summed(
 def rows_largest(
     blocks: list[Tensor], norms: list[Tensor], shares: list[Tensor], query: Tensor, n_tokens: Tensor, valid: Tensor
 ) -> Tensor:
-    """Largest entry of each column of R, [row, field, mix, alignment, key]; arguments as of `rows_summed`.
+    """Largest entry of each column of R: [row, field, mix, alignment, key] float32. Arguments as in `rows_summed`.
 
-    R = Â_L … Â_1 is formed from the first layer on, some columns at a time, and what is 0 above the diagonal is left
-    out. One R serves both alignments, the first without its last row, but for the column field, which differs.
+    R = Â_L … Â_1 is computed from the first layer on, in groups of columns, without the zeros above the diagonal. Both
+    alignments share one R, `emit` without its last row. Only the column field differs between them.
     """
     column, element = column_field(query, n_tokens), element_field(query, query)
 
-    def fielded(name: str, rows: slice) -> Iterator[Tensor]:  # Ã [row, query, key] of each layer, from a place on
+    def fielded(name: str, rows: slice) -> Iterator[Tensor]:  # Ã [row, query, key] of each layer, at some places
         for block, norm in zip(blocks, norms, strict=True):
             part = block[:, rows, rows].to(column.device)
             if name != "none":
@@ -208,10 +211,10 @@ def rows_largest(
 
 
 def _columns_of_product(layers: Iterable[Tensor], shares: list[Tensor], size: int) -> Tensor:
-    """First `size` columns of the product of a A + (1 − a) I over layers, [row, query, mix, column]; first rightmost.
+    """First `size` columns of the product of a A + (1 − a) I over layers, [row, query, mix, column], first rightmost.
 
-    `layers` are A, [row, query, query] lower triangular, and `shares` a, [row, mix, query]. `size` rows are multiplied
-    at a time.
+    `layers` yields A, [row, query, query] lower triangular; `shares` holds a, [row, mix, query]. Rows are multiplied in
+    groups of `size`.
     """
     n_rows, n_mixes, n_queries = shares[0].shape
     width = min(size, n_queries)
@@ -219,7 +222,7 @@ def _columns_of_product(layers: Iterable[Tensor], shares: list[Tensor], size: in
     product[:, :width] = torch.eye(width, device=product.device)[:, None]
     for layer, share in zip(layers, shares, strict=True):
         a = share.mT[..., None]  # [row, query, mix, 1]
-        for start in reversed(range(0, n_queries, size)):  # a row needs those above it as they were
+        for start in reversed(range(0, n_queries, size)):  # a row needs the old values of the rows above it
             stop = min(start + size, n_queries)
             some = slice(start, stop)
             reached = layer[:, some, :stop] @ product[:, :stop].flatten(2)

@@ -1,7 +1,7 @@
-"""Reads attention from queries and keys. Hooks on the blocks keep how much it adds to the residual stream.
+"""Reads attention from queries and keys, and its contribution to the residual stream with hooks on the blocks.
 
-transformers calls an attention function by name. Ours also calls the model's own, so that the pass does not change by a
-bit, and keeps sums of the weights of the answers' queries.
+transformers calls an attention function by name. The function registered here also calls the model's own function, so
+that the pass is bit-identical, and sums the attention weights of the answers' queries.
 """
 
 import sys
@@ -22,7 +22,7 @@ from extract.signals.model_parts import Hooks, decoder_blocks
 
 #: Floors of MACS in hundredths; 20 is the paper's 1 − α.
 FLOORS = (1, 20)
-#: Names of the module whose output is added to the residual stream, in Gemma 2 and 3 a norm, and of what takes the sum.
+#: Names of the module that returns the attention output (a norm in Gemma 2 and 3) and of the one after the addition.
 _ADDED = [
     ("post_attention_layernorm", "pre_feedforward_layernorm"),
     *product(("self_attn", "attn", "attention"), ("post_attention_layernorm", "ln_2")),
@@ -32,13 +32,13 @@ _ADDED = [
 class MixingCapture(Hooks):
     """Hooks that keep the dot products of residual stream and attention output at chosen tokens of each block.
 
-    The residual h is what enters a block; the attention output o is what is added to it.
+    The residual h is the input of a block; the attention output o is added to it.
 
     Attributes:
-        index: [row, query] int64, indices of the tokens of the next pass that are kept; None keeps nothing.
+        index: Indices of the tokens to keep in the next pass, [row, query] int64; None keeps nothing.
 
     Raises:
-        InputError: If h + o is not what goes on in a block; raised here or in the first pass.
+        InputError: If a block does not continue with h + o; raised here or in the first pass.
     """
 
     def __init__(self, model: Any) -> None:
@@ -65,7 +65,7 @@ class MixingCapture(Hooks):
         return self
 
     def finish(self) -> list[Dots]:
-        """Dot products [row, query] of the last pass by layer; nothing is kept from the next until `index` is set."""
+        """Dot products [row, query] of the last pass by layer. Stops keeping them until `index` is set again."""
         if self._checked != self._dots.keys():
             raise self._refusal()
         products, self.index, self._dots = [self._dots[layer] for layer in sorted(self._dots)], None, {}
@@ -73,12 +73,12 @@ class MixingCapture(Hooks):
 
     def _refusal(self) -> InputError:
         return InputError(
-            "Expected blocks that add what attention returns to what entered them, but those of "
+            "Expected blocks that add the output of attention to their input, but those of "
             f"{type(self._model).__name__} don't. Leave rollout and rollout_max out, or use another model."
         )
 
     def _select(self, states: Tensor) -> Tensor:
-        """[row, query, d_model] of `index`; an index behind the pass's last token selects that one."""
+        """States [row, query, d_model] at `index`, limited to the last token of the pass."""
         assert self.index is not None
         self.index = self.index.to(states.device)
         index = self.index.clamp_max(states.shape[1] - 1)
@@ -96,7 +96,7 @@ class MixingCapture(Hooks):
                 self._sum[layer] = h[:, 0] + o[:, 0]
 
     def _check_sum(self, layer: int, states: Tensor) -> None:
-        # how a block is built shows at any token and does not change from pass to pass
+        # one token of one pass is enough, because the structure of a block is fixed
         if self.index is not None and layer not in self._checked:
             entering = self._select(states)[:, 0]
             if layer not in self._sum or not torch.allclose(self._sum.pop(layer), entering, equal_nan=True):
@@ -105,14 +105,14 @@ class MixingCapture(Hooks):
 
 
 class AttentionReader(Hooks):
-    """Reads attention in passes of a model inside its context: `start` before a pass, `finish` after it.
+    """Reads attention in passes of a model inside its context: call `start` before a pass and `finish` after it.
 
-    Other passes are left alone. On exit the model attends as before.
+    Other passes are not affected. On exit the model's own attention is restored.
 
     Args:
         model: Causal language model with SDPA or eager attention.
-        needs: Among attention_entropy, attention_blocks, attention_macs and mixing. All but the first need passes over
-            answers.
+        needs: Among attention_entropy, attention_blocks, attention_macs and mixing. All but attention_entropy require
+            passes over answers.
 
     Raises:
         InputError: If the model does not call transformers' attention function once per layer, or its blocks do not add
@@ -140,7 +140,7 @@ class AttentionReader(Hooks):
         return self
 
     def start(self, spans: TokenSpans) -> None:
-        """Set where the answers are in the next pass."""
+        """Set the token spans of the next pass."""
         self._spans = spans
         self._calls: Counter[int] = Counter()
         self._places: dict[torch.device, Places] = {}
@@ -150,14 +150,14 @@ class AttentionReader(Hooks):
             self._mixing.index = spans.query_index(self._last)
 
     def finish(self) -> Attention:
-        """Attention of the last pass; nothing is kept from the next one until `start`.
+        """Attention of the last pass. Stops reading until `start` is called again.
 
         Raises:
-            InputError: If a layer did not call its attention function once.
+            InputError: If a layer did not call its attention function exactly once.
         """
         self._spans = None
         if self._calls != Counter(set(self._layer_of.values())):
-            raise self._refusal(f"did so in {len(self._calls)}, {self._calls.total()} times in all")
+            raise self._refusal(f"called it in {len(self._calls)} layers, {self._calls.total()} times in total")
         places = next(iter(self._places.values()))
         products = [] if self._mixing is None else self._mixing.finish()
         masked = [Dots(*(p.masked_fill(~places.valid.to(p.device), 0.0) for p in layer)) for layer in products]
@@ -199,14 +199,14 @@ _active: ContextVar[AttentionReader | None] = ContextVar("attention_reader", def
 
 
 def _register(implementation: str) -> str:
-    """Register our attention function for a model with this implementation; returns its name in transformers."""
+    """Register the reading attention function for an implementation, and return its name in transformers."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
     from transformers.masking_utils import eager_mask, sdpa_mask
 
     def attend(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **options: Any) -> Any:
         reader, forward = _active.get(), sdpa_attention_forward
-        if implementation == "eager":  # of models without SDPA, because of soft caps or sinks, or asked to do without
+        if implementation == "eager":  # for models without SDPA (soft caps, sinks), or on request
             forward = sys.modules[type(module).__module__].eager_attention_forward
         if reader is not None:
             reader.attended(module, query, key, attention_mask, options)

@@ -1,4 +1,4 @@
-"""Attention of an answer's queries, from scores a chunk at a time, and the sums over heads and keys that are kept."""
+"""Attention of the answers' queries: scores in chunks, and the sums over heads and keys that are kept."""
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
@@ -9,16 +9,16 @@ from torch import Tensor
 from extract.errors import InputError
 from extract.signals.base import Places
 
-#: Score of a key that a query can't see. Its exponential is exactly 0, and 0 times it is 0 and not NaN as with −inf.
+#: Score of a hidden key. Its exponential is exactly 0, and unlike −inf it gives 0 and not NaN when multiplied by 0.
 HIDDEN = -1e30
 
-#: Entropies: mean over heads with and without the first token, and that of the head with the smallest one.
+#: Mean entropy over heads with and without the first token, and the smallest entropy of a head.
 ENTROPIES = ("normalised", "sink_free", "smallest_head")
 
-#: Scores in memory at a time on a CPU, where they should stay in the cache.
+#: Scores in memory at a time on a CPU, chosen to fit into its cache.
 _CACHED = 1 << 19
 
-#: Scores in memory at a time on a GPU, where every chunk costs launches, for each of at most 8 rows.
+#: Scores in memory at a time on a GPU, per row for at most 8 rows, because each chunk has a launch cost.
 _OF_ROW = 1 << 23
 
 
@@ -31,25 +31,25 @@ def read_layer(
     scaling: float | None = None,
     softcap: float | None = None,
 ) -> dict[str, Tensor]:
-    """Attention of one layer at `places`, float32 whatever the model's dtype, and 0 behind a row's places.
+    """Attention of one layer at `places`, float32 for any dtype of the model, and 0 after the places of a row.
 
     Args:
         query: [row, head, token, d_head], any float dtype.
-        key: [row, key head, key, d_head]; each key head serves as many successive heads.
-        mask: [row, 1, token, key], bool (true: visible) or added to the scores; None for causal attention.
+        key: [row, key head, key, d_head]. Each key head serves an equal number of successive heads.
+        mask: [row, 1, token, key], bool (True: visible) or added to the scores; None for causal attention.
         needs: Among attention_entropy, attention_blocks and attention_macs.
-        scaling: Multiplies the scores; None for 1/√d_head.
-        softcap: Scores s become softcap · tanh(s / softcap).
+        scaling: Factor of the scores; None for 1/√d_head.
+        softcap: Caps scores s to softcap · tanh(s / softcap).
 
     Returns:
-        For attention_entropy `ENTROPIES`, [row, query]. For attention_blocks `mean` [row, query, key],
-        the mean over heads among the answer's places, and `sums` [row, query, normaliser] of whole rows,
-        see `normalisers`. For attention_macs `largest` [row, query, key], the maximum over heads.
+        For attention_entropy, the three `ENTROPIES`, [row, query]. For attention_blocks, `mean` [row, query, key], the
+        mean over heads among the answer's places, and `sums` [row, query, normaliser] of whole rows, see `normalisers`.
+        For attention_macs, `largest` [row, query, key], the maximum over heads.
 
     Raises:
         InputError: If the mask differs between heads.
     """
-    own = places.spans.n_before + places.index  # keys of the queries' own tokens
+    own = places.spans.n_before + places.index  # key of each query's own token
     parts: dict[str, list[Tensor]] = defaultdict(list)
     for queries, n_visible, n_keys, scores in _score_chunks(query, key, mask, places, scaling, softcap):
         entropies, whole = _over_heads(scores, n_visible, needs)
@@ -65,7 +65,7 @@ def read_layer(
     layer = {name: torch.cat(chunks, 1) for name, chunks in parts.items()}
     behind = ~places.valid
     for name, values in layer.items():
-        if name in ("mean", "largest"):  # keys behind a row's last token were taken to be that one
+        if name in ("mean", "largest"):  # keys after a row's last token were clamped to it
             values.tril_()
         values.masked_fill_(behind if values.dim() == 2 else behind[..., None], 0.0)
     return layer
@@ -74,7 +74,7 @@ def read_layer(
 def _over_heads(
     chunks: Iterable[Tensor], n_visible: Tensor, needs: Collection[str]
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Entropies [row, query], and `mean` and `largest` over heads [row, query, key], by name."""
+    """Entropies [row, query] by name; `mean` and `largest` over heads [row, query, key] by name."""
     n_heads, entropies = 0, []
     whole: dict[str, Tensor] = {}
     for scores in chunks:
@@ -100,16 +100,16 @@ def _over_heads(
 def _score_chunks(
     query: Tensor, key: Tensor, mask: Tensor | None, places: Places, scaling: float | None, softcap: float | None
 ) -> Iterator[tuple[slice, Tensor, int, Iterator[Tensor]]]:
-    """The scores that a causal attention function computes, of some of the queries at `places` at a time.
+    """Scores of a causal attention function, for chunks of the queries at `places`.
 
-    Yields which queries, [row, query] int64 number of keys that each sees, number of keys that any of them sees, and
-    for some heads at a time the scores [row, head, query, key] float32, `HIDDEN` where a query can't see a key.
+    Yields the slice of queries, the number of keys that each sees [row, query] int64, the largest such number, and the
+    scores [row, head, query, key] float32 of groups of heads, with `HIDDEN` for hidden keys.
     """
     (n_rows, n_heads, _, d_head), n_key_heads = query.shape, key.shape[1]
     if mask is not None and mask.shape[1] != 1:
         raise InputError(
-            f"Expected one attention mask for all heads, but got {mask.shape[1]}. This architecture's attention can't "
-            "be read; use another model."
+            f"Expected one attention mask for all heads, but got {mask.shape[1]}. Use another model, because the "
+            "attention of this architecture can't be read."
         )
     at = places.index[:, None, :, None].expand(-1, n_heads, -1, d_head)
     queries = query.gather(2, at).float() * (d_head**-0.5 if scaling is None else scaling)
@@ -143,13 +143,14 @@ def _score_chunks(
 
 
 def _visibility(mask: Tensor | None, places: Places, part: slice, n_keys: int) -> tuple[Tensor, Tensor, Tensor | None]:
-    """What the queries of a part see of the first `n_keys` keys: the number that each sees, [row, query] int64.
+    """Visibility of the first `n_keys` keys for a part of the queries.
 
-    Also whether the last keys are hidden, [row, query, key] bool, and what is added to their scores, float32, or None.
+    Returns the number of keys that each query sees, [row, query] int64; whether each of the last keys is hidden,
+    [row, query, key] bool; and the bias of their scores, float32, or None.
     """
     index = places.index[:, part]
     if mask is None:
-        own = places.spans.n_before + index  # the key of the query's own token
+        own = places.spans.n_before + index  # key of each query's own token
         start = min(places.spans.n_before + min(places.spans.first) + part.start + 1, n_keys)
         return own + 1, torch.arange(start, n_keys, device=own.device) > own[..., None], None
     row = torch.arange(len(index), device=mask.device)[:, None]
@@ -161,18 +162,18 @@ def _visibility(mask: Tensor | None, places: Places, part: slice, n_keys: int) -
 
 
 def head_entropies(scores: Tensor, n_visible: Tensor) -> tuple[Tensor, Tensor]:
-    """Entropies of softmax(`scores`) over the log of the number of keys that each query sees; 0 with one key.
+    """Entropies of softmax(`scores`), divided by the log of the number of visible keys; 0 for one key.
 
-    With p the weight of the first token and H' the entropy of the others among themselves, H = h(p) + (1 − p) H', h the
-    entropy of a coin. H' comes from the other scores alone, so that it is exact even where p is 1 in float32.
+    With p the weight of the first token, H' the entropy among the others and h the binary entropy,
+    H = h(p) + (1 − p) H'. H' is computed from the other scores alone, so it is exact even if p is 1 in float32.
 
     Args:
-        scores: [row, head, query, key] float32, `HIDDEN` where a query can't see a key. Overwritten.
-        n_visible: [row, query] int64, number of keys that each query sees.
+        scores: [row, head, query, key] float32, `HIDDEN` for keys that a query can't see. Overwritten.
+        n_visible: Number of keys that each query sees, [row, query] int64.
 
     Returns:
-        [row, head, query] float32 in [0, 1], over all visible keys; and the same without the first token, which many
-        heads attend to when nothing else matters.
+        [row, head, query] float32 in [0, 1] over all visible keys, and the same without the first token, which many
+        heads use as an attention sink.
     """
     of_first = scores[..., 0].clone()
     scores[..., 0] = HIDDEN
@@ -193,16 +194,22 @@ def head_entropies(scores: Tensor, n_visible: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def column_field(key: Tensor, n_tokens: Tensor) -> Tensor:
-    """1 / (T − j), [row, alignment, key], of places j [row, key]; T is `n_tokens` [row], 1 less for `emit`."""
+    """Column field 1 / (T − j), [row, alignment, key], of places j [row, key]; T is `n_tokens` [row], −1 for `emit`."""
     n_seeing = torch.stack([n_tokens - 1, n_tokens], 1)[..., None] - key[:, None]
     return 1 / n_seeing.clamp_min(1).float()
 
 
 def element_field(query: Tensor, key: Tensor) -> Tensor:
-    """1 / (i − j + 1), [row, query, key], of places i [row, query] and j [row, key]; 1 where j > i."""
+    """Element field 1 / (i − j + 1), [row, query, key], of places i [row, query] and j [row, key]; 1 if j > i."""
     return (query.float()[..., None] - key.float()[:, None] + 1).clamp_min_(1).reciprocal_()
 
 
 def normalisers(mean: Tensor, column: Tensor, element: Tensor) -> Tensor:
-    """Row sums [row, query, normaliser] of attention [row, query, key] under `column_field` and `element_field`."""
+    """Row sums of attention under both fields, [row, query, normaliser] in the order of `NORMALISERS`.
+
+    Args:
+        mean: Mean attention over heads, [row, query, key].
+        column: `column_field` of the keys, [row, alignment, key].
+        element: `element_field` of queries and keys, [row, query, key].
+    """
     return torch.cat([mean @ column.mT, (mean * element).sum(-1, keepdim=True)], 2)

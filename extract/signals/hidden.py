@@ -12,9 +12,9 @@ from extract.signals.base import Pass
 from extract.signals.model_parts import Hooks, decoder_blocks, decoder_of, n_layers
 from extract.store.shards import Scope
 
-#: By scope and name, the token indices of a position, from the prompt's P tokens and the answer's n. The mean of their
-#: states is kept. Answer token y_t is at index P + t − 1, where the state has seen it; it was drawn at P + t − 2, so
-#: that the distribution of the first answer token is read at `last_prompt`.
+#: Token indices of each position by scope and name, from the numbers of prompt tokens P and answer tokens n. States are
+#: averaged over them. Answer token y_t is at index P + t − 1, where the state has seen it. It was drawn at P + t − 2,
+#: so the distribution of the first answer token is read at `last_prompt`.
 POSITIONS: dict[Scope, dict[str, Callable[[int, int], range]]] = {
     "question": {"last_prompt": lambda n_prompt, n_answer: range(n_prompt - 1, n_prompt)},
     "sample": {
@@ -26,10 +26,10 @@ POSITIONS: dict[Scope, dict[str, Callable[[int, int], range]]] = {
 
 
 def position_ranges(scope: Scope, n_prompt: Sequence[int], n_answer: Sequence[int]) -> list[list[range]]:
-    """Token indices of each position of a scope, [position][row], from numbers [row] of prompt and content tokens.
+    """Token indices [position][row] of the scope's positions, from the numbers [row] of prompt and content tokens.
 
     Raises:
-        InputError: If a position is outside the prompt, or outside the answer at sample scope.
+        InputError: If a position is outside the prompt, or at sample scope outside the answer.
     """
     positions: list[list[range]] = []
     for name, place in POSITIONS[scope].items():
@@ -39,7 +39,7 @@ def position_ranges(scope: Scope, n_prompt: Sequence[int], n_answer: Sequence[in
             if not first <= indices.start < indices.stop <= prompt + answer:
                 raise InputError(
                     f"Expected position {name!r} to be in a prompt of {prompt} tokens and an answer of {answer}, but "
-                    f"it is from {indices.start} to {indices.stop - 1}. Leave empty prompts and answers out."
+                    f"it covers {indices.start} to {indices.stop - 1}. Leave out empty prompts and answers."
                 )
             positions[-1].append(indices)
     return positions
@@ -56,7 +56,7 @@ def hidden(batch: Pass) -> dict[str, Tensor]:
 
 
 def _mean_over(rows: Sequence[range], device: torch.device) -> Callable[[Tensor], Tensor]:
-    """From hidden states [row, token, d_model] to the mean [row, d_model] over a row's tokens, summed in float32."""
+    """Function from hidden states [row, token, d_model] to their mean [row, d_model] over `rows`, summed in float32."""
     starts, stops = [row.start for row in rows], [row.stop for row in rows]
     start, stop = torch.tensor(starts, device=device), torch.tensor(stops, device=device)
 
@@ -75,11 +75,11 @@ def _mean_over(rows: Sequence[range], device: torch.device) -> Callable[[Tensor]
 class HiddenCapture(Hooks):
     """Hooks that keep the hidden states of chosen layers and tokens during forward passes inside the context.
 
-    Layers are counted as by transformers' `output_hidden_states`: 0 is the embeddings as they enter the first block,
-    l the residual stream after block l, and L the last one after the final norm.
+    Layers are numbered as in transformers' `output_hidden_states`: 0 is the embeddings that enter the first block, l is
+    the residual stream after block l, and L is the last one after the final norm.
 
     Attributes:
-        states: [row, position, d_model] by layer, of the last pass.
+        states: Hidden states of the last pass, [row, position, d_model] by layer.
 
     Raises:
         InputError: If the model has no such layer.
@@ -97,11 +97,11 @@ class HiddenCapture(Hooks):
         self._means, self._model = list[Callable[[Tensor], Tensor]](), model
 
     def start(self, positions: Sequence[Sequence[range]]) -> None:
-        """Set the tokens to keep in the next passes, [position][row] indices into a pass's tokens; empty for none."""
+        """Set the tokens to keep in the next passes, [position][row] indices into a pass; empty for none."""
         self._means = [_mean_over(rows, self._model.device) for rows in positions]
 
     def finish(self) -> dict[int, Tensor]:
-        """The states of the last pass by layer, in the model's dtype; nothing is kept from the next until `start`."""
+        """States of the last pass by layer, in the model's dtype. Stops keeping them until `start` is called again."""
         states, self.states, self._means = self.states, {}, []
         return states
 

@@ -1,7 +1,7 @@
-"""The lens: every layer's distribution over tokens, through the model's own final norm and head, a chunk at a time.
+"""The lens: every layer's token distribution, computed in chunks with the model's own final norm and head.
 
-Where a number compares layers, the residual stream is kept at the answers' tokens until the pass has ended; otherwise a
-layer is read when it has been computed, and nothing else is kept of it.
+If a number compares layers, the residual stream at the answers' tokens is kept until the end of the pass. Otherwise
+each layer is reduced to its numbers as soon as it is computed.
 """
 
 from collections import defaultdict
@@ -16,27 +16,27 @@ from torch.linalg import vecdot
 from extract.signals.base import Lens, TokenSpans
 from extract.signals.model_parts import Hooks, ModelHead, decoder_blocks, final_norm, n_layers, not_norm_alone
 
-#: Number of layers before the last one whose distributions are compared with it.
+#: Number of layers before the last one that are compared with it.
 N_COMPARED = 10
-#: Logits in memory at a time: 64 MB in float32 on a CPU. A GPU needs more of them to be busy.
+#: Logits in memory at a time: 64 MB in float32 on a CPU. A GPU needs more for full use.
 _LOGITS = {"cpu": 2**24, "cuda": 2**27}
-#: Of those, the number that is reduced at a time where nothing is compared: as many as stay in a CPU's cache.
+#: Logits reduced at a time if no layers are compared, chosen to fit into the cache of a CPU.
 _REDUCED = {"cpu": 2**20, "cuda": 2**25}
-#: Logits are this far below the largest one at the most: what is ruled out (−∞) is finite then, and still impossible.
+#: Smallest logit relative to the largest one. Excluded tokens (−∞) become finite and keep probability 0.
 _IMPOSSIBLE = -1e4
-#: Below it exp gives subnormal numbers, which are ten times slower; as weights they are nothing either way.
+#: Smallest exponent. Below it exp gives subnormal numbers, which are ten times slower and negligible as weights.
 _NOTHING = -80.0
 
 
 class Softmax(NamedTuple):
-    """Distributions over words: p = weight / total, log p = shifted − log total.
+    """Distributions over the vocabulary: p = weight / total, log p = shifted − log total.
 
-    They stay undivided, because a division or a logarithm over all words costs as much as the rest of an entropy.
+    They are not normalised: a division or logarithm over the vocabulary costs as much as the rest of an entropy.
 
     Attributes:
-        shifted: [token, vocab] float32, logits less the largest one.
-        weight: [token, vocab] float32, their exponentials.
-        total: [token] float32, sum of the weights.
+        shifted: Logits minus the largest one, [token, vocab] float32.
+        weight: Exponentials of `shifted`, [token, vocab] float32.
+        total: Sum of the weights, [token] float32.
     """
 
     shifted: Tensor
@@ -45,7 +45,7 @@ class Softmax(NamedTuple):
 
 
 def softmax(logits: Tensor) -> Softmax:
-    """Distributions of `logits` [token, vocab]; float32 logits are overwritten."""
+    """Distributions of `logits` [token, vocab]. Float32 logits are overwritten."""
     shifted = logits.float()
     shifted.sub_(shifted.amax(-1, keepdim=True)).clamp_(min=_IMPOSSIBLE)
     weight = shifted.clamp(min=_NOTHING).exp_()
@@ -53,12 +53,12 @@ def softmax(logits: Tensor) -> Softmax:
 
 
 def entropy(p: Softmax) -> Tensor:
-    """Shannon entropy [token] in nats: log Σ exp(z) − Σ p z, z shifted by its largest, else float32 errs by 3e-4."""
+    """Shannon entropy [token] in nats: log Σ exp(z) − Σ p z. The shift of z by its maximum keeps float32 accurate."""
     return (p.total.log() - vecdot(p.weight, p.shifted) / p.total).clamp_(min=0)
 
 
 def most_likely(p: Softmax) -> tuple[Tensor, Tensor, Tensor]:
-    """The most likely token, its probability, and by how much that exceeds the next one's; [token] each."""
+    """Most likely token, its probability, and its margin over the second most likely token, [token] each."""
     best = p.shifted.topk(2)
     first, second = best.values.exp().unbind(-1)
     return best.indices[:, 0], first / p.total, (first - second) / p.total
@@ -78,13 +78,13 @@ def jensen_shannon(p: Softmax, q: Softmax) -> Tensor:
 
 
 def kl_of_means(p: Tensor, q: Tensor) -> Tensor:
-    """KL(p ‖ q) [token] in nats of probabilities [token, vocab]."""
+    """KL(p ‖ q) [token] in nats for probabilities [token, vocab]."""
     tiny = torch.finfo(p.dtype).tiny
     return (vecdot(p, p.clamp(min=tiny).log_()) - vecdot(p, q.clamp(min=tiny).log_())).clamp_(min=0)
 
 
 class LensReader(Hooks):
-    """Reads a `Lens` in passes of a model inside its context: `start` before a pass, `finish` after it.
+    """Reads a `Lens` in passes of a model inside its context: call `start` before a pass and `finish` after it.
 
     Args:
         model: A causal language model.
@@ -112,16 +112,18 @@ class LensReader(Hooks):
         return self
 
     def start(self, spans: TokenSpans) -> None:
-        """Set the tokens that are read in the next pass."""
+        """Set the tokens to read in the next pass."""
         self._spans, self._index = spans, spans.drawn_at(self._model.device)
 
     def finish(self, last_hidden_state: Tensor, tokens: Tensor | None) -> Lens:
-        """The numbers of the last pass, of which nothing is kept, from the decoder's output [row, token, d_model].
+        """Compute the lens of the last pass. Stops reading until `start` is called again.
 
-        `tokens` [row, token] int64 were drawn, with anything behind them; None where there are none.
+        Args:
+            last_hidden_state: Output of the decoder, [row, token, d_model].
+            tokens: Drawn tokens, [row, token] int64, with any padding; None if none were drawn.
 
         Raises:
-            InputError: If something other than the final norm comes behind the last block.
+            InputError: If anything but the final norm follows the last block.
         """
         assert self._spans is not None
         spans, kept, self._spans, self._kept = self._spans, self._kept, None, {}
@@ -148,7 +150,7 @@ class LensReader(Hooks):
         return Lens({name: spans.pad(values) for name, values in numbers.items()})
 
     def _chunk(self, chunk: slice, normed: Tensor, drawn: Tensor | None, kept: dict[int, Tensor]) -> dict[str, Tensor]:
-        """All numbers of some tokens that need the last layer's distribution: [token, …] by name."""
+        """Numbers that require the last layer's distribution, for a chunk of tokens: [token, …] by name."""
         last = softmax(self._head(normed[chunk]))
         log_p = torch.full_like(last.total, torch.nan)
         if drawn is not None:
@@ -160,7 +162,7 @@ class LensReader(Hooks):
         return numbers
 
     def _compare(self, states: dict[int, Tensor], last: Softmax, token: Tensor) -> dict[str, Tensor]:
-        """[token, layer] by name, `early_late` [token], from [token, d_model] by layer and the likeliest `token`."""
+        """Compare all layers: [token, layer] by name, and `early_late` [token]. `token` is the likeliest of layer L."""
         n_layers, columns, means = self._n_layers, defaultdict[str, list[Tensor]](list), dict[str, Tensor]()
         n_quarter = max(1, n_layers // 4)
         quarters = {"early": range(1, n_quarter + 1), "late": range(n_layers - n_quarter + 1, n_layers + 1)}
@@ -187,7 +189,7 @@ class LensReader(Hooks):
         if self._spans is None:
             return
         row, index = self._index
-        # a model may be spread over devices; its numbers are computed on one
+        # the model can be spread over devices; the lens is computed on one
         states = hidden[row.to(hidden.device), index.to(hidden.device)].to(self._model.device)
         whole = self._keeps_states or layer == self._n_layers
         self._kept[layer] = states if whole else layer_entropy(self._head, self._norm, states)

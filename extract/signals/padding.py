@@ -1,4 +1,4 @@
-"""Rows of a ragged tensor padded side by side, in float64, so that quantiles do not depend on rounding."""
+"""Padding of ragged rows to float64 tensors. Quantiles in float64 do not depend on rounding."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
@@ -9,16 +9,16 @@ from torch import Tensor
 from extract.errors import InputError
 from extract.store.ragged import Ragged
 
-_CELLS = 2**18  # values that are padded together; more would not fit into the cache
+_CELLS = 2**18  # values padded together; more would not fit into the cache
 
 
 class Padded:
-    """Some rows side by side, each of at least one token.
+    """Padded rows of at least one token each.
 
     Args:
-        u: [..., row, token] float64 values, 0 behind a row's tokens.
-        w: [..., row, token] weights likewise, with leading axes that broadcast with those of `u`; None for none.
-        n: [row] int64 tokens of each row.
+        u: Values, [..., row, token] float64, 0 after the tokens of a row.
+        w: Weights, likewise, with leading axes that broadcast with those of `u`; None for unweighted rows.
+        n: Number of tokens of each row, [row] int64.
     """
 
     def __init__(self, u: Tensor, w: Tensor | None, n: Tensor) -> None:
@@ -32,37 +32,37 @@ class Padded:
 
     @cached_property
     def ascending(self) -> tuple[Tensor, Tensor]:
-        """Values in ascending order, and their indices; padding last."""
+        """Values in ascending order and their indices, [..., row, token] each, padding last."""
         return self.u.masked_fill(~self.there, torch.inf).sort(dim=-1)
 
     @cached_property
     def by_weight(self) -> tuple[Tensor, Tensor]:
-        """Weights in descending order, of equal ones the earlier token first, and the values of these tokens."""
+        """Weights in descending order, earlier tokens first among equals, and the values of the same tokens."""
         order = self.w.masked_fill(~self.there, -1.0).sort(dim=-1, descending=True, stable=True)
         return order.values, self.u.expand(self._shape).gather(-1, order.indices.expand(self._shape))
 
     @cached_property
     def total(self) -> Tensor:
-        """[..., row] sum of the weights."""
+        """Sum of the weights, [..., row]."""
         return self.w.sum(-1)
 
     @cached_property
     def weights_ascending(self) -> Tensor:
-        """Cumulative weights c of the tokens in ascending order of their values."""
+        """Cumulative weights c of the tokens, in ascending order of their values."""
         return self.w.expand(self._shape).gather(-1, self.ascending[1].expand(self._shape)).cumsum(-1)
 
     @cached_property
     def mean(self) -> Tensor:
-        """[..., row] Σ u / n."""
+        """Mean Σ u / n, [..., row]."""
         return self.u.sum(-1) / self.n
 
     @cached_property
     def weighted_mean(self) -> Tensor:
-        """[..., row] Σ w u / Σ w; NaN where Σ w is 0."""
+        """Weighted mean Σ w u / Σ w, [..., row]; NaN if Σ w is 0."""
         return (self.w * self.u).sum(-1) / self.total
 
     def at(self, place: Tensor) -> Tensor:
-        """[..., row] value at a place in ascending order, [..., row] from 0."""
+        """Values [..., row] at 0-based ranks `place` [..., row] in ascending order."""
         values = self.ascending[0]
         shape = torch.broadcast_shapes(values.shape[:-1], place.shape)
         return values.expand(*shape, -1).gather(-1, place.expand(shape)[..., None])[..., 0]
@@ -74,18 +74,24 @@ def over_rows(
     compute: Callable[[Padded], dict[str, Tensor]],
     weights: Ragged | None = None,
 ) -> dict[str, Tensor]:
-    """Apply a function to rows side by side, rows of similar length together: [row, …] float32 by name, NaN as `pool`.
+    """Apply a function to padded batches of rows of similar length.
 
-    `compute` is from some rows to [..., row] by one of the `names` each; values and weights are as for `pool`.
+    Args:
+        values, weights: As in `pool`.
+        names: Names of the results of `compute`.
+        compute: Function from padded rows to results [..., row] by name.
+
+    Returns:
+        [row, …] float32 by name; NaN as in `pool`.
 
     Raises:
-        InputError: If weights are negative or of other tokens.
+        InputError: If weights are negative or belong to other tokens.
     """
     axes = values.values.shape[1:]
     if weights is not None:
         if not torch.equal(values.offsets, weights.offsets):
             raise InputError(
-                "Expected `weights` of the same tokens as the values, but rows have other lengths. Read both together."
+                "Expected `weights` to have as many tokens per row as the values, but they differ. Read both together."
             )
         if len(negative := weights.values[weights.values < 0]):
             raise InputError(f"Expected `weights` to be at least 0, but got {negative[0]:g}. Use other weights.")
@@ -104,7 +110,7 @@ def over_rows(
 
 
 def _similar(lengths: Tensor, n_columns: int) -> Iterator[Tensor]:
-    """Rows of at least one token, together where padding costs little."""
+    """Indices of rows with at least one token, in groups of similar length."""
     rows = lengths.nonzero()[:, 0]
     if not len(rows):
         return
@@ -112,13 +118,13 @@ def _similar(lengths: Tensor, n_columns: int) -> Iterator[Tensor]:
         yield rows
         return
     rows = rows[lengths[rows].argsort(stable=True)]
-    doubling = (lengths[rows] - 1).clamp_min(1).log2().floor()  # lengths up to 2, 4, 8, … go together
+    doubling = (lengths[rows] - 1).clamp_min(1).log2().floor()  # groups of lengths up to 2, 4, 8, …
     for alike in rows.split(doubling.unique_consecutive(return_counts=True)[1].tolist()):
         yield from alike.split(max(1, _CELLS // (int(lengths[alike[-1]]) * n_columns)))
 
 
 def _side_by_side(ragged: Ragged, rows: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
-    """[..., row, token] float64 of some rows, 0 for padding and what is not finite; [..., row] if all is finite."""
+    """Padded rows [..., row, token] float64, 0 for padding and non-finite values; and whether each row is finite."""
     step = torch.arange(int(n.max()))
     there = step < n[:, None]
     index = (ragged.offsets[rows][:, None] + step).where(there, 0)

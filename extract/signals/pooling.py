@@ -1,7 +1,7 @@
 """Pooling: from one number per token to one number per answer, for rows of different lengths at once.
 
-u_t are the values of a row's n tokens, w_t ≥ 0 weights of the same tokens. A row without tokens, or with a value or
-weight that is not finite, is NaN. With weights that sum to 0 a row is pooled as if there were none.
+u_t are the values of a row's n tokens, and w_t ≥ 0 are their weights. A row without tokens, or with a value or weight
+that is not finite, gives NaN. A row whose weights sum to 0 is pooled without weights.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,14 +32,14 @@ def _std(rows: Padded) -> Tensor:
 
 
 def _top(rows: Padded, percent: int) -> Tensor:
-    """Mean of the max(1, ⌊ρ n⌋) greatest values."""
+    """Mean of the max(1, ⌊ρ n⌋) largest values."""
     k = _share(rows.n, percent)
     kept = (rows.step >= (rows.n - k)[:, None]) & rows.there
     return rows.ascending[0].masked_fill(~kept, 0.0).sum(-1) / k
 
 
 def _quantile(rows: Padded, percent: int) -> Tensor:
-    """Between the two nearest values in a straight line, as `torch.quantile`."""
+    """Quantile with linear interpolation, like `torch.quantile`."""
     place = percent / 100 * (rows.n - 1)
     below = place.floor().long()
     low, high = rows.at(below), rows.at(torch.minimum(below + 1, rows.n - 1))
@@ -56,32 +56,32 @@ def _weighted_std(rows: Padded) -> Tensor:
 
 
 def _weighted_top(rows: Padded, percent: int) -> Tensor:
-    """Weighted mean of the values of the max(1, ⌊ρ n⌋) tokens of greatest weight."""
+    """Weighted mean of the values of the max(1, ⌊ρ n⌋) tokens with the largest weights."""
     weights, values = rows.by_weight
     weights = weights.masked_fill(rows.step >= _share(rows.n, percent)[:, None], 0.0)
     return (weights * values).sum(-1) / weights.sum(-1)
 
 
 def _weighted_quantile(rows: Padded, percent: int) -> Tensor:
-    """The least value with c ≥ q Σ w, where c is the weight of all tokens up to it."""
+    """Smallest value with c ≥ q Σ w, where c is the weight of all tokens up to it."""
     c = rows.weights_ascending
     place = (c < percent / 100 * c[..., -1:]).sum(-1)
     return rows.at(torch.minimum(place, rows.n - 1))
 
 
 def _share(n: Tensor, percent: int) -> Tensor:
-    """[row] max(1, ⌊ρ n⌋), in whole numbers: 0.1 · 30 may be below 3."""
+    """[row] max(1, ⌊ρ n⌋) in integer arithmetic, because 0.1 · 30 can be below 3 in floats."""
     return (n * percent // 100).clamp_min(1)
 
 
 class Pooling(NamedTuple):
-    """How the tokens of each row become one number [..., row], without and with weights."""
+    """Reduction of each row's tokens to one number [..., row], without and with weights."""
 
     plain: Callable[[Padded], Tensor]
     weighted: Callable[[Padded], Tensor]
 
     def __call__(self, rows: Padded) -> Tensor:
-        """Weighted where a row has weight, else plain."""
+        """Weighted pooling for rows with a positive sum of weights, else plain pooling."""
         if not rows.has_weights:
             return self.plain(rows)
         given, weighted = rows.total > 0, self.weighted(rows)
@@ -104,19 +104,19 @@ POOLINGS: Registry[Pooling] = Registry(
 
 
 def pool(values: Ragged, how: str, weights: Ragged | None = None) -> Tensor:
-    """One number a row.
+    """Pool the tokens of each row to one number.
 
     Args:
-        values: [sum of lengths, …]; further axes are pooled separately.
+        values: Values of the tokens, [sum of lengths, …]; further axes are pooled separately.
         how: One of `POOLINGS`.
-        weights: Weights w ≥ 0 of the same tokens, whose further axes broadcast with those of the values: values […, 1]
-            with weights […, w] are pooled with each of the w weights.
+        weights: Weights w ≥ 0 of the same tokens. Further axes broadcast: values […, 1] with weights […, w] are pooled
+            with each of the w weights.
 
     Returns:
         [row, …] float32; NaN for a row without tokens, or with a value or weight that is not finite.
 
     Raises:
-        InputError: If the name is unknown, or weights are negative or of other tokens.
+        InputError: If the name is unknown, or weights are negative or belong to other tokens.
 
     >>> pool(Ragged.of([torch.tensor([1.0, 2.0, 6.0]), torch.tensor([])]), "mean")
     tensor([3., nan])
@@ -125,21 +125,22 @@ def pool(values: Ragged, how: str, weights: Ragged | None = None) -> Tensor:
 
 
 def pool_each(values: Ragged, hows: Sequence[str], weights: Ragged | None = None) -> dict[str, Tensor]:
-    """As `pool` in several ways, for little more than one of them: rows are padded and sorted once."""
+    """Like `pool` in several ways, for little more than the cost of one: rows are padded and sorted once."""
     chosen = {how: POOLINGS[how] for how in hows}
     return over_rows(values, hows, lambda rows: {how: pooling(rows) for how, pooling in chosen.items()}, weights)
 
 
-# Beyond one number: windows, and the shape of an entropy curve
+# More than one number: windows, and the shape of an entropy curve
 
 
 def windows(values: Ragged, n_windows: int) -> Tensor:
-    """Means over `n_windows` stretches of each row's tokens, split as evenly as by `numpy.array_split`.
+    """Means over `n_windows` consecutive windows of each row's tokens, split as in `numpy.array_split`.
 
-    In a row with fewer tokens than windows a token is in several: first and last window are its first and last token.
+    If a row has fewer tokens than windows, a token is in several windows. The first and last window are then the first
+    and last token.
 
     Returns:
-        [row, …, window] float32; NaN as for `pool`.
+        [row, …, window] float32; NaN as in `pool`.
 
     >>> windows(Ragged.of([torch.tensor([1.0, 2.0, 6.0]), torch.tensor([5.0])]), 2)
     tensor([[1.5000, 6.0000],
@@ -152,7 +153,7 @@ def windows(values: Ragged, n_windows: int) -> Tensor:
         found = {}
         for i in range(n_windows):
             start, stop = (size * edge + longer.clamp_max(edge) for edge in (i, i + 1))
-            token = rows.n * i // n_windows  # where tokens are fewer than windows
+            token = rows.n * i // n_windows  # for rows with fewer tokens than windows
             start, stop = (torch.where(size > 0, a, b) for a, b in ((start, token), (stop, token + 1)))
             ends = [until.gather(-1, edge.expand(until.shape[:-1])[..., None])[..., 0] for edge in (start, stop)]
             found[str(i)] = (ends[1] - ends[0]) / (stop - start)
@@ -161,7 +162,7 @@ def windows(values: Ragged, n_windows: int) -> Tensor:
     return torch.stack(list(over_rows(values, list(map(str, range(n_windows))), means).values()), -1)
 
 
-#: Features of an entropy curve, and those that weights add.
+#: Names of the features of an entropy curve, and of those that weights add.
 PEAKS = (
     "log_count density mean_peak max mean median std q75 q90 max_jump log_n".split(),
     "log_critical critical_density critical_mean critical_max w_mean w_q75 w_q90 w_std w_max".split(),
@@ -169,18 +170,18 @@ PEAKS = (
 
 
 def peak_features(entropy: Ragged, threshold: float = 0.5, weights: Ragged | None = None) -> dict[str, Tensor]:
-    """The shape of each row's entropy curve: features for a logistic regression.
+    """Features of the shape of each row's entropy curve, for a logistic regression.
 
-    A peak is a token of more than `threshold` nats; a critical token also has more than the mean weight. Counts are
-    log(1 + count), and log n is a feature because they grow with it. Heights are 0 where there is no such token.
+    A peak is a token of more than `threshold` nats. A critical token is a peak with more than the mean weight. Counts
+    are log(1 + count). They grow with n, so log n is a feature too. Heights are 0 if there is no such token.
 
     Args:
-        entropy: [sum of lengths] nats.
+        entropy: Entropies of the tokens, [sum of lengths] in nats.
         threshold: Threshold of a peak, in nats.
         weights: Influences w ≥ 0 of the same tokens, for critical tokens and weighted poolings.
 
     Returns:
-        [row] float32 by name, see `PEAKS`; NaN as for `pool`.
+        [row] float32 by name, see `PEAKS`; NaN as in `pool`.
     """
 
     def features(rows: Padded) -> dict[str, Tensor]:
@@ -191,7 +192,7 @@ def peak_features(entropy: Ragged, threshold: float = 0.5, weights: Ragged | Non
         shape = [*_heights(rows, peaks)[:3], *pooled, max_jump, rows.n.double().log()]
         if weights is None:
             return dict(zip(PEAKS[0], shape, strict=True))
-        # by a little more than the mean, which equal weights may exceed by rounding
+        # a small tolerance, because rounding can lift equal weights above their mean
         critical = peaks & (rows.w * rows.n[:, None] > rows.total[..., None] * (1 + 1e-9))
         weighted = [POOLINGS[how](rows) for how in ("mean", "q75", "q90", "std", "max")]
         return dict(zip(PEAKS[0] + PEAKS[1], [*shape, *_heights(rows, critical), *weighted], strict=True))
@@ -200,7 +201,7 @@ def peak_features(entropy: Ragged, threshold: float = 0.5, weights: Ragged | Non
 
 
 def _heights(rows: Padded, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """log(1 + count), share of the tokens, mean and greatest value of chosen tokens [row, token]."""
+    """log(1 + count), share of the tokens, mean and largest value of the chosen tokens [row, token]."""
     count = chosen.sum(-1)
     high = rows.u.masked_fill(~chosen, 0.0)
     return count.double().log1p(), count / rows.n, high.sum(-1) / count.clamp_min(1), high.amax(-1)
@@ -209,15 +210,15 @@ def _heights(rows: Padded, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor, Tens
 # Weights by name
 
 
-#: Signal and position of the weights that have a name of their own.
+#: Signal and position of the named weights.
 WEIGHTS = {"entropy": ("tokens", "entropy"), "prob": ("tokens", "one_minus_pmax")}
 
 
 def weight_of(name: str) -> tuple[str, str]:
-    """Signal and position of weights: `entropy`, `prob` (1 − p_max), or ``signal/position`` of a signal of influences.
+    """Signal and position of weights: `entropy`, `prob` (1 − p_max), or ``signal/position`` of an influence signal.
 
     Raises:
-        InputError: Neither.
+        InputError: If the name is unknown.
 
     >>> weight_of("prob")
     ('tokens', 'one_minus_pmax')

@@ -1,4 +1,4 @@
-"""Runs one forward pass over a batch with the hooks that the requested signals need, and returns a `Pass`."""
+"""Runs a forward pass over a batch with the hooks that the requested signals need, and returns a `Pass`."""
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
@@ -19,7 +19,7 @@ _ATTENTION = {"attention_entropy", "attention_blocks", "attention_macs", "mixing
 
 
 class SharedPrompt:
-    """Keys and values of the first `tokens` of several sequences, read once, by a model for which `can_share`."""
+    """Keys and values of the common first `tokens` of several sequences, read once. Requires `can_share(model)`."""
 
     def __init__(self, model: Any) -> None:
         from transformers import DynamicCache
@@ -29,7 +29,7 @@ class SharedPrompt:
 
     @torch.inference_mode()
     def then(self, tokens: Sequence[int]) -> Self:
-        """These tokens followed by others; this object stays as it is."""
+        """A cache of these tokens followed by `tokens`; this object is unchanged."""
         longer = copy(self)
         longer._cache, longer.tokens = deepcopy(self._cache), (*self.tokens, *tokens)
         if tokens:
@@ -38,22 +38,22 @@ class SharedPrompt:
         return longer
 
     def cache(self, n_rows: int) -> Any:
-        """A copy of the cache for `n_rows` sequences, to be filled further."""
+        """Copy of the cache for `n_rows` sequences, which a pass can extend."""
         cache = deepcopy(self._cache)
         cache.batch_repeat_interleave(n_rows)
         return cache
 
 
 class Reader(ExitStack):
-    """Runs passes for signals. The model has the hooks that they need inside the context, and none outside.
+    """Runs passes for signals. The model has the required hooks inside the context and none outside.
 
     Args:
         model: Causal language model in evaluation mode.
-        needs: What the signals need, among `NEEDS`.
+        needs: Needs of the signals, among `NEEDS`.
         layers: Layers whose hidden states are kept.
 
     Raises:
-        InputError: If the model has no such layer, or can't be read for one of the needs.
+        InputError: If the model has no such layer, or does not support one of the needs.
     """
 
     def __init__(self, model: Any, needs: Collection[str], layers: Sequence[int] = ()) -> None:
@@ -70,14 +70,19 @@ class Reader(ExitStack):
         return self
 
     def questions(self, prompts: Sequence[Sequence[int]]) -> Pass:
-        """Read prompts; the only token of each row is the one that is going to be drawn after its prompt."""
+        """Read prompts. The only token of each row is the first one of its answer, which is not drawn yet."""
         n_prompt = [len(prompt) for prompt in prompts]
         self._hidden.start(position_ranges("question", n_prompt, [0] * len(prompts)))
         spans = TokenSpans([n - 1 for n in n_prompt], [1] * len(prompts))
         return self._pass(right_padded(prompts, self._model.device), spans, None)
 
     def answers(self, answers: Sequence[Answer], shared: SharedPrompt | None = None) -> Pass:
-        """Read answers, of at least one content token, behind their prompts, which may begin with what was `shared`."""
+        """Read answers after their prompts.
+
+        Args:
+            answers: Answers with at least one content token each.
+            shared: Common beginning of all prompts, which was read before; None reads the whole prompts.
+        """
         n_before = 0 if shared is None else len(shared.tokens)
         n_prompt = [len(answer.prompt) - n_before for answer in answers]
         n_answer = [len(answer.content) for answer in answers]
@@ -104,11 +109,11 @@ class Reader(ExitStack):
         )
 
 
-# Batches. A causal model never looks to the right, so that padding there needs no mask and its value does not matter.
+# Batches. A causal model never attends to the right, so padding there needs no mask and can have any value.
 
 
 def by_length(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
-    """Batches of sequence indices, shortest first, of at most `batch_tokens` tokens with padding or of one sequence.
+    """Batches of sequence indices, shortest first: at most `batch_tokens` tokens with padding, or one sequence.
 
     >>> list(by_length([3, 1, 2, 9], batch_tokens=6))
     [[1, 2], [0], [3]]
@@ -130,9 +135,9 @@ def right_padded(sequences: Sequence[Sequence[int]], device: torch.device) -> Te
 
 
 def can_share(model: Any) -> bool:
-    """Whether the model remembers a prompt as all of its keys and values, in transformers' plain cache.
+    """Whether the model's cache holds all keys and values of a prompt, in transformers' plain form.
 
-    Models with sliding windows, whose caches forget, and with recurrent or compressed states do not.
+    False for sliding windows, which drop tokens, and for recurrent or compressed states.
     """
     from transformers import DynamicCache
     from transformers.cache_utils import DynamicLayer

@@ -1,4 +1,4 @@
-"""Reads signals of questions and of answers: batches of teacher-forced passes, from which all signals are computed."""
+"""Reads signals of questions and answers. All signals are computed from the same batches of teacher-forced passes."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,22 +26,22 @@ def read_questions(
     batch_tokens: int = 2048,
     progress: Callable[[int, int], object] = lambda n_rows, n_tokens: None,
 ) -> dict[str, dict[str, Tensor]]:
-    """Signals of questions at the last token of the prompt, all computed from the same passes.
+    """Read signals of questions at the last token of the prompt, all from the same passes.
 
     Args:
         model: Causal language model in evaluation mode.
         prompts: Prompt token ids of each question, at least one.
         signals: Names of the signals.
         layers: Layers whose hidden states are kept.
-        batch_tokens: Largest number of tokens, padding included, in one batch of several prompts.
-        progress: Called with the questions and tokens done after each batch.
+        batch_tokens: Maximum number of tokens, with padding, in a batch of several prompts.
+        progress: Callback with the numbers of questions and tokens of each finished batch.
 
     Returns:
-        For each signal, by key and on the CPU: [question] for the signals of tokens, [question, d_model] for hidden
-        states, rows in the order of `prompts`. A row that is not all finite is NaN as a whole.
+        Tensors on the CPU by signal and key, rows in the order of `prompts`: [question] for token signals,
+        [question, d_model] for hidden states. A row with a non-finite value is NaN as a whole.
 
     Raises:
-        InputError: If the model can't read a prompt, or a signal can't be read from the model.
+        InputError: If the model can't read a prompt, or does not support a signal.
     """
     check_prompts(model, prompts)
     lengths = [len(prompt) for prompt in prompts]
@@ -66,9 +66,9 @@ def _read(
     passes: Callable[[Reader], Iterator[tuple[list[int], Pass]]],
     order: Sequence[int | None],
 ) -> dict[str, dict[str, Tensor | Ragged]]:
-    """Numbers of signals by name and key, ragged for those of tokens.
+    """Values of signals by name and key, ragged for token signals.
 
-    `passes` yields indices of sequences and the pass over them; `order` is the index of each row's sequence, or None.
+    `passes` yields indices of sequences and the pass over them. `order` is the sequence index of each row, or None.
     """
     functions = {name: load_signal(name, scope) for name in signals}
     found: dict[str, dict[str, dict[int, Tensor]]] = {name: defaultdict(dict) for name in signals}
@@ -79,7 +79,7 @@ def _read(
                     rows = list(values.cpu())
                     if SIGNALS[name].per_token:
                         rows = [row[:n].float() for row, n in zip(rows, batch.spans.n_tokens, strict=True)]
-                    for i, row in zip(indices, rows, strict=True):  # part of a row is no number of it
+                    for i, row in zip(indices, rows, strict=True):  # a non-finite value makes the whole row NaN
                         found[name][key][i] = row if bool(row.isfinite().all()) else torch.full_like(row, torch.nan)
 
     whole: dict[str, dict[str, Tensor | Ragged]] = {name: {} for name in signals}
@@ -100,30 +100,30 @@ def read_answers(
     batch_tokens: int = 2048,
     progress: Callable[[int, int], object] = lambda n_rows, n_tokens: None,
 ) -> dict[str, dict[str, Tensor | Ragged]]:
-    """Signals of answers, all computed from the same passes.
+    """Read signals of answers, all from the same passes.
 
-    Equal answers to the same prompt are read once, a prompt once for all its answers, and the common beginning of all
-    prompts once for all, if the model's keys and values can be shared. Numbers of an answer that are not all finite are
-    NaN as a whole; an answer without content has a row of NaN, or no tokens.
+    Equal answers to the same prompt are read once. If keys and values can be shared, a prompt is read once for all its
+    answers, and the common beginning of all prompts is read once. A non-finite value makes all values of the answer
+    under the same key NaN. An answer without content has a row of NaN, or no tokens.
 
     Args:
-        model, signals, layers, batch_tokens, progress: As for `read_questions`.
-        answers: The answers with their prompts.
+        model, signals, layers, batch_tokens, progress: As in `read_questions`.
+        answers: Answers with their prompts.
 
     Returns:
-        For each signal, by key and on the CPU, tensors [row, …] or ragged ones of the tokens; rows in the order of
-        `answers`.
+        Tensors on the CPU by signal and key, rows in the order of `answers`: ragged over tokens for token signals,
+        [row, …] for others.
 
     Raises:
-        InputError: If there are no answers, a prompt is empty, the model can't read the tokens, or a signal can't be
-            read from the model.
+        InputError: If there are no answers, a prompt is empty, the model can't read the tokens, or it does not support
+            a signal.
     """
     if not answers or not all(answer.prompt for answer in answers):
         raise InputError(
-            "Expected `answers` to hold at least one, and no prompt to be empty. Leave answers without a prompt out."
+            "Expected `answers` to hold at least one answer, each with a prompt. Leave out answers without a prompt."
         )
     counts = Counter(answer for answer in answers if answer.content)
-    if not counts:  # any token shows which tensors a signal has
+    if not counts:  # any token determines the tensors of a signal
         counts[Answer(answers[0].prompt, answers[0].prompt[-1:])] = 0
     distinct, n_empty = list(counts), len(answers) - counts.total()
     sequences = [answer.prompt + answer.content for answer in distinct]
@@ -146,8 +146,8 @@ def _batches(
 ) -> Iterator[tuple[SharedPrompt | None, list[int]]]:
     """Indices of answers that are read together, with the beginning of their prompts that was read before.
 
-    Prompts with several answers come one by one, the others together. Shared tokens count for a batch as if they were
-    read again, because their keys and values are in memory for every row.
+    Prompts with several answers are batched one by one, all others together. Shared tokens count toward the size of a
+    batch, because every row holds their keys and values in memory.
     """
 
     def batches(indices: Sequence[int]) -> Iterator[list[int]]:
@@ -170,10 +170,15 @@ def _batches(
 
 
 def content_tokens(tokenizer: Any, end: Sequence[int], token_ids: Sequence[int], text: str) -> list[int]:
-    """The content tokens of an answer: without its end token, and without tokens that hold nothing but its stop text.
+    """Content tokens of an answer: without its end token, and without tokens of nothing but stop text.
 
-    A sample's `token_ids` contain the end token where there is one, and all of the stop text; its `text` is cut before
-    the stop text. A token in which the text ends and the stop text begins is content. `end` are ids that end an answer.
+    The `token_ids` of a sample contain the end token, if drawn, and all of the stop text. Its `text` ends before the
+    stop text. A token that contains the end of the text and the start of the stop text is content.
+
+    Args:
+        end: Ids of tokens that end an answer.
+        token_ids: Drawn tokens.
+        text: Text of the answer.
     """
     content = list(token_ids)
     if content and content[-1] in end:
@@ -185,10 +190,10 @@ def content_tokens(tokenizer: Any, end: Sequence[int], token_ids: Sequence[int],
 
 
 def drawn_tokens(tokenizer: Any, sample: Mapping[str, Any]) -> list[int]:
-    """Token ids of a sample in a store, the end token included where there is one.
+    """Token ids of a stored sample, including the end token if drawn.
 
-    If a server returned none, they are those of the text, which may differ from the tokens that were drawn; none if
-    thinking came before the answer, whose tokens are unknown.
+    If the server returned no ids, the text is tokenized, which can differ from the drawn tokens. The result is empty
+    if reasoning preceded the answer, because its tokens are unknown.
     """
     if sample["token_ids"] is not None:
         return list(sample["token_ids"])

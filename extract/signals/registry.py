@@ -1,6 +1,6 @@
-"""Signals by name. A signal is a function from a `Pass` to tensors [row, …] by ``layer/name``, [row, token] of tokens.
+"""Signals by name. A signal is a function from a `Pass` to tensors by ``layer/name``, [row, token] for token signals.
 
-Its module, and with it the model code, is imported when it is loaded.
+The module of a signal, and with it the model code, is imported when the signal is loaded.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from extract.errors import InputError
 from extract.registry import Registry, import_object
 from extract.store.shards import Scope
 
-#: What a pass can be read for beside the decoder's output, and where a function finds it in its `Pass`.
+#: Data of a pass beside the decoder's output, and the attribute of the `Pass` that holds it.
 NEEDS = {
     "hidden": "`states`: hidden states at named positions",
     "logits": "`lens`: log_p, entropy, largest, margin of the model's own distribution",
@@ -26,17 +26,17 @@ NEEDS = {
 
 
 class Signal(NamedTuple):
-    """A signal's function and the meaning of its numbers.
+    """Function of a signal and the meaning of its numbers.
 
     Attributes:
-        function: The function, as ``module:function``.
-        description: What it says, in a few words, for help and documentation.
-        needs: What the pass is read for, among `NEEDS`; nothing if the decoder's output is enough.
-        scopes: Whether it reads questions (the last token of the prompt), answers (every token), or both.
-        per_token: Whether it has one number per token of an answer, and not one tensor per answer.
-        by_layer: Whether its layers can be chosen before reading.
-        weights: Whether its numbers say how much a token matters, and not how uncertain the model was.
-        rising: Names whose larger numbers speak for a right answer; all others speak for a wrong one.
+        function: Import path, ``module:function``.
+        description: Short description for help and documentation.
+        needs: Data required from the pass, among `NEEDS`; empty if the decoder's output is enough.
+        scopes: Supported scopes: questions (last token of the prompt), answers (every token), or both.
+        per_token: Whether it has one number per token of an answer instead of one tensor per answer.
+        by_layer: Whether layers can be chosen before reading.
+        weights: Whether its numbers measure how much a token matters, not how uncertain the model was.
+        rising: Names whose larger numbers indicate a right answer. Larger numbers of all others indicate a wrong one.
     """
 
     function: str
@@ -88,7 +88,7 @@ SIGNALS: Registry[Signal] = Registry(
         ),
         "rollout_max": _influence(
             "extract.signals.attention:rollout_max",
-            "its largest influence on any token; costs n³ and not n²",
+            "largest influence of a token on any answer token; costs n³ instead of n²",
             ("attention_blocks", "mixing"),
         ),
         "macs": _influence(
@@ -101,7 +101,7 @@ SIGNALS: Registry[Signal] = Registry(
 
 
 def signals_of(scope: Scope, **properties: bool) -> list[str]:
-    """Names of the signals of a scope with these properties.
+    """Names of the signals of a scope with the given properties.
 
     >>> signals_of("sample", weights=True)
     ['rollout', 'rollout_max', 'macs']
@@ -114,10 +114,10 @@ def signals_of(scope: Scope, **properties: bool) -> list[str]:
 
 
 def load_signal(name: str, scope: Scope = "question") -> Callable[..., dict[str, Any]]:
-    """The function of a signal.
+    """Load the function of a signal.
 
     Raises:
-        InputError: If the name is unknown, or the signal has no such scope.
+        InputError: If the name is unknown, or the signal does not support the scope.
     """
     if scope not in SIGNALS[name].scopes:
         raise InputError(
@@ -128,14 +128,14 @@ def load_signal(name: str, scope: Scope = "question") -> Callable[..., dict[str,
 
 
 def descriptions(scope: Scope, besides: Scope | None = None) -> list[str]:
-    """``name (description)`` of the signals of a scope that another one does not have, for help."""
+    """``name (description)`` of the signals of a scope, without those of the scope `besides`, for help."""
     names = [name for name in signals_of(scope) if besides not in SIGNALS[name].scopes]
     return [f"{name} ({SIGNALS[name].description})" for name in names]
 
 
 def signal_table() -> str:
-    """Markdown table of the signals, as in docs/signals.md."""
-    lines = ["| signal | read of | layers | what it says |", "|---|---|---|---|"]
+    """Markdown table of the signals for docs/signals.md."""
+    lines = ["| signal | read for | layers | description |", "|---|---|---|---|"]
     for name, signal in SIGNALS.items():
         scopes = "questions, answers" if len(signal.scopes) > 1 else "answers"
         layers = "chosen by `--layers`" if signal.by_layer else "all"

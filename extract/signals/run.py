@@ -1,4 +1,4 @@
-"""Fills a store with signals of its questions or of their answers."""
+"""Fills a store with signals of its questions or answers."""
 
 import contextlib
 from collections import Counter, defaultdict
@@ -23,7 +23,7 @@ from extract.store.ragged import Ragged
 from extract.store.shards import Block, SampleRange, Scope, Shard
 from extract.store.store import Store
 
-#: Tokens in a batch, unless memory runs out.
+#: Tokens in a batch. It shrinks if memory runs out.
 BATCH_TOKENS = 2048
 
 
@@ -35,20 +35,25 @@ def fill_signals(
     scope: Scope = "question",
     layers: Sequence[int] | None = None,
 ) -> None:
-    """Read signals of questions or of their answers that a store lacks in a worker's blocks.
+    """Read the missing signals of questions or answers in a worker's blocks, and write them to the store.
 
-    `load` returns model and tokenizer and is called only if something is missing. `layers` are those to keep; None
-    keeps those that the store has, or all.
+    Args:
+        store: Store to fill.
+        names: Names of the signals.
+        load: Returns model and tokenizer. It is called only if something is missing.
+        worker: Selects the blocks to read.
+        scope: Whether to read questions or answers.
+        layers: Layers to keep; None keeps those in the store, or all.
 
     Raises:
-        InputError: If no signal is named, the store has other layers, or it has no answers to read.
+        InputError: If `names` is empty, the store has other layers, or it has no answers to read.
     """
     if not names:
         raise InputError(f"Expected `signals` to name at least one of {', '.join(SIGNALS)}, but it is empty.")
     layers_of = {name: _choose_layers(store, name, scope, layers) for name in names if SIGNALS[name].by_layer}
     if layers is not None and not layers_of:
         raise InputError(
-            f"Expected `layers` with a signal that has some, but {', '.join(names)} has none. Leave `layers` out."
+            f"Expected no `layers` for {', '.join(names)}, because its layers can't be chosen. Leave `layers` out."
         )
     shards, unit = store.shards(scope), "answers" if scope == "sample" else "questions"
     if not shards:
@@ -61,7 +66,7 @@ def fill_signals(
         for shard in missing_shards(store, shards, worker, file, check):
             missing[shard].append(name)
     if not missing:
-        say(f"read: {', '.join(names)} is there for every {unit[:-1]}")
+        say(f"read: {', '.join(names)} is complete for all {unit}")
     elif scope == "question":
         missing = copy_known(store, missing, layers_of)
     if not missing:
@@ -69,14 +74,14 @@ def fill_signals(
     reader = _ShardReader(store, *load(), layers_of)
     fill("read", unit, list(missing), store.questions.n_rows, lambda s, bar: reader.read(s, missing[s], bar), worker)
     if reader.n_unknown:
-        say(f"read: {reader.n_unknown} answers after thinking have no numbers: the server did not return their tokens")
+        say(f"read: {reader.n_unknown} answers after reasoning have no values: the server did not return their tokens")
     for name, n_nan in reader.n_nan.items():
         if n_nan:
-            say(f"read: {name} is not finite for {n_nan} {unit}, which are kept as NaN")
+            say(f"read: {name} is not finite for {n_nan} {unit}, which are stored as NaN")
 
 
 def _choose_layers(store: Store, signal: str, scope: Scope, layers: Sequence[int] | None) -> list[int] | None:
-    """The layers to keep of a signal: those that the store has, which `layers` must be among, else `layers`."""
+    """Layers to keep of a signal: those in the store, which must include `layers`, else `layers`."""
     if layers is not None and not layers:
         raise InputError("Expected `layers` to name at least one layer, but got none. Leave it out for all.")
     held: list[int] = []
@@ -87,26 +92,26 @@ def _choose_layers(store: Store, signal: str, scope: Scope, layers: Sequence[int
     if held and not set(layers or ()) <= set(held):
         folder = store.signals.file(signal, store.shards(scope)[0]).parent
         raise InputError(
-            f"Expected `layers` to be among those that {str(store.path)!r} holds of {signal!r}, {held}, but got "
-            f"{sorted(set(layers or ()))}. Leave it out to go on with them, or delete {str(folder)!r} to read others."
+            f"Expected `layers` to be among the layers {held} of {signal!r} in {str(store.path)!r}, but got "
+            f"{sorted(set(layers or ()))}. Leave it out to use them, or delete {str(folder)!r} to read other layers."
         )
     return held or (None if layers is None else sorted(set(layers)))
 
 
 class _ShardReader:
-    """Reads signals of shards and writes their files; `layers` are those to keep of each signal, None for all.
+    """Reads signals of shards and writes their files. `layers` are the layers to keep of each signal, None for all.
 
-    `n_nan` counts rows that were read and are not finite, `n_unknown` answers whose tokens a server did not return.
+    `n_nan` counts rows with non-finite values, `n_unknown` counts answers whose tokens the server did not return.
     """
 
     def __init__(self, store: Store, model: Any, tokenizer: Any, layers: dict[str, list[int] | None]) -> None:
         self._store, self._model, self._tokenizer, self._layers = store, model, tokenizer, layers
         self.n_nan, self.n_unknown = Counter[str](), 0
-        by_name = not store.samples.provides.weights  # then the first samples of a block tell its prompts' lengths
+        by_name = not store.samples.provides.weights  # the first samples of a block then give the prompt lengths
         self._first = {part.block: part for part in reversed(store.samples.ranges())} if by_name else {}
 
     def read(self, shard: Shard, names: Sequence[str], progress: Progress) -> None:
-        """Read signals of a shard, with smaller batches if memory runs out, and write them."""
+        """Read signals of a shard and write them. Batches shrink if memory runs out."""
         compute: Callable[..., dict[str, Any]]
         if isinstance(shard, Block):
             first = self._first.get(shard.block)
@@ -129,7 +134,7 @@ class _ShardReader:
             self._store.signals.write(name, shard, tensors, batch_tokens)
 
     def _answers(self, part: SampleRange) -> list[Answer]:
-        """The answers of a range of samples, in the order of its table."""
+        """Answers of a range of samples, in the order of its table."""
         samples = self._store.samples.read(part).to_pylist()
         prompts = encode_prompts(self._store, self._tokenizer, part, samples)
         end, answers = end_tokens(self._model, self._tokenizer), []

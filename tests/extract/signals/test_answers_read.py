@@ -154,7 +154,7 @@ def test_an_answer_too_long_for_the_model_is_refused(model: Any) -> None:
 
 def test_no_answers_and_answers_without_a_prompt_are_refused(model: Any) -> None:
     for answers in ([], [Answer((), (5, 6))]):
-        with pytest.raises(InputError, match="at least one, and no prompt to be empty"):
+        with pytest.raises(InputError, match="at least one answer, each with a prompt"):
             read_answers(model, answers, SIGNALS)
 
 
@@ -289,7 +289,7 @@ def test_other_layers_than_those_that_there_are_are_refused(store: Path, recipe:
         read(str(store), ["hidden"], scope, [3, 1, 3], model=recipe.model)
         assert {int(key.split("/")[0]) for key in Store.open(store).signals.layout("hidden", scope)} == {1, 3}
         next(iter((store / "signals/hidden" / scope).glob("*.safetensors"))).unlink()
-        with pytest.raises(InputError, match=r"holds of 'hidden', \[1, 3\], but got \[2\]. Leave it out"):
+        with pytest.raises(InputError, match=r"the layers \[1, 3\] of 'hidden' in .*, but got \[2\]. Leave it out"):
             read(str(store), ["hidden"], scope, [2], model=recipe.model)
         read(str(store), ["hidden"], scope, model=recipe.model)
         assert len(Store.open(store).signals.keys("hidden", scope)) == (2 if scope == "question" else 6)

@@ -10,7 +10,9 @@ import yaml
 
 import probes
 from extract import InputError
+from probes.baselines.registry import BASELINES
 from probes.registry import METHODS, OPTIONS, PROBES, method_name
+from probes.report.templates import _environment
 
 ROOT = Path(__file__).parents[2]
 
@@ -41,6 +43,13 @@ def test_configs_and_sweeps_name_probes_of_the_registry() -> None:
         (base,) = re.findall(r"--config=configs/([\w.]+)", path.read_text())
         option = configs[base]["model"]["class_path"].rsplit(".", 1)[0].rsplit(".", 1)[1]
         assert path.stem == option
+
+
+def test_the_names_on_pages_are_of_registered_methods() -> None:
+    macros = _environment().get_template("report/macros.md.j2").module
+    assert set(macros.labels) <= {*METHODS, *BASELINES}
+    assert macros.method("mlp") == "MLP probe (`mlp`)"
+    assert macros.method("of_a_plugin") == "of a plugin (`of_a_plugin`)"
 
 
 def test_an_earlier_name_of_a_probe_is_refused_with_the_present_one() -> None:

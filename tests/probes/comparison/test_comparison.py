@@ -15,7 +15,14 @@ from extract.errors import InputError
 from probes.baselines.registry import BASELINES
 from probes.commands import compare, transfer
 from probes.comparison.out_of_fold import BEST, Comparison, OutOfFold
-from probes.comparison.record import cheap_baselines, comparison_page, comparison_record, paired_tests, scored
+from probes.comparison.record import (
+    cheap_baselines,
+    comparison_page,
+    comparison_record,
+    comparison_verdict,
+    paired_tests,
+    scored,
+)
 from tests.helpers.planted import planted
 from tests.helpers.synthetic import make_store
 
@@ -110,6 +117,17 @@ def test_the_page_names_every_method_and_every_reason(record: dict[str, Any]) ->
     for name in (*record["methods"], *record["masked"], *record["answers"]):
         assert name in text
     assert "nan" not in text.lower().replace("nann", "")
+
+
+def test_the_verdict_begins_with_the_chosen_probe_and_has_a_line_for_each_cheap_baseline(
+    record: dict[str, Any],
+) -> None:
+    first, *lines = comparison_verdict(record).splitlines()
+    assert first.startswith(f"The best probe (`{BEST}`), chosen on validation, has an AUROC of 0.")
+    bullets = [line for line in lines if line.startswith("- ")]
+    assert [line.split("`")[1] for line in bullets] == cheap_baselines(record)
+    n_better = sum("significantly better" in line.split(";")[0] for line in bullets)
+    assert f"By AUROC, it is significantly better than {n_better} of 3 baselines" in "\n".join(lines)
 
 
 def test_compare_writes_its_page_record_pictures_and_predictions(store: Path, tmp_path: Path) -> None:

@@ -25,7 +25,6 @@ def load_grader(name: str, judge: Judge | None = None) -> Grader:
     """Load a grader by name.
 
     Args:
-        name: One of `GRADERS`.
         judge: Options of the grader `judge`. Other graders ignore them.
 
     Raises:

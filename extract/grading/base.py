@@ -60,7 +60,6 @@ class Grader:
         """Grade one answer. For many answers, `running` starts the grader's resources only once.
 
         Args:
-            question: Question of the answer.
             text: Answer as sampled, including any reasoning.
 
         Raises:

@@ -173,8 +173,7 @@ def _match_letters(text: str, options: Mapping[str, str], start: int = 0, end: i
 def _is_joined(text: str, last: int, match: re.Match[str], end: int) -> bool:
     """Whether a letter is named together with the previous one: by a word, a sign or white space.
 
-    After a period or on another line, white space is not enough unless the letter is alone, because it can begin a
-    sentence.
+    After a period or on another line, white space is enough only if the letter does not begin a sentence.
     """
     between = text[last : match.start()]
     if len(between) > 40 or not _BETWEEN.fullmatch(between):

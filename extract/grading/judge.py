@@ -44,8 +44,7 @@ class Judge:
     Attributes:
         model: Name of the model on the server.
         server: Server of the judge. Requests have temperature 0, one reply and no log-probabilities.
-        name: Name of the folder of its grades, after `judge-`; null takes the model's name. Give it to two judges of
-            one model.
+        name: Name of the folder of its grades after `judge-`, for two judges of one model; null takes the model's name.
         max_tokens: Token limit of a reply. A reasoning model needs a high one.
     """
 

@@ -55,8 +55,7 @@ def equal_as_it_stands(gold: str, answer: str) -> bool | None:
 class Algebra:
     """Compares expressions with math-verify in a separate process.
 
-    The process starts on first use and restarts after a timeout or crash. It ends with the context or with its parent.
-    `equal` is thread-safe.
+    The process starts on first use and again after a failure. It ends with the context or its parent. Thread-safe.
 
     Args:
         seconds: Time limit per answer.

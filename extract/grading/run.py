@@ -18,11 +18,6 @@ from extract.store.store import Store
 def fill_grades(store: Store, grader: Grader, worker: Worker) -> None:
     """Grade the answers of a worker's blocks that have no grade, and retry undecided ones. Existing grades are kept.
 
-    Args:
-        store: Store with the answers; the grades are written to it.
-        grader: Grader to run.
-        worker: Selects the blocks to grade.
-
     Raises:
         InputError: If existing grades follow another rule, or the grader can't grade the questions.
     """

@@ -111,14 +111,11 @@ def by_fields(fields: Mapping[str, Any]) -> Read:
     r"""Build a row reader from a map of question fields to columns.
 
     A column is a name, a path such as ``answer.aliases``, or a template such as ``{Body} {Question}``. `references` and
-    `choices` also take a list of columns. `kind` is a literal value. `meta` is a map from keys to columns.
-
-    For kind `number`, the references are the numbers after ``####``, if present. For kind `choice`, they identify the
-    right option, see `right_option`.
+    `choices` also take a list of columns. `kind` is a literal value. `meta` is a map from keys to columns. For kind
+    `number`, references are the numbers after ``####``, if present. For kind `choice`, see `right_option`.
 
     Raises:
-        InputError: If the map is invalid. The reader raises it for a row with a missing column, an empty question, or
-            an answer that is not a number or an option.
+        InputError: If the map is invalid. The reader raises it for missing columns, empty questions and bad answers.
 
     >>> row = Row({"q": "1 + 1?", "a": "It is\n#### 1,002.0", "level": 3}, "row 1")
     >>> by_fields({"text": "{q} Say it.", "references": "a", "kind": "number", "meta": {"level": "level"}})(row, 0)
@@ -209,8 +206,7 @@ def right_option(answer: int | str, choices: Sequence[str], where: str) -> tuple
     """Letter and text of the right option.
 
     Args:
-        answer: 0-based index of the option. A string is compared with the letters, the texts and the indices, in this
-            order.
+        answer: 0-based index of the option. A string is matched with the letters, then the texts, then the indices.
         choices: Texts of the options, in order.
         where: Location of the question, for error messages.
 

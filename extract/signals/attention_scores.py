@@ -194,7 +194,7 @@ def head_entropies(scores: Tensor, n_visible: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def column_field(key: Tensor, n_tokens: Tensor) -> Tensor:
-    """Column field 1 / (T − j), [row, alignment, key], of places j [row, key]; T is `n_tokens` [row], −1 for `emit`."""
+    """Column field 1 / (T − j), [row, alignment, key], of places j [row, key]; T is `n_tokens`, less 1 for `emit`."""
     n_seeing = torch.stack([n_tokens - 1, n_tokens], 1)[..., None] - key[:, None]
     return 1 / n_seeing.clamp_min(1).float()
 

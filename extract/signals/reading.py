@@ -173,12 +173,7 @@ def content_tokens(tokenizer: Any, end: Sequence[int], token_ids: Sequence[int],
     """Content tokens of an answer: without its end token, and without tokens of nothing but stop text.
 
     The `token_ids` of a sample contain the end token, if drawn, and all of the stop text. Its `text` ends before the
-    stop text. A token that contains the end of the text and the start of the stop text is content.
-
-    Args:
-        end: Ids of tokens that end an answer.
-        token_ids: Drawn tokens.
-        text: Text of the answer.
+    stop text. A token with the end of the text and the start of the stop text is content. `end` holds end token ids.
     """
     content = list(token_ids)
     if content and content[-1] in end:

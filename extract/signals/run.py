@@ -38,11 +38,7 @@ def fill_signals(
     """Read the missing signals of questions or answers in a worker's blocks, and write them to the store.
 
     Args:
-        store: Store to fill.
-        names: Names of the signals.
         load: Returns model and tokenizer. It is called only if something is missing.
-        worker: Selects the blocks to read.
-        scope: Whether to read questions or answers.
         layers: Layers to keep; None keeps those in the store, or all.
 
     Raises:

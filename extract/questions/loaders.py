@@ -39,7 +39,7 @@ def _from_json(path: Path, columns: Sequence[str]) -> Sequence[Record]:
 
     content = json.loads(path.read_text(encoding="utf-8-sig"))
     lists = [value for value in content.values() if value and is_rows(value)] if isinstance(content, dict) else []
-    rows = lists[0] if len(lists) == 1 else content  # the list can be under a key, beside metadata
+    rows = lists[0] if len(lists) == 1 else content  # the list can be under a key, next to metadata
     if not is_rows(rows):
         raise InputError(
             f"Expected {path.name!r} to hold one list of objects, one per question, but it does not. "

@@ -53,8 +53,7 @@ def macs(batch: Pass) -> dict[str, Tensor]:
     because the product over many layers underflows.
 
     AGG `rf_mean` and `max` aggregate over the places that see a token, from its own to the last one of the answer.
-    `last` is the value of the last place. The places are those that drew y_1 … y_n for ALIGN `emit`, and those of
-    y_1 … y_n themselves for `token`.
+    `last` is the value of the last place. ALIGN `emit` uses the places that drew y_1 … y_n, `token` their own places.
     """
     found: dict[str, Tensor] = {}
     width, valid = batch.spans.widest, batch.attention.places.valid[:, 1:]

@@ -11,7 +11,7 @@ from extract.errors import InputError
 from extract.registry import Registry, import_object
 from extract.store.shards import Scope
 
-#: Data of a pass beside the decoder's output, and the attribute of the `Pass` that holds it.
+#: Data of a pass in addition to the decoder's output, and the attribute of the `Pass` that holds it.
 NEEDS = {
     "hidden": "`states`: hidden states at named positions",
     "logits": "`lens`: log_p, entropy, largest, margin of the model's own distribution",

@@ -45,7 +45,7 @@ PARSER = {
 
 
 class TrainParser(OneLineErrors, LightningArgumentParser):
-    """Lightning's parser with errors of one line."""
+    """Lightning's parser with one-line errors."""
 
     def parse_args(self, args: Sequence[str], *more: Any, **options: Any) -> Any:
         """Parse a command line."""
@@ -53,10 +53,10 @@ class TrainParser(OneLineErrors, LightningArgumentParser):
 
 
 class KeepConfig(SaveConfigCallback):
-    """Writes the resolved config to the run's folder; logs it to W&B with the store's identity and the git commit."""
+    """Write the resolved config to the run's folder, and log it to W&B with the store's identity and the git commit."""
 
     def save_config(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Called once, on the first process, when the store is there."""
+        """Write and log the config. Called once, on the first process, after the store was created."""
         dump = partial(self.parser.dump, self.config, skip_none=False)
         Path(trainer.default_root_dir, "config.yaml").write_text(dump(), encoding="utf-8")
         store = trainer.datamodule.store
@@ -72,18 +72,18 @@ class KeepConfig(SaveConfigCallback):
 
 
 class TrainCLI(LightningCLI):
-    """Adds the options of a run, and puts everything that a run writes into runs/NAME."""
+    """Command line with the options of a run. All output of a run goes to runs/NAME."""
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
-        """The parser with errors of one line."""
+        """Create the parser with one-line errors."""
         parser = TrainParser(**kwargs)
         parser.add_argument("-c", "--config", action="config", help="YAML file; options after it override its values")
         return parser
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Options of the model, the data and the run, before those of Lightning's trainer."""
+        """Add the options of the model, the data and the run before the options of Lightning's trainer."""
         for method in METHODS.values():
-            method.load()  # so that --model takes the class by its name
+            method.load()  # registers the class, so that --model accepts its name
         parser.add_lightning_class_args(ProbeModule, "model", subclass_mode=True)
         parser.add_lightning_class_args(FeatureDataModule, "data")
         run = parser.add_argument_group("The run")
@@ -93,13 +93,13 @@ class TrainCLI(LightningCLI):
         parser.add_lightning_class_args(self.trainer_class, "trainer")
 
     def before_instantiate_classes(self) -> None:
-        """Refuse several devices and no resamples; create the run's folder and point the loggers to it."""
+        """Check devices and resamples, create the run's folder, and point the loggers to it."""
         n_resamples, devices = self.config.n_resamples, self.config.trainer.devices
         if n_resamples < 1:
             raise InputError(f"Expected `n_resamples` to be at least 1, but got {n_resamples}. 2000 is the default.")
         if str(devices) != "1" and not (isinstance(devices, list) and len(devices) == 1):
             raise InputError(
-                f"Expected `trainer.devices` to be 1, because all layers' probes are fitted together on one device, "
+                "Expected `trainer.devices` to be 1, because the probes of all layers are fitted together on one device, "
                 f"but got {devices!r}. Leave it out; `torchrun` spreads `python -m extract` over several."
             )
         recipes = [Path(str(path)).stem for path in self.config.config or []]
@@ -115,13 +115,13 @@ class TrainCLI(LightningCLI):
                 logger.init_args.name, logger.init_args.version = "logs", ""
 
     def instantiate_classes(self) -> None:
-        """Create model, data and trainer."""
+        """Create model, data and trainer; remove the run's folder after an error."""
         with discarding(self.run_folder):
             super().instantiate_classes()
 
 
 def recipe_as_mappings(arguments: Sequence[str]) -> list[str]:
-    """Write each option of the recipe as a mapping, because jsonargparse 4.53 loses the escape sequences of others."""
+    """Rewrite options of the recipe as mappings, because jsonargparse 4.53 loses escape sequences in other forms."""
     converted, rest = [], iter(arguments)
     for argument in rest:
         option, equals, value = argument.partition("=")
@@ -135,10 +135,10 @@ def recipe_as_mappings(arguments: Sequence[str]) -> list[str]:
 
 
 def new_run_folder(runs: Path, name: str | None, method: str) -> Path:
-    """Create ``runs/name``. Without a name it is the method and the time, with a number where another run has these.
+    """Create ``runs/name``. The default name is the method and the time, with a number if the folder exists.
 
     Raises:
-        InputError: If `name` is no plain name, or its folder exists.
+        InputError: If `name` is not a valid name, or its folder exists.
     """
     check_name("run" if name is None else name, "name")
     stem = name or os.environ.get("WANDB_RUN_ID") or f"{method}-{datetime.now():%Y%m%d-%H%M%S}"
@@ -151,33 +151,33 @@ def new_run_folder(runs: Path, name: str | None, method: str) -> Path:
             if name is not None:
                 break
     raise InputError(
-        f"Expected `name` to be that of a new run, but {str(folder)!r} exists. Give another --name, or none."
+        f"Expected `name` to be the name of a new run, but {str(folder)!r} exists. Give another --name, or none."
     )
 
 
 @contextmanager
 def discarding(folder: Path, errors: type[BaseException] = BaseException) -> Iterator[None]:
-    """After an error, remove what a run has written to its folder, and the folder if nothing else is in it."""
+    """After an error, remove the files of a run, and its folder if it is empty then."""
     try:
         yield
     except errors:
         for name in ("logs", "wandb"):
             shutil.rmtree(folder / name, ignore_errors=True)
         (folder / "config.yaml").unlink(missing_ok=True)
-        with suppress(OSError):  # not empty: it holds a user's store, for example
+        with suppress(OSError):  # not empty, for example with a user's store
             folder.rmdir()
         raise
 
 
 def without_paths(value: Any) -> Any:
-    """A config without paths of this machine: of an absolute path only the last part, as in a store's identity."""
+    """Replace absolute paths in a config by their last part, as in a store's identity."""
     if isinstance(value, dict):
         return {key: without_paths(item) for key, item in value.items()}
     if isinstance(value, list):
         return [without_paths(item) for item in value]
     path = Path(value) if isinstance(value, str) else Path()
     of_this_machine = path.is_absolute() and len(path.parts) > 1 and os.path.exists(Path(*path.parts[:2]))
-    return path.name if of_this_machine else value  # a prompt may begin with a slash too
+    return path.name if of_this_machine else value  # a prompt can begin with a slash too
 
 
 def git_commit() -> str | None:
@@ -191,8 +191,8 @@ def git_commit() -> str | None:
 
 
 def prepare_wandb(loggers: Sequence[WandbLogger]) -> None:
-    """Without a W&B key, log offline and say so once."""
-    for logger in loggers:  # Lightning passes `anonymous` even when it is not set, of which W&B warns
+    """Log offline if there is no W&B key, and print a line about it."""
+    for logger in loggers:  # Lightning passes `anonymous` even if it is not set, and W&B warns about it
         logger._wandb_init.pop("anonymous", None)
     if not loggers or "WANDB_MODE" in os.environ or os.environ.get("WANDB_API_KEY"):
         return
@@ -205,7 +205,7 @@ def prepare_wandb(loggers: Sequence[WandbLogger]) -> None:
 def log_report(report: Report, folder: Path, pictures: dict[str, Path], loggers: Sequence[WandbLogger]) -> None:
     """Log figures, predictions, pictures and the saved probe of a written report to W&B.
 
-    The probe is an artifact with a name for each method and base model, and a version for each run.
+    The probe is an artifact named after its method and base model. Each run adds a version.
     """
     table, config = report.predictions(), report.probe().config
     rows = [list(row.values()) for row in table.to_pylist()]
@@ -237,7 +237,7 @@ def log_report(report: Report, folder: Path, pictures: dict[str, Path], loggers:
 
 @contextmanager
 def closing_wandb() -> Iterator[None]:
-    """Finish W&B's run, as a failed one after an error, so that a sweep does not take it for finished."""
+    """Finish the W&B run; after an error as failed, so that a sweep does not count it as finished."""
     try:
         yield
     except BaseException:
@@ -250,7 +250,7 @@ def run(arguments: Sequence[str] | None = None) -> Path:
     """Run one experiment and return its folder.
 
     Raises:
-        InputError: Bad options or data; the message says what to do.
+        InputError: If options or data are invalid.
     """
     quiet_lightning()
     os.environ.setdefault("WANDB_SILENT", "true")
@@ -270,7 +270,7 @@ def run(arguments: Sequence[str] | None = None) -> Path:
         cause = error if isinstance(error, InputError) else error.__cause__
         if isinstance(cause, InputError):
             raise cause from None
-        raise InputError(f"Expected options that Lightning takes, but it says: {one_line(error)}") from None
+        raise InputError(f"Expected options that Lightning accepts, but got its error: {one_line(error)}") from None
     loggers = [logger for logger in cli.trainer.loggers if isinstance(logger, WandbLogger)]
     prepare_wandb(loggers)
     with discarding(cli.run_folder):

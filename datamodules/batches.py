@@ -8,15 +8,15 @@ from torch import Tensor
 
 
 class Batch(NamedTuple):
-    """Rows, which are questions or answers.
+    """A batch of rows, one per question or answer.
 
     Attributes:
         features: [row, feature, d_model] float32.
-        target: [row] float32 in [0, 1], what a probe learns; higher = more likely right.
-        right: [row] float32, right answers.
-        known: [row] float32, answers graded right or wrong.
-        row: [row] int64, row of the question table or of the answer table.
-        question: [row] int64, row of the question table.
+        target: [row] float32 target of the probe in [0, 1]; higher = more likely right.
+        right: [row] float32 number of right answers.
+        known: [row] float32 number of answers graded right or wrong.
+        row: [row] int64 index in the question table or answer table.
+        question: [row] int64 index in the question table.
     """
 
     features: Tensor
@@ -27,21 +27,21 @@ class Batch(NamedTuple):
     question: Tensor
 
     def to(self, device: torch.device) -> "Batch":
-        """The batch on another device."""
+        """Move the batch to a device."""
         return Batch._make(tensor.to(device) for tensor in self)
 
     def take(self, rows: Tensor) -> "Batch":
-        """A subset of the rows, by index or mask."""
+        """Select rows by index or mask."""
         return Batch._make(tensor[rows] for tensor in self)
 
 
 class TensorBatches:
-    """Iterates over slices of a batch. Sizes differ by at most one: a short last slice would weigh its rows more.
+    """Iterate over slices of a batch. Their sizes differ by at most one, so that all rows have similar weight.
 
     Args:
-        batch: All rows, on the device where they are used.
-        batch_size: Largest number of rows in a slice.
-        shuffle: Whether to shuffle in every pass, with torch's global generator.
+        batch: All rows, on the training device.
+        batch_size: Maximum number of rows in a slice.
+        shuffle: Whether to shuffle the rows in every pass, with torch's global generator.
     """
 
     def __init__(self, batch: Batch, batch_size: int, shuffle: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""From a datamodule's options to features: the signals they come from, their keys in a store, and their values."""
+"""Features of a datamodule: their signals, their keys in a store, and their values."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ from extract.store.store import Store
 
 @dataclass
 class FeatureSpec:
-    """The signals, positions and layers that features are made of.
+    """Signals, positions and layers of the features.
 
-    A signal of vectors (`hidden`) gives one feature for each layer and position. Token signals give one vector of
-    numbers, which is the only feature, or is appended to every other one.
+    A vector signal (`hidden`) gives one feature per layer and position. Token signals give one vector of numbers, which
+    is the only feature, or is appended to every other feature.
 
     Args:
         scope: Whether a row is a question or an answer.
@@ -42,8 +42,8 @@ class FeatureSpec:
         self._of_vectors = signal not in available
         if self._of_vectors and signal in token_signals("sample"):
             raise InputError(
-                f"Expected `signal` to have a number for each question, as {', '.join(available)} have, but {signal!r} "
-                "is of answers only. Give --data.target=response."
+                f"Expected `signal` to have a number for each question (as {', '.join(available)}), but {signal!r} is "
+                "a signal of answers only. Give --data.target=response."
             )
         tokens = [] if self._of_vectors else [(signal, self.positions or None, self.layers, "positions")]
         for joined in self.join or []:
@@ -57,7 +57,7 @@ class FeatureSpec:
             tokens.append((name, [position] if position else None, None, "join"))
         for option, value in (("pooling", self.pooling), ("weights", self.weights)):
             if value is not None and (self.scope == "question" or not tokens):
-                reason = "a question has one number of each" if tokens else f"{signal!r} has one vector for a row"
+                reason = "a question has one number of each" if tokens else f"{signal!r} has one vector per row"
                 raise InputError(
                     f"Expected no `{option}`, because {reason}, but got {value!r}. Leave it out, or give a token "
                     "signal in `signal` or `join` and the target response."
@@ -69,20 +69,20 @@ class FeatureSpec:
 
     @property
     def signals(self) -> list[str]:
-        """Names of all signals that a store must hold, each once."""
+        """Names of all required signals, each once."""
         weights = [] if self._weight is None else [self._weight[0]]
         return list(dict.fromkeys([self.signal, *(name for name, *_ in self._tokens), *weights]))
 
     def read(self, store: Store, n_rows: int) -> tuple[Tensor, list[str], TokenFeatures | None]:
-        """Find the features in a store and read them in one copy.
+        """Read the features of `n_rows` rows from a store, in one copy.
 
         Returns:
-            - [row, feature, width] float32; NaN where a value is missing.
-            - Names of the features: keys ``layer/position`` of vectors, or the signal if its numbers are one feature.
-            - Numbers of token signals, alone or appended to every vector; None for none.
+            - [row, feature, width] float32 features; NaN for missing values.
+            - Names of the features: keys ``layer/position`` of vectors, or the name of a token signal.
+            - Specification of the numbers of token signals, alone or appended to every vector; None without any.
 
         Raises:
-            InputError: If the store lacks a signal, a position or a layer, or its tensors do not fit together.
+            InputError: If the store lacks a signal, a position or a layer, or its tensors are inconsistent.
         """
         signals, scope = store.signals, self.scope
 
@@ -126,8 +126,16 @@ def choose_keys(
 ) -> list[str]:
     """Keys ``layer/position`` of a signal at the given positions and layers; None for all.
 
+    Args:
+        store: The store.
+        signal: Name of the signal.
+        scope: Scope of the signal.
+        positions: Names of the positions.
+        layers: Numbers of the layers.
+        option: Option with the positions, for messages.
+
     Raises:
-        InputError: If the store lacks the signal, a layer, or a position, which `option` gave.
+        InputError: If the store lacks the signal, a layer or a position.
     """
     parts = [key.split("/") for key in store.signals.keys(signal, scope)]
     names = None if layers is None else [str(layer) for layer in layers]
@@ -137,8 +145,8 @@ def choose_keys(
             if value not in known:
                 hint = (nearest(value, known) if asked == option else "") or " Choose one of them."
                 raise InputError(
-                    f"Expected `{asked}` to be among {', '.join(known)}, which {str(store.path)!r} holds of "
-                    f"{signal!r}, but got {value!r}.{hint}"
+                    f"Expected `{asked}` to be among {', '.join(known)}, which {str(store.path)!r} has for {signal!r}, "
+                    f"but got {value!r}.{hint}"
                 )
         parts = [part for part in parts if wanted is None or part[place] in wanted]
     return ["/".join(part) for part in parts]

@@ -1,4 +1,4 @@
-"""`FeatureDataModule`: from a store to batches of features with their targets, split by question."""
+"""`FeatureDataModule`: batches of a store's features with their targets, split by question."""
 
 from collections.abc import Mapping, Sequence
 
@@ -17,38 +17,37 @@ from extract.registry import Registry
 from extract.store.shards import Scope
 from extract.store.store import Store
 
-#: Smallest validation split in questions; fewer are too few to choose a layer.
+#: Minimum number of questions in the validation split, which has to suffice to choose a layer.
 LEAST_VALIDATION = 10
 
-#: Targets of probes, and whether each belongs to a question or to an answer.
+#: Scope of each target of probes: question or answer.
 TARGETS: Registry[Scope] = Registry(
     "target", {"capability": "question", "semantic_entropy": "question", "seu": "question", "response": "sample"}
 )
 
 
 class FeatureDataModule(L.LightningDataModule):
-    """Features of a store's questions or answers with what they are to predict, split by question.
+    """Features and targets of a store's questions or answers, split by question.
 
     Args:
         store: Folder of the store.
-        recipe: What the store is made from if it is missing, and checked against if it is there; null takes the store
-            as it is.
-        grader: Whose grades are the target; null takes the only ones there are (for a store to be made, those of the
-            grader of the questions' kind).
-        target: What a probe learns: `capability`, how often the question is answered correctly; `semantic_entropy`,
-            whether its answers agree more than those to most training questions; `seu`, the mean cosine of the
-            embeddings of two answers to it; `response`, whether one answer is right.
-        signal: Signal that gives the features: one of vectors, with a feature for each layer and position, or a token
-            signal, whose numbers are one feature.
-        positions: Named token positions of the signal; null takes `last_prompt`, for `response` `last_answer`, and of a
-            token signal all.
+        recipe: Recipe from which a missing store is made, and which an existing store must match; null takes an
+            existing store unchecked.
+        grader: Grader of the target; null takes the store's only grader, or for a new store the default of the
+            questions' kind.
+        target: Target of the probe: `capability`, how often the question is answered correctly; `semantic_entropy`,
+            whether its answers agree more than for most training questions; `seu`, the mean cosine between the
+            embeddings of two of its answers; `response`, whether one answer is right.
+        signal: Signal of the features: a vector signal with one feature per layer and position, or a token signal,
+            whose numbers form one feature.
+        positions: Named token positions of the signal; null takes `last_prompt`, for `response` `last_answer`, and for
+            a token signal all.
         layers: Layers to use; null takes all.
         join: Token signals whose numbers are appended to every feature, each a signal or a signal/position.
-        pooling: How the tokens of an answer become numbers, in one or more ways: the names of
-            `extract.signals.pooling`; `windows_4`, means over quarters of the answer; `distribution`, the shape of the
-            curve, of tokens/entropy alone. null takes mean, std and max.
-        weights: Weights of the tokens when they are pooled: entropy, prob (1 − p_max), or signal/position of an
-            influence.
+        pooling: One or more ways to pool the tokens of an answer: the names of `extract.signals.pooling`; `windows_4`,
+            means over quarters of the answer; `distribution`, the shape of the curve, for tokens/entropy only. null
+            takes mean, std and max.
+        weights: Weights of the pooled tokens: entropy, prob (1 − p_max), or signal/position of an influence.
         val_fraction: Share of the questions for validation.
         test_fraction: Share of the questions for the test.
         split_seed: Seed of the split.
@@ -59,8 +58,8 @@ class FeatureDataModule(L.LightningDataModule):
         question_rows: Rows of the question table by split.
         split_rows: Rows of the question or answer table by split.
         feature_names: Names of the features, ``layer/position`` or a signal.
-        pooled: Numbers of token signals among the features; None without any.
-        n_unusable: Questions or answers that are in no split.
+        pooled: Specification of the token signals among the features; None without any.
+        n_unusable: Number of questions or answers in no split.
     """
 
     def __init__(
@@ -88,7 +87,7 @@ class FeatureDataModule(L.LightningDataModule):
         self.store_path, self.recipe, self.grader, self.signal = store, recipe, grader, signal
         self.target, self.scope = target, TARGETS[target]
         self.feature_spec = FeatureSpec(self.scope, signal, positions, layers, join, pooling, weights)
-        #: Asked baselines that training needs; a probe may add to it.
+        #: Asked baselines that training needs. A probe can add more.
         self.needs = {"text_embedding"} if target == "seu" else set()
         self.fractions = (1 - val_fraction - test_fraction, val_fraction, test_fraction)
         self.split_seed, self.batch_size = split_seed, batch_size
@@ -111,8 +110,8 @@ class FeatureDataModule(L.LightningDataModule):
         """Read the features and split the questions.
 
         Raises:
-            InputError: As `load`, or if the validation split has fewer than 10 questions, or all answers of a split are
-                right or all wrong.
+            InputError: As for `load`, or if the validation split has fewer than 10 questions, or the known answers of a
+                split are all right or all wrong.
         """
         if self._batches:
             return
@@ -136,12 +135,13 @@ class FeatureDataModule(L.LightningDataModule):
                 )
 
     def load(self, table: QuestionTable | None = None) -> None:
-        """Read the features of all usable rows into one split, `train`. Callers may split them with `use_split`.
+        """Read the features of all usable rows into one split, `train`. Callers can split them with `use_split`.
 
-        A given table replaces the store's own counts.
+        Args:
+            table: Counts to use instead of the store's.
 
         Raises:
-            InputError: If features or grades are missing, a file is damaged, or no question can be used.
+            InputError: If features or grades are missing, a file is damaged, or no question is usable.
         """
         self.store = Store.open(self.store_path)
         self.table = load_table(self.store, self.grader) if table is None else table
@@ -165,18 +165,18 @@ class FeatureDataModule(L.LightningDataModule):
 
     @property
     def question_of(self) -> Tensor:
-        """[row] row of the question table for every question, or for every answer."""
+        """[row] int64 index in the question table of every question, or of every answer."""
         if self.scope == "question":
             return torch.arange(len(self.table.ids))
         return torch.from_numpy(self.table.answers.question)
 
     def _counts(self) -> tuple[Tensor, Tensor]:
-        """Right and known answers of every row."""
+        """[row] right and known answers."""
         counted = self.table.answers if self.scope == "sample" else self.table
         return torch.from_numpy(counted.right), torch.from_numpy(counted.known)
 
     def _target(self) -> Tensor:
-        """[row] float32, what a probe learns; the threshold of semantic entropy depends on the training split."""
+        """[row] float32 target. The threshold of semantic entropy depends on the training split."""
         if self.target == "semantic_entropy":
             answers = self.table.answers
             rows_of = answers.rows_by_question(len(self.table.ids))
@@ -195,12 +195,16 @@ class FeatureDataModule(L.LightningDataModule):
         return self._batches[split]
 
     def every(self) -> Batch:
-        """The rows of all splits, in their order."""
+        """The rows of all splits, in the order of the table."""
         every = Batch(*(torch.cat(tensors) for tensors in zip(*self._batches.values(), strict=True)))
         return every.take(every.row.argsort())
 
     def use_split(self, questions: Mapping[str, Sequence[int]]) -> None:
-        """Replace the split, for example by a fold, by rows of the question table by name of the split."""
+        """Replace the split, for example by a fold.
+
+        Args:
+            questions: Rows of the question table, by name of the split.
+        """
         every = self.every()
         self.question_rows = {split: torch.tensor(list(rows), dtype=torch.int64) for split, rows in questions.items()}
         every = every._replace(target=self._target()[every.row])
@@ -214,7 +218,7 @@ class FeatureDataModule(L.LightningDataModule):
         """Text embeddings of the answers, [question, sample, d] float32; NaN for empty and missing answers.
 
         Raises:
-            InputError: If the store does not hold them.
+            InputError: If the store lacks them.
         """
         embeddings = self.store.signals.read("text_embedding", "0/answer", "sample").float()
         answers = self.table.answers
@@ -223,7 +227,7 @@ class FeatureDataModule(L.LightningDataModule):
         return padded
 
     def _loader(self, split: str, shuffle: bool = False) -> TensorBatches:
-        """Batches of a split, moved to the device at once."""
+        """Batches of a split, which is moved to the training device as a whole."""
         device = self.trainer.strategy.root_device if self.trainer is not None else torch.device("cpu")
         return TensorBatches(self._batches[split].to(device), self.batch_size, shuffle)
 

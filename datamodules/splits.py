@@ -13,10 +13,16 @@ SPLITS = ("train", "val", "test")
 
 
 def split_questions(ids: Sequence[str], groups: Sequence[str], fractions: Sequence[float], seed: int = 0) -> list[int]:
-    """Assign questions to parts, stratified by group; returns the index of each question's part.
+    """Split questions into parts, stratified by group, and return the part's index for each question.
 
     The questions of a group are ordered by a hash of seed and id and spread evenly over the unit interval, which
-    `fractions` cut into parts. A question's part depends on the rest of its group only through its rank.
+    `fractions` divide into parts. Other questions of the group affect a question's part only through its rank.
+
+    Args:
+        ids: Question ids.
+        groups: Group of each question.
+        fractions: Share of each part.
+        seed: Seed of the order.
 
     Raises:
         InputError: If fractions are negative or do not sum to 1.
@@ -36,7 +42,7 @@ def split_questions(ids: Sequence[str], groups: Sequence[str], fractions: Sequen
     place = np.empty(len(ids))
     for group, members in by_group.items():
         digest = hashlib.sha256(f"{seed}\0{group}".encode()).digest()
-        offset = int.from_bytes(digest[:4], "big") / 2**32  # small groups do not all begin alike
+        offset = int.from_bytes(digest[:4], "big") / 2**32  # small groups start at different parts
         place[members] = (np.arange(len(members)) + offset) / len(members)
     ends = np.rint(len(ids) * np.cumsum(fractions))
     parts = np.empty(len(ids), dtype=np.int64)

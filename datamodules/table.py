@@ -1,4 +1,4 @@
-"""Tables of a store's questions and answers: counts of right answers by a grader, likelihoods, and what was asked."""
+"""Tables of a store's questions and answers: counts of right answers, likelihoods, and asked baselines."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -18,15 +18,15 @@ class AnswerTable:
     """One row per answer, in the order of `store.samples`. Likelihoods leave out a stored end token.
 
     Attributes:
-        question: [row] row of its question in the question table.
+        question: [row] index of its question in the question table.
         sample: [row] index j of the sample.
         right: [row] 1 if the answer is right, else 0.
         known: [row] 1 if it is graded right or wrong, 0 if its grade is unknown.
         answer: [row] normalised answer that the grader found; None if it found none.
-        n_tokens: [row] generated tokens, the ending one included; NaN if a server did not report them.
-        truncated: [row] whether the token limit cut it off.
+        n_tokens: [row] number of generated tokens with the end token; NaN if a server did not report it.
+        truncated: [row] whether it was cut at the token limit.
         mean_nll: [row] mean negative log-probability of its tokens in nats; NaN without tokens or log-probabilities.
-        max_nll: [row] largest negative log-probability.
+        max_nll: [row] largest negative log-probability of a token in nats; NaN as for `mean_nll`.
         rejected: [row] whether a server rejected the question, so that there is no answer.
     """
 
@@ -43,11 +43,16 @@ class AnswerTable:
 
     @property
     def held_out(self) -> NDArray[np.bool_]:
-        """[row] whether an answer is in the held-out half (odd j), which scores what the other half (even j) says."""
+        """[row] whether an answer is in the held-out half (odd j), which evaluates confidences of the even half."""
         return self.sample % 2 == 1
 
     def rows_by_question(self, n_questions: int, included: NDArray[np.bool_] | None = None) -> list[NDArray[np.int64]]:
-        """Rows of the answers to each question, in their order, without rejected ones; only included ones, if given."""
+        """Rows of the answers to each question, without rejected answers.
+
+        Args:
+            n_questions: Number of questions.
+            included: [row] mask of the answers to include; None includes all.
+        """
         rows = np.flatnonzero(~self.rejected if included is None else ~self.rejected & included)
         rows = rows[np.argsort(self.question[rows], kind="stable")]
         return np.split(rows, np.searchsorted(self.question[rows], np.arange(1, n_questions)))
@@ -60,16 +65,16 @@ class QuestionTable:
     Attributes:
         ids: Question ids.
         groups: Groups of the questions.
-        texts: What was asked, for people; empty for private questions.
+        texts: Texts of the questions for display; private questions are hidden.
         prompt_tokens: [question] prompt length in tokens; NaN if a server did not report it.
-        right, known, unknown: [question] right answers, answers graded right or wrong, and those that the grader could
-            not decide.
-        held_right, held_known, held_unknown: The same of the held-out half (odd j).
+        right, known, unknown: [question] numbers of right answers, of answers graded right or wrong, and of answers
+            that the grader could not decide.
+        held_right, held_known, held_unknown: The same for the held-out half (odd j).
         consistency: [question] share of the most frequent answer in the other half (even j); NaN without an answer.
         grader: Name of the grader.
         answers: All answers to these questions.
-        asked: Tables of the complete asked baselines of questions, by name: `value`, a number in [0, 1] or null, and
-            `prompt_tokens` and `completion_tokens`.
+        asked: Tables of the complete asked baselines of questions, by name, with the columns `value` (in [0, 1] or
+            null), `prompt_tokens` and `completion_tokens`.
     """
 
     ids: list[str]
@@ -98,7 +103,8 @@ def load_table(store: Store, grader: str | None = None) -> QuestionTable:
     """Join a store's questions, samples and the grades of a grader; None takes the only one.
 
     Raises:
-        InputError: If there are no grades, several graders and none named, samples without a grade, or a damaged file.
+        InputError: If there are no grades, there are several graders and `grader` is None, samples lack a grade, or a
+            file is damaged.
     """
     grader = store.grades.choose(grader)
     if store.grades.missing(grader):
@@ -108,7 +114,7 @@ def load_table(store: Store, grader: str | None = None) -> QuestionTable:
         )
     if set(store.grades.ranges(grader)) - set(store.samples.ranges()):
         raise InputError(
-            f"Expected every grade of '{store.path}' to have its sample, but some samples are gone. "
+            f"Expected every grade of '{store.path}' to have its sample, but some samples are missing. "
             "Run `python -m extract sample` with the settings of the store again."
         )
     row_of = {question.id: row for row, question in enumerate(store.questions)}
@@ -160,25 +166,25 @@ def _answers(samples: pa.Table, grades: pa.Table, row_of: dict[str, int], end_to
 
 
 def _keys(table: pa.Table, row_of: dict[str, int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Question row and sample index, [row] each."""
+    """[row] question index and sample index."""
     question = np.array([row_of[question] for question in table["question_id"].to_pylist()], dtype=np.int64)
     return question, table["sample"].to_numpy().astype(np.int64)
 
 
 def _align(table: pa.Table, question: NDArray[np.int64], sample: NDArray[np.int64], row_of: dict[str, int]) -> pa.Table:
-    """The rows of a table of the same answers in the order of `question` and `sample`, [row] each."""
+    """Reorder a table of the same answers to the order of `question` and `sample`, [row] each."""
     order = np.empty(len(question), dtype=np.int64)
     order[np.lexsort((sample, question))] = np.lexsort(_keys(table, row_of)[::-1])
     return table.take(order)
 
 
 def asked_of_answers(store: Store, table: QuestionTable, name: str) -> NDArray[np.float64]:
-    """Values of an asked baseline of answers, [answer] in the order of `table.answers`; NaN for none."""
+    """[row] values of an asked baseline of answers, in the order of `table.answers`; NaN for a missing value."""
     row_of = {question: row for row, question in enumerate(table.ids)}
     asked = _align(store.asked.read(name, "sample"), table.answers.question, table.answers.sample, row_of)
     return asked["value"].to_numpy().astype(np.float64)
 
 
 def modal_share(answers: list[str | None]) -> float:
-    """Share of the most frequent answer, where each unreadable one is distinct; NaN without answers."""
+    """Share of the most frequent answer; NaN without answers. Each unreadable answer counts as distinct."""
     return max(Counter(clusters_of(answers)).values()) / len(answers) if answers else float("nan")

@@ -63,7 +63,7 @@ def test_options_come_as_a_sweep_agent_writes_them(small_store: Path, tmp_path: 
     config = yaml.safe_load((folder / "config.yaml").read_text())
     assert config["model"]["init_args"] == {"lr": 0.003, "l2": 0.1, "calibrator": "platt"}
     assert json.loads((folder / "report.json").read_text())["chosen"]["l2"] == 0.1
-    with pytest.raises(InputError, match="`name` to be that of a new run"):
+    with pytest.raises(InputError, match="`name` to be the name of a new run"):
         experiment(small_store, tmp_path, "--name=mine")
 
 

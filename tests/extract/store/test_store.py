@@ -199,7 +199,7 @@ def test_a_lost_part_of_an_extended_store_is_drawn_again(tmp_path: Path, questio
     for ending in ("parquet", "json"):
         (path / f"samples/00000.000-003.{ending}").unlink()
     assert any("00000.000-003.parquet: missing" in problem for problem in find_problems(Store.open(path)))
-    with pytest.raises(InputError, match="some samples are gone"):
+    with pytest.raises(InputError, match="some samples are missing"):
         load_table(Store.open(path))
     sample(str(path), recipe(questions, tiny_folder, k=6))
     assert contents(path) == before

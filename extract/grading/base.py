@@ -100,7 +100,7 @@ def from_decisions(
 
     Args:
         parse: Function from a question and an answer without reasoning to the parsed answer, or None.
-        start: Opens a context that yields the function that decides about parsed answers.
+        start: Opens a context that yields the decision function.
         name, rule, kinds: As in `Grader`.
     """
 

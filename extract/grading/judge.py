@@ -55,7 +55,7 @@ class Judge:
 
     @property
     def rule(self) -> str:
-        """Description of the rule, which determines the verdicts."""
+        """Description of everything that determines the verdicts, recorded with the grades."""
         extra = f", with {self.server.extra_body}" if self.server.extra_body else ""
         return (
             f"Right when the model {self.model!r}, at temperature 0 and with at most {self.max_tokens} tokens{extra}, "

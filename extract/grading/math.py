@@ -1,7 +1,7 @@
 r"""The grader `math`: compares stated answers as numbers, as text, and with math-verify.
 
 math-verify runs in a separate process (``math_worker.py``), which is killed when an answer takes too long. If it raises
-an error, times out or crashes, the grade is unknown. An answer is wrong only by its verdict.
+an error, times out or crashes, the grade is unknown and not wrong.
 """
 
 import json

@@ -19,7 +19,7 @@ class Question:
     Attributes:
         id: Id, unique within the set.
         dataset: Name of the set.
-        text: Text that the policy's prompt template formats. Exactly one of `text` and `messages` is given.
+        text: Question text, formatted by the policy's prompt template. Exactly one of `text` and `messages` is given.
         messages: Chat of ``{"role", "content"}`` messages, used unchanged instead of a formatted text.
         references: All accepted answers, at least one. For kind `choice`, the letter of the right option comes first
             and its text second.

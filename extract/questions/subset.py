@@ -96,5 +96,5 @@ def with_examples(source: Source, prompt: PromptTemplate, seed: int) -> tuple[li
 
 
 def _words(prompt: object) -> str:
-    """Prompt without differences between copies of a question, in case and white space."""
+    """Prompt in lower case with single spaces, to recognise copies of a question."""
     return " ".join(str(prompt).casefold().split())

@@ -32,7 +32,7 @@ _COLUMNS = 128  #: Columns of R computed at a time.
 
 
 def attention_entropy(batch: Pass) -> dict[str, Tensor]:
-    """Entropies of the attention that drew each token: [row, token] in [0, 1] by ``layer/name``, layers from 1.
+    """Attention entropies at the place that drew each token: [row, token] in [0, 1] by ``layer/name``, layers from 1.
 
     - ``normalised``: mean over heads of the entropy divided by the logarithm of the number of visible keys.
     - ``sink_free``: the same without the first token.

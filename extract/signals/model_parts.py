@@ -73,7 +73,7 @@ class ModelHead:
         self._output = type(decoder_of(model)(input_ids=token, use_cache=False))
 
     def chunk_size(self, n_logits: dict[str, int]) -> int:
-        """Number of tokens, at least one, whose logits number at most `n_logits`, which is given by device type."""
+        """Largest number of tokens, at least one, with at most `n_logits` logits; `n_logits` is by device type."""
         vocab: int = self._model.config.get_text_config().vocab_size
         return max(1, n_logits.get(self._model.device.type, n_logits["cpu"]) // vocab)
 

@@ -144,7 +144,7 @@ def read_answers(
 def _batches(
     model: Any, answers: Sequence[Answer], batch_tokens: int
 ) -> Iterator[tuple[SharedPrompt | None, list[int]]]:
-    """Indices of answers that are read together, with the beginning of their prompts that was read before.
+    """Indices of answers that are read together, with the cached beginning of their prompts.
 
     Prompts with several answers are batched one by one, all others together. Shared tokens count toward the size of a
     batch, because every row holds their keys and values in memory.

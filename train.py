@@ -99,7 +99,7 @@ class TrainCLI(LightningCLI):
             raise InputError(f"Expected `n_resamples` to be at least 1, but got {n_resamples}. 2000 is the default.")
         if str(devices) != "1" and not (isinstance(devices, list) and len(devices) == 1):
             raise InputError(
-                "Expected `trainer.devices` to be 1, because the probes of all layers are fitted together on one device, "
+                "Expected `trainer.devices` to be 1, because the probes of all layers are fitted on one device, "
                 f"but got {devices!r}. Leave it out; `torchrun` spreads `python -m extract` over several."
             )
         recipes = [Path(str(path)).stem for path in self.config.config or []]

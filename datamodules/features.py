@@ -17,7 +17,7 @@ from extract.registry import Registry
 from extract.store.shards import Scope
 from extract.store.store import Store
 
-#: Minimum number of questions in the validation split, which has to suffice to choose a layer.
+#: Minimum number of questions in the validation split, so that it can choose a layer.
 LEAST_VALIDATION = 10
 
 #: Scope of each target of probes: question or answer.
@@ -31,18 +31,18 @@ class FeatureDataModule(L.LightningDataModule):
 
     Args:
         store: Folder of the store.
-        recipe: Recipe from which a missing store is made, and which an existing store must match; null takes an
-            existing store unchecked.
-        grader: Grader of the target; null takes the store's only grader, or for a new store the default of the
+        recipe: Recipe from which a missing store is made, and which an existing store must match; null accepts any
+            existing store.
+        grader: Grader of the target; null uses the store's only grader, or for a new store the default of the
             questions' kind.
         target: Target of the probe: `capability`, how often the question is answered correctly; `semantic_entropy`,
             whether its answers agree more than for most training questions; `seu`, the mean cosine between the
             embeddings of two of its answers; `response`, whether one answer is right.
         signal: Signal of the features: a vector signal with one feature per layer and position, or a token signal,
             whose numbers form one feature.
-        positions: Named token positions of the signal; null takes `last_prompt`, for `response` `last_answer`, and for
+        positions: Named token positions of the signal; null uses `last_prompt`, for `response` `last_answer`, and for
             a token signal all.
-        layers: Layers to use; null takes all.
+        layers: Layers to use; null uses all.
         join: Token signals whose numbers are appended to every feature, each a signal or a signal/position.
         pooling: One or more ways to pool the tokens of an answer: the names of `extract.signals.pooling`; `windows_4`,
             means over quarters of the answer; `distribution`, the shape of the curve, for tokens/entropy only. null

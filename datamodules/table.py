@@ -100,7 +100,7 @@ class QuestionTable:
 
 
 def load_table(store: Store, grader: str | None = None) -> QuestionTable:
-    """Join a store's questions, samples and the grades of a grader; None takes the only one.
+    """Join a store's questions, samples and the grades of a grader; None uses the only one.
 
     Raises:
         InputError: If there are no grades, there are several graders and `grader` is None, samples lack a grade, or a

@@ -70,7 +70,7 @@ def make_store(
     Args:
         store: Folder of the store.
         recipe: Recipe of the store.
-        grader: Name of the grader; None takes the default of the questions' kind.
+        grader: Name of the grader; None uses the default of the questions' kind.
         signals: Names of the signals.
         scope: Whether signals are read from the questions or from their answers.
 
@@ -104,7 +104,7 @@ def grade(store: str, grader: str | None = None, worker: Worker | None = None, j
 
     Args:
         store: Folder of the store.
-        grader: One of {graders}; null takes the default of the questions' kind.
+        grader: One of {graders}; null uses the default of the questions' kind.
         worker: As for `sample`.
         judge: Model of the grader judge.
 
@@ -138,7 +138,7 @@ def read(
         store: Folder of the store.
         signals: Signals to read. For questions and answers: {signals}. For answers only: {answer_signals}.
         scope: question reads the questions; sample reads their answers.
-        layers: Layers to keep, from 0 (embeddings) to the number of blocks; null takes the layers that are already in
+        layers: Layers to keep, from 0 (embeddings) to the number of blocks; null uses the layers that are already in
             the store, or all.
         model: Path of the store's model if it was loaded from a folder, or the local copy of a served model; null
             takes the name in the store.
@@ -183,7 +183,7 @@ def ask(
         device_map: Placement of a large model over devices, as in transformers (auto, balanced, …).
         embedding_model: Sentence encoder of text_embedding: its name, a Hub id or a folder.
         nli_model: Classifier of entailment: a Hub id or a folder.
-        grader: Grader whose normalised answers entailment compares; null takes the only one.
+        grader: Grader whose normalised answers entailment compares; null uses the only one.
         max_new_tokens: Token limit of a reply for verbalized; models that reason at length need more.
         worker: As for `sample`.
 
@@ -213,7 +213,7 @@ def inspect(store: str, grader: str | None = None, answers: int = 10) -> None:
 
     Args:
         store: Folder of the store, or of a grid's stores, which are shown one by one and then compared.
-        grader: Grader of the detailed tables; null takes the default of the questions' kind, else the first in the
+        grader: Grader of the detailed tables; null uses the default of the questions' kind, else the first in the
             store.
         answers: Number of example answers, spread over right, wrong and unknown ones.
     """

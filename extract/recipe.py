@@ -36,14 +36,14 @@ class StoreRecipe:
         questions: Name of a question set ({sets}; NAME:CONFIG for another configuration), NAME=PATH to read that set
             from a file, path of your own .jsonl, .json, .csv or .parquet file, or a Hugging Face Hub id (ORG/NAME or
             ORG/NAME:CONFIG). docs/questions.md describes the sets.
-        n_questions: Size of the seeded subset of the questions; null takes all.
+        n_questions: Size of the seeded subset of the questions; null uses all.
         question_seed: Seed of the subset, of the order, of shuffled choices and of worked examples.
         stratify_by: Field of the questions (group, or a key of meta) whose values get equal shares of n_questions.
         fields: Column names of a file or Hub set, such as '{text: question, references: answer}'; also id, kind,
             choices, group and meta, see docs/questions.md. Null for a set by name, and for a file whose columns have
             these names.
-        split: Split of a Hub set; null takes the set's default.
-        questions_revision: Commit of a Hub set; null takes the set's default.
+        split: Split of a Hub set; null uses the set's default.
+        questions_revision: Commit of a Hub set; null uses the set's default.
         sampler: local runs the model in this process; server sends requests to server.url.
         model: Name of the embedded model, a Hub id, or a folder; for the server sampler its name on the server.
         revision: Commit, branch or tag of a Hub model.

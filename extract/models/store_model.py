@@ -33,7 +33,7 @@ def load_store_model(store: Store, model: str | None, device: str, device_map: s
 
     Args:
         store: The store.
-        model: Hub id or folder; None takes the name in the store.
+        model: Hub id or folder; None uses the name in the store.
         device: As for `load_model`.
         device_map: As for `load_model`.
 

@@ -123,7 +123,7 @@ def run(commands: dict[str, Callable[..., Any]], program: str, arguments: list[s
     Args:
         commands: Functions by command name. The first line of a docstring is the command's help.
         program: Name shown in the help.
-        arguments: Command line without the program; None takes ``sys.argv``.
+        arguments: Command line without the program; None uses ``sys.argv``.
 
     Returns:
         Exit status, see `exit_status`.

@@ -108,7 +108,7 @@ def read_log(store: Store, samples: SampleRange) -> list[Row]:
     rows: dict[tuple[int, int], Row] = {}
     with path.open("rb") as file:
         expected, found = _header(store, samples), file.readline().decode(errors="replace")
-        if found.endswith("\n") and found != f"{expected}\n":  # else it was cut off
+        if found.endswith("\n") and found != f"{expected}\n":  # else the header is incomplete
             raise InputError(
                 f"Expected {str(path)!r} to begin with the header {expected}, but it begins with {shown(found)}. Move "
                 "it to the store that it belongs to, or delete it to request those answers again."

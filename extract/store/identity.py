@@ -21,7 +21,7 @@ _LARGEST = 2**20  # bytes
 
 def member_stores(folder: Path) -> list[Path]:
     """Stores in the folder of a temperature grid, by name; empty for a store or another folder."""
-    if os.path.isfile(folder / _IDENTITY) or not os.path.isdir(folder):  # os.path takes names that are too long
+    if os.path.isfile(folder / _IDENTITY) or not os.path.isdir(folder):  # Path.is_file raises for overlong names
         return []
     return sorted(file.parent for file in folder.glob(f"*/{_IDENTITY}"))
 
@@ -59,7 +59,7 @@ def read_identity(folder: Path) -> dict[str, Any]:
     expected = f"Expected `store` to be the folder of one store, but {str(folder)!r}"
     if members := member_stores(folder):
         raise InputError(f"{expected} holds several: {_names(members)}. Give one of them.")
-    if not os.path.isfile(file):  # os.path takes names that are too long
+    if not os.path.isfile(file):  # Path.is_file raises for overlong names
         raise InputError(
             f"{expected} has no identity.json. Make one with `python -m extract sample --store {folder}`; add "
             "`--config configs/sets/facts.yaml` for the store of train.py."

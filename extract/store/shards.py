@@ -82,7 +82,7 @@ def range_of(path: Path, n_blocks: int) -> SampleRange:
 
 
 def overlap(ranges: Iterable[SampleRange]) -> tuple[SampleRange, SampleRange] | None:
-    """The first two different ranges that share samples; None without any."""
+    """The first two different ranges that share samples; None if no ranges do."""
     pairs = pairwise(sorted(set(ranges)))
     return next(((a, b) for a, b in pairs if a.block == b.block and b.start < a.stop), None)
 

@@ -92,7 +92,7 @@ class Signals(ShardFiles):
             record["how"] = settings
         arrays = {}
         for key, tensor in tensors.items():
-            if isinstance(tensor, Ragged):  # keys may share their offsets in memory, which safetensors refuses
+            if isinstance(tensor, Ragged):  # keys can share their offsets in memory, which safetensors refuses
                 arrays[key], arrays[key + _OFFSETS] = tensor.values.contiguous(), tensor.offsets.clone()
             else:
                 arrays[key] = tensor.contiguous()
@@ -112,7 +112,7 @@ class Signals(ShardFiles):
 
     def _save(self, signal: str, shard: Shard, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
         file = self.file(signal, shard)
-        # one metadata key, because safetensors writes several in an order that changes from run to run
+        # one metadata key, because safetensors writes several keys in random order
         write_file(file, save(tensors, {"store": canonical_json(record)}))
         self._headers.pop(file, None)
         self._keys.pop((signal, shard.scope), None)

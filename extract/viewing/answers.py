@@ -87,11 +87,11 @@ def read_answers(
     Args:
         store: Store with the signal `tokens` of the answers.
         load: Loads the store's tokenizer; called last.
-        questions: Question ids; None takes a few, with a right and a wrong answer each.
-        samples: Sample indices; None takes all answers to the named questions.
-        grader: Grader; None takes the only one, if any.
+        questions: Question ids; None selects a few, with a right and a wrong answer each.
+        samples: Sample indices; None uses all answers to the named questions.
+        grader: Grader; None uses the only one, if any.
         influence: Name of token weights, with or without their signal (``norm_element_mean_token``,
-            ``rollout/norm_element_mean_token``); None takes this one if it was read.
+            ``rollout/norm_element_mean_token``); None uses this one if it was read.
 
     Raises:
         InputError: If an id or sample is unknown, a signal was not read, or a question must not be published.
@@ -140,8 +140,8 @@ def choose(right: dict[Key, bool | None], questions: Sequence[str] | None, sampl
 
     Args:
         right: Grade of every answer; None if it is unknown.
-        questions: Question ids; None takes a few, if possible with right and wrong answers.
-        samples: Sample indices; None takes all answers to named questions, else a right and a wrong one.
+        questions: Question ids; None selects a few, if possible with right and wrong answers.
+        samples: Sample indices; None uses all answers to named questions, else a right and a wrong one.
 
     Raises:
         InputError: If an id or sample is unknown, or a list is empty.

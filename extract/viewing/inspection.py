@@ -29,7 +29,7 @@ def describe(store: Store, grader: str | None = None, n_answers: int = 10) -> st
 
     Args:
         store: The store.
-        grader: Grader of the detailed tables; None takes the default of the questions' kind, else the first one.
+        grader: Grader of the detailed tables; None uses the default of the questions' kind, else the first one.
         n_answers: Number of example answers, spread over right, wrong and unknown ones.
 
     Raises:
@@ -94,7 +94,7 @@ def compared(stores: Sequence[Store], grader: str | None = None) -> str:
 
     Args:
         stores: The stores, graded or not.
-        grader: Grader of the accuracy; None takes for each store the grader of `describe`.
+        grader: Grader of the accuracy; None uses the grader of `describe` for each store.
     """
     rows = [["temperature", "answers", "grader", "expected accuracy [95 %]", "different texts per question", "cut"]]
     for store in stores:

@@ -30,11 +30,11 @@ def show(
 
     Args:
         store: Folder of the store, with the signal `tokens` of its answers.
-        questions: Question ids; null takes a few, with a right and a wrong answer each.
-        samples: Sample indices of each question, from 0; null takes all samples of named questions.
+        questions: Question ids; null selects a few, with a right and a wrong answer each.
+        samples: Sample indices of each question, from 0; null uses all samples of named questions.
         out: Output file: a page (.html), or a picture of one answer (.png, .pdf, .svg).
-        grader: Grader of the answers; null takes the only one.
-        influence: Weights of the tokens, such as norm_element_mean_token of the rollout; null takes these if they
+        grader: Grader of the answers; null uses the only one.
+        influence: Weights of the tokens, such as norm_element_mean_token of the rollout; null uses these if they
             were read.
         model: Path of the store's model if it was loaded from a folder. Only its tokenizer is loaded.
 
@@ -51,7 +51,7 @@ def show(
             f"Expected `out` to end in .html for a page, or in {', '.join(_PICTURES)} for a picture of one answer, "
             f"but got {out!r}. For example --out answers.html"
         )
-    named = None if questions is None else [str(id_) for id_ in questions]  # an id may look like a number
+    named = None if questions is None else [str(id_) for id_ in questions]  # YAML reads some ids as numbers
     answers, key = read_answers(opened, lambda: _tokenizer_of(opened, model), named, samples, grader, influence)
     if path.suffix == ".html":
         from extract.viewing.html import page

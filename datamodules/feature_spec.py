@@ -126,13 +126,7 @@ def choose_keys(
 ) -> list[str]:
     """Keys ``layer/position`` of a signal at the given positions and layers; None for all.
 
-    Args:
-        store: The store.
-        signal: Name of the signal.
-        scope: Scope of the signal.
-        positions: Names of the positions.
-        layers: Numbers of the layers.
-        option: Option with the positions, for messages.
+    `option` is the name of the option with the positions, for messages.
 
     Raises:
         InputError: If the store lacks the signal, a layer or a position.

@@ -137,8 +137,7 @@ class FeatureDataModule(L.LightningDataModule):
     def load(self, table: QuestionTable | None = None) -> None:
         """Read the features of all usable rows into one split, `train`. Callers can split them with `use_split`.
 
-        Args:
-            table: Counts to use instead of the store's.
+        A given `table` replaces the counts of the store.
 
         Raises:
             InputError: If features or grades are missing, a file is damaged, or no question is usable.
@@ -200,11 +199,7 @@ class FeatureDataModule(L.LightningDataModule):
         return every.take(every.row.argsort())
 
     def use_split(self, questions: Mapping[str, Sequence[int]]) -> None:
-        """Replace the split, for example by a fold.
-
-        Args:
-            questions: Rows of the question table, by name of the split.
-        """
+        """Replace the split, for example by a fold. `questions` has rows of the question table, by name of the split."""
         every = self.every()
         self.question_rows = {split: torch.tensor(list(rows), dtype=torch.int64) for split, rows in questions.items()}
         every = every._replace(target=self._target()[every.row])

@@ -16,9 +16,7 @@ from extract.errors import InputError
 def discrete_entropy(clusters: Sequence[Hashable]) -> float:
     """Discrete semantic entropy in nats: entropy of the cluster shares (Farquhar et al., Nature 630, 2024).
 
-    Args:
-        clusters: [sample] cluster of each answer to a question, from `clusters_of` or by entailment. Without answers
-            the entropy is NaN.
+    `clusters` has the cluster of each answer [sample], from `clusters_of` or by entailment. NaN without answers.
 
     >>> discrete_entropy(["paris", "paris", "rome", "rome"])  # ln 2
     0.6931471805599453

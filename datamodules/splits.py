@@ -18,12 +18,6 @@ def split_questions(ids: Sequence[str], groups: Sequence[str], fractions: Sequen
     The questions of a group are ordered by a hash of seed and id and spread evenly over the unit interval, which
     `fractions` divide into parts. Other questions of the group affect a question's part only through its rank.
 
-    Args:
-        ids: Question ids.
-        groups: Group of each question.
-        fractions: Share of each part.
-        seed: Seed of the order.
-
     Raises:
         InputError: If fractions are negative or do not sum to 1.
 

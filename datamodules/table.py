@@ -47,12 +47,7 @@ class AnswerTable:
         return self.sample % 2 == 1
 
     def rows_by_question(self, n_questions: int, included: NDArray[np.bool_] | None = None) -> list[NDArray[np.int64]]:
-        """Rows of the answers to each question, without rejected answers.
-
-        Args:
-            n_questions: Number of questions.
-            included: [row] mask of the answers to include; None includes all.
-        """
+        """Rows of the answers to each question, without rejected answers. `included` is a mask [row]; None is all."""
         rows = np.flatnonzero(~self.rejected if included is None else ~self.rejected & included)
         rows = rows[np.argsort(self.question[rows], kind="stable")]
         return np.split(rows, np.searchsorted(self.question[rows], np.arange(1, n_questions)))

@@ -112,8 +112,7 @@ def grade(store: str, grader: str | None = None, worker: Worker | None = None, j
         The store.
 
     Raises:
-        InputError: If the grader is unknown or cannot grade the questions, there is no store, or the judge cannot be
-            reached.
+        InputError: If the grader is unknown or unsuitable, there is no store, or the judge cannot be reached.
     """
     with _extended(store, worker) as (opened, worker):
         name = grader or grader_of_kinds(question.kind for question in opened.questions)
@@ -213,8 +212,7 @@ def inspect(store: str, grader: str | None = None, answers: int = 10) -> None:
 
     Args:
         store: Folder of the store, or of a grid's stores, which are shown one by one and then compared.
-        grader: Grader of the detailed tables; null uses the default of the questions' kind, else the first in the
-            store.
+        grader: Grader of the detailed tables; null uses the default of the questions' kind, else the first one.
         answers: Number of example answers, spread over right, wrong and unknown ones.
     """
     from extract.viewing.inspection import compared, describe

@@ -32,10 +32,8 @@ def load_store_model(store: Store, model: str | None, device: str, device_map: s
     For a served model, the first local copy that fits the prompts is written to reader.json, and later ones must match.
 
     Args:
-        store: The store.
         model: Hub id or folder; None uses the name in the store.
-        device: As for `load_model`.
-        device_map: As for `load_model`.
+        device: As for `load_model`, as is `device_map`.
 
     Raises:
         InputError: If it can't be loaded, or differs from the store's model.
@@ -79,11 +77,7 @@ def encode_prompts(
 ) -> dict[str, list[int]]:
     """Prompt token ids of the questions of a shard's block, by question id.
 
-    Args:
-        store: The store.
-        tokenizer: Tokenizer of the store's model.
-        shard: Shard of the block.
-        samples: Samples of these questions, whose known prompt lengths are checked.
+    Known prompt lengths of `samples`, which belong to these questions, are checked.
 
     Raises:
         InputError: If a prompt has another length than when it was answered.

@@ -28,8 +28,7 @@ Row = dict[str, Any]
 class AnswerLog:
     """Log of a range of samples, open for further answers.
 
-    An incomplete last line is removed, and lines without answers of the range are ignored. Lost answers are requested
-    again.
+    An incomplete last line is removed, and lines without answers of the range are ignored.
 
     Args:
         store: The store.

@@ -143,14 +143,7 @@ class ShardFiles:
             )
 
     def settings(self, name: str, scope: Scope) -> dict[str, Any] | None:
-        """Settings (model, prompts, options) that the files of a name share; None without files.
-
-        They are read from the first intact file.
-
-        Args:
-            name: Name of the signal or baseline.
-            scope: Scope of the rows.
-        """
+        """Settings (model, prompts, options) of a signal's or baseline's files, from the first intact one, or None."""
         if not self._place(name, scope).is_dir():
             self._settings.pop((name, scope), None)  # the user deleted the folder to start over
         for shard in () if (name, scope) in self._settings else self.finished(name, scope):

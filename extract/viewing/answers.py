@@ -206,10 +206,7 @@ def pieces(tokenizer: Any, token_ids: Sequence[int], text: str) -> list[Piece]:
     decode a single token differently (leading spaces, bytes of a character). Tokens that add no text (bytes of an
     unfinished character, special tokens) join the piece of the next token, or the last piece.
 
-    Args:
-        tokenizer: Tokenizer of the model.
-        token_ids: Content tokens of the answer.
-        text: Text of the answer. It ends before a stop string, which can begin inside the last token.
+    `text` ends before a stop string, which can begin inside the last of the content tokens `token_ids`.
     """
     found: list[Piece] = []
     before, start, n = "", 0, len(token_ids)

@@ -20,14 +20,7 @@ _VISIBLE = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "
 
 
 def page(answers: Sequence[ShownAnswer], model: str, store: str, influence: str | None = None) -> str:
-    """HTML page of answers.
-
-    Args:
-        answers: The answers, grouped by question.
-        model: Name of the model.
-        store: Name of the store.
-        influence: Name of the displayed influence, if any.
-    """
+    """HTML page of answers, grouped by question, with the names of the model, the store and the displayed influence."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )

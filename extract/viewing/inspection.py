@@ -92,9 +92,7 @@ def _plural(count: int, noun: str) -> str:
 def compared(stores: Sequence[Store], grader: str | None = None) -> str:
     """Table of a grid's stores: temperature, expected accuracy, variety of answers and share of cut answers.
 
-    Args:
-        stores: The stores, graded or not.
-        grader: Grader of the accuracy; None uses the grader of `describe` for each store.
+    Stores can be ungraded. Without a `grader`, each store uses the grader of `describe`.
     """
     rows = [["temperature", "answers", "grader", "expected accuracy [95 %]", "different texts per question", "cut"]]
     for store in stores:

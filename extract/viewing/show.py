@@ -42,8 +42,7 @@ def show(
         The output file.
 
     Raises:
-        InputError: If an id or sample is unknown, a signal was not read, the tokenizer differs, or `out` has another
-            suffix.
+        InputError: If an id or sample is unknown, a signal was not read, or tokenizer or suffix are wrong.
     """
     path, opened = Path(out), Store.open(store)
     if path.suffix not in (".html", *_PICTURES):

@@ -169,13 +169,9 @@ def _spread(left: dict[bool | None, list[Shown]], n: int) -> list[Shown]:
 
 
 def interval(values: NDArray[np.float64]) -> tuple[float, float, float] | None:
-    """Mean over questions with Student's 95 % interval, clipped to [0, 1]; None for fewer than two known values.
+    """Mean of `values` [question] with Student's 95 % interval, clipped to [0, 1]; None for fewer than two known ones.
 
-    If all values are equal, the half-width is 1 − 0.025^(1/n). For values of 0 this is the exact binomial bound: with a
-    larger mean, all n questions are 0 with a probability below 0.025.
-
-    Args:
-        values: [question] accuracies; NaN is left out.
+    If all values are equal, the half-width is 1 − 0.025^(1/n), the exact binomial bound for values of 0 or 1.
     """
     known = values[~np.isnan(values)]
     n = len(known)

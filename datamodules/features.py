@@ -199,7 +199,7 @@ class FeatureDataModule(L.LightningDataModule):
         return every.take(every.row.argsort())
 
     def use_split(self, questions: Mapping[str, Sequence[int]]) -> None:
-        """Replace the split, for example by a fold. `questions` has rows of the question table, by name of the split."""
+        """Replace the split, for example by a fold. `questions` has rows of the question table by name of the split."""
         every = self.every()
         self.question_rows = {split: torch.tensor(list(rows), dtype=torch.int64) for split, rows in questions.items()}
         every = every._replace(target=self._target()[every.row])

@@ -46,7 +46,7 @@ class FeatureDataModule(L.LightningDataModule):
         join: Token signals whose numbers are appended to every feature, each a signal or a signal/position.
         pooling: One or more ways to pool the tokens of an answer: the names of `extract.signals.pooling`; `windows_4`,
             means over quarters of the answer; `distribution`, the shape of the curve, for tokens/entropy only. null
-            takes mean, std and max.
+            uses mean, std and max.
         weights: Weights of the pooled tokens: entropy, prob (1 − p_max), or signal/position of an influence.
         val_fraction: Share of the questions for validation.
         test_fraction: Share of the questions for the test.

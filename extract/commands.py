@@ -140,7 +140,7 @@ def read(
         layers: Layers to keep, from 0 (embeddings) to the number of blocks; null uses the layers that are already in
             the store, or all.
         model: Path of the store's model if it was loaded from a folder, or the local copy of a served model; null
-            takes the name in the store.
+            uses the name in the store.
         device: auto, cpu, cuda or cuda:N.
         device_map: Placement of a large model over devices, as in transformers (auto, balanced, …).
         worker: As for `sample`.
@@ -177,7 +177,7 @@ def ask(
         store: Folder of the store.
         baselines: Baselines to compute: {baselines}.
         model: Path of the store's model if it was loaded from a folder, or the local copy of a served model; null
-            takes the name in the store.
+            uses the name in the store.
         device: auto, cpu, cuda or cuda:N.
         device_map: Placement of a large model over devices, as in transformers (auto, balanced, …).
         embedding_model: Sentence encoder of text_embedding: its name, a Hub id or a folder.

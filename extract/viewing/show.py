@@ -42,7 +42,7 @@ def show(
         The output file.
 
     Raises:
-        InputError: If an id or sample is unknown, a signal was not read, or tokenizer or suffix are wrong.
+        InputError: If an id, sample or suffix is unknown, a signal was not read, or the tokenizer differs.
     """
     path, opened = Path(out), Store.open(store)
     if path.suffix not in (".html", *_PICTURES):

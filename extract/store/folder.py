@@ -43,14 +43,14 @@ class StoreFolder:
             raise Damaged(file, f"its SHA-256 is {found}, but the identity has {self.identity['questions']}")
         return questions
 
-    def ranges(self, folder: str | Path = "samples") -> list[SampleRange]:
-        """Ranges with a finished Parquet file in a folder of the store, by block and sample.
+    def ranges(self, folder: Path | None = None) -> list[SampleRange]:
+        """Ranges with a finished Parquet file in a folder of the store, `samples` if none is given, sorted.
 
         Raises:
             Damaged: If a Parquet file is not named after a range, or two files contain the same samples.
         """
         n_blocks = self.questions.n_blocks
-        files = {range_of(path, n_blocks): path for path in (self.path / folder).glob("*.parquet")}
+        files = {range_of(path, n_blocks): path for path in (folder or self.path / "samples").glob("*.parquet")}
         ranges = sorted(samples for samples, path in files.items() if is_finished(path))
         if clash := overlap(ranges):
             raise Damaged(files[clash[1]], f"it contains samples that are also in {files[clash[0]].name}")

@@ -222,6 +222,15 @@ def test_a_grader_or_signal_that_is_not_there_is_refused_before_anything_is_samp
     assert not (tmp_path / "store").exists()
 
 
+def test_a_relative_path_opens_the_same_store(small_store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    absolute = Store.open(small_store)
+    monkeypatch.chdir(small_store.parent)
+    store = Store.open(small_store.name)
+    assert store.grades.names() == absolute.grades.names() == ["planted"]
+    assert store.grades.read("planted") == absolute.grades.read("planted")
+    assert store.signals.keys("hidden") == absolute.signals.keys("hidden")
+
+
 def test_a_store_whose_model_was_a_folder_asks_for_its_place(
     small_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -291,6 +291,7 @@ def test_waits_grow_with_the_failures_and_heed_retry_after() -> None:
 @pytest.mark.parametrize(
     ("header", "least", "most"),
     [("3", 3, 3.5), ("0", 0, 0.5), (email.utils.formatdate(time.time() + 3600), 119, 122), ("soon", 0, 0.5)],
+    ids=["seconds", "at once", "a date", "no number"],  # the date changes from process to process
 )
 def test_retry_after_is_a_number_or_a_date(header: str, least: float, most: float) -> None:
     waits: list[float] = []

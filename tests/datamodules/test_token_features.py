@@ -334,7 +334,7 @@ def saved(made_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("pooled.pooling", ["windows_65"], "`pooled.pooling`"),
         ("pooled.weights", "tokens/3/nll", "`pooled.weights`"),
         ("pooled.weights", 3, "`pooled.weights`"),
-        ("pooled.more", 3, "'pooled.more' too"),
+        ("pooled.more", 3, "also has 'pooled.more'"),
         ("pooled", None, "`pooled` in"),
         ("layer", 3, "`layer` in .* to be null, because 'entropy_profile' is not a hidden state"),
         ("signal", "hidden", "`layer` in"),

@@ -126,7 +126,7 @@ def test_ranges_of_which_one_is_ragged_and_one_is_not_are_refused(store: Store) 
     store.signals.write(
         "tokens", part, {f"{layer}/entropy": torch.ones(store.questions.n_rows(part)) for layer in (1, 2)}
     )
-    with pytest.raises(Damaged, match="'1/entropy' is F32 of shape .. a row, but F32 of shape .. a token in"):
+    with pytest.raises(Damaged, match="'1/entropy' is F32 of shape .. per row, but F32 of shape .. per token in"):
         store.signals.keys("tokens", "sample")
 
 

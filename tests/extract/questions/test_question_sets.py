@@ -357,7 +357,7 @@ def test_what_is_no_finite_number_is_no_answer(tmp_path: Path, capsys: pytest.Ca
     for path in (write(tmp_path / "mine.json", *rows), write(tmp_path / "mine.parquet", *rows)):
         (question,) = load_questions(str(path), fields={**MAPPED, "meta": {"n": "n"}})
         assert (question.references, question.meta) == (("1.5",), {"n": None})
-        assert "2 rows without an answer" in capsys.readouterr().err
+        assert "2 rows without a gradable answer" in capsys.readouterr().err
     options = [{"q": f"{i}?", "o": ["Oslo", "Lima"], "a": answer} for i, answer in enumerate((None, "Lima"))]
     fields = {**MAPPED, "choices": "o"}
     assert [one.text for one in load_questions(str(write(tmp_path / "o.json", *options)), fields=fields)] == ["1?"]

@@ -297,7 +297,7 @@ def test_other_layers_than_those_that_there_are_are_refused(store: Path, recipe:
         read(str(store), [], "sample", model=recipe.model)
     with pytest.raises(InputError, match="at least one layer"):
         read(str(store), ["hidden"], "sample", [], model=recipe.model)
-    with pytest.raises(InputError, match="tokens has none. Leave `layers` out"):
+    with pytest.raises(InputError, match="no `layers` for tokens.* Leave `layers` out"):
         read(str(store), ["tokens"], "sample", [1], model=recipe.model)
 
 

@@ -322,7 +322,7 @@ def saved(made_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("pooled.keys", ["hidden/1/last_answer"], "`pooled.keys` in .* to be a list of signal/layer/position"),
+        ("pooled.keys", ["hidden/1/last_answer"], "`pooled.keys` in .* to be a list of distinct signal/layer/position"),
         ("pooled.keys", ["tokens/3/entropy", "tokens/3/entropy"], "`pooled.keys`"),
         ("pooled.keys", ["tokens/3/../entropy"], "`pooled.keys`"),
         ("pooled.keys", [["tokens"]], "`pooled.keys`"),

@@ -220,7 +220,7 @@ def test_bad_options_of_pictures_are_one_line(
         assert line.startswith("error: Expected")
     answers = load_table(Store.open(full_store)).answers
     answers.right[:] = 0
-    with pytest.raises(InputError, match="0 are right and 720 wrong"):
+    with pytest.raises(InputError, match="0 are right and 720 are wrong"):
         entropy_profile([1], torch.rand(1, 720), answers)
 
 

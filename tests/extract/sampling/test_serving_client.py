@@ -426,7 +426,7 @@ def test_a_redirect_is_not_followed(server: Running) -> None:
 def test_another_model_is_refused_by_the_server_and_by_its_replies(server: Running) -> None:
     with pytest.raises(InputError, match=r"The model `other` does not exist\..*`model`"):
         ask(Server(server.url), model="other")
-    said = r"by the model 'stub-model', but one came from 'fallback'"
+    said = r"from the model 'stub-model', but one came from 'fallback'"
     with stub(says_model="fallback") as falls_back, pytest.raises(InputError, match=said):
         ask(Server(falls_back.url), known_as=[MODEL])
 

@@ -94,7 +94,7 @@ def test_the_first_local_copy_is_the_one_that_the_store_keeps_to(tiny_folder: Pa
     for scope in get_args(Scope):
         with pytest.raises(InputError, match="differs in fingerprint"):
             read(path, ["tokens"], scope, model=str(other))
-    with pytest.raises(InputError, match="a folder called 'tiny'"):
+    with pytest.raises(InputError, match="path of the store's model 'tiny'"):
         read(path, ["tokens"], "sample")
     read(path, ["tokens"], "sample", model=str(tiny_folder))
     verify(path)

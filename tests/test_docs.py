@@ -81,7 +81,7 @@ def accept(command: str) -> None:
     program, *rest = shlex.split(command, comments=True)
     match (Path(program).name, *rest):
         case ("make", *targets):
-            assert set(targets) <= set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+            assert set(targets) <= set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
         case ("python", "train.py", *options):
             assert status(train.run, [*options, "--print_config"]) == 0
         case ("python", "-m", "extract", *options):
@@ -92,6 +92,8 @@ def accept(command: str) -> None:
             given = torchrun_parser().parse_args(options)
             assert (given.module, given.training_script) == (True, "extract")
             assert status(partial(run, PARSED_ONLY, "extract"), given.training_script_args) == 0
+        case ("python", "-c", code):
+            exec(compile(code, command, "exec"), {})
         case ("python", "-m", module, *_) if module.startswith("benchmarks."):
             assert find_spec(module), f"no module {module}"
         case ("pip", "install", *options):

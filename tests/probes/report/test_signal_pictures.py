@@ -427,7 +427,7 @@ def test_what_can_not_be_shown_is_one_line_with_what_to_do(
         with pytest.raises(InputError, match=said) as error:
             show(str(told_store), **{"out": out, "model": model, **options})  # type: ignore[arg-type]
         assert "\n" not in str(error.value)
-    with pytest.raises(InputError, match="tokenizer of 'made'.*differs"):
+    with pytest.raises(InputError, match="tokenizer of 'made'.*has another"):
         show(str(full_store), out=out, model=model)
     unread = Store.open(full_store)
     for file in (path for path in (unread.path / "signals/tokens/sample").iterdir()):

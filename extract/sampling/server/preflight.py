@@ -5,8 +5,9 @@ Servers silently ignore unsupported options: several answers per request, log-pr
 
 import asyncio
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from extract.errors import InputError
 from extract.policy import Decoding
@@ -108,9 +109,20 @@ async def try_server(
                 f"{budget}. Nothing was sent. Give a larger budget."
             )
     found, pairs = Preflight(spending), zip(server.urls, requests.values(), strict=False)
-    replies = await asyncio.gather(*(_try_url(replace(server, url=url), model, asked, found) for url, asked in pairs))
+    replies = await _all(_try_url(replace(server, url=url), model, asked, found) for url, asked in pairs)
     found.replies = dict(zip(requests, replies, strict=True))
     return found
+
+
+async def _all(work: Iterable[Coroutine[Any, Any, Reply]]) -> list[Reply]:
+    """Results of concurrent work. After an error, the rest has ended before a client closes its connections."""
+    tasks = [asyncio.ensure_future(part) for part in work]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _try_url(server: Server, model: str, request: Request, found: Preflight) -> Reply:
@@ -194,7 +206,7 @@ def _open_requests(request: Request) -> list[Request]:
 async def _answers_vary(client: Client, request: Request, url: str) -> bool:
     """Whether the answers to an open prompt differ: False if no text was seen, `InputError` if they are equal."""
     requests = _open_requests(request)
-    replies = await asyncio.gather(*map(client.ask, requests))
+    replies = await _all(map(client.ask, requests))
     answers = [[(choice.text, choice.reasoning or "") for choice in reply.choices] for reply in replies]
     if not any(text or reasoning for answer in answers for text, reasoning in answer):
         return False

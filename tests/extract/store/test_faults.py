@@ -279,7 +279,7 @@ def test_sampling_goes_on_with_fewer_answers_at_a_time_and_records_it(
         (InputError("Expected this, but got that."), 2, "error: Expected this, but got that."),
         (KeyboardInterrupt(), 130, "error: interrupted. Finished work is kept"),
         (Terminated(), 143, "error: terminated. Finished work is kept"),
-        (PermissionError(errno.EACCES, "Permission denied", "runs"), 2, "error: 'runs': Permission denied. What"),
+        (PermissionError(errno.EACCES, "Permission denied", "runs"), 2, "error: 'runs': Permission denied. Finished"),
     ],
 )
 def test_a_command_that_does_not_come_to_its_end_says_why_in_one_line(

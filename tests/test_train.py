@@ -382,7 +382,7 @@ def test_the_commands_work_one_after_the_other(
     assert "4 files intact" in capsys.readouterr().out
     (tmp_path / "s/samples/00000.000-003.parquet").write_bytes(b"")
     assert run(COMMANDS, "extract", ["verify", store]) == 2
-    assert "samples/00000.000-003.parquet: 0 bytes" in capsys.readouterr().err
+    assert "samples/00000.000-003.parquet: it has 0 bytes" in capsys.readouterr().err
 
 
 def test_no_secret_of_the_environment_reaches_a_run(

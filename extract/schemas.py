@@ -86,6 +86,8 @@ MODEL: Schema = {
     "tokenizer": SHA256,
     "chat_template": SHA256,
 }
+#: A served model, of which only the name is known.
+NAMED_MODEL: Schema = {**dict.fromkeys(MODEL, Field("null", lambda value: value is None)), "id": TEXT}
 EXAMPLES = Field(
     "a list of pairs of texts",
     lambda value: _is_list(value, lambda pair: _is_list(pair, _is_text) and len(pair) == 2),

@@ -80,8 +80,8 @@ class Worker:
 
     def _waits_for(self, path: Path) -> bool:
         """Whether a lock is held by a worker with common blocks: the same rank, or any rank of another count."""
-        rank, count = map(int, re.findall("[0-9]+", path.name))
-        if count == self.count and rank != self.rank:
+        names = re.fullmatch(r"\.writer-([0-9]+)-of-([0-9]+)\.lock", path.name)
+        if names is None or (int(names[2]) == self.count and int(names[1]) != self.rank):
             return False
         try:
             with FileLock(path, timeout=0):

@@ -15,7 +15,7 @@ from extract.running.worker import Worker
 from extract.signals.base import Answer
 from extract.signals.model_parts import n_layers
 from extract.signals.reading import content_tokens, drawn_tokens, read_answers, read_questions
-from extract.signals.registry import SIGNALS
+from extract.signals.registry import SIGNALS, load_signal
 from extract.store.files import is_finished
 from extract.store.fill import fill, missing_shards
 from extract.store.grid import copy_known
@@ -42,10 +42,13 @@ def fill_signals(
         layers: Layers to keep; None keeps those in the store, or all.
 
     Raises:
-        InputError: If `names` is empty, the store has other layers, or it has no answers to read.
+        InputError: If `names` is empty, a signal is unknown or lacks the scope, the store has other layers, or it has
+            no answers to read.
     """
     if not names:
         raise InputError(f"Expected `signals` to name at least one of {', '.join(SIGNALS)}, but it is empty.")
+    for name in names:
+        load_signal(name, scope)  # before a model is loaded
     layers_of = {name: _choose_layers(store, name, scope, layers) for name in names if SIGNALS[name].by_layer}
     if layers is not None and not layers_of:
         raise InputError(

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from math import isfinite
 from typing import Any
 
 import pyarrow as pa
@@ -133,7 +134,8 @@ def _header(store: Store, samples: SampleRange) -> str:
 
 def _rows(line: bytes) -> list[Row]:
     """Rows of a line; empty if the line is incomplete or invalid."""
-    with suppress(ValueError, TypeError, AttributeError):
+    with suppress(ValueError, TypeError, AttributeError, OverflowError, RecursionError):
         if line.endswith(b"\n"):
-            return pa.Table.from_pylist(json.loads(line), SAMPLES_SCHEMA).to_pylist()
+            rows = pa.Table.from_pylist(json.loads(line), SAMPLES_SCHEMA).to_pylist()
+            return [row for row in rows if row["text"] is not None and all(map(isfinite, row["logprobs"] or ()))]
     return []

@@ -1,12 +1,12 @@
 """Asked baselines of a store: one Parquet file per baseline and shard."""
 
-import json
 from typing import Any
 
 import pyarrow as pa
 
 from extract.errors import Damaged
 from extract.hashing import canonical_json, differences
+from extract.store.files import parse_metadata
 from extract.store.folder import ShardFiles, StoreFolder
 from extract.store.parquet import ASKED_SCHEMAS, write_table
 from extract.store.shards import Scope, Shard
@@ -71,7 +71,7 @@ class Asked(ShardFiles):
         file = self.file(baseline, shard)
         table = self._folder.read_table(file, shard, ASKED_SCHEMAS[shard.scope])
         expected, metadata = self._provenance(baseline, shard), table.schema.metadata or {}
-        settings, stated = (json.loads(metadata.get(key, b"null")) for key in (b"how", b"of"))
+        settings, stated = (parse_metadata(file, metadata.get(key)) for key in (b"how", b"of"))
         if stated != expected:
             raise Damaged(file, f"its metadata says {shown(stated)}, not {canonical_json(expected)}")
         return table.replace_schema_metadata(None), settings

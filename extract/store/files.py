@@ -78,6 +78,18 @@ def read_json(path: Path, largest: int) -> Any:
         raise ValueError(f"it can't be read as JSON ({one_line(error)})") from None
 
 
+def parse_metadata(path: Path, text: str | bytes | None) -> dict[str, Any]:
+    """Parse a JSON object from the metadata of a data file.
+
+    Raises:
+        Damaged: If the text is missing or not a JSON object.
+    """
+    with suppress(ValueError, RecursionError):
+        if isinstance(record := json.loads(text or "null"), dict):
+            return record
+    raise Damaged(path, f"its metadata has {shown(text)} where a JSON object is expected")
+
+
 def _no_number(constant: str) -> NoReturn:
     raise ValueError(f"it holds {constant}")
 

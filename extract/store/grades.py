@@ -81,7 +81,8 @@ class Grades(ShardFiles):
         """Grades of a range, and the file's metadata."""
         file = self.file(grader, samples)
         table = self._folder.read_table(file, samples, GRADES_SCHEMA)
-        metadata = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
+        pairs = (table.schema.metadata or {}).items()
+        metadata = {str(key, "utf-8", "replace"): str(value, "utf-8", "replace") for key, value in pairs}
         if metadata.get("grader") != grader:
             raise Damaged(file, f"it holds grades of {metadata.get('grader')!r}, not of {grader!r}")
         # stores of early versions do not record which samples were graded

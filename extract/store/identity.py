@@ -9,7 +9,7 @@ from extract.errors import InputError
 from extract.hashing import sha256_json
 from extract.policy import SCHEMA_VERSION
 from extract.samplers import SAMPLERS, sampler_name
-from extract.schemas import IDENTITY, MODEL, OBJECT, SHA256, check_record, one_of
+from extract.schemas import IDENTITY, MODEL, NAMED_MODEL, OBJECT, SHA256, check_record, one_of
 from extract.store.files import is_inside, read_json, replace_file
 from extract.text import shown
 
@@ -76,8 +76,8 @@ def read_identity(folder: Path) -> dict[str, Any]:
             "it was altered. Restore the file, or make a new store."
         )
     check_record(identity, IDENTITY, file, "of.")
-    if SAMPLERS[sampler_name(identity["sampler"])].weights:  # served models are never loaded by this name
-        check_record(identity["policy"]["model"], MODEL, file, "of.policy.model.")
+    model = MODEL if SAMPLERS[sampler_name(identity["sampler"])].weights else NAMED_MODEL
+    check_record(identity["policy"]["model"], model, file, "of.policy.model.")
     return identity
 
 

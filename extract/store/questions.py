@@ -84,5 +84,5 @@ def _question(row: dict[str, Any]) -> Question:
     fields: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
     try:
         return Question(id=fields.pop("question_id"), meta=json.loads(fields.pop("meta")), **fields)
-    except (ValueError, RecursionError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise InputError(f"Expected the questions of a store to have JSON as `meta`, but {one_line(error)}.") from None

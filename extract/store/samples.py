@@ -6,6 +6,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from extract.errors import Damaged
 from extract.samplers import SAMPLERS, sampler_name
 from extract.store.folder import StoreFolder
 from extract.store.parquet import COMPACT_SAMPLES_SCHEMA, SAMPLES_SCHEMA, write_table
@@ -70,11 +71,12 @@ class Samples:
         Raises:
             Damaged: If a file is damaged.
         """
-        tables = [
-            self._folder.read_table(self.file(part), part, self._schema)
-            for part in (self.ranges() if samples is None else [samples])
-        ]
-        table = pa.concat_tables([self._schema.empty_table(), *tables])
+        tables = [self._schema.empty_table()]
+        for part in self.ranges() if samples is None else [samples]:
+            tables.append(self._folder.read_table(self.file(part), part, self._schema))
+            if tables[-1]["text"].null_count:
+                raise Damaged(self.file(part), "it has an answer without text")
+        table = pa.concat_tables(tables)
         if self.provides.nullable:
             return table
         n_tokens = pc.list_value_length(table["token_ids"]).cast(pa.int32())

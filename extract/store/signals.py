@@ -17,7 +17,7 @@ from torch import Tensor
 
 from extract.errors import Damaged, InputError
 from extract.hashing import canonical_json
-from extract.store.files import check_file, write_file
+from extract.store.files import check_file, parse_metadata, write_file
 from extract.store.folder import ShardFiles, StoreFolder
 from extract.store.ragged import Ragged
 from extract.store.shards import Scope, Shard
@@ -151,8 +151,13 @@ class Signals(ShardFiles):
         """
         shards, lengths = self._shards(signal, key, scope, ragged=True), []
         for shard in shards:
-            with safe_open(self.file(signal, shard), framework="pt") as file:
-                lengths.append(file.get_tensor(key + _OFFSETS).diff())
+            path, n_rows = self.file(signal, shard), self._folder.questions.n_rows(shard)
+            with safe_open(path, framework="pt") as file:
+                offsets, n_values = file.get_tensor(key + _OFFSETS), file.get_slice(key).get_shape()[0]
+            is_sound = offsets.shape == (n_rows + 1,) and offsets.dtype == torch.int64
+            if not (is_sound and offsets[0] == 0 and offsets[-1] == n_values and (offsets.diff() >= 0).all()):
+                raise Damaged(path, f"{key + _OFFSETS!r} does not divide {n_values} values into {n_rows} rows")
+            lengths.append(offsets.diff())
         values = self._values(signal, key, shards, [int(of_shard.sum()) for of_shard in lengths])
         return Ragged(values, torch.cat([torch.zeros(1, dtype=torch.int64), *lengths]).cumsum(0))
 
@@ -216,12 +221,12 @@ class Signals(ShardFiles):
         check_file(path, self._folder.path)
         try:
             with safe_open(path, framework="pt") as file:
-                record = json.loads((file.metadata() or {}).get("store", "{}"))
+                record = parse_metadata(path, (file.metadata() or {}).get("store"))
                 slices = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
         except (OSError, SafetensorError) as error:
             raise Damaged(path, f"it can't be read as safetensors ({one_line(error)})") from None
         settings, _ = record.pop("how", None), record.pop("batch_tokens", None)
-        if record != (provenance := self._provenance(signal, shard)):
+        if record != (provenance := self._provenance(signal, shard)) or not isinstance(settings, dict | None):
             raise Damaged(path, f"its metadata says {shown(record)}, not {canonical_json(provenance)}")
         layout = {
             key: Entry(tensor.get_dtype(), torch.Size(tensor.get_shape()[1:]), key + _OFFSETS in slices)

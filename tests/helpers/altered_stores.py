@@ -286,6 +286,17 @@ def forge_signal(pattern: str, change: Callable[[dict[str, Any]], object], **pro
     return alter
 
 
+def forge_metadata(text: str) -> Alteration:
+    """Put a text in the place of the provenance record of hidden states."""
+
+    def alter(store: Path) -> None:
+        for file in store.glob(HIDDEN):
+            save_file(load_file(file), file, {"store": text})
+            write_file(file, file.read_bytes())
+
+    return alter
+
+
 def forge_hidden(key: str, make: Callable[[int], torch.Tensor]) -> Alteration:
     """Put a tensor, made for a number of rows, into all files of hidden states."""
     return forge_signal(HIDDEN, lambda tensors: tensors.update({key: make(len(tensors["2/last_prompt"]))}))
@@ -332,6 +343,10 @@ FORGED: dict[str, Alteration] = {
     "samples: prompts of −5 tokens": forge_value(SAMPLES, "prompt_tokens", -5),
     "grades: a sample that is not there": forge_value(GRADES, "sample", -1),
     "grades: no metadata": forge_table(GRADES, lambda table: table.replace_schema_metadata(None)),
+    "grades: metadata that is no text": forge_table(
+        GRADES, lambda table: table.replace_schema_metadata({b"grader": b"\xff"})
+    ),
+    "questions: no metadata": forge_questions("meta", None),
     "questions: metadata that is no JSON": forge_questions("meta", "{"),
     "questions: nested metadata": forge_questions("meta", "[" * 10**5),
     "questions: a kind that is not there": forge_questions("kind", "essay"),
@@ -355,6 +370,8 @@ FORGED: dict[str, Alteration] = {
     "signal: offsets of nothing": forge_hidden("9/x.offsets", lambda n: torch.zeros(n + 1)),
     "signal: tokens instead of rows": forge_hidden("1/last_prompt.offsets", lambda n: torch.arange(n + 1)),
     "signal: no tensors": forge_signal(HIDDEN, lambda tensors: tensors.clear()),
+    "signal: metadata that is no object": forge_metadata("[]"),
+    "signal: metadata that is no JSON": forge_metadata("{"),
     "signal: a number for the settings": forge_signal(HIDDEN, lambda tensors: None, how=3),
     "identity: an unknown sampler": identity(lambda of: of.update(sampler="server")),
 }

@@ -168,8 +168,8 @@ class Client(AbstractAsyncContextManager["Client"]):
         name = reply.model
         if self._known_as and name is not None and name not in self._known_as and not same_model(self.model, name):
             raise InputError(
-                f"Expected all answers to come from the model {self.model!r}, but one came from {name!r}. Use a server "
-                "that does not fall back to other models."
+                f"Expected all answers to come from the model {self.model!r}, but one came from "
+                f"{endpoint.line(name)!r}. Use a server that does not fall back to other models."
             )
         return reply
 

@@ -8,7 +8,6 @@ import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -51,7 +50,7 @@ class Failure(Exception):
 class Endpoint:
     """One address with several connection pools. After consecutive failures it rests, longer each time.
 
-    Its results and errors never contain the key, except in the texts of answers.
+    Its errors never contain the key; `line` removes it from other texts of the server.
 
     Args:
         server: Server options. The key is read from the environment variable `server.api_key_env`.
@@ -119,10 +118,9 @@ class Endpoint:
         try:
             async with asyncio.timeout(self.server.timeout):  # openai's own time-out restarts with every byte
                 content = await api.post(request.path, cast_to=bytes, body=request.body(model))
-            reply = read_reply(content, request)
-            return replace(reply, model=reply.model and self._line(reply.model))
+            return read_reply(content, request)
         except BrokenReply as broken:
-            raise Failure(self._line(f"{self.url} sent {broken}"), brief=f"{self.url} sent a broken reply") from None
+            raise Failure(self.line(f"{self.url} sent {broken}"), brief=f"{self.url} sent a broken reply") from None
         except (TimeoutError, openai.APITimeoutError):
             raise Failure(f"{self.url} did not answer within {self.server.timeout:g} seconds") from None
         except openai.APIStatusError as error:
@@ -130,7 +128,7 @@ class Endpoint:
             raise self._failure_of_status(error.status_code, error.response.headers, text) from None
         except openai.APIConnectionError as error:
             cause = error.__cause__
-            words = self._line(str(cause or error)) or type(cause).__name__
+            words = self.line(str(cause or error)) or type(cause).__name__
             raise Failure(f"{self.url}: {words}", reached="Connect" not in type(cause).__name__) from None
         except Exception as error:  # openai and its HTTP library raise many types on invalid HTTP
             raise Failure(f"{self.url} sent an unreadable reply ({type(error).__name__})") from None
@@ -141,7 +139,7 @@ class Endpoint:
             words = server_words(json.loads(text)) or text
         except (ValueError, RecursionError):
             words = text
-        words = self._line(words or "no reason given").rstrip(".")
+        words = self.line(words or "no reason given").rstrip(".")
         out_of_credit = "insufficient_quota" in text  # a 429 that no retry can fix
         if (status in _TRANSIENT or status >= 500) and not out_of_credit:
             brief = f"{self.url} answers with status {status}"
@@ -152,12 +150,12 @@ class Endpoint:
         elif status == 404:
             next_step = "Set `model` to the server's name of the model, and `server.url` to its address up to /v1."
         elif 300 <= status < 400:
-            words = f"moved to {self._line(headers.get('location', 'elsewhere'))}"
+            words = f"moved to {self.line(headers.get('location', 'elsewhere'))}"
             next_step = "Set `server.url` to the new address."
         kind = RejectedRequest if status in _ABOUT_REQUEST else InputError
         return kind(f"Expected {self.url} to answer, but it returned status {status}: {words}. {next_step}")
 
-    def _line(self, words: str) -> str:
+    def line(self, words: str) -> str:
         """A server's text on one line, without the key."""
         return without_key(one_line(words, 300), self._key)
 

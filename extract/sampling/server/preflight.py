@@ -132,13 +132,13 @@ async def _try_url(server: Server, model: str, request: Request, found: Prefligh
         try:
             reply = await client.ask(request)
             if reply.model is not None and not same_model(model, reply.model):
-                listed = await client.endpoints[0].model_names()
+                listed, name = await client.endpoints[0].model_names(), client.endpoints[0].line(reply.model)
                 if model not in listed or reply.model in listed:  # otherwise it is an alias
                     raise InputError(
-                        f"Expected {url} to answer with the model {model!r}, but its replies are from {reply.model!r}. "
+                        f"Expected {url} to answer with the model {model!r}, but its replies are from {name!r}. "
                         "Set `model` to that name, or `server.url` to another server."
                     )
-                notice(f"the server maps the name {model!r} to the model {reply.model!r}")
+                notice(f"the server maps the name {model!r} to the model {name!r}")
             _check_reply(request, reply, url)
             varies = await _answers_vary(client, request, url)
         except Unanswered as error:
@@ -211,6 +211,7 @@ async def _answers_vary(client: Client, request: Request, url: str) -> bool:
     if not any(text or reasoning for answer in answers for text, reasoning in answer):
         return False
     temperature, text = requests[0].temperature, one_line(answers[0][0][0] or answers[0][0][1], 80)
+    text = client.endpoints[0].line(text)
     if len({answer[0] for answer in answers}) == 1:
         raise InputError(
             f"Expected answers to vary at temperature {request.temperature:g}, but {url} returned the same answer "

@@ -431,6 +431,21 @@ def test_another_model_is_refused_by_the_server_and_by_its_replies(server: Runni
         ask(Server(falls_back.url), known_as=[MODEL])
 
 
+def test_a_key_in_an_answer_is_in_no_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    answer = GOOD.replace(b"yes", f"no {KEY}".encode())
+    with answering((200, answer, {})) as (url, _), pytest.raises(InputError, match="the same answer") as error:
+        trial(Server(url))
+    assert KEY not in str(error.value)
+
+
+def test_a_key_that_is_a_part_of_the_models_name_changes_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "stub")  # as a server without keys takes anything
+    with stub() as server:
+        assert ask(Server(server.url), known_as=[MODEL]).model == MODEL
+        assert trial(Server(server.url)).known_as == {MODEL}
+
+
 def test_a_missing_openai_is_one_line_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "openai", None)
     with pytest.raises(InputError, match=r"pip install 'confidence-probes\[server\]'"):

@@ -11,8 +11,12 @@ import torch
 from extract.commands import read
 from extract.errors import InputError
 from extract.models.loading import tokenizer_hash, weight_fingerprint
+from extract.running.worker import Worker
 from extract.signals.hidden import HiddenCapture, position_ranges
 from extract.signals.registry import NEEDS, SIGNALS, load_signal, signal_table
+from extract.signals.run import fill_signals
+from extract.store.store import Store
+from tests.helpers.altered_stores import make_store
 from tests.helpers.planted import read_hidden
 from tests.helpers.tiny import tiny_model
 
@@ -104,3 +108,9 @@ def test_the_table_in_the_docs_and_the_help_of_read_follow_from_the_registry() -
     for name, signal in SIGNALS.items():
         assert f"{name} ({signal.description})" in (read.__doc__ or "")
         assert set(signal.needs) <= set(NEEDS)
+
+
+def test_a_signal_of_another_scope_is_refused_before_a_model_is_loaded(tmp_path: Path) -> None:
+    store = Store.open(make_store(tmp_path / "store"))
+    with pytest.raises(InputError, match="rollout"):
+        fill_signals(store, ["rollout"], lambda: pytest.fail("a model was loaded"), Worker())

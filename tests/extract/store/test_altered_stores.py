@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import pickle
 import random
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +23,12 @@ from extract.__main__ import COMMANDS
 from extract.commands import verify
 from extract.running.cli import run
 from extract.store import files
+from extract.store.answer_log import AnswerLog, read_log
 from extract.store.files import write_file
-from extract.store.shards import Block
+from extract.store.shards import Block, SampleRange
 from extract.viewing.inspection import describe
 from tests.helpers import altered_stores
-from tests.helpers.altered_stores import ALTERATIONS, FORGED, Alteration
+from tests.helpers.altered_stores import ALTERATIONS, FORGED, Alteration, forge_table, forge_value
 from tests.helpers.altering import bad_json_contents, bomb
 
 
@@ -84,6 +87,52 @@ def test_a_forged_store_runs_nothing_writes_nothing_and_gives_no_traceback(store
         with contextlib.suppress(InputError):
             read(store)
     assert sorted(store.parent.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda offsets: offsets.clone().fill_(2**61),
+        lambda offsets: -offsets,
+        lambda offsets: offsets.flip(0),
+        lambda offsets: offsets[:-1],
+        lambda offsets: offsets[None],
+        lambda offsets: offsets.double(),
+    ],
+)
+def test_forged_offsets_are_refused(store: Path, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    altered_stores.add_tokens(store)
+    key = "2/entropy.offsets"
+    altered_stores.forge_signal("signals/tokens/*/*", lambda tensors: tensors.update({key: change(tensors[key])}))(
+        store
+    )
+    refusal(lambda path: Store.open(path).signals.read_ragged("tokens", "2/entropy"), store, key)
+
+
+@pytest.mark.parametrize("settings", [b"{", b"[1]", b"null", b"\xff", b"[" * 10**5])
+def test_forged_settings_of_an_asked_table_are_refused(store: Path, settings: bytes) -> None:
+    asked, rows = Store.open(store).asked, [{"question_id": f"q{i}"} for i in range(8)]
+    asked.write("sure", Block(0), rows, {})
+    file = str(asked.file("sure", Block(0)).relative_to(store))
+    forge_table(file, lambda table: table.replace_schema_metadata({**table.schema.metadata, b"how": settings}))(store)
+    refusal(lambda path: Store.open(path).asked.read_shard("sure", Block(0)), store, "00000.parquet")
+
+
+def test_an_answer_without_text_is_refused(store: Path) -> None:
+    forge_value(altered_stores.SAMPLES, "text", None)(store)
+    refusal(lambda path: Store.open(path).samples.read(), store, "00001.000-002.parquet")
+
+
+@pytest.mark.parametrize(
+    "row", ["[" * 10**5, *({"sample": 10**30}, {"text": None}, {"logprobs": [float("nan")]}, {"logprobs": [1e300]})]
+)
+def test_forged_lines_of_a_log_are_left_out(store: Path, row: str | dict[str, Any]) -> None:
+    opened, samples = Store.open(store), SampleRange(0, 4, 6)
+    good = {"question_id": "q0", "sample": 4, "text": "x", "logprobs": [-1.0]}
+    with closing(AnswerLog(opened, samples)) as log:
+        log.append([{**good, "sample": 5}])
+        log._write(row if isinstance(row, str) else json.dumps([{**good, **row}]))
+    assert [row["sample"] for row in read_log(opened, samples)] == [5]
 
 
 def test_tables_of_random_bytes_never_crash(whole_store: Path, tmp_path: Path) -> None:

@@ -98,6 +98,12 @@ def test_workers_of_one_job_do_not_wait_for_each_other(recipe: StoreRecipe, tmp_
         pass
 
 
+def test_a_file_that_is_named_like_a_lock_keeps_nobody_waiting(tmp_path: Path) -> None:
+    (tmp_path / ".writer-x.lock").touch()
+    with Worker().writing(tmp_path):
+        pass
+
+
 def test_a_worker_has_every_block_of_its_own() -> None:
     owners = [[rank for rank in range(3) if Worker(rank, 3).has(block)] for block in range(7)]
     assert owners == [[0], [1], [2], [0], [1], [2], [0]]

@@ -103,9 +103,9 @@ def test_a_forged_store_runs_nothing_writes_nothing_and_gives_no_traceback(store
 def test_forged_offsets_are_refused(store: Path, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
     altered_stores.add_tokens(store)
     key = "2/entropy.offsets"
-    altered_stores.forge_signal("signals/tokens/*/*", lambda tensors: tensors.update({key: change(tensors[key])}))(
-        store
-    )
+    altered_stores.forge_signal(
+        "signals/tokens/*/*.safetensors", lambda tensors: tensors.update({key: change(tensors[key])})
+    )(store)
     refusal(lambda path: Store.open(path).signals.read_ragged("tokens", "2/entropy"), store, key)
 
 

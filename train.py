@@ -122,11 +122,12 @@ class TrainCLI(LightningCLI):
 
 def recipe_as_mappings(arguments: Sequence[str]) -> list[str]:
     """Rewrite options of the recipe as mappings, because jsonargparse 4.53 loses escape sequences in other forms."""
-    converted, rest = [], iter(arguments)
-    for argument in rest:
-        option, equals, value = argument.partition("=")
+    converted, rest = [], list(arguments)
+    while rest:
+        option, equals, value = (argument := rest.pop(0)).partition("=")
         path = option.removeprefix("--data.recipe.")
-        if path != option and (equals or (value := next(rest, "")) != ""):
+        if path != option and (equals or (rest and not re.match("--[a-z]", rest[0]))):
+            value = value if equals else rest.pop(0)
             argument = "--data.recipe=" + json.dumps(
                 reduce(lambda inner, key: {key: inner}, path.split(".")[::-1], value)
             )

@@ -156,7 +156,7 @@ def check_record(record: Any, schema: Schema, path: Path, prefix: str = "") -> N
     unknown = [prefix + key for key in record if key not in schema]
     if lacking or unknown:
         found = f"lacks {', '.join(lacking)}" if lacking else f"also has {shown(unknown[0])}"
-        fields = ", ".join(prefix + key for key in schema)
+        fields = ", ".join(f"{prefix}{key}{' (optional)' * isinstance(field, Maybe)}" for key, field in schema.items())
         raise InputError(f"Expected {where} to have exactly the keys {fields}, but it {found}. Restore the file.")
     for key, value in record.items():
         field = schema[key]

@@ -151,6 +151,12 @@ def test_train_takes_an_option_of_the_recipe_as_the_sample_command_does(
     assert given[0] == given[1] == given[2] != attrgetter(option)(StoreRecipe())
 
 
+def test_an_option_of_the_recipe_takes_an_empty_value_but_no_other_option() -> None:
+    given = ["--data.recipe.policy.prompt.system", "", "--data.recipe.revision", "--name=x"]
+    rewritten = ['--data.recipe={"policy": {"prompt": {"system": ""}}}', "--data.recipe.revision", "--name=x"]
+    assert train.recipe_as_mappings(given) == rewritten
+
+
 def test_help_lists_our_options_before_lightnings(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         train.run(["--help"])

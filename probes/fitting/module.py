@@ -253,8 +253,8 @@ class ProbeModule(L.LightningModule, ABC):
 def standardiser(features: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation [feature, d_model] over rows; infinite for a constant coordinate, to remove it."""
     mean, deviation = features.mean(0), features.std(0)
-    varies = deviation > 1e-6 * features.abs().amax(0).clamp_min(1e-12)
-    return mean, torch.where(varies, deviation, torch.inf)
+    varies = mean.isfinite() & (deviation > 1e-6 * features.abs().amax(0).clamp_min(1e-12))  # a mean can overflow
+    return mean.nan_to_num(0, 0, 0), torch.where(varies, deviation, torch.inf)
 
 
 def soft_label_loss(logits: Tensor, target: Tensor) -> Tensor:

@@ -65,6 +65,15 @@ def test_a_constant_feature_is_left_out_and_not_blown_up() -> None:
     assert torch.allclose(z[:, 0, [0, 3]].std(0), torch.ones(2))
 
 
+def test_a_feature_whose_mean_overflows_is_left_out() -> None:
+    features = torch.randn(50, 1, 4)
+    features[:, 0, 1] = 3e38 - 1e38 * torch.rand(50)
+    mean, scale = standardiser(features)
+    z = (features - mean) / scale
+    assert mean.isfinite().all()
+    assert torch.equal(z[:, 0, 1], torch.zeros(50))
+
+
 def test_choice_and_calibrator_come_from_validation_alone(data: FeatureDataModule, small_store: Path) -> None:
     other = FeatureDataModule(str(small_store))
     other.setup()

@@ -23,6 +23,7 @@ from probes.comparison.record import (
     paired_tests,
     scored,
 )
+from probes.comparison.transfer import transfer_page
 from tests.helpers.planted import planted
 from tests.helpers.synthetic import make_store
 
@@ -216,6 +217,10 @@ def test_transfer_shows_where_a_direction_holds(tmp_path: Path) -> None:
     assert len(record["cells"]) == 16 + 4
     assert {one["n_questions"] for one in record["cells"]} == {40}
     assert "| all others |" in (folder / "transfer.md").read_text()
+    record["cells"] = [cell for cell in record["cells"] if cell["train"] == "all others"]
+    n_above = sum(cell["auroc"]["low"] > 0.5 for cell in record["cells"])
+    shown = f"chance on {n_above} of {len(record['cells'])} sets when trained on all others. Better"
+    assert shown in transfer_page(record)
 
 
 def test_transfer_between_stores_wants_one_model(store: Path, tmp_path: Path) -> None:

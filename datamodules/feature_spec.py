@@ -108,7 +108,14 @@ class FeatureSpec:
         numbers = torch.empty(n_rows, 0) if pooled is None else pooled.vector(values)
         if not keys:
             return numbers[:, None], [self.signal], pooled
-        width = signals.layout(self.signal, scope)[keys[0]].shape[0]
+        layout = signals.layout(self.signal, scope)
+        shapes = {tuple(layout[key].shape) for key in keys}
+        if len(shapes) > 1 or len(layout[keys[0]].shape) != 1 or not layout[keys[0]].shape[0]:
+            raise InputError(
+                f"Expected the signal {self.signal!r} to have vectors of one width, but got the shapes "
+                f"{', '.join(str(list(shape)) for shape in sorted(shapes))}. Choose others with --data.layers."
+            )
+        width = layout[keys[0]].shape[0]
         features = torch.empty(n_rows, len(keys), width + numbers.shape[1])
         for i, key in enumerate(keys):
             features[:, i, :width] = signals.read(self.signal, key, scope)

@@ -177,8 +177,6 @@ class Signals(ShardFiles):
                 here, there = header.layout.get(key, "missing"), common.layout.get(key, "missing")
                 if here != there:
                     raise Damaged(path, f"{key!r} is {here}, but {there} in {first.name}")
-        if len({entry.shape for entry in common.layout.values() if not entry.ragged}) > 1:
-            raise Damaged(first, "its tensors have rows of different widths")
         return common.layout
 
     def shard_layout(self, signal: str, shard: Shard) -> Layout:
@@ -235,8 +233,8 @@ class Signals(ShardFiles):
         }
         n_rows = self._folder.questions.n_rows(shard)
         for key, entry in layout.items():
-            is_table = slices[key].get_shape()[:1] == [n_rows] and len(entry.shape) <= 1
-            if not (_KEY.fullmatch(key) and entry.dtype in _DTYPES and (entry.ragged or is_table)):
+            has_rows = entry.ragged or slices[key].get_shape()[:1] == [n_rows]
+            if not (_KEY.fullmatch(key) and entry.dtype in _DTYPES and has_rows):
                 raise Damaged(path, f"{shown(key)} is {entry}, which is no signal of {n_rows} rows")
         self._headers[path] = _Header(layout, settings)
         return self._headers[path]

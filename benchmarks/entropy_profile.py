@@ -16,7 +16,7 @@ from torch import Tensor
 from benchmarks.hidden import load
 from benchmarks.result import alternating, report
 from extract.signals.base import Answer
-from extract.signals.lens import _LOGITS, layer_entropy
+from extract.signals.lens import LOGITS_AT_ONCE, layer_entropy
 from extract.signals.model_parts import ModelHead, final_norm, n_layers
 from extract.signals.reader import Reader
 from tests.helpers.live import peak_bytes
@@ -68,7 +68,7 @@ def main() -> None:
     options = parser.parse_args()
     model, bar = load(options.random), 1.25 if torch.cuda.is_available() else 1.4
     weight = model.get_output_embeddings().weight
-    size = ModelHead(model).chunk_size(_LOGITS)
+    size = ModelHead(model).chunk_size(LOGITS_AT_ONCE)
     states = torch.randn(options.tokens, weight.shape[1], device=weight.device, dtype=weight.dtype) * 3
     ratio, ours, floor = alternating(
         entropies(model, states), products(weight, states, n_layers(model), size), options.pairs

@@ -28,7 +28,7 @@ FIELDS = ("none", "column", "element")
 NORMALISERS = ("column_emit", "column_token", "element")
 
 _TINY = 1e-12
-_COLUMNS = 128  #: Columns of R computed at a time.
+COLUMNS_AT_ONCE = 128  #: Columns of R computed at a time.
 
 
 def attention_entropy(batch: Pass) -> dict[str, Tensor]:
@@ -192,7 +192,7 @@ def rows_largest(
             yield part
 
     n_rows, n_queries = valid.shape
-    size = math.ceil(n_queries / max(1, round(n_queries / _COLUMNS)))
+    size = math.ceil(n_queries / max(1, round(n_queries / COLUMNS_AT_ONCE)))
     in_emit = valid & valid.roll(-1, 1)
     in_emit[:, -1] = False
     largest = valid.new_zeros(n_rows, len(FIELDS), shares[0].shape[1], 2, n_queries, dtype=torch.float32)

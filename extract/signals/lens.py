@@ -19,9 +19,9 @@ from extract.signals.model_parts import Hooks, ModelHead, decoder_blocks, final_
 #: Number of layers before the last one that are compared with it.
 N_COMPARED = 10
 #: Logits in memory at a time: 64 MB in float32 on a CPU. A GPU needs more for full use.
-_LOGITS = {"cpu": 2**24, "cuda": 2**27}
+LOGITS_AT_ONCE = {"cpu": 2**24, "cuda": 2**27}
 #: Logits reduced at a time if no layers are compared, chosen to fit into the cache of a CPU.
-_REDUCED = {"cpu": 2**20, "cuda": 2**25}
+REDUCED_AT_ONCE = {"cpu": 2**20, "cuda": 2**25}
 #: Smallest logit relative to the largest one. Excluded tokens (−∞) become finite and keep probability 0.
 _IMPOSSIBLE = -1e4
 #: Smallest exponent. Below it exp gives subnormal numbers, which are ten times slower and negligible as weights.
@@ -136,7 +136,7 @@ class LensReader(Hooks):
         drawn = None
         if tokens is not None:
             drawn = torch.cat([row[:n] for row, n in zip(tokens, spans.n_tokens, strict=True)]).to(normed.device)
-        size = self._head.chunk_size(_LOGITS)
+        size = self._head.chunk_size(LOGITS_AT_ONCE)
         chunks = [self._chunk(slice(i, i + size), normed, drawn, kept) for i in range(0, len(normed), size)]
         numbers = {name: torch.cat([chunk[name] for chunk in chunks]) for name in chunks[0]}
         if self._reads_layers and not self._keeps_states:
@@ -197,6 +197,6 @@ class LensReader(Hooks):
 
 def layer_entropy(head: ModelHead, norm: nn.Module, states: Tensor) -> Tensor:
     """Entropy [token] in nats of a layer's distributions, from its residual stream [token, d_model]."""
-    few = head.chunk_size(_REDUCED)
-    chunks = states.split(head.chunk_size(_LOGITS))
+    few = head.chunk_size(REDUCED_AT_ONCE)
+    chunks = states.split(head.chunk_size(LOGITS_AT_ONCE))
     return torch.cat([entropy(softmax(logits)) for chunk in chunks for logits in head(norm(chunk)).split(few)])

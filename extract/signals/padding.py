@@ -9,7 +9,8 @@ from torch import Tensor
 from extract.errors import InputError
 from extract.store.ragged import Ragged
 
-_CELLS = 2**18  # values padded together; more would not fit into the cache
+#: Values padded together. More would not fit into the cache.
+CELLS_AT_ONCE = 2**18
 
 
 class Padded:
@@ -114,13 +115,13 @@ def _similar(lengths: Tensor, n_columns: int) -> Iterator[Tensor]:
     rows = lengths.nonzero()[:, 0]
     if not len(rows):
         return
-    if len(rows) * int(lengths.max()) * n_columns <= _CELLS:
+    if len(rows) * int(lengths.max()) * n_columns <= CELLS_AT_ONCE:
         yield rows
         return
     rows = rows[lengths[rows].argsort(stable=True)]
     doubling = (lengths[rows] - 1).clamp_min(1).log2().floor()  # groups of lengths up to 2, 4, 8, …
     for alike in rows.split(doubling.unique_consecutive(return_counts=True)[1].tolist()):
-        yield from alike.split(max(1, _CELLS // (int(lengths[alike[-1]]) * n_columns)))
+        yield from alike.split(max(1, CELLS_AT_ONCE // (int(lengths[alike[-1]]) * n_columns)))
 
 
 def _side_by_side(ragged: Ragged, rows: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:

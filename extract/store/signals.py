@@ -27,7 +27,8 @@ from extract.text import one_line, shown
 _DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64}
 _KEY = re.compile(r"\d+/[\w-]+")
 _OFFSETS = ".offsets"
-_CHUNK = 2**20  # bytes of a tensor that are copied at once
+#: Bytes of a tensor that are copied at once.
+CHUNK_BYTES = 2**20
 #: Signals that `ask` computes with another model.
 _ASKED = ("text_embedding",)
 
@@ -203,7 +204,7 @@ class Signals(ShardFiles):
         """Concatenate a tensor over shards with `counts` rows or tokens each."""
         entry = self.shard_layout(signal, shards[0])[key]
         values = torch.empty(sum(counts), *entry.shape, dtype=_DTYPES[entry.dtype])
-        step = max(1, _CHUNK // max(1, entry.shape.numel() * values.element_size()))
+        step = max(1, CHUNK_BYTES // max(1, entry.shape.numel() * values.element_size()))
         for shard, rows in zip(shards, values.split(counts), strict=True):
             with safe_open(self.file(signal, shard), framework="pt") as file:
                 stored = file.get_slice(key)

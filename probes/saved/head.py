@@ -10,7 +10,7 @@ from probes.fitting.latent_model import DRAWS, encode, sampled_score
 
 #: Rounding error of a squared distance, as a share of the two vectors' squared lengths.
 ROUNDING = 1e-12
-_CHUNK = 2**22  # distances in memory at once
+CHUNK = 2**22  # distances in memory at once
 
 
 class Head(nn.Module):
@@ -197,7 +197,7 @@ def neighbour_means(queries: Tensor, points: Tensor, labels: Tensor, n_neighbors
     """
     points, labels = points.double(), labels.double()
     lengths, found = points.square().sum(1), []
-    for chunk in queries.split(max(1, _CHUNK // len(points))):
+    for chunk in queries.split(max(1, CHUNK // len(points))):
         squared, slack, which = _nearest(chunk.double(), points, lengths, max(n_neighbors))
         found.append(torch.stack([_mean(squared, slack, labels[which], k) for k in n_neighbors]))
     return torch.cat(found, dim=1)

@@ -97,7 +97,7 @@ def test_chunks_and_several_numbers_of_neighbours_at_once_change_nothing(monkeyp
     whole = neighbour_means(queries, points, labels, [1, 3, 25])
     alone = torch.cat([neighbour_means(queries, points, labels, [k]) for k in [1, 3, 25]])
     torch.testing.assert_close(alone, whole)
-    monkeypatch.setattr("probes.saved.head._CHUNK", 100)
+    monkeypatch.setattr("probes.saved.head.CHUNK", 100)
     torch.testing.assert_close(neighbour_means(queries, points, labels, [1, 3, 25]), whole)
 
 

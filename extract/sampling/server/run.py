@@ -20,9 +20,9 @@ from extract.store.shards import SampleRange
 from extract.store.store import Store
 
 #: Interval between two syncs of the logs to disk, in seconds.
-_SYNC_EVERY = 1.0
+SYNC_SECONDS = 1.0
 #: Number of questions rejected in a row, without a reply in between, after which the run stops.
-_MOST_REJECTED = 100
+MOST_REJECTED = 100
 
 
 @dataclass
@@ -122,7 +122,7 @@ class Run:
             except RejectedRequest as error:
                 n = self._n_rejected_in_a_row = self._n_rejected_in_a_row + (question.id not in self._rejected)
                 self._rejected[question.id] = public(error, question)
-                if n >= _MOST_REJECTED:
+                if n >= MOST_REJECTED:
                     self._stop(
                         InputError(f"Expected most questions to be accepted, but the server rejected {n} in a row.")
                     )
@@ -141,7 +141,7 @@ class Run:
     async def _sync(self) -> None:
         """Sync the logs at intervals, in a thread because disks can be slow."""
         while True:
-            await asyncio.sleep(_SYNC_EVERY)
+            await asyncio.sleep(SYNC_SECONDS)
             try:
                 for opened in list(self._open.values()):
                     await asyncio.to_thread(opened.log.sync)

@@ -581,7 +581,7 @@ def test_many_refused_questions_in_a_row_stop_the_run(
     questions: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried: list[Request] = []
-    monkeypatch.setattr("extract.sampling.server.run._MOST_REJECTED", 6)
+    monkeypatch.setattr("extract.sampling.server.run.MOST_REJECTED", 6)
 
     def after_the_trial(request: Request) -> bool:
         tried.append(request)
@@ -646,7 +646,7 @@ def test_a_log_that_cannot_be_synced_stops_the_run(
     def broken(self: AnswerLog) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr("extract.sampling.server.run._SYNC_EVERY", 0.05)
+    monkeypatch.setattr("extract.sampling.server.run.SYNC_SECONDS", 0.05)
     monkeypatch.setattr(AnswerLog, "sync", broken)
     with stub(seconds=0.1) as server, pytest.raises(OSError, match="Input/output error"):
         sample(str(tmp_path / "store"), recipe(server.url, questions, max_concurrency=2))

@@ -214,8 +214,8 @@ def test_a_changed_token_moves_what_comes_after_it_and_nothing_that_led_to_it(mo
 
 def test_numbers_are_the_same_however_many_logits_are_in_memory(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = read_all(model)
-    monkeypatch.setattr("extract.signals.lens._LOGITS", {"cpu": 258 * 2})
-    monkeypatch.setattr("extract.signals.lens._REDUCED", {"cpu": 258})
+    monkeypatch.setattr("extract.signals.lens.LOGITS_AT_ONCE", {"cpu": 258 * 2})
+    monkeypatch.setattr("extract.signals.lens.REDUCED_AT_ONCE", {"cpu": 258})
     assert_same(read_all(model), whole)
     alone = ragged(read_answers(model, ANSWERS, ["entropy_profile"]))  # layer by layer, in the pass
     assert_same(alone, {key: one for key, one in whole.items() if key.startswith("entropy_profile")})

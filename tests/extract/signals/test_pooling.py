@@ -82,7 +82,7 @@ def test_rows_that_are_pooled_a_few_at_a_time_give_the_same(monkeypatch: pytest.
     values, weights = made(seed=2, n_rows=300, longest=200)
     u, w, hows = ragged(values), ragged(weights), list(POOLINGS)
     together = pool_each(u, hows, w), windows(u, 4), peak_features(u, weights=w)
-    monkeypatch.setattr("extract.signals.padding._CELLS", 500)
+    monkeypatch.setattr("extract.signals.padding.CELLS_AT_ONCE", 500)
     apart = pool_each(u, hows, w), windows(u, 4), peak_features(u, weights=w)
     assert torch.equal(together[1].nan_to_num(-1), apart[1].nan_to_num(-1))
     for whole, split in ((together[0], apart[0]), (together[2], apart[2])):

@@ -119,7 +119,7 @@ def test_one_token_keeps_the_product_of_what_it_gives_itself() -> None:
 def test_blocks_of_any_size_give_the_same_largest(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     layers = layers_of(random_attention(3, 11), torch.rand(3, len(MIXES), 11))
     expected = rows_largest(*layers)
-    monkeypatch.setattr("extract.signals.attention._COLUMNS", size)
+    monkeypatch.setattr("extract.signals.attention.COLUMNS_AT_ONCE", size)
     torch.testing.assert_close(rows_largest(*layers), expected)
 
 

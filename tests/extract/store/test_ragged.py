@@ -95,7 +95,7 @@ def test_answers_without_a_single_token_are_read_as_such(store: Store) -> None:
 
 def test_a_tensor_longer_than_a_piece_is_read_whole(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = store.signals.read_ragged("tokens", "2/entropy")
-    monkeypatch.setattr("extract.store.signals._CHUNK", 12)  # bytes: three tokens
+    monkeypatch.setattr("extract.store.signals.CHUNK_BYTES", 12)  # bytes: three tokens
     assert torch.equal(store.signals.read_ragged("tokens", "2/entropy").values, whole.values)
 
 

@@ -77,7 +77,7 @@ def measure(folder: Path, key: str, small: Path) -> dict[str, float]:
             taken.append(part.nbytes)
             return part
 
-    # a stand-in for a class of safetensors, which no type says it may be: hence the ignore
+    # the stand-in replaces a class of safetensors, which its type forbids
     signals_open, signals.safe_open = signals.safe_open, Counting  # type: ignore[misc, assignment]
     Store.open(small).signals.read("hidden", "0/last_prompt")
     taken.clear()

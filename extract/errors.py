@@ -10,7 +10,7 @@ class InputError(ValueError):
 
 
 class Damaged(InputError):
-    """A damaged data file: its content differs from what was written.
+    """Raised if a data file is damaged, for example if its checksum does not match.
 
     Args:
         path: The file.

@@ -35,7 +35,7 @@ _BARE = re.compile(rf"{_NAMED}{_NUMBER}\.?", re.IGNORECASE)
 
 
 def parse_confidence(text: str, ended: bool = True) -> float | None:
-    r"""Parse the probability stated in a reply; None if there is none.
+    r"""Parse a reply and return its stated probability, or None without one.
 
     The last ``\boxed{number}`` within [0, 1] counts. Reasoning up to ``</think>`` is ignored. The box can contain
     ``P =``, and a percent sign divides by 100. Fractions, ranges and words do not count. Without such a box, the last

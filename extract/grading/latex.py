@@ -74,7 +74,7 @@ def last_boxed(text: str) -> str | None:
 
 
 def stated_answer(text: str) -> str | None:
-    r"""The answer that a text states, as `spelled`; None if there is none.
+    r"""Extract the final answer of a text, normalised by `spelled`, or return None without one.
 
     It is the last \boxed{}, else the text after the last "answer is", else the last formula, else the last line. In
     prose it is the only number, or the words. It is None if a word marks the number or formula as a part of the answer

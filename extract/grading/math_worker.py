@@ -69,9 +69,9 @@ def load_equal() -> Callable[[list[str], str], Verdict]:
                 try:
                     if verify(parsed(gold), stated, _PLACES, timeout_seconds=None, raise_on_error=True):
                         return True
-                except Exception:  # of any type; another gold can still be equal
+                except Exception:  # SymPy raises errors of many types; another gold can still be equal
                     verdict = None
-        except Exception:  # of any type; an error is no verdict, so the answer stays unknown
+        except Exception:  # SymPy raises errors of many types; an error is no verdict, so the answer is unknown
             return None
         return verdict
 

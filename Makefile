@@ -1,4 +1,4 @@
-# Everything from a fresh clone: `make train`, `make test`. Needs Python 3.11 or later with pip.
+# Works in a fresh clone: `make train`, `make test`. Requires Python 3.11 or later with pip.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -11,7 +11,7 @@ READY := $(VENV)/.ready
 train: $(READY)
 	$(BIN)/python train.py
 
-# Two processes with one thread each are faster on two cores than one process with two.
+# On two cores, two processes with one thread each are faster than one process with two threads.
 test: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
 
@@ -26,8 +26,8 @@ lint: $(READY)
 bench: $(READY)
 	$(BIN)/python -m benchmarks
 
-# uv would not find the CPU build of torch where one is provided, so this is pip. torch comes first and alone, so that
-# no other package can ask for another build of it.
+# This uses pip, because uv would not find the CPU build of torch where one is provided. torch is installed first and
+# alone, so that no other package can request a different build.
 $(READY): pyproject.toml constraints.txt requirements-embedded.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) --constraint constraints.txt torch

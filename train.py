@@ -1,7 +1,7 @@
-"""One experiment: fit a probe, test it once, and write its report and the saved probe.
+"""Run one experiment: fit a probe, test it once, and write a report and the saved probe.
 
-`python train.py` runs configs/default.yaml and creates the store it needs. Options are flat: `--model=Linear
---model.l2=0.1 --data.positions=[last_prompt] --trainer.max_epochs=50`, or `--config configs/NAME.yaml` before them.
+`python train.py` runs configs/default.yaml and creates the store that it needs. Options are flat, such as
+`--model=Linear --model.l2=0.1`. To use a different config, pass `--config configs/NAME.yaml` before the options.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ HERE = Path(__file__).parent
 PARSER = {
     "default_config_files": [str(HERE / "configs/default.yaml")],
     "usage": "%(prog)s [--config FILE] [--model NAME] [OPTION=VALUE ...]",
-    "description": "Fit a probe, test it once, and write its report and the saved probe.",
+    "description": "Fit a probe, test it once, and write a report and the saved probe.",
 }
 
 
@@ -56,7 +56,7 @@ class KeepConfig(SaveConfigCallback):
     """Write the resolved config to the run's folder, and log it to W&B with the store's identity and the git commit."""
 
     def save_config(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Write and log the config. Called once, on the first process, after the store was created."""
+        """Write and log the config. Lightning calls this once, in the first process, after the store was created."""
         dump = partial(self.parser.dump, self.config, skip_none=False)
         Path(trainer.default_root_dir, "config.yaml").write_text(dump(), encoding="utf-8")
         store = trainer.datamodule.store
@@ -72,12 +72,12 @@ class KeepConfig(SaveConfigCallback):
 
 
 class TrainCLI(LightningCLI):
-    """Command line with the options of a run. All output of a run goes to runs/NAME."""
+    """Command line of train.py. All output of a run is written to runs/NAME."""
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         """Create the parser with one-line errors."""
         parser = TrainParser(**kwargs)
-        parser.add_argument("-c", "--config", action="config", help="YAML file; options after it override its values")
+        parser.add_argument("-c", "--config", action="config", help="YAML file. Options after it override its values.")
         return parser
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -88,19 +88,19 @@ class TrainCLI(LightningCLI):
         parser.add_lightning_class_args(FeatureDataModule, "data")
         run = parser.add_argument_group("The run")
         run.add_argument("--runs", type=str, default="runs", help="Folder of all runs.")
-        run.add_argument("--name", type=str | None, default=None, help="Name of this run's folder; null derives one.")
-        run.add_argument("--n_resamples", type=int, default=2000, help="Resamples of the questions for each interval.")
+        run.add_argument("--name", type=str | None, default=None, help="Name of this run's folder; null generates one.")
+        run.add_argument("--n_resamples", type=int, default=2000, help="Resamplings of the questions per interval.")
         parser.add_lightning_class_args(self.trainer_class, "trainer")
 
     def before_instantiate_classes(self) -> None:
-        """Check devices and resamples, create the run's folder, and point the loggers to it."""
+        """Check the number of devices and resamples, create the run's folder, and point the loggers to it."""
         n_resamples, devices = self.config.n_resamples, self.config.trainer.devices
         if n_resamples < 1:
-            raise InputError(f"Expected `n_resamples` to be at least 1, but got {n_resamples}. 2000 is the default.")
+            raise InputError(f"Expected `n_resamples` to be at least 1, but got {n_resamples}. The default is 2000.")
         if str(devices) != "1" and not (isinstance(devices, list) and len(devices) == 1):
             raise InputError(
                 "Expected `trainer.devices` to be 1, because the probes of all layers are fitted on one device, "
-                f"but got {devices!r}. Leave it out; `torchrun` spreads `python -m extract` over several."
+                f"but got {devices!r}. Omit it. Only `python -m extract` can use several devices, with `torchrun`."
             )
         recipes = [Path(str(path)).stem for path in self.config.config or []]
         method = recipes[-1] if recipes else self.config.model.class_path.rsplit(".", 1)[-1].lower()
@@ -115,13 +115,13 @@ class TrainCLI(LightningCLI):
                 logger.init_args.name, logger.init_args.version = "logs", ""
 
     def instantiate_classes(self) -> None:
-        """Create model, data and trainer; remove the run's folder after an error."""
+        """Create the model, the data and the trainer. After an error, remove the run's folder."""
         with discarding(self.run_folder):
             super().instantiate_classes()
 
 
 def recipe_as_mappings(arguments: Sequence[str]) -> list[str]:
-    """Rewrite options of the recipe as mappings, because jsonargparse 4.53 loses escape sequences in other forms."""
+    """Rewrite the recipe's options as mappings, because jsonargparse 4.53 loses escape sequences in other forms."""
     converted, rest = [], list(arguments)
     while rest:
         option, equals, value = (argument := rest.pop(0)).partition("=")
@@ -136,7 +136,7 @@ def recipe_as_mappings(arguments: Sequence[str]) -> list[str]:
 
 
 def new_run_folder(runs: Path, name: str | None, method: str) -> Path:
-    """Create ``runs/name``. The default name is the method and the time, with a number if the folder exists.
+    """Create ``runs/name``. By default, the name is the method and the time, plus a number if that folder exists.
 
     Raises:
         InputError: If `name` is not a valid name, or its folder exists.
@@ -152,13 +152,13 @@ def new_run_folder(runs: Path, name: str | None, method: str) -> Path:
             if name is not None:
                 break
     raise InputError(
-        f"Expected `name` to be the name of a new run, but {str(folder)!r} exists. Give another --name, or none."
+        f"Expected `name` to be the name of a new run, but {str(folder)!r} exists. Pass another --name, or omit it."
     )
 
 
 @contextmanager
 def discarding(folder: Path, errors: type[BaseException] = BaseException) -> Iterator[None]:
-    """After an error, remove the files of a run, and its folder if it is empty then."""
+    """After an error, remove the run's files, and also its folder if nothing else is in it."""
     try:
         yield
     except errors:
@@ -171,7 +171,7 @@ def discarding(folder: Path, errors: type[BaseException] = BaseException) -> Ite
 
 
 def without_paths(value: Any) -> Any:
-    """Replace absolute paths in a config by their last part, as in a store's identity."""
+    """Replace absolute paths in a config with their last part, as in a store's identity."""
     if isinstance(value, dict):
         return {key: without_paths(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -182,7 +182,7 @@ def without_paths(value: Any) -> Any:
 
 
 def git_commit() -> str | None:
-    """Commit of this code; None outside a clone."""
+    """Return the git commit of this code, or None outside a clone."""
     command = ["git", f"--git-dir={HERE / '.git'}", "rev-parse", "HEAD"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -192,7 +192,7 @@ def git_commit() -> str | None:
 
 
 def prepare_wandb(loggers: Sequence[WandbLogger]) -> None:
-    """Log offline if there is no W&B key, and print a line about it."""
+    """Make W&B log offline if there is no key, and print a notice."""
     for logger in loggers:  # Lightning passes `anonymous` even if it is not set, and W&B warns about it
         logger._wandb_init.pop("anonymous", None)
     if not loggers or "WANDB_MODE" in os.environ or os.environ.get("WANDB_API_KEY"):
@@ -200,13 +200,13 @@ def prepare_wandb(loggers: Sequence[WandbLogger]) -> None:
     netrc = Path(os.environ.get("NETRC", Path.home() / ".netrc"))
     if not (netrc.is_file() and "wandb" in netrc.read_text(encoding="utf-8", errors="ignore")):
         os.environ["WANDB_MODE"] = "offline"
-        print("No W&B key found: logging offline; `wandb sync` uploads a run later.", file=sys.stderr)
+        print("No W&B key found: logging offline. Use `wandb sync` to upload a run later.", file=sys.stderr)
 
 
 def log_report(report: Report, folder: Path, pictures: dict[str, Path], loggers: Sequence[WandbLogger]) -> None:
-    """Log figures, predictions, pictures and the saved probe of a written report to W&B.
+    """Log a report's metrics, predictions, plots and saved probe to W&B.
 
-    The probe is an artifact named after its method and base model. Each run adds a version.
+    The probe is logged as an artifact named after its method and base model. Each run adds a version.
     """
     table, config = report.predictions(), report.probe().config
     rows = [list(row.values()) for row in table.to_pylist()]
@@ -232,13 +232,13 @@ def log_report(report: Report, folder: Path, pictures: dict[str, Path], loggers:
             description=f"{config['name']} probe of {base['id']}, reads {features}",
             metadata=metadata,
         )
-        artifact.add_dir(str((folder / "probe").resolve()), policy="immutable")  # no copy of the files
+        artifact.add_dir(str((folder / "probe").resolve()), policy="immutable")  # without copying the files
         run.log_artifact(artifact)
 
 
 @contextmanager
 def closing_wandb() -> Iterator[None]:
-    """Finish the W&B run; after an error as failed, so that a sweep does not count it as finished."""
+    """Finish the W&B run. After an error, mark it as failed, so that a sweep does not count it as finished."""
     try:
         yield
     except BaseException:
@@ -248,7 +248,7 @@ def closing_wandb() -> Iterator[None]:
 
 
 def run(arguments: Sequence[str] | None = None) -> Path:
-    """Run one experiment and return its folder.
+    """Run one experiment and return the folder of the run.
 
     Raises:
         InputError: If options or data are invalid.
@@ -271,7 +271,7 @@ def run(arguments: Sequence[str] | None = None) -> Path:
         cause = error if isinstance(error, InputError) else error.__cause__
         if isinstance(cause, InputError):
             raise cause from None
-        raise InputError(f"Expected options that Lightning accepts, but got its error: {one_line(error)}") from None
+        raise InputError(f"Expected options that Lightning accepts, but it reported: {one_line(error)}") from None
     loggers = [logger for logger in cli.trainer.loggers if isinstance(logger, WandbLogger)]
     prepare_wandb(loggers)
     with discarding(cli.run_folder):
@@ -282,7 +282,7 @@ def run(arguments: Sequence[str] | None = None) -> Path:
     with discarding(cli.run_folder, InputError), closing_wandb():
         cli.trainer.fit(cli.model, cli.datamodule)
         if cli.model.choice is None:
-            raise InputError("Expected `trainer.max_epochs` to be at least 1, but nothing was fitted. Increase it.")
+            raise InputError("Expected `trainer.max_epochs` to be at least 1, but no probe was fitted. Increase it.")
         cli.trainer.test(cli.model, cli.datamodule, verbose=False)
         report = Report(cli.model, cli.datamodule, int(cli.config.seed_everything), cli.config.n_resamples)
         pictures = report.write(cli.run_folder)

@@ -1,4 +1,7 @@
-"""Run every benchmark in turn, each in a process of its own, and keep the figures in docs/benchmarks.md."""
+"""Run every benchmark in its own process and write a table of the figures to runs/benchmarks.md.
+
+docs/benchmarks.md is written by hand from this table, with notes.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ NAMES = (
     "read",
     "signals",
 )
-PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
+PAGE = Path(__file__).parents[1] / "runs" / "benchmarks.md"
 
 
 def run(name: str) -> dict[str, Any] | None:
@@ -89,6 +92,7 @@ def main() -> int:
     results = [run(name) for name in NAMES]
     finished = [result for result in results if result is not None]
     if finished:
+        PAGE.parent.mkdir(exist_ok=True)
         PAGE.write_text(page(finished), encoding="utf-8")
     return 0 if len(finished) == len(NAMES) and all(result["holds"] for result in finished) else 1
 

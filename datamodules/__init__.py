@@ -1,4 +1,4 @@
-"""Data for probes: counts of right answers in a store, splits by question, and the Lightning datamodule."""
+"""Data for probes: tables of a store's answers, splits by question, and the Lightning datamodule."""
 
 from datamodules.batches import Batch
 from datamodules.features import FeatureDataModule

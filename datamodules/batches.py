@@ -12,7 +12,7 @@ class Batch(NamedTuple):
 
     Attributes:
         features: [row, feature, d_model] float32.
-        target: [row] float32 target of the probe in [0, 1]; higher = more likely right.
+        target: [row] float32 target of the probe in [0, 1]. Higher means more likely right.
         right: [row] float32 number of right answers.
         known: [row] float32 number of answers graded right or wrong.
         row: [row] int64 index in the question table or answer table.
@@ -36,12 +36,12 @@ class Batch(NamedTuple):
 
 
 class TensorBatches:
-    """Iterate over slices of a batch. Their sizes differ by at most one, so that all rows have similar weight.
+    """Iterate over a batch in slices. Their sizes differ by at most one, so that all rows have a similar weight.
 
     Args:
         batch: All rows, on the training device.
         batch_size: Maximum number of rows in a slice.
-        shuffle: Whether to shuffle the rows in every pass, with torch's global generator.
+        shuffle: Whether to shuffle the rows in each pass, using torch's global random generator.
     """
 
     def __init__(self, batch: Batch, batch_size: int, shuffle: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""Features of a datamodule: their signals, their keys in a store, and their values."""
+"""Specification of a datamodule's features, and how to read them from a store."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,17 +16,17 @@ from extract.store.store import Store
 
 @dataclass
 class FeatureSpec:
-    """Signals, positions and layers of the features.
+    """Specification of the features: their signals, positions and layers.
 
-    A vector signal (`hidden`) gives one feature per layer and position. Token signals give one vector of numbers, which
-    is the only feature, or is appended to every other feature.
+    A vector signal (`hidden`) gives one feature per layer and position. The numbers of token signals form one vector,
+    which is the only feature or is appended to every feature of the vector signal.
 
     Args:
         scope: Whether a row is a question or an answer.
-        signal, positions, layers, join, pooling, weights: As in `FeatureDataModule`.
+        signal, positions, layers, join, pooling, weights: See `FeatureDataModule`.
 
     Raises:
-        InputError: If a signal cannot be joined or pooled, or pooling or weights are given without tokens to pool.
+        InputError: If a signal cannot be joined or pooled, or pooling or weights are passed without tokens to pool.
     """
 
     scope: Scope
@@ -42,8 +42,8 @@ class FeatureSpec:
         self._of_vectors = signal not in available
         if self._of_vectors and signal in token_signals("sample"):
             raise InputError(
-                f"Expected `signal` to have a number for each question (as {', '.join(available)}), but {signal!r} is "
-                "a signal of answers only. Give --data.target=response."
+                f"Expected `signal` to be available for questions, such as {', '.join(available)}, but {signal!r} is "
+                "available for answers only. Pass --data.target=response."
             )
         tokens = [] if self._of_vectors else [(signal, self.positions or None, self.layers, "positions")]
         for joined in self.join or []:
@@ -51,16 +51,16 @@ class FeatureSpec:
             if name not in available or (slash and not position):
                 rows = "answers" if self.scope == "sample" else "questions"
                 raise InputError(
-                    f"Expected `join` to be among the token signals of {rows}, {', '.join(available)}, optionally with "
+                    f"Expected `join` to contain token signals of {rows} ({', '.join(available)}), optionally with "
                     f"/POSITION, but got {joined!r}.{nearest(name, available)}"
                 )
             tokens.append((name, [position] if position else None, None, "join"))
         for option, value in (("pooling", self.pooling), ("weights", self.weights)):
             if value is not None and (self.scope == "question" or not tokens):
-                reason = "a question has one number of each" if tokens else f"{signal!r} has one vector per row"
+                reason = "a question has one number per signal" if tokens else f"{signal!r} has one vector per row"
                 raise InputError(
-                    f"Expected no `{option}`, because {reason}, but got {value!r}. Leave it out, or give a token "
-                    "signal in `signal` or `join` and the target response."
+                    f"Expected no `{option}`, because {reason}, but got {value!r}. Omit it, or set the target to "
+                    "response and use a token signal in `signal` or `join`."
                 )
         if self.pooling is not None:
             check_pooling(self.pooling)
@@ -69,20 +69,20 @@ class FeatureSpec:
 
     @property
     def signals(self) -> list[str]:
-        """Names of all required signals, each once."""
+        """Names of all required signals, without duplicates."""
         weights = [] if self._weight is None else [self._weight[0]]
         return list(dict.fromkeys([self.signal, *(name for name, *_ in self._tokens), *weights]))
 
     def read(self, store: Store, n_rows: int) -> tuple[Tensor, list[str], TokenFeatures | None]:
-        """Read the features of `n_rows` rows from a store, in one copy.
+        """Read the features of `n_rows` rows from a store into one tensor.
 
         Returns:
             - [row, feature, width] float32 features; NaN for missing values.
-            - Names of the features: keys ``layer/position`` of vectors, or the name of a token signal.
-            - Specification of the numbers of token signals, alone or appended to every vector; None without any.
+            - Names of the features: ``layer/position`` for a vector signal, or the name of the token signal.
+            - Specification of the token signals among the features; None if there are none.
 
         Raises:
-            InputError: If the store lacks a signal, a position or a layer, or its tensors are inconsistent.
+            InputError: If the store lacks a signal, a position or a layer, or its tensors have inconsistent shapes.
         """
         signals, scope = store.signals, self.scope
 
@@ -112,8 +112,8 @@ class FeatureSpec:
         shapes = {tuple(layout[key].shape) for key in keys}
         if len(shapes) > 1 or len(layout[keys[0]].shape) != 1 or not layout[keys[0]].shape[0]:
             raise InputError(
-                f"Expected the signal {self.signal!r} to have vectors of one width, but got the shapes "
-                f"{', '.join(str(list(shape)) for shape in sorted(shapes))}. Choose others with --data.layers."
+                f"Expected all vectors of the signal {self.signal!r} to have the same width, but got the shapes "
+                f"{', '.join(str(list(shape)) for shape in sorted(shapes))}. Choose other layers with --data.layers."
             )
         width = layout[keys[0]].shape[0]
         features = torch.empty(n_rows, len(keys), width + numbers.shape[1])
@@ -131,9 +131,9 @@ def choose_keys(
     layers: Sequence[int] | None,
     option: str = "positions",
 ) -> list[str]:
-    """Keys ``layer/position`` of a signal at the given positions and layers; None for all.
+    """Return the keys ``layer/position`` of a signal at the given positions and layers. None selects all of them.
 
-    `option` is the name of the option with the positions, for messages.
+    Error messages name `option` as the option that contains the positions.
 
     Raises:
         InputError: If the store lacks the signal, a layer or a position.
@@ -146,8 +146,8 @@ def choose_keys(
             if value not in known:
                 hint = (nearest(value, known) if asked == option else "") or " Choose one of them."
                 raise InputError(
-                    f"Expected `{asked}` to be among {', '.join(known)}, which {str(store.path)!r} has for {signal!r}, "
-                    f"but got {value!r}.{hint}"
+                    f"Expected `{asked}` to be among {', '.join(known)} for the signal {signal!r} in "
+                    f"{str(store.path)!r}, but got {value!r}.{hint}"
                 )
         parts = [part for part in parts if wanted is None or part[place] in wanted]
     return ["/".join(part) for part in parts]

@@ -1,4 +1,4 @@
-"""`FeatureDataModule`: batches of a store's features with their targets, split by question."""
+"""The class `FeatureDataModule`, which provides a store's features and targets in batches, split by question."""
 
 from collections.abc import Mapping, Sequence
 
@@ -17,49 +17,49 @@ from extract.registry import Registry
 from extract.store.shards import Scope
 from extract.store.store import Store
 
-#: Minimum number of questions in the validation split, so that it can choose a layer.
+#: Minimum number of questions in the validation split. Fewer are not enough to choose a layer.
 LEAST_VALIDATION = 10
 
-#: Scope of each target of probes: question or answer.
+#: Scope of each probe target: whether it is a property of a question or of an answer.
 TARGETS: Registry[Scope] = Registry(
     "target", {"capability": "question", "semantic_entropy": "question", "seu": "question", "response": "sample"}
 )
 
 
 class FeatureDataModule(L.LightningDataModule):
-    """Features and targets of a store's questions or answers, split by question.
+    """Datamodule with the features and targets of a store's questions or answers, split by question.
 
     Args:
         store: Folder of the store.
-        recipe: Recipe from which a missing store is made, and which an existing store must match; null accepts any
-            existing store.
-        grader: Grader of the target; null uses the store's only grader, or for a new store the default of the
-            questions' kind.
-        target: Target of the probe: `capability`, how often the question is answered correctly; `semantic_entropy`,
-            whether its answers agree more than for most training questions; `seu`, the mean cosine between the
-            embeddings of two of its answers; `response`, whether one answer is right.
-        signal: Signal of the features: a vector signal with one feature per layer and position, or a token signal,
-            whose numbers form one feature.
-        positions: Named token positions of the signal; null uses `last_prompt`, for `response` `last_answer`, and for
-            a token signal all.
-        layers: Layers to use; null uses all.
-        join: Token signals whose numbers are appended to every feature, each a signal or a signal/position.
-        pooling: One or more ways to pool the tokens of an answer: the names of `extract.signals.pooling`; `windows_4`,
-            means over quarters of the answer; `distribution`, the shape of the curve, for tokens/entropy only. null
-            uses mean, std and max.
-        weights: Weights of the pooled tokens: entropy, prob (1 − p_max), or signal/position of an influence.
-        val_fraction: Share of the questions for validation.
-        test_fraction: Share of the questions for the test.
+        recipe: Recipe of the store. A missing store is created from it, and an existing store must match it. null
+            accepts any existing store.
+        grader: Grader whose grades define the target. null uses the store's only grader, or the default grader for the
+            questions' kind if the store is new.
+        target: Target of the probe. `capability`: how often the question is answered correctly. `semantic_entropy`:
+            whether the semantic entropy of the question's answers is low. `seu`: the mean cosine similarity between
+            the embeddings of the question's answers. `response`: whether a single answer is right.
+        signal: Signal to read. A vector signal gives one feature per layer and position. The numbers of a token signal
+            form a single feature.
+        positions: Named token positions of the signal. null uses `last_prompt` for questions, `last_answer` for
+            answers, and all positions of a token signal.
+        layers: Layers to use; null uses all layers.
+        join: Token signals whose numbers are appended to every feature. Each entry is a signal or signal/position.
+        pooling: One or more ways to pool the tokens of an answer. Besides the poolings in `extract.signals.pooling`,
+            `windows_4` takes the means over quarters of the answer, and `distribution` describes the shape of the curve
+            (tokens/entropy only). null uses mean, std and max.
+        weights: Weights of the pooled tokens: entropy, prob (1 − p_max), or an influence as signal/position.
+        val_fraction: Fraction of the questions in the validation split.
+        test_fraction: Fraction of the questions in the test split.
         split_seed: Seed of the split.
-        batch_size: Questions in a batch, or answers for the target `response`.
+        batch_size: Number of questions per batch, or of answers for the target `response`.
 
     Attributes:
-        table: Counts of the questions and answers.
-        question_rows: Rows of the question table by split.
-        split_rows: Rows of the question or answer table by split.
-        feature_names: Names of the features, ``layer/position`` or a signal.
-        pooled: Specification of the token signals among the features; None without any.
-        n_unusable: Number of questions or answers in no split.
+        table: Table of the questions and answers.
+        question_rows: Rows of the question table in each split.
+        split_rows: Rows of the question table in each split, or of the answer table for the target `response`.
+        feature_names: Name of each feature: ``layer/position``, or the name of a token signal.
+        pooled: Specification of the token signals among the features; None if there are none.
+        n_unusable: Number of questions or answers that are unusable and therefore in no split.
     """
 
     def __init__(
@@ -81,20 +81,20 @@ class FeatureDataModule(L.LightningDataModule):
     ) -> None:
         super().__init__()
         if batch_size < 1:
-            raise InputError(f"Expected `batch_size` to be at least 1, but got {batch_size}. 64 is the default.")
+            raise InputError(f"Expected `batch_size` to be at least 1, but got {batch_size}. The default is 64.")
         if layers is not None and not layers:
-            raise InputError("Expected `layers` to name at least one layer, but it is empty. Leave it out for all.")
+            raise InputError("Expected `layers` to contain at least one layer, but it is empty. Omit it to use all.")
         self.store_path, self.recipe, self.grader, self.signal = store, recipe, grader, signal
         self.target, self.scope = target, TARGETS[target]
         self.feature_spec = FeatureSpec(self.scope, signal, positions, layers, join, pooling, weights)
-        #: Asked baselines that training needs. A probe can add more.
+        #: Signals from `extract ask` that training needs. A probe can add more.
         self.needs = {"text_embedding"} if target == "seu" else set()
         self.fractions = (1 - val_fraction - test_fraction, val_fraction, test_fraction)
         self.split_seed, self.batch_size = split_seed, batch_size
         self._batches: dict[str, Batch] = {}
 
     def prepare_data(self) -> None:
-        """Create or complete the store from the recipe; models are loaded only if something is missing."""
+        """Create or complete the store from the recipe. Models are loaded only if something is missing."""
         if self.recipe is None:
             Store.open(self.store_path)
             return
@@ -110,8 +110,8 @@ class FeatureDataModule(L.LightningDataModule):
         """Read the features and split the questions.
 
         Raises:
-            InputError: As for `load`, or if the validation split has fewer than 10 questions, or the known answers of a
-                split are all right or all wrong.
+            InputError: If `load` fails, the validation split has fewer than 10 questions, or a split contains only
+                right or only wrong answers.
         """
         if self._batches:
             return
@@ -123,21 +123,21 @@ class FeatureDataModule(L.LightningDataModule):
         n_questions = {split: len(rows) for split, rows in self.question_rows.items()}
         if n_questions["val"] < LEAST_VALIDATION:
             raise InputError(
-                f"Expected a validation split of at least {LEAST_VALIDATION} questions, but got {n_questions['val']} "
-                f"of {len(ids)} with known grades. Use more questions, or a `val_fraction` above {self.fractions[1]:g}."
+                f"Expected at least {LEAST_VALIDATION} questions in the validation split, but got {n_questions['val']} "
+                f"of {len(ids)} usable questions. Use more questions, or a `val_fraction` above {self.fractions[1]:g}."
             )
         for split, batch in self._batches.items():
             right, known = int(batch.right.sum()), int(batch.known.sum())
             if right in (0, known):
                 raise InputError(
-                    f"Expected the {split} split to have right and wrong answers, but all {known} answers to its "
+                    f"Expected the {split} split to contain right and wrong answers, but all {known} answers to its "
                     f"{n_questions[split]} questions are {'right' if right else 'wrong'}. Use more questions."
                 )
 
     def load(self, table: QuestionTable | None = None) -> None:
-        """Read the features of all usable rows into one split, `train`. Callers can split them with `use_split`.
+        """Read the features of all usable rows into a single split named `train`, which `use_split` can divide.
 
-        A given `table` replaces the counts of the store.
+        If `table` is passed, it is used instead of the store's own table.
 
         Raises:
             InputError: If features or grades are missing, a file is damaged, or no question is usable.
@@ -156,7 +156,7 @@ class FeatureDataModule(L.LightningDataModule):
         if not len(rows):
             raise InputError(
                 f"Expected questions with at least two known grades and finite features, but {self.store_path!r} has "
-                "none. Look at the store with `python -m extract inspect`."
+                "none. Inspect the store with `python -m extract inspect`."
             )
         question = question_of[rows]
         self.question_rows, self.split_rows = {"train": question.unique()}, {"train": rows}
@@ -164,18 +164,18 @@ class FeatureDataModule(L.LightningDataModule):
 
     @property
     def question_of(self) -> Tensor:
-        """[row] int64 index in the question table of every question, or of every answer."""
+        """[row] int64 index of each row's question in the question table."""
         if self.scope == "question":
             return torch.arange(len(self.table.ids))
         return torch.from_numpy(self.table.answers.question)
 
     def _counts(self) -> tuple[Tensor, Tensor]:
-        """[row] right and known answers."""
+        """Number of right answers and number of answers with a known grade, [row] each."""
         counted = self.table.answers if self.scope == "sample" else self.table
         return torch.from_numpy(counted.right), torch.from_numpy(counted.known)
 
     def _target(self) -> Tensor:
-        """[row] float32 target. The threshold of semantic entropy depends on the training split."""
+        """Compute the target [row] float32. The semantic entropy threshold is fitted on the training split."""
         if self.target == "semantic_entropy":
             answers = self.table.answers
             rows_of = answers.rows_by_question(len(self.table.ids))
@@ -185,21 +185,21 @@ class FeatureDataModule(L.LightningDataModule):
             return (entropy < self.entropy_threshold).float()
         if self.target == "seu":
             agreement = [1 - seu(embeddings) for embeddings in self.answer_embeddings().numpy()]
-            return torch.tensor(agreement).float().clamp(0, 1)  # negative for opposite answers
+            return torch.tensor(agreement).float().clamp(0, 1)  # the cosine can be negative
         right, known = self._counts()
         return right / known
 
     def batch(self, split: str) -> Batch:
-        """All rows of a split."""
+        """Return all rows of a split."""
         return self._batches[split]
 
     def every(self) -> Batch:
-        """The rows of all splits, in the order of the table."""
+        """Return the rows of all splits, in the order of the table."""
         every = Batch(*(torch.cat(tensors) for tensors in zip(*self._batches.values(), strict=True)))
         return every.take(every.row.argsort())
 
     def use_split(self, questions: Mapping[str, Sequence[int]]) -> None:
-        """Replace the split, for example by a fold. `questions` has rows of the question table by name of the split."""
+        """Replace the splits, for example for cross-validation. `questions` maps split names to question table rows."""
         every = self.every()
         self.question_rows = {split: torch.tensor(list(rows), dtype=torch.int64) for split, rows in questions.items()}
         every = every._replace(target=self._target()[every.row])
@@ -210,10 +210,10 @@ class FeatureDataModule(L.LightningDataModule):
         self.split_rows = {split: batch.row for split, batch in self._batches.items()}
 
     def answer_embeddings(self) -> Tensor:
-        """Text embeddings of the answers, [question, sample, d] float32; NaN for empty and missing answers.
+        """Read the text embeddings of the answers, [question, sample, d] float32; NaN for empty and missing answers.
 
         Raises:
-            InputError: If the store lacks them.
+            InputError: If the store has no text embeddings.
         """
         embeddings = self.store.signals.read("text_embedding", "0/answer", "sample").float()
         answers = self.table.answers
@@ -222,18 +222,18 @@ class FeatureDataModule(L.LightningDataModule):
         return padded
 
     def _loader(self, split: str, shuffle: bool = False) -> TensorBatches:
-        """Batches of a split, which is moved to the training device as a whole."""
+        """Move a whole split to the training device and return its batches."""
         device = self.trainer.strategy.root_device if self.trainer is not None else torch.device("cpu")
         return TensorBatches(self._batches[split].to(device), self.batch_size, shuffle)
 
     def train_dataloader(self) -> TensorBatches:
-        """Shuffled training batches."""
+        """Return the training batches, which are shuffled."""
         return self._loader("train", shuffle=True)
 
     def val_dataloader(self) -> TensorBatches:
-        """Validation batches."""
+        """Return the validation batches."""
         return self._loader("val")
 
     def test_dataloader(self) -> TensorBatches:
-        """Test batches."""
+        """Return the test batches."""
         return self._loader("test")

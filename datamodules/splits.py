@@ -1,4 +1,4 @@
-"""Splits by question into training, validation and test."""
+"""Split questions into training, validation and test sets."""
 
 import hashlib
 from collections import defaultdict
@@ -13,10 +13,10 @@ SPLITS = ("train", "val", "test")
 
 
 def split_questions(ids: Sequence[str], groups: Sequence[str], fractions: Sequence[float], seed: int = 0) -> list[int]:
-    """Split questions into parts, stratified by group, and return the part's index for each question.
+    """Split questions into parts, stratified by group, and return the index of each question's part.
 
-    The questions of a group are ordered by a hash of seed and id and spread evenly over the unit interval, which
-    `fractions` divide into parts. Other questions of the group affect a question's part only through its rank.
+    The questions of a group are ordered by a hash of the seed and the id, and spread evenly over the unit interval.
+    `fractions` divide the interval into parts. Other questions change a question's part only through its rank.
 
     Raises:
         InputError: If fractions are negative or do not sum to 1.
@@ -26,7 +26,7 @@ def split_questions(ids: Sequence[str], groups: Sequence[str], fractions: Sequen
     """
     if min(fractions) < 0 or abs(sum(fractions) - 1) > 1e-6:
         raise InputError(
-            f"Expected split fractions of at least 0 that sum to 1, but got {list(fractions)}. "
+            f"Expected non-negative split fractions that sum to 1, but got {list(fractions)}. "
             "Change `val_fraction` or `test_fraction`."
         )
     order = hash_order(list(ids), seed)
@@ -36,7 +36,7 @@ def split_questions(ids: Sequence[str], groups: Sequence[str], fractions: Sequen
     place = np.empty(len(ids))
     for group, members in by_group.items():
         digest = hashlib.sha256(f"{seed}\0{group}".encode()).digest()
-        offset = int.from_bytes(digest[:4], "big") / 2**32  # small groups start at different parts
+        offset = int.from_bytes(digest[:4], "big") / 2**32  # small groups start in different parts
         place[members] = (np.arange(len(members)) + offset) / len(members)
     ends = np.rint(len(ids) * np.cumsum(fractions))
     parts = np.empty(len(ids), dtype=np.int64)

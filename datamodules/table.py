@@ -1,4 +1,4 @@
-"""Tables of a store's questions and answers: counts of right answers, likelihoods, and asked baselines."""
+"""Tables of a store's questions and answers, with counts of right answers, likelihoods and asked baselines."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -15,18 +15,18 @@ from extract.store.store import Store
 
 @dataclass(frozen=True)
 class AnswerTable:
-    """One row per answer, in the order of `store.samples`. Likelihoods leave out a stored end token.
+    """Table with one row per answer, in the order of `store.samples`. Log-probabilities exclude the end token.
 
     Attributes:
-        question: [row] index of its question in the question table.
-        sample: [row] index j of the sample.
+        question: [row] index of the answer's question in the question table.
+        sample: [row] sample index j of the answer.
         right: [row] 1 if the answer is right, else 0.
-        known: [row] 1 if it is graded right or wrong, 0 if its grade is unknown.
+        known: [row] 1 if the answer is graded right or wrong, 0 if its grade is unknown.
         answer: [row] normalised answer that the grader found; None if it found none.
-        n_tokens: [row] number of generated tokens with the end token; NaN if a server did not report it.
-        truncated: [row] whether it was cut at the token limit.
-        mean_nll: [row] mean negative log-probability of its tokens in nats; NaN without tokens or log-probabilities.
-        max_nll: [row] largest negative log-probability of a token in nats; NaN as for `mean_nll`.
+        n_tokens: [row] number of generated tokens, including the end token; NaN if a server did not report it.
+        truncated: [row] whether the answer was cut off at the token limit.
+        mean_nll: [row] mean negative log-probability of the tokens in nats; NaN without tokens or log-probabilities.
+        max_nll: [row] largest negative log-probability of a token in nats; NaN in the same cases as `mean_nll`.
         rejected: [row] whether a server rejected the question, so that there is no answer.
     """
 
@@ -43,11 +43,11 @@ class AnswerTable:
 
     @property
     def held_out(self) -> NDArray[np.bool_]:
-        """[row] whether an answer is in the held-out half (odd j), which evaluates confidences of the even half."""
+        """[row] whether an answer is in the held-out half (odd j), which evaluates confidences from the other half."""
         return self.sample % 2 == 1
 
     def rows_by_question(self, n_questions: int, included: NDArray[np.bool_] | None = None) -> list[NDArray[np.int64]]:
-        """Rows of the answers to each question, without rejected answers. `included` is a mask [row]; None is all."""
+        """Rows of the answers to each question, except rejected answers. `included` is an optional mask [row]."""
         rows = np.flatnonzero(~self.rejected if included is None else ~self.rejected & included)
         rows = rows[np.argsort(self.question[rows], kind="stable")]
         return np.split(rows, np.searchsorted(self.question[rows], np.arange(1, n_questions)))
@@ -55,20 +55,20 @@ class AnswerTable:
 
 @dataclass(frozen=True)
 class QuestionTable:
-    """One row per question, in the store's order. Counts of right answers leave out unknown grades.
+    """Table with one row per question, in the store's order.
 
     Attributes:
         ids: Question ids.
         groups: Groups of the questions.
-        texts: Texts of the questions for display; private questions are hidden.
+        texts: Texts of the questions for display. The texts of private questions are hidden.
         prompt_tokens: [question] prompt length in tokens; NaN if a server did not report it.
-        right, known, unknown: [question] numbers of right answers, of answers graded right or wrong, and of answers
-            that the grader could not decide.
-        held_right, held_known, held_unknown: The same for the held-out half (odd j).
-        consistency: [question] share of the most frequent answer in the other half (even j); NaN without an answer.
+        right, known, unknown: [question] number of answers that are right, that are graded right or wrong, and that the
+            grader could not decide.
+        held_right, held_known, held_unknown: The same counts for the held-out half (odd j).
+        consistency: [question] share of the most frequent answer in the other half (even j); NaN without answers.
         grader: Name of the grader.
         answers: All answers to these questions.
-        asked: Tables of the complete asked baselines of questions, by name, with the columns `value` (in [0, 1] or
+        asked: Tables of the complete question-level asked baselines, by name. Their columns are `value` (in [0, 1] or
             null), `prompt_tokens` and `completion_tokens`.
     """
 
@@ -95,11 +95,11 @@ class QuestionTable:
 
 
 def load_table(store: Store, grader: str | None = None) -> QuestionTable:
-    """Join a store's questions, samples and the grades of a grader; None uses the only one.
+    """Join a store's questions and samples with the grades of one grader, by default the store's only grader.
 
     Raises:
-        InputError: If there are no grades, there are several graders and `grader` is None, samples lack a grade, or a
-            file is damaged.
+        InputError: If there are no grades, `grader` is None although there are several graders, a sample has no grade,
+            or a file is damaged.
     """
     grader = store.grades.choose(grader)
     if store.grades.missing(grader):
@@ -109,8 +109,8 @@ def load_table(store: Store, grader: str | None = None) -> QuestionTable:
         )
     if set(store.grades.ranges(grader)) - set(store.samples.ranges()):
         raise InputError(
-            f"Expected every grade of '{store.path}' to have its sample, but some samples are missing. "
-            "Run `python -m extract sample` with the settings of the store again."
+            f"Expected a sample for every grade in '{store.path}', but some samples are missing. "
+            "Run `python -m extract sample` again with the store's settings."
         )
     row_of = {question.id: row for row, question in enumerate(store.questions)}
     samples = store.samples.read()
@@ -138,7 +138,7 @@ def load_table(store: Store, grader: str | None = None) -> QuestionTable:
 
 
 def _answers(samples: pa.Table, grades: pa.Table, row_of: dict[str, int], end_token: bool) -> AnswerTable:
-    """Samples joined with their grades, in the order of the samples."""
+    """Join samples with their grades, in the order of the samples."""
     question, sample = _keys(samples, row_of)
     grades = _align(grades, question, sample, row_of)
     reason = np.array(samples["finish_reason"].to_pylist())
@@ -161,25 +161,25 @@ def _answers(samples: pa.Table, grades: pa.Table, row_of: dict[str, int], end_to
 
 
 def _keys(table: pa.Table, row_of: dict[str, int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """[row] question index and sample index."""
+    """Return the question index and the sample index of each row."""
     question = np.array([row_of[question] for question in table["question_id"].to_pylist()], dtype=np.int64)
     return question, table["sample"].to_numpy().astype(np.int64)
 
 
 def _align(table: pa.Table, question: NDArray[np.int64], sample: NDArray[np.int64], row_of: dict[str, int]) -> pa.Table:
-    """Reorder a table of the same answers to the order of `question` and `sample`, [row] each."""
+    """Reorder a table of the same answers to match the order of `question` and `sample`, [row] each."""
     order = np.empty(len(question), dtype=np.int64)
     order[np.lexsort((sample, question))] = np.lexsort(_keys(table, row_of)[::-1])
     return table.take(order)
 
 
 def asked_of_answers(store: Store, table: QuestionTable, name: str) -> NDArray[np.float64]:
-    """[row] values of an asked baseline of answers, in the order of `table.answers`; NaN for a missing value."""
+    """Read the values [row] of an answer-level asked baseline, in the order of `table.answers`; NaN if missing."""
     row_of = {question: row for row, question in enumerate(table.ids)}
     asked = _align(store.asked.read(name, "sample"), table.answers.question, table.answers.sample, row_of)
     return asked["value"].to_numpy().astype(np.float64)
 
 
 def modal_share(answers: list[str | None]) -> float:
-    """Share of the most frequent answer; NaN without answers. Each unreadable answer counts as distinct."""
+    """Compute the share of the most frequent answer; NaN without answers. Each unreadable answer counts as distinct."""
     return max(Counter(clusters_of(answers)).values()) / len(answers) if answers else float("nan")

@@ -1,4 +1,4 @@
-"""``python -m extract COMMAND``: sample, grade, read, ask, inspect, show, merge, verify."""
+"""The command line ``python -m extract``: sample, grade, read, ask, inspect, show, merge and verify."""
 
 from collections.abc import Callable
 from typing import Any

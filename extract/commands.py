@@ -25,38 +25,39 @@ from extract.store.shards import Scope
 from extract.store.store import Store
 from extract.store.verify import find_problems, write_manifest
 
-#: Default judge. Only the grader `judge` uses it.
+#: Default judge, used only by the grader `judge`.
 NO_JUDGE = Judge()
 
 
 def sample(store: str, recipe: StoreRecipe, worker: Worker | None = None) -> Store:
-    """Sample k answers to each question into one store. Like `sample_family`, but for a single temperature.
+    """Sample k answers to each question at a single temperature. See `sample_family` for the arguments.
 
     Raises:
-        InputError: As for `sample_family`, or if the temperature is a grid.
+        InputError: If the temperature is a grid. See `sample_family` for other reasons.
     """
     if isinstance(recipe.policy.temperature, str):
         raise InputError(
             "Expected `policy.temperature` to be a number, because `sample` makes one store, but got the grid "
-            f"{recipe.policy.temperature!r}. Use `sample_family`, as the command line does."
+            f"{recipe.policy.temperature!r}. Use `sample_family` for a grid."
         )
     return sample_family(store, recipe, worker)[0]
 
 
 def sample_family(store: str, recipe: StoreRecipe, worker: Worker | None = None) -> list[Store]:
-    """Sample k answers to each question and store them; continues an earlier run.
+    """Sample k answers to each question and store them. If a run was interrupted, continue it.
 
     Args:
-        store: Folder of the store, new or made with the same settings. For a grid of temperatures, the parent folder
-            of its stores.
+        store: Folder of a new store, or of a store with the same settings. For a grid of temperatures, the parent
+            folder of its stores.
         recipe: Questions, model and policy.
-        worker: This process among several that share the work; None reads the variables that `torchrun` sets.
+        worker: This process, as one of several parallel workers. None uses the variables that `torchrun` sets.
 
     Returns:
         One store for each temperature.
 
     Raises:
-        InputError: If an option is invalid, questions or model cannot be loaded, or the store has another identity.
+        InputError: If an option is invalid, the questions or the model cannot be loaded, or the existing store has a
+            different identity.
     """
     worker, folders = worker or Worker.from_environment(), grid_folders(Path(store), recipe.policy)
     return sample_stores(folders, recipe.sampler, recipe.sampling_options(), *recipe.load(), worker)
@@ -65,17 +66,17 @@ def sample_family(store: str, recipe: StoreRecipe, worker: Worker | None = None)
 def make_store(
     store: str, recipe: StoreRecipe, grader: str | None, signals: Sequence[str], scope: Scope = "question"
 ) -> Store:
-    """Sample, grade and read whatever a store lacks. A complete store loads no model.
+    """Sample answers, grade them and read signals until a store is complete. Load the model only if needed.
 
     Args:
         store: Folder of the store.
         recipe: Recipe of the store.
-        grader: Name of the grader; None uses the default of the questions' kind.
+        grader: Name of the grader. None uses a grader of the store, or the default for the questions' kind.
         signals: Names of the signals.
-        scope: Whether signals are read from the questions or from their answers.
+        scope: Whether to read the signals from the questions or from their answers.
 
     Raises:
-        InputError: As for `sample`, `grade` and `read`.
+        InputError: If the store does not match the recipe. See `sample`, `grade` and `read` for other reasons.
     """
     for signal in signals:
         load_signal(signal, scope)
@@ -90,23 +91,23 @@ def make_store(
         ):
             return made
     if grader is not None:
-        load_grader(grader)  # before anything is sampled
+        load_grader(grader)  # fail before anything is sampled
     worker = Worker()  # a trainer may have started several processes, but only one of them makes the store
     sample(store, recipe, worker)
     grade(store, grader, worker)
-    model = recipe.model if SAMPLERS[recipe.sampler].weights else None  # a served model's name is not a local copy
+    model = recipe.model if SAMPLERS[recipe.sampler].weights else None  # the name of a served model is not a local path
     return read(store, signals, scope, None, model, recipe.device, recipe.device_map, worker)
 
 
 @fill_names(graders=GRADERS)
 def grade(store: str, grader: str | None = None, worker: Worker | None = None, judge: Judge = NO_JUDGE) -> Store:
-    """Grade answers that are not graded yet or that the grader could not decide. Never samples.
+    """Grade answers that have no grade yet, or that the grader could not decide.
 
     Args:
         store: Folder of the store.
-        grader: One of {graders}; null uses the default of the questions' kind.
-        worker: As for `sample`.
-        judge: Model of the grader judge.
+        grader: One of {graders}. null uses the default for the questions' kind.
+        worker: See `sample_family`.
+        judge: Model that the grader judge asks.
 
     Returns:
         The store.
@@ -131,19 +132,19 @@ def read(
     device_map: str | None = None,
     worker: Worker | None = None,
 ) -> Store:
-    """Read missing signals of a store's questions or answers from the model.
+    """Run the model on a store's questions or answers to read missing signals.
 
     Args:
         store: Folder of the store.
         signals: Signals to read. For questions and answers: {signals}. For answers only: {answer_signals}.
-        scope: question reads the questions; sample reads their answers.
-        layers: Layers to keep, from 0 (embeddings) to the number of blocks; null uses the layers that are already in
-            the store, or all.
-        model: Path of the store's model if it was loaded from a folder, or the local copy of a served model; null
-            uses the name in the store.
+        scope: question reads signals from the questions, and sample reads them from the answers.
+        layers: Layers to keep, from 0 (embeddings) to the number of blocks. null keeps the layers that are already in
+            the store, or all layers if there are none.
+        model: Path of the store's model if it was loaded from a folder, or a local copy of a served model. null uses
+            the name in the store.
         device: auto, cpu, cuda or cuda:N.
-        device_map: Placement of a large model over devices, as in transformers (auto, balanced, …).
-        worker: As for `sample`.
+        device_map: How to distribute a large model over several devices, as in transformers (auto, balanced, …).
+        worker: See `sample_family`.
 
     Returns:
         The store.
@@ -171,20 +172,20 @@ def ask(
     max_new_tokens: int = 48,
     worker: Worker | None = None,
 ) -> Store:
-    """Compute missing baselines by asking models about the questions and answers of a store.
+    """Compute missing baselines by asking models about a store's questions and answers.
 
     Args:
         store: Folder of the store.
         baselines: Baselines to compute: {baselines}.
-        model: Path of the store's model if it was loaded from a folder, or the local copy of a served model; null
-            uses the name in the store.
+        model: Path of the store's model if it was loaded from a folder, or a local copy of a served model. null uses
+            the name in the store.
         device: auto, cpu, cuda or cuda:N.
-        device_map: Placement of a large model over devices, as in transformers (auto, balanced, …).
-        embedding_model: Sentence encoder of text_embedding: its name, a Hub id or a folder.
-        nli_model: Classifier of entailment: a Hub id or a folder.
-        grader: Grader whose normalised answers entailment compares; null uses the only one.
-        max_new_tokens: Token limit of a reply for verbalized; models that reason at length need more.
-        worker: As for `sample`.
+        device_map: How to distribute a large model over several devices, as in transformers (auto, balanced, …).
+        embedding_model: Sentence encoder for text_embedding: the name of the embedded encoder, a Hub id or a folder.
+        nli_model: Classifier for entailment: a Hub id or a folder.
+        grader: For entailment, the grader that provides the normalised answers. null uses the store's only grader.
+        max_new_tokens: For verbalized, the maximum length of a reply in tokens. Models that reason first need more.
+        worker: See `sample_family`.
 
     Returns:
         The store.
@@ -194,12 +195,12 @@ def ask(
             settings differ from those in the store.
     """
     if max_new_tokens < 1:
-        raise InputError(f"Expected `max_new_tokens` to be at least 1, but got {max_new_tokens}. Give for example 48.")
+        raise InputError(f"Expected `max_new_tokens` to be at least 1, but got {max_new_tokens}. Pass for example 48.")
     entries = {name: ASKED[name] for name in baselines}
     with _extended(store, worker) as (opened, worker):
         if any("sample" in entry.scopes for entry in entries.values()) and not opened.samples.ranges():
             raise InputError(
-                f"Expected the store {store!r} to hold answers, but it has none. Run `python -m extract sample`."
+                f"Expected the store {store!r} to contain answers, but it has none. Run `python -m extract sample`."
             )
         load = cache(partial(load_store_model, opened, model, device, device_map))
         context = AskContext(load, device, embedding_model, nli_model, grader, max_new_tokens)
@@ -208,12 +209,13 @@ def ask(
 
 
 def inspect(store: str, grader: str | None = None, answers: int = 10) -> None:
-    """Summarise a store: policy, counts, accuracy by grader and group with intervals, and example answers.
+    """Summarise a store: policy, counts, accuracy by grader and group (with intervals), and example answers.
 
     Args:
-        store: Folder of the store, or of a grid's stores, which are shown one by one and then compared.
-        grader: Grader of the detailed tables; null uses the default of the questions' kind, else the first one.
-        answers: Number of example answers, spread over right, wrong and unknown ones.
+        store: Folder of a store, or of a temperature grid. The stores of a grid are shown one by one and then compared.
+        grader: Grader for the detailed tables. null uses the default for the questions' kind if the store has its
+            grades, and otherwise the first grader.
+        answers: Number of example answers, divided among right, wrong and unknown answers.
     """
     from extract.viewing.inspection import compared, describe
 
@@ -229,7 +231,7 @@ def verify(store: str) -> None:
         store: Folder of the store.
 
     Raises:
-        InputError: If a file is damaged or unfinished. The message lists all such files.
+        InputError: If any files are damaged or unfinished. The message lists all of them.
     """
     opened = Store.open(store)
     if problems := list(find_problems(opened)):
@@ -246,7 +248,7 @@ def verify(store: str) -> None:
 
 @contextmanager
 def _extended(store: str, worker: Worker | None) -> Iterator[tuple[Store, Worker]]:
-    """Open a store for writing: lock the worker's blocks, and write the manifest at the end."""
+    """Open a store and lock the worker's blocks. On exit, write the manifest."""
     opened, worker = Store.open(store), worker or Worker.from_environment()
     with worker.writing(opened.path):
         yield opened, worker

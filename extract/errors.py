@@ -1,4 +1,4 @@
-"""Errors that a user can correct. Their message is complete and is shown without a traceback."""
+"""Errors that a user can correct. The commands print only the message, without a traceback."""
 
 import difflib
 from collections.abc import Iterable
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 class InputError(ValueError):
-    """Invalid input. The message is one line: argument, expectation, value and next step."""
+    """Raised for invalid input. The one-line message says what was expected, what was passed and what to do."""
 
 
 class Damaged(InputError):
@@ -19,13 +19,13 @@ class Damaged(InputError):
 
     def __init__(self, path: Path, problem: str) -> None:
         super().__init__(
-            f"Expected {str(path)!r} to be intact, but {problem}. Run the command that wrote it (sample, grade, read "
-            "or ask) again to replace it, or delete it if no command wrote it."
+            f"Expected {str(path)!r} to be intact, but {problem}. To replace the file, run the command that wrote it "
+            "(sample, grade, read or ask) again. If no command wrote it, delete it."
         )
         self.path, self.problem = path, problem
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """A hint such as ``" Did you mean `limit`?"``; an empty string if no known word is close to `word`."""
+    """Return a hint such as ``" Did you mean `limit`?"``, or an empty string if no known word is close to `word`."""
     match = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
     return f" Did you mean `{match[0]}`?" if match else ""

@@ -1,4 +1,4 @@
-"""Content hashes (SHA-256 of canonical JSON) that are equal on every machine, and differences of nested dicts."""
+"""Content hashes (SHA-256 of canonical JSON) that are equal on all machines, and differences between nested dicts."""
 
 import hashlib
 import json
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def canonical_json(value: Any) -> str:
-    """JSON with sorted keys, no spaces and no NaN: the same text for equal values.
+    """Serialise a value as JSON with sorted keys and no spaces, so that equal values give equal texts. Rejects NaN.
 
     >>> canonical_json({"k": 10, "a": ["é", None]})
     '{"a":["é",null],"k":10}'
@@ -22,7 +22,7 @@ def sha256_json(value: Any) -> str:
 
 
 def sha256_json_list(values: Iterable[Any]) -> str:
-    """SHA-256 (hex) of the canonical JSON of the list of `values`, with one value in memory at a time.
+    """SHA-256 (hex) of the canonical JSON of a list, computed with only one value in memory at a time.
 
     >>> sha256_json_list(iter([1, "b"])) == sha256_json([1, "b"])
     True
@@ -46,7 +46,7 @@ def sha256_file(path: Path) -> str:
 
 
 def hash_order(ids: list[str], seed: int) -> list[int]:
-    """Indices of `ids`, sorted by a hash of seed and id. The order is the same in every version of every library.
+    """Return the indices of `ids`, sorted by a hash of seed and id. The order does not depend on library versions.
 
     >>> hash_order(["lima", "oslo", "rome"], seed=0)
     [1, 0, 2]
@@ -57,7 +57,7 @@ def hash_order(ids: list[str], seed: int) -> list[int]:
 
 
 def differences(found: dict[str, Any], wanted: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    """Entries in which two nested dicts differ, as dotted names with both values: ``a.b: found 1, expected 2``."""
+    """Yield the entries in which two nested dicts differ, in the form ``a.b: found 1, expected 2``."""
     for key in sorted(found.keys() | wanted.keys()):
         left, right = found.get(key), wanted.get(key)
         if isinstance(left, dict) and isinstance(right, dict):
@@ -67,5 +67,5 @@ def differences(found: dict[str, Any], wanted: dict[str, Any], prefix: str = "")
 
 
 def _brief(value: Any) -> str:
-    text = repr(value)  # worked examples are long
+    text = repr(value)  # worked examples can be long
     return text if len(text) <= 400 else f"{text[:100]}… (SHA-256 {sha256_text(text)[:12]})"

@@ -1,4 +1,4 @@
-"""`Policy`: everything that answers are conditional on; `Identity`: everything that determines a store."""
+"""`Policy`, which contains everything that affects the answers, and `Identity`, which identifies a store."""
 
 from dataclasses import asdict, dataclass, field, replace
 from decimal import Decimal
@@ -18,17 +18,17 @@ class Decoding:
     """How answers are drawn from the model's distribution.
 
     Attributes:
-        temperature: Divides the logits; 0 takes the most likely token. A grid START:STOP:STEP, such as 0:1.2:0.1, makes
-            one store for each temperature, STOP included.
-        top_p: Keep the smallest set of tokens whose probability reaches this (1 keeps all).
-        top_k: Keep this many most likely tokens (0 keeps all).
-        max_new_tokens: Longest answer, in tokens.
-        stop: Texts that end an answer; the answer is cut before them.
-        seed: Seed of all random draws.
-        prompt: Template around a question.
+        temperature: Divisor of the logits. 0 means greedy decoding. A grid START:STOP:STEP, such as 0:1.2:0.1, makes
+            one store for each temperature, including STOP.
+        top_p: Sample from the smallest set of tokens with at least this total probability (1 keeps all tokens).
+        top_k: Sample from this number of most likely tokens (0 keeps all tokens).
+        max_new_tokens: Maximum length of an answer in tokens.
+        stop: Texts that end an answer. The answer is cut off before them.
+        seed: Random seed.
+        prompt: Prompt template.
     """
 
-    temperature: str | float = 0.7  # str first: option parsers read 0:1:0.5 as a float to base 60
+    temperature: str | float = 0.7  # str first: option parsers read 0:1:0.5 as a float in base 60
     top_p: float = 1.0
     top_k: int = 0
     max_new_tokens: int = 16
@@ -51,19 +51,19 @@ class Decoding:
         return grid(self.temperature) if isinstance(self.temperature, str) else (self.temperature,)
 
     def at(self, temperature: float) -> Self:
-        """Copy with a single temperature."""
+        """Return a copy with a single temperature."""
         return replace(self, temperature=temperature)
 
     def record(self) -> dict[str, Any]:
-        """Plain JSON types, as in a store's identity."""
+        """Return the options as plain JSON types, as in a store's identity."""
         return {**asdict(self), "stop": list(self.stop), "prompt": self.prompt.record()}
 
 
 def grid(text: str) -> tuple[float, ...]:
-    """Temperatures of a grid START:STOP:STEP, including STOP if a step meets it, or of one number. Decimals are exact.
+    """Parse a temperature, or a grid START:STOP:STEP of temperatures, which includes STOP if a step reaches it.
 
     Raises:
-        InputError: If `text` is neither, or the grid has more than 1,000 temperatures.
+        InputError: If `text` is neither a number nor a grid, or the grid has more than 1,000 temperatures.
 
     >>> grid("0:0.3:0.1"), grid("0.7")
     ((0.0, 0.1, 0.2, 0.3), (0.7,))
@@ -74,7 +74,7 @@ def grid(text: str) -> tuple[float, ...]:
             raise ValueError
     except (ArithmeticError, ValueError):
         raise InputError(
-            "Expected `policy.temperature` to be a number or a grid START:STOP:STEP of at most 1000 "
+            "Expected `policy.temperature` to be a number or a grid START:STOP:STEP with at most 1000 "
             f"temperatures, such as 0:1.2:0.1, but got {text!r}."
         ) from None
     return tuple(float(start + i * step) for i in range(int((stop - start) / step) + 1))
@@ -82,11 +82,11 @@ def grid(text: str) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class ModelIdentity:
-    """Identity of a model and its tokenizer. A served model has an `id` only.
+    """Identity of a model and its tokenizer. For a served model, only `id` is known.
 
     Attributes:
-        id: Name of the embedded model, Hub id, name of a folder (never its path), or name on a server.
-        revision: Commit of a Hub model, None otherwise.
+        id: Name of the embedded model, Hub id, name of a folder (never its path), or name of the model on a server.
+        revision: Commit of a Hub model, otherwise None.
         fingerprint: Checksum of the loaded weights (`extract.models.loading.weight_fingerprint`).
         dtype: Resolved dtype of the weights, for example "float32"; never "auto".
         tokenizer: SHA-256 of the tokenizer.
@@ -103,12 +103,12 @@ class ModelIdentity:
 
 @dataclass(frozen=True)
 class Policy:
-    """A model and its decoding.
+    """A model and its decoding options.
 
     Attributes:
         model: Identity of the model.
-        decoding: Decoding with a single temperature.
-        request: Other settings that the answers are conditional on, such as extra fields of requests to a server.
+        decoding: Decoding options with a single temperature.
+        request: Other settings that affect the answers, such as extra fields in requests to a server.
     """
 
     model: ModelIdentity
@@ -118,7 +118,7 @@ class Policy:
 
 @dataclass(frozen=True)
 class Identity:
-    """Everything that determines a store's content. It excludes k, device, worker count and batch size."""
+    """Everything that determines a store's content. Excludes k, the device, the worker count and the batch size."""
 
     policy: Policy
     questions: str
@@ -127,7 +127,7 @@ class Identity:
     schema: int = SCHEMA_VERSION
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
+        """Return the identity as plain JSON types."""
         policy = {"model": asdict(self.policy.model), "decoding": self.policy.decoding.record()}
         if self.policy.request is not None:
             policy["request"] = self.policy.request

@@ -1,4 +1,4 @@
-"""Conversion of questions to prompt tokens: a template, and the tokenizer's chat template around it."""
+"""Conversion of questions to prompt tokens, with a prompt template and the tokenizer's chat template."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,10 +7,10 @@ from typing import Any
 from extract.errors import InputError, nearest
 from extract.hashing import sha256_text
 
-#: A text, a chat of ``{"role", "content"}``, or prompt token ids, which are used unchanged.
+#: A text, a chat (messages with ``role`` and ``content``), or prompt token ids, which are used unchanged.
 Prompt = str | Sequence[dict[str, str]] | Sequence[int]
 
-#: Templates by name. The text after the question is short, because only the text before it can be shared.
+#: Templates by name. The text after the question is kept short, because prompts can share only the text before it.
 TEMPLATES = {
     "instruction": "Answer in a few words, without a sentence around them.\n\n{question}",
     "cloze": "{question}",
@@ -26,17 +26,17 @@ TEMPLATES = {
 
 @dataclass(frozen=True)
 class PromptTemplate:
-    """Template around a question.
+    """Template that turns a question into a prompt.
 
     Attributes:
-        template: Text with one ``{question}``, or the name of a template: instruction, cloze (the bare text, to be
-            continued), qa, number, boxed, choice or choice-steps.
-        system: System message of the chat; None keeps the chat template's default.
-        chat: Whether the tokenizer's chat template is applied; False gives plain text.
-        thinking: Whether the model thinks before it answers, if its chat template has this switch; None keeps the
-            template's default.
+        template: Text that contains ``{question}`` once, or the name of a template: instruction, cloze (only the
+            question, which the model continues), qa, number, boxed, choice or choice-steps.
+        system: System message of the chat. None keeps the default of the chat template.
+        chat: Whether the tokenizer's chat template is applied. If False, the prompt is plain text.
+        thinking: Whether the model thinks before it answers, if its chat template supports this option. None keeps the
+            default of the chat template.
         shots: Number of worked examples before the question. They come from train questions, which are never asked.
-        examples: The worked examples, pairs of question text and answer. If empty, `shots` of them are chosen.
+        examples: Worked examples, as pairs of question text and answer. If empty, `shots` examples are chosen.
     """
 
     template: str = "{question}"
@@ -51,28 +51,28 @@ class PromptTemplate:
         object.__setattr__(self, "examples", tuple((asked, answer) for asked, answer in self.examples))
         if self.template.count("{question}") != 1:
             raise InputError(
-                f"Expected `prompt.template` to hold {{question}} exactly once or to be one of {', '.join(TEMPLATES)}, "
-                f"but got {self.template!r}.{nearest(self.template, TEMPLATES)}"
+                "Expected `prompt.template` to contain {question} exactly once or to be one of "
+                f"{', '.join(TEMPLATES)}, but got {self.template!r}.{nearest(self.template, TEMPLATES)}"
             )
         if self.system is not None and not self.chat:
             raise InputError(
-                "Expected no `prompt.system` with `prompt.chat` false, because plain text has no system message, but "
-                f"got {self.system!r}. Put the text into `prompt.template`."
+                "Expected `prompt.system` to be unset if `prompt.chat` is false, because plain text has no system "
+                f"message, but got {self.system!r}. Move the text to `prompt.template`."
             )
         if self.thinking is not None and not self.chat:
             raise InputError(
-                "Expected no `prompt.thinking` with `prompt.chat` false, because thinking is a switch of the chat "
-                f"template, but got {str(self.thinking).lower()}. Leave it out."
+                "Expected `prompt.thinking` to be unset if `prompt.chat` is false, because thinking is an option of "
+                f"the chat template, but got {str(self.thinking).lower()}. Remove this option."
             )
         if self.shots < 0 or (self.examples and self.shots not in (0, len(self.examples))):
             raise InputError(
                 "Expected `prompt.shots` to be at least 0, and equal to the number of `prompt.examples` if both are "
-                f"given, but got {self.shots}. Leave one of them out."
+                f"set, but got {self.shots}. Set only one of them."
             )
         object.__setattr__(self, "shots", self.shots or len(self.examples))
 
     def record(self) -> dict[str, Any]:
-        """Plain JSON types, as in identities and saved probes. Unused optional fields are left out."""
+        """Return the template as plain JSON types, as in identities and saved probes. Unused fields are omitted."""
         record: dict[str, Any] = {"template": self.template, "system": self.system, "chat": self.chat}
         if self.thinking is not None:
             record["thinking"] = self.thinking
@@ -81,7 +81,7 @@ class PromptTemplate:
         return record
 
     def messages(self, prompt: str | Sequence[dict[str, str]]) -> list[dict[str, str]]:
-        """Chat messages: system message, examples as turns, and the question. A chat is returned unchanged.
+        """Return the chat messages: system message, examples as turns, and question. A chat is returned unchanged.
 
         >>> [one["content"] for one in PromptTemplate("Q: {question}", examples=(("1 + 1?", "2"),)).messages("1 + 2?")]
         ['Q: 1 + 1?', '2', 'Q: 1 + 2?']
@@ -94,9 +94,9 @@ class PromptTemplate:
         return [{"role": role, "content": content} for role, content in (*turns, ("user", self._filled(prompt)))]
 
     def text(self, prompt: str | Sequence[dict[str, str]]) -> str:
-        r"""Plain text that a model continues: examples with their answers, and the question.
+        r"""Return the plain text that a model continues: the examples with their answers, and the question.
 
-        They are separated by a blank line, or by a line break if each fits on one line, as in cloze sets.
+        The parts are separated by blank lines, or by line breaks if each example fits on one line, as in cloze sets.
 
         Raises:
             InputError: If the prompt is a chat.
@@ -106,7 +106,7 @@ class PromptTemplate:
         """
         if not isinstance(prompt, str):
             raise InputError(
-                "Expected a question of text because `prompt.chat` is false, but got a chat of messages. Set "
+                "Expected the question to be a text because `prompt.chat` is false, but got chat messages. Set "
                 "`prompt.chat` to true."
             )
         examples, between = self._plain_examples()
@@ -114,7 +114,7 @@ class PromptTemplate:
 
     @property
     def next_question(self) -> str:
-        r"""Text between an answer and the next question in plain text, at which an answer ends.
+        r"""Text between an answer and the next question in a plain-text prompt. It can serve as a stop text.
 
         >>> PromptTemplate("qa", chat=False, examples=(("1 + 1?", "2"),)).next_question
         '\n\nQuestion:'
@@ -122,14 +122,15 @@ class PromptTemplate:
         return self._plain_examples()[1] + self.template.partition("{question}")[0].rstrip()
 
     def encode(self, tokenizer: Any, prompt: Prompt) -> list[int]:
-        """Prompt token ids, up to the first answer token.
+        """Return the token ids of the whole prompt. The model's answer follows directly after them.
 
         Raises:
-            InputError: If the prompt is empty, or the tokenizer lacks a chat template, or one that supports `thinking`.
+            InputError: If the prompt is empty, the tokenizer has no chat template although `chat` is True, or the chat
+                template does not support `thinking` although it is set.
         """
         given: Any = prompt
         if not (given.strip() if isinstance(given, str) else len(given)):
-            raise InputError("Expected `prompt` to hold at least one token, but it is empty. Give a question.")
+            raise InputError("Expected `prompt` to have at least one token, but it is empty. Pass a question.")
         if isinstance(given, str) and not self.chat:
             return tokenizer(self.text(given))["input_ids"]
         if isinstance(given, str) or isinstance(given[0], dict):
@@ -137,7 +138,7 @@ class PromptTemplate:
         return [int(token) for token in given]
 
     def _plain_examples(self) -> tuple[list[str], str]:
-        """Examples as text, with whitespace before each answer, and their separator."""
+        """Return the examples as texts, with whitespace before each answer, and the separator between them."""
         filled = [(self._filled(asked), answer) for asked, answer in self._shown()]
         examples = [asked + answer if asked[-1:].isspace() else f"{asked} {answer}" for asked, answer in filled]
         return examples, "\n\n" if any("\n" in text for text in (self.template, *examples)) else "\n"
@@ -148,27 +149,27 @@ class PromptTemplate:
     def _shown(self) -> tuple[tuple[str, str], ...]:
         if self.shots != len(self.examples):
             raise InputError(
-                f"Expected the {self.shots} worked examples of `prompt.shots`, but they are not chosen yet. Use the "
-                "policy that `StoreRecipe.load` returns, or give `prompt.examples`."
+                f"Expected {self.shots} worked examples, as set by `prompt.shots`, but they have not been chosen yet. "
+                "Use the policy that `StoreRecipe.load` returns, or set `prompt.examples`."
             )
         return self.examples
 
     def _encode_chat(self, tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:
         if tokenizer.chat_template is None:
             raise InputError(
-                "Expected a tokenizer with a chat template because `prompt.chat` is true, but this one has none. Set "
-                "`prompt.chat` to false and write the whole prompt in `prompt.template`."
+                "Expected a tokenizer with a chat template because `prompt.chat` is true, but this tokenizer has none. "
+                "Set `prompt.chat` to false and write the whole prompt in `prompt.template`."
             )
         options = {} if self.thinking is None else {"enable_thinking": self.thinking}
         if options and "enable_thinking" not in str(tokenizer.chat_template):
             raise InputError(
-                f"Expected a chat template with thinking, because `prompt.thinking` is {str(self.thinking).lower()}, "
-                "but this one does not use enable_thinking. Leave `prompt.thinking` out."
+                "Expected a chat template with the option enable_thinking, because `prompt.thinking` is "
+                f"{str(self.thinking).lower()}, but this template does not have it. Remove `prompt.thinking`."
             )
         text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **options)
         return tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
 def template_hash(tokenizer: Any) -> str:
-    """SHA-256 of the tokenizer's chat template; of the empty text if it has none."""
+    """SHA-256 of the tokenizer's chat template, or of the empty string if it has none."""
     return sha256_text(str(tokenizer.chat_template or ""))

@@ -1,4 +1,4 @@
-"""`StoreRecipe`: the settings of a new store, with the same options in the API, the commands and the YAML files."""
+"""`StoreRecipe`: the settings of a new store. Python, the command line and YAML files have the same options."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from extract.store.store import Store
 
 _OPTIONS = {
-    "k": whole(2, 1_000_000, "from 2 (one answer does not measure how often a model is right) to 1000000"),
+    "k": whole(2, 1_000_000, "a whole number from 2 to 1000000 (one answer cannot show how often a model is right)"),
     "max_rows": whole(1, 2**31),
     "block_size": BLOCK_SIZE,
 }
@@ -30,31 +30,33 @@ _OPTIONS = {
 @fill_names(sets=SETS)
 @dataclass(frozen=True)
 class StoreRecipe:
-    """Questions, a model and its policy.
+    """Questions, model and policy of a new store.
 
     Attributes:
-        questions: Name of a question set ({sets}; NAME:CONFIG for another configuration), NAME=PATH to read that set
-            from a file, path of your own .jsonl, .json, .csv or .parquet file, or a Hugging Face Hub id (ORG/NAME or
-            ORG/NAME:CONFIG). docs/questions.md describes the sets.
-        n_questions: Size of the seeded subset of the questions; null uses all.
-        question_seed: Seed of the subset, of the order, of shuffled choices and of worked examples.
+        questions: Source of the questions: the name of a set ({sets}), NAME:CONFIG for another configuration of it,
+            NAME=PATH to read it from a file, the path of your own .jsonl, .json, .csv or .parquet file, or a Hugging
+            Face Hub id (ORG/NAME or ORG/NAME:CONFIG). docs/questions.md describes the sets.
+        n_questions: Number of questions in a random subset. null uses all questions.
+        question_seed: Seed for the subset, the order of the questions, shuffled choices and worked examples.
         stratify_by: Field of the questions (group, or a key of meta) whose values get equal shares of n_questions.
-        fields: Column names of a file or Hub set, such as '{text: question, references: answer}'; also id, kind,
-            choices, group and meta, see docs/questions.md. Null for a set by name, and for a file whose columns have
-            these names.
-        split: Split of a Hub set; null uses the set's default.
-        questions_revision: Commit of a Hub set; null uses the set's default.
-        sampler: local runs the model in this process; server sends requests to server.url.
-        model: Name of the embedded model, a Hub id, or a folder; for the server sampler its name on the server.
+        fields: Column names of a file or Hub set, such as '{text: question, references: answer}'. Further fields are
+            id, kind, choices, group and meta (see docs/questions.md). Use null for a named set, and for a file whose
+            columns already have these names.
+        split: Split of a Hub set. null uses the default split.
+        questions_revision: Commit of a Hub set. null uses the default revision.
+        sampler: local runs the model in this process. server sends requests to server.url.
+        model: Name of the embedded model, a Hub id or a folder. For the server sampler, its name on the server.
         revision: Commit, branch or tag of a Hub model.
-        dtype: auto (the checkpoint's own), float32, bfloat16 or float16.
-        device: auto, cpu, cuda or cuda:N; not part of the store's identity.
-        device_map: Placement of a large model over devices, as in transformers (auto, balanced, …).
-        k: Answers to each question, at least 2.
-        policy: Decoding of the answers.
-        server: Server of the server sampler.
-        max_rows: Maximum number of answers drawn together; halved when GPU memory runs out. Not part of the identity.
-        block_size: Questions per block, the unit of work and of resuming: 32 for a laptop, 1024 for a large set.
+        dtype: auto (the dtype of the checkpoint), float32, bfloat16 or float16.
+        device: auto, cpu, cuda or cuda:N. Not part of the store's identity.
+        device_map: How to distribute a large model over several devices, as in transformers (auto, balanced, …).
+        k: Number of answers to each question, at least 2.
+        policy: Decoding options.
+        server: Settings of the server sampler.
+        max_rows: Maximum number of answers per batch. It is halved when GPU memory runs out. Not part of the store's
+            identity.
+        block_size: Number of questions per block. Work is shared and resumed by block. Use 32 on a laptop and 1024 for
+            a large set.
     """
 
     questions: str = "facts"
@@ -81,10 +83,10 @@ class StoreRecipe:
         check_options(self, _OPTIONS)
 
     def load(self) -> tuple[list[Question], Decoding]:
-        """Load the questions, and return them with the decoding, whose prompt has its worked examples.
+        """Load the questions and choose the worked examples. Return the questions and the decoding with the examples.
 
         Raises:
-            InputError: As for `find_source`, `with_examples` and `subset`.
+            InputError: See `find_source`, `with_examples` and `subset`.
         """
         source = find_source(self.questions, self.fields, self.split, self.questions_revision)
         questions, prompt = with_examples(source, self.policy.prompt, self.question_seed)
@@ -92,7 +94,7 @@ class StoreRecipe:
         return chosen, replace(self.policy, prompt=prompt)
 
     def sampling_options(self) -> SamplingOptions:
-        """Options of the sampler."""
+        """Return the options for the sampler."""
         from extract.sampling.base import SamplingOptions
 
         return SamplingOptions(**{option.name: getattr(self, option.name) for option in fields(SamplingOptions)})
@@ -100,10 +102,10 @@ class StoreRecipe:
     def check_store(self, store: Store) -> None:
         """Check that a store was made with this recipe, without loading the model.
 
-        The model is compared by name only. Its weights are compared before anything is sampled or read.
+        Only the name of the model is compared. Its weights are compared later, before anything is sampled or read.
 
         Raises:
-            InputError: If decoding, questions, model name, block size or sampler differ.
+            InputError: If the decoding, questions, model name, block size or sampler differ.
         """
         from extract.sampling.base import check_identity
 

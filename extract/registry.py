@@ -1,4 +1,4 @@
-"""Registries of named entries, the source of option choices, help texts and documentation tables."""
+"""Registries of named entries. Option choices, help texts and documentation tables are generated from them."""
 
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
@@ -11,12 +11,12 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Registry(dict[str, Entry]):
-    """Entries by name, in order of registration.
+    """Dict of entries by name, in order of registration.
 
     Args:
-        option: Option that takes the names, for the message about an unknown name.
+        option: Option that selects an entry. The error message for an unknown name mentions it.
         entries: Initial entries.
-        renamed: New names by old name. Old names are rejected with a hint.
+        renamed: Dict from old to new names. An old name is rejected, with a hint to use the new name.
 
     >>> Registry("grader", {"short": 1, "exact": 2})["shrt"]
     Traceback (most recent call last):
@@ -28,7 +28,7 @@ class Registry(dict[str, Entry]):
         self._option, self._renamed = option, renamed or {}
 
     def register(self, name: str, entry: Entry) -> Entry:
-        """Add an entry, for example from a plugin or a test."""
+        """Add an entry, for example from a plugin or a test, and return it."""
         self[name] = entry
         return entry
 
@@ -45,7 +45,7 @@ def import_object(place: str) -> Any:
 
 
 def fill_names(**registries: Iterable[str]) -> Callable[[Function], Function]:
-    """Decorator that replaces ``{keyword}`` in a docstring, and so in help texts, by the names of a registry.
+    """Decorator that replaces ``{keyword}`` in a docstring, and thus in help texts, with the names in a registry.
 
     >>> @fill_names(graders={"short": 1, "exact": 2})
     ... def grade(grader):

@@ -1,6 +1,6 @@
-"""Registry of samplers. Other modules read a sampler's declaration and never compare its name.
+"""Registry of samplers. Other modules depend on the declared properties of a sampler, never on its name.
 
-A new sampler is a class with the interface of `extract.sampling.base.Sampler` and an entry here.
+To add a sampler, write a class with the interface of `extract.sampling.base.Sampler` and register it in `SAMPLERS`.
 """
 
 from dataclasses import dataclass
@@ -14,14 +14,13 @@ class Declaration:
     """Properties of a sampler, its samples and its model.
 
     Attributes:
-        version: Name and version number of the sampler, part of a store's identity. The number is increased when the
-            same policy gives other samples.
-        implementation: The class, or ``module:attribute``, which is imported on first use.
-        weights: Whether the model's weights are available. Without them, a store knows the model only by name, and
-            reading signals needs a local copy.
-        end_token: Whether the tokens of a stopped answer include its end token, or the token that completed a stop
-            string.
-        nullable: Columns of the samples that can be null, a subset of `reasoning`, `token_ids`, `logprobs`, `n_tokens`
+        version: Name and version number of the sampler, for example ``local-2``. Part of a store's identity. The
+            number is increased when the same policy produces different samples.
+        implementation: The class, or its location ``module:attribute``, which is imported on first use.
+        weights: Whether the model's weights are available. If not, a store records only the model's name, and reading
+            signals requires a local copy of the model.
+        end_token: Whether the tokens of an answer include the end token, or the token that completed a stop text.
+        nullable: Columns of the samples that can be null: a subset of `reasoning`, `token_ids`, `logprobs`, `n_tokens`
             and `prompt_tokens`. If empty, samples are stored in the compact schema.
     """
 
@@ -32,7 +31,7 @@ class Declaration:
     nullable: tuple[str, ...] = ()
 
     def load(self) -> Any:
-        """Import the class."""
+        """Return the class, importing it if necessary."""
         return import_object(self.implementation) if isinstance(self.implementation, str) else self.implementation
 
 
@@ -50,7 +49,7 @@ SAMPLERS = Registry(
 
 
 def sampler_name(version: object) -> str:
-    """Name of the sampler with a given version, as in an identity's `sampler`.
+    """Return the name of a sampler, given its version as recorded in a store's identity.
 
     >>> sampler_name("local-2")
     'local'

@@ -1,4 +1,4 @@
-"""Schemas of options and of JSON files, field by field: exact keys, types and ranges."""
+"""Schemas of options and JSON files. They define exact keys, types and ranges."""
 
 import re
 import sys
@@ -11,13 +11,13 @@ from extract.text import shown
 
 
 class Field(NamedTuple):
-    """Condition on a value of a record: a description for messages, and a predicate on any JSON value."""
+    """Condition on a value, with a description for messages and a predicate that can be called with any JSON value."""
 
     expected: str
     holds: Callable[[Any], bool]
 
 
-#: Fields by key. A nested record is itself a schema.
+#: Dict from keys to fields. For a nested record, the field is another schema.
 Schema = Mapping[str, "Field | Maybe | Schema"]
 
 
@@ -28,31 +28,31 @@ class Maybe(NamedTuple):
 
 
 def whole(low: int, high: int, expected: str | None = None) -> Field:
-    """A whole number in [low, high]. Booleans are rejected."""
+    """Field for a whole number from `low` to `high`. Booleans are rejected."""
     return Field(
         expected or f"a whole number from {low} to {high}", lambda value: type(value) is int and low <= value <= high
     )
 
 
 def number(expected: str, holds: Callable[[float], bool]) -> Field:
-    """A finite number that satisfies `holds`."""
+    """Field for a finite number that satisfies `holds`."""
     largest = sys.float_info.max  # rejects integers that are too large for a float
     return Field(expected, lambda value: type(value) in (int, float) and abs(value) <= largest and holds(value))
 
 
 def or_null(field: Field) -> Field:
-    """Null, or a value of the field."""
+    """Field for null or any value that satisfies `field`."""
     return Field(f"null, or {field.expected}", lambda value: value is None or field.holds(value))
 
 
 def one_of(known: Iterable[str]) -> Field:
-    """One of a fixed set of names."""
+    """Field for one of a fixed set of names."""
     names = tuple(known)
     return Field(f"one of {', '.join(names)}", lambda value: isinstance(value, str) and value in names)
 
 
 def _is_text(value: Any) -> bool:
-    """Whether a value is a string that UTF-8 can encode, without lone surrogates."""
+    """Whether a value is a string without lone surrogates, which UTF-8 cannot encode."""
     return isinstance(value, str) and re.search("[\ud800-\udfff]", value) is None
 
 
@@ -61,7 +61,7 @@ def _is_list(value: Any, holds: Callable[[Any], bool]) -> bool:
 
 
 def _is_model_id(value: Any) -> bool:
-    """Whether a value is a Hub id or the name of a folder, without path components such as ``..``."""
+    """Whether a value is a Hub id or a folder name, without path components such as ``..``."""
     parts = value.split("/") if isinstance(value, str) and value.isprintable() else []
     return 1 <= len(parts) <= 2 and not any(part in ("", ".", "..", "~") for part in parts)
 
@@ -75,7 +75,7 @@ SHA256 = Field(
     "a SHA-256 in hex", lambda value: isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None
 )
 TEMPLATE = Field(
-    "a text with {question} exactly once", lambda value: _is_text(value) and value.count("{question}") == 1
+    "a text that contains {question} exactly once", lambda value: _is_text(value) and value.count("{question}") == 1
 )
 
 MODEL: Schema = {
@@ -86,7 +86,7 @@ MODEL: Schema = {
     "tokenizer": SHA256,
     "chat_template": SHA256,
 }
-#: A served model, of which only the name is known.
+#: A served model. Only its name is known.
 NAMED_MODEL: Schema = {**dict.fromkeys(MODEL, Field("null", lambda value: value is None)), "id": TEXT}
 EXAMPLES = Field(
     "a list of pairs of texts",
@@ -100,10 +100,10 @@ PROMPT: Schema = {
     "examples": Maybe(EXAMPLES),
 }
 DECODING = {
-    "temperature": number("0, or a finite number of at least 1e-6", lambda value: value == 0 or value >= 1e-6),
+    "temperature": number("0 or a finite number of at least 1e-6", lambda value: value == 0 or value >= 1e-6),
     "top_p": number("above 0 and at most 1", lambda value: 0 < value <= 1),
-    "top_k": whole(0, 2**31, "at least 0 (0 keeps all tokens), and below 2 billion"),
-    "max_new_tokens": whole(1, 2**31, "at least 1, and below 2 billion"),
+    "top_k": whole(0, 2**31, "at least 0 (0 keeps all tokens) and below 2 billion"),
+    "max_new_tokens": whole(1, 2**31, "at least 1 and below 2 billion"),
     "stop": TEXTS,
     "seed": whole(-(2**63), 2**64),
 }
@@ -123,7 +123,7 @@ def check_options(options: object, fields: Mapping[str, Field], prefix: str = ""
 
     Args:
         options: The object.
-        fields: Fields by attribute.
+        fields: Dict from attribute names to fields.
         prefix: Prefix of the options on the command line, such as ``"policy."``.
 
     Raises:
@@ -146,7 +146,7 @@ def check_record(record: Any, schema: Schema, path: Path, prefix: str = "") -> N
         prefix: Prefix of the record's keys within the file, such as ``"of.policy."``.
 
     Raises:
-        InputError: If it is not an object, a key is missing or unknown, or a value has the wrong type or range.
+        InputError: If the record is not an object, a key is missing or unknown, or a value is invalid.
     """
     where = repr(str(path))
     if not isinstance(record, dict):
@@ -155,7 +155,7 @@ def check_record(record: Any, schema: Schema, path: Path, prefix: str = "") -> N
     lacking = [prefix + key for key, field in schema.items() if key not in record and not isinstance(field, Maybe)]
     unknown = [prefix + key for key in record if key not in schema]
     if lacking or unknown:
-        found = f"lacks {', '.join(lacking)}" if lacking else f"also has {shown(unknown[0])}"
+        found = f"lacks {', '.join(lacking)}" if lacking else f"has the unknown key {shown(unknown[0])}"
         fields = ", ".join(f"{prefix}{key}{' (optional)' * isinstance(field, Maybe)}" for key, field in schema.items())
         raise InputError(f"Expected {where} to have exactly the keys {fields}, but it {found}. Restore the file.")
     for key, value in record.items():

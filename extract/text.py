@@ -1,22 +1,22 @@
-"""Text helpers: one-line texts for messages, and comparison by words for graders and question sets."""
+"""Text helpers: one-line texts for messages, and word-by-word comparison for graders and question sets."""
 
 import re
 import reprlib
 import unicodedata
 from collections.abc import Iterable
 
-#: A number with a decimal point or a sign, else a run of letters and digits.
+#: A number with a decimal point or a minus sign, or else a run of letters and digits.
 _WORD = re.compile(r"(?<![\w.])-?\d+\.\d+(?!\w)|(?<!\w)-\d+(?!\w)|[^\W_]+")
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 100
 
 
 def one_line(text: object, longest: int | None = None, keep_end: bool = False) -> str:
-    r"""Convert a text or an error to one line of printable characters and single spaces.
+    r"""Convert a text or an error to one line with only printable characters and single spaces.
 
     Args:
-        text: The text; other objects are converted by ``str``.
-        longest: Maximum length of the line in characters; None for no limit.
+        text: The text. Other objects are converted with ``str``.
+        longest: Maximum length of the line in characters. None means no limit.
         keep_end: Whether a long text is cut in the middle instead of at its end.
 
     >>> one_line("a\tb\n\nc"), one_line("abcdefghi", 6), one_line("The answer, after all, is 7.", 16, keep_end=True)
@@ -30,7 +30,7 @@ def one_line(text: object, longest: int | None = None, keep_end: bool = False) -
 
 
 def shown(value: object) -> str:
-    """``repr`` of a value for a message: on one line, and shortened for large values.
+    """Return the ``repr`` of a value for a message, on one line and shortened if the value is large.
 
     >>> shown({"numbers": list(range(10_000))})
     "{'numbers': [0, 1, 2, 3, 4, 5, ...]}"
@@ -39,7 +39,7 @@ def shown(value: object) -> str:
 
 
 def normalize(text: str, case_sensitive: bool = False) -> str:
-    """Words of `text` separated by single spaces: no accents, no punctuation, lower case unless `case_sensitive`.
+    """Return the words of a text without accents and punctuation, in lower case unless `case_sensitive`.
 
     >>> normalize("It's São Paulo, in the U.S. of -3.5!")
     'it sao paulo in the us of -3.5'
@@ -55,14 +55,14 @@ def normalize(text: str, case_sensitive: bool = False) -> str:
 def contains_answer(
     text: str, references: Iterable[str], case_sensitive: bool = False, rivals: Iterable[str] = ()
 ) -> bool:
-    """Whether `text` contains a reference as whole words, after `normalize`, and no rival before it.
+    """Whether a normalised text contains a reference as whole words, and no rival before it.
 
     Args:
         text: Text to search.
         references: Accepted answers.
         case_sensitive: Whether case must match.
-        rivals: Wrong answers to the same question ("Asia" for "Africa"), and longer phrases with another meaning that
-            contain a reference ("South Africa"). The first match of a reference or rival decides.
+        rivals: Wrong answers to the same question ("Asia" for "Africa"), and longer phrases that contain a reference
+            but mean something else ("South Africa"). The first match of a reference or rival decides.
 
     >>> contains_answer("That would be Lima.", ["lima"])
     True

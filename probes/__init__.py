@@ -1,6 +1,6 @@
-"""Probes: training, baselines, metrics, and the confidence of a saved probe.
+"""Probes of a language model's confidence in its answers, with baselines, metrics and reports.
 
-Public names are imported on first use, so `load_probe` needs torch, safetensors and huggingface_hub only.
+Public names are imported on first use, so that `load_probe` only needs torch, safetensors and huggingface_hub.
 """
 
 from typing import Any

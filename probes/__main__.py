@@ -1,4 +1,4 @@
-"""``python -m probes COMMAND``: compare, transfer, signals, pictures."""
+"""Command line of ``python -m probes COMMAND``. The commands are compare, transfer, signals and pictures."""
 
 from collections.abc import Callable
 from typing import Any

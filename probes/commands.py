@@ -1,4 +1,4 @@
-"""The commands of ``python -m probes``, as plain functions."""
+"""Functions that implement the commands of ``python -m probes``."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,24 +35,24 @@ def compare(
     seed: int = 0,
     n_resamples: int = 2000,
 ) -> Path:
-    """Compare probes and baselines on a store, out of fold, with confidence intervals and corrected tests.
+    """Compare probes and baselines on a store, with confidence intervals and significance tests.
 
-    Baselines that ask the model are included if `python -m extract ask` has stored their answers.
+    All confidences are out of fold. Baselines that ask the model are included if `python -m extract ask` was run.
 
     Args:
-        store: Folder of the store, with samples, grades and the signal `hidden`.
-        out: New folder for the page, record, predictions and pictures; null takes runs/compare-STORE.
-        probes: Names of the probes, of {probes}; null takes all.
-        grader: Grader whose grades are used; null takes the only one.
+        store: Folder of the store. It must contain samples, grades and the signal `hidden`.
+        out: Folder to create for the page, record, predictions and pictures. Null means runs/compare-STORE.
+        probes: Names of the probes to compare. Choose from {probes}. Null means all.
+        grader: Grader whose grades are used. Null is allowed if the store has only one grader.
         folds: Number of folds.
-        seed: Seed of the folds, training and resamples.
-        n_resamples: Number of resamples of the questions for each interval.
+        seed: Seed for the folds, training and resampling.
+        n_resamples: Number of bootstrap resamples of the questions for each interval.
 
     Returns:
-        The folder.
+        Path to the new folder.
 
     Raises:
-        InputError: If an option is invalid, samples, grades or hidden states are missing, or questions are too few.
+        InputError: If an option is invalid, if required data are missing, or if there are too few questions.
     """
     with result_folder("compare", [store], out, seed, n_resamples) as (folder, final):
         confidences = Comparison(store, grader, probes, folds, seed).run()
@@ -74,22 +74,23 @@ def transfer(
     seed: int = 0,
     n_resamples: int = 2000,
 ) -> Path:
-    """Train a probe on each of several question sets and test it on all of them.
+    """Train a probe on each question set and test it on every set.
 
     Args:
-        stores: Folders of stores of one model, one per set. For a single store, its question groups are the sets.
-        out: New folder for the page, record and picture; null takes runs/transfer-STORE.
-        probe: Name of the probe, one of {probes}.
-        grader: Grader whose grades are used; null takes the only one.
-        folds: Number of folds for testing a probe on its own training set.
-        seed: Seed of the folds, training and resamples.
-        n_resamples: Number of resamples of the questions for each interval.
+        stores: Folders of the stores, one per question set, all from the same model. If there is only one store, each
+            of its question groups is a set.
+        out: Folder to create for the page, record and picture. Null means runs/transfer-STORE.
+        probe: Name of the probe. Choose from {probes}.
+        grader: Grader whose grades are used. Null is allowed if each store has only one grader.
+        folds: Number of folds for testing a probe on the set that it is trained on.
+        seed: Seed for the folds, training and resampling.
+        n_resamples: Number of bootstrap resamples of the questions for each interval.
 
     Returns:
-        The folder.
+        Path to the new folder.
 
     Raises:
-        InputError: If an option is invalid, models differ, or there are fewer than two sets of 20 questions.
+        InputError: If an option is invalid, if the models differ, or if fewer than two sets have at least 20 questions.
     """
     with result_folder("transfer", stores, out, seed, n_resamples) as (folder, final):
         record = transfer_record(stores, grader, probe, folds, n_resamples, seed)
@@ -107,23 +108,24 @@ def signals(
     seed: int = 0,
     n_resamples: int = 2000,
 ) -> Path:
-    """Score answers by all pooled and weighted token signals, without training, and test the best scores.
+    """Score answers by their token signals, without training, and test the best scores.
 
-    The best scores are chosen on one part of the questions and tested on the other, against answer length and others.
+    The signals are pooled over the tokens of an answer in every available way, with and without weights. The best
+    scores are chosen on the validation questions and compared with answer length on the test questions.
 
     Args:
-        store: Folder of the store, with samples, grades and token signals of the answers.
-        out: New folder for the page, record, table of all scores and pictures; null takes runs/signals-STORE.
-        grader: Grader whose grades are used; null takes the only one.
-        test_fraction: Fraction of the questions for the test.
-        seed: Seed of the split, draws and resamples.
-        n_resamples: Number of resamples of the questions for each interval.
+        store: Folder of the store. It must contain samples, grades and token signals for the answers.
+        out: Folder to create for the page, record, table of scores and pictures. Null means runs/signals-STORE.
+        grader: Grader whose grades are used. Null is allowed if the store has only one grader.
+        test_fraction: Fraction of the questions that are used for testing.
+        seed: Seed for the split, permutations and resampling.
+        n_resamples: Number of bootstrap resamples of the questions for each interval.
 
     Returns:
-        The folder.
+        Path to the new folder.
 
     Raises:
-        InputError: If an option is invalid, samples, grades or token signals are missing, or questions are too few.
+        InputError: If an option is invalid, if required data are missing, or if there are too few questions.
     """
     with result_folder("signals", [store], out, seed, n_resamples) as (folder, final):
         opened = Store.open(store)
@@ -144,24 +146,24 @@ def pictures(
     seed: int = 0,
     n_resamples: int = 2000,
 ) -> Path:
-    """Draw AUROC by layer and position, and the mean entropy profiles of right and of wrong answers.
+    """Plot the AUROC by layer and position, and the mean entropy profiles of right and wrong answers.
 
-    Pictures of missing signals are omitted and listed. pictures.json has the numbers.
+    Pictures are skipped if their signal is missing from the store. The plotted numbers are saved in pictures.json.
 
     Args:
-        store: Folder of the store, with samples, grades and the signals `hidden` or `entropy_profile`.
-        out: New folder for the page, record and pictures; null takes runs/pictures-STORE.
-        grader: Grader whose grades are used; null takes the only one.
-        probe: Probe for each layer and position: ridge or difference_of_means.
+        store: Folder of the store. It must contain samples, grades, and the signal `hidden` or `entropy_profile`.
+        out: Folder to create for the page, record and pictures. Null means runs/pictures-STORE.
+        grader: Grader whose grades are used. Null is allowed if the store has only one grader.
+        probe: Probe to fit at each layer and position: ridge or difference_of_means.
         folds: Number of folds.
-        seed: Seed of the folds and resamples.
-        n_resamples: Number of resamples of the questions for each interval.
+        seed: Seed for the folds and resampling.
+        n_resamples: Number of bootstrap resamples of the questions for each interval.
 
     Returns:
-        The folder.
+        Path to the new folder.
 
     Raises:
-        InputError: If an option is invalid, grades or both signals are missing, or questions are too few.
+        InputError: If an option is invalid, if grades or both signals are missing, or if there are too few questions.
     """
     needs: list[tuple[str, Scope]] = [("hidden", "question"), ("hidden", "sample"), ("entropy_profile", "sample")]
     with result_folder("pictures", [store], out, seed, n_resamples) as (folder, final):
@@ -169,15 +171,15 @@ def pictures(
         table, model = load_table(opened, grader), opened.model_id
         missing = [(signal, scope) for signal, scope in needs if opened.signals.missing(signal, scope)]
         commands = {
-            f"{signal} of the {'questions' if scope == 'question' else 'answers'}": (
+            f"{signal} for {'questions' if scope == 'question' else 'answers'}": (
                 f"python -m extract read --store {store} --signals [{signal}] --scope {scope}"
             )
             for signal, scope in missing
         }
         if missing == needs:
             raise InputError(
-                f"Expected the store {store!r} to have the signals `hidden` or `entropy_profile`, but neither covers "
-                f"all questions or answers. Run `{commands['hidden of the questions']}`."
+                f"Expected the store {store!r} to contain the signal `hidden` or `entropy_profile`, but both are "
+                f"missing or incomplete. Run `{commands['hidden for questions']}`."
             )
         record = record_header(opened, table, seed, n_resamples)
         record |= {"store": opened.sha256, "model": model, "missing": commands}
@@ -191,6 +193,6 @@ def pictures(
         page = render("report/pictures.md.j2", record=record, plots=list(plots))
         write_files(folder, {"pictures.md": page, "pictures.json": record}, plots)
     for what, command in commands.items():
-        print(f"Not drawn: {what}, which is missing. Run `{command}` and draw again.")
+        print(f"Not drawn: {what}, because the signal is missing. Run `{command}`, then draw the pictures again.")
     print(f"Pictures: {final / 'pictures.md'}")
     return final

@@ -1,4 +1,4 @@
-"""Difference-of-means probe: the direction between the class means. It has no hyperparameter."""
+"""Difference-of-means probe, a linear probe along the difference of the class means."""
 
 from torch import Tensor
 
@@ -7,12 +7,13 @@ from probes.fitting.training import ClosedForm
 
 
 class DifferenceOfMeans(ClosedForm):
-    """Direction μ₁ − μ₀ on standardised features, with p̂ and 1 − p̂ as the weights of the two means.
+    """Linear probe along the difference μ₁ − μ₀ of two weighted means of the standardised features.
 
-    After the question-only probe of Cencerrado et al. (arXiv 2509.10625), which has hard labels and raw features.
+    A training row with expected accuracy p̂ has weight p̂ in μ₁ and weight 1 − p̂ in μ₀. There are no hyperparameters.
+    The probe follows Cencerrado et al. (arXiv 2509.10625), who use hard labels and raw features.
 
     Args:
-        calibrator: Calibrator of the scores, fitted on validation: platt or isotonic.
+        calibrator: Calibrator for the scores, fitted on the validation split: platt or isotonic.
     """
 
     name = "difference_of_means"

@@ -1,4 +1,4 @@
-"""Nearest-neighbour probe: the mean accuracy of the nearest training rows."""
+"""Nearest-neighbour probe, which averages the accuracies of the nearest training rows."""
 
 from typing import Any
 
@@ -11,15 +11,15 @@ from probes.saved.head import Head, KNNHead, neighbour_means, zeros
 
 
 class KNN(AtOnce):
-    """Mean of p̂ over the nearest training rows, weighted by inverse Euclidean distance on standardised features.
+    """Weighted mean of the expected accuracies of the nearest training rows.
 
-    After the classifier of Entropy-Lens (arXiv 2502.16570), which takes 25 neighbours, raw features and hard labels.
-    This probe standardises features, takes accuracies as labels, and chooses the number of neighbours on validation.
-    The saved probe contains the features of the training split.
+    The weights are inverse Euclidean distances between standardised features. The number of neighbours is chosen on the
+    validation split. The probe follows the classifier of Entropy-Lens (arXiv 2502.16570), which uses 25 neighbours, raw
+    features and hard labels. A saved probe contains the features of the training split.
 
     Args:
-        n_neighbors: One or several numbers of neighbours to try.
-        calibrator: Calibrator of the scores, fitted on validation: platt or isotonic.
+        n_neighbors: Number of neighbours, or a list of numbers to try.
+        calibrator: Calibrator for the scores, fitted on the validation split: platt or isotonic.
     """
 
     name = "knn"
@@ -30,7 +30,7 @@ class KNN(AtOnce):
         numbers = [n_neighbors] if isinstance(n_neighbors, int) else list(n_neighbors)
         if not numbers or min(numbers) < 1:
             raise InputError(
-                f"Expected `n_neighbors` to be one or more numbers of at least 1, but got {n_neighbors!r}. Try 25."
+                f"Expected `n_neighbors` to be one or more positive integers, but got {n_neighbors!r}. Try 25."
             )
         super().__init__([float(number) for number in numbers], calibrator)
         self.save_hyperparameters()
@@ -41,25 +41,25 @@ class KNN(AtOnce):
         self.points, self.labels = zeros(n_features, 0, d_model), zeros(0)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Create buffers for the rows of the checkpoint."""
+        """Create buffers for the training rows that the checkpoint contains."""
         super().on_load_checkpoint(checkpoint)
         self.points, self.labels = (zeros(*checkpoint["state_dict"][name].shape) for name in ("points", "labels"))
 
     def learn(self, features: Tensor, target: Tensor) -> None:
-        """See `AtOnce.learn`.
+        """Store the training rows. See `AtOnce.learn` for the arguments.
 
         Raises:
             InputError: If there are fewer training rows than neighbours.
         """
         if max(self.numbers) > len(target):
             raise InputError(
-                f"Expected `n_neighbors` of at most {len(target)}, the rows of the training split, but got "
+                f"Expected `n_neighbors` to be at most {len(target)}, the number of training rows, but got "
                 f"{max(self.numbers)}. Use fewer neighbours or more questions."
             )
         self.points, self.labels = nn.Buffer(features.transpose(0, 1).contiguous()), nn.Buffer(target.clone())
 
     def candidate_scores(self, features: Tensor) -> Tensor:
-        """Scores [n_neighbors, row, feature]; 0 before `learn`."""
+        """Return the scores [n_neighbors, row, feature]. They are 0 before `learn` is called."""
         if not len(self.labels):
             return features.new_zeros(len(self.numbers), *features.shape[:2])
         means = [

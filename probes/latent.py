@@ -1,4 +1,4 @@
-"""Latent probe: predicts from a question's hidden state how much its answers vary."""
+"""Latent probe, which predicts from a question's hidden state how much the answers to it vary."""
 
 import math
 
@@ -30,27 +30,28 @@ _PARAMETERS = ("weight_in", "bias_in", "weight", "bias", "log_shared")
 
 
 class Latent(Descent):
-    """Encoder that predicts the distribution of a question's answer embeddings; the score is 1 − ASEU.
+    """Encoder that predicts the distribution of the embeddings of a question's answers.
 
-    Training maximises the likelihood of the answer embeddings (`answer_loss`) and uses no grades. Each candidate keeps
-    the weights of its best epoch, by the rank correlation of scores and answer agreement, 1 − SEU, on validation.
-    Layer and penalty are chosen by the datamodule's target, as for every probe, and the score is calibrated.
+    The score is 1 − ASEU, the similarity of answers drawn from this distribution (`sampled_score`). Training maximises
+    the likelihood of the answer embeddings (`answer_loss`) and does not use grades.
 
-    A checkpoint contains the weights of its epoch and the best weights so far. Fitting ends with the best weights.
+    Each candidate keeps the weights of the epoch in which its scores have the highest rank correlation with the
+    agreement of the answers (1 − SEU) on the validation split. Checkpoints contain both the current and the best
+    weights. As for every probe, the layer and the penalty are chosen by the validation loss on the target, and the
+    score is calibrated.
 
     Args:
         hidden: Number of hidden units.
-        components: Number of components to predict: the first uncentred principal axes of the training embeddings.
-        lr: Initial learning rate of Adam; annealed to 0 along a cosine.
-        l2: One or several penalties λ to try. λ/2 · the sum of squared weights is added to the mean loss in nats per
-            answer.
-        calibrator: Calibrator of the scores, fitted on validation: platt or isotonic.
+        components: Number of uncentred principal components of the training answer embeddings to predict.
+        lr: Initial learning rate of Adam, annealed to 0 on a cosine schedule.
+        l2: L2 penalty λ, or a list of penalties to try. λ/2 times the sum of squared weights is added to the mean loss.
+        calibrator: Calibrator for the scores, fitted on the validation split: platt or isotonic.
     """
 
     name = "latent"
     taught = (
-        "The probe was taught how far the embeddings of a question's answers lie apart, without grades; layer, "
-        "calibrator and metrics use the accuracy p̂, the share of right answers."
+        "The probe was trained, without grades, to predict how far apart the embeddings of a question's answers are. "
+        "The layer, the calibrator and the metrics are based on the accuracy p̂, the share of right answers."
     )
     penalised = ("weight_in", "weight")
     needs = ("text_embedding",)
@@ -72,20 +73,20 @@ class Latent(Descent):
         super().__init__(lr, l2, calibrator)
         for argument, value, default in (("hidden", hidden, 64), ("components", components, 128)):
             if value < 1:
-                raise InputError(f"Expected `{argument}` to be at least 1, but got {value}. {default} is the default.")
+                raise InputError(f"Expected `{argument}` to be at least 1, but got {value}. The default is {default}.")
         self.save_hyperparameters()
         self.hidden, self.components = hidden, components
 
     def setup(self, stage: str) -> None:
-        """Read the answer embeddings.
+        """Read the answer embeddings and compute their principal components.
 
         Raises:
-            InputError: If the target is at answer level, or embeddings are missing or narrower than `components`.
+            InputError: If the target is answer-level, or if embeddings are missing or narrower than `components`.
         """
         if self.data.scope != "question":
             raise InputError(
-                "Expected `target` to be at question level, because the probe Latent predicts how much answers "
-                f"to a question vary, but got {self.data.target!r}. Use --data.target=capability."
+                f"Expected `target` to be question-level for the probe Latent, but got {self.data.target!r}. Use "
+                "--data.target=capability."
             )
         super().setup(stage)
         if stage != "fit":
@@ -93,7 +94,7 @@ class Latent(Descent):
         embeddings = self.data.answer_embeddings()
         if self.components > embeddings.shape[-1]:
             raise InputError(
-                f"Expected `components` to be at most {embeddings.shape[-1]}, the width of the answer embeddings, "
+                f"Expected `components` to be at most {embeddings.shape[-1]}, the dimension of the answer embeddings, "
                 f"but got {self.components}. Use --model.components={embeddings.shape[-1]}."
             )
         answers = summarise(embeddings, principal_axes(embeddings[self.data.question_rows["train"]], self.components))
@@ -103,7 +104,7 @@ class Latent(Descent):
         )
 
     def make_candidates(self, n_features: int, d_model: int) -> None:
-        """Create encoder weights and log τ², equal for all penalties of a feature, and buffers for the best so far."""
+        """Create identical parameters for all candidates of a feature, and buffers for the best weights so far."""
         n = len(self.penalties)
         weights = initial_weights(n_features, d_model, self.hidden, self.components)
         weights["log_shared"] = torch.full((n_features, 1, self.components), -math.log(self.components))
@@ -115,16 +116,19 @@ class Latent(Descent):
         self.noise = nn.Buffer(drawn_noise(self.components), persistent=False)
 
     def predicted(self, features: Tensor) -> Gaussian:
-        """μ and σ [penalty, feature, row, component] of standardised features [row, feature, d_model]."""
+        """Predict the distributions of answer embeddings from standardised features [row, feature, d_model].
+
+        The means and standard deviations are [penalty, feature, row, component].
+        """
         return encode(features.transpose(0, 1), self.weight_in, self.bias_in, self.weight, self.bias)
 
     def candidate_scores(self, features: Tensor) -> Tensor:
-        """Scores [penalty, row, feature]: 1 − ASEU, see `sampled_score`."""
+        """Return the scores 1 − ASEU, [penalty, row, feature]. See `sampled_score`."""
         shared = self.log_shared.exp().sum(-1)
         return sampled_score(self.predicted(features), shared, self.noise).transpose(1, 2)
 
     def loss(self, batch: Batch) -> Tensor:
-        """Negative log-likelihood of the answer embeddings [penalty, feature], in nats per answer."""
+        """Return the negative log-likelihood of the answer embeddings in nats per answer, [penalty, feature]."""
         moments = (self.answer_number, self.answer_mean, self.answer_variance)
         answers = Answers(*(moment[batch.question] for moment in moments))
         return answer_loss(self.predicted(self.standardised(batch.features)), self.log_shared.exp(), answers)
@@ -137,14 +141,14 @@ class Latent(Descent):
         return self.filled(head, penalty, feature, "weight_in", "weight", **own)
 
     def _choose(self, scores: Tensor, batch: Batch) -> Choice:
-        """Keep the weights of candidates with a new best rank correlation, then choose as for every probe."""
+        """Update the best weights, then choose a candidate as for every probe."""
         rank = self._keep_best(scores, batch)
         choice = super()._choose(scores, batch)
         self.val_figures["val/spearman_agreement"] = float(rank[choice.candidate, choice.feature])
         return choice
 
     def _keep_best(self, scores: Tensor, batch: Batch) -> Tensor:
-        """Keep the best weights so far; returns the rank correlations with the answer agreement [penalty, feature]."""
+        """Save the best weights of each candidate so far, and return the rank correlations [penalty, feature]."""
         agreement = self.answer_agreement[batch.question]
         rank = torch.stack([rank_correlations(candidates, agreement) for candidates in scores])
         better = rank > self.best_rank
@@ -155,7 +159,7 @@ class Latent(Descent):
 
     @torch.no_grad()
     def on_train_end(self) -> None:
-        """Restore the best weights of each candidate, choose and calibrate, and check for a collapse."""
+        """Restore the best weights of each candidate, choose and calibrate one, and check whether it has collapsed."""
         batch = self.data.batch("val").to(self.device)
         features = self.standardised(batch.features)
         self._keep_best(self.candidate_scores(features), batch)

@@ -4,13 +4,13 @@ from probes.fitting.training import PENALTIES, Descent, Directions
 
 
 class Linear(Directions, Descent):
-    """Linear map and sigmoid with cross-entropy on the expected accuracy p̂. Trains all layers and penalties together.
+    """Linear probe with a sigmoid, trained to predict the expected accuracy p̂ by minimising the cross-entropy.
 
     Args:
-        lr: Initial learning rate of Adam, null for 0.01; annealed to 0 along a cosine.
-        l2: One or several penalties λ to try; null tries five from 0.01 to 1. λ/2 · ‖w‖² is added to the mean loss on
-            standardised features.
-        calibrator: Calibrator of the scores, fitted on validation: platt, temperature or isotonic.
+        lr: Initial learning rate of Adam, annealed to 0 on a cosine schedule. Null means 0.01.
+        l2: L2 penalty λ, or a list of penalties to try. λ/2 · ‖w‖² is added to the mean loss, where w are the weights
+            of the standardised features. Null tries five penalties from 0.01 to 1.
+        calibrator: Calibrator for the scores, fitted on the validation split: platt, temperature or isotonic.
     """
 
     name = "linear"

@@ -1,4 +1,4 @@
-"""Logistic regression with an L2 penalty, by Newton's method for all layers and penalties at once."""
+"""Logistic regression probe with an L2 penalty, fitted by Newton's method for all layers and penalties at once."""
 
 from torch import Tensor
 
@@ -7,12 +7,12 @@ from probes.fitting.training import PENALTIES, ClosedForm
 
 
 class Logistic(ClosedForm):
-    """Logistic regression of the expected accuracy p̂: the exact minimum of the loss of `Linear`.
+    """Logistic regression on the expected accuracy p̂. It minimises the same loss as `Linear`, but exactly.
 
     Args:
-        l2: One or several penalties λ to try; null tries five from 0.01 to 1. λ/2 · ‖w‖² is added to the mean loss on
-            standardised features.
-        calibrator: Calibrator of the scores, fitted on validation: platt, temperature or isotonic.
+        l2: L2 penalty λ, or a list of penalties to try. λ/2 · ‖w‖² is added to the mean loss, where w are the weights
+            of the standardised features. Null tries five penalties from 0.01 to 1.
+        calibrator: Calibrator for the scores, fitted on the validation split: platt, temperature or isotonic.
     """
 
     name = "logistic"

@@ -9,17 +9,17 @@ from probes.saved.head import Head, MLPHead
 
 
 class MLP(Descent):
-    """One hidden ReLU layer, with cross-entropy on the expected accuracy p̂.
+    """Network with one hidden ReLU layer, trained to predict the expected accuracy p̂ by minimising the cross-entropy.
 
-    After SAPLMA (Azaria and Mitchell, arXiv 2304.13734), which has three hidden layers of 256, 128 and 64 units and
-    reads statements instead of questions.
+    The probe follows SAPLMA (Azaria and Mitchell, arXiv 2304.13734), which has three hidden layers of 256, 128 and 64
+    units and reads statements instead of questions.
 
     Args:
         hidden: Number of hidden units.
-        lr: Initial learning rate of Adam, null for 0.003; annealed to 0 along a cosine.
-        l2: One or several penalties λ to try; null tries three from 0.01 to 0.1. λ/2 · the sum of squared weights is
-            added to the mean loss.
-        calibrator: Calibrator of the scores, fitted on validation: platt, temperature or isotonic.
+        lr: Initial learning rate of Adam, annealed to 0 on a cosine schedule. Null means 0.003.
+        l2: L2 penalty λ, or a list of penalties to try. λ/2 times the sum of squared weights is added to the mean loss.
+            Null tries three penalties from 0.01 to 0.1.
+        calibrator: Calibrator for the scores, fitted on the validation split: platt, temperature or isotonic.
     """
 
     name = "mlp"
@@ -34,12 +34,12 @@ class MLP(Descent):
     ) -> None:
         super().__init__(0.003 if lr is None else lr, [0.01, 0.03, 0.1] if l2 is None else l2, calibrator)
         if hidden < 1:
-            raise InputError(f"Expected `hidden` to be at least 1, but got {hidden}. 64 is the default.")
+            raise InputError(f"Expected `hidden` to be at least 1, but got {hidden}. The default is 64.")
         self.save_hyperparameters()
         self.hidden = hidden
 
     def make_candidates(self, n_features: int, d_model: int) -> None:
-        """Create random weights of the first layer, the same for all penalties, and zero weights of the second."""
+        """Create random first-layer weights, which are identical for all penalties, and zero second-layer weights."""
         n = len(self.penalties)
         first = torch.randn(n_features, d_model, self.hidden) / d_model**0.5
         self.weight_in = nn.Parameter(first.repeat(n, 1, 1, 1))

@@ -1,6 +1,6 @@
-"""Registry of the probes: name, class, target and features of each, and its settings in a comparison.
+"""Registry of the probes, with the class, target, features and comparison settings of each.
 
-To add a probe, add a file with a `ProbeModule` and an entry here. Classes are imported on first use.
+To add a probe, write a subclass of `ProbeModule` in a new file and register it here. Classes are imported on first use.
 """
 
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from typing import Any
 
 from extract.registry import Registry, import_object
 
-#: Options with several values to try, from which validation chooses, and their names in reports.
+#: Options that accept several values to try, with the names that reports use for them.
 OPTIONS = {"l2": "L2", "n_neighbors": "number of neighbours"}
 
 
@@ -18,12 +18,12 @@ class ProbeMethod:
     """A probe class with its target and features.
 
     Attributes:
-        path: Module and name of the class, ``module:Name``.
-        target: Training target, see `FeatureDataModule`.
+        path: Module and name of the class, as ``module:Name``.
+        target: Training target. See `FeatureDataModule`.
         signal: Signal that the probe reads.
-        positions: Token positions of the signal.
+        positions: Token positions at which the probe reads the signal.
         epochs: Number of training epochs in a comparison.
-        compared: Whether validation can choose it as the best probe of a comparison.
+        compared: Whether the probe can be selected as the best probe of a comparison.
     """
 
     path: str
@@ -35,11 +35,11 @@ class ProbeMethod:
 
     @property
     def class_name(self) -> str:
-        """Name of the class, as in `train.py --model`."""
+        """Class name, as passed to `train.py --model`."""
         return self.path.partition(":")[2]
 
     def load(self) -> Any:
-        """Import the class, a `ProbeModule`."""
+        """Import the class and return it."""
         return import_object(self.path)
 
 
@@ -58,18 +58,18 @@ METHODS = Registry(
         "sep": ProbeMethod(LOGISTIC, target="semantic_entropy"),
         "seu_ridge": ProbeMethod(RIDGE, target="seu"),
         "response": ProbeMethod(LOGISTIC, target="response", positions=("last_answer", "mean_answer"), compared=False),
-        # a baseline, fitted like a probe on a sentence embedding of the question
+        # a baseline: a logistic probe that reads a sentence embedding of the question
         "text_embedding": ProbeMethod(LOGISTIC, signal="text_embedding", positions=("question",), compared=False),
     },
 )
-#: Methods that read hidden states of questions. Validation chooses the best of them in a comparison.
+#: Methods that read the hidden states of questions. A comparison selects the best of them on the validation split.
 PROBES = Registry(
     "probes", {name: method for name, method in METHODS.items() if method.compared}, renamed={"aseu": "latent"}
 )
 
 
 def chosen_option(chosen: Mapping[str, Any]) -> tuple[str, str]:
-    """Name and value, for reports, of the option that validation chose.
+    """Return the name and value of the chosen option, formatted for reports.
 
     >>> chosen_option({"layer": 3, "n_neighbors": 25.0})
     ('number of neighbours', '25')
@@ -79,7 +79,7 @@ def chosen_option(chosen: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def method_name(class_name: str, target: str, signal: str) -> str | None:
-    """Name of the method with a given class, target and signal; None if there is no such entry.
+    """Return the name of the method with a given class, target and signal, or None if there is none.
 
     >>> method_name("Logistic", "semantic_entropy", "hidden"), method_name("MLP", "response", "hidden")
     ('sep', None)

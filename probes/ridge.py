@@ -1,4 +1,4 @@
-"""Ridge regression of the expected accuracy, in closed form for all layers and penalties at once."""
+"""Ridge regression probe, solved in closed form for all layers and penalties at once."""
 
 from torch import Tensor
 
@@ -7,12 +7,12 @@ from probes.fitting.training import ClosedForm
 
 
 class Ridge(ClosedForm):
-    """Least squares on p̂ with an L2 penalty. The prediction is a score; the calibrator maps it to a confidence.
+    """Ridge regression on the expected accuracy p̂. The calibrator maps its predictions to confidences.
 
     Args:
-        l2: One or several penalties λ to try; null tries five from 0.1 to 10. λ/2 · ‖w‖² is added to half the mean
-            squared error on standardised features.
-        calibrator: Calibrator of the scores, fitted on validation: platt or isotonic.
+        l2: L2 penalty λ, or a list of penalties to try. λ/2 · ‖w‖² is added to half the mean squared error, where w are
+            the weights of the standardised features. Null tries five penalties from 0.1 to 10.
+        calibrator: Calibrator for the scores, fitted on the validation split: platt or isotonic.
     """
 
     name = "ridge"

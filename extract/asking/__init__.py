@@ -1,1 +1,1 @@
-"""Baselines that query a model, the store's or another one, about questions or answers."""
+"""Baselines that query the store's model, or another model, about questions or answers."""

@@ -1,4 +1,4 @@
-"""Base classes of asked baselines, their shared prompt, and the loop that fills a store with their values."""
+"""Base classes of asked baselines, their prompt template, and the loop that fills a store with their values."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ from extract.store.shards import SampleRange, Scope, Shard
 from extract.store.signals import Signals
 from extract.store.store import Store
 
-#: Progress callback: takes the number of newly finished questions or answers, and the number of their tokens.
+#: Progress callback. It receives the number of newly finished questions or answers, and their number of tokens.
 Done = Callable[[int, int], None]
 
 
@@ -28,12 +28,12 @@ class AskContext:
     """Models and options of the asked baselines.
 
     Attributes:
-        load: Returns the store's model and tokenizer. The first call loads them.
+        load: Function that returns the store's model and tokenizer. The first call loads them.
         device: Device of all other models: auto, cpu, cuda or cuda:N.
-        embedding_model: Sentence encoder: name of the embedded encoder, Hub id or folder.
-        nli_model: Entailment classifier: Hub id or folder, or None.
+        embedding_model: Name of the embedded sentence encoder, or the Hub id or folder of another one.
+        nli_model: Hub id or folder of an entailment classifier. None if no baseline uses it.
         grader: Grader whose normalised answers are compared. None selects the store's only grader.
-        max_new_tokens: Token limit of a reply to `verbalized`.
+        max_new_tokens: Token limit of a reply for the baseline `verbalized`.
     """
 
     load: Callable[[], tuple[Any, Any]]
@@ -45,7 +45,7 @@ class AskContext:
 
 
 class AskedBaseline(ABC):
-    """Baseline that queries a model, one shard at a time. `name` is its name in the registry and in the store."""
+    """Baseline that queries a model, one shard at a time. The registry and the store know it by its `name`."""
 
     def __init__(self, name: str, store: Store, context: AskContext) -> None:
         self.name, self.store, self.context = name, store, context
@@ -53,35 +53,35 @@ class AskedBaseline(ABC):
 
     @property
     def model(self) -> dict[str, Any]:
-        """Identity of the store's model. If a server drew the samples, this can load the local copy of the model."""
+        """Identity of the store's model. If the samples come from a server, this may load a local copy of the model."""
         if not self.store.samples.provides.weights and self.store.reader is None:
             self.context.load()
         return self.store.model
 
     @property
     def always_compared(self) -> bool:
-        """Whether to compare the settings with the stored ones even if no values are missing."""
+        """Whether to compare the settings with the stored settings even if no values are missing."""
         return True
 
     @abstractmethod
     def settings(self, scope: Scope) -> dict[str, Any]:
-        """Model, prompts and options as JSON types. All files of a scope share them."""
+        """Return the model, prompts and options as JSON types. They are the same in all files of a scope."""
 
     @property
     def values(self) -> Asked | Signals:
-        """Part of the store that holds the values."""
+        """Part of the store that contains the baseline's values."""
         return self.store.asked
 
     def check_file(self, shard: Shard) -> None:
-        """Read a finished file to check it.
+        """Check a finished file by reading it.
 
         Raises:
-            Damaged: If the file is damaged or belongs to another shard.
+            Damaged: If the file is damaged or was written for a different shard.
         """
         self.store.asked.read_shard(self.name, shard)
 
     def prepare(self) -> None:  # noqa: B027 (optional)
-        """Load everything that `settings` did not load. Called once, before the first `fill`.
+        """Load everything that `settings` has not loaded. This is called once, before the first `fill`.
 
         Raises:
             InputError: If a model can't be loaded or does not support this baseline.
@@ -92,7 +92,7 @@ class AskedBaseline(ABC):
         """Query the model for one shard, write its file, and return the number of rows without a usable value."""
 
     def questions(self, shard: Shard) -> dict[str, str]:
-        """Texts of a shard's questions by id, with their options. A chat has one line ``role: content`` per message."""
+        """Return a dict from id to text for a shard's questions. A chat has a line ``role: content`` per message."""
         texts = {}
         for question in self.store.questions.block(shard):
             prompt = question.prompt
@@ -101,30 +101,30 @@ class AskedBaseline(ABC):
         return texts
 
     def answers(self, shard: Shard) -> list[dict[str, Any]]:
-        """Sample rows of a shard."""
+        """Return the sample rows of a shard."""
         assert isinstance(shard, SampleRange)
         return self.store.samples.read(shard).to_pylist()
 
 
 class AskedTable(AskedBaseline):
-    """Baseline that stores its values as a table, with their token costs."""
+    """Baseline that stores its values and token counts as a table."""
 
     @abstractmethod
     def rows(self, shard: Shard, progress: Done) -> list[dict[str, Any]]:
-        """Rows of a shard's table, with the columns of `Asked.write`."""
+        """Return the rows of a shard's table, with the columns that `Asked.write` expects."""
 
     def fill(self, shard: Shard, progress: Done) -> int:
-        """Query the model for one shard, write its table, and return the number of null values."""
+        """Query the model for one shard, write its table, and return the number of rows without a value."""
         rows = self.rows(shard, progress)
         self.store.asked.write(self.name, shard, rows, self.settings(shard.scope))
         return sum(row["value"] is None for row in rows)
 
 
 def fill_asked(store: Store, baselines: Sequence[AskedBaseline], worker: Worker) -> None:
-    """Query the models for all missing values. Settings are compared with the stored ones before the first query.
+    """Query the models for all missing values. Before the first query, settings are compared with the stored ones.
 
     Raises:
-        InputError: If settings differ, or a model can't be loaded or queried.
+        InputError: If settings differ from the stored ones, or a model can't be loaded or queried.
     """
     missing = {}
     for baseline in baselines:
@@ -143,23 +143,23 @@ def fill_asked(store: Store, baselines: Sequence[AskedBaseline], worker: Worker)
         baseline.prepare()
         n_rows = store.questions.n_rows
         n_unusable = sum(fill(f"ask {baseline.name}", "asked", shards, n_rows, baseline.fill, worker))
-        say(f"ask: {baseline.name}, {sum(map(n_rows, shards))} asked, {n_unusable} without a usable value")
+        say(f"ask: {baseline.name} asked for {sum(map(n_rows, shards))} values, {n_unusable} of them not usable")
 
 
 def asking_prompt(policy: dict[str, Any], template: str) -> PromptTemplate:
-    """Prompt template for questions to the store's model.
+    """Build the prompt template for asking the store's model.
 
-    It uses the chat template if the tokenizer has one, even if the policy's own prompt is plain text. A chat keeps the
-    policy's system message.
+    The prompt uses the tokenizer's chat template if there is one, even if the policy's own prompt is plain text. A chat
+    keeps the policy's system message.
 
     Args:
         policy: The `policy` entry of a store's identity.
-        template: Text with one placeholder ``{question}``.
+        template: Text with the placeholder ``{question}``.
     """
     chat = policy["model"]["chat_template"] != sha256_text("")
     return PromptTemplate(template, policy["decoding"]["prompt"]["system"] if chat else None, chat)
 
 
 def answer_line(text: str) -> str:
-    """First line of an answer after its reasoning; empty if the answer is empty."""
+    """Return the first line of an answer, after any reasoning. It is empty if the answer is empty."""
     return first_line(without_reasoning(text))

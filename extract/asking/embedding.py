@@ -19,7 +19,7 @@ def mean_pooled(states: Tensor, mask: Tensor) -> Tensor:
 
     Args:
         states: [row, token, d_model] hidden states.
-        mask: [row, token], 0 at padding.
+        mask: [row, token], 0 for padding.
 
     Returns:
         [row, d_model] float32.
@@ -29,7 +29,7 @@ def mean_pooled(states: Tensor, mask: Tensor) -> Tensor:
 
 
 class Encoder(TextReader):
-    """Sentence encoder with mean pooling. See `TextReader` for its arguments and attributes.
+    """Sentence encoder with mean pooling. See `TextReader` for the arguments and attributes.
 
     Raises:
         InputError: If the model can't be loaded or is not an encoder.
@@ -47,7 +47,7 @@ class Encoder(TextReader):
             raise self.refusal("its tokens attend only to earlier tokens, as in a generative model")
 
     def embed(self, texts: Sequence[str], progress: Done = lambda items, tokens: None) -> Tensor:
-        """Embeddings [text, d_model] float32 of length 1, on the CPU. Each distinct text is encoded once."""
+        """Compute embeddings of length 1, [text, d_model] float32 on the CPU. Identical texts are encoded once."""
         distinct = list(dict.fromkeys(texts))
         encoded = self.encode(distinct)
         embedded = self.read(encoded, lambda output, mask: mean_pooled(output.last_hidden_state, mask), progress)
@@ -57,15 +57,15 @@ class Encoder(TextReader):
 
 
 class TextEmbedding(AskedBaseline):
-    """Embeds each question, and each answer's first line after its question. Empty answers have NaN rows.
+    """Embeds each question, and each question followed by the first line of an answer. Empty answers have NaN rows.
 
     A short answer ("4", "Lima") means little without its question. Only the first line is embedded, because long
-    solutions are similar whatever their result.
+    solutions have similar embeddings even if their results differ.
     """
 
     @property
     def always_compared(self) -> bool:
-        """False for the default encoder, because comparing the settings loads the encoder."""
+        """Whether to always compare settings. The default encoder is exempt, because comparing would load it."""
         return self.context.embedding_model != EMBEDDED_ENCODER
 
     @cached_property
@@ -73,21 +73,21 @@ class TextEmbedding(AskedBaseline):
         return Encoder(self.context.embedding_model, self.context.device)
 
     def settings(self, scope: Scope) -> dict[str, Any]:
-        """Encoder, pooling and embedded text."""
+        """Return the settings of the encoder, the pooling, and a description of the embedded text."""
         text = "the question" if scope == "question" else "the question and the first line of the answer"
         return {**self._encoder.settings, "pooling": "mean", "text": text}
 
     @property
     def values(self) -> Signals:
-        """Signals of the store, which hold tensors."""
+        """The store's signals, which contain the embeddings."""
         return self.store.signals
 
     def check_file(self, shard: Shard) -> None:
-        """Check the layout of a signal file."""
+        """Check the layout of a finished signal file."""
         self.values.shard_layout(self.name, shard)
 
     def fill(self, shard: Shard, progress: Done) -> int:
-        """Embed a shard, write its signal, and return the number of empty answers."""
+        """Embed a shard, write its signal file, and return the number of empty answers."""
         questions = self.questions(shard)
         if shard.scope == "sample":
             answers = [(questions[row["question_id"]], answer_line(row["text"])) for row in self.answers(shard)]

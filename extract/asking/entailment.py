@@ -1,7 +1,7 @@
 """The `entailment` baseline: clusters of answers that entail each other according to a classifier.
 
-Kuhn et al. 2023 (https://arxiv.org/abs/2302.09664) and Farquhar et al. 2024 with strict entailment: an answer joins the
-first cluster whose first member entails it and is entailed by it. It is not compared with other members.
+It follows Kuhn et al. 2023 (https://arxiv.org/abs/2302.09664) and Farquhar et al. 2024, with strict entailment. An
+answer joins the first cluster whose first member entails it and is entailed by it. Other members are not compared.
 """
 
 from collections import Counter, defaultdict
@@ -20,7 +20,7 @@ _LABELS = ("entailment", "neutral", "contradiction")
 
 
 class Answer(NamedTuple):
-    """Answer: its sample index, normalised form, and the input text of the classifier."""
+    """Answer with its sample index, its normalised form, and the text that the classifier reads."""
 
     sample: int
     normalised: str
@@ -32,9 +32,9 @@ class Clusters:
     """Clusters of one question's answers.
 
     Attributes:
-        of: Cluster of each normalised answer, as the sample index of its first member. Later answers do not change it.
+        of: Dict from normalised answer to cluster. A cluster is identified by the sample index of its first member.
         firsts: First member of each cluster, in order of creation.
-        tokens: Number of tokens read to assign each normalised answer.
+        tokens: Number of tokens that were read to assign each normalised answer.
     """
 
     of: dict[str, int] = field(default_factory=dict)
@@ -46,16 +46,18 @@ def cluster(
     questions: Sequence[tuple[Clusters, Iterable[Answer]]],
     entails: Callable[[Sequence[tuple[str, str]]], Sequence[tuple[bool, int]]],
 ) -> None:
-    """Assign answers to clusters. Questions advance in step, so that their pairs share batches.
+    """Assign answers to clusters. All questions advance together, so that their pairs can share batches.
 
-    The result is the same as comparing one answer after another with its question's clusters, in order. Answers with
-    equal normalised forms count as one. No pair is read twice, and its second direction only if the first is entailed.
+    The clusters are those that result from assigning the answers one by one. Answers with identical normalised forms
+    count as one. No pair is classified twice. A pair is classified in reverse only if its first direction is entailed.
 
     Args:
-        questions: For each question, its clusters (extended in place) and its new answers, ordered by sample index.
-        entails: Maps pairs (premise, hypothesis) to whether each is entailed, and to its number of tokens.
+        questions: Clusters and new answers of each question. The clusters are extended in place, and the answers are in
+            order of sample index.
+        entails: Function that takes (premise, hypothesis) pairs. It returns, for each pair, whether the hypothesis is
+            entailed, and the number of tokens read.
     """
-    pending: list[list[Answer]] = []  # by question: first answer of each form without a cluster
+    pending: list[list[Answer]] = []  # per question: first answer of each form without a cluster
     for clusters, answers in questions:
         firsts = {answer.normalised: answer for answer in reversed([*answers]) if answer.normalised not in clusters.of}
         pending.append(sorted(firsts.values()))
@@ -81,12 +83,12 @@ def cluster(
 
 
 class Classifier(TextReader):
-    """Entailment classifier with the labels entailment, neutral and contradiction, in the order of its config.
+    """Entailment classifier with the labels entailment, neutral and contradiction, in any order.
 
-    See `TextReader` for its arguments and attributes.
+    See `TextReader` for the arguments and attributes.
 
     Raises:
-        InputError: If the model can't be loaded or has other labels.
+        InputError: If the model can't be loaded or has different labels.
     """
 
     option, noun, auto_class = "nli_model", "an entailment classifier", "AutoModelForSequenceClassification"
@@ -96,11 +98,11 @@ class Classifier(TextReader):
         labels = {int(i): str(label).casefold() for i, label in self.model.config.id2label.items()}
         if sorted(labels.values()) != sorted(_LABELS):
             found = ", ".join(labels[i] for i in sorted(labels))
-            raise self.refusal(f"its labels are {found} and not {', '.join(_LABELS)}")
+            raise self.refusal(f"its labels are {found} instead of {', '.join(_LABELS)}")
         self._entailment = next(i for i, label in labels.items() if label == "entailment")
 
     def __call__(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[bool, int]]:
-        """For each pair (premise, hypothesis), whether entailment is the likeliest label, and its number of tokens."""
+        """Return whether each (premise, hypothesis) pair is most likely an entailment, and its number of tokens."""
         encoded = self.encode(pairs)
         logits = self.read(encoded, lambda output, mask: output.logits)
         entailed = (logits.argmax(-1) == self._entailment).tolist()
@@ -110,8 +112,8 @@ class Classifier(TextReader):
 class Entailment(AskedTable):
     """Stores the cluster of each answer. The classifier reads the question and the first line of the answer.
 
-    Answers with the same normalised form share a cluster without a comparison. Each range of samples continues the
-    clusters of earlier ranges, so that the clusters do not depend on the sizes of the ranges.
+    Answers with the same normalised form are in the same cluster and are not compared. Each range of samples extends
+    the clusters of earlier ranges, so that the clusters do not depend on how the samples are split into ranges.
     """
 
     def __init__(self, name: str, store: Store, context: AskContext) -> None:
@@ -119,28 +121,28 @@ class Entailment(AskedTable):
         if context.nli_model is None:
             raise InputError(
                 f"Expected `nli_model` for the baseline {name!r}, but got none. "
-                f"Give a Hub id or a folder of a classifier with the labels {', '.join(_LABELS)}."
+                f"Pass the Hub id or folder of a classifier with the labels {', '.join(_LABELS)}."
             )
         self._grader = store.grades.choose(context.grader)
         if n_missing := len(store.grades.missing(self._grader)):
             raise InputError(
-                f"Expected all answers of {str(store.path)!r} to be graded, but {n_missing} sample ranges lack grades "
+                f"Expected all answers in {str(store.path)!r} to be graded, but {n_missing} sample ranges lack grades "
                 f"by {self._grader!r}. Run `python -m extract grade --store {store.path} --grader {self._grader}`."
             )
 
     @cached_property
     def classifier(self) -> Classifier:
-        """The classifier, loaded on first use."""
+        """Entailment classifier, which is loaded on first use."""
         assert self.context.nli_model is not None
         return Classifier(self.context.nli_model, self.context.device)
 
     def settings(self, scope: Scope) -> dict[str, Any]:
-        """Classifier, grader of the normalised answers, and input text."""
+        """Return the classifier, the grader of the normalised answers, and a description of the input text."""
         text = "the question and the first line of the answer"
         return {**self.classifier.settings, "grader": self._grader, "entailment": "strict", "text": text}
 
     def rows(self, shard: Shard, progress: Done) -> list[dict[str, Any]]:
-        """One row per answer: the sample index of its cluster's first member, and the number of tokens read."""
+        """Return one row per answer. Its value is the sample index of the first member of its cluster."""
         assert isinstance(shard, SampleRange)
         clusters: dict[str, Clusters] = defaultdict(Clusters)
         for earlier in self.store.samples.ranges():
@@ -155,12 +157,12 @@ class Entailment(AskedTable):
         rows = []
         for id_, answer in answers:
             number, n_tokens = clusters[id_].of[answer.normalised], clusters[id_].tokens.pop(answer.normalised, 0)
-            cost = {"prompt_tokens": n_tokens, "completion_tokens": 0}  # charged to the first of equal answers
+            cost = {"prompt_tokens": n_tokens, "completion_tokens": 0}  # only for the first of identical answers
             rows.append({"question_id": id_, "sample": answer.sample, "value": float(number), **cost})
         return rows
 
     def _restore(self, clusters: dict[str, Clusters], samples: SampleRange) -> None:
-        """Add the stored clusters of a range."""
+        """Add the stored clusters of an earlier range of samples to `clusters`."""
         rows = self.store.asked.read_shard(self.name, samples).to_pylist()
         numbers = {(row["question_id"], row["sample"]): int(row["value"]) for row in rows}
         for id_, answer in self._answers(samples):
@@ -169,7 +171,7 @@ class Entailment(AskedTable):
                 clusters[id_].firsts.append(answer)
 
     def _answers(self, shard: Shard) -> list[tuple[str, Answer]]:
-        """Question id and answer of each row of a shard, ordered by sample index within a question."""
+        """Return the question id and the answer for each row of a shard."""
         assert isinstance(shard, SampleRange)
         questions = self.questions(shard)
         grades = self.store.grades.read(self._grader, shard).to_pylist()
@@ -177,6 +179,6 @@ class Entailment(AskedTable):
         answers = []
         for row in self.answers(shard):
             id_, sample, line = row["question_id"], row["sample"], answer_line(row["text"])
-            # an answer without a normalised form is compared by its first line
+            # the first line replaces a missing normalised form
             answers.append((id_, Answer(sample, normalised[id_, sample] or line, f"{questions[id_]} {line}")))
         return answers

@@ -1,7 +1,7 @@
-"""The baselines `p_true` and `p_true_answer`: probability of Yes against No in the model's reply.
+"""The baselines `p_true` and `p_true_answer`: the probability that the model replies Yes rather than No.
 
-`p_true` asks whether the model can answer a question, `p_true_answer` whether an answer is right (Kadavath et al. 2022,
-https://arxiv.org/abs/2207.05221).
+`p_true` asks whether the model can answer a question. `p_true_answer` asks whether an answer is right. Both follow
+Kadavath et al. 2022 (https://arxiv.org/abs/2207.05221).
 """
 
 from collections.abc import Sequence
@@ -24,36 +24,36 @@ from extract.sampling.local.token_sampler import TokenSampler
 from extract.signals.reader import by_length
 from extract.store.shards import Scope, Shard
 
-#: Minimum probability of all forms of Yes and No together. With less, the model was about to write something else, and
-#: the ratio of the two is meaningless.
+#: Minimum total probability of all forms of Yes and No. Below it, the model was about to write something else, and the
+#: ratio of Yes to No is meaningless.
 LEAST_MASS = 1e-3
 _BATCH_TOKENS = 2048
 
 
 def surface_forms(tokenizer: Any, n_vocab: int) -> tuple[list[int], list[int]]:
-    """Token ids of Yes and of No, in any case and with any surrounding space (`` Yes``, ``YES``, …).
+    """Return the token ids of Yes and of No, in any case and with any surrounding spaces (`` Yes``, ``YES``, …).
 
     Args:
         n_vocab: Number of tokens for which the model has logits.
 
     Raises:
-        InputError: If Yes or No has no such token.
+        InputError: If the tokenizer has no single token for Yes or for No.
     """
     texts = tokenizer.batch_decode([[i] for i in range(min(n_vocab, len(tokenizer)))])
     yes, no = ([i for i, text in enumerate(texts) if text.strip().casefold() == word] for word in ("yes", "no"))
     if not (yes and no):
         raise InputError(
-            "Expected a tokenizer with single tokens for Yes and No, but this one lacks one of them. "
-            "Leave `p_true` and `p_true_answer` out of `baselines`."
+            "Expected a tokenizer with single tokens for Yes and No, but this tokenizer does not have both. "
+            "Remove `p_true` and `p_true_answer` from `baselines`."
         )
     return yes, no
 
 
 def yes_against_no(logits: Tensor, forms: tuple[list[int], list[int]]) -> tuple[Tensor, Tensor]:
-    """Compute P(yes) / (P(yes) + P(no)) and the mass P(yes) + P(no), each summed over the surface forms.
+    """Compute P(yes) / (P(yes) + P(no)) and the mass P(yes) + P(no), where P sums over all forms of a word.
 
     Args:
-        logits: [..., vocab] raw logits of the token after the prompt.
+        logits: Raw logits of the token after the prompt, [..., vocab].
         forms: Token ids of Yes and of No, from `surface_forms`.
 
     Returns:
@@ -65,15 +65,15 @@ def yes_against_no(logits: Tensor, forms: tuple[list[int], list[int]]) -> tuple[
 
 
 class YesNoReader(TokenSampler):
-    """Reads the raw distribution (temperature 1) of the first token after each prompt, without drawing tokens.
+    """Reads the distribution of the first token after each prompt at temperature 1, without drawing tokens.
 
-    The common prefix of the prompts is computed once, as in `TokenSampler`.
+    The common prefix of the prompts is read once, as in `TokenSampler`.
 
     Args:
         model: Causal language model in evaluation mode.
 
     Raises:
-        InputError: As `surface_forms`.
+        InputError: See `surface_forms`.
     """
 
     def __init__(self, model: Any, tokenizer: Any) -> None:
@@ -82,10 +82,10 @@ class YesNoReader(TokenSampler):
         self._batch_tokens = _BATCH_TOKENS
 
     def read(self, prompts: Sequence[Sequence[int]], progress: Done) -> list[tuple[float | None, float]]:
-        """Value and mass of each prompt, as in `yes_against_no`. The value is None if the mass is below `LEAST_MASS`.
+        """Return value and mass of `yes_against_no` for each prompt. The value is None for a mass below `LEAST_MASS`.
 
         Raises:
-            InputError: If the model can't read a prompt, for example because it is too long, or the logits are NaN.
+            InputError: If the model can't read a prompt, for example because it is too long, or if a logit is NaN.
         """
         check_prompts(self.model, prompts, 1)
         prefix = common_prefix(prompts)
@@ -104,14 +104,14 @@ class YesNoReader(TokenSampler):
         values, self._batch_tokens = retry_with_smaller_batch(read_with, self._batch_tokens, "prompt tokens", progress)
         if values.isnan().any():
             raise InputError(
-                f"Expected finite logits, but the model gave NaN in {str(self.model.dtype).removeprefix('torch.')}. "
-                "Sample the store with --dtype float32 or bfloat16."
+                f"Expected finite logits, but the model returns NaN in {str(self.model.dtype).removeprefix('torch.')}. "
+                "Sample a new store with --dtype float32 or bfloat16."
             )
         return [(value if mass >= LEAST_MASS else None, mass) for value, mass in values.tolist()]
 
 
 class PTrue(AskedTable):
-    """Asks the store's model, before it answers, whether it can answer the question.
+    """Asks the store's model whether it can answer a question.
 
     The question comes last, so that the prompts share a prefix.
     """
@@ -127,7 +127,7 @@ class PTrue(AskedTable):
         return asking_prompt({**self.store.identity["policy"], "model": self.model}, self.template)
 
     def settings(self, scope: Scope) -> dict[str, Any]:
-        """Model, prompt and minimum mass."""
+        """Return the model, the prompt and the minimum mass."""
         return {"model": self.model, "prompt": self.prompt.record(), "least_mass": LEAST_MASS}
 
     def prepare(self) -> None:
@@ -135,7 +135,7 @@ class PTrue(AskedTable):
         self._reader = YesNoReader(*self.context.load())
 
     def rows(self, shard: Shard, progress: Done) -> list[dict[str, Any]]:
-        """One row per question. Reading the distribution counts as one completion token."""
+        """Return one row per question. Reading the distribution counts as one completion token."""
         tokenizer, questions = self.context.load()[1], self.questions(shard)
         prompts = [self.prompt.encode(tokenizer, text) for text in questions.values()]
         values = self._reader.read(prompts, progress)
@@ -149,13 +149,13 @@ class PTrue(AskedTable):
 class PTrueAnswer(PTrue):
     """Shows the store's model each answer and asks whether it is right.
 
-    Equal answers to a question are read once, but each of their rows has the full cost.
+    Identical answers to a question are read once, but each of their rows has the full token count.
     """
 
     template = "Is the proposed answer to the question correct? Reply with one word, Yes or No.\n\nQuestion: {question}"
 
     def rows(self, shard: Shard, progress: Done) -> list[dict[str, Any]]:
-        """One row per answer."""
+        """Return one row per answer."""
         tokenizer, questions, answers = self.context.load()[1], self.questions(shard), self.answers(shard)
         texts = [f"{questions[row['question_id']]}\nProposed answer: {row['text'].strip()}" for row in answers]
         prompts = {text: self.prompt.encode(tokenizer, text) for text in texts}

@@ -1,4 +1,4 @@
-"""`TextReader`: base class of sentence encoders and entailment classifiers."""
+"""`TextReader`, the base class of sentence encoders and entailment classifiers."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -22,19 +22,19 @@ _BATCH_TOKENS = 4096
 
 
 class TextReader:
-    """Text model with its tokenizer, in float32, loaded from safetensors without remote code.
+    """Text model and its tokenizer, loaded from safetensors in float32 without running remote code.
 
     Args:
-        name: Name of the embedded encoder, Hub id or folder.
+        name: Name of the embedded encoder, or the Hub id or folder of another model.
         device: auto, cpu, cuda or cuda:N.
 
     Attributes:
-        option: Command-line option that names the model, for messages.
+        option: Name of the command-line option that selects the model, for messages.
         noun: Expected kind of model, for messages.
         auto_class: Name of the transformers class that loads the model.
         model: The model in evaluation mode.
-        batch_tokens: Tokens per batch; halved when memory runs out. The last bits of results depend on it.
-        settings: Model name (never a path), hashes of weights and tokenizer, and the token limit of texts.
+        batch_tokens: Maximum tokens per batch, halved when memory runs out. It can affect the last bits of results.
+        settings: Model name without its path, hashes of weights and tokenizer, and the token limit of texts.
 
     Raises:
         InputError: If the model can't be loaded or its weights are incomplete.
@@ -58,7 +58,7 @@ class TextReader:
                 )
         except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
             raise self.refusal(one_line(error, 300).rstrip(".")) from error
-        # no pooler is used here, and masked language models have none
+        # the pooler is not used, and masked language models have none
         missing = sorted(key for key in report["missing_keys"] if not key.startswith("pooler."))
         if missing:
             raise self.refusal(f"its weights lack {missing[0]!r}")
@@ -75,14 +75,14 @@ class TextReader:
         }
 
     def refusal(self, reason: str) -> InputError:
-        """Error with the reason why the model can't be used."""
+        """Return the error that states why the model can't be used."""
         return InputError(
-            f"Expected `{self.option}` to be {self.noun} in safetensors, as a Hub id or a folder, but {self._name!r} "
-            f"can't be used: {reason}. Give another --{self.option}."
+            f"Expected `{self.option}` to be the Hub id or folder of {self.noun} in safetensors format, but "
+            f"{self._name!r} can't be used: {reason}. Pass a different --{self.option}."
         )
 
     def encode(self, texts: Sequence[str] | Sequence[tuple[str, str]]) -> list[dict[str, list[int]]]:
-        """Model inputs of each text or pair of texts, truncated to the model's token limit."""
+        """Tokenize texts or pairs of texts into model inputs, truncated to the model's token limit."""
         cut: dict[str, Any] = {} if math.isinf(self._limit) else {"truncation": True, "max_length": self._limit}
         columns = zip(*texts, strict=True) if texts and isinstance(texts[0], tuple) else [texts]
         encoded = self._tokenizer(*map(list, columns), **cut)
@@ -94,15 +94,15 @@ class TextReader:
         result: Callable[[Any, Tensor], Tensor],
         progress: Callable[[int, int], None] = lambda items, tokens: None,
     ) -> Tensor:
-        """Run the model on each text, in batches of similar lengths.
+        """Run the model on encoded texts, in batches of similar length.
 
         Args:
-            encoded: Output of `encode`, at least one entry.
-            result: Maps the model's output and the mask [row, token] of a batch to a tensor [row, …].
-            progress: Called after each batch with its numbers of texts and tokens.
+            encoded: Output of `encode`, with at least one entry.
+            result: Function from the model's output and the mask [row, token] of a batch to a tensor [row, …].
+            progress: Callback that receives the numbers of texts and tokens in each finished batch.
 
         Returns:
-            [text, …] on the CPU.
+            Results [text, …] on the CPU.
         """
         lengths = [len(inputs["input_ids"]) for inputs in encoded]
         pad = {"input_ids": self._tokenizer.pad_token_id or 0}

@@ -1,4 +1,4 @@
-"""Registry of asked baselines. A new baseline is a file with a subclass of `AskedTable`, and an entry here."""
+"""Registry of asked baselines. To add one, write a subclass of `AskedTable` in a new file, and register it here."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -12,13 +12,13 @@ class AskedEntry(NamedTuple):
     """Registry entry of an asked baseline.
 
     Attributes:
-        implementation: Class as ``module:class``, imported on first use.
-        scopes: Scopes of its values: question, sample or both.
+        implementation: Import path ``module:class``. The class is imported on first use.
+        scopes: Scopes that have values: question, sample or both.
         summary: Description for the help.
-        confidences: Baselines of `probes` that use its values, with one value per row of its only scope. Maps each
-            name to its calibrator (``"platt"`` or ``"isotonic"``), or to None if the value already is a probability.
-            Empty if the values are not scores.
-        options: Further required options of `ask`, as typed on the command line.
+        confidences: Baselines of `probes` that use the values. Maps each name to its calibrator (``"platt"`` or
+            ``"isotonic"``), or to None if the value is already a probability. Empty if the values are not scores.
+            Requires a single scope with one value per row.
+        options: Additional options that `ask` requires, as typed on the command line.
     """
 
     implementation: str
@@ -28,7 +28,7 @@ class AskedEntry(NamedTuple):
     options: str = ""
 
     def load(self) -> Any:
-        """Import the class, a subclass of `AskedBaseline`."""
+        """Import and return the class, a subclass of `AskedBaseline`."""
         return import_object(self.implementation)
 
 
@@ -38,19 +38,19 @@ ASKED: Registry[AskedEntry] = Registry(
         "verbalized": AskedEntry(
             "extract.asking.verbalized:Verbalized",
             ("question",),
-            "the model states a probability",
+            "the model states the probability that its answer will be right",
             {"verbalized": None, "verbalized_isotonic": "isotonic"},
         ),
         "p_true": AskedEntry(
             "extract.asking.p_true:PTrue",
             ("question",),
-            "Yes against No: can the model answer the question",
+            "probability that the model says it can answer the question",
             {"p_true": None, "p_true_isotonic": "isotonic"},
         ),
         "p_true_answer": AskedEntry(
             "extract.asking.p_true:PTrueAnswer",
             ("sample",),
-            "Yes against No: is the answer right",
+            "probability that the model says its answer is right",
             {"p_true_answer": "platt"},
         ),
         "text_embedding": AskedEntry(
@@ -69,7 +69,7 @@ ASKED: Registry[AskedEntry] = Registry(
 
 
 def ask_command(name: str, store: object = "STORE") -> str:
-    """Command that adds an asked baseline to a store.
+    """Return the command that adds an asked baseline to a store.
 
     >>> ask_command("p_true")
     'python -m extract ask --store STORE --baselines [p_true]'

@@ -1,4 +1,4 @@
-"""The `verbalized` baseline: before it answers, the model states the probability that its answer will be right."""
+"""The `verbalized` baseline: before answering, the model states the probability that its answer will be right."""
 
 import re
 from collections.abc import Sequence
@@ -35,16 +35,16 @@ _BARE = re.compile(rf"{_NAMED}{_NUMBER}\.?", re.IGNORECASE)
 
 
 def parse_confidence(text: str, ended: bool = True) -> float | None:
-    r"""Parse a reply and return its stated probability, or None without one.
+    r"""Return the probability that a reply states, or None if it states none.
 
-    The last ``\boxed{number}`` within [0, 1] counts. Reasoning up to ``</think>`` is ignored. The box can contain
-    ``P =``, and a percent sign divides by 100. Fractions, ranges and words do not count. Without such a box, the last
-    line counts if it is only a number with a decimal point or a percent sign (``0.39``, ``P = 85%``). A bare integer
-    does not count, because it can be an answer to the question itself.
+    The last ``\boxed{number}`` with a value from 0 to 1 counts. The number may follow ``P =`` and may be a percentage.
+    Boxes with fractions, ranges or words are ignored, and so is everything up to ``</think>``. Without a valid box, the
+    last line counts if it is only a number with a decimal point or a percent sign (``0.39``, ``P = 85%``). A bare
+    integer does not count, because it may be the answer to the question.
 
     Args:
-        ended: Whether the reply is complete. In a truncated reply only boxes count, because a bare number can lack
-            digits.
+        ended: Whether the reply is complete. In a truncated reply, only boxes count, because digits of a bare number
+            may be missing.
 
     >>> parse_confidence(r"I know capitals, so \boxed{0.9}"), parse_confidence(r"\boxed{0.2} or rather \boxed{85\%}")
     (0.9, 0.85)
@@ -63,23 +63,23 @@ def parse_confidence(text: str, ended: bool = True) -> float | None:
 class Verbalized(AskedTable):
     """Asks for a probability up to `ATTEMPTS` times, with different random draws, until a reply states one.
 
-    The tokens of all attempts are counted. The value is null if no reply states a probability.
+    Token counts include all attempts. The value is null if no reply states a probability.
     """
 
     @cached_property
     def decoding(self) -> Decoding:
-        """The store's temperature, top-p, top-k and seed, without its stop strings, which reasoning can contain."""
+        """The store's temperature, top-p, top-k and seed, without stop strings, which reasoning may contain."""
         policy = {**self.store.identity["policy"], "model": self.model}
         same = {key: policy["decoding"][key] for key in ("temperature", "top_p", "top_k", "seed")}
         return Decoding(**same, max_new_tokens=self.context.max_new_tokens, prompt=asking_prompt(policy, TEMPLATE))
 
     @property
     def attempts(self) -> int:
-        """Maximum number of attempts per question: 1 at temperature 0, where all replies are equal."""
+        """Maximum number of attempts per question. It is 1 at temperature 0, where all replies are identical."""
         return ATTEMPTS if self.decoding.temperature else 1
 
     def settings(self, scope: Scope) -> dict[str, Any]:
-        """Model, decoding and number of attempts."""
+        """Return the model, the decoding and the maximum number of attempts."""
         return {"model": self.model, "decoding": self.decoding.record(), "attempts": self.attempts}
 
     def prepare(self) -> None:
@@ -87,17 +87,17 @@ class Verbalized(AskedTable):
         self._sampler = TokenSampler(*self.context.load(), self.decoding, _MAX_ROWS)
 
     def rows(self, shard: Shard, progress: Done) -> list[dict[str, Any]]:
-        """One row per question: its probability, the last reply, and the token counts of all attempts."""
+        """Return one row per question, with its probability, its last reply, and the token counts of all attempts."""
         tokenizer, questions = self.context.load()[1], self.questions(shard)
         prompts = {id_: self.decoding.prompt.encode(tokenizer, text) for id_, text in questions.items()}
         cost = {"prompt_tokens": 0, "completion_tokens": 0, "attempts": 0}
         rows: dict[str, dict[str, Any]] = {id_: {"question_id": id_, "mass": None, **cost} for id_ in questions}
         pending = list(rows)
-        # the first attempt usually suffices; the others are drawn together, so that they share the prompt
+        # the first attempt usually suffices, and drawing the others together lets them share the prompt
         for attempts in (range(1), range(1, self.attempts)):
             if not (pending and attempts):
                 break
-            replies = self._replies(pending, [prompts[id_] for id_ in pending], attempts, progress)
+            replies = self.replies(pending, [prompts[id_] for id_ in pending], attempts, progress)
             for id_, of_question in zip(pending, replies, strict=True):
                 _add_replies(rows[id_], of_question)
             unanswered = [id_ for id_ in pending if rows[id_]["value"] is None]
@@ -106,11 +106,11 @@ class Verbalized(AskedTable):
         progress(len(pending), 0)
         return list(rows.values())
 
-    def _replies(
+    def replies(
         self, ids: Sequence[str], prompts: Sequence[Sequence[int]], attempts: range, progress: Done
     ) -> list[list[Sample]]:
-        """Replies to each question, one per attempt."""
-        # a prefix before the question id, so that the draws are independent of those of the answers
+        """Draw the replies to each question, one per attempt."""
+        # the prefix makes the draws independent of those for the answers
         names = [f"verbalized\0{id_}" for id_ in ids]
 
         def draw(max_rows: int, counted: Count) -> list[Sample]:
@@ -122,7 +122,7 @@ class Verbalized(AskedTable):
 
 
 def _add_replies(row: dict[str, Any], replies: Sequence[Sample]) -> None:
-    """Add replies to a row, up to the first with a probability, as if they had been drawn one by one."""
+    """Add replies to a row until one states a probability, as if they had been drawn one by one."""
     for reply in replies:
         row["value"], row["text"] = parse_confidence(reply.text, reply.finish_reason == "stop"), reply.text
         row["prompt_tokens"] += reply.prompt_tokens

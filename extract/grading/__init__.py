@@ -1,4 +1,4 @@
-"""Graders, which decide whether an answer is right. A new one is a file with a `Grader` and one entry in `GRADERS`."""
+"""Graders decide whether an answer is right. To add one, define a `Grader` in a new file and add it to `GRADERS`."""
 
 from collections.abc import Callable, Iterable
 
@@ -40,7 +40,7 @@ def load_grader(name: str, judge: Judge | None = None) -> Grader:
 
 
 def grader_of_kinds(kinds: Iterable[Kind]) -> str:
-    """Name of the default grader for questions of these kinds.
+    """Return the name of the default grader for questions of the given kinds.
 
     Raises:
         InputError: If the kinds have different default graders.
@@ -49,8 +49,8 @@ def grader_of_kinds(kinds: Iterable[Kind]) -> str:
     names = sorted({GRADER_OF_KIND[kind] for kind in kinds})
     if len(names) > 1:
         raise InputError(
-            f"Expected questions of one kind because no `grader` is given, but these are {' and '.join(kinds)}, with "
-            f"the graders {' and '.join(names)}. Give --grader, or make one store per kind."
+            f"Expected questions of a single kind because no `grader` was passed, but got {' and '.join(kinds)}, whose "
+            f"default graders are {' and '.join(names)}. Pass --grader, or make one store per kind."
         )
     return names[0]
 

@@ -1,4 +1,4 @@
-"""`Grader`: a named rule that decides whether an answer is right. `Grade`: its decision."""
+"""Base classes for grading. A `Grader` is a rule that decides whether an answer is right; a `Grade` is its decision."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -9,11 +9,11 @@ from extract.questions.question import Kind, Question
 
 
 class Grade(NamedTuple):
-    """Decision of a grader about an answer.
+    """A grader's decision about one answer.
 
     Attributes:
         right: Whether the answer is right; None if the grader could not decide.
-        answer: Parsed answer, for counting equal ones; None if there was nothing to parse, which counts as wrong.
+        answer: Answer that the grader parsed from the text; None if it found no answer, which counts as wrong.
     """
 
     right: bool | None
@@ -21,20 +21,20 @@ class Grade(NamedTuple):
 
 
 class Case(NamedTuple):
-    """An answer to decide: its question, its text without reasoning, and the parsed answer."""
+    """An answer to grade: the question, the answer's text without reasoning, and the parsed answer."""
 
     question: Question
     text: str
     answer: str
 
 
-#: Known grades by question id and parsed answer. A grader adds its decisions.
+#: Known grades, keyed by question id and parsed answer. Graders add their own decisions.
 Known = dict[tuple[str, str], Grade]
-#: Callback with the numbers of graded answers and of tokens spent on them.
+#: Callback that receives the number of newly graded answers and the number of tokens used to grade them.
 Counts = Callable[[int, int], object]
-#: Function from questions and the texts of their answers to one grade each.
+#: Function that returns one grade for each pair of a question and an answer's text.
 GradeAll = Callable[[Sequence[tuple[Question, str]], Known, Counts], list[Grade]]
-#: Function from cases, distinct in question and parsed answer, to one grade each.
+#: Function that returns one grade per case. No two cases have the same question and the same parsed answer.
 Decide = Callable[[Sequence[Case], Counts], list[Grade]]
 
 
@@ -43,11 +43,11 @@ class Grader:
     """A named grading rule.
 
     Attributes:
-        name: Name of the grader and of the folder of its grades.
-        rule: Description of the rule, recorded with the grades.
-        running: Opens a context that holds the grader's resources and yields its grading function.
-        kinds: Kinds of questions that use this grader by default.
-        may_decide_later: Whether undecided answers are worth another attempt.
+        name: Name of the grader, and of the folder that contains its grades.
+        rule: Description of the rule, stored with the grades.
+        running: Function that opens a context with the grader's resources. The context yields the grading function.
+        kinds: Kinds of questions for which this grader is the default.
+        may_decide_later: Whether later runs should retry undecided answers.
     """
 
     name: str
@@ -57,13 +57,13 @@ class Grader:
     may_decide_later: bool = False
 
     def grade(self, question: Question, text: str) -> Grade:
-        """Grade one answer. For many answers, `running` starts the grader's resources only once.
+        """Grade one answer. To grade many answers, use `running`, which starts the grader's resources only once.
 
         Args:
-            text: Answer as sampled, including any reasoning.
+            text: Sampled answer, including any reasoning.
 
         Raises:
-            InputError: If the grader can't grade the question, or a requirement is missing.
+            InputError: If the grader can't grade the question, or something it requires is missing.
         """
         with self.running() as grade_all:
             return grade_all([(question, text)], {}, lambda items, tokens: None)[0]
@@ -75,8 +75,8 @@ def from_function(
     """Build a grader from a pure function.
 
     Args:
-        grade: Function from a question and an answer without reasoning to a grade.
-        name, rule, kinds: As in `Grader`.
+        grade: Function that takes a question and an answer without its reasoning, and returns a grade.
+        name, rule, kinds: See `Grader`.
     """
 
     def grade_all(answers: Sequence[tuple[Question, str]], known: Known, count: Counts) -> list[Grade]:
@@ -96,12 +96,12 @@ def from_decisions(
     rule: str,
     kinds: tuple[Kind, ...] = (),
 ) -> Grader:
-    """Build a grader with expensive decisions: each distinct answer to a question is decided once.
+    """Build a grader that decides only once on each distinct answer to a question, because deciding is expensive.
 
     Args:
-        parse: Function from a question and an answer without reasoning to the parsed answer, or None.
-        start: Opens a context that yields the decision function.
-        name, rule, kinds: As in `Grader`.
+        parse: Function that takes a question and an answer without its reasoning. Returns the parsed answer or None.
+        start: Function that opens a context, which yields the decision function.
+        name, rule, kinds: See `Grader`.
     """
 
     @contextmanager
@@ -128,7 +128,7 @@ def from_decisions(
 
 
 def without_reasoning(text: str) -> str:
-    """Remove the reasoning of a model before its answer. The result is empty if the reasoning was cut off.
+    """Remove the reasoning that precedes an answer. The result is empty if the reasoning was cut off.
 
     >>> without_reasoning("<think>4 or 5?</think> 5")
     ' 5'

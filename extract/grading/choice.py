@@ -1,4 +1,4 @@
-"""The grader `choice`: which of a question's lettered options an answer takes, by letter or by text."""
+"""The grader `choice`, which finds the lettered option that an answer chooses, by its letter or its text."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -27,23 +27,23 @@ _AFFIRMED = re.compile(
     r"(?:answers?|options?|choices?|correct|right)\b",
     re.IGNORECASE,
 )
-#: Text allowed between "the answer is" and its letter. After other words, a letter can be part of a name (vitamin C).
+#: Text allowed between "the answer is" and the letter. After other words, a letter can be part of a name (vitamin C).
 _LEAD = re.compile(r"(?:\W|\b(?:the|option|choice|letter|most|likely|either|both|that|to|be|\w+ly)\b)*", re.IGNORECASE)
 _ENDS = re.compile(r"\s*(?:$|,?\s*(?:because|since)\b)")
 _OPEN, _CLOSE = r"[(\[*\"'“$]{0,4}", r"[)\]*\"'”$.:]{0,4}"
-#: A letter by itself that is not a degree or a unit.
+#: A single letter that is neither a degree nor a unit.
 _LETTER = re.compile(rf"{_OPEN}(?<!\w)(?<!\w')(?<!°)(?<![\d°] )([A-Z])(?!'?\w|#|\+\+){_CLOSE}")
-#: End of the line or another letter. A letter before it is not a word of a sentence.
+#: The end of a line, or another letter. A letter followed by either is not a word in a sentence.
 _ALONE = re.compile(rf"[ \t]*(?:\Z|\n|{_LETTER.pattern})")
-#: Text between letters that are named together: "(A) or (B)", "A, maybe D", "A and/or D".
+#: Text allowed between letters that are named together: "(A) or (B)", "A, maybe D", "A and/or D".
 _BETWEEN = re.compile(
     r"(?:[\s,;/&+|(]|\b(?:and|or|maybe|possibly|perhaps|also|as well as|even|either|both|option|choice)\b)*",
     re.IGNORECASE,
 )
-#: A small letter that can only be an option: alone, before a bracket or point, in brackets, or called the answer.
+#: A lowercase letter that must be an option: alone, before a bracket or period, in brackets, or called the answer.
 _SMALL = re.compile(r"(\W{0,6}(?:(?:option|choice)\W{1,3})?)([a-z])(?=[)\].:*\"'”]|\W*$)")
 _SURELY_SMALL = re.compile(r"(?<!\w)\([a-z]\)|(?<!\w)[a-z](?=\s+is (?:the|my) (?:\w+ )?(?:answer|option|choice)\b)")
-#: A word after "A" or "I" marks an article or a pronoun, except these words.
+#: Before most words, "A" is an article and "I" a pronoun. Before the words listed here, they can be options.
 _AFTER_LETTER = re.compile(
     r"[ \t]+(?!(?:is|are|was|seems|looks|must|would|because|since|as|and|or|not|maybe|possibly|which|for|due|unlike"
     r"|rather)\b)[A-Za-z]{2}"
@@ -62,22 +62,22 @@ _DENIED_BEHIND = re.compile(
     r"|[:–—(-]?\s*(?:wrong|incorrect)\b|\??\s*no\b(?! (?:doubt|question)))",
     re.IGNORECASE,
 )
-#: A line that begins with the letter of an option and a mark.
+#: A line that begins with an option's letter and a punctuation mark.
 _HEAD = re.compile(r"^[(\[*]{0,2}([A-Z])[)\].:*].*$", re.MULTILINE)
-#: Signs that belong to the text of an option and change the meaning of adjacent numbers or names.
+#: Signs that are part of an option's text and change the meaning of adjacent numbers or names.
 _SIGN = re.compile(r"[+/^<>≤≥≠=×·#%°√]|(?<=\d)[.,](?=\d)|[-−–‐](?=\s?[\d.])|(?<=[\d\s])\*(?=[\d\s])")
 _TOUCHING = frozenset("+/^<>≤≥≠×·#%°√.,-*")
 _ARTICLE = re.compile(r"\b(?:[Tt]he|[Aa]n?)\s+(?!(?:and|or|nor)\b)(?=\w)")
 
 
 def _grade(question: Question, text: str) -> Grade:
-    """Grade by the option that the answer takes; the parsed answer is its letter."""
+    """Grade an answer by the option that it chooses. The parsed answer is the option's letter."""
     options, right = dict(zip(ascii_uppercase, question.choices, strict=False)), question.references[0]
     if right not in options:
         raise InputError(
-            f"Expected question {question.id!r} to have `choices` and the right letter first in `references`, for the "
-            f"grader 'choice', but got {len(question.choices)} choices and {question.public(right[:100])!r}. "
-            "Give another --grader, or correct the question."
+            f"Expected question {question.id!r} to have `choices` and the right letter as its first reference, because "
+            f"the grader is 'choice', but got {len(question.choices)} choices and the reference "
+            f"{question.public(right[:100])!r}. Pass another --grader, or correct the question."
         )
     taken = next((letters for letters in _stated(text, options) if letters), set())
     letter = taken.pop() if len(taken) == 1 else None
@@ -85,7 +85,7 @@ def _grade(question: Question, text: str) -> Grade:
 
 
 def _stated(text: str, options: Mapping[str, str]) -> Iterator[set[str]]:
-    """Option letters found by each rule, starting with the most reliable rule."""
+    """Yield the option letters that each rule finds, starting with the most reliable rule."""
     yield _match_exact(text, options)
     text = _plain(text)
     if (boxed := last_boxed(text)) is not None:
@@ -102,9 +102,10 @@ def _stated(text: str, options: Mapping[str, str]) -> Iterator[set[str]]:
 
 
 def _stated_in(text: str, start: int, end: int, options: Mapping[str, str]) -> set[str]:
-    """Options taken by a statement: an exact option, else its first letters, else the option named by text.
+    """Find the options that a statement chooses.
 
-    Letters after other words are returned together with options named by text, because either can be meant.
+    Returns the option that equals the statement, if any. Otherwise, returns the first letters in the statement. If it
+    has no letters, or other words precede them, the options whose text occurs in the statement are included too.
     """
     statement = text[start:end]
     exact, letters = _match_exact(statement, options), _match_letters(text, options, start, end)
@@ -115,7 +116,7 @@ def _stated_in(text: str, start: int, end: int, options: Mapping[str, str]) -> s
 
 
 def _affirmed_or_cued(text: str, options: Mapping[str, str]) -> set[str]:
-    """Options taken by the last statement of an answer: the text after its cue, or the letters called the answer."""
+    """Find the options in an answer's last statement, such as "the answer is B" or "B is correct"."""
     groups = _match_letters(text, options)
     affirmed = [(group, match.end()) for group in groups if (match := _AFFIRMED.match(text, group.end))]
     cued = (-1, -1)
@@ -130,7 +131,7 @@ def _affirmed_or_cued(text: str, options: Mapping[str, str]) -> set[str]:
 
 
 def _behind(text: str, start: int) -> tuple[int, int]:
-    """Start and end of the text after a cue: the rest of the line, or the last line of the text right after it."""
+    """Return the span of the text after a cue: the rest of its line or, if that is blank, the only line below."""
     line, _, below = text[start : start + _FAR].partition("\n")
     if not line.strip(" .:*") and "\n" not in below.strip() and start + _FAR >= len(text):
         return start, len(text)
@@ -138,7 +139,7 @@ def _behind(text: str, start: int) -> tuple[int, int]:
 
 
 class _Letters(NamedTuple):
-    """Letters that are named together, and their start and end in the text."""
+    """Option letters that are named together, with their start and end in the text."""
 
     letters: set[str]
     start: int
@@ -146,7 +147,7 @@ class _Letters(NamedTuple):
 
 
 def _plain(text: str) -> str:
-    """Text with one kind of apostrophe, "not" as a separate word, and option letters as capitals."""
+    """Normalize apostrophes, separate "not" from its verb, and capitalize letters that can only be options."""
     text = re.sub(r"(?<=\bca)n't\b|(?<=\bca)nnot\b", "n not", text.replace("’", "'"), flags=re.IGNORECASE)
     text = re.sub(r"n't\b", " not", text, flags=re.IGNORECASE)
     text = re.sub(r"(?<!\w)_{1,3}([A-Za-z])_{1,3}(?!\w)", r"\1", text)
@@ -154,7 +155,7 @@ def _plain(text: str) -> str:
 
 
 def _match_letters(text: str, options: Mapping[str, str], start: int = 0, end: int | None = None) -> list[_Letters]:
-    """Options that a part of a `_plain` text names by letter, without denied ones."""
+    """Find the options that `text[start:end]` names by letter without denying them. `text` comes from `_plain`."""
     end = len(text) if end is None else end
     if small := _SMALL.match(text, start, end):
         text = f"{text[: small.start(2)]}{small[2].upper()}{text[small.end(2) :]}"
@@ -171,9 +172,9 @@ def _match_letters(text: str, options: Mapping[str, str], start: int = 0, end: i
 
 
 def _is_joined(text: str, last: int, match: re.Match[str], end: int) -> bool:
-    """Whether a letter is named together with the previous one: by a word, a sign or white space.
+    """Whether only a joining word, a sign or white space separates a letter from the previous one.
 
-    After a period or on another line, white space is enough only if the letter does not begin a sentence.
+    If the white space follows a period or contains a line break, the letter must not begin a sentence.
     """
     between = text[last : match.start()]
     if len(between) > 40 or not _BETWEEN.fullmatch(between):
@@ -184,12 +185,12 @@ def _is_joined(text: str, last: int, match: re.Match[str], end: int) -> bool:
 
 
 def _is_denied(text: str, start: int, end: int) -> bool:
-    """Whether an option is denied right after it, or in the 80 characters before it."""
+    """Whether the text right after an option, or within the 80 characters before it, denies the option."""
     return bool(_DENIED_BEFORE.search(text, max(0, start - 80), start) or _DENIED_BEHIND.match(text, end))
 
 
 def _match_exact(text: str, options: Mapping[str, str]) -> set[str]:
-    """Options whose text equals the whole text, with or without the letter before it."""
+    """Find the options whose text equals the whole answer, with or without the option's letter in front."""
     texts = {letter: choice.strip() for letter, choice in options.items() if choice.strip().upper() not in options}
     exact = {letter for letter, choice in texts.items() if choice.casefold() == text.strip().casefold()}
     form, values = _form(text), set(numbers(text))
@@ -203,7 +204,7 @@ def _match_exact(text: str, options: Mapping[str, str]) -> set[str]:
 
 
 def _match_text(text: str, options: Mapping[str, str]) -> set[str]:
-    """Options whose text is named: whole words and numbers, outside a longer option, and not denied."""
+    """Find the options whose text occurs as whole words or numbers, outside a longer option, and is not denied."""
     words, values = f" {_form(text)} ", set(numbers(text))
     found, forms = set(), {letter: _form(choice) for letter, choice in options.items()}
     for letter, form in sorted(forms.items(), key=lambda item: -len(item[1])):
@@ -218,7 +219,7 @@ def _match_text(text: str, options: Mapping[str, str]) -> set[str]:
 
 
 def _places(words: str, form: str) -> list[tuple[int, int]]:
-    """Spans of an option's words without adjacent signs that change their meaning. Single letters are skipped."""
+    """Find where an option's words occur without an adjacent sign that changes their meaning. Skips single letters."""
     if not form or (len(form) == 1 and form.isalpha()):
         return []
     places = []
@@ -231,7 +232,7 @@ def _places(words: str, form: str) -> list[tuple[int, int]]:
 
 
 def _form(text: str) -> str:
-    """Words without case, accents, articles and punctuation, numbers and signs, separated by single spaces."""
+    """Reduce a text to words, numbers and signs, without case, accents, articles or punctuation."""
     text = _ARTICLE.sub("", _plain(text))
     ends = [0, *(place for sign in _SIGN.finditer(text) for place in sign.span()), len(text)]
     pieces = [text[start:end] for start, end in pairwise(ends)]
@@ -240,10 +241,10 @@ def _form(text: str) -> str:
 
 
 def _without_list(text: str, options: Mapping[str, str]) -> str:
-    """Remove listed options: two or more successive options with their letters.
+    """Remove a repeated list of options: two or more options in alphabetical order, each with its letter.
 
-    The last option can be cut off, and a line that begins with the letter of an option can hold any text. An option
-    after the list is an answer if its letter comes before the last listed letter.
+    The last option of the list can be cut off. A line that begins with an option's letter counts as listed, even if its
+    text differs. After the list, an option whose letter breaks the alphabetical order is an answer and is kept.
     """
     letters = options.items()
     listed = {start: (end, letter) for letter, choice in letters for start, end in _listed(text, letter, choice)}
@@ -266,7 +267,7 @@ def _without_list(text: str, options: Mapping[str, str]) -> str:
 
 
 def _listed(text: str, letter: str, choice: str) -> Iterator[tuple[int, int]]:
-    """Spans of an option with its letter. It can be cut off at the end of the text."""
+    """Yield the spans where an option is listed with its letter. At the end of the text, the option can be cut off."""
     for match in re.finditer(rf"[(\[*]{{0,2}}\b{letter}(?:[)\].:*]{{1,3}}\s?|\Z)", text):
         rest = text[match.end() : match.end() + len(choice)]
         is_cut = match.end() + len(rest) == len(text) and choice.startswith(rest)

@@ -1,4 +1,4 @@
-"""The grader `judge`: another model decides whether an answer means the same as the expected one."""
+"""The grader `judge`, which asks another model whether an answer means the same as the expected answer."""
 
 import asyncio
 import re
@@ -29,7 +29,7 @@ _USER = (
     "Does the proposed answer mean the same as the expected answer? One word: yes, no or unclear."
 )
 _MOST_REFERENCES = 20
-#: Number of rejected requests, without any verdict, after which the judge counts as unusable.
+#: Number of rejected requests after which a judge that never replied counts as unusable.
 _MOST_REJECTED = 10
 _HALF = 2000  # characters kept from each end of a longer answer
 _VERDICTS = {"yes": True, "no": False, "unclear": None}
@@ -39,13 +39,13 @@ _FIRST = re.compile(r"""\W*(?:yes|no|unclear)\b[*_"'”)]*\s*(?:$|[.,:;!(—–-
 
 @dataclass(frozen=True)
 class Judge:
-    """A model that grades.
+    """Options of a model that grades answers.
 
     Attributes:
         model: Name of the model on the server.
-        server: Server of the judge. Requests have temperature 0, one reply and no log-probabilities.
-        name: Name of the folder of its grades after `judge-`, for two judges of one model; null takes the model's name.
-        max_tokens: Token limit of a reply. A reasoning model needs a high one.
+        server: Server of the judge. Each request asks for one reply at temperature 0, without log-probabilities.
+        name: Grades are stored in the folder `judge-NAME`. null uses the name of the model.
+        max_tokens: Maximum number of tokens in a reply. Reasoning models need a high limit.
     """
 
     model: str = ""
@@ -55,7 +55,7 @@ class Judge:
 
     @property
     def rule(self) -> str:
-        """Description of everything that determines the verdicts, recorded with the grades."""
+        """Description of everything that affects the verdicts, stored with the grades."""
         extra = f", with {self.server.extra_body}" if self.server.extra_body else ""
         return (
             f"Right when the model {self.model!r}, at temperature 0 and with at most {self.max_tokens} tokens{extra}, "
@@ -65,7 +65,7 @@ class Judge:
 
 
 def judge_grader(judge: Judge) -> Grader:
-    """Build the grader of a judge.
+    """Build a grader from the options of a judge.
 
     Raises:
         InputError: If the judge has no model or name, or `max_tokens` is smaller than 1.
@@ -73,8 +73,8 @@ def judge_grader(judge: Judge) -> Grader:
     name = re.sub(r"[^A-Za-z0-9_.-]+", "-", judge.name or judge.model).strip("-.")[:90]
     if not judge.model or not name:
         raise InputError(
-            f"Expected `judge.model` to be the name of the judge on its server, but got {judge.model!r}. "
-            "Give --judge.model NAME and --judge.server.url URL."
+            f"Expected `judge.model` to be the name of a model on the judge's server, but got {judge.model!r}. "
+            "Pass --judge.model NAME and --judge.server.url URL."
         )
     if judge.max_tokens < 1:
         raise InputError(f"Expected `judge.max_tokens` to be at least 1, but got {judge.max_tokens}.")
@@ -93,13 +93,13 @@ def judge_grader(judge: Judge) -> Grader:
 
 
 def parse_for_judge(question: Question, text: str) -> str | None:
-    """Normalize an answer for comparison with other answers to the question: white space and case."""
+    """Normalize an answer's white space, and its case unless the question is case-sensitive."""
     text = " ".join(_both_ends(text).split())
     return (text if question.meta.get("case_sensitive") else text.casefold()) or None
 
 
 def messages_for(case: Case) -> list[dict[str, str]]:
-    """Chat messages that ask a judge about an answer."""
+    """Build the chat messages that ask a judge about an answer."""
     asked, answer = case.question.prompt, _both_ends(case.text).strip()
     question = asked if isinstance(asked, str) else "\n".join(f"{turn['role']}: {turn['content']}" for turn in asked)
     expected = "\n".join(f"- {reference}" for reference in case.question.references[:_MOST_REFERENCES])
@@ -110,9 +110,9 @@ def messages_for(case: Case) -> list[dict[str, str]]:
 
 
 def _read_verdict(reply: str) -> bool | None:
-    """Verdict of a reply: its first word, or a line of one word; None unless it is clearly yes or no.
+    """Extract the verdict from a reply; None unless it is clearly yes or no.
 
-    The first word counts if it is alone on its line or before punctuation: "No way to tell" is no verdict.
+    A verdict is a word alone on its line, or a first word followed by punctuation. "No way to tell" is not a verdict.
     """
     lines = [line for line in without_reasoning(reply).lower().splitlines() if re.search("[a-z]", line)]
     words = [re.findall("[a-z]+", line) for line in lines]
@@ -126,7 +126,7 @@ def _both_ends(text: str) -> str:
 
 
 class _Asking:
-    """Asks a judge about many answers concurrently, and keeps the error that stopped it."""
+    """Sends many answers to a judge concurrently, and remembers the error that stopped it."""
 
     def __init__(self, judge: Judge) -> None:
         self.judge = judge
@@ -135,7 +135,7 @@ class _Asking:
         self._n_rejected = 0
 
     async def decide(self, cases: Sequence[Case], count: Counts) -> list[Grade]:
-        """Grade each case, unknown without a verdict. Raises `InputError` if the judge stopped without any verdict."""
+        """Grade each case as right, wrong or unknown. Raises `InputError` if the judge stopped before any verdict."""
         self.refuse_to_go_on()
         verdicts: list[bool | None] = [None] * len(cases)
 

@@ -1,4 +1,4 @@
-r"""Answers in LaTeX: find the answer in a text, and convert equivalent notations to one spelling."""
+r"""Find LaTeX answers in a text, and convert equivalent notations to one spelling."""
 
 import re
 from fractions import Fraction
@@ -9,7 +9,7 @@ from extract.text import normalize
 #: Start of a box, an escaped character (including \{ and \}), or a brace. Doubly escaped backslashes, as in JSON, also
 #: start a box.
 _BOX_PIECE = re.compile(r"\\{1,2}f?box(?:ed)?\s*\{|\\.|[{}]", re.DOTALL)
-_TAIL = 2000  # characters searched at the end of a text without a box; also the length of the longest answer
+_TAIL = 2000  # characters searched at the end of a text without a box; also the maximum length of an answer
 _CUE = re.compile(r"\banswer\b[^.:\n]{0,40}?(?::|=|\bis\b)([^\n]*)", re.IGNORECASE)
 _FORMULA = re.compile(
     r"(?<!\\)\$\$((?:\\.|[^$\\])+)\$\$|(?<!\\)\$((?:\\.|[^$\n\\])+)\$"
@@ -19,7 +19,7 @@ _WORD = re.compile(
     r"(?<![\\A-Za-z])(?!(?:sqrt|sin|cos|tan|cot|sec|csc|log|exp)(?![A-Za-z]))"
     r"(?:[^\W\d_]{3,}|is|of|or|to|so|we|in|it)(?![A-Za-z])"
 )
-#: Words that mark a formula or number next to them as a part of the statement: "10 or 20", "20 times x", "not 20".
+#: Words that make the formula or number next to them only a part of the answer: "10 or 20", "20 times x", "not 20".
 _PART = (
     r"or|and|not|\w*n['’]t|between|minus|plus|times|over|than|least|most|twice|half|double|squared|cubed|hundred"
     r"|thousand|million|billion|trillion|dozen"
@@ -47,16 +47,16 @@ _SPELLINGS = [
     (re.compile(r"\\?[$%]"), ""),
     (re.compile(r"(\d)_\s*(?:\\text\s*)?\{\s*(?:\\text\s*\{)?\s*(\d+)\s*\}?\s*\}"), r"\1_\2"),
     (re.compile(r"\s+"), " "),
-    # keep a space between letters, which can end a command, and between digits, as in a mixed number
+    # keep a space between letters, where it can end a command, and between digits, as in a mixed number
     (re.compile(r"(?<![A-Za-z\d]) | (?![A-Za-z\d])|(?<=\d) (?=[A-Za-z])|(?<=[A-Za-z]) (?=\d)"), ""),
 ]
 _SEVERAL = re.compile(r"-?\d[\d.,]*(?: -?\d[\d.,]*)+")
-#: Digits and base of a numeral in another base: 52_8.
+#: Digits and base of a numeral with a stated base, such as 52_8.
 NUMERAL = re.compile(r"(-?[0-9A-F]+)_(\d+)")
 
 
 def last_boxed(text: str) -> str | None:
-    r"""Content of the last box with closed braces, the innermost of nested boxes; None without a box.
+    r"""Return the content of the last closed box, or None without a box. Of nested boxes, the innermost one counts.
 
     >>> last_boxed(r"\boxed{1}, or rather \boxed{\frac{1}{2}}. And \boxed{3")
     '\\frac{1}{2}'
@@ -74,11 +74,11 @@ def last_boxed(text: str) -> str | None:
 
 
 def stated_answer(text: str) -> str | None:
-    r"""Extract the final answer of a text, normalised by `spelled`, or return None without one.
+    r"""Extract the final answer from a text, normalised by `spelled`; None if there is no answer.
 
-    It is the last \boxed{}, else the text after the last "answer is", else the last formula, else the last line. In
-    prose it is the only number, or the words. It is None if a word marks the number or formula as a part of the answer
-    ("10 or 20", "not 20", "20 times x").
+    The answer is the last \boxed{}, else the text after the last "answer is", else the last formula, else the last
+    line. From prose, the only number is extracted, or the words if there is no number. The result is also None if a
+    word makes the number or formula only a part of the answer ("10 or 20", "not 20", "20 times x").
 
     >>> stated_answer(r"So $x = 2$ and the answer is \boxed{\dfrac 12 }."), stated_answer("The answer is 7 apples.")
     ('1/2', '7')
@@ -104,7 +104,7 @@ def stated_answer(text: str) -> str | None:
 
 
 def spelled(latex: str) -> str | None:
-    r"""Canonical spelling of LaTeX: the exact value of a number, words in lower case, or simplified LaTeX.
+    r"""Convert LaTeX to a canonical spelling: the exact value of a number, lower-case words, or simplified LaTeX.
 
     >>> spelled(r"\left( 3, \dfrac{\pi}2 \right)"), spelled(r"0.50\text{ cm}^2"), spelled(r"\text{ Evelyn}")
     ('(3,\\frac{\\pi}{2})', '1/2', 'evelyn')
@@ -121,11 +121,11 @@ def spelled(latex: str) -> str | None:
     latex = latex.strip(" ,;:").rstrip(" .")
     if (number := value(latex)) is not None:
         return str(number)
-    return None if _SEVERAL.fullmatch(latex) else latex or None  # math-verify would use one of several numbers
+    return None if _SEVERAL.fullmatch(latex) else latex or None  # of several numbers, math-verify would use only one
 
 
 def value(spelling: str) -> Fraction | None:
-    r"""Exact value of one number with an optional unit; None for anything else.
+    r"""Parse a single number with an optional unit and return its exact value, or None for anything else.
 
     >>> value(r"137\frac{1}{2}"), value("90 degrees"), value("52_8"), value(r"5\text{or}6")
     (Fraction(275, 2), Fraction(90, 1), None, None)
@@ -134,7 +134,7 @@ def value(spelling: str) -> Fraction | None:
 
 
 def wrapped_words(latex: str) -> str | None:
-    r"""Words of LaTeX that consists of text only; None for anything else.
+    r"""Return the words of a LaTeX expression that contains only text, or None for any other expression.
 
     >>> wrapped_words(r"\text{(C)}"), wrapped_words(r"\text{if } x")
     ('c', None)

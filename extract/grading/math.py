@@ -1,7 +1,7 @@
-r"""The grader `math`: compares stated answers as numbers, as text, and with math-verify.
+r"""The grader `math`, which compares answers as numbers, as text, and with math-verify.
 
-math-verify runs in a separate process (``math_worker.py``), which is killed when an answer takes too long. If it raises
-an error, times out or crashes, the grade is unknown and not wrong.
+math-verify runs in a separate process (``math_worker.py``), which is killed if an answer takes too long. If math-verify
+raises an error, times out or crashes, the grade is unknown rather than wrong.
 """
 
 import json
@@ -25,14 +25,14 @@ SECONDS = 10.0  # time limit per answer
 
 
 def equal_as_it_stands(gold: str, answer: str) -> bool | None:
-    r"""Compare an answer with a gold answer, as far as possible without algebra.
+    r"""Compare an answer with a gold answer if no algebra is needed.
 
     Args:
         gold: Gold answer in LaTeX.
-        answer: Answer as `spelled`.
+        answer: Answer in the spelling that `spelled` returns.
 
     Returns:
-        Whether they are equal; None if the comparison takes algebra.
+        Whether they are equal; None if the comparison needs algebra.
 
     >>> equal_as_it_stands(r"\frac12", "1/2"), equal_as_it_stands("52_8", "52_9"), equal_as_it_stands("x+1", "1+x")
     (True, False, None)
@@ -55,7 +55,8 @@ def equal_as_it_stands(gold: str, answer: str) -> bool | None:
 class Algebra:
     """Compares expressions with math-verify in a separate process.
 
-    The process starts on first use and again after a failure. It ends with the context or its parent. Thread-safe.
+    The process starts on first use and restarts after a failure. It ends when the context or the parent process ends.
+    Instances are thread-safe.
 
     Args:
         seconds: Time limit per answer.
@@ -75,7 +76,7 @@ class Algebra:
         self._lock = Lock()
 
     def equal(self, golds: Sequence[str], answer: str) -> Verdict:
-        """Whether an answer equals one of several gold answers; None if undecided."""
+        """Whether an answer equals any of `golds`; None if undecided, "unread" if the answer is not an expression."""
         with self._lock:
             process = self._process = self._process or _start()
             asked = {"golds": golds, "answer": answer, "seconds": self.seconds}
@@ -100,9 +101,9 @@ class Algebra:
 
 
 def _start() -> subprocess.Popen[str]:
-    """Start the process and wait until it is ready."""
+    """Start the math-verify process and wait until it is ready."""
     worker = Path(__file__).with_name("math_worker.py")
-    command = [sys.executable, "-P", str(worker)]  # -P: does not import the modules next to it
+    command = [sys.executable, "-P", str(worker)]  # -P: no imports from the folder of the script
     process = subprocess.Popen(command, stdin=PIPE, stdout=PIPE, stderr=PIPE, text=True)
     if process.stdout and not process.stdout.readline():
         lines = process.communicate()[1].strip().splitlines() or ["nothing"]

@@ -1,10 +1,10 @@
-r"""Worker process that compares LaTeX expressions with math-verify. It runs as a file and imports none of our packages.
+r"""Worker process that compares LaTeX expressions with math-verify. It runs as a script, without this package.
 
-math-verify limits its time with SIGALRM. Outside the main thread it then silently grades wrong. Its own limits are off
-here: SIGALRM ends the whole process, even inside C code, and so does the end of standard input.
+math-verify limits its run time with SIGALRM, and silently gives wrong verdicts outside the main thread. This worker
+disables those limits. Instead, SIGALRM ends the whole process, even inside C code. It also ends with standard input.
 
-Input lines are JSON, ``{"golds": [...], "answer": "...", "seconds": 10}``. Output lines are JSON: true, false, null if
-undecided, or "unread" if the answer is not an expression. The first output line is null and signals readiness.
+Each input line is JSON: ``{"golds": [...], "answer": "...", "seconds": 10}``. Each output line is JSON: true, false,
+null if undecided, or "unread" if the answer is not an expression. The first line is null, when the worker is ready.
 """
 
 import json
@@ -34,7 +34,7 @@ def main() -> None:
     most = resource.getrlimit(resource.RLIMIT_AS)[1]
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY if most == resource.RLIM_INFINITY else min(_MEMORY, most), most))
     equal = load_equal()
-    os.dup2(nowhere, 2)  # no longer read by the parent
+    os.dup2(nowhere, 2)  # the parent no longer reads standard error
     print("null", file=answers, flush=True)
     for line in sys.stdin:
         asked = json.loads(line)
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def load_equal() -> Callable[[list[str], str], Verdict]:
-    """Load the function that compares gold answers with an answer, all in LaTeX without delimiters."""
+    """Load math-verify and return a function that compares gold answers with an answer, in LaTeX without delimiters."""
     from latex2sympy2_extended.latex2sympy2 import NormalizationConfig
     from math_verify import LatexExtractionConfig, parse, verify
 
@@ -69,9 +69,9 @@ def load_equal() -> Callable[[list[str], str], Verdict]:
                 try:
                     if verify(parsed(gold), stated, _PLACES, timeout_seconds=None, raise_on_error=True):
                         return True
-                except Exception:  # SymPy raises errors of many types; another gold can still be equal
+                except Exception:  # SymPy raises errors of many types; another gold answer can still match
                     verdict = None
-        except Exception:  # SymPy raises errors of many types; an error is no verdict, so the answer is unknown
+        except Exception:  # SymPy raises errors of many types; the answer stays unknown
             return None
         return verdict
 

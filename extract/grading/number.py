@@ -1,7 +1,7 @@
-r"""The graders `number`, `number-strict` and `boxed-integer`, which compare exact fractions and never floats.
+r"""The graders `number`, `number-strict` and `boxed-integer`, which compare numbers exactly, as fractions.
 
 The first two follow Cobbe et al. 2021 (arXiv 2110.14168) and the filters of lm-evaluation-harness. `number` also reads
-fractions, powers of ten and number words, see `extract.questions.numbers`.
+fractions, powers of ten and number words (see `extract.questions.numbers`).
 """
 
 import re
@@ -19,7 +19,7 @@ _INTEGER = re.compile(r"\s*(?:\\(?:text|mathrm|mathbf|textbf)\{)?\s*\$?\s*(\d{1,
 
 
 def _stated_number(text: str) -> Fraction | None:
-    r"""Stated number of a text: after the first ####, else the last one in the last \boxed{}, else the last of all."""
+    r"""Extract the number after the first ####, else the last number in the last \boxed{}, else the last number."""
     _, _, after = text.partition("####")
     line = after.lstrip(" ").split("\n", 1)[0]
     if re.search(r"\d", line):  # the answer, even if it can't be parsed
@@ -45,8 +45,8 @@ def _grader(name: str, find: Callable[[str], Fraction | None], rule: str, kinds:
             references += (values := numbers(reference))
             if len(values) != 1:
                 raise InputError(
-                    f"Expected the references of question {question.id!r} to be one number each for this grader, "
-                    f"but got {question.public(reference[:100])!r}. Give another --grader, or correct the question."
+                    f"Expected each reference of question {question.id!r} to be a single number for this grader, but "
+                    f"got {question.public(reference[:100])!r}. Pass another --grader, or correct the question."
                 )
         value = find(text)
         return Grade(value in references, None if value is None else str(value))

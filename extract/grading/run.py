@@ -1,4 +1,4 @@
-"""Grades a store: answers without a grade, and answers that the grader could not decide before."""
+"""Grade the answers of a store that have no grade yet, and retry those that the grader could not decide."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -16,10 +16,10 @@ from extract.store.store import Store
 
 
 def fill_grades(store: Store, grader: Grader, worker: Worker) -> None:
-    """Grade the answers of a worker's blocks that have no grade, and retry undecided ones. Existing grades are kept.
+    """Grade all ungraded answers in a worker's blocks, and retry undecided ones. Existing grades are kept.
 
     Raises:
-        InputError: If existing grades follow another rule, or the grader can't grade the questions.
+        InputError: If existing grades were made by a different rule, or the grader can't grade the questions.
     """
     name, ranges = grader.name, store.samples.ranges()
     missing = missing_shards(store, ranges, worker, partial(store.grades.file, name), partial(store.grades.read, name))
@@ -29,7 +29,7 @@ def fill_grades(store: Store, grader: Grader, worker: Worker) -> None:
         say(f"grade: all answers are graded by {name}")
         return
     verdicts: Counter[str] = Counter()
-    known: dict[int, Known] = {}  # by block, of the current block only
+    known: dict[int, Known] = {}  # keyed by block; only the current block is kept
     with grader.running() as grade_all:
 
         def make(samples: SampleRange, progress: Progress) -> None:
@@ -48,30 +48,30 @@ def fill_grades(store: Store, grader: Grader, worker: Worker) -> None:
     say(
         f"grade: {verdicts.total()} answers graded by {name}, {verdicts['right']} right, {n_unknown} unknown"
         f"{f' ({n_rejected} rejected by the server)' if n_rejected else ''}, "
-        f"{verdicts['unread']} without a readable answer, which counts as wrong"
+        f"{verdicts['unread']} without a readable answer (counted as wrong)"
     )
 
 
 def _n_undecided(store: Store, grader: Grader, samples: SampleRange) -> int:
-    """Number of undecided answers of a range that are worth another attempt. Checks that the rule is unchanged."""
+    """Count the undecided answers in a range that should be retried, and check that the grading rule is unchanged."""
     if not grader.may_decide_later:
         return 0
     if store.grades.rule(grader.name, samples) != grader.rule:
         folder = str(store.grades.file(grader.name, samples).parent)
-        option = ", or give another --judge.name" if grader.name.startswith("judge-") else ""
+        option = ", or pass another --judge.name" if grader.name.startswith("judge-") else ""
         raise InputError(
-            f"Expected the grades in {folder!r} to follow the rule of this run, but their metadata holds another rule. "
-            f"Delete that folder to grade again{option}."
+            f"Expected the grades in {folder!r} to follow this run's grading rule, but they follow a different "
+            f"rule. Delete that folder to grade again{option}."
         )
     n_unknown = int(store.grades.read(grader.name, samples)["right"].null_count)
-    # answers to rejected questions stay unknown
+    # answers to rejected questions always stay unknown
     return n_unknown and n_unknown - store.samples.read(samples)["finish_reason"].to_pylist().count(REJECTED)
 
 
 def _grade_range(
     store: Store, grader: Grader, samples: SampleRange, old: list[dict[str, Any]], grade_all: Callable[..., list[Grade]]
 ) -> list[str]:
-    """Grade the answers of a range without a grade in `old`, write the grades, and return the new verdicts."""
+    """Grade the answers in a range that have no known grade in `old`, write all grades, and return the new verdicts."""
     rows = {(row["question_id"], row["sample"]): row for row in old if row["right"] is not None}
     questions = {question.id: question for question in store.questions.block(samples)}
     answers = store.samples.read(samples).select(["question_id", "sample", "text", "finish_reason"]).to_pylist()
@@ -92,7 +92,7 @@ def _verdict(grade: Grade) -> str:
 
 
 def _decided(store: Store, grader: Grader, graded: Sequence[SampleRange], block: int) -> Known:
-    """Earlier decisions of an expensive grader about the answers of a block."""
+    """Load the earlier decisions of an expensive grader on the answers in a block."""
     graded = [samples for samples in graded if samples.block == block and grader.may_decide_later]
     rows = (row for samples in graded for row in store.grades.read(grader.name, samples).to_pylist())
     return {

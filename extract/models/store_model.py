@@ -1,4 +1,4 @@
-"""The model that a store is read with: the model that answered, or a local copy of a served model."""
+"""Load the model that reads a store's signals: the model that answered, or a local copy of a served model."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -17,26 +17,27 @@ from extract.store.store import Store
 
 
 def encode_questions(tokenizer: Any, prompt: PromptTemplate, questions: Sequence[Question]) -> list[list[int]]:
-    """Prompt token ids of each question."""
+    """Return the prompt token ids of each question."""
     return [prompt.encode(tokenizer, question.prompt) for question in questions]
 
 
 def prompt_of(store: Store) -> PromptTemplate:
-    """Prompt template of a store."""
+    """Return the prompt template of a store."""
     return PromptTemplate(**store.identity["policy"]["decoding"]["prompt"])
 
 
 def load_store_model(store: Store, model: str | None, device: str, device_map: str | None) -> tuple[Any, Any]:
-    """Load the model and tokenizer that a store is read with.
+    """Load the model and tokenizer that read a store's signals.
 
-    For a served model, the first local copy that fits the prompts is written to reader.json, and later ones must match.
+    The first local copy of a served model that fits the prompts is recorded in reader.json. Later copies must match it.
 
     Args:
-        model: Hub id or folder; None uses the name in the store.
-        device: As for `load_model`, as is `device_map`.
+        model: Hub id or folder. None uses the name recorded in the store.
+        device: See `load_model`.
+        device_map: See `load_model`.
 
     Raises:
-        InputError: If it can't be loaded, or differs from the store's model.
+        InputError: If the model can't be loaded, or differs from the store's model.
     """
     from extract.models.loading import check_model, load_model, model_identity
 
@@ -49,25 +50,25 @@ def load_store_model(store: Store, model: str | None, device: str, device_map: s
         with alone(store.path):  # the first of several workers decides
             if store.reader is None:
                 write_reader(store.path, store.sha256, asdict(model_identity(loaded, tokenizer)))
-                say(f"read: the served model {store.model_id!r} is read with {loaded.name_or_path!r}, see reader.json")
+                say(f"read: recorded {loaded.name_or_path!r} in reader.json as the local copy of {store.model_id!r}")
         expected = store.model
     check_model(loaded, tokenizer, expected, f"the store {str(store.path)!r}")
     return loaded, tokenizer
 
 
 def model_source(store: Store, model: str | None) -> str:
-    """Name or folder of a store's model: `model`, or the name in the store.
+    """Return `model`, or by default the name of the model that is recorded in the store.
 
     Raises:
-        InputError: If `model` is None, and the model was loaded from a folder or is served.
+        InputError: If `model` is None, and the recorded name is not enough to load the model.
     """
     if model is not None:
         return model
     name: str = store.model["id"]
     if store.model["revision"] is None and name != EMBEDDED_MODEL and not Path(name).is_dir():
         raise InputError(
-            f"Expected `model` to be the path of the store's model {name!r}, because a store keeps no paths, but got "
-            "none. Give --model PATH."
+            f"Expected `model` to be the path of the store's model {name!r}, because stores do not record paths, but "
+            "got None. Pass --model PATH."
         )
     return name
 
@@ -75,23 +76,23 @@ def model_source(store: Store, model: str | None) -> str:
 def encode_prompts(
     store: Store, tokenizer: Any, shard: Shard, samples: Sequence[Mapping[str, Any]] = ()
 ) -> dict[str, list[int]]:
-    """Prompt token ids of the questions of a shard's block, by question id.
+    """Return a dict from question id to prompt token ids, for the questions in a shard's block.
 
-    Known prompt lengths of `samples`, which belong to these questions, are checked.
+    If `samples` contains answers to these questions, the prompt lengths recorded with them are checked.
 
     Raises:
-        InputError: If a prompt has another length than when it was answered.
+        InputError: If the length of a prompt differs from the recorded length.
     """
     encoded = encode_questions(tokenizer, prompt_of(store), store.questions.block(shard))
     prompts = dict(zip(store.questions.ids(shard), encoded, strict=True))
     for sample in samples:
         id_, recorded = sample["question_id"], sample["prompt_tokens"]
         if recorded is not None and len(prompts[id_]) != recorded:
-            fix = f"Use the version of transformers that sampled {str(store.path)!r}."
+            fix = f"Use the version of transformers with which {str(store.path)!r} was sampled."
             if not store.samples.provides.weights:
-                fix = f"The server of {store.model_id!r} has another model or chat template. Give --model its model."
+                fix = f"The server of {store.model_id!r} has another model or chat template. Pass its model as --model."
             raise InputError(
-                f"Expected the prompt of question {id_!r} to have {recorded} tokens, as when it was answered, but got "
+                f"Expected the prompt of question {id_!r} to have {recorded} tokens, as when it was sampled, but got "
                 f"{len(prompts[id_])} from this tokenizer. {fix}"
             )
     return prompts

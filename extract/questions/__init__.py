@@ -1,4 +1,4 @@
-"""Question sets by name, by file, or by Hugging Face Hub id. To add a set, add one entry to `SETS`."""
+"""Load question sets by name, from a file, or from the Hugging Face Hub. To add a set, add an entry to `SETS`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -21,17 +21,17 @@ def load_questions(
     """Load a question set and take a seeded subset of it.
 
     Args:
-        questions: Name of a set, NAME=PATH for a local copy of a set, path of a ``.jsonl``, ``.json``, ``.csv`` or
+        questions: Name of a set, NAME=PATH for a local copy of a set, path to a ``.jsonl``, ``.json``, ``.csv`` or
             ``.parquet`` file, or a Hugging Face Hub id with an optional ``:CONFIG``.
         n_questions: Number of questions; None takes all. A smaller subset is a prefix of a larger one.
-        seed: Seed of the order, the subset and the shuffling of options.
-        stratify_by: Field whose values get equal shares of `n_questions`, see `subset`.
-        fields: Map from question fields to columns, see `by_fields`; None uses the default format of the set or file.
+        seed: Seed for the order, the subset and the shuffling of options.
+        stratify_by: Field whose values get equal shares of the questions. See `subset`.
+        fields: Mapping from question fields to columns (see `by_fields`). None uses the default format of the source.
         split: Hub split; None uses the default of the set.
         revision: Hub commit; None uses the default of the set.
 
     Returns:
-        Questions in a seeded order, so that every block mixes the groups.
+        Questions in a seeded random order, so that each block contains a mix of groups.
 
     Raises:
         InputError: If the set is unknown, the file or the Hub can't be read, or there are too few questions.

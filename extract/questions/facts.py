@@ -1,7 +1,7 @@
-"""`facts`: short questions of moderate difficulty for a small model, built at run time without a download.
+"""Question set `facts`: short questions, moderately difficult for a small model, built without a download.
 
-Countries come from the `countryinfo` package (MIT). ``facts.json`` holds elements, alternative names and exclusions.
-Excluded questions have disputed, outdated or ambiguous answers, found by reviewing every entry of countryinfo 1.0.1.
+Countries come from the `countryinfo` package (MIT). ``facts.json`` contains elements, alternative names and exclusions.
+A review of every entry in countryinfo 1.0.1 excluded questions with disputed, outdated or ambiguous answers.
 """
 
 import json
@@ -18,7 +18,7 @@ _NO_PLURAL = ("s", "sh", "ch", "se", "z", "o", "ic", "asy", "man")
 
 
 def facts() -> list[Question]:
-    """Build all questions of the set, about 770: capital, continent, demonym, symbol, element, sum, product.
+    """Build all questions of the set: about 770, on countries, chemical elements, sums and products.
 
     Raises:
         InputError: If the `countryinfo` package is not installed.
@@ -26,7 +26,7 @@ def facts() -> list[Question]:
     tables = json.loads(Path(__file__).with_name("facts.json").read_text(encoding="utf-8"))
     about = (_about_countries(tables["countries"]), _about_elements(tables["elements"]), _arithmetic(tables["numbers"]))
     questions = chain.from_iterable(about)
-    # without questions that contain their own answer, because an echo of them would be graded right
+    # leave out questions that contain their own answer, because repeating them would be graded as correct
     return [q for q in questions if not contains_answer(q.text, q.references, "case_sensitive" in q.meta)]
 
 
@@ -61,13 +61,13 @@ def _countries(tables: dict[str, Any]) -> dict[str, dict[str, str]]:
 
 
 def _continent_forms(continents: list[str], adjectives: dict[str, str]) -> list[str]:
-    """Continent names and their other forms, such as "Africa" and "African country"."""
+    """List continent names and phrases with the same meaning, such as "Africa" and "African country"."""
     known = [adjectives[name] for name in continents if name in adjectives]
     return [*continents, *(" ".join(form) for form in product(known, ("continent", "country", "nation", "state")))]
 
 
 def _continent_rivals(continents: list[str], adjectives: dict[str, str]) -> list[str]:
-    """Forms of the other continents, and phrases that contain a continent's name but mean something else."""
+    """List the forms of all other continents, and phrases that contain a continent's name but do not mean it."""
     # "Central America" does not contradict "North America"
     related = {*continents, "Central America"} if "North America" in continents else {*continents}
     others = _continent_forms([name for name in adjectives if name not in related], adjectives)
@@ -77,7 +77,7 @@ def _continent_rivals(continents: list[str], adjectives: dict[str, str]) -> list
 
 def _about_elements(tables: dict[str, Any]) -> Iterator[Question]:
     for name, symbol in tables["symbols"].items():
-        if symbol not in tables["ambiguous symbols"]:  # these look like words in running text
+        if symbol not in tables["ambiguous symbols"]:  # ambiguous symbols look like words in running text
             yield _question("symbol", name, f"What is the chemical symbol of {name}?", (symbol,), case_sensitive=True)
         names = (name, *tables["aliases"].get(name, ()))
         yield _question("element", symbol, f"Which chemical element has the symbol {symbol}?", names)

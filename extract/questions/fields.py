@@ -1,4 +1,4 @@
-"""Convert a row of any dataset to the fields of a question."""
+"""Conversion of a dataset row to the fields of a question."""
 
 import math
 import re
@@ -13,12 +13,12 @@ from extract.errors import InputError, nearest
 from extract.questions.numbers import gold_number
 from extract.questions.question import Kind
 
-#: Fields of a question in the package's own format, and the fields that a column map can set.
+#: Fields of a question in the package's own format, and those that `by_fields` can set.
 FIELDS = ("id", "text", "messages", "references", "kind", "choices", "group", "meta")
 MAPPED = tuple(name for name in FIELDS if name != "messages")
 _COLUMN = re.compile(r"\{([^{}]+)\}")
 
-#: Question fields read from one row; `id` and `dataset` can be missing.
+#: Question fields read from one row. `id` and `dataset` may be missing.
 Draft = dict[str, Any]
 
 
@@ -27,7 +27,7 @@ class Row:
     """A row of a dataset.
 
     Attributes:
-        values: Values by column.
+        values: Dict from column name to value.
         where: Location of the row, for error messages.
     """
 
@@ -35,10 +35,10 @@ class Row:
     where: str
 
     def value(self, column: str) -> Any:
-        """Value of a column, or of a dotted path such as ``answer.aliases``.
+        """Return the value of a column, given by its name or a dotted path such as ``answer.aliases``.
 
         Raises:
-            InputError: If there is no such column.
+            InputError: If the column does not exist.
         """
         value: Any = self.values
         try:
@@ -48,18 +48,18 @@ class Row:
             known = list(map(str, self.values))
             raise InputError(
                 f"Expected {self.where} to have the column {column!r}, but its columns are {', '.join(known)}."
-                f"{nearest(column, known)} Name the columns of this dataset in --fields."
+                f"{nearest(column, known)} Specify the columns of this dataset in --fields."
             ) from None
         return value
 
     def text(self, given: str) -> str:
-        """Text of a column or of a template such as ``{Body} {Question}``; empty if the cell is empty."""
+        """Return the text of a column, or of a template such as ``{Body} {Question}``. Empty for an empty cell."""
         if _COLUMN.search(given):
             return _COLUMN.sub(lambda match: self.text(match[1]), given).strip()
         return self._text(self.value(given), given)
 
     def texts(self, given: str | Sequence[str]) -> tuple[str, ...]:
-        """Texts of one or several columns. A column can hold a list of texts."""
+        """Return the texts of one or more columns. A column can contain a list of texts."""
         if not isinstance(given, str):
             return tuple(text for column in given for text in self.texts(column))
         if _COLUMN.search(given):
@@ -68,7 +68,7 @@ class Row:
         return tuple(self._text(item, given) for item in (value if isinstance(value, list | tuple) else [value]))
 
     def plain(self, column: str) -> Any:
-        """Value of a column as plain JSON types: dates become text, NaN and infinity become None."""
+        """Convert the value of a column to JSON types. Dates become strings, and NaN and infinity become None."""
 
         def convert(value: Any) -> Any:
             if isinstance(value, Mapping):
@@ -93,29 +93,29 @@ class Row:
         if isinstance(value, str | int | float | Decimal | date):
             return str(value).replace("\r\n", "\n").strip()  # Windows line endings
         raise InputError(
-            f"Expected the column {column!r} of {self.where} to hold a text or a number, but got a "
-            f"{type(value).__name__}. Name another column, or a path inside this one such as {column}.NAME."
+            f"Expected the column {column!r} of {self.where} to contain text or a number, but got a "
+            f"{type(value).__name__}. Specify another column, or a path inside it such as {column}.NAME."
         )
 
 
 def _is_missing(value: Any) -> bool:
-    """Whether a cell is empty. Tables store NaN for a missing number."""
+    """Whether a cell is empty. Tables store missing numbers as NaN."""
     return value is None or (isinstance(value, float | Decimal) and not math.isfinite(value))
 
 
-#: Function from a row and a seed to the fields of a question. The seed determines the order of shuffled options.
+#: Function that reads the fields of a question from a row. The seed determines the order of shuffled options.
 Read = Callable[[Row, int], Draft]
 
 
 def by_fields(fields: Mapping[str, Any]) -> Read:
-    r"""Build a row reader from a map of question fields to columns.
+    r"""Build a function that converts a row to question fields, given a mapping from fields to columns.
 
     A column is a name, a path such as ``answer.aliases``, or a template such as ``{Body} {Question}``. `references` and
-    `choices` also take a list of columns. `kind` is a literal value. `meta` is a map from keys to columns. For kind
-    `number`, references are the numbers after ``####``, if present. For kind `choice`, see `right_option`.
+    `choices` also accept a list of columns. `kind` is a literal value. `meta` is a mapping from keys to columns. For
+    kind `number`, text up to the last ``####`` is ignored. For kind `choice`, see `right_option`.
 
     Raises:
-        InputError: If the map is invalid. The reader raises it for missing columns, empty questions and bad answers.
+        InputError: If the mapping is invalid. The returned function raises it for missing columns and invalid rows.
 
     >>> row = Row({"q": "1 + 1?", "a": "It is\n#### 1,002.0", "level": 3}, "row 1")
     >>> by_fields({"text": "{q} Say it.", "references": "a", "kind": "number", "meta": {"level": "level"}})(row, 0)
@@ -127,7 +127,7 @@ def by_fields(fields: Mapping[str, Any]) -> Read:
     def read(row: Row, seed: int) -> Draft:
         draft: Draft = {name: row.text(fields[name]) for name in ("id", "text", "group") if name in fields}
         if not draft["text"]:
-            raise InputError(f"Expected {row.where} to hold a question, but {fields['text']!r} is empty. Remove it.")
+            raise InputError(f"Expected {row.where} to contain a question, but {fields['text']!r} is empty. Remove it.")
         references = tuple(text for text in row.texts(fields["references"]) if text)
         if kind == "number":
             references = tuple(gold_number(text, row.where) for text in references)
@@ -160,21 +160,21 @@ def _check_fields(fields: Mapping[str, Any]) -> None:
             columns = value
         if not all(isinstance(column, str) and column for column in columns):
             raise InputError(
-                f"Expected `fields.{name}` to name columns, but got {value!r}. Give a column, a path such as "
-                "answer.aliases, or a template with {column} in it."
+                f"Expected `fields.{name}` to specify columns, but got {value!r}. Pass a column name, a path such "
+                "as answer.aliases, or a template such as '{Body} {Question}'."
             )
     missing = [name for name in ("text", "references") if name not in fields]
     if missing or (fields.get("kind") == "choice" and "choices" not in fields):
         raise InputError(
-            f"Expected `fields` to name the column of {' and '.join(missing) or 'choices'}, but got {dict(fields)!r}. "
-            "Give for example --fields '{text: question, references: answer}'."
+            f"Expected `fields` to specify a column for {' and '.join(missing) or 'choices'}, but got "
+            f"{dict(fields)!r}. For example, pass --fields '{{text: question, references: answer}}'."
         )
 
 
 def own_form(row: Row, seed: int = 0) -> Draft:
-    """Question fields from a row in the package's own format. Null fields count as missing.
+    """Read question fields from a row in the package's own format. Null fields are treated as missing.
 
-    The right option of a `choice` question is given by letter, text or index, see `right_option`.
+    For a `choice` question, a row gives the letter, text or index of the correct option (see `right_option`).
 
     Raises:
         InputError: If a field is unknown or has the wrong type.
@@ -189,7 +189,7 @@ def own_form(row: Row, seed: int = 0) -> Draft:
         if value is None:
             continue
         if name in ("references", "choices"):
-            value, expected = [value] if isinstance(value, str) else value, "text or a list of texts, none empty"
+            value, expected = [value] if isinstance(value, str) else value, "text or a list of texts, all non-empty"
             is_valid = isinstance(value, list) and all(isinstance(text, str) and text.strip() for text in value)
         else:
             type_ = {"id": object, "messages": list, "meta": dict}.get(name, str)
@@ -203,15 +203,15 @@ def own_form(row: Row, seed: int = 0) -> Draft:
 
 
 def right_option(answer: int | str, choices: Sequence[str], where: str) -> tuple[str, ...]:
-    """Letter and text of the right option.
+    """Return the letter and the text of the correct option.
 
     Args:
-        answer: 0-based index of the option. A string is matched with the letters, then the texts, then the indices.
+        answer: 0-based index of the option, or a string that is its letter, text or index (tried in this order).
         choices: Texts of the options, in order.
         where: Location of the question, for error messages.
 
     Raises:
-        InputError: If the answer is no option or the text of several, or if there are more than 26 options.
+        InputError: If the answer does not identify one option, or if there are more than 26 options.
 
     >>> right_option("B", ["Oslo", "Lima"], "row 1"), right_option(0, ["Oslo", "Lima"], "row 1")
     (('B', 'Lima'), ('A', 'Oslo'))
@@ -226,6 +226,6 @@ def right_option(answer: int | str, choices: Sequence[str], where: str) -> tuple
         problem = f"{n_equal} options have this text" if is_text_of_several else f"got {str(answer)[:40]!r}"
         raise InputError(
             f"Expected the answer in {where} to be one of its {len(choices)} options (at most 26), but {problem}. "
-            "Give the letter, the text or the 0-based index of the right option."
+            "Write the letter, the text or the 0-based index of the correct option."
         )
     return (letters[place], choices[place]) if choices[place] else (letters[place],)

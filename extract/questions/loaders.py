@@ -1,4 +1,4 @@
-"""Loaders for the rows of a file, by suffix."""
+"""Loaders that read the rows of a file, by file suffix."""
 
 import csv
 import json
@@ -10,8 +10,8 @@ from extract.errors import InputError
 
 Record = Mapping[str, Any]
 
-# JSON and CSV are not read by `datasets`. It gives no line numbers, parses date-like texts as dates, fails on columns
-# that mix texts and lists, and pads rows that are too short.
+# JSON and CSV files are not read with `datasets`, because it reports no line numbers, parses date-like texts as dates,
+# fails on columns that mix texts and lists, and pads rows that are too short.
 
 
 def _from_jsonl(path: Path, columns: Sequence[str]) -> Sequence[Record]:
@@ -25,7 +25,7 @@ def _json_object(line: bytes, where: str) -> Record:
     except UnicodeDecodeError as error:
         raise InputError(f"Expected {where} to be UTF-8, but byte {error.start} is not. Save it as UTF-8.") from None
     except (ValueError, RecursionError) as error:  # an integer with thousands of digits is a plain ValueError
-        problem = f"it does not parse ({getattr(error, 'msg', error)})"
+        problem = f"it is not valid JSON ({getattr(error, 'msg', error)})"
     else:
         if isinstance(record, dict):
             return record
@@ -42,15 +42,15 @@ def _from_json(path: Path, columns: Sequence[str]) -> Sequence[Record]:
     rows = lists[0] if len(lists) == 1 else content  # the list can be under a key, next to metadata
     if not is_rows(rows):
         raise InputError(
-            f"Expected {path.name!r} to hold one list of objects, one per question, but it does not. "
-            "Write such a list, or a .jsonl file with one object per line."
+            f"Expected {path.name!r} to contain exactly one list, with one object per question, but it does not. "
+            "Write such a list, or use a .jsonl file with one object per line."
         )
     return rows
 
 
 def _from_csv(path: Path, columns: Sequence[str]) -> Sequence[Record]:
-    """Rows with every field as unmodified text, so that 145.0, NA and 007 keep their spelling."""
-    csv.field_size_limit(2**31 - 1)  # a question can hold a whole document
+    """Read a CSV file with every field as unmodified text, so that 145.0, NA and 007 keep their spelling."""
+    csv.field_size_limit(2**31 - 1)  # a question can contain a whole document
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(file, strict=True)
         lines = [(reader.line_num, fields) for fields in reader if fields]
@@ -59,14 +59,14 @@ def _from_csv(path: Path, columns: Sequence[str]) -> Sequence[Record]:
     if repeated:
         raise InputError(
             f"Expected unique column names in {path.name!r}, but {repeated[0]!r} occurs "
-            f"{names.count(repeated[0])} times. Rename them."
+            f"{names.count(repeated[0])} times. Rename the duplicates."
         )
     for number, fields in lines:
         if len(fields) != len(names):
             header = " (the file has no header)" if columns else ""
             raise InputError(
-                f"Expected the row that ends in line {number} of {path.name!r} to have {len(names)} fields for the "
-                f"columns {', '.join(names)}{header}, but it has {len(fields)}. Put texts with commas in double quotes."
+                f"Expected the row that ends on line {number} of {path.name!r} to have {len(names)} fields, but it has "
+                f"{len(fields)}. The columns are {', '.join(names)}{header}. Put texts with commas in double quotes."
             )
     return [dict(zip(names, fields, strict=True)) for _, fields in lines]
 

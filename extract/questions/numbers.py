@@ -13,7 +13,7 @@ def _without_separators(match: re.Match[str]) -> str:
     return re.sub(r"\D", "", match[0]) + ("." if match[0].endswith(",") else "")
 
 
-#: Patterns of LaTeX and typography around numbers, and their plain replacements.
+#: Patterns for LaTeX and typographic spellings of numbers, with their plain replacements.
 _SPELLINGS: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
     (re.compile(r",\\!\s?|\{,\}|\\,(?=\d{3}(?!\d))"), ","),
     (re.compile(r"\\[,!;:]|\\left|\\right"), ""),
@@ -29,11 +29,11 @@ _SPELLINGS: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] =
     (re.compile(r"-\s?\\?[$€£¥]\s?|\\?[$€£¥]\s?-(?=[\d.])"), " -"),
     (re.compile(r"\\?[$€£¥]"), " "),
 ]
-# Atomic groups (?>…) and possessive ++ keep matching linear in time and never split a number.
+# Atomic groups (?>…) and possessive ++ keep the matching time linear and never split a number.
 _NUMBER = re.compile(
     r"""
     (?P<sign>-\s?)?
-    (?<![\w.^/])(?<!\d,)(?<![\^_]\{)(?<![\^_]\{-)             # no part of a word, a number, an exponent or an index
+    (?<![\w.^/])(?<!\d,)(?<![\^_]\{)(?<![\^_]\{-)             # not part of a word, a number, an exponent or an index
     (?>(?P<mixed>\d{1,9})\s(?P<part>\d{1,9})/(?P<of>\d{1,9})(?![\d.,/]*\d)
       |(?P<over>\d{1,400})\s?/\s?(?P<under>\d{1,400})(?![\d.,/]*\d)
       |(?P<value>(?>\d{1,3}(?:,\d{3})++(?!\d)|\d++)?+(?:\.\d++)?+)(?<=\d)
@@ -49,20 +49,20 @@ _UNIT = re.compile(r"(?:\s?[A-Za-z]{2,}\.?(?:\^\{?[23]\}?|[²³])?)*\s?(?:\\?%|�
 _NO_UNITS = {*_WORDS, *"pi sqrt sin cos tan cot sec csc log ln exp or and mod dozen".split()}
 _MOST_CHARACTERS = 1000  # longest number that is parsed
 _DENIED = re.compile(r"(?:\bnot|n['’]t)\s+\$?$", re.IGNORECASE)
-#: Text between two numbers that are steps or alternatives: an operator or "or", optionally after a unit.
+#: Text between two numbers that are operands or alternatives: an operator or "or", optionally after a unit.
 _JOINT = re.compile(
     r"[ \t]*(?:\\?[$€£¥%°]|[A-Za-z]{1,20}\b)?[ \t]*(?:\bor\b|[-+*×÷/]|\bx\b|\\times|\\cdot|\\div|\\pm)[ \t\\$€£¥]*",
     re.IGNORECASE,
 )
 _BETWEEN = re.compile(r"\bbetween[ \t\\$€£¥]*$", re.IGNORECASE)
 _AND = re.compile(r"[^\d\n]{0,20}\band[ \t\\$€£¥]*", re.IGNORECASE)
-#: A number with thousands separators, also in Indian grouping. The comma in "1,5" is a decimal point.
+#: A number with thousands separators, including Indian grouping. The comma in "1,5" is a decimal separator.
 _THOUSANDS = re.compile(r"[-+]?\s*[1-9]\d{0,2}(?:,\d{2,3})*,\d{3}(?:\.\d*)?")
-_MOST_DIGITS = 300  # of a gold number, before and after the decimal point
+_MOST_DIGITS = 300  # maximum for a gold number, on either side of the decimal point
 
 
 def numbers(text: str) -> list[Fraction]:
-    r"""Numbers stated in a text, in order, without denied numbers ("not 5"), steps and alternatives.
+    r"""Find the numbers that a text states, in order. Negated numbers ("not 5"), steps and alternatives are left out.
 
     >>> [str(number) for number in numbers(r"$1,250.50 of 3 1/2 cm^2, \frac{2}{3} or −7: 1.5 million, 9 - 2 = 7")]
     ['2501/2', '7/2', '1500000', '7']
@@ -71,7 +71,7 @@ def numbers(text: str) -> list[Fraction]:
 
 
 def found_numbers(text: str) -> list[Fraction | None]:
-    """All numbers of a text, with None for a number that is not an answer: a power, a step or an alternative."""
+    """Find all numbers in a text. Powers, operands and alternatives are None, because they can't be an answer."""
     text = _spelled(text)
     found: list[Fraction | None] = []
     matches = list(_NUMBER.finditer(text))
@@ -87,7 +87,7 @@ def found_numbers(text: str) -> list[Fraction | None]:
 
 
 def _is_joined(text: str, last: re.Match[str], match: re.Match[str]) -> bool:
-    """Whether two successive numbers are operands of one operator, or alternatives."""
+    """Whether two successive numbers are operands of the same operator or alternatives."""
     operator = 0 if _is_negative(text, match) else len(match["sign"] or "")
     between = text[last.end() : match.start() + operator]
     if len(between) - operator > 40:
@@ -97,7 +97,7 @@ def _is_joined(text: str, last: re.Match[str], match: re.Match[str]) -> bool:
 
 
 def plain_number(text: str) -> Fraction | None:
-    r"""Value of a text that consists of one number; None for any other text.
+    r"""Parse a text that consists of a single number. Returns None for any other text.
 
     >>> plain_number(r"-1\frac{4}{5}"), plain_number("5 apples")
     (Fraction(-9, 5), None)
@@ -109,7 +109,7 @@ def plain_number(text: str) -> Fraction | None:
 
 
 def number_with_unit(text: str) -> Fraction | None:
-    r"""Value of a text that consists of one number and optional unit words; None for any other text.
+    r"""Parse a text that consists of a single number and an optional unit. Returns None for any other text.
 
     >>> number_with_unit("5.4 square inches"), number_with_unit("2 pi"), number_with_unit("1 or 2")
     (Fraction(27, 5), None, None)
@@ -134,7 +134,7 @@ def _is_step(match: re.Match[str]) -> bool:
 
 
 def _value(match: re.Match[str]) -> Fraction | None:
-    """Value without its sign; None if the number is too long, divides by zero, or is part of another expression."""
+    """Value of a matched number without its sign. None if it is too long, divides by zero, or is not a plain number."""
     of = match.groupdict()
     if len(match[0]) > _MOST_CHARACTERS or of["unread"] or _is_step(match) or (of["of"] and not int(of["of"])):
         return None
@@ -148,17 +148,17 @@ def _value(match: re.Match[str]) -> Fraction | None:
 
 
 def _is_negative(text: str, match: re.Match[str]) -> bool:
-    """Whether the minus before a number is its sign. Between two values ("7 - 5", "7-5") it is a subtraction."""
+    """Whether the minus before a number is its sign. Between two values ("7 - 5", "7-5"), it is a subtraction."""
     before = text[max(0, match.start() - 2) : match.start()]
     last = (before if match["sign"] == "-" else before.rstrip())[-1:]
     return bool(match["sign"]) and not (last.isalnum() or last in (")", "]", "}"))
 
 
 def gold_number(text: str, where: str) -> str:
-    """Canonical form of a gold number, read after the last ``####`` if there is one. No digits are lost.
+    """Convert a gold number to its canonical form without losing digits. Text up to the last ``####`` is ignored.
 
     Raises:
-        InputError: If there is no number, it has hundreds of digits, or its commas are not thousands separators.
+        InputError: If there is no number, it has more than 300 digits, or its commas are not thousands separators.
 
     >>> gold_number("145.0", "row 1"), gold_number("3 apples of 2 each: #### $1,006.", "row 2")
     ('145', '1006')
@@ -172,7 +172,7 @@ def gold_number(text: str, where: str) -> str:
         is_number = False
     if not is_number or max(len(value.as_tuple().digits), abs(value.adjusted())) > _MOST_DIGITS:
         raise InputError(
-            f"Expected the answer in {where} to be a number of at most {_MOST_DIGITS} digits, because the kind is "
-            f"number, but got {plain[:40]!r}. Correct it, remove the row, or give another kind in --fields."
+            f"Expected the answer in {where} to be a number with at most {_MOST_DIGITS} digits, because its kind is "
+            f"`number`, but got {plain[:40]!r}. Correct it, remove the row, or set another `kind` in --fields."
         )
     return str(int(value)) if value == value.to_integral_value() else format(value, "f").rstrip("0")

@@ -19,16 +19,16 @@ class Question:
     Attributes:
         id: Id, unique within the set.
         dataset: Name of the set.
-        text: Question text, formatted by the policy's prompt template. Exactly one of `text` and `messages` is given.
-        messages: Chat of ``{"role", "content"}`` messages, used unchanged instead of a formatted text.
-        references: All accepted answers, at least one. For kind `choice`, the letter of the right option comes first
-            and its text second.
-        kind: Type of the expected answer; it determines graders and parsers.
+        text: Question text, inserted into the policy's prompt template. Exactly one of `text` and `messages` is given.
+        messages: Chat of ``{"role", "content"}`` messages, used without the prompt template.
+        references: All accepted answers, at least one. For kind `choice`, these are the letter and the text of the
+            correct option.
+        kind: Type of the expected answer. It determines the graders and parsers.
         choices: Options of a `choice` question, in display order; empty if `messages` contain the options.
-        group: Stratum for splits and for the base-rate baseline ("capital", "sum", …).
-        meta: Other data. The `short` grader reads ``case_sensitive`` (bool) and ``rivals``, texts of other answers. A
-            rival stated before a reference makes an answer wrong. ``worked`` is a solution that ends in the answer, for
-            worked examples. ``private`` keeps the texts out of all output for people.
+        group: Group of the question, such as "capital". It stratifies splits and the base-rate baseline.
+        meta: Further data. The `short` grader reads ``case_sensitive`` (bool) and ``rivals`` (wrong answers). An
+            answer that states a rival before a reference is wrong. ``worked`` is a solution that ends with the
+            answer, for worked examples. ``private`` keeps the texts out of all displayed output.
     """
 
     id: str
@@ -58,7 +58,7 @@ class Question:
 
     @property
     def private(self) -> bool:
-        """Whether its texts, and answers that can repeat them, are kept out of tables, pages, logs and messages."""
+        """Whether the question's texts and answers are kept out of tables, pages, logs and messages."""
         return bool(self.meta.get("private"))
 
     def public(self, text: str) -> str:
@@ -67,16 +67,16 @@ class Question:
 
     @property
     def public_prompt(self) -> str:
-        """Prompt for display: the text with its options, or the last message; a placeholder if private."""
+        """Prompt for display: the text with its options, or the last message. A placeholder if private."""
         return self.public(str(self.messages[-1]["content"] if self.messages else self.prompt))
 
     def record(self) -> dict[str, Any]:
-        """The question as JSON values, the form that is hashed."""
+        """Convert the question to a dict of JSON values."""
         return asdict(self)
 
 
 def questions_hash(questions: Iterable[Question]) -> str:
-    """SHA-256 of the question records in order; part of a store's identity.
+    """SHA-256 of the question records in order. It is part of a store's identity.
 
     >>> first, second = Question("1", "mine", "1 + 1?"), Question("2", "mine", "1 + 2?")
     >>> questions_hash([first, second]) == questions_hash([second, first])

@@ -1,4 +1,4 @@
-"""Question sets by name. A new set is one entry in `SETS`: its location and the columns of each question field."""
+"""Question sets by name. To add a set, add an entry to `SETS` with its location and its row format."""
 
 import re
 from collections.abc import Callable
@@ -17,13 +17,13 @@ class QuestionSet:
     """Location and format of a question set.
 
     Attributes:
-        read: Function from a row and a seed to the fields of a question.
-        hub: Hugging Face Hub id; None for a set that is read from a file only.
-        config: Hub configuration; None uses the only one.
-        split: Split of the questions.
-        revision: Hub commit; None uses the newest.
-        train: Split of the worked examples; None takes them from `split`, and they are then not asked.
-        gated: Whether the Hub requires accepting terms for access. Texts of gated sets are never shown.
+        read: Function that converts a row to question fields. It receives the seed for shuffling options.
+        hub: Hugging Face Hub id; None for a set that can only be read from a file.
+        config: Hub configuration; None if there is only one.
+        split: Split that contains the questions.
+        revision: Hub commit; None uses the newest commit.
+        train: Split that contains worked examples. If None, they are taken from `split` and not asked.
+        gated: Whether users must accept terms on the Hub. The texts of gated sets are never shown.
         in_csv: Whether the Hub stores the set as CSV.
         columns: Column names of the original CSV file, which has no header.
         file: Name of the original file, for error messages.
@@ -44,14 +44,14 @@ class QuestionSet:
 
 
 def gsm8k(row: Row, seed: int) -> Draft:
-    """Read the gold number after ``####``, and the solution before it without calculator annotations."""
+    """Read a GSM8K row: the gold number after ``####``, and the solution without calculator annotations."""
     worked = re.sub(r"<<.*?>>", "", row.text("answer"))
     gold = gold_number(worked, row.where)
     return {"text": row.text("question"), "references": (gold,), "kind": "number", "meta": {"worked": worked}}
 
 
 def aime(row: Row, seed: int) -> Draft:
-    """Read a whole number from 0 to 999. Some copies append a unit."""
+    """Read an AIME row. The answer is a whole number from 0 to 999. A unit, which some copies append, is removed."""
     gold = re.sub(r"\D+$", "", row.text("answer"))
     return {"text": row.text("problem"), "references": (gold_number(gold, row.where),), "kind": "number"}
 
@@ -60,21 +60,21 @@ _SIMPLEQA = by_fields({"id": "original_index", "text": "problem", "references": 
 
 
 def simpleqa(row: Row, seed: int) -> Draft:
-    """Read each gold answer with and without the acceptable range that some append in brackets."""
+    """Read a SimpleQA row. Each gold answer is accepted with and without the acceptable range that may follow it."""
     draft = _SIMPLEQA(row, seed)
     bare = [re.sub(r"\s*\(acceptable range:.*\)$", "", gold, flags=re.I) for gold in draft["references"]]
     return {**draft, "references": (*bare, *draft["references"]), "meta": {"answer_type": row.value("answer_type")}}
 
 
 def mmlu(row: Row, seed: int) -> Draft:
-    """Read the Hub format (list of options, index of the right one) or the original one (columns A to D, letter)."""
+    """Read an MMLU row, either in the format on the Hub or in the original format with columns A to D."""
     choices = "choices" if "choices" in row.values else ["A", "B", "C", "D"]
     group = {"group": "subject"} if "subject" in row.values else {}
     return by_fields({"text": "question", "choices": choices, "references": "answer", **group})(row, seed)
 
 
 def gpqa(row: Row, seed: int) -> Draft:
-    """Read options in the order of a hash of record and seed. The authors ask not to show examples in plain text."""
+    """Read a GPQA row and shuffle its options. The texts are private, because the authors ask not to publish them."""
     record = row.text("Record ID")
     answers = [row.text(name) for name in ("Correct Answer", *(f"Incorrect Answer {i}" for i in (1, 2, 3)))]
     order = hash_order([f"{record}/{i}" for i in range(len(answers))], seed)
@@ -84,7 +84,7 @@ def gpqa(row: Row, seed: int) -> Draft:
     return {**question, "kind": "choice", "group": row.text("Subdomain"), "meta": {"private": True}}
 
 
-#: Relations that contain "of", "by" or "in"; a shorter match would end there.
+#: Relations that contain "of", "by" or "in". Without this list, a match would end at that word.
 _LONG = (
     "country of citizenship|color of the flag|basic form of government|office held by head of government|place of birth"
     "|place of publication|month of the year"
@@ -101,7 +101,7 @@ _FORMS = (
 
 
 def qa_wikidata(row: Row, seed: int) -> Draft:
-    """Read the beginning of a sentence and its completions; the group is the relation that the sentence states."""
+    """Read the beginning of a sentence and its completions. The group is the relation that the sentence states."""
     text = row.text("input").removesuffix("[MASK]").strip()
     relation = next((found[1] for form in _FORMS if (found := form.fullmatch(text))), "")
     return {"text": text, "references": row.texts("target"), "kind": "cloze", "group": relation}
@@ -111,7 +111,7 @@ _TRIVIAQA = {"id": "question_id", "text": "question", "references": ["answer.val
 _MATH = {"id": "unique_id", "text": "problem", "references": "answer", "kind": "math", "group": "subject"}
 _SVAMP = {"id": "ID", "text": "{Body} {Question}", "references": "Answer", "kind": "number", "group": "Type"}
 
-#: Hub id, configuration, split and commit. The commits are pinned by public evaluation code: inspect_evals for gsm8k,
+#: Hub id, configuration, split and commit. Public evaluation code pins the same commits: inspect_evals for gsm8k, and
 #: several repositories for the others. They are not necessarily the newest.
 _HUB: dict[str, tuple[str, str | None, str, str]] = {
     "triviaqa": ("mandarjoshi/trivia_qa", "rc.nocontext", "validation", "0f7faf33a3908546c6fd5b73a660e0f8ff173c2f"),
@@ -134,7 +134,7 @@ _ENTRIES = {
     "mmlu": QuestionSet(mmlu, *_HUB["mmlu"], train="dev", columns=("question", "A", "B", "C", "D", "answer")),
     "gpqa": QuestionSet(gpqa, *_HUB["gpqa"], gated=True, in_csv=True),
     "svamp": QuestionSet(by_fields(_SVAMP), *_HUB["svamp"], train="train"),
-    "qa_wikidata": QuestionSet(qa_wikidata, file="qa_wikidata.json of BIG-bench"),
+    "qa_wikidata": QuestionSet(qa_wikidata, file="qa_wikidata.json from BIG-bench"),
 }
 
 #: Question sets by name.

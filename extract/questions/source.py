@@ -1,4 +1,4 @@
-"""Sources of questions, as selected by ``--questions`` and the related options."""
+"""Sources of questions, selected by ``--questions`` and related options."""
 
 import re
 import warnings
@@ -26,9 +26,9 @@ class Source:
     """A question source that has not been read yet.
 
     Attributes:
-        dataset: Name of the dataset, recorded in its questions.
-        set: Location and row format, with the command's options applied.
-        path: A file, or a folder in the layout of a Hub dataset; None for the Hub.
+        dataset: Name of the dataset, which is recorded in each question.
+        set: Location and row format, after applying the command's options.
+        path: File, or folder in the layout of a Hub dataset. None reads from the Hub.
     """
 
     dataset: str
@@ -36,16 +36,16 @@ class Source:
     path: Path | None = None
 
     def questions(self, seed: int) -> list[Question]:
-        """Read all valid questions, in the order of their rows, and check them with `check_questions`.
+        """Read all questions in row order, and check them with `check_questions`.
 
-        Rows with the same prompt become one question with all their answers. Rows without a gradable answer are left
-        out; standard error shows how many.
+        Rows that repeat a question are merged. Rows without a gradable answer are skipped, and their number is printed
+        to standard error.
 
         Args:
-            seed: Seed of shuffled options.
+            seed: Seed for shuffling options.
 
         Raises:
-            InputError: If the rows can't be read, or a question breaks a rule.
+            InputError: If the rows can't be read, or a question is invalid.
         """
         if self.set.build is not None:
             return check_questions(self.set.build(), f"the set {self.dataset!r}")
@@ -57,7 +57,7 @@ class Source:
         return check_questions(questions, repr(self.dataset))
 
     def examples(self, seed: int) -> Iterator[Question] | None:
-        """Questions of the train split in a seeded order, read lazily; None without such a split."""
+        """Questions of the train split in a seeded random order, read lazily. None if there is no train split."""
         if self.set.train is None or (self.path is not None and not self.path.is_dir()):
             return None
         rows = self._rows(self.set.train)
@@ -70,12 +70,12 @@ class Source:
             yield self.set.read(row, seed), row.where
 
     def _rows(self, split: str) -> Sequence[Record]:
-        """All rows of a split. A file has only one split."""
+        """Read all rows of a split. For a file, `split` has no effect."""
         path = self.path
         if path is not None and not path.is_dir() and not (path.suffix in LOADERS and path.is_file()):
             raise InputError(
-                f"Expected `questions` to be a set, a Hugging Face Hub id, or a file of {', '.join(LOADERS)}, "
-                f"but {str(path)!r} {'has another suffix' if path.is_file() else 'does not exist'}. Check the path."
+                f"Expected `questions` to be a set, a Hugging Face Hub id, or a file ({', '.join(LOADERS)}), but "
+                f"{str(path)!r} {'has a different suffix' if path.is_file() else 'does not exist'}. Check the path."
             )
         try:
             if path is None or path.is_dir():
@@ -83,14 +83,14 @@ class Source:
             return LOADERS[path.suffix](path, self.set.columns)
         except InputError:
             raise
-        except Exception as error:  # `datasets`, pandas, pyarrow and the Hub client raise many types
+        except Exception as error:  # `datasets`, pandas, pyarrow and the Hub client raise many exception types
             raise InputError(self._unreadable(error)) from None
 
     def _load_dataset(self, split: str) -> Sequence[Record]:
         from datasets import load_dataset
 
         in_csv = self.set.in_csv if self.path is None else any(self.path.rglob("*.csv"))
-        as_text = {"keep_default_na": False, "index_col": False} if in_csv else {}  # "None" and "NA" are answers
+        as_text = {"keep_default_na": False, "index_col": False} if in_csv else {}  # "None" and "NA" can be answers
         options = {"name": self.set.config, "split": split, **as_text}
         with quiet_loggers("datasets", "huggingface_hub"), warnings.catch_warnings():
             warnings.filterwarnings("error", "Length of header or names")  # rows with more fields than columns
@@ -104,18 +104,18 @@ class Source:
 
         hub, reason = self.set.hub, one_line(error, 300).rstrip(".")
         if self.path is not None:
-            return f"Expected {str(self.path)!r} to be a readable dataset, but it is not ({reason}). Correct it."
+            return f"Expected {str(self.path)!r} to be a readable dataset, but it is not ({reason}). Check its content."
         if "gated" in reason or (self.set.gated and get_token() is None):
             problem = "it is not set" if get_token() is None else f"it does not ({reason})"
             return (
                 f"Expected HF_TOKEN to give access to the gated dataset {hub!r}, but {problem}. Accept the terms at "
-                f"https://huggingface.co/datasets/{hub}, and set HF_TOKEN to a token of that account."
+                f"https://huggingface.co/datasets/{hub}, and set HF_TOKEN to a token of the same account."
             )
         if isinstance(error, ConnectionError):
             file = "PATH" if self.dataset == hub else f"{self.dataset}=PATH"
             return (
-                f"Expected the Hugging Face Hub to be reachable for {hub!r}, but it is not ({reason}). Connect, unset "
-                f"HF_HUB_OFFLINE, or give a local file, as in --questions {file}."
+                f"Expected the Hugging Face Hub to be reachable for {hub!r}, but it is not ({reason}). Check the "
+                f"connection, unset HF_HUB_OFFLINE, or pass a local file with --questions {file}."
             )
         return (
             f"Expected {hub!r} to be a readable dataset on the Hugging Face Hub, but it is not ({reason}). "
@@ -126,7 +126,7 @@ class Source:
 def find_source(
     questions: str, fields: Mapping[str, Any] | None = None, split: str | None = None, revision: str | None = None
 ) -> Source:
-    """Resolve the source that the options of `extract.recipe.StoreRecipe` select.
+    """Find the question source that the options of `extract.recipe.StoreRecipe` select.
 
     Raises:
         InputError: If the name is unknown, or an option does not apply to the source.
@@ -142,8 +142,8 @@ def find_source(
         source, config = Source(hub[1], QuestionSet(hub=hub[1])), hub[2]
     else:
         raise InputError(
-            f"Expected `questions` to be one of {', '.join(SETS)}, NAME=PATH with one of them, a file of "
-            f"{', '.join(LOADERS)}, or a Hugging Face Hub id, but got {questions!r}.{nearest(name, SETS)}"
+            f"Expected `questions` to be one of {', '.join(SETS)}, NAME=PATH with one of these names, a "
+            f"file ({', '.join(LOADERS)}), or a Hugging Face Hub id, but got {questions!r}.{nearest(name, SETS)}"
         )
     return _with_options(source, config, fields, split, revision)
 
@@ -155,24 +155,24 @@ def _with_options(
     if known.build is not None:
         if path or config or fields or split or revision:
             raise InputError(
-                f"Expected no options for the set {dataset!r}, which is built at run time, but got a file, "
-                "configuration, fields, split or revision. Leave them out."
+                f"Expected no options for the set {dataset!r}, because it is built at run time, but got a file, a "
+                "configuration, fields, a split or a revision. Leave them out."
             )
         return source
     if path is None and known.hub is None:
         raise InputError(
-            f"Expected a file for the set {dataset!r}, which is not on the Hugging Face Hub in this form, but got "
-            f"none. Give --questions {dataset}=PATH with {known.file}."
+            f"Expected a file for the set {dataset!r}, because the Hugging Face Hub does not have it in this form, but "
+            f"got none. Pass --questions {dataset}=PATH with the path of {known.file}."
         )
     if path is not None and (revision is not None or (split is not None and not path.is_dir())):
         option = "split" if revision is None else "questions_revision"
-        raise InputError(f"Expected no `{option}` for {str(path)!r}, which is not on the Hub. Leave it out.")
+        raise InputError(f"Expected no `{option}` for the local path {str(path)!r}, but got one. Leave the option out.")
     for name, entry in SETS.items():
         is_hub_id = dataset.casefold() == str(entry.hub).casefold()  # Hub ids are case-insensitive
         if entry.gated and (is_hub_id or (entry is known and fields is not None)):
             raise InputError(
-                f"Expected the gated set {name!r} to be given by name and without `fields`, because only its own entry "
-                f"keeps its texts private. Give --questions {name}."
+                f"Expected the gated set {name!r} to be selected by name and without `fields`, because only this keeps "
+                f"its texts private. Pass --questions {name}."
             )
     read = known.read if fields is None else by_fields(fields)
     split, revision = split or known.split, revision or known.revision
@@ -182,10 +182,10 @@ def _with_options(
 
 
 def _merged(drafts: Iterable[tuple[Draft, str]], dataset: str) -> list[Question]:
-    """Questions from drafts, merged where they are equal. A draft without an id gets a hash of its prompt.
+    """Convert drafts to questions and merge duplicates. A question without an id gets a hash as its id.
 
-    Short and cloze questions with the same prompt are merged, and all their answers are accepted. Questions of other
-    kinds are merged only if their answers are equal too.
+    Questions of kind `short` and `cloze` are merged if they have the same prompt, and all their answers are accepted.
+    Questions of other kinds are merged only if their answers are also identical.
     """
     questions: dict[str, Question] = {}
     left_out: list[str] = []
@@ -200,7 +200,7 @@ def _merged(drafts: Iterable[tuple[Draft, str]], dataset: str) -> list[Question]
         try:
             id_ = draft.get("id") or sha256_json(asked if is_fact else [*asked, references])[:16]
         except (TypeError, ValueError) as error:
-            raise InputError(f"Expected {where} to hold text, but it does not: {error}. Correct it.") from None
+            raise InputError(f"Expected {where} to contain text, but it does not: {error}. Correct it.") from None
         question = Question(**{**draft, "id": id_, "dataset": dataset, "references": references})
         earlier = questions.get(id_)
         if earlier is not None:
@@ -208,12 +208,12 @@ def _merged(drafts: Iterable[tuple[Draft, str]], dataset: str) -> list[Question]
             if earlier.prompt != question.prompt or not (is_fact or together == earlier.references):
                 raise InputError(
                     f"Expected ids to be unique, but {where} has the id {id_!r} of an earlier question. "
-                    "Name another column for `id` in --fields, or leave `id` out."
+                    "Specify another column for `id` in --fields, or leave `id` out."
                 )
             question = replace(earlier, references=together)
         questions[id_] = question
     if left_out:
-        say(f"questions: {len(left_out)} rows without a gradable answer are left out, such as {left_out[0]}")
+        say(f"questions: skipped {len(left_out)} rows without a gradable answer, such as {left_out[0]}")
     return list(questions.values())
 
 
@@ -224,23 +224,23 @@ def check_questions(questions: Iterable[Question], source: str) -> list[Question
         source: Name of the source, for error messages.
 
     Raises:
-        InputError: If there are no questions, an id is missing or repeated, or a question breaks a rule of its kind.
+        InputError: If there are no questions, an id is missing or repeated, or a question is invalid for its kind.
     """
     checked: dict[str, Question] = {}
     for number, question in enumerate(questions, 1):
         where = f"question {question.id!r} (number {number} of {source})"
         if question.id in checked:
-            raise InputError(f"Expected ids to be unique, but {where} repeats an earlier one. Rename or remove one.")
+            raise InputError(f"Expected ids to be unique, but {where} repeats an earlier id. Rename or remove one.")
         if problem := next(_problems(question, where), None):
             raise InputError(f"Expected {problem}. Correct the question, or remove it.")
         checked[question.id] = question
     if not checked:
-        raise InputError(f"Expected {source} to hold at least one question, but it is empty. Give another.")
+        raise InputError(f"Expected {source} to contain at least one question, but it is empty. Pass another source.")
     return list(checked.values())
 
 
 def _problems(question: Question, where: str) -> Iterator[str]:
-    """Describe the expectation and the actual value of each broken rule. Each rule relies on the rules before it."""
+    """Yield the expected and the actual value for each rule that is broken. Each rule relies on those before it."""
     kind, references, choices = question.kind, question.references, question.choices
 
     def got(value: object) -> str:
@@ -255,28 +255,28 @@ def _problems(question: Question, where: str) -> Iterator[str]:
     for message in question.messages:
         texts = message.values() if isinstance(message, dict) and message.keys() == {"role", "content"} else [None]
         if not all(isinstance(text, str) for text in texts):
-            yield f"`messages` of {where} to hold objects with two texts, `role` and `content`, {got(message)}"
+            yield f"`messages` of {where} to contain objects with two strings, `role` and `content`, {got(message)}"
     if question.messages and not question.messages[-1]["content"].strip():
-        yield f"the last of `messages` of {where} to hold a question, but its content is empty"
+        yield f"the last message of {where} to contain a question, but its content is empty"
     try:
         canonical_json(question.record()).encode()
     except (TypeError, ValueError) as error:
-        yield f"{where} to hold text and finite numbers only, but it does not: {error}"
+        yield f"{where} to contain only text and finite numbers, but it does not: {error}"
     if not references:
-        yield f"`references` of {where} to hold at least one gold answer, but it has none"
+        yield f"`references` of {where} to contain at least one gold answer, but it is empty"
     for reference in references:
         if not _says_anything(kind, reference):
-            yield f"`references` of {where} to hold words or numbers, {got(reference)}"
+            yield f"`references` of {where} to contain words or numbers, {got(reference)}"
         if kind == "number" and len(numbers(reference)) != 1:
-            yield f"`references` of {where} to be one number each, because its kind is number, {got(reference)}"
+            yield f"each reference of {where} to be a single number, because its kind is `number`, {got(reference)}"
     if kind == "choice" and question.text and not choices:
-        yield f"{where} to have `choices`, because its kind is choice, but it has none"
+        yield f"{where} to have `choices`, because its kind is `choice`, but it has none"
     letters = tuple(ascii_uppercase[: len(choices) or None])
     if kind == "choice" and (len(choices) > len(letters) or references[0] not in letters):
-        expected = "to begin with the letter of the right option, with at most 26 `choices`, as in [B, Lima]"
+        expected = "to begin with the letter of one of at most 26 `choices`, as in [B, Lima]"
         yield f"`references` of {where} {expected}, {got(references[0])}"
 
 
 def _says_anything(kind: str, reference: str) -> bool:
-    """Whether a reference is gradable: for word kinds it needs a word ("?!" has none), otherwise any character."""
+    """Whether a reference can be graded. For kinds `short` and `cloze`, it must contain a word."""
     return bool(normalize(reference) if kind in ("short", "cloze") else reference.strip())

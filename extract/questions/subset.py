@@ -1,4 +1,4 @@
-"""Selection and order of the questions, and of the worked examples before them."""
+"""Selection and order of questions, and selection of worked examples."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -18,10 +18,10 @@ _OWN = ("group", "kind", "dataset")
 def subset(
     questions: Sequence[Question], n_questions: int | None, seed: int, stratify_by: str | None, name: str
 ) -> list[Question]:
-    """Select questions in a seeded order, so that every block mixes the groups.
+    """Select questions in a seeded random order, so that each block contains a mix of groups.
 
-    With `stratify_by`, each round takes the next question of every stratum that has one left. The strata therefore have
-    equal shares until they are exhausted. A smaller subset is a prefix of a larger one.
+    With `stratify_by`, questions are taken from the strata in turn, so that strata have equal shares until they are
+    exhausted. A smaller subset is a prefix of a larger one.
 
     Args:
         n_questions: Number of questions; None takes all.
@@ -29,12 +29,12 @@ def subset(
         name: Name of the source, for error messages.
 
     Raises:
-        InputError: If there are fewer than `n_questions` questions, or none has a value of `stratify_by`.
+        InputError: If there are fewer than `n_questions` questions, or no question has the field `stratify_by`.
     """
     if n_questions is not None and not 1 <= n_questions <= len(questions):
         raise InputError(
             f"Expected `n_questions` to be between 1 and {len(questions)}, the size of {name!r}, but got "
-            f"{n_questions}. Ask for fewer, or leave it out for all."
+            f"{n_questions}. Pass a number in this range, or leave it out to use all questions."
         )
     ordered = [questions[i] for i in hash_order([question.id for question in questions], seed)]
     if stratify_by is not None:
@@ -43,7 +43,7 @@ def subset(
             known = [name for name in _OWN if any(getattr(question, name) for question in ordered)]
             known += dict.fromkeys(key for question in ordered for key in question.meta)
             raise InputError(
-                f"Expected `stratify_by` to be a field that these questions have, one of {', '.join(known)}, but got "
+                f"Expected `stratify_by` to be a field of these questions ({', '.join(known)}), but got "
                 f"{stratify_by!r}.{nearest(stratify_by, known)}"
             )
         next_round: defaultdict[str, count[int]] = defaultdict(count)
@@ -53,24 +53,24 @@ def subset(
 
 
 def with_examples(source: Source, prompt: PromptTemplate, seed: int) -> tuple[list[Question], PromptTemplate]:
-    """Questions to ask, and the prompt template with its worked examples.
+    """Select worked examples. Returns the questions to ask, and the prompt template with the examples.
 
-    Examples come from the train split of the source, without any question that is asked. If there is no train split,
+    Examples come from the train split of the source, except for rows that repeat a question. Without a train split,
     they come from the questions themselves. A question with the same words as an example is not asked.
 
     Args:
-        prompt: Template with the number of examples (`shots`), or with the examples themselves.
-        seed: Seed of the selection and of shuffled options.
+        prompt: Template that gives the number of examples (`shots`) or already contains the examples.
+        seed: Seed for selecting examples and for shuffling options.
 
     Raises:
-        InputError: If there are too few questions, or they are chats or private.
+        InputError: If there are too few questions, or a question is a chat or private.
     """
     questions = source.questions(seed)
     if prompt.shots > len(prompt.examples):
         hidden = next((question for question in questions if question.private or question.messages), None)
         if hidden is not None:
             is_chat = f"question {hidden.id!r} is a chat, which is asked unchanged"
-            reason = "its authors ask not to show any question" if hidden.private else is_chat
+            reason = "its authors ask not to show its questions" if hidden.private else is_chat
             raise InputError(f"Expected no `prompt.shots` with {source.dataset!r}, because {reason}. Leave it out.")
         train = source.examples(seed)
         order = hash_order([f"example/{question.id}" for question in questions], seed)
@@ -82,11 +82,11 @@ def with_examples(source: Source, prompt: PromptTemplate, seed: int) -> tuple[li
             if len(chosen) == prompt.shots:
                 break
         if train is None:
-            say(f"questions: {len(chosen)} questions of {source.dataset!r} serve as worked examples and are not asked")
+            say(f"questions: {len(chosen)} questions of {source.dataset!r} are used as worked examples and not asked")
         if len(chosen) < prompt.shots or (train is None and len(questions) <= prompt.shots):
             raise InputError(
-                f"Expected enough questions of {source.dataset!r} for {prompt.shots} worked examples besides the asked "
-                f"ones, but there are {len(questions) if train is None else len(chosen)}. "
+                f"Expected {source.dataset!r} to have enough questions for {prompt.shots} worked examples besides "
+                f"those that are asked, but found only {len(questions) if train is None else len(chosen)}. "
                 "Reduce --policy.prompt.shots."
             )
         shown = ((str(one.prompt), str(one.meta.get("worked") or one.references[0])) for one in chosen.values())
@@ -96,5 +96,5 @@ def with_examples(source: Source, prompt: PromptTemplate, seed: int) -> tuple[li
 
 
 def _words(prompt: object) -> str:
-    """Prompt in lower case with single spaces, to recognise copies of a question."""
+    """Convert a prompt to lower case with single spaces, so that copies of a question are recognised."""
     return " ".join(str(prompt).casefold().split())

@@ -1,1 +1,1 @@
-"""Command lines, exit status, progress bars, locks and memory."""
+"""Support for running commands: command lines, exit status, progress bars, locks, and retries after memory errors."""

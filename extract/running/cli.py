@@ -1,4 +1,4 @@
-"""Command lines from function signatures, with one-line errors that suggest the nearest option."""
+"""Command lines built from function signatures. Error messages fit on one line and suggest the closest option."""
 
 import re
 import sys
@@ -14,7 +14,7 @@ from jsonargparse import ArgumentParser, set_loader
 from extract.errors import nearest
 from extract.running.exit import exit_status
 
-#: New names of renamed options. They can be part of a longer name, as in --data.recipe.…
+#: Renamed options, from old to new name. An option can also appear inside a longer name, as in --data.recipe.…
 RENAMED: dict[str, str] = {
     "--server.in_flight": "--server.max_concurrency",
     "--server.per_request": "--server.n",
@@ -25,10 +25,10 @@ _FLOAT = r"[-+]?(\d[\d_]*\.[\d_]*|\.\d[\d_]*)([eE][-+]?\d+)?|[-+]?\d+[eE][-+]?\d
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML loader for decimal numbers only. YAML 1.1 reads the grid 0:1:0.5 to base 60, and 010 as 8."""
+    """YAML loader that reads only decimal numbers. Plain YAML 1.1 reads the grid 0:1:0.5 in base 60, and 010 as 8."""
 
     def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
-        """Tag of a value."""
+        """Return the YAML tag of a value."""
         tag = super().resolve(kind, value, implicit)
         if kind is not yaml.ScalarNode or not implicit[0] or tag.endswith((":bool", ":null", ":merge")):
             return tag
@@ -37,7 +37,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def load_yaml(text: str) -> Any:
-    """Parse a YAML text.
+    """Parse a YAML text. Decimal numbers become numbers, while grids and dates remain strings.
 
     >>> [load_yaml(text) for text in ("0:1:0.5", "1:2:1", "60.5", "1e-3", "[7, 2024-01-01]")]
     ['0:1:0.5', '1:2:1', 60.5, 0.001, [7, '2024-01-01']]
@@ -49,14 +49,14 @@ set_loader("yaml", load_yaml, exceptions=(yaml.YAMLError,))
 
 
 class OneLineErrors:
-    """Mixin for parsers, placed before the parser class: one-line errors and no abbreviated options."""
+    """Mixin for parsers with one-line errors and without abbreviated options. List it before the parser class."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.allow_abbrev = False
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Print one line on standard error and exit with 2. A nested parser leaves this to the outer one."""
+        """Print a one-line error and exit with status 2. A nested parser raises the error for the outer parser."""
         if not self.exit_on_error:  # type: ignore[attr-defined]
             super().error(message, ex)  # type: ignore[misc]
         print(f"error: {explain(message, known_options(self))}", file=sys.stderr)
@@ -64,23 +64,23 @@ class OneLineErrors:
 
 
 class OneLineParser(OneLineErrors, ArgumentParser):
-    """Parser of the commands."""
+    """Parser for the commands."""
 
 
 def known_options(parser: Any) -> list[str]:
-    """All options of a parser and its subcommands, for example ``--policy.temperature``."""
+    """Return all options of a parser and its subcommands, for example ``--policy.temperature``."""
     options = [option for action in parser._actions for option in action.option_strings if option.startswith("--")]
     subparsers = [parser for a in parser._actions if isinstance(a.choices, dict) for parser in a.choices.values()]
     return options + [option for subparser in subparsers for option in known_options(subparser)]
 
 
 def explain(message: str, known: list[str], prefix: str = "--") -> str:
-    """Convert a parser's message to one line, with the nearest option if an option is unknown.
+    """Convert a parser's error message to one line. For an unknown option, suggest the closest known option.
 
     Args:
-        message: The message.
+        message: The error message.
         known: Known options.
-        prefix: Prefix of the option names in the message; longer for options of a class, such as ``--model.``.
+        prefix: Prefix of the option names, for example ``--model.`` for the options of a model class.
     """
     line = " ".join(message.split())
     if nested := re.search(r"Parser key \"([\w.]+)\":.*?given class_path '([\w.]+)': (.*)", line):
@@ -99,34 +99,33 @@ def explain(message: str, known: list[str], prefix: str = "--") -> str:
         for old, new in RENAMED.items():
             renamed = re.sub(rf"(?<=[-.]){re.escape(old[2:])}(?=\.|$)", new[2:], option)
             if renamed != option:
-                return f"Expected `{renamed}`, but got `{option}`, its name in earlier versions. Write `{renamed}`."
-        return (
-            f"Expected an option of this command, but got `{option}`.{nearest(option, known)} See --help for the list."
-        )
+                return f"Expected `{renamed}`, but got `{option}`, its name in earlier versions. Use `{renamed}`."
+        return f"Expected an option of this command, but got `{option}`.{nearest(option, known)} See --help for a list."
     if subclass := re.search(r"Parser key \"([\w.]+)\".*?<class '(\w+\.[\w.]+)'>.*import path string: (\S+)", line):
         names = [leaf.__name__ for leaf in _leaves(locate(subclass[2]))]
         key, name = prefix + subclass[1], subclass[3]
         return f"Expected `{key}` to be one of {', '.join(names)}, but got {name!r}.{nearest(name, names)}"
     line = re.sub(r"^Parser key \"([\w.]+)\"", rf"`{prefix}\1`", line)
     line = re.sub(r"<class '(?:\w+\.)*(\w+)'>|typing\.|collections\.abc\.", r"\1", line)
-    return f"{line}. A list is written '[a,b]'." if re.search(r"Expected an? \S*(list|Sequence)", line) else line
+    return f"{line}. Write a list as '[a,b]'." if re.search(r"Expected an? \S*(list|Sequence)", line) else line
 
 
 def _leaves(base: Any) -> list[type]:
-    """All direct and indirect subclasses of a class that have no subclasses, each once."""
+    """Return the direct and indirect subclasses of a class that have no subclasses themselves, without duplicates."""
     return list(dict.fromkeys(leaf for below in base.__subclasses__() for leaf in (_leaves(below) or [below])))
 
 
 def run(commands: dict[str, Callable[..., Any]], program: str, arguments: list[str] | None = None) -> int:
-    """Parse a command line and run its subcommand. The fields of a parameter `recipe` become options without a prefix.
+    """Parse a command line and run its subcommand.
 
     Args:
-        commands: Functions by command name. The first line of a docstring is the command's help.
-        program: Name shown in the help.
-        arguments: Command line without the program; None uses ``sys.argv``.
+        commands: Dict from command names to functions. The first line of a function's docstring is the command's help.
+            If a function has a parameter `recipe`, the fields of the recipe become options without a prefix.
+        program: Program name shown in the help.
+        arguments: Command line without the program name. None uses ``sys.argv``.
 
     Returns:
-        Exit status, see `exit_status`.
+        Exit status (see `exit_status`).
     """
     parser = OneLineParser(
         program, "%(prog)s COMMAND [options]", "See `%(prog)s COMMAND --help` for the options of a command."

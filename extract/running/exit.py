@@ -1,4 +1,4 @@
-"""Exit status of a command, and one line on standard error if it fails or is interrupted."""
+"""Exit status of commands, and one-line messages for failures and interruptions."""
 
 import asyncio
 import os
@@ -14,19 +14,20 @@ from typing import Any, NoReturn, TypeVar
 from extract.errors import InputError
 
 Result = TypeVar("Result")
-_GO_ON = "Finished work is kept; run the same command again to continue."
+_GO_ON = "Finished work is kept. Run the same command again to continue."
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM was received."""
+    """Raised when the process receives SIGTERM."""
 
 
 def exit_status(command: Callable[[], object]) -> int:
-    """Run a command. Print one line if it fails for a reason that the user can correct, or is interrupted.
+    """Run a command and return its exit status.
+
+    If the command is interrupted, or fails for a reason that the user can correct, a one-line message is printed.
 
     Returns:
-        0; 2 for an `InputError` or an error of the operating system; 130 after Ctrl-C and 143 after SIGTERM, as in
-        shells.
+        0 on success, 2 after an `InputError` or an operating system error, 130 after Ctrl-C, and 143 after SIGTERM.
     """
     try:
         with _sigterm_raises():
@@ -35,11 +36,11 @@ def exit_status(command: Callable[[], object]) -> int:
     except KeyboardInterrupt as stop:
         return _stopped(stop)
     except SystemExit as end:
-        if isinstance(end.__context__, KeyboardInterrupt):  # Lightning converts it
+        if isinstance(end.__context__, KeyboardInterrupt):  # Lightning turns Ctrl-C into SystemExit
             return _stopped(end.__context__)
         raise
-    except BrokenPipeError:  # the reader of the output, such as `head`, has ended
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python reports an error at exit
+    except BrokenPipeError:  # the reader of the output, such as `head`, has exited
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # otherwise Python reports an error at exit
         return 128 + signal.SIGPIPE
     except OSError as error:  # a full disk, a read-only folder, …
         if error.strerror is None:
@@ -53,7 +54,7 @@ def exit_status(command: Callable[[], object]) -> int:
 
 
 def end_process(run: Callable[[], int]) -> NoReturn:
-    """End the process with the exit status that `run` returns. A second Ctrl-C exits silently."""
+    """Exit with the status that `run` returns. After a second Ctrl-C, exit without a traceback."""
     try:
         status = run()
     except KeyboardInterrupt:
@@ -75,7 +76,7 @@ def _print_error(line: str, status: int) -> int:
 
 @contextmanager
 def _sigterm_raises() -> Iterator[None]:
-    """Raise `Terminated` on SIGTERM, so that unfinished files are removed as after Ctrl-C."""
+    """Raise `Terminated` on SIGTERM, so that unfinished files are removed, as after Ctrl-C."""
 
     def end(number: int, frame: FrameType | None) -> NoReturn:
         raise Terminated
@@ -91,10 +92,9 @@ def _sigterm_raises() -> Iterator[None]:
 
 
 def run_async(work: Coroutine[Any, Any, Result]) -> Result:
-    """Run a coroutine to completion; in a new thread if an event loop is running, as in a notebook.
+    """Run a coroutine to completion. If an event loop is already running, as in a notebook, use a new thread.
 
-    The first Ctrl-C or SIGTERM cancels the coroutine, so that it closes its files, and is then raised. Later signals
-    are ignored.
+    The first Ctrl-C or SIGTERM cancels the coroutine, so that it can close its files. Later signals are ignored.
 
     Raises:
         KeyboardInterrupt: After Ctrl-C.

@@ -1,4 +1,4 @@
-"""Retrying with smaller batches when the accelerator runs out of memory."""
+"""Retry with smaller batches when the accelerator runs out of memory."""
 
 import sys
 from collections.abc import Callable
@@ -16,19 +16,19 @@ Result = TypeVar("Result")
 def retry_with_smaller_batch(
     work: Callable[[int, Count], Result], size: int, what: str, progress: Count
 ) -> tuple[Result, int]:
-    """Run `work` with batches of `size`. Halve the size and restart whenever memory runs out.
+    """Run `work`. Whenever memory runs out, halve the batch size and start again.
 
     Args:
-        work: Called with the batch size and a progress callback. Each call starts from the beginning.
-        size: First batch size.
-        what: Items of a batch, for messages, for example ``"answers"``.
-        progress: Progress callback. Counts of failed attempts are subtracted.
+        work: Function that takes the batch size and a progress callback. Each call starts from the beginning.
+        size: Batch size of the first attempt.
+        what: What a batch contains, for example ``"answers"``. Used in messages.
+        progress: Progress callback. The counts of failed attempts are subtracted again.
 
     Returns:
         The result, and the batch size of the successful attempt.
 
     Raises:
-        InputError: If memory is too small for a batch of one.
+        InputError: If there is not enough memory for a batch size of 1.
     """
     done = [0, 0]
 
@@ -43,9 +43,9 @@ def retry_with_smaller_batch(
             counted(-done[0], -done[1])
             if size == 1:
                 raise InputError(
-                    f"Expected memory for one of the {what} at a time, but got: {str(error).splitlines()[0]} "
+                    f"Expected enough memory to process {what} one at a time, but got: {str(error).splitlines()[0]} "
                     "Use --device cpu, --device_map auto, or shorter prompts and answers."
                 ) from None
-        size //= 2  # outside `except`, whose traceback holds the tensors
+        size //= 2  # outside `except`, because its traceback keeps the tensors alive
         torch.cuda.empty_cache()
         tqdm.write(f"out of memory: continuing with {size} {what} at a time", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Output on standard error: progress bars with rates and remaining time, single lines, and silenced loggers."""
+"""Output on standard error: progress bars and messages for the user, without the messages of libraries."""
 
 import logging
 import sys
@@ -15,14 +15,14 @@ _BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_noinv_fm
 
 
 class Progress:
-    """A progress bar that also counts tokens. Call it with the numbers of finished items and tokens.
+    """A progress bar that counts items and tokens. Call it whenever items or tokens are finished.
 
-    Rates and remaining time are based on the mean over the whole run, because answers arrive in bursts.
+    The rates and the remaining time are based on the mean over the whole run, because answers arrive in bursts.
 
     Args:
         label: Text before the bar.
-        total: Number of items.
-        unit: Unit of the items.
+        total: Total number of items.
+        unit: Unit of the items, for example ``"answers"``.
     """
 
     def __init__(self, label: str, total: int, unit: str) -> None:
@@ -32,14 +32,14 @@ class Progress:
         self._start, self._tokens, self._note = time.perf_counter(), 0, ""
 
     def __call__(self, items: int, tokens: int) -> None:
-        """Add finished items and tokens."""
+        """Advance the bar by the numbers of newly finished items and tokens."""
         self._tokens += tokens
         rate = f"{self._tokens / (time.perf_counter() - self._start):,.0f} tokens/s"
         self._bar.set_postfix_str(f"{rate}, {self._note}" if self._note else rate, refresh=False)
         self._bar.update(items)
 
     def note(self, text: str) -> None:
-        """Show a text at the end of the bar from the next update on, for example from `spent`."""
+        """Set the text at the end of the bar, for example the result of `spent`. The next update shows it."""
         self._note = text
 
     def __enter__(self) -> Self:
@@ -52,7 +52,7 @@ class Progress:
 def spent(
     prompt_tokens: int, answer_tokens: int, price_prompt: float | None = None, price_answer: float | None = None
 ) -> str:
-    """Cost of tokens as text: in dollars if both prices are known, else as numbers of tokens.
+    """Format the cost of tokens in dollars. If a price is unknown, format the numbers of tokens instead.
 
     Args:
         prompt_tokens: Number of prompt tokens that were sent.
@@ -71,13 +71,13 @@ def spent(
 
 
 def say(line: str) -> None:
-    """Print a line for the user on standard error."""
+    """Print a line for the user to standard error."""
     print(line, file=sys.stderr)
 
 
 @contextmanager
 def quiet_loggers(*names: str) -> Iterator[None]:
-    """Silence loggers of libraries. For ``"transformers"``, also hide its progress bars."""
+    """Silence the loggers with the given names. For ``"transformers"``, also hide progress bars."""
     levels = {logging.getLogger(name): logging.getLogger(name).level for name in names}
     bars: Any = None
     if "transformers" in names:

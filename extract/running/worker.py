@@ -1,4 +1,4 @@
-"""Workers that write one store in parallel: assignment of blocks, and locks."""
+"""Parallel workers that write to the same store: the assignment of blocks to workers, and locks."""
 
 import os
 import re
@@ -16,9 +16,9 @@ from extract.errors import InputError
 
 @dataclass(frozen=True)
 class Worker:
-    """Worker `rank` of `count`, which takes every block whose number is `rank` modulo `count`.
+    """Worker number `rank` of `count` workers. It processes every block whose number modulo `count` is `rank`.
 
-    `torchrun` starts workers on one or several machines. Workers of a run never wait for each other.
+    `torchrun` starts workers on one or several machines. The workers of a run never wait for each other.
     """
 
     rank: int = 0
@@ -26,35 +26,36 @@ class Worker:
 
     @classmethod
     def from_environment(cls) -> Self:
-        """Worker given by RANK and WORLD_SIZE, which `torchrun` sets; a single worker without them.
+        """Create the worker from RANK and WORLD_SIZE, which `torchrun` sets. Without them, there is only one worker.
 
         Raises:
-            InputError: If they are not whole numbers, or the rank is not below the number of workers.
+            InputError: If RANK or WORLD_SIZE is not a whole number, or RANK is not below WORLD_SIZE.
         """
         rank, count = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
         if not rank and not count:
             return cls()
         if not (rank.isdecimal() and count.isdecimal() and int(rank) < int(count)):
             raise InputError(
-                f"Expected RANK below WORLD_SIZE in the environment, but got RANK={rank!r} and WORLD_SIZE={count!r}. "
-                "Start several workers with `torchrun --nproc-per-node N -m extract …`, or unset both."
+                "Expected the environment variable RANK to be a whole number below WORLD_SIZE, but got RANK="
+                f"{rank!r} and WORLD_SIZE={count!r}. Start several workers with "
+                "`torchrun --nproc-per-node N -m extract …`, or unset both variables."
             )
         return cls(int(rank), int(count))
 
     def has(self, block: int) -> bool:
-        """Whether a block belongs to this worker."""
+        """Whether this worker processes a block."""
         return block % self.count == self.rank
 
     @property
     def label(self) -> str:
-        """Suffix for labels, such as `` 1/4``; empty for a single worker."""
+        """Suffix for labels, such as `` 1/4``. It is empty for a single worker."""
         return f" {self.rank + 1}/{self.count}" if self.count > 1 else ""
 
     @contextmanager
     def writing(self, store: Path) -> Iterator[None]:
-        """Lock the worker's blocks of a store, and delete unfinished files of killed runs.
+        """Lock this worker's blocks in a store, and delete the unfinished files of killed runs.
 
-        A second run on the same blocks prints a line and waits. The lock ends with the process.
+        If another run has locked some of these blocks, print a line and wait for it. A lock never outlives its process.
         """
         store.mkdir(parents=True, exist_ok=True)
         with self._lock(store):
@@ -68,18 +69,21 @@ class Worker:
     def _lock(self, store: Path) -> AcquireReturnProxy:
         waits = False
         while True:
-            with alone(store):  # no other run can start between check and lock
+            with alone(store):  # so that no other run starts between the check and the lock
                 rival = next((path for path in sorted(store.glob(".writer-*.lock")) if self._waits_for(path)), None)
                 if rival is None:
                     return FileLock(store / f".writer-{self.rank}-of-{self.count}.lock").acquire()
             if not waits:
-                print(f"waiting: another run is writing {str(store)!r}", file=sys.stderr)
+                print(f"waiting: another run is writing to {str(store)!r}", file=sys.stderr)
                 waits = True
             with FileLock(rival):
                 pass
 
     def _waits_for(self, path: Path) -> bool:
-        """Whether a lock is held by a worker with common blocks: the same rank, or any rank of another count."""
+        """Whether a lock is held by a worker that processes some of the same blocks.
+
+        Two workers can share blocks if they have the same rank, or if their runs have different numbers of workers.
+        """
         names = re.fullmatch(r"\.writer-([0-9]+)-of-([0-9]+)\.lock", path.name)
         if names is None or (int(names[2]) == self.count and int(names[1]) != self.rank):
             return False
@@ -92,6 +96,6 @@ class Worker:
 
 @contextmanager
 def alone(store: Path) -> Iterator[None]:
-    """Lock a store for a short task that one worker does for all workers."""
+    """Lock the whole store during a short task, so that only one process at a time performs it."""
     with FileLock(store / ".index.lock"):
         yield

@@ -21,7 +21,7 @@ from extract.store.verify import write_manifest
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """Sampler options of a `StoreRecipe`, which documents them."""
+    """Options of a sampler. See `StoreRecipe` for their meaning."""
 
     model: str
     k: int
@@ -35,51 +35,51 @@ class SamplingOptions:
 
 
 class Sampler(Protocol):
-    """Fills a store, or all stores of a temperature grid, in one run of ``python -m extract sample``.
+    """Interface of samplers. A sampler fills one store, or all stores of a temperature grid.
 
-    Implementations inherit from this class and have a `Declaration` in `extract.samplers`. The methods are called in
-    this order. `known_policy` and `prepare` are optional.
+    An implementation inherits from this class and has a `Declaration` in `extract.samplers`. The methods are called in
+    the order in which they are defined. `known_policy` and `prepare` are optional.
 
     Args:
-        options: Model, number of samples, and options of the sampler.
-        decoding: Decoding options; for a grid, with all its temperatures.
-        worker: Worker whose blocks are filled.
+        options: Model, number of samples and other sampler options.
+        decoding: Decoding options, with all temperatures of a grid.
+        worker: Worker whose blocks the sampler fills.
     """
 
     def __init__(self, options: SamplingOptions, decoding: Decoding, worker: Worker) -> None: ...
 
     def known_policy(self, decoding: Decoding, model: Mapping[str, Any]) -> Policy:
-        """Policy as far as it is known before `prepare`, for a comparison with an existing store.
+        """Return the policy as far as it is known before `prepare`, to compare it with an existing store.
 
         Args:
             decoding: Decoding options with one temperature.
-            model: `ModelIdentity` of the store as a dict. It supplies all values that are not known yet.
+            model: `ModelIdentity` of the store, as a dict. It supplies all values that are not known yet.
         """
         return self.policy(decoding)
 
     def prepare(self, questions: Questions, new: Sequence[Decoding]) -> None:
-        """Load a model or test a server, before stores are created.
+        """Load the model or test the server before any store is created.
 
         Args:
             questions: All questions.
             new: Decoding options of each store that does not exist yet.
 
         Raises:
-            InputError: If the model can't be used.
+            InputError: If the model or the server can't be used.
         """
 
     def policy(self, decoding: Decoding) -> Policy:
-        """Policy of a store, part of its identity. `decoding` has one temperature."""
+        """Return the policy to record in a store's identity. `decoding` has a single temperature."""
 
     def fill(self, stores: Mapping[float, Store], k: int) -> None:
         """Add the missing samples to the stores.
 
         Args:
-            stores: Store of each temperature. The stores differ only in temperature.
+            stores: Dict from temperature to store. The stores differ only in temperature.
             k: Number of samples per question.
 
         Raises:
-            InputError: If some samples could not be drawn. All other samples are kept.
+            InputError: If some samples could not be drawn. The others are kept.
         """
 
 
@@ -91,26 +91,26 @@ def sample_stores(
     decoding: Decoding,
     worker: Worker,
 ) -> list[Store]:
-    """Create or continue the store of each temperature, and return the stores in the order of `folders`.
+    """Create or resume the store for each temperature. Returns the stores in the order of `folders`.
 
     Args:
-        folders: Store folder of each temperature, ascending.
+        folders: Dict from temperature to store folder, in ascending order.
         name: Name of the sampler.
-        decoding: Decoding options, including the prompt's examples.
+        decoding: Decoding options, including the worked examples in the prompt.
 
     Raises:
-        InputError: As `Sampler.prepare` and `Sampler.fill`, or if a folder holds a store with another identity.
+        InputError: If a folder contains a store with a different identity, or if `prepare` or `fill` fails.
     """
     prompt = decoding.prompt
     if prompt.shots and not prompt.chat and not decoding.stop:
         say(
-            "sample: the plain-text prompt has worked examples but no stop text. Models then add further questions, "
-            f"which are graded too. Set for example --policy.stop '{json.dumps([prompt.next_question])}'"
+            "sample: the prompt has worked examples, but no stop text is set. The model may add further questions, "
+            f"which are graded too. To prevent this, set --policy.stop '{json.dumps([prompt.next_question])}'"
         )
     sampler: Sampler = SAMPLERS[name].load()(options, decoding, worker)
     table = Questions.of(questions, options.block_size)
     sha256, version, new = questions_hash(table), SAMPLERS[name].version, []
-    for temperature, folder in folders.items():  # before a model is loaded or asked
+    for temperature, folder in folders.items():  # check before a model is loaded or a server is asked
         check_folder(folder)
         if (folder / "identity.json").is_file():
             check_identity(Store.open(folder), name, options, sha256, decoding.at(temperature))
@@ -135,12 +135,12 @@ def sample_stores(
 def check_identity(
     store: Store, name: str, options: SamplingOptions, questions_sha256: str, decoding: Decoding
 ) -> None:
-    """Reject a store with another identity than the run's, as far as known before a model is loaded or asked.
+    """Check that the identity of an existing store matches this run, before a model is loaded or a server is asked.
 
-    The `decoding` has one temperature and the prompt's examples.
+    `decoding` has a single temperature and includes the worked examples in the prompt.
 
     Raises:
-        InputError: If decoding, questions, model, block size or sampler differ.
+        InputError: If the decoding options, questions, model, block size or sampler differ.
     """
     held, declaration = store.identity, SAMPLERS[name]
     sampler: Sampler = declaration.load()(options, decoding, Worker())

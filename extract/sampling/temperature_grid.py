@@ -1,4 +1,4 @@
-"""Temperature grids: folders with one store per temperature, and commands on all these stores."""
+"""Temperature grids: folders with one store per temperature, and commands that run on each of these stores."""
 
 import sys
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from extract.store.identity import member_stores
 
 
 def member_name(temperature: float) -> str:
-    """Folder name of a temperature's store, the same in every grid. Below 10, names sort by temperature.
+    """Folder name of the store for one temperature. Names of temperatures below 10 sort in numerical order.
 
     >>> [member_name(temperature) for temperature in (0, 0.05, 0.1, 1.0, 1e-05)]
     ['t0.0', 't0.05', 't0.1', 't1.0', 't0.00001']
@@ -22,25 +22,26 @@ def member_name(temperature: float) -> str:
 
 
 def grid_folders(folder: Path, decoding: Decoding) -> dict[float, Path]:
-    """Store folder of each temperature of a grid; without a grid, `folder` itself.
+    """Store folder for each temperature of a grid. For a single temperature, this is `folder` itself.
 
     Raises:
-        InputError: If `decoding` has a grid and `folder` is a store.
+        InputError: If `decoding` contains a grid, but `folder` is a store.
     """
     if not isinstance(decoding.temperature, str):
         return {decoding.temperature: folder}
     if (folder / "identity.json").is_file():
         raise InputError(
             f"Expected `store` to be a folder with one store per temperature, but {str(folder)!r} is a store itself. "
-            "Give another --store."
+            "Pass a different --store."
         )
     return {temperature: folder / member_name(temperature) for temperature in decoding.temperatures}
 
 
 def each_store(command: Callable[..., Any]) -> Callable[..., None]:
-    """Make a command run on each store of a grid in turn. It continues after a failure, and raises at the end.
+    """Decorate a command so that it runs on each store of a grid in turn.
 
-    For an option `out` (the command's output file), the name of each store is appended to the file name.
+    If the command fails on a store, it still runs on the others, and an error is raised at the end. If the command has
+    an option `out` for an output file, the store's name is appended to the file name.
     """
 
     @wraps(command)

@@ -1,1 +1,1 @@
-"""Signals: named functions of one teacher-forced forward pass. `registry` lists them; `reading` computes them."""
+"""Signals that are computed in one teacher-forced forward pass. `registry` lists them, and `reading` computes them."""

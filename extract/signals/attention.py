@@ -1,9 +1,10 @@
 """The attention signals `attention_entropy`, `macs`, `rollout` and `rollout_max`.
 
-Rollout: each layer mixes the states by Â = a Ã + (1 − a) I, where Ã is the mean attention over heads (Abnar & Zuidema
-2020), and all layers together by R = Â_L … Â_1. These matrices are lower triangular. The answer's columns of R
-therefore depend only on the answer's rows and columns of Ã, and the prompt enters only through the row normalisers. A
-sum over the rows of R is a vector that is propagated from the last layer to the first, in n² instead of n³.
+Attention rollout (Abnar & Zuidema 2020) models each layer as a matrix Â = a Ã + (1 − a) I that mixes the states of the
+tokens. Ã is the attention averaged over heads, a is its share, and I is the identity. The rollout matrix of L layers is
+R = Â_L … Â_1. All these matrices are lower triangular. The answer's columns of R therefore depend only on the answer's
+rows and columns of each Ã, and on the normalisers of these rows. To sum the rows of R for n tokens, a vector is
+multiplied by one layer after another, which takes O(n²) time instead of O(n³).
 """
 
 import math
@@ -15,28 +16,30 @@ from torch import Tensor
 from extract.signals.attention_scores import ENTROPIES, column_field, element_field
 from extract.signals.base import Dots, Pass
 
-#: Residual shares that are equal for all tokens, by name.
+#: Shares of the residual stream that are the same for all tokens, by name.
 FIXED_SHARES = {"share_50": 0.5, "share_70": 0.7, "share_90": 0.9}
 
-#: Names of the shares returned by `attention_shares`, in order.
+#: Names of the shares that `attention_shares` returns, in order.
 MIXES = (*FIXED_SHARES, "norm", "cosine", "projection")
 
 ALIGNMENTS = ("emit", "token")
 FIELDS = ("none", "column", "element")
 
-#: Normalisers of a row of attention, in the order of the last axis of `normalisers`.
+#: Normalisers of attention rows, in the order of the last axis of `normalisers`.
 NORMALISERS = ("column_emit", "column_token", "element")
 
 _TINY = 1e-12
-COLUMNS_AT_ONCE = 128  #: Columns of R computed at a time.
+COLUMNS_AT_ONCE = 128  #: Number of columns of R that are computed at a time.
 
 
 def attention_entropy(batch: Pass) -> dict[str, Tensor]:
-    """Attention entropies at the place that drew each token: [row, token] in [0, 1] by ``layer/name``, layers from 1.
+    """Return the attention entropies of the queries at which the answer's tokens were drawn.
 
-    - ``normalised``: mean over heads of the entropy divided by the logarithm of the number of visible keys.
-    - ``sink_free``: the same without the first token.
-    - ``smallest_head``: the smallest normalised entropy of any head.
+    The result is a dict from ``layer/name``, with layers from 1, to tensors [row, token] in [0, 1]. The names are:
+
+    - ``normalised``: entropy divided by the logarithm of the number of visible keys, averaged over heads.
+    - ``sink_free``: this average without the first token, which many heads use as an attention sink.
+    - ``smallest_head``: smallest normalised entropy of any head.
     """
     found: dict[str, Tensor] = {}
     for layer, numbers in enumerate(batch.attention.layers, start=1):
@@ -46,14 +49,15 @@ def attention_entropy(batch: Pass) -> dict[str, Tensor]:
 
 
 def macs(batch: Pass) -> dict[str, Tensor]:
-    """Attention that a token receives from later tokens in all layers (Hu et al. 2025, "MACS", arXiv 2509.17178).
+    """Compute the attention that each token receives from later tokens (Hu et al. 2025, "MACS", arXiv 2509.17178).
 
-    Each layer contributes the attention a of its strongest head, raised by a floor ε to (1 − ε) a + ε. The signal is
-    the geometric mean over layers, [row, token] by ``L/floor_EPS_AGG_ALIGN``. It is computed from sums of logarithms,
-    because the product over many layers underflows.
+    For each layer, a is the largest attention of any head. A floor ε raises it to (1 − ε) a + ε. The signal is the
+    geometric mean of these values over the L layers. The result is a dict from ``L/floor_EPS_AGG_ALIGN`` to tensors
+    [row, token] float32, where EPS is ε in hundredths.
 
-    AGG `rf_mean` and `max` aggregate over the places that see a token, from its own to the last one of the answer.
-    `last` is the value of the last place. ALIGN `emit` uses the places that drew y_1 … y_n, `token` their own places.
+    - AGG: `rf_mean` and `max` are the mean and the maximum over all queries from the token itself to the last one.
+      `last` is the value of the last query.
+    - ALIGN: `emit` uses the positions at which the answer's tokens were drawn, and `token` uses their own positions.
     """
     found: dict[str, Tensor] = {}
     width, valid = batch.spans.widest, batch.attention.places.valid[:, 1:]
@@ -74,13 +78,16 @@ def macs(batch: Pass) -> dict[str, Tensor]:
 
 
 def rollout(batch: Pass) -> dict[str, Tensor]:
-    """Influence of each token through all layers: [row, token] float32, at least 0, by ``L/MIX_FIELD_AGG_ALIGN``.
+    """Compute the influence of each token through all L layers by attention rollout.
 
-    - MIX: share of the residual stream, equal for all tokens (share_50, …) or from `attention_shares`.
-    - FIELD: receptive field that divides attention.
-    - AGG: aggregation over the rows of R: `mean` over all T, `rf_mean` over rows that see the token, `last` row.
-    - ALIGN: `emit` is the influence of the place that drew y_t, among the tokens without y_n; `token` is the influence
-      of the place of y_t, among all tokens.
+    The result is a dict from ``L/MIX_FIELD_AGG_ALIGN`` to non-negative tensors [row, token] float32. The influences of
+    a token on all tokens are a column of the rollout matrix R, which is defined in `rows_summed`.
+
+    - MIX: rule for the share of attention, see `attention_shares`.
+    - FIELD: receptive field that weights attention: `none`, `column` (`column_field`) or `element` (`element_field`).
+    - AGG: average over all rows of R (`mean`), average over the rows that see the token (`rf_mean`), or `last` row.
+    - ALIGN: For `token`, the influence is that of the token's own position. For `emit`, it is that of the position at
+      which the token was drawn, and R has no row for the last token of the answer.
     """
     places, width = batch.attention.places, batch.spans.widest
     sums = rows_summed(*_rollout_arguments(batch)).cpu()
@@ -99,7 +106,7 @@ def rollout(batch: Pass) -> dict[str, Tensor]:
 
 
 def rollout_max(batch: Pass) -> dict[str, Tensor]:
-    """Like `rollout`, by ``L/MIX_FIELD_max_ALIGN``: the largest influence of a token on any place."""
+    """Compute the largest influence of each token on any answer token. In the keys (see `rollout`), AGG is `max`."""
     width, largest = batch.spans.widest, rows_largest(*_rollout_arguments(batch)).cpu()
     return {
         f"{batch.n_layers}/{mix}_{field}_max_{align}": largest[:, f, m, a, a : a + width]
@@ -110,7 +117,7 @@ def rollout_max(batch: Pass) -> dict[str, Tensor]:
 
 
 def _rollout_arguments(batch: Pass) -> tuple[list[Tensor], list[Tensor], list[Tensor], Tensor, Tensor, Tensor]:
-    """Arguments of `rows_summed` and `rows_largest`."""
+    """Return the arguments of `rows_summed` and `rows_largest`."""
     layers, places = batch.attention.layers, batch.attention.places
     shares = [torch.stack(list(attention_shares(products).values()), 1) for products in batch.attention.dots]
     means, sums = [layer["mean"] for layer in layers], [layer["sums"] for layer in layers]
@@ -118,13 +125,17 @@ def _rollout_arguments(batch: Pass) -> tuple[list[Tensor], list[Tensor], list[Te
 
 
 def attention_shares(products: Dots) -> dict[str, Tensor]:
-    """Share a of attention in h + o, [row, token] in [0, 1], by mix; the share of the residual stream is 1 − a.
+    """Compute the share a of the attention output o in its sum s = h + o with the residual stream h.
 
-    ``norm`` compares ‖o‖ with ‖h‖, and ``cosine`` compares their cosines with h + o. ``projection`` is the length of
-    o's projection onto h + o, divided by the length of h + o.
+    The result is a dict from mix to a tensor [row, query] in [0, 1]. The share of the residual stream is 1 − a, which
+    is 50, 70 or 90 % for ``share_50``, ``share_70`` and ``share_90``. The other mixes are:
+
+    - ``norm``: a = ‖o‖ / (‖o‖ + ‖h‖).
+    - ``cosine``: a = cos(o, s) / (cos(o, s) + cos(h, s)).
+    - ``projection``: a = ⟨o, s⟩ / ⟨s, s⟩.
     """
     h, o = products.hh.sqrt(), products.oo.sqrt()
-    os, hs = products.oo + products.ho, products.hh + products.ho  # with the sum s = h + o
+    os, hs = products.oo + products.ho, products.hh + products.ho  # ⟨o, s⟩ and ⟨h, s⟩
     cosine_o, cosine_h = os / o.clamp_min(_TINY), hs / h.clamp_min(_TINY)  # each times ‖s‖
     shares = {
         "norm": o / (o + h).clamp_min(_TINY),
@@ -138,16 +149,20 @@ def attention_shares(products: Dots) -> dict[str, Tensor]:
 def rows_summed(
     blocks: list[Tensor], norms: list[Tensor], shares: list[Tensor], query: Tensor, n_tokens: Tensor, valid: Tensor
 ) -> Tensor:
-    """Sum of the rows of R, and its last row: [row, field, mix, 2, alignment, key] float32.
+    """Compute the sum of all rows of the rollout matrix R, and its last row: [row, field, mix, 2, alignment, key].
+
+    R = Â_L … Â_1 is the product over L layers of Â = a Ã + (1 − a) I, where Ã is the attention weighted by a field and
+    normalised by rows, a is the share of attention, and I is the identity. In the result, which is float32, the axis of
+    size 2 contains the sum and the last row.
 
     Args:
-        blocks: Mean attention over heads by layer, [row, query, key], among the places of the answer, from the one that
-            drew y_1 to that of y_n; 0 where `valid` is False.
-        norms: Row normalisers by layer, [row, query, normaliser], see `normalisers`.
-        shares: Attention shares by layer, [row, mix, query].
-        query: Places, [row, query] int64.
-        n_tokens: Number of tokens of prompt and answer, [row] int64.
-        valid: Whether a row has the query, [row, query] bool.
+        blocks: For each layer, the attention averaged over heads, [row, query, key]. Queries and keys run from the last
+            token of the prompt to the last token of the answer. Padding queries have attention 0.
+        norms: For each layer, the output of `normalisers`, [row, query, normaliser].
+        shares: For each layer, the attention shares a, [row, mix, query].
+        query: Places of the queries, see `Places`, [row, query] int64.
+        n_tokens: Number of prompt and answer tokens, [row] int64.
+        valid: False for padding queries, [row, query] bool.
     """
     n = valid.sum(1)
     step = torch.arange(valid.shape[1], device=valid.device)
@@ -173,14 +188,14 @@ def rows_summed(
 def rows_largest(
     blocks: list[Tensor], norms: list[Tensor], shares: list[Tensor], query: Tensor, n_tokens: Tensor, valid: Tensor
 ) -> Tensor:
-    """Largest entry of each column of R: [row, field, mix, alignment, key] float32. Arguments as in `rows_summed`.
+    """Compute the largest entry of each column of the rollout matrix R, [row, field, mix, alignment, key] float32.
 
-    R = Â_L … Â_1 is computed from the first layer on, in groups of columns, without the zeros above the diagonal. Both
-    alignments share one R, `emit` without its last row. Only the column field differs between them.
+    See `rows_summed` for R and the arguments. R is computed in groups of columns, starting with the first layer, and
+    zeros above the diagonal are skipped. The alignment `emit` ignores the last row of R.
     """
     column, element = column_field(query, n_tokens), element_field(query, query)
 
-    def fielded(name: str, rows: slice) -> Iterator[Tensor]:  # Ã [row, query, key] of each layer, at some places
+    def fielded(name: str, rows: slice) -> Iterator[Tensor]:  # yields Ã [row, query, key] of each layer, at some places
         for block, norm in zip(blocks, norms, strict=True):
             part = block[:, rows, rows].to(column.device)
             if name != "none":
@@ -210,10 +225,10 @@ def rows_largest(
 
 
 def _columns_of_product(layers: Iterable[Tensor], shares: list[Tensor], size: int) -> Tensor:
-    """First `size` columns of the product of a A + (1 − a) I over layers, [row, query, mix, column], first rightmost.
+    """Compute the first `size` columns of the product of a A + (1 − a) I over layers, [row, query, mix, column].
 
-    `layers` yields A, [row, query, query] lower triangular; `shares` holds a, [row, mix, query]. Rows are multiplied in
-    groups of `size`.
+    The first layer is the rightmost factor, and I is the identity. `layers` yields the lower triangular matrices A
+    [row, query, query], and `shares` contains the weights a [row, mix, query]. Rows are computed in groups of `size`.
     """
     n_rows, n_mixes, n_queries = shares[0].shape
     width = min(size, n_queries)
@@ -221,7 +236,7 @@ def _columns_of_product(layers: Iterable[Tensor], shares: list[Tensor], size: in
     product[:, :width] = torch.eye(width, device=product.device)[:, None]
     for layer, share in zip(layers, shares, strict=True):
         a = share.mT[..., None]  # [row, query, mix, 1]
-        for start in reversed(range(0, n_queries, size)):  # a row needs the old values of the rows above it
+        for start in reversed(range(0, n_queries, size)):  # a row needs the old values of earlier rows
             stop = min(start + size, n_queries)
             some = slice(start, stop)
             reached = layer[:, some, :stop] @ product[:, :stop].flatten(2)

@@ -1,7 +1,7 @@
-"""Reads attention from queries and keys, and its contribution to the residual stream with hooks on the blocks.
+"""Hooks that read attention weights, and the contribution of attention to the residual stream.
 
-transformers calls an attention function by name. The function registered here also calls the model's own function, so
-that the pass is bit-identical, and sums the attention weights of the answers' queries.
+transformers looks up its attention function by name. The function that this module registers computes the attention of
+the answers' queries and then calls the model's own function, so that the output of the model is bit-identical.
 """
 
 import sys
@@ -20,9 +20,9 @@ from extract.signals.attention_scores import read_layer
 from extract.signals.base import Attention, Dots, Places, TokenSpans
 from extract.signals.model_parts import Hooks, decoder_blocks
 
-#: Floors of MACS in hundredths; 20 is the paper's 1 − α.
+#: Floors ε of MACS, in hundredths. The paper's 1 − α is 20.
 FLOORS = (1, 20)
-#: Names of the module that returns the attention output (a norm in Gemma 2 and 3) and of the one after the addition.
+#: Names of the module that returns the attention output (a norm in Gemma 2 and 3) and of the module after the addition.
 _ADDED = [
     ("post_attention_layernorm", "pre_feedforward_layernorm"),
     *product(("self_attn", "attn", "attention"), ("post_attention_layernorm", "ln_2")),
@@ -30,15 +30,15 @@ _ADDED = [
 
 
 class MixingCapture(Hooks):
-    """Hooks that keep the dot products of residual stream and attention output at chosen tokens of each block.
+    """Hooks that compute dot products of the residual stream and the attention output at chosen tokens of each block.
 
-    The residual h is the input of a block; the attention output o is added to it.
+    The residual stream h is the input of a block, and the block adds the attention output o to it.
 
     Attributes:
-        index: Indices of the tokens to keep in the next pass, [row, query] int64; None keeps nothing.
+        index: Indices of the tokens to read in the next pass, [row, query] int64. With None, nothing is read.
 
     Raises:
-        InputError: If a block does not continue with h + o; raised here or in the first pass.
+        InputError: If a block does not compute h + o. The constructor or the first pass raises it.
     """
 
     def __init__(self, model: Any) -> None:
@@ -65,7 +65,7 @@ class MixingCapture(Hooks):
         return self
 
     def finish(self) -> list[Dots]:
-        """Dot products [row, query] of the last pass by layer. Stops keeping them until `index` is set again."""
+        """Return each layer's dot products [row, query], and ignore later passes until `index` is set again."""
         if self._checked != self._dots.keys():
             raise self._refusal()
         products, self.index, self._dots = [self._dots[layer] for layer in sorted(self._dots)], None, {}
@@ -74,11 +74,11 @@ class MixingCapture(Hooks):
     def _refusal(self) -> InputError:
         return InputError(
             "Expected blocks that add the output of attention to their input, but those of "
-            f"{type(self._model).__name__} don't. Leave rollout and rollout_max out, or use another model."
+            f"{type(self._model).__name__} don't. Leave out rollout and rollout_max, or use another model."
         )
 
     def _select(self, states: Tensor) -> Tensor:
-        """States [row, query, d_model] at `index`, limited to the last token of the pass."""
+        """Return the states [row, query, d_model] at `index`. Indices past the end select the last token."""
         assert self.index is not None
         self.index = self.index.to(states.device)
         index = self.index.clamp_max(states.shape[1] - 1)
@@ -96,7 +96,7 @@ class MixingCapture(Hooks):
                 self._sum[layer] = h[:, 0] + o[:, 0]
 
     def _check_sum(self, layer: int, states: Tensor) -> None:
-        # one token of one pass is enough, because the structure of a block is fixed
+        # it is enough to check one token in one pass, because the structure of a block is fixed
         if self.index is not None and layer not in self._checked:
             entering = self._select(states)[:, 0]
             if layer not in self._sum or not torch.allclose(self._sum.pop(layer), entering, equal_nan=True):
@@ -105,18 +105,18 @@ class MixingCapture(Hooks):
 
 
 class AttentionReader(Hooks):
-    """Reads attention in passes of a model inside its context: call `start` before a pass and `finish` after it.
+    """Context manager that reads attention in forward passes. Call `start` before each pass and `finish` after it.
 
-    Other passes are not affected. On exit the model's own attention is restored.
+    Other passes are not affected. On exit, the model's own attention function is restored.
 
     Args:
         model: Causal language model with SDPA or eager attention.
-        needs: Among attention_entropy, attention_blocks, attention_macs and mixing. All but attention_entropy require
-            passes over answers.
+        needs: Any of attention_entropy, attention_blocks, attention_macs and mixing. All except attention_entropy
+            require passes over answers.
 
     Raises:
-        InputError: If the model does not call transformers' attention function once per layer, or its blocks do not add
-            attention to the residual stream; raised here, in the pass or by `finish`.
+        InputError: If the model does not call transformers' attention function once per layer, or if its blocks do not
+            add the attention output to the residual stream. The constructor, the pass or `finish` raises it.
     """
 
     def __init__(self, model: Any, needs: Collection[str]) -> None:
@@ -150,14 +150,14 @@ class AttentionReader(Hooks):
             self._mixing.index = spans.query_index(self._last)
 
     def finish(self) -> Attention:
-        """Attention of the last pass. Stops reading until `start` is called again.
+        """Return the attention of the last pass. Later passes are ignored until `start` is called again.
 
         Raises:
             InputError: If a layer did not call its attention function exactly once.
         """
         self._spans = None
         if self._calls != Counter(set(self._layer_of.values())):
-            raise self._refusal(f"called it in {len(self._calls)} layers, {self._calls.total()} times in total")
+            raise self._refusal(f"called it {self._calls.total()} times, in {len(self._calls)} layers")
         places = next(iter(self._places.values()))
         products = [] if self._mixing is None else self._mixing.finish()
         masked = [Dots(*(p.masked_fill(~places.valid.to(p.device), 0.0) for p in layer)) for layer in products]
@@ -166,14 +166,14 @@ class AttentionReader(Hooks):
 
     @torch.no_grad()
     def attended(self, module: Any, query: Tensor, key: Tensor, mask: Tensor | None, options: dict[str, Any]) -> None:
-        """Read one layer from the arguments of its attention function."""
+        """Read the attention of one layer from the arguments of its attention function."""
         layer = self._layer_of.get(id(module))
         if self._spans is None or layer is None:
             return
         causal = options.get("is_causal")
         causal = getattr(module, "is_causal", True) if causal is None else causal
         if options.get("position_bias") is not None or not causal:
-            raise self._refusal("adds biases to its scores or looks ahead")
+            raise self._refusal("adds biases to its scores or attends to later tokens")
         self._calls[layer] += 1
         if query.device not in self._places:
             self._places[query.device] = Places.of(self._spans, query.shape[2], self._last, query.device)
@@ -190,7 +190,7 @@ class AttentionReader(Hooks):
         n = len(set(self._layer_of.values()))
         return InputError(
             f"Expected a model that calls transformers' attention function once in each of its {n} layers, "
-            f"but {type(self._model).__name__} {reason}. Leave attention_entropy, rollout, rollout_max and macs out, "
+            f"but {type(self._model).__name__} {reason}. Leave out attention_entropy, rollout, rollout_max and macs, "
             "or use another model."
         )
 
@@ -199,7 +199,7 @@ _active: ContextVar[AttentionReader | None] = ContextVar("attention_reader", def
 
 
 def _register(implementation: str) -> str:
-    """Register the reading attention function for an implementation, and return its name in transformers."""
+    """Register an attention function that reads attention and calls `implementation`. Return its registered name."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
     from transformers.masking_utils import eager_mask, sdpa_mask

@@ -1,4 +1,4 @@
-"""Attention of the answers' queries: scores in chunks, and the sums over heads and keys that are kept."""
+"""Attention scores of the answers' queries, computed in chunks and reduced over heads and keys."""
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
@@ -9,17 +9,17 @@ from torch import Tensor
 from extract.errors import InputError
 from extract.signals.base import Places
 
-#: Score of a hidden key. Its exponential is exactly 0, and unlike −inf it gives 0 and not NaN when multiplied by 0.
+#: Score of a hidden key, one that the query can't see. Its exponential is 0, and so is its product with 0.
 HIDDEN = -1e30
 
-#: Mean entropy over heads with and without the first token, and the smallest entropy of a head.
+#: Names of entropies: the mean over heads with and without the first token, and the smallest of any head.
 ENTROPIES = ("normalised", "sink_free", "smallest_head")
 
-#: Scores in memory at a time on a CPU, chosen to fit into its cache.
-_CACHED = 1 << 19
+#: Number of scores in memory at a time on a CPU, chosen to fit into its cache.
+CACHED_SCORES = 1 << 19
 
-#: Scores in memory at a time on a GPU, per row for at most 8 rows, because each chunk has a launch cost.
-_OF_ROW = 1 << 23
+#: Number of scores per row in memory at a time on a GPU, for at most 8 rows. Small chunks would be slow to launch.
+_SCORES_PER_ROW = 1 << 23
 
 
 def read_layer(
@@ -31,20 +31,22 @@ def read_layer(
     scaling: float | None = None,
     softcap: float | None = None,
 ) -> dict[str, Tensor]:
-    """Attention of one layer at `places`, float32 for any dtype of the model, and 0 after the places of a row.
+    """Compute the attention of one layer for the queries at `places`, in float32, with 0 for padding queries.
 
     Args:
-        query: [row, head, token, d_head], any float dtype.
-        key: [row, key head, key, d_head]. Each key head serves an equal number of successive heads.
-        mask: [row, 1, token, key], bool (True: visible) or added to the scores; None for causal attention.
-        needs: Among attention_entropy, attention_blocks and attention_macs.
-        scaling: Factor of the scores; None for 1/√d_head.
-        softcap: Caps scores s to softcap · tanh(s / softcap).
+        query: Queries, [row, head, token, d_head] of any float dtype.
+        key: Keys, [row, key head, key, d_head]. Each key head serves the same number of consecutive heads.
+        mask: [row, 1, token, key]. Either bool with True for visible keys, or float values to add to the scores. None
+            for causal attention.
+        needs: Any of attention_entropy, attention_blocks and attention_macs.
+        scaling: Factor of the scores. None for 1/√d_head.
+        softcap: Cap that replaces scores s by softcap · tanh(s / softcap). None for no cap.
 
     Returns:
-        For attention_entropy, the three `ENTROPIES`, [row, query]. For attention_blocks, `mean` [row, query, key], the
-        mean over heads among the answer's places, and `sums` [row, query, normaliser] of whole rows, see `normalisers`.
-        For attention_macs, `largest` [row, query, key], the maximum over heads.
+        Dict of tensors. For attention_entropy, it contains the three `ENTROPIES`, [row, query]. For attention_blocks,
+        it contains `mean` [row, query, key], the attention between the answer's places averaged over heads, and `sums`
+        [row, query, normaliser], the `normalisers` of whole rows. For attention_macs, it contains `largest`
+        [row, query, key], the maximum over heads.
 
     Raises:
         InputError: If the mask differs between heads.
@@ -65,7 +67,7 @@ def read_layer(
     layer = {name: torch.cat(chunks, 1) for name, chunks in parts.items()}
     behind = ~places.valid
     for name, values in layer.items():
-        if name in ("mean", "largest"):  # keys after a row's last token were clamped to it
+        if name in ("mean", "largest"):  # indices past a row's last key were clamped to it
             values.tril_()
         values.masked_fill_(behind if values.dim() == 2 else behind[..., None], 0.0)
     return layer
@@ -74,7 +76,7 @@ def read_layer(
 def _over_heads(
     chunks: Iterable[Tensor], n_visible: Tensor, needs: Collection[str]
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Entropies [row, query] by name; `mean` and `largest` over heads [row, query, key] by name."""
+    """Reduce scores over heads to two dicts: entropies [row, query], and `mean` and `largest` [row, query, key]."""
     n_heads, entropies = 0, []
     whole: dict[str, Tensor] = {}
     for scores in chunks:
@@ -100,23 +102,24 @@ def _over_heads(
 def _score_chunks(
     query: Tensor, key: Tensor, mask: Tensor | None, places: Places, scaling: float | None, softcap: float | None
 ) -> Iterator[tuple[slice, Tensor, int, Iterator[Tensor]]]:
-    """Scores of a causal attention function, for chunks of the queries at `places`.
+    """Yield the scores of causal attention for chunks of the queries at `places`.
 
-    Yields the slice of queries, the number of keys that each sees [row, query] int64, the largest such number, and the
-    scores [row, head, query, key] float32 of groups of heads, with `HIDDEN` for hidden keys.
+    Each item contains the slice of queries, the number of keys that each query sees ([row, query] int64), the number of
+    keys with scores, and an iterator over groups of heads. The iterator yields scores [row, head, query, key] float32,
+    with `HIDDEN` for keys that a query can't see.
     """
     (n_rows, n_heads, _, d_head), n_key_heads = query.shape, key.shape[1]
     if mask is not None and mask.shape[1] != 1:
         raise InputError(
-            f"Expected one attention mask for all heads, but got {mask.shape[1]}. Use another model, because the "
-            "attention of this architecture can't be read."
+            f"Expected one attention mask for all heads, but got {mask.shape[1]}. The attention of this architecture "
+            "can't be read. Use another model."
         )
     at = places.index[:, None, :, None].expand(-1, n_heads, -1, d_head)
     queries = query.gather(2, at).float() * (d_head**-0.5 if scaling is None else scaling)
     queries = queries.unflatten(1, (n_key_heads, -1))  # [row, key head, head of it, query, d_head]
     keys = key.float().mT
     n_queries, row = places.index.shape[1], n_rows * (n_heads // n_key_heads) * key.shape[2]
-    budget = _CACHED if query.device.type == "cpu" else _OF_ROW * min(n_rows, 8)
+    budget = CACHED_SCORES if query.device.type == "cpu" else _SCORES_PER_ROW * min(n_rows, 8)
     n_groups = min(n_key_heads, max(1, budget // (row * min(n_queries, 32))))
     size = min(n_queries, max(1, budget // (row * n_groups)))
 
@@ -143,10 +146,10 @@ def _score_chunks(
 
 
 def _visibility(mask: Tensor | None, places: Places, part: slice, n_keys: int) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Visibility of the first `n_keys` keys for a part of the queries.
+    """Determine which of the first `n_keys` keys the queries in `part` can see.
 
-    Returns the number of keys that each query sees, [row, query] int64; whether each of the last keys is hidden,
-    [row, query, key] bool; and the bias of their scores, float32, or None.
+    The result contains the number of keys that each query sees, [row, query] int64, a mask of the hidden keys among the
+    last ones, [row, query, key] bool, and a float32 bias to add to the scores of these last keys, or None.
     """
     index = places.index[:, part]
     if mask is None:
@@ -162,18 +165,18 @@ def _visibility(mask: Tensor | None, places: Places, part: slice, n_keys: int) -
 
 
 def head_entropies(scores: Tensor, n_visible: Tensor) -> tuple[Tensor, Tensor]:
-    """Entropies of softmax(`scores`), divided by the log of the number of visible keys; 0 for one key.
+    """Compute normalised attention entropies with and without the first token, which many heads use as a sink.
 
-    With p the weight of the first token, H' the entropy among the others and h the binary entropy,
-    H = h(p) + (1 − p) H'. H' is computed from the other scores alone, so it is exact even if p is 1 in float32.
+    An entropy is divided by the logarithm of the number of visible keys; it is 0 for one key. The entropy over all keys
+    is H = h(p) + (1 − p) H', where p is the weight of the first token, h is the binary entropy, and H' is the entropy
+    without the first token. H' is computed from the other scores alone, so it is exact even if p rounds to 1.
 
     Args:
-        scores: [row, head, query, key] float32, `HIDDEN` for keys that a query can't see. Overwritten.
+        scores: [row, head, query, key] float32, with `HIDDEN` for keys that a query can't see. Overwritten.
         n_visible: Number of keys that each query sees, [row, query] int64.
 
     Returns:
-        [row, head, query] float32 in [0, 1] over all visible keys, and the same without the first token, which many
-        heads use as an attention sink.
+        Entropies over all visible keys and entropies without the first token, [row, head, query] float32 in [0, 1].
     """
     of_first = scores[..., 0].clone()
     scores[..., 0] = HIDDEN
@@ -194,18 +197,21 @@ def head_entropies(scores: Tensor, n_visible: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def column_field(key: Tensor, n_tokens: Tensor) -> Tensor:
-    """Column field 1 / (T − j), [row, alignment, key], of places j [row, key]; T is `n_tokens`, less 1 for `emit`."""
+    """Compute the column field 1 / (T − j) of keys at places j, [row, alignment, key].
+
+    `key` contains j, [row, key]. T is `n_tokens` [row] for the alignment `token`, and `n_tokens` − 1 for `emit`.
+    """
     n_seeing = torch.stack([n_tokens - 1, n_tokens], 1)[..., None] - key[:, None]
     return 1 / n_seeing.clamp_min(1).float()
 
 
 def element_field(query: Tensor, key: Tensor) -> Tensor:
-    """Element field 1 / (i − j + 1), [row, query, key], of places i [row, query] and j [row, key]; 1 if j > i."""
+    """Compute the element field 1 / (i − j + 1), [row, query, key], of query places i and key places j; 1 if j > i."""
     return (query.float()[..., None] - key.float()[:, None] + 1).clamp_min_(1).reciprocal_()
 
 
 def normalisers(mean: Tensor, column: Tensor, element: Tensor) -> Tensor:
-    """Row sums of attention under both fields, [row, query, normaliser] in the order of `NORMALISERS`.
+    """Sum rows of attention, weighted by each field in turn: [row, query, normaliser] in the order of `NORMALISERS`.
 
     Args:
         mean: Mean attention over heads, [row, query, key].

@@ -1,4 +1,4 @@
-"""`Pass`: a batch that the model has just read, from which signals are computed, and its token indices."""
+"""Data of one forward pass from which signals are computed: `Pass` and the classes of its attributes."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from extract.signals.model_parts import ModelHead, n_layers
 
 @dataclass(frozen=True)
 class Answer:
-    """Token ids of a prompt and of the content of an answer (see `content_tokens`). The content can be empty."""
+    """Token ids of a prompt and of the content of its answer (see `content_tokens`). The content can be empty."""
 
     prompt: tuple[int, ...]
     content: tuple[int, ...]
@@ -21,15 +21,15 @@ class Answer:
 
 @dataclass(frozen=True)
 class TokenSpans:
-    """Token indices of each row of a batch.
+    """Indices of the answer's tokens in each row of a batch.
 
-    After a prompt of P tokens, answer token y_t is at index P + t − 1 and was drawn at index P + t − 2. At question
-    scope the only token is the first one of the answer, which is not drawn yet.
+    After a prompt of P tokens, answer token y_t is at index P + t − 1. It was drawn from the distribution at index
+    P + t − 2. At question scope, each row has one answer token, y_1, which has not been drawn yet.
 
     Attributes:
-        first: Index that drew y_1, the last token of the prompt.
-        n_tokens: Number n of answer tokens, at least 1.
-        n_before: Number of tokens in the key-value cache before this pass, equal for all rows.
+        first: Index of the last prompt token in each row, at which y_1 is drawn.
+        n_tokens: Number n of answer tokens in each row, at least 1.
+        n_before: Number of tokens in the key/value cache before this pass, the same for all rows.
     """
 
     first: list[int]
@@ -38,36 +38,39 @@ class TokenSpans:
 
     @property
     def widest(self) -> int:
-        """Largest number of answer tokens of a row."""
+        """Largest number of answer tokens in any row."""
         return max(self.n_tokens)
 
     def drawn_at(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Row and index that drew each token, both [sum of n_tokens] int64, in the order of the rows."""
+        """Return the row and the index at which each answer token was drawn, two tensors [sum of n_tokens] int64."""
         n = torch.tensor(self.n_tokens)
         row = torch.arange(len(n)).repeat_interleave(n)
         step = torch.arange(int(n.sum())) - (n.cumsum(0) - n).repeat_interleave(n)
         return row.to(device), (torch.tensor(self.first)[row] + step).to(device)
 
     def pad(self, values: Tensor) -> Tensor:
-        """Pad values [sum of n_tokens, …] to [row, token, …] on the CPU, with NaN after the tokens of a row."""
+        """Pad values [sum of n_tokens, …] with NaN to a tensor [row, token, …] on the CPU."""
         return pad_sequence(list(values.cpu().split(self.n_tokens)), batch_first=True, padding_value=torch.nan)
 
     def query_index(self, last: bool) -> Tensor:
-        """Indices [row, query] int64 that drew y_1 … y_n and, with `last`, that of y_n. Short rows exceed their end."""
+        """Return the indices at which the answer's tokens were drawn, [row, query] int64.
+
+        If `last` is True, the index of the last token is appended. The indices of shorter rows run past their end.
+        """
         return torch.tensor(self.first)[:, None] + torch.arange(self.widest + last)
 
 
 @dataclass(frozen=True)
 class Places:
-    """Queries whose attention is read in a pass.
+    """Queries for which attention is read in a pass.
 
-    A place is the 0-based position of a token in its row, including cached tokens. Keys are ordered by place.
+    A place is the 0-based position of a token in its row, counting cached tokens. Keys are ordered by place.
 
     Attributes:
         index: Index of each query among the tokens of the pass, [row, query] int64.
         query: Place of each query, [row, query] int64.
-        valid: Whether the row has the query, [row, query] bool. The attention of other queries is 0.
-        n_tokens: Number N of tokens of prompt and answer, [row] int64.
+        valid: False for the padding queries of shorter rows, [row, query] bool. Their attention is set to 0.
+        n_tokens: Number of prompt and answer tokens in each row, [row] int64.
         spans: Token spans of the batch.
     """
 
@@ -79,7 +82,7 @@ class Places:
 
     @classmethod
     def of(cls, spans: TokenSpans, n_queries: int, last: bool, device: torch.device) -> Self:
-        """Places of a pass over `n_queries` tokens; with `last` also the place of y_n."""
+        """Build the places at which answer tokens were drawn. If `last` is True, append that of the last token."""
         first, n_answer, index = torch.tensor(spans.first), torch.tensor(spans.n_tokens), spans.query_index(last)
         return cls(
             index=index.clamp_max(n_queries - 1).to(device),
@@ -91,29 +94,31 @@ class Places:
 
 
 class Lens(dict[str, Tensor]):
-    """Statistics of the distributions that drew the tokens, float32 on the CPU, NaN after the tokens of a row.
+    """Statistics of the distributions from which the answers' tokens were drawn, float32 on the CPU, padded with NaN.
 
-    The first four describe the model's own distribution, [row, token]. The others describe all layers,
-    [row, token, layer], each read through the model's final norm and head. Entropies and divergences are in nats.
+    The first four describe the model's own distribution and have shape [row, token]. The others have shape
+    [row, token, layer]. They describe the distributions p_l of layers l, for which the residual stream goes through the
+    final norm and the head. L is the last layer. Entropies and divergences are in nats.
 
     Keys:
-        log_p: log p of the drawn token; NaN if none was drawn.
+        log_p: Log-probability of the drawn token; NaN if none was drawn.
         entropy: Shannon entropy.
         largest: Largest probability.
         margin: Largest probability minus the second largest.
-        entropies: Shannon entropies, layers 1 … L.
-        margins: Like `margin`, layers 0 (the embeddings) … L.
-        agrees: 1 if the most likely token is that of layer L, else 0; layers 0 … L.
-        next_cosines: Cosine of the residual streams before and after the next block, layers 0 … L − 1.
-        last_cosines: Cosine of the residual streams of a layer and of layer L, layers 0 … L.
-        kl: KL(p_l ‖ p_L), the last `N_COMPARED` layers before L.
-        jsd: Jensen–Shannon divergence of p_l and p_L, the same layers.
-        early_late: KL(p_E ‖ p_F) of the mean distributions of the first and last quarter of the layers, [row, token].
+        entropies: Shannon entropies of layers 1 … L.
+        margins: Margins of layers 0 (the embeddings) … L.
+        agrees: 1 if the layer's most likely token is that of layer L, else 0, for layers 0 … L.
+        next_cosines: Cosine similarity of the residual streams of layers l and l + 1, for l = 0 … L − 1.
+        last_cosines: Cosine similarity of the residual streams of layers l and L, for l = 0 … L.
+        kl: KL(p_l ‖ p_L) for the last `N_COMPARED` layers before L.
+        jsd: Jensen–Shannon divergence of p_l and p_L for the same layers as `kl`.
+        early_late: KL(p_E ‖ p_F), [row, token], where p_E and p_F are the mean distributions of the first and the
+            last quarter of the layers.
     """
 
 
 class Dots(NamedTuple):
-    """Dot products ⟨h, h⟩, ⟨o, o⟩ and ⟨h, o⟩ of residual stream h and attention output o, each [row, query] float32."""
+    """Dot products ⟨h, h⟩, ⟨o, o⟩, ⟨h, o⟩ of the residual stream h and the attention output o, [row, query] float32."""
 
     hh: Tensor
     oo: Tensor
@@ -121,21 +126,21 @@ class Dots(NamedTuple):
 
     @classmethod
     def of(cls, h: Tensor, o: Tensor) -> Self:
-        """Compute them from h and o, [row, query, d_model] of any float dtype."""
+        """Compute the dot products of h and o, [row, query, d_model] of any float dtype."""
         h, o = h.float(), o.float()
         return cls((h * h).sum(-1), (o * o).sum(-1), (h * o).sum(-1))
 
 
 @dataclass(frozen=True)
 class Attention:
-    """Attention of the answers' queries, float32, 0 after the queries of a row.
+    """Attention of the answers' queries, in float32, with 0 for padding queries.
 
     Attributes:
-        places: Queries and keys.
-        layers: Results of `read_layer` by layer, without `largest`.
-        floors: [row, query, key] by floor ε in hundredths: log((1 − ε) a + ε) summed over layers, where a is the
-            attention of the strongest head.
-        dots: Dot products of residual stream and attention output by layer.
+        places: Places of the queries.
+        layers: Result of `read_layer` for each layer, without `largest`.
+        floors: Dict from a floor ε, in hundredths, to a tensor [row, query, key]. The tensor is the sum over layers of
+            log((1 − ε) a + ε), where a is the largest attention of any head.
+        dots: Dot products of the residual stream and the attention output, for each layer.
     """
 
     places: Places
@@ -146,15 +151,15 @@ class Attention:
 
 @dataclass(frozen=True)
 class Pass:
-    """A batch of questions or answers that the model has just read, with the data that the signals' `needs` name.
+    """Result of a forward pass over a batch of questions or answers, with the data that the signals need.
 
     Attributes:
         model: The model.
-        output: Output of its decoder; `last_hidden_state` [row, token, d_model] is after the final norm.
-        spans: Token indices. At question scope each row has one token, which is not drawn yet.
-        tokens: Drawn tokens, [row, token] int64 on the CPU, 0 after the tokens of a row; None at question scope.
-        states: Hidden states [row, position, d_model] by layer, in the order of the scope's `POSITIONS`.
-        lens: Statistics of the layers' distributions.
+        output: Output of the decoder. Its `last_hidden_state` [row, token, d_model] is taken after the final norm.
+        spans: Token indices. At question scope, each row has one answer token, which has not been drawn yet.
+        tokens: Drawn tokens, [row, token] int64 on the CPU, padded with 0; None at question scope.
+        states: Dict from layer to hidden states [row, position, d_model]. Positions are in the order of `POSITIONS`.
+        lens: Statistics of the layers' token distributions.
         attention: Attention of the answers' queries.
     """
 
@@ -168,19 +173,19 @@ class Pass:
 
     @property
     def n_layers(self) -> int:
-        """Number of blocks L."""
+        """Number of the model's blocks."""
         return n_layers(self.model)
 
     def final_states(self) -> Tensor:
-        """States after the final norm that drew the tokens, [sum of n_tokens, d_model]."""
+        """Return the states, after the final norm, from which the tokens were drawn, [sum of n_tokens, d_model]."""
         states: Tensor = self.output.last_hidden_state
         return states[self.spans.drawn_at(states.device)]
 
     def logits(self, batch_size: int = 64) -> Iterator[Tensor]:
-        """Logits [token, vocab] that drew the tokens, `batch_size` tokens at a time, in the order of the rows."""
+        """Yield the logits [token, vocab] from which the tokens were drawn, for `batch_size` tokens at a time."""
         head = ModelHead(self.model)
         return (head(states) for states in self.final_states().split(batch_size))
 
     def pad(self, values: Tensor) -> Tensor:
-        """Pad values [sum of n_tokens, …] to [row, token, …] on the CPU, with NaN after the tokens of a row."""
+        """Pad values [sum of n_tokens, …] with NaN to a tensor [row, token, …] on the CPU."""
         return self.spans.pad(values)

@@ -1,4 +1,4 @@
-"""Features of token signals for probes: one vector per row, identical from a store and from a model."""
+"""Feature vectors of token signals for probes. They are identical whether read from a store or from a model."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from extract.store.shards import Scope
 
 #: Default poolings of answers.
 DEFAULT_POOLING = ("mean", "std", "max")
-#: Pooling for token entropies only, see `peak_features`.
+#: Pooling that is only for token entropies. See `peak_features`.
 DISTRIBUTION = "distribution"
 _WINDOWS = re.compile(r"windows_([1-9]|[1-5][0-9]|6[0-4])")
 _KEY = re.compile(r"([a-z_]+)/((?:0|[1-9][0-9]{0,4})/([A-Za-z0-9_]+))")
@@ -23,15 +23,15 @@ _KEY = re.compile(r"([a-z_]+)/((?:0|[1-9][0-9]{0,4})/([A-Za-z0-9_]+))")
 
 @dataclass(frozen=True)
 class TokenFeatures:
-    """Token signals that are combined into one vector per row.
+    """Token signals that are combined into one feature vector per row.
 
     Attributes:
-        keys: Keys ``signal/layer/name``.
-        pooling: Poolings of an answer's tokens; empty for questions, which have one number per key.
-        weights: Key of the token weights; None for unweighted pooling.
+        keys: Keys of the form ``signal/layer/name``.
+        pooling: Names of the poolings of an answer's tokens. Empty for questions, which have one number per key.
+        weights: Key of the token weights. None for unweighted pooling.
 
     Raises:
-        InputError: If a key does not support a pooling, or `weights` are given for a pooling without a weighted form.
+        InputError: If a key does not support a pooling, or `weights` is used with a pooling without a weighted form.
     """
 
     keys: tuple[str, ...]
@@ -42,39 +42,39 @@ class TokenFeatures:
         others = [key for key in self.keys if key.split("/")[::2] != ["tokens", "entropy"]]
         if DISTRIBUTION in self.pooling and others:
             raise InputError(
-                f"Expected `pooling` {DISTRIBUTION} with the entropy of the signal tokens only, but got {others[0]!r}. "
-                "Give --data.signal=tokens --data.positions=[entropy], or --data.join=[tokens/entropy]."
+                f"Expected `pooling` {DISTRIBUTION} only for the entropy of the signal tokens, but got {others[0]!r}. "
+                "Pass --data.signal=tokens --data.positions=[entropy], or --data.join=[tokens/entropy]."
             )
         windowed = next(filter(_WINDOWS.fullmatch, self.pooling), None)
         if windowed is not None and self.weights is not None:
             raise InputError(
-                f"Expected no `weights` for `pooling` {windowed}, which has no weighted form. Leave `weights` out."
+                f"Expected no `weights` for `pooling` {windowed}, which has no weighted form. Leave out `weights`."
             )
 
     @property
     def signals(self) -> list[str]:
-        """Names of the signals to read, each once."""
+        """Names of the signals to read, without duplicates."""
         return list(dict.fromkeys(key.split("/")[0] for key in (*self.keys, self.weights) if key is not None))
 
     @property
     def names(self) -> list[str]:
-        """Name of each number of the vector: its key and pooling."""
+        """Name of each feature, composed of its key and its pooling."""
         if not self.pooling:
             return list(self.keys)
         return [f"{key} {name}" for key in self.keys for pooling in self.pooling for name in self._numbers(pooling)]
 
     def _numbers(self, pooling: str) -> list[str]:
-        """Names of the numbers that a pooling computes from one key."""
+        """Return the names of the numbers that a pooling computes from one key."""
         if pooling == DISTRIBUTION:
             return PEAKS[0] if self.weights is None else PEAKS[0] + PEAKS[1]
         match = _WINDOWS.fullmatch(pooling)
         return [f"{pooling}_{i}" for i in range(int(match[1]))] if match else [pooling]
 
     def vector(self, read: Callable[[str, str], Any]) -> Tensor:
-        """Compute features [row, number] float32; NaN if a row has no tokens or a missing value.
+        """Compute the features, [row, feature] float32. They are NaN if a row has no tokens or lacks a value.
 
         Args:
-            read: Function from a signal and one of its keys to values: [row] for questions, `Ragged` for answers.
+            read: Function from a signal and one of its keys to the values, [row] for questions or `Ragged` for answers.
         """
         if not self.pooling:
             return torch.stack([read(*key.split("/", 1)).float() for key in self.keys], 1)
@@ -93,17 +93,17 @@ class TokenFeatures:
         return torch.stack(columns, 1)
 
     def to_json(self) -> dict[str, Any]:
-        """JSON record for a saved probe."""
+        """Return the JSON record for a saved probe."""
         return {"keys": list(self.keys), "pooling": list(self.pooling), "weights": self.weights}
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Self:
-        """Build from a record that was checked with `is_key`, `is_pooling` and `is_weights`."""
+        """Build from a JSON record that has been checked with `is_key`, `is_pooling` and `is_weights`."""
         return cls(tuple(record["keys"]), tuple(record["pooling"]), record["weights"])
 
 
 def token_signals(scope: Scope) -> list[str]:
-    """Names of the signals with one number per answer token, or at question scope for the first answer token."""
+    """Return the names of the signals that have one number per token and support a scope."""
     return signals_of(scope, per_token=True)
 
 
@@ -114,7 +114,7 @@ def is_key(value: Any, scope: Scope) -> bool:
 
 
 def is_weights(value: Any) -> bool:
-    """Whether a JSON value is a key of token weights."""
+    """Whether a JSON value is the key of token weights."""
     if not is_key(value, "sample"):
         return False
     signal, _, name = value.split("/")
@@ -130,7 +130,7 @@ def check_pooling(pooling: Sequence[str]) -> None:
     """Check the names of poolings.
 
     Raises:
-        InputError: If a name is unknown or repeated, or `pooling` is empty.
+        InputError: If a name is unknown or repeated, or if `pooling` is empty.
     """
     known = [*POOLINGS, DISTRIBUTION]
     for name in pooling:
@@ -141,6 +141,6 @@ def check_pooling(pooling: Sequence[str]) -> None:
             )
     if not pooling or len(set(pooling)) < len(pooling):
         raise InputError(
-            f"Expected `pooling` to have at least one name and no repeated ones, but got [{', '.join(pooling)}]. "
-            f"Leave it out for the default, {', '.join(DEFAULT_POOLING)}."
+            f"Expected `pooling` to contain at least one name and no duplicates, but got [{', '.join(pooling)}]. "
+            f"Leave it out for the default, [{', '.join(DEFAULT_POOLING)}]."
         )

@@ -1,4 +1,4 @@
-"""The signal `hidden`: the residual stream of every layer at named positions of a prompt or an answer."""
+"""The signal `hidden`: the residual stream of every layer at named positions in a prompt or an answer."""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -12,9 +12,9 @@ from extract.signals.base import Pass
 from extract.signals.model_parts import Hooks, decoder_blocks, decoder_of, n_layers
 from extract.store.shards import Scope
 
-#: Token indices of each position by scope and name, from the numbers of prompt tokens P and answer tokens n. States are
-#: averaged over them. Answer token y_t is at index P + t − 1, where the state has seen it. It was drawn at P + t − 2,
-#: so the distribution of the first answer token is read at `last_prompt`.
+#: Functions by scope and position. Each takes the numbers of prompt tokens P and answer tokens n, and returns the token
+#: indices over which states are averaged. Answer token y_t is at index P + t − 1, but it was drawn at P + t − 2, so the
+#: distribution of the first answer token is read at `last_prompt`.
 POSITIONS: dict[Scope, dict[str, Callable[[int, int], range]]] = {
     "question": {"last_prompt": lambda n_prompt, n_answer: range(n_prompt - 1, n_prompt)},
     "sample": {
@@ -26,10 +26,10 @@ POSITIONS: dict[Scope, dict[str, Callable[[int, int], range]]] = {
 
 
 def position_ranges(scope: Scope, n_prompt: Sequence[int], n_answer: Sequence[int]) -> list[list[range]]:
-    """Token indices [position][row] of the scope's positions, from the numbers [row] of prompt and content tokens.
+    """Return the token ranges [position][row] for rows with `n_prompt` prompt tokens and `n_answer` answer tokens.
 
     Raises:
-        InputError: If a position is outside the prompt, or at sample scope outside the answer.
+        InputError: If a position is outside the prompt at question scope, or outside the answer at sample scope.
     """
     positions: list[list[range]] = []
     for name, place in POSITIONS[scope].items():
@@ -38,15 +38,15 @@ def position_ranges(scope: Scope, n_prompt: Sequence[int], n_answer: Sequence[in
             indices, first = place(prompt, answer), 0 if scope == "question" else max(1, prompt)
             if not first <= indices.start < indices.stop <= prompt + answer:
                 raise InputError(
-                    f"Expected position {name!r} to be in a prompt of {prompt} tokens and an answer of {answer}, but "
-                    f"it covers {indices.start} to {indices.stop - 1}. Leave out empty prompts and answers."
+                    f"Expected position {name!r} to be within a prompt of {prompt} tokens and an answer of {answer}, "
+                    f"but got indices {indices.start} to {indices.stop - 1}. Leave out empty prompts and answers."
                 )
             positions[-1].append(indices)
     return positions
 
 
 def hidden(batch: Pass) -> dict[str, Tensor]:
-    """Residual stream at the positions of the scope: [row, d_model] in the model's dtype by ``layer/position``."""
+    """Return residual streams as a dict from ``layer/position`` to tensors [row, d_model] in the model's dtype."""
     positions = POSITIONS["question" if batch.tokens is None else "sample"]
     return {
         f"{layer}/{position}": states[:, i]
@@ -56,7 +56,7 @@ def hidden(batch: Pass) -> dict[str, Tensor]:
 
 
 def _mean_over(rows: Sequence[range], device: torch.device) -> Callable[[Tensor], Tensor]:
-    """Function from hidden states [row, token, d_model] to their mean [row, d_model] over `rows`, summed in float32."""
+    """Return a function that averages hidden states [row, token, d_model] over each row's token range in `rows`."""
     starts, stops = [row.start for row in rows], [row.stop for row in rows]
     start, stop = torch.tensor(starts, device=device), torch.tensor(stops, device=device)
 
@@ -73,16 +73,16 @@ def _mean_over(rows: Sequence[range], device: torch.device) -> Callable[[Tensor]
 
 
 class HiddenCapture(Hooks):
-    """Hooks that keep the hidden states of chosen layers and tokens during forward passes inside the context.
+    """Context manager whose hooks keep hidden states of chosen layers and tokens during forward passes.
 
-    Layers are numbered as in transformers' `output_hidden_states`: 0 is the embeddings that enter the first block, l is
-    the residual stream after block l, and L is the last one after the final norm.
+    Layers are numbered as in transformers' `output_hidden_states`. Layer 0 is the embeddings, and layer l is the
+    residual stream after block l. For the last block, the states are taken after the final norm.
 
     Attributes:
-        states: Hidden states of the last pass, [row, position, d_model] by layer.
+        states: Dict from layer to the hidden states of the last pass, [row, position, d_model].
 
     Raises:
-        InputError: If the model has no such layer.
+        InputError: If a layer does not exist in the model.
     """
 
     def __init__(self, model: Any, layers: Iterable[int]) -> None:
@@ -97,11 +97,11 @@ class HiddenCapture(Hooks):
         self._means, self._model = list[Callable[[Tensor], Tensor]](), model
 
     def start(self, positions: Sequence[Sequence[range]]) -> None:
-        """Set the tokens to keep in the next passes, [position][row] indices into a pass; empty for none."""
+        """Set the token ranges [position][row] to average in the next passes. An empty list keeps no states."""
         self._means = [_mean_over(rows, self._model.device) for rows in positions]
 
     def finish(self) -> dict[int, Tensor]:
-        """States of the last pass by layer, in the model's dtype. Stops keeping them until `start` is called again."""
+        """Return the last pass's states by layer, in the model's dtype, and keep no more until `start` is called."""
         states, self.states, self._means = self.states, {}, []
         return states
 

@@ -1,7 +1,7 @@
-"""The lens: every layer's token distribution, computed in chunks with the model's own final norm and head.
+"""Logit lens: token distributions of all layers, computed in chunks with the model's final norm and head.
 
-If a number compares layers, the residual stream at the answers' tokens is kept until the end of the pass. Otherwise
-each layer is reduced to its numbers as soon as it is computed.
+If layers are compared with each other, the residual streams at the answers' tokens are kept until the end of the pass.
+Otherwise, each layer is reduced to its entropies as soon as it is computed.
 """
 
 from collections import defaultdict
@@ -18,20 +18,18 @@ from extract.signals.model_parts import Hooks, ModelHead, decoder_blocks, final_
 
 #: Number of layers before the last one that are compared with it.
 N_COMPARED = 10
-#: Logits in memory at a time: 64 MB in float32 on a CPU. A GPU needs more for full use.
+#: Number of logits in memory at a time. On a CPU, they take 64 MB in float32. A GPU needs more to be fully used.
 LOGITS_AT_ONCE = {"cpu": 2**24, "cuda": 2**27}
-#: Logits reduced at a time if no layers are compared, chosen to fit into the cache of a CPU.
+#: Number of logits that are reduced at a time if no layers are compared. On a CPU, they fit into the cache.
 REDUCED_AT_ONCE = {"cpu": 2**20, "cuda": 2**25}
-#: Smallest logit relative to the largest one. Excluded tokens (−∞) become finite and keep probability 0.
+#: Lower bound of a logit minus the largest one. Excluded tokens (−∞) get a finite logit and keep probability 0.
 _IMPOSSIBLE = -1e4
-#: Smallest exponent. Below it exp gives subnormal numbers, which are ten times slower and negligible as weights.
+#: Lower bound of exponents. Below it, exp gives subnormal numbers, which are ten times slower and have no effect.
 _NOTHING = -80.0
 
 
 class Softmax(NamedTuple):
-    """Distributions over the vocabulary: p = weight / total, log p = shifted − log total.
-
-    They are not normalised: a division or logarithm over the vocabulary costs as much as the rest of an entropy.
+    """Token distributions p = weight / total, where log p = shifted − log(total). The division is left out for speed.
 
     Attributes:
         shifted: Logits minus the largest one, [token, vocab] float32.
@@ -45,7 +43,7 @@ class Softmax(NamedTuple):
 
 
 def softmax(logits: Tensor) -> Softmax:
-    """Distributions of `logits` [token, vocab]. Float32 logits are overwritten."""
+    """Compute the token distributions of `logits` [token, vocab]. Float32 logits are overwritten."""
     shifted = logits.float()
     shifted.sub_(shifted.amax(-1, keepdim=True)).clamp_(min=_IMPOSSIBLE)
     weight = shifted.clamp(min=_NOTHING).exp_()
@@ -53,45 +51,45 @@ def softmax(logits: Tensor) -> Softmax:
 
 
 def entropy(p: Softmax) -> Tensor:
-    """Shannon entropy [token] in nats: log Σ exp(z) − Σ p z. The shift of z by its maximum keeps float32 accurate."""
+    """Compute the Shannon entropy of p in nats, [token]: log Σ exp(z) − Σ p z, where z are the shifted logits."""
     return (p.total.log() - vecdot(p.weight, p.shifted) / p.total).clamp_(min=0)
 
 
 def most_likely(p: Softmax) -> tuple[Tensor, Tensor, Tensor]:
-    """Most likely token, its probability, and its margin over the second most likely token, [token] each."""
+    """Return the most likely token, its probability, and its margin over the second most likely one, [token] each."""
     best = p.shifted.topk(2)
     first, second = best.values.exp().unbind(-1)
     return best.indices[:, 0], first / p.total, (first - second) / p.total
 
 
 def kl(p: Softmax, q: Softmax) -> Tensor:
-    """KL(p ‖ q) [token] in nats: Σ p (log p − log q)."""
+    """Compute the Kullback–Leibler divergence KL(p ‖ q) = Σ p (log p − log q) in nats, [token]."""
     logs = (vecdot(p.weight, p.shifted) - vecdot(p.weight, q.shifted)) / p.total
     return (logs - p.total.log() + q.total.log()).clamp_(min=0)
 
 
 def jensen_shannon(p: Softmax, q: Softmax) -> Tensor:
-    """Jensen–Shannon divergence [token] in nats, at most ln 2: H((p + q) / 2) − (H(p) + H(q)) / 2."""
+    """Compute the Jensen–Shannon divergence in nats, [token]: mean of KL(p ‖ m) and KL(q ‖ m), m = (p + q) / 2."""
     mixed = (p.weight * (0.5 / p.total)[:, None]).addcmul_(q.weight, (0.5 / q.total)[:, None])
     entropy_mixed = -vecdot(mixed, mixed.clamp(min=torch.finfo(mixed.dtype).tiny).log_())
     return (entropy_mixed - (entropy(p) + entropy(q)) / 2).clamp_(min=0)
 
 
 def kl_of_means(p: Tensor, q: Tensor) -> Tensor:
-    """KL(p ‖ q) [token] in nats for probabilities [token, vocab]."""
+    """Compute KL(p ‖ q) in nats, [token], for probabilities p and q [token, vocab]."""
     tiny = torch.finfo(p.dtype).tiny
     return (vecdot(p, p.clamp(min=tiny).log_()) - vecdot(p, q.clamp(min=tiny).log_())).clamp_(min=0)
 
 
 class LensReader(Hooks):
-    """Reads a `Lens` in passes of a model inside its context: call `start` before a pass and `finish` after it.
+    """Context manager that reads a `Lens` in forward passes. Call `start` before each pass and `finish` after it.
 
     Args:
         model: A causal language model.
-        needs: Among ``logits`` (the final distribution), ``lens`` (entropies), ``exit`` and ``divergence``.
+        needs: Any of ``logits`` (the final distribution), ``lens`` (entropies), ``exit`` and ``divergence``.
 
     Raises:
-        InputError: If the model's blocks or its final norm are not found.
+        InputError: If the model's blocks or its final norm can't be found.
     """
 
     def __init__(self, model: Any, needs: Collection[str]) -> None:
@@ -112,18 +110,18 @@ class LensReader(Hooks):
         return self
 
     def start(self, spans: TokenSpans) -> None:
-        """Set the tokens to read in the next pass."""
+        """Set the token spans of the next pass."""
         self._spans, self._index = spans, spans.drawn_at(self._model.device)
 
     def finish(self, last_hidden_state: Tensor, tokens: Tensor | None) -> Lens:
-        """Compute the lens of the last pass. Stops reading until `start` is called again.
+        """Compute the lens of the last pass. Later passes are ignored until `start` is called again.
 
         Args:
             last_hidden_state: Output of the decoder, [row, token, d_model].
-            tokens: Drawn tokens, [row, token] int64, with any padding; None if none were drawn.
+            tokens: Drawn tokens, [row, token] int64 with any padding. None if no tokens were drawn.
 
         Raises:
-            InputError: If anything but the final norm follows the last block.
+            InputError: If the last block is followed by anything other than the final norm.
         """
         assert self._spans is not None
         spans, kept, self._spans, self._kept = self._spans, self._kept, None, {}
@@ -150,7 +148,7 @@ class LensReader(Hooks):
         return Lens({name: spans.pad(values) for name, values in numbers.items()})
 
     def _chunk(self, chunk: slice, normed: Tensor, drawn: Tensor | None, kept: dict[int, Tensor]) -> dict[str, Tensor]:
-        """Numbers that require the last layer's distribution, for a chunk of tokens: [token, …] by name."""
+        """Compute the statistics that need the last layer's distribution, as a dict of tensors [token, …]."""
         last = softmax(self._head(normed[chunk]))
         log_p = torch.full_like(last.total, torch.nan)
         if drawn is not None:
@@ -162,7 +160,11 @@ class LensReader(Hooks):
         return numbers
 
     def _compare(self, states: dict[int, Tensor], last: Softmax, token: Tensor) -> dict[str, Tensor]:
-        """Compare all layers: [token, layer] by name, and `early_late` [token]. `token` is the likeliest of layer L."""
+        """Compute the statistics of `Lens` that compare layers, for a chunk of tokens with residual streams `states`.
+
+        `last` and `token` are the distributions and the most likely tokens of the last layer. The result is a dict of
+        tensors [token, layer], and [token] for `early_late`.
+        """
         n_layers, columns, means = self._n_layers, defaultdict[str, list[Tensor]](list), dict[str, Tensor]()
         n_quarter = max(1, n_layers // 4)
         quarters = {"early": range(1, n_quarter + 1), "late": range(n_layers - n_quarter + 1, n_layers + 1)}
@@ -189,14 +191,14 @@ class LensReader(Hooks):
         if self._spans is None:
             return
         row, index = self._index
-        # the model can be spread over devices; the lens is computed on one
+        # a model can span several devices, but the lens is computed on one
         states = hidden[row.to(hidden.device), index.to(hidden.device)].to(self._model.device)
         whole = self._keeps_states or layer == self._n_layers
         self._kept[layer] = states if whole else layer_entropy(self._head, self._norm, states)
 
 
 def layer_entropy(head: ModelHead, norm: nn.Module, states: Tensor) -> Tensor:
-    """Entropy [token] in nats of a layer's distributions, from its residual stream [token, d_model]."""
+    """Compute the entropies [token] in nats of a layer's distributions from its residual stream [token, d_model]."""
     few = head.chunk_size(REDUCED_AT_ONCE)
     chunks = states.split(head.chunk_size(LOGITS_AT_ONCE))
     return torch.cat([entropy(softmax(logits)) for chunk in chunks for logits in head(norm(chunk)).split(few)])

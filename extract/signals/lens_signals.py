@@ -1,11 +1,11 @@
-"""The signals of token distributions: `tokens`, `entropy_profile`, `evolution` and `early_exit`."""
+"""Signals computed from token distributions: `tokens`, `entropy_profile`, `evolution` and `early_exit`."""
 
 import torch
 from torch import Tensor
 
 from extract.signals.base import Pass
 
-#: Numbers of layers before the last one that `evolution` summarises.
+#: Numbers k of layers before the last one that `evolution` summarises.
 N_LAST = (3, 5, 10)
 
 #: Thresholds θ of `early_exit` in thousandths.
@@ -13,16 +13,18 @@ THRESHOLDS = (25, 50, 100, 200)
 
 
 def tokens(batch: Pass) -> dict[str, Tensor]:
-    """Five numbers of the distribution p that drew each token y: [row, token] float32 by ``L/name``, L blocks.
+    """Return five statistics of the distribution p from which each token y was drawn.
 
-    The distribution is the model's own: temperature 1, before top-p and top-k. At question scope no token is drawn yet,
-    so ``nll`` and ``plogp`` are left out.
+    The result is a dict from ``L/name``, where L is the number of blocks, to tensors [row, token] float32. p is the
+    model's own distribution at temperature 1, before top-p and top-k.
 
-    - ``nll``: −log p(y) in nats. Its mean over an answer is called length-normalised likelihood.
+    - ``nll``: −log p(y) in nats. Its mean over an answer is the length-normalised negative log-likelihood.
     - ``entropy``: −Σ p log p in nats.
-    - ``plogp``: −p(y) log p(y) in nats, not monotone in p(y).
-    - ``one_minus_pmax``: 1 − p of the most likely token.
-    - ``margin``: p of the most likely token minus p of the second. The only number that falls with uncertainty.
+    - ``plogp``: −p(y) log p(y) in nats, which is not monotone in p(y).
+    - ``one_minus_pmax``: 1 minus the largest probability.
+    - ``margin``: largest probability minus the second largest. Unlike the others, it is small for uncertain tokens.
+
+    At question scope, no token has been drawn yet, so ``nll`` and ``plogp`` are left out.
     """
     lens = batch.lens
     found = {"entropy": lens["entropy"], "one_minus_pmax": 1 - lens["largest"], "margin": lens["margin"]}
@@ -32,24 +34,26 @@ def tokens(batch: Pass) -> dict[str, Tensor]:
 
 
 def entropy_profile(batch: Pass) -> dict[str, Tensor]:
-    """Entropy of every layer's distribution with the model's final norm and head (Entropy-Lens, arXiv 2502.16570).
+    """Return the entropy of every layer's token distribution (Entropy-Lens, arXiv 2502.16570).
 
-    Returns:
-        [row, token] float32 in nats by ``l/entropy`` for l = 1 … L. Layer L has the model's own distribution.
+    The result is a dict from ``l/entropy``, for layers l = 1 … L, to tensors [row, token] float32 in nats. The
+    distribution of the last layer L is the model's own.
     """
     return {f"{layer}/entropy": values for layer, values in enumerate(batch.lens["entropies"].unbind(-1), 1)}
 
 
 def evolution(batch: Pass) -> dict[str, Tensor]:
-    """Differences of the layers S = L − k … L − 1 from each other and from the last one: [row, token] by ``L/name_k``.
+    """Summarise how the token distributions change over the last layers.
 
-    - ``mean_kl``, ``var_kl``: mean and variance over S of KL(p_l ‖ p_L).
-    - ``jsd``: mean Jensen–Shannon divergence of p_l and p_L.
-    - ``mean_entropy``, ``var_entropy``: mean and variance of the entropies of S.
-    - ``early_late``, without k: KL(p_E ‖ p_F) of the mean distributions of the first and last quarter of the layers.
+    The result is a dict from ``L/name`` to tensors [row, token] in nats, or nats² for variances. L is the number of
+    layers, and p_l is the distribution of layer l. Means and variances are taken over the k layers l = L − k … L − 1,
+    for each k in `N_LAST` that is less than L. Variances divide by k − 1.
 
-    Units are nats, and nats² for variances, which divide by k − 1. L is not in S, because its KL is 0. A k is left out
-    if the model has no more than k layers.
+    - ``mean_kl_k``, ``var_kl_k``: mean and variance of the divergence KL(p_l ‖ p_L) from the last layer.
+    - ``jsd_k``: mean Jensen–Shannon divergence of p_l and p_L.
+    - ``mean_entropy_k``, ``var_entropy_k``: mean and variance of the entropy of p_l.
+    - ``early_late``: KL(p_E ‖ p_F), where p_E and p_F are the mean distributions of the first and the last quarter of
+      all layers.
     """
     lens, last = batch.lens, batch.n_layers
     found = {"early_late": lens["early_late"]}
@@ -66,14 +70,18 @@ def evolution(batch: Pass) -> dict[str, Tensor]:
 
 
 def early_exit(batch: Pass) -> dict[str, Tensor]:
-    """Exit layers e / L in [0, 1]: [row, token] float32 by ``L/rule_θ``, θ in thousandths. 0 is the embeddings.
+    """Return the layer at which the model could have stopped, as a fraction of its L layers.
 
-    - ``state``: first layer whose residual stream barely turns in the next block, 1 − cos(h_l, h_{l+1}) ≤ θ.
-    - ``softmax``: first layer that is certain of a token, 1 − (p₁ − p₂) ≤ θ.
-    - ``saturated``: first layer from which cos(h_l, h_L) ≥ 1 − θ holds for all later layers.
-    - ``persistent``: first layer from which the most likely token is that of layer L (no θ).
+    The result is a dict from ``L/rule_θ``, with the threshold θ in thousandths, to tensors [row, token] float32 in
+    [0, 1]. Layer 0 is the embeddings. h_l is the residual stream of layer l before the final norm, and p₁ and p₂ are
+    the two largest probabilities in the distribution of layer l.
 
-    Residual streams are taken before the final norm, also at layer L. If no layer before L qualifies, e = L.
+    - ``state_θ``: first layer l whose next block barely turns the residual stream, 1 − cos(h_l, h_{l+1}) ≤ θ.
+    - ``softmax_θ``: first layer that is nearly certain of a token, 1 − (p₁ − p₂) ≤ θ.
+    - ``saturated_θ``: first layer from which on cos(h_l, h_L) ≥ 1 − θ.
+    - ``persistent``: first layer from which on the most likely token is that of layer L.
+
+    If no earlier layer qualifies, the result is layer L.
     """
     lens, last = batch.lens, batch.n_layers
     found = {"persistent": _first_to_hold(lens["agrees"] > 0)}
@@ -89,11 +97,11 @@ def early_exit(batch: Pass) -> dict[str, Tensor]:
 
 
 def _first(qualifies: Tensor) -> Tensor:
-    """First of the layers [..., layer] 0 … L − 1 that qualifies, else L."""
+    """Return the first of layers 0 … L − 1 that qualifies, or L if there is none. `qualifies` is [..., layer] bool."""
     return torch.where(qualifies.any(-1), qualifies.int().argmax(-1), qualifies.shape[-1]).float()
 
 
 def _first_to_hold(holds: Tensor) -> Tensor:
-    """First of the layers [..., layer] 0 … L from which `holds` is true to the end, else L."""
+    """Return the first of layers 0 … L from which on `holds` [..., layer] is True, or L if there is none."""
     to_the_end = holds.flip(-1).int().cummin(-1).values.sum(-1)
     return (holds.shape[-1] - to_the_end.clamp(min=1)).float()

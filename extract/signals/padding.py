@@ -1,4 +1,4 @@
-"""Padding of ragged rows to float64 tensors. Quantiles in float64 do not depend on rounding."""
+"""Padding of ragged rows to float64 tensors. In float64, rounding does not affect quantiles."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
@@ -9,17 +9,17 @@ from torch import Tensor
 from extract.errors import InputError
 from extract.store.ragged import Ragged
 
-#: Values padded together. More would not fit into the cache.
+#: Number of values that are padded at a time, chosen to fit into the CPU cache.
 CELLS_AT_ONCE = 2**18
 
 
 class Padded:
-    """Padded rows of at least one token each.
+    """Batch of padded rows with at least one token each.
 
     Args:
-        u: Values, [..., row, token] float64, 0 after the tokens of a row.
-        w: Weights, likewise, with leading axes that broadcast with those of `u`; None for unweighted rows.
-        n: Number of tokens of each row, [row] int64.
+        u: Values, [..., row, token] float64, padded with 0.
+        w: Weights in the same format. Their leading axes broadcast with those of `u`. None for unweighted rows.
+        n: Number of tokens in each row, [row] int64.
     """
 
     def __init__(self, u: Tensor, w: Tensor | None, n: Tensor) -> None:
@@ -33,12 +33,12 @@ class Padded:
 
     @cached_property
     def ascending(self) -> tuple[Tensor, Tensor]:
-        """Values in ascending order and their indices, [..., row, token] each, padding last."""
+        """Values in ascending order and their token indices, [..., row, token] each, with padding last."""
         return self.u.masked_fill(~self.there, torch.inf).sort(dim=-1)
 
     @cached_property
     def by_weight(self) -> tuple[Tensor, Tensor]:
-        """Weights in descending order, earlier tokens first among equals, and the values of the same tokens."""
+        """Weights in descending order (stable sort) and the values of the same tokens, [..., row, token] each."""
         order = self.w.masked_fill(~self.there, -1.0).sort(dim=-1, descending=True, stable=True)
         return order.values, self.u.expand(self._shape).gather(-1, order.indices.expand(self._shape))
 
@@ -49,21 +49,21 @@ class Padded:
 
     @cached_property
     def weights_ascending(self) -> Tensor:
-        """Cumulative weights c of the tokens, in ascending order of their values."""
+        """Cumulative sum of the weights in ascending order of the values, [..., row, token]."""
         return self.w.expand(self._shape).gather(-1, self.ascending[1].expand(self._shape)).cumsum(-1)
 
     @cached_property
     def mean(self) -> Tensor:
-        """Mean Σ u / n, [..., row]."""
+        """Mean Σ u / n of each row's n values u, [..., row]."""
         return self.u.sum(-1) / self.n
 
     @cached_property
     def weighted_mean(self) -> Tensor:
-        """Weighted mean Σ w u / Σ w, [..., row]; NaN if Σ w is 0."""
+        """Weighted mean Σ w u / Σ w of values u with weights w, [..., row]; NaN if Σ w is 0."""
         return (self.w * self.u).sum(-1) / self.total
 
     def at(self, place: Tensor) -> Tensor:
-        """Values [..., row] at 0-based ranks `place` [..., row] in ascending order."""
+        """Return the value at the 0-based rank `place` in each row's ascending order. Both are [..., row]."""
         values = self.ascending[0]
         shape = torch.broadcast_shapes(values.shape[:-1], place.shape)
         return values.expand(*shape, -1).gather(-1, place.expand(shape)[..., None])[..., 0]
@@ -75,27 +75,28 @@ def over_rows(
     compute: Callable[[Padded], dict[str, Tensor]],
     weights: Ragged | None = None,
 ) -> dict[str, Tensor]:
-    """Apply a function to padded batches of rows of similar length.
+    """Apply a function to padded batches of rows with similar lengths.
 
     Args:
-        values, weights: As in `pool`.
-        names: Names of the results of `compute`.
-        compute: Function from padded rows to results [..., row] by name.
+        values, weights: See `pool`.
+        names: Keys of the dict that `compute` returns.
+        compute: Function that takes padded rows and returns a dict of tensors [..., row].
 
     Returns:
-        [row, …] float32 by name; NaN as in `pool`.
+        Dict of float32 tensors [row, …], with NaN as in `pool`.
 
     Raises:
-        InputError: If weights are negative or belong to other tokens.
+        InputError: If a weight is negative, or values and weights differ in their numbers of tokens.
     """
     axes = values.values.shape[1:]
     if weights is not None:
         if not torch.equal(values.offsets, weights.offsets):
             raise InputError(
-                "Expected `weights` to have as many tokens per row as the values, but they differ. Read both together."
+                "Expected `weights` to have as many tokens per row as the values, but the numbers differ. "
+                "Read both signals together."
             )
         if len(negative := weights.values[weights.values < 0]):
-            raise InputError(f"Expected `weights` to be at least 0, but got {negative[0]:g}. Use other weights.")
+            raise InputError(f"Expected `weights` to be at least 0, but got {negative[0]:g}. Pass other weights.")
         axes = torch.broadcast_shapes(axes, weights.values.shape[1:])
     out = {name: torch.full((*axes, values.n_rows), torch.nan) for name in names}
     for rows in _similar(values.lengths, max(1, axes.numel())):
@@ -111,7 +112,7 @@ def over_rows(
 
 
 def _similar(lengths: Tensor, n_columns: int) -> Iterator[Tensor]:
-    """Indices of rows with at least one token, in groups of similar length."""
+    """Yield the indices of non-empty rows in groups of similar length."""
     rows = lengths.nonzero()[:, 0]
     if not len(rows):
         return
@@ -125,7 +126,7 @@ def _similar(lengths: Tensor, n_columns: int) -> Iterator[Tensor]:
 
 
 def _side_by_side(ragged: Ragged, rows: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
-    """Padded rows [..., row, token] float64, 0 for padding and non-finite values; and whether each row is finite."""
+    """Return padded rows [..., row, token] float64, with 0 for non-finite values, and a mask of the finite rows."""
     step = torch.arange(int(n.max()))
     there = step < n[:, None]
     index = (ragged.offsets[rows][:, None] + step).where(there, 0)

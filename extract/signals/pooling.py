@@ -1,7 +1,7 @@
-"""Pooling: from one number per token to one number per answer, for rows of different lengths at once.
+"""Pooling of token values to one number per answer, for rows of different lengths.
 
-u_t are the values of a row's n tokens, and w_t ≥ 0 are their weights. A row without tokens, or with a value or weight
-that is not finite, gives NaN. A row whose weights sum to 0 is pooled without weights.
+The result is NaN for a row without tokens, or with a value or weight that is not finite. A row whose weights sum to 0
+is pooled without weights.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,20 +26,20 @@ def _max(rows: Padded) -> Tensor:
 
 
 def _std(rows: Padded) -> Tensor:
-    """√(Σ (u − mean)² / (n − 1)); 0 for one token."""
+    """Standard deviation √(Σ (u − mean)² / (n − 1)) of each row's n values u; 0 for one value."""
     away = (rows.u - rows.mean[..., None]).masked_fill(~rows.there, 0.0)
     return (away.square().sum(-1) / (rows.n - 1).clamp_min(1)).sqrt()
 
 
 def _top(rows: Padded, percent: int) -> Tensor:
-    """Mean of the max(1, ⌊ρ n⌋) largest values."""
+    """Mean of the largest `percent` % of each row's values, but of at least one value."""
     k = _share(rows.n, percent)
     kept = (rows.step >= (rows.n - k)[:, None]) & rows.there
     return rows.ascending[0].masked_fill(~kept, 0.0).sum(-1) / k
 
 
 def _quantile(rows: Padded, percent: int) -> Tensor:
-    """Quantile with linear interpolation, like `torch.quantile`."""
+    """Quantile of each row's values with linear interpolation, as in `torch.quantile`."""
     place = percent / 100 * (rows.n - 1)
     below = place.floor().long()
     low, high = rows.at(below), rows.at(torch.minimum(below + 1, rows.n - 1))
@@ -50,38 +50,38 @@ def _quantile(rows: Padded, percent: int) -> Tensor:
 
 
 def _weighted_std(rows: Padded) -> Tensor:
-    """√(Σ w (u − weighted mean)² / Σ w)."""
+    """Weighted standard deviation √(Σ w (u − m)² / Σ w) of values u with weights w and weighted mean m."""
     away = (rows.u - rows.weighted_mean[..., None]).square()
     return ((rows.w * away).sum(-1) / rows.total).sqrt()
 
 
 def _weighted_top(rows: Padded, percent: int) -> Tensor:
-    """Weighted mean of the values of the max(1, ⌊ρ n⌋) tokens with the largest weights."""
+    """Weighted mean over the `percent` % of each row's tokens with the largest weights, but over at least one token."""
     weights, values = rows.by_weight
     weights = weights.masked_fill(rows.step >= _share(rows.n, percent)[:, None], 0.0)
     return (weights * values).sum(-1) / weights.sum(-1)
 
 
 def _weighted_quantile(rows: Padded, percent: int) -> Tensor:
-    """Smallest value with c ≥ q Σ w, where c is the weight of all tokens up to it."""
+    """Smallest value at which the cumulative weight, in ascending order of values, reaches `percent` % of the total."""
     c = rows.weights_ascending
     place = (c < percent / 100 * c[..., -1:]).sum(-1)
     return rows.at(torch.minimum(place, rows.n - 1))
 
 
 def _share(n: Tensor, percent: int) -> Tensor:
-    """[row] max(1, ⌊ρ n⌋) in integer arithmetic, because 0.1 · 30 can be below 3 in floats."""
+    """Return `percent` % of n [row], rounded down but at least 1. Integer arithmetic avoids rounding errors."""
     return (n * percent // 100).clamp_min(1)
 
 
 class Pooling(NamedTuple):
-    """Reduction of each row's tokens to one number [..., row], without and with weights."""
+    """Two functions that reduce each row's tokens to one number, [..., row]: one without and one with weights."""
 
     plain: Callable[[Padded], Tensor]
     weighted: Callable[[Padded], Tensor]
 
     def __call__(self, rows: Padded) -> Tensor:
-        """Weighted pooling for rows with a positive sum of weights, else plain pooling."""
+        """Pool the rows. A row without a positive sum of weights is pooled without weights."""
         if not rows.has_weights:
             return self.plain(rows)
         given, weighted = rows.total > 0, self.weighted(rows)
@@ -107,16 +107,16 @@ def pool(values: Ragged, how: str, weights: Ragged | None = None) -> Tensor:
     """Pool the tokens of each row to one number.
 
     Args:
-        values: Values of the tokens, [sum of lengths, …]; further axes are pooled separately.
-        how: One of `POOLINGS`.
-        weights: Weights w ≥ 0 of the same tokens. Further axes broadcast: values […, 1] with weights […, w] are pooled
-            with each of the w weights.
+        values: Values of the tokens, [sum of lengths, …]. Further axes are pooled separately.
+        how: Name of the pooling, one of `POOLINGS`.
+        weights: Non-negative weights of the same tokens. Further axes broadcast, so that values [sum of lengths, 1] are
+            pooled with each of the m weights in [sum of lengths, m].
 
     Returns:
-        [row, …] float32; NaN for a row without tokens, or with a value or weight that is not finite.
+        [row, …] float32. NaN for a row without tokens, or with a value or weight that is not finite.
 
     Raises:
-        InputError: If the name is unknown, or weights are negative or belong to other tokens.
+        InputError: If the name is unknown, a weight is negative, or the numbers of values and weights differ.
 
     >>> pool(Ragged.of([torch.tensor([1.0, 2.0, 6.0]), torch.tensor([])]), "mean")
     tensor([3., nan])
@@ -125,22 +125,21 @@ def pool(values: Ragged, how: str, weights: Ragged | None = None) -> Tensor:
 
 
 def pool_each(values: Ragged, hows: Sequence[str], weights: Ragged | None = None) -> dict[str, Tensor]:
-    """Like `pool` in several ways, for little more than the cost of one: rows are padded and sorted once."""
+    """Pool each row in several ways (see `pool`) and return a dict. Rows are padded and sorted only once."""
     chosen = {how: POOLINGS[how] for how in hows}
     return over_rows(values, hows, lambda rows: {how: pooling(rows) for how, pooling in chosen.items()}, weights)
 
 
-# More than one number: windows, and the shape of an entropy curve
+# Several numbers per row: windows, and the shape of an entropy curve
 
 
 def windows(values: Ragged, n_windows: int) -> Tensor:
-    """Means over `n_windows` consecutive windows of each row's tokens, split as in `numpy.array_split`.
+    """Average each row's values over `n_windows` consecutive windows of tokens, split as in `numpy.array_split`.
 
-    If a row has fewer tokens than windows, a token is in several windows. The first and last window are then the first
-    and last token.
+    If a row has fewer tokens than windows, each window contains a single token, and tokens are repeated.
 
     Returns:
-        [row, …, window] float32; NaN as in `pool`.
+        [row, …, window] float32, with NaN as in `pool`.
 
     >>> windows(Ragged.of([torch.tensor([1.0, 2.0, 6.0]), torch.tensor([5.0])]), 2)
     tensor([[1.5000, 6.0000],
@@ -162,7 +161,7 @@ def windows(values: Ragged, n_windows: int) -> Tensor:
     return torch.stack(list(over_rows(values, list(map(str, range(n_windows))), means).values()), -1)
 
 
-#: Names of the features of an entropy curve, and of those that weights add.
+#: Names of the features of an entropy curve, and of the additional features with weights.
 PEAKS = (
     "log_count density mean_peak max mean median std q75 q90 max_jump log_n".split(),
     "log_critical critical_density critical_mean critical_max w_mean w_q75 w_q90 w_std w_max".split(),
@@ -170,18 +169,19 @@ PEAKS = (
 
 
 def peak_features(entropy: Ragged, threshold: float = 0.5, weights: Ragged | None = None) -> dict[str, Tensor]:
-    """Features of the shape of each row's entropy curve, for a logistic regression.
+    """Compute features of the shape of each row's entropy curve, for a logistic regression.
 
-    A peak is a token of more than `threshold` nats. A critical token is a peak with more than the mean weight. Counts
-    are log(1 + count). They grow with n, so log n is a feature too. Heights are 0 if there is no such token.
+    A peak is a token whose entropy exceeds `threshold`. A critical token is a peak whose weight exceeds the mean weight
+    of the row. Counts are returned as log(1 + count). They grow with the number of tokens n, so log n is a feature too.
+    In a row without peaks or critical tokens, the mean and the maximum of their entropies are 0.
 
     Args:
         entropy: Entropies of the tokens, [sum of lengths] in nats.
         threshold: Threshold of a peak, in nats.
-        weights: Influences w ≥ 0 of the same tokens, for critical tokens and weighted poolings.
+        weights: Non-negative influences of the same tokens, for critical tokens and weighted poolings.
 
     Returns:
-        [row] float32 by name, see `PEAKS`; NaN as in `pool`.
+        Dict from the names in `PEAKS` to tensors [row] float32, with NaN as in `pool`.
     """
 
     def features(rows: Padded) -> dict[str, Tensor]:
@@ -201,7 +201,7 @@ def peak_features(entropy: Ragged, threshold: float = 0.5, weights: Ragged | Non
 
 
 def _heights(rows: Padded, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """log(1 + count), share of the tokens, mean and largest value of the chosen tokens [row, token]."""
+    """Return log(1 + count), share, mean and maximum of the tokens in each row of the mask `chosen` [row, token]."""
     count = chosen.sum(-1)
     high = rows.u.masked_fill(~chosen, 0.0)
     return count.double().log1p(), count / rows.n, high.sum(-1) / count.clamp_min(1), high.amax(-1)
@@ -210,12 +210,12 @@ def _heights(rows: Padded, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor, Tens
 # Weights by name
 
 
-#: Signal and position of the named weights.
+#: Signal and position of each named weight.
 WEIGHTS = {"entropy": ("tokens", "entropy"), "prob": ("tokens", "one_minus_pmax")}
 
 
 def weight_of(name: str) -> tuple[str, str]:
-    """Signal and position of weights: `entropy`, `prob` (1 − p_max), or ``signal/position`` of an influence signal.
+    """Return the signal and position of token weights: `entropy`, `prob`, or an influence as ``signal/position``.
 
     Raises:
         InputError: If the name is unknown.

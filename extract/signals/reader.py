@@ -1,4 +1,4 @@
-"""Runs a forward pass over a batch with the hooks that the requested signals need, and returns a `Pass`."""
+"""Forward passes over batches of questions or answers, with the hooks that the requested signals need."""
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
@@ -19,7 +19,7 @@ _ATTENTION = {"attention_entropy", "attention_blocks", "attention_macs", "mixing
 
 
 class SharedPrompt:
-    """Keys and values of the common first `tokens` of several sequences, read once. Requires `can_share(model)`."""
+    """Key/value cache of a prefix `tokens` that several sequences share. Requires `can_share(model)`."""
 
     def __init__(self, model: Any) -> None:
         from transformers import DynamicCache
@@ -29,7 +29,7 @@ class SharedPrompt:
 
     @torch.inference_mode()
     def then(self, tokens: Sequence[int]) -> Self:
-        """A cache of these tokens followed by `tokens`; this object is unchanged."""
+        """Return a new cache whose prefix is extended by `tokens`. This object stays unchanged."""
         longer = copy(self)
         longer._cache, longer.tokens = deepcopy(self._cache), (*self.tokens, *tokens)
         if tokens:
@@ -38,22 +38,22 @@ class SharedPrompt:
         return longer
 
     def cache(self, n_rows: int) -> Any:
-        """Copy of the cache for `n_rows` sequences, which a pass can extend."""
+        """Return a copy of the cache, repeated for `n_rows` sequences. A pass may extend the copy."""
         cache = deepcopy(self._cache)
         cache.batch_repeat_interleave(n_rows)
         return cache
 
 
 class Reader(ExitStack):
-    """Runs passes for signals. The model has the required hooks inside the context and none outside.
+    """Context manager that runs forward passes for signals. Its hooks are removed from the model on exit.
 
     Args:
         model: Causal language model in evaluation mode.
-        needs: Needs of the signals, among `NEEDS`.
+        needs: Data that the signals need, from `NEEDS`.
         layers: Layers whose hidden states are kept.
 
     Raises:
-        InputError: If the model has no such layer, or does not support one of the needs.
+        InputError: If a layer does not exist in the model, or the model does not support one of the needs.
     """
 
     def __init__(self, model: Any, needs: Collection[str], layers: Sequence[int] = ()) -> None:
@@ -70,18 +70,18 @@ class Reader(ExitStack):
         return self
 
     def questions(self, prompts: Sequence[Sequence[int]]) -> Pass:
-        """Read prompts. The only token of each row is the first one of its answer, which is not drawn yet."""
+        """Run a pass over prompts. Each row has one answer token, the first one, which has not been drawn yet."""
         n_prompt = [len(prompt) for prompt in prompts]
         self._hidden.start(position_ranges("question", n_prompt, [0] * len(prompts)))
         spans = TokenSpans([n - 1 for n in n_prompt], [1] * len(prompts))
         return self._pass(right_padded(prompts, self._model.device), spans, None)
 
     def answers(self, answers: Sequence[Answer], shared: SharedPrompt | None = None) -> Pass:
-        """Read answers after their prompts.
+        """Run a pass over answers and their prompts.
 
         Args:
             answers: Answers with at least one content token each.
-            shared: Common beginning of all prompts, which was read before; None reads the whole prompts.
+            shared: Cache of a prefix of all prompts. With None, the pass reads the whole prompts.
         """
         n_before = 0 if shared is None else len(shared.tokens)
         n_prompt = [len(answer.prompt) - n_before for answer in answers]
@@ -109,11 +109,13 @@ class Reader(ExitStack):
         )
 
 
-# Batches. A causal model never attends to the right, so padding there needs no mask and can have any value.
+# Batches. A causal model never attends to later tokens, so padding on the right needs no mask.
 
 
 def by_length(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
-    """Batches of sequence indices, shortest first: at most `batch_tokens` tokens with padding, or one sequence.
+    """Yield batches of sequence indices, with the shortest sequences first.
+
+    A batch has at most `batch_tokens` tokens including padding. A longer sequence forms a batch of its own.
 
     >>> list(by_length([3, 1, 2, 9], batch_tokens=6))
     [[1, 2], [0], [3]]
@@ -129,15 +131,15 @@ def by_length(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
 
 
 def right_padded(sequences: Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    """Token ids [row, token] int64, padded with 0."""
+    """Return token ids [row, token] int64, padded with 0 on the right."""
     longest = max(map(len, sequences))
     return torch.tensor([[*ids, *[0] * (longest - len(ids))] for ids in sequences], device=device)
 
 
 def can_share(model: Any) -> bool:
-    """Whether the model's cache holds all keys and values of a prompt, in transformers' plain form.
+    """Whether the model's key/value cache stores a whole prompt in the standard layers of transformers.
 
-    False for sliding windows, which drop tokens, and for recurrent or compressed states.
+    It does not if the model has sliding windows, which drop tokens, or recurrent or compressed states.
     """
     from transformers import DynamicCache
     from transformers.cache_utils import DynamicLayer

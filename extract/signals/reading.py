@@ -1,4 +1,4 @@
-"""Reads signals of questions and answers. All signals are computed from the same batches of teacher-forced passes."""
+"""Reading of signals for questions and answers. All signals are computed in the same teacher-forced passes."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,19 +26,19 @@ def read_questions(
     batch_tokens: int = 2048,
     progress: Callable[[int, int], object] = lambda n_rows, n_tokens: None,
 ) -> dict[str, dict[str, Tensor]]:
-    """Read signals of questions at the last token of the prompt, all from the same passes.
+    """Read signals at the last prompt token of each question, all in the same passes.
 
     Args:
         model: Causal language model in evaluation mode.
         prompts: Prompt token ids of each question, at least one.
         signals: Names of the signals.
         layers: Layers whose hidden states are kept.
-        batch_tokens: Maximum number of tokens, with padding, in a batch of several prompts.
-        progress: Callback with the numbers of questions and tokens of each finished batch.
+        batch_tokens: Maximum number of tokens in a batch, including padding. Longer prompts are read one at a time.
+        progress: Callback that receives the numbers of questions and tokens in each finished batch.
 
     Returns:
-        Tensors on the CPU by signal and key, rows in the order of `prompts`: [question] for token signals,
-        [question, d_model] for hidden states. A row with a non-finite value is NaN as a whole.
+        Dict from signal to a dict from key to a CPU tensor, with rows in the order of `prompts`. Token signals have
+        shape [question], and hidden states have shape [question, d_model]. A row with a non-finite value is all NaN.
 
     Raises:
         InputError: If the model can't read a prompt, or does not support a signal.
@@ -66,9 +66,10 @@ def _read(
     passes: Callable[[Reader], Iterator[tuple[list[int], Pass]]],
     order: Sequence[int | None],
 ) -> dict[str, dict[str, Tensor | Ragged]]:
-    """Values of signals by name and key, ragged for token signals.
+    """Return a dict from signal to a dict from key to values, which are ragged for token signals.
 
-    `passes` yields indices of sequences and the pass over them. `order` is the sequence index of each row, or None.
+    `passes` yields the sequence indices of a batch and its `Pass`. `order` contains the sequence index of each row in
+    the result, or None for a row without values.
     """
     functions = {name: load_signal(name, scope) for name in signals}
     found: dict[str, dict[str, dict[int, Tensor]]] = {name: defaultdict(dict) for name in signals}
@@ -100,19 +101,19 @@ def read_answers(
     batch_tokens: int = 2048,
     progress: Callable[[int, int], object] = lambda n_rows, n_tokens: None,
 ) -> dict[str, dict[str, Tensor | Ragged]]:
-    """Read signals of answers, all from the same passes.
+    """Read signals of answers, all in the same passes.
 
-    Equal answers to the same prompt are read once. If keys and values can be shared, a prompt is read once for all its
-    answers, and the common beginning of all prompts is read once. A non-finite value makes all values of the answer
-    under the same key NaN. An answer without content has a row of NaN, or no tokens.
+    Identical answers to the same prompt are read once. If the model's key/value cache can be shared, each prompt is
+    read once for all its answers, and the common prefix of all prompts is read only once.
 
     Args:
-        model, signals, layers, batch_tokens, progress: As in `read_questions`.
+        model, signals, layers, batch_tokens, progress: See `read_questions`.
         answers: Answers with their prompts.
 
     Returns:
-        Tensors on the CPU by signal and key, rows in the order of `answers`: ragged over tokens for token signals,
-        [row, …] for others.
+        Dict from signal to a dict from key to values on the CPU, with rows in the order of `answers`. Token signals are
+        ragged over tokens, and other signals are tensors [row, …]. A row with a non-finite value is all NaN. An answer
+        without content has no tokens in token signals, and a NaN row in other signals.
 
     Raises:
         InputError: If there are no answers, a prompt is empty, the model can't read the tokens, or it does not support
@@ -120,10 +121,11 @@ def read_answers(
     """
     if not answers or not all(answer.prompt for answer in answers):
         raise InputError(
-            "Expected `answers` to hold at least one answer, each with a prompt. Leave out answers without a prompt."
+            "Expected at least one answer, each with a prompt, but `answers` is empty or an answer has no prompt. "
+            "Leave out answers without a prompt."
         )
     counts = Counter(answer for answer in answers if answer.content)
-    if not counts:  # any token determines the tensors of a signal
+    if not counts:  # read one token to find out the keys and shapes of the signals
         counts[Answer(answers[0].prompt, answers[0].prompt[-1:])] = 0
     distinct, n_empty = list(counts), len(answers) - counts.total()
     sequences = [answer.prompt + answer.content for answer in distinct]
@@ -144,10 +146,10 @@ def read_answers(
 def _batches(
     model: Any, answers: Sequence[Answer], batch_tokens: int
 ) -> Iterator[tuple[SharedPrompt | None, list[int]]]:
-    """Indices of answers that are read together, with the cached beginning of their prompts.
+    """Yield batches of answer indices, each with the cached prefix that the prompts in the batch share.
 
-    Prompts with several answers are batched one by one, all others together. Shared tokens count toward the size of a
-    batch, because every row holds their keys and values in memory.
+    Several answers to a prompt are batched together. Prompts with one answer share batches. Cached tokens count
+    toward the size of a batch, because every row keeps a copy of their keys and values in memory.
     """
 
     def batches(indices: Sequence[int]) -> Iterator[list[int]]:
@@ -170,10 +172,10 @@ def _batches(
 
 
 def content_tokens(tokenizer: Any, end: Sequence[int], token_ids: Sequence[int], text: str) -> list[int]:
-    """Content tokens of an answer: without its end token, and without tokens of nothing but stop text.
+    """Return the tokens of an answer without its end token and its stop text.
 
-    The `token_ids` of a sample contain the end token, if drawn, and all of the stop text. Its `text` ends before the
-    stop text. A token with the end of the text and the start of the stop text is content. `end` holds end token ids.
+    A sample's `token_ids` include the end token, if one was drawn, and the stop text. Its `text` ends before the stop
+    text. A token that spans the end of `text` and the start of the stop text is kept. `end` lists the end token ids.
     """
     content = list(token_ids)
     if content and content[-1] in end:
@@ -185,10 +187,10 @@ def content_tokens(tokenizer: Any, end: Sequence[int], token_ids: Sequence[int],
 
 
 def drawn_tokens(tokenizer: Any, sample: Mapping[str, Any]) -> list[int]:
-    """Token ids of a stored sample, including the end token if drawn.
+    """Return the token ids of a stored sample, including the end token if one was drawn.
 
-    If the server returned no ids, the text is tokenized, which can differ from the drawn tokens. The result is empty
-    if reasoning preceded the answer, because its tokens are unknown.
+    If the server returned no ids, the text is tokenized, which may give different tokens. If reasoning preceded the
+    text, the list is empty, because the tokens of the reasoning are unknown.
     """
     if sample["token_ids"] is not None:
         return list(sample["token_ids"])

@@ -1,6 +1,6 @@
-"""Signals by name. A signal is a function from a `Pass` to tensors by ``layer/name``, [row, token] for token signals.
+"""Registry of signals. A signal is a function that takes a `Pass` and returns a dict from ``layer/name`` to tensors.
 
-The module of a signal, and with it the model code, is imported when the signal is loaded.
+Token signals have tensors [row, token]. A signal's module, which needs the model code, is imported only on first use.
 """
 
 from collections.abc import Callable
@@ -11,32 +11,32 @@ from extract.errors import InputError
 from extract.registry import Registry, import_object
 from extract.store.shards import Scope
 
-#: Data of a pass in addition to the decoder's output, and the attribute of the `Pass` that holds it.
+#: Data that a signal can need besides the decoder's output, with the attribute of `Pass` that stores it.
 NEEDS = {
     "hidden": "`states`: hidden states at named positions",
-    "logits": "`lens`: log_p, entropy, largest, margin of the model's own distribution",
+    "logits": "`lens`: log_p, entropy, largest and margin of the model's own distribution",
     "lens": "`lens`: entropies of every layer's distribution",
-    "exit": "`lens`: margins, agrees, next_cosines, last_cosines of every layer",
-    "divergence": "`lens`: kl, jsd, early_late",
+    "exit": "`lens`: margins, agrees, next_cosines and last_cosines of every layer",
+    "divergence": "`lens`: kl, jsd and early_late",
     "attention_entropy": "`attention.layers`: entropies of attention",
-    "attention_blocks": "`attention.layers`: attention among the answer's tokens, mean over heads",
+    "attention_blocks": "`attention.layers`: attention among the answer's tokens, averaged over heads",
     "attention_macs": "`attention.floors`: products over layers of the strongest head's attention",
     "mixing": "`attention.dots`: how much attention adds to the residual stream",
 }
 
 
 class Signal(NamedTuple):
-    """Function of a signal and the meaning of its numbers.
+    """Registry entry of a signal.
 
     Attributes:
-        function: Import path, ``module:function``.
+        function: Import path of the function, ``module:function``.
         description: Short description for help and documentation.
-        needs: Data required from the pass, among `NEEDS`; empty if the decoder's output is enough.
-        scopes: Supported scopes: questions (last token of the prompt), answers (every token), or both.
-        per_token: Whether it has one number per token of an answer instead of one tensor per answer.
-        by_layer: Whether layers can be chosen before reading.
-        weights: Whether its numbers measure how much a token matters, not how uncertain the model was.
-        rising: Names whose larger numbers indicate a right answer. Larger numbers of all others indicate a wrong one.
+        needs: Data that the signal needs, from `NEEDS`. Empty if the decoder's output is enough.
+        scopes: Supported scopes: ``question`` (last prompt token), ``sample`` (every answer token), or both.
+        per_token: Whether the signal has one number per answer token. Otherwise, it has one tensor per answer.
+        by_layer: Whether the layers to read can be chosen.
+        weights: Whether the numbers measure how much a token matters, rather than how uncertain the model was.
+        rising: Names whose larger values indicate a right answer. For all other names, they indicate a wrong answer.
     """
 
     function: str
@@ -88,12 +88,12 @@ SIGNALS: Registry[Signal] = Registry(
         ),
         "rollout_max": _influence(
             "extract.signals.attention:rollout_max",
-            "largest influence of a token on any answer token; costs n³ instead of n²",
+            "largest influence of a token on any answer token, in O(n³) instead of O(n²) time",
             ("attention_blocks", "mixing"),
         ),
         "macs": _influence(
             "extract.signals.attention:macs",
-            "attention of later tokens to a token, strongest head of every layer (MACS)",
+            "attention that a token receives from later tokens in every layer's strongest head (MACS)",
             ("attention_macs",),
         ),
     },
@@ -101,7 +101,7 @@ SIGNALS: Registry[Signal] = Registry(
 
 
 def signals_of(scope: Scope, **properties: bool) -> list[str]:
-    """Names of the signals of a scope with the given properties.
+    """Return the names of the signals that support a scope and have the given properties.
 
     >>> signals_of("sample", weights=True)
     ['rollout', 'rollout_max', 'macs']
@@ -121,20 +121,20 @@ def load_signal(name: str, scope: Scope = "question") -> Callable[..., dict[str,
     """
     if scope not in SIGNALS[name].scopes:
         raise InputError(
-            f"Expected `signals` to be among {', '.join(signals_of(scope))} at `scope` {scope}, but got {name!r}. Give "
-            "the other `scope`."
+            f"Expected `signals` to be among {', '.join(signals_of(scope))} for `scope` {scope}, but got {name!r}. "
+            "Pass the other `scope` to read it."
         )
     return import_object(SIGNALS[name].function)
 
 
 def descriptions(scope: Scope, besides: Scope | None = None) -> list[str]:
-    """``name (description)`` of the signals of a scope, without those of the scope `besides`, for help."""
+    """Describe the signals of a scope as ``name (description)`` for the help, leaving out those of scope `besides`."""
     names = [name for name in signals_of(scope) if besides not in SIGNALS[name].scopes]
     return [f"{name} ({SIGNALS[name].description})" for name in names]
 
 
 def signal_table() -> str:
-    """Markdown table of the signals for docs/signals.md."""
+    """Return the Markdown table of signals for docs/signals.md."""
     lines = ["| signal | read for | layers | description |", "|---|---|---|---|"]
     for name, signal in SIGNALS.items():
         scopes = "questions, answers" if len(signal.scopes) > 1 else "answers"

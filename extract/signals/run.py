@@ -1,4 +1,4 @@
-"""Fills a store with signals of its questions or answers."""
+"""Reading of signals for the questions or answers in a store."""
 
 import contextlib
 from collections import Counter, defaultdict
@@ -23,7 +23,7 @@ from extract.store.ragged import Ragged
 from extract.store.shards import Block, SampleRange, Scope, Shard
 from extract.store.store import Store
 
-#: Tokens in a batch. It shrinks if memory runs out.
+#: Maximum number of tokens in a batch. Batches shrink if memory runs out.
 BATCH_TOKENS = 2048
 
 
@@ -35,29 +35,31 @@ def fill_signals(
     scope: Scope = "question",
     layers: Sequence[int] | None = None,
 ) -> None:
-    """Read the missing signals of questions or answers in a worker's blocks, and write them to the store.
+    """Read the signals that are missing from the worker's blocks, and write them to the store.
 
     Args:
-        load: Returns model and tokenizer. It is called only if something is missing.
-        layers: Layers to keep; None keeps those in the store, or all.
+        load: Function that returns the model and the tokenizer. It is called only if a signal is missing.
+        layers: Layers to keep. None keeps the layers already stored, or all layers if none are stored.
 
     Raises:
-        InputError: If `names` is empty, a signal is unknown or lacks the scope, the store has other layers, or it has
-            no answers to read.
+        InputError: If `names` is empty, a signal is unknown or does not support the scope, the stored layers do not
+            include `layers`, or the store has no answers to read.
     """
     if not names:
-        raise InputError(f"Expected `signals` to name at least one of {', '.join(SIGNALS)}, but it is empty.")
+        raise InputError(f"Expected `signals` to contain at least one of {', '.join(SIGNALS)}, but it is empty.")
     for name in names:
         load_signal(name, scope)  # before a model is loaded
     layers_of = {name: _choose_layers(store, name, scope, layers) for name in names if SIGNALS[name].by_layer}
     if layers is not None and not layers_of:
         raise InputError(
-            f"Expected no `layers` for {', '.join(names)}, because its layers can't be chosen. Leave `layers` out."
+            f"Expected `layers` only with signals whose layers can be chosen, but got {', '.join(names)}. "
+            "Leave out `layers`."
         )
     shards, unit = store.shards(scope), "answers" if scope == "sample" else "questions"
     if not shards:
         raise InputError(
-            f"Expected the store {str(store.path)!r} to hold answers, but it has none. Run `python -m extract sample`."
+            f"Expected the store {str(store.path)!r} to contain answers, but it has none. "
+            "Run `python -m extract sample`."
         )
     missing: dict[Shard, list[str]] = defaultdict(list)
     for name in names:
@@ -65,7 +67,7 @@ def fill_signals(
         for shard in missing_shards(store, shards, worker, file, check):
             missing[shard].append(name)
     if not missing:
-        say(f"read: {', '.join(names)} is complete for all {unit}")
+        say(f"read: {', '.join(names)} already stored for all {unit}")
     elif scope == "question":
         missing = copy_known(store, missing, layers_of)
     if not missing:
@@ -73,16 +75,16 @@ def fill_signals(
     reader = _ShardReader(store, *load(), layers_of)
     fill("read", unit, list(missing), store.questions.n_rows, lambda s, bar: reader.read(s, missing[s], bar), worker)
     if reader.n_unknown:
-        say(f"read: {reader.n_unknown} answers after reasoning have no values: the server did not return their tokens")
+        say(f"read: {reader.n_unknown} answers after reasoning have no values, because the server returned no tokens")
     for name, n_nan in reader.n_nan.items():
         if n_nan:
-            say(f"read: {name} is not finite for {n_nan} {unit}, which are stored as NaN")
+            say(f"read: {n_nan} {unit} have non-finite values of {name}, which are stored as NaN")
 
 
 def _choose_layers(store: Store, signal: str, scope: Scope, layers: Sequence[int] | None) -> list[int] | None:
-    """Layers to keep of a signal: those in the store, which must include `layers`, else `layers`."""
+    """Return the stored layers of a signal, which must include `layers`. If none are stored, return `layers`."""
     if layers is not None and not layers:
-        raise InputError("Expected `layers` to name at least one layer, but got none. Leave it out for all.")
+        raise InputError("Expected at least one layer in `layers`, but got none. Leave it out to read all layers.")
     held: list[int] = []
     for shard in store.shards(scope):
         if not held and is_finished(store.signals.file(signal, shard)):
@@ -91,26 +93,28 @@ def _choose_layers(store: Store, signal: str, scope: Scope, layers: Sequence[int
     if held and not set(layers or ()) <= set(held):
         folder = store.signals.file(signal, store.shards(scope)[0]).parent
         raise InputError(
-            f"Expected `layers` to be among the layers {held} of {signal!r} in {str(store.path)!r}, but got "
-            f"{sorted(set(layers or ()))}. Leave it out to use them, or delete {str(folder)!r} to read other layers."
+            f"Expected `layers` to be among {held}, the stored layers of {signal!r} in {str(store.path)!r}, but got "
+            f"{sorted(set(layers or ()))}. Leave it out to use these, or delete {str(folder)!r} to read other layers."
         )
     return held or (None if layers is None else sorted(set(layers)))
 
 
 class _ShardReader:
-    """Reads signals of shards and writes their files. `layers` are the layers to keep of each signal, None for all.
+    """Reads the signals of shards and writes their files.
 
-    `n_nan` counts rows with non-finite values, `n_unknown` counts answers whose tokens the server did not return.
+    `layers` maps each signal to the layers to keep, or to None for all. `n_nan` counts the rows with non-finite values
+    of each signal. `n_unknown` counts the answers for which the server returned no tokens.
     """
 
     def __init__(self, store: Store, model: Any, tokenizer: Any, layers: dict[str, list[int] | None]) -> None:
         self._store, self._model, self._tokenizer, self._layers = store, model, tokenizer, layers
         self.n_nan, self.n_unknown = Counter[str](), 0
-        by_name = not store.samples.provides.weights  # the first samples of a block then give the prompt lengths
+        # the prompts of a server's samples are checked against the token counts in each block's first samples
+        by_name = not store.samples.provides.weights
         self._first = {part.block: part for part in reversed(store.samples.ranges())} if by_name else {}
 
     def read(self, shard: Shard, names: Sequence[str], progress: Progress) -> None:
-        """Read signals of a shard and write them. Batches shrink if memory runs out."""
+        """Read signals of a shard and write them to the store. Batches shrink if memory runs out."""
         compute: Callable[..., dict[str, Any]]
         if isinstance(shard, Block):
             first = self._first.get(shard.block)
@@ -133,7 +137,7 @@ class _ShardReader:
             self._store.signals.write(name, shard, tensors, batch_tokens)
 
     def _answers(self, part: SampleRange) -> list[Answer]:
-        """Answers of a range of samples, in the order of its table."""
+        """Return the answers of a range of samples, in the order of their rows in the store."""
         samples = self._store.samples.read(part).to_pylist()
         prompts = encode_prompts(self._store, self._tokenizer, part, samples)
         end, answers = end_tokens(self._model, self._tokenizer), []

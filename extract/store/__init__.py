@@ -1,1 +1,1 @@
-"""The on-disk format: questions, samples, grades, signals and asked baselines in one directory."""
+"""The on-disk format of a store: a directory with questions, samples, grades, signals and asked baselines."""

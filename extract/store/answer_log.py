@@ -1,7 +1,8 @@
-"""`AnswerLog`: answers of an unfinished range of samples, appended as they arrive, so that a crash loses none.
+"""`AnswerLog`: a log that saves answers as they arrive, so that a crash does not lose them.
 
-A JSON Lines file: the first line identifies store and range, and each further line holds the rows of one reply. A line
-is written in one call, so that it survives a crash of the process. `sync` makes it survive a power failure.
+Each unfinished range of samples has a log, which is a JSON Lines file. The first line identifies the store and the
+range. Each further line contains the rows of one reply. A line is written in a single call, so it survives a crash of
+the process. `sync` also protects it against a power failure.
 """
 
 import errno
@@ -22,31 +23,31 @@ from extract.store.shards import SampleRange, range_of
 from extract.store.store import Store
 from extract.text import shown
 
-#: A row of the table of samples.
+#: A row of the samples table.
 Row = dict[str, Any]
 
 
 class AnswerLog:
-    """Log of a range of samples, open for further answers.
+    """Log of the answers in a range of samples, opened for appending.
 
-    An incomplete last line is removed, and lines without answers of the range are ignored.
+    If the last line is incomplete, it is removed. Invalid lines and answers outside the range are ignored.
 
     Args:
         store: The store.
-        samples: The range.
+        samples: The range of samples.
 
     Attributes:
-        path: The file, created if missing.
-        answered: Question id and sample of every answer in the log.
+        path: Path of the log file, which is created if missing.
+        answered: Question id and sample index of every answer in the log.
 
     Raises:
-        InputError: If it is the log of another store or range.
-        OSError: If it cannot be read or written, for example because the disk is full.
+        InputError: If the file is the log of another store or range.
+        OSError: If the file cannot be read or written, for example because the disk is full.
     """
 
     def __init__(self, store: Store, samples: SampleRange) -> None:
         self.path = store.samples.log_file(samples)
-        self._lock = threading.Lock()  # of `sync` and `close`; writing never waits for a slow disk
+        self._lock = threading.Lock()  # only for `sync` and `close`, so that `append` never waits for a slow disk
         self.path.parent.mkdir(parents=True, exist_ok=True)
         rows = read_log(store, samples) if self.path.exists() else []
         self.answered = {(row["question_id"], row["sample"]) for row in rows}
@@ -58,10 +59,10 @@ class AnswerLog:
             self._write(_header(store, samples))
 
     def append(self, rows: Sequence[Row]) -> None:
-        """Add the rows of a reply.
+        """Append the rows of a reply.
 
         Raises:
-            OSError: If they cannot be written, for example because the disk is full.
+            OSError: If the rows cannot be written, for example because the disk is full.
         """
         self._write(json.dumps(rows, allow_nan=False, separators=(",", ":")))
         self.answered.update((row["question_id"], row["sample"]) for row in rows)
@@ -78,7 +79,7 @@ class AnswerLog:
         self._size += len(line)
 
     def sync(self) -> None:
-        """Flush the log to the disk. Any thread can call it, also after `close`."""
+        """Flush the log to disk. Any thread can call this method, even after `close`."""
         with self._lock:
             size = self._size
             if self._fd is not None and self._synced < size:
@@ -86,7 +87,7 @@ class AnswerLog:
                 self._synced = size
 
     def close(self) -> None:
-        """Sync and close the log. A log without answers is deleted."""
+        """Sync and close the log. If it contains no answers, delete it."""
         try:
             self.sync()
         finally:
@@ -99,19 +100,19 @@ class AnswerLog:
 
 
 def read_log(store: Store, samples: SampleRange) -> list[Row]:
-    """Answers in the log of a range, each once, by question in the order of the block and then by sample.
+    """Return the logged answers in a range, without duplicates, sorted by question and sample index.
 
     Raises:
-        InputError: As for `AnswerLog`.
+        InputError: If the file is the log of another store or range.
     """
     path, order = store.samples.log_file(samples), {id_: i for i, id_ in enumerate(store.questions.ids(samples))}
     rows: dict[tuple[int, int], Row] = {}
     with path.open("rb") as file:
         expected, found = _header(store, samples), file.readline().decode(errors="replace")
-        if found.endswith("\n") and found != f"{expected}\n":  # else the header is incomplete
+        if found.endswith("\n") and found != f"{expected}\n":  # otherwise the header is incomplete
             raise InputError(
                 f"Expected {str(path)!r} to begin with the header {expected}, but it begins with {shown(found)}. Move "
-                "it to the store that it belongs to, or delete it to request those answers again."
+                "the file to the store that it is from, or delete it to request its answers again."
             )
         for row in (row for line in file for row in _rows(line)):
             if row["question_id"] in order and row["sample"] in range(samples.start, samples.stop):
@@ -120,10 +121,10 @@ def read_log(store: Store, samples: SampleRange) -> list[Row]:
 
 
 def logged_ranges(store: Store) -> list[SampleRange]:
-    """Ranges with an answer log.
+    """Return all ranges that have an answer log, sorted.
 
     Raises:
-        Damaged: If a log is not named after a range.
+        Damaged: If the file name of a log is not a valid range.
     """
     return sorted(range_of(path, store.questions.n_blocks) for path in (store.path / "samples").glob("*.jsonl"))
 
@@ -133,7 +134,7 @@ def _header(store: Store, samples: SampleRange) -> str:
 
 
 def _rows(line: bytes) -> list[Row]:
-    """Rows of a line; empty if the line is incomplete or invalid."""
+    """Parse the rows in a line. The list is empty if the line is incomplete or invalid."""
     with suppress(ValueError, TypeError, AttributeError, OverflowError, RecursionError):
         if line.endswith(b"\n"):
             rows = pa.Table.from_pylist(json.loads(line), SAMPLES_SCHEMA).to_pylist()

@@ -1,4 +1,4 @@
-"""Asked baselines of a store: one Parquet file per baseline and shard."""
+"""Results of asked baselines in a store, in one Parquet file per baseline and shard."""
 
 from typing import Any
 
@@ -14,30 +14,30 @@ from extract.text import shown
 
 
 class Asked(ShardFiles):
-    """Asked tables on disk. All tables of a baseline have the same settings (model, prompts, options).
+    """Results of asked baselines on disk. All tables of a baseline share its settings (model, prompts, options).
 
     Args:
-        folder: The store.
+        folder: Directory of the store.
     """
 
     def __init__(self, folder: StoreFolder) -> None:
         super().__init__(folder, "asked/{name}", "baseline")
 
     def names(self, scope: Scope = "question") -> list[str]:
-        """Names of the baselines with a finished table of the given scope."""
+        """Return the names of all baselines that have a finished table at the given scope."""
         return [name for name in super().names() if self.finished(name, scope)]
 
     def write(self, baseline: str, shard: Shard, rows: list[dict[str, Any]], settings: dict[str, Any]) -> None:
-        """Write a baseline's table of a shard.
+        """Write a baseline's table for a shard.
 
         Args:
             baseline: Name of the baseline.
             shard: Block of questions, or range of samples.
-            rows: One row per question or answer, with the columns of `ASKED_SCHEMAS`.
-            settings: Model, prompts and options, in JSON types.
+            rows: One row per question or answer, with the columns in `ASKED_SCHEMAS`.
+            settings: Model, prompts and options, as plain JSON types.
 
         Raises:
-            InputError: If other tables of the baseline have other settings.
+            InputError: If existing tables of the baseline have different settings.
         """
         self.check_settings(baseline, shard.scope, settings)
         metadata = {"how": canonical_json(settings), "of": canonical_json(self._provenance(baseline, shard))}
@@ -45,23 +45,24 @@ class Asked(ShardFiles):
         write_table(self.file(baseline, shard), table)
 
     def read(self, baseline: str, scope: Scope = "question") -> pa.Table:
-        """Read a baseline's table over all questions in their order, or all answers by block, range and question.
+        """Read a baseline's table for all questions or all answers. Answers are sorted by block, range and question.
 
         Raises:
-            InputError: If the store lacks tables, or a table is damaged or has other settings.
+            InputError: If a table is missing or damaged, or the settings of the tables differ.
         """
         self.check_complete(baseline, scope, f"ask --store {self._folder.path} --baselines [{baseline}]")
         return pa.concat_tables([self.read_shard(baseline, shard) for shard in self._folder.shards(scope)])
 
     def read_shard(self, baseline: str, shard: Shard) -> pa.Table:
-        """Read a baseline's table of a shard.
+        """Read a baseline's table for a shard.
 
         Raises:
-            Damaged: If the file is damaged, belongs to another shard, or its settings differ from the first table.
+            Damaged: If the file is damaged or was written for another shard, or if its settings differ from those of
+                another table.
         """
         table, settings = self._read(baseline, shard)
         if different := "; ".join(differences(settings, self._settings.setdefault((baseline, shard.scope), settings))):
-            raise Damaged(self.file(baseline, shard), f"its settings differ from another table in {different}")
+            raise Damaged(self.file(baseline, shard), f"its settings differ from those of another table ({different})")
         return table
 
     def _read_settings(self, name: str, shard: Shard) -> dict[str, Any]:
@@ -73,5 +74,5 @@ class Asked(ShardFiles):
         expected, metadata = self._provenance(baseline, shard), table.schema.metadata or {}
         settings, stated = (parse_metadata(file, metadata.get(key)) for key in (b"how", b"of"))
         if stated != expected:
-            raise Damaged(file, f"its metadata says {shown(stated)}, not {canonical_json(expected)}")
+            raise Damaged(file, f"its metadata is {shown(stated)} instead of {canonical_json(expected)}")
         return table.replace_schema_metadata(None), settings

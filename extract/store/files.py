@@ -1,4 +1,4 @@
-"""Atomic writes with a size and SHA-256 sidecar, and checked reads."""
+"""Write data files atomically with a sidecar (size and SHA-256), and verify them before they are read."""
 
 import hashlib
 import json
@@ -16,14 +16,14 @@ _LARGEST_SIDECAR = 2**12  # bytes
 
 
 class Sidecar(NamedTuple):
-    """Size in bytes and SHA-256 (hex) of a data file, stored in a JSON file beside it."""
+    """Size in bytes and SHA-256 (hex) of a data file, stored in a JSON file next to it."""
 
     size: int
     sha256: str
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write a data file, then its sidecar."""
+    """Write a data file and then its sidecar."""
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, content)
     sidecar = Sidecar(len(content), hashlib.sha256(content).hexdigest())
@@ -31,7 +31,7 @@ def write_file(path: Path, content: bytes) -> None:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write a file atomically: under a temporary name, flushed to the disk, then renamed.
+    """Write a file atomically, by flushing a temporary file to disk and renaming it.
 
     Raises:
         InputError: If the disk is full or the folder is not writable.
@@ -45,8 +45,8 @@ def replace_file(path: Path, content: bytes) -> None:
         unfinished.replace(path)
     except OSError as error:
         raise InputError(
-            f"Expected {str(path)!r} to be writable, but got: {error.strerror}. Finished files are kept. Free some "
-            "space, or give another folder, and run the same command again."
+            f"Expected {str(path)!r} to be writable, but got: {error.strerror}. Free some disk space or choose "
+            "another folder, and run the same command again. Finished files are kept."
         ) from None
     finally:
         unfinished.unlink(missing_ok=True)
@@ -58,7 +58,7 @@ def is_finished(path: Path) -> bool:
 
 
 def is_inside(path: Path, folder: Path) -> bool:
-    """Whether a path with all links resolved is inside a folder."""
+    """Whether a path is inside a folder after all links are resolved."""
     return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
 
 
@@ -66,7 +66,7 @@ def read_json(path: Path, largest: int) -> Any:
     """Parse a JSON file of at most `largest` bytes.
 
     Raises:
-        ValueError: If the file cannot be read, is larger, or is not valid JSON (NaN is not). The message is short.
+        ValueError: If the file cannot be read, is too large, or is not valid JSON. NaN and infinity are not valid.
     """
     try:
         with path.open("rb") as file:
@@ -87,11 +87,11 @@ def parse_metadata(path: Path, text: str | bytes | None) -> dict[str, Any]:
     with suppress(ValueError, RecursionError):
         if isinstance(record := json.loads(text or "null"), dict):
             return record
-    raise Damaged(path, f"its metadata has {shown(text)} where a JSON object is expected")
+    raise Damaged(path, f"its metadata is {shown(text)} instead of a JSON object")
 
 
 def _no_number(constant: str) -> NoReturn:
-    raise ValueError(f"it holds {constant}")
+    raise ValueError(f"it contains {constant}")
 
 
 def read_sidecar(path: Path) -> Sidecar:
@@ -102,22 +102,23 @@ def read_sidecar(path: Path) -> Sidecar:
     """
     file = path.with_suffix(".json")
     if not file.is_file():
-        raise Damaged(path, f"it is unfinished (no {file.name})")
+        raise Damaged(path, f"it is unfinished ({file.name} is missing)")
     try:
         return Sidecar(**read_json(file, _LARGEST_SIDECAR))
-    except (ValueError, TypeError) as error:  # no JSON, or other keys
-        raise Damaged(path, f"{file.name} has no valid size and sha256 ({one_line(error)})") from None
+    except (ValueError, TypeError) as error:  # invalid JSON or unexpected keys
+        raise Damaged(path, f"{file.name} does not contain a valid size and sha256 ({one_line(error)})") from None
 
 
 def check_size(path: Path, folder: Path) -> Sidecar:
     """Check the size and location of a data file without reading it, and return its sidecar.
 
     Args:
-        path: The file.
-        folder: Folder of the store, which must contain the file after links are resolved.
+        path: Path of the file.
+        folder: Directory of the store. The file must be inside it after links are resolved.
 
     Raises:
-        Damaged: If the file is missing, unfinished, a link out of the folder, or differs in size from its sidecar.
+        Damaged: If the file is missing or unfinished, is a link to a file outside the directory, or does not have the
+            size recorded in its sidecar.
     """
     if not path.is_file():
         raise Damaged(path, "it is missing")
@@ -131,10 +132,10 @@ def check_size(path: Path, folder: Path) -> Sidecar:
 
 
 def check_file(path: Path, folder: Path) -> None:
-    """Check the size, location and checksum of a data file, reading it once.
+    """Check the size, location and checksum of a data file.
 
     Raises:
-        Damaged: As for `check_size`, or if the file cannot be read or its checksum differs.
+        Damaged: If `check_size` fails, the file cannot be read, or its checksum differs from its sidecar.
     """
     sidecar = check_size(path, folder)
     try:
@@ -142,7 +143,7 @@ def check_file(path: Path, folder: Path) -> None:
     except OSError as error:
         raise Damaged(path, f"it can't be read ({one_line(error)})") from None
     if sha256 != sidecar.sha256:
-        raise Damaged(path, "its content changed (checksum differs)")
+        raise Damaged(path, "its content has changed (the checksum differs)")
 
 
 def is_whole(path: Path, folder: Path) -> bool:

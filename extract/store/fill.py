@@ -1,4 +1,4 @@
-"""Loop that fills a store: find shards whose file is missing or damaged, and make them."""
+"""Find the shards of a store whose files are missing or damaged, and make them."""
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -23,14 +23,14 @@ def missing_shards(
     file: Callable[[AnyShard], Path],
     check: Callable[[AnyShard], object] | None = None,
 ) -> list[AnyShard]:
-    """Shards of a worker whose file is missing or damaged. Damaged files are reported and kept until replaced.
+    """Return a worker's shards whose files are missing or damaged. Damaged files are reported, but not deleted.
 
     Args:
         store: The store.
-        shards: All expected shards.
-        worker: Worker, which takes only its own blocks.
-        file: Returns the path of a shard's file.
-        check: Reads a finished file and raises `Damaged`; None verifies its checksum.
+        shards: All shards that the store should have.
+        worker: The worker. Only shards in its blocks are returned.
+        file: Function that returns the path of a shard's file.
+        check: Function that raises `Damaged` if a shard's file is damaged. By default, the checksum is verified.
     """
 
     def is_missing(shard: AnyShard) -> bool:
@@ -47,25 +47,25 @@ def fill(
     make: Callable[[Item, Progress], Result],
     worker: Worker,
 ) -> list[Result]:
-    """Make items one by one under a progress bar, and return the results of `make`.
+    """Call `make` for each item, show a progress bar, and return the results.
 
     Args:
-        label: Label of the bar.
+        label: Label of the progress bar.
         unit: Unit of the rows, for example ``"answers"``.
         items: Items to make, for example shards.
-        n_rows: Returns the number of rows of an item.
-        make: Makes an item, writes its file, and reports rows and tokens to the bar.
-        worker: Worker, whose number is added to the label.
+        n_rows: Function that returns the number of rows in an item.
+        make: Function that makes an item, writes its file, and reports rows and tokens to the progress bar.
+        worker: The worker. Its number is added to the label.
     """
     with Progress(f"{label}{worker.label}", sum(map(n_rows, items)), unit) as progress:
         return [make(item, progress) for item in items]
 
 
 def is_damaged(store: Store, path: Path, check: Callable[[], object] | None = None) -> bool:
-    """Whether a finished file is damaged by `check`, or by its checksum if `check` is None. Prints the problem."""
+    """Whether a finished file fails `check`, which by default verifies its checksum. Prints the problem."""
     try:
         check_file(path, store.path) if check is None else check()
     except Damaged as error:
-        say(f"{error.path.relative_to(store.path)}: {error.problem}; making it again")
+        say(f"{error.path.relative_to(store.path)}: {error.problem}. Replacing it.")
         return True
     return False

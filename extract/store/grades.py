@@ -14,79 +14,82 @@ class Grades(ShardFiles):
     """Grades on disk.
 
     Args:
-        folder: The store.
+        folder: Directory of the store.
     """
 
     def __init__(self, folder: StoreFolder) -> None:
         super().__init__(folder, "grades/{name}", "grader")
 
     def names(self) -> list[str]:
-        """Names of the graders with grades in the store."""
+        """Return the names of all graders that have grades in the store."""
         return [name for name in super().names() if self.ranges(name)]
 
     def choose(self, grader: str | None) -> str:
-        """The named grader, or the only one.
+        """Return the named grader, or the only grader if `grader` is None.
 
         Raises:
-            InputError: If there are no grades, none by the named grader, or several graders and `grader` is None.
+            InputError: If the named grader has no grades in the store, or if `grader` is None and the store does not
+                have exactly one grader.
         """
         names, path = self.names(), self._folder.path
         if not names:
             raise InputError(
-                f"Expected the store {str(path)!r} to hold grades, but it has none. "
+                f"Expected the store {str(path)!r} to contain grades, but it has none. "
                 f"Run `python -m extract grade --store {path}`."
             )
         if grader not in names and (grader is not None or len(names) > 1):
             raise InputError(
-                f"Expected `grader` to be one of {', '.join(names)}, which have grades in {str(path)!r}, "
-                f"but got {grader!r}.{nearest(grader or '', names)} Name one, or run `python -m extract grade`."
+                f"Expected `grader` to be one of {', '.join(names)}, the graders with grades in {str(path)!r}, "
+                f"but got {grader!r}.{nearest(grader or '', names)} Use one of them, or run `python -m extract grade`."
             )
         return grader or names[0]
 
     def ranges(self, grader: str) -> list[SampleRange]:
-        """Ranges that a grader has graded.
+        """Return the ranges of samples that a grader has graded.
 
         Raises:
-            InputError: As for `Samples.ranges`, or if `grader` is not a valid name.
+            InputError: If `grader` or a file name is invalid, or two files contain the same samples.
         """
         return self._folder.ranges(self._place(grader, "sample"))
 
     def missing(self, grader: str, scope: Scope = "sample") -> list[Shard]:
-        """Ranges of samples that a grader has not graded."""
+        """Return the ranges of samples that a grader has not graded."""
         return super().missing(grader, scope)
 
     def write(self, grader: str, samples: SampleRange, rows: list[dict[str, Any]], rule: str) -> None:
-        """Write a grader's grades of a range, one row per sample, with a description of the grading rule."""
+        """Write a grader's grades for a range: one row per sample, and a description of the grading rule."""
         metadata = {"grader": grader, "rule": rule, "samples": self._folder.samples_sha256(samples)}
         write_table(self.file(grader, samples), pa.Table.from_pylist(rows, GRADES_SCHEMA.with_metadata(metadata)))
 
     def read(self, grader: str, samples: SampleRange | None = None) -> pa.Table:
-        """Read a grader's grades of a range, or all: `question_id`, `sample`, `right` (null if unknown), `answer`.
+        """Read a grader's grades for one range, or for all ranges by default.
+
+        The columns are `question_id`, `sample`, `right` (null if unknown) and `answer`.
 
         Raises:
-            InputError: If a file is damaged, its samples were replaced, or `grader` is not a valid name.
+            InputError: If a file is damaged, its samples were replaced after grading, or `grader` is not a valid name.
         """
         ranges = self.ranges(grader) if samples is None else [samples]
         return pa.concat_tables([GRADES_SCHEMA.empty_table(), *(self._read(grader, part)[0] for part in ranges)])
 
     def rule(self, grader: str, samples: SampleRange) -> str:
-        """Description of the rule by which a range was graded.
+        """Return the description of the rule that was used to grade a range.
 
         Raises:
-            InputError: As for `read`.
+            InputError: If the file is damaged, its samples were replaced, or `grader` is not a valid name.
         """
         return self._read(grader, samples)[1].get("rule", "")
 
     def _read(self, grader: str, samples: SampleRange) -> tuple[pa.Table, dict[str, str]]:
-        """Grades of a range, and the file's metadata."""
+        """Read the grades of a range and the metadata of their file."""
         file = self.file(grader, samples)
         table = self._folder.read_table(file, samples, GRADES_SCHEMA)
         pairs = (table.schema.metadata or {}).items()
         metadata = {str(key, "utf-8", "replace"): str(value, "utf-8", "replace") for key, value in pairs}
         if metadata.get("grader") != grader:
-            raise Damaged(file, f"it holds grades of {metadata.get('grader')!r}, not of {grader!r}")
-        # stores of early versions do not record which samples were graded
+            raise Damaged(file, f"it contains grades by {metadata.get('grader')!r}, not by {grader!r}")
+        # early versions did not record which samples were graded
         graded, there = metadata.get("samples"), self._folder.samples_sha256(samples)
         if None not in (graded, there) and graded != there:
-            raise Damaged(file, "it holds grades of samples that were replaced since")
+            raise Damaged(file, "the samples that it grades have been replaced")
         return table.replace_schema_metadata(None), metadata

@@ -1,4 +1,4 @@
-"""Copying of question signals between the stores of a temperature grid, which have the same prompts."""
+"""Copy question signals between the stores of a temperature grid, which all have the same prompts."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -14,15 +14,16 @@ from extract.store.store import Store
 def copy_known(
     store: Store, missing: Mapping[Shard, list[str]], layers: dict[str, list[int] | None]
 ) -> dict[Shard, list[str]]:
-    """Copy missing question signals of a store from the stores of other temperatures.
+    """Copy missing question signals into a store from stores with other temperatures.
 
     Args:
         store: The store.
-        missing: Names of the missing signals by block.
-        layers: Layers to keep of each signal with layers; None for all. Updated to the layers of copied signals.
+        missing: Names of the missing signals for each block.
+        layers: For each signal with layers, the layers to keep (None keeps all). Updated in place with the layers of
+            the copied signals.
 
     Returns:
-        Names of the signals that are still missing, by block.
+        Names of the signals that are still missing, for each block.
     """
     others, still_missing = same_but_temperature(store), {shard: list(signals) for shard, signals in missing.items()}
     for signal in dict.fromkeys(signal for signals in missing.values() for signal in signals):
@@ -38,12 +39,12 @@ def copy_known(
             for shard in shards:
                 store.signals.copy(signal, shard, other.signals)
                 still_missing[shard].remove(signal)
-            say(f"read: {signal} of {len(shards)} blocks copied from {str(other.path)!r}, which has the same prompts")
+            say(f"read: copied {signal} for {len(shards)} blocks from {str(other.path)!r}, which has the same prompts")
     return {shard: signals for shard, signals in still_missing.items() if signals}
 
 
 def same_but_temperature(store: Store) -> list[Store]:
-    """Sibling stores that differ in temperature only and are read by the same model."""
+    """Return the stores in the same folder that differ from a store only in temperature and have the same reader."""
     found = []
     for folder in member_stores(store.path.absolute().parent):
         with suppress(InputError):  # skip stores that cannot be opened
@@ -55,7 +56,7 @@ def same_but_temperature(store: Store) -> list[Store]:
 
 
 def _holds(store: Store, signal: str, shard: Shard) -> bool:
-    """Whether a store has an intact file of a block's signal."""
+    """Whether a store contains an intact file with a signal for a block."""
     with suppress(InputError):
         return bool(store.signals.shard_layout(signal, shard))
     return False

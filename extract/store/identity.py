@@ -1,4 +1,4 @@
-"""JSON records of a store: identity.json, its identity, and reader.json, the model that reads its signals."""
+"""JSON records of a store: its identity (identity.json) and the local model that reads its signals (reader.json)."""
 
 import json
 import os
@@ -20,60 +20,60 @@ _LARGEST = 2**20  # bytes
 
 
 def member_stores(folder: Path) -> list[Path]:
-    """Stores in the folder of a temperature grid, by name; empty for a store or another folder."""
+    """Return the stores in the folder of a temperature grid, sorted by name. For other folders, the list is empty."""
     if os.path.isfile(folder / _IDENTITY) or not os.path.isdir(folder):  # Path.is_file raises for overlong names
         return []
     return sorted(file.parent for file in folder.glob(f"*/{_IDENTITY}"))
 
 
 def check_folder(folder: Path) -> None:
-    """Check that a folder can hold a new store, or holds a store.
+    """Check that a path is a store, or can become a new store.
 
     Raises:
-        InputError: If it is a file, or a folder with files but no identity.
+        InputError: If the path is a file, or a folder that contains files but is not a store.
     """
     if (folder / _IDENTITY).is_file() or not folder.exists():
         return
     expected = f"Expected `store` to be a new folder or a store, but {str(folder)!r}"
     if members := member_stores(folder):
         raise InputError(
-            f"{expected} holds one store per temperature: {_names(members)}. Give one of them, or a new folder in it, "
-            "as --store; or give a grid of temperatures."
+            f"{expected} contains one store per temperature: {_names(members)}. Set --store to one of these stores or "
+            "to a new folder, or pass a grid of temperatures."
         )
     if not folder.is_dir() or any(not child.name.startswith(".") for child in folder.iterdir()):
-        raise InputError(f"{expected} is neither. Give another --store.")
+        raise InputError(f"{expected} is neither. Use another --store.")
 
 
 def write_identity(folder: Path, identity: dict[str, Any]) -> None:
-    """Write the identity of a new store, in plain JSON types."""
+    """Write the identity of a new store, given as plain JSON types."""
     _write_record(folder / _IDENTITY, sha256_json(identity), identity)
 
 
 def read_identity(folder: Path) -> dict[str, Any]:
-    """Content of a store's identity, in plain JSON types.
+    """Return the identity of a store, as plain JSON types.
 
     Raises:
-        InputError: If `folder` is not a store, this version cannot read it, or the identity was altered.
+        InputError: If `folder` is not a store, this version cannot read it, or its identity was altered.
     """
     file = folder / _IDENTITY
     expected = f"Expected `store` to be the folder of one store, but {str(folder)!r}"
     if members := member_stores(folder):
-        raise InputError(f"{expected} holds several: {_names(members)}. Give one of them.")
+        raise InputError(f"{expected} contains several: {_names(members)}. Pass one of them.")
     if not os.path.isfile(file):  # Path.is_file raises for overlong names
         raise InputError(
-            f"{expected} has no identity.json. Make one with `python -m extract sample --store {folder}`; add "
-            "`--config configs/sets/facts.yaml` for the store of train.py."
+            f"{expected} has no identity.json. Make a store with `python -m extract sample --store {folder}`. To make "
+            "the store that train.py uses, add `--config configs/sets/facts.yaml`."
         )
     sha256, identity = _read_record(file)
     if (schema := identity.get("schema")) != SCHEMA_VERSION:
         raise InputError(
-            f"Expected a store of schema {SCHEMA_VERSION}, but {str(file)!r} has schema {shown(schema)}. Use the "
-            "version of confidence-probes that made it."
+            f"Expected a store with schema {SCHEMA_VERSION}, but {str(file)!r} has schema {shown(schema)}. Use the "
+            "version of confidence-probes that made the store."
         )
     if sha256 != sha256_json(identity):
         raise InputError(
-            f"Expected the identity in {str(file)!r} to have SHA-256 {sha256}, but it has {sha256_json(identity)}, so "
-            "it was altered. Restore the file, or make a new store."
+            f"Expected the identity in {str(file)!r} to have SHA-256 {sha256}, but it has {sha256_json(identity)}. The "
+            "file was altered. Restore it, or make a new store."
         )
     check_record(identity, IDENTITY, file, "of.")
     model = MODEL if SAMPLERS[sampler_name(identity["sampler"])].weights else NAMED_MODEL
@@ -82,15 +82,15 @@ def read_identity(folder: Path) -> dict[str, Any]:
 
 
 def write_reader(folder: Path, identity: str, model: dict[str, Any]) -> None:
-    """Write the identity (`ModelIdentity`) of the local copy that reads the signals of a served model."""
+    """Write reader.json, which identifies the local copy (`ModelIdentity`) that reads the signals of a served model."""
     _write_record(folder / _READER, identity, model)
 
 
 def read_reader(folder: Path, identity: str) -> dict[str, Any] | None:
-    """Identity of the local copy that reads a store's signals; None before the first reading.
+    """Return the identity of the local copy of a served model from reader.json, or None if there is no such file.
 
     Raises:
-        InputError: If the file is damaged or belongs to another store.
+        InputError: If the file is damaged or was written for another store.
     """
     file = folder / _READER
     if not file.is_file():
@@ -99,7 +99,8 @@ def read_reader(folder: Path, identity: str) -> dict[str, Any] | None:
     check_record(model, MODEL, file, prefix="model.")
     if sha256 != identity:
         raise InputError(
-            f"Expected {str(file)!r} to belong to the store {identity}, but it belongs to {sha256}. Restore the file."
+            f"Expected {str(file)!r} to contain the store's identity {identity}, but it contains {sha256}. Restore the "
+            "file."
         )
     return model
 
@@ -111,7 +112,7 @@ def _write_record(file: Path, identity: str, content: dict[str, Any]) -> None:
 
 
 def _read_record(file: Path) -> tuple[str, dict[str, Any]]:
-    """SHA-256 of the identity in a record, and the content of the record."""
+    """Read a record. Return the SHA-256 of the store's identity, and the content of the record."""
     form, key = _RECORDS[file.name]
     try:
         if not is_inside(file, file.parent):

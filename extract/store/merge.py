@@ -1,6 +1,6 @@
-"""`python -m extract merge`: merge stores of one identity that were made on machines without a shared disk.
+"""`python -m extract merge`: merge stores with the same identity, for example from machines without a shared disk.
 
-Existing files are kept, so an interrupted merge continues when it is run again.
+Existing files are kept. To continue an interrupted merge, run it again.
 """
 
 from collections.abc import Sequence
@@ -22,21 +22,21 @@ from extract.store.verify import data_files, write_manifest
 
 
 def merge(store: str, others: Sequence[str], worker: Worker | None = None) -> list[Store]:
-    """Merge other stores of the same identity into a store; existing files are kept.
+    """Merge other stores with the same identity into a store. Existing files are kept.
 
     Args:
-        store: Target folder: a store, the folder of a grid's stores, or a new folder.
-        others: Folders of the other stores, or of other grids' stores. They are only read; delete them afterwards.
-        worker: As for `sample`.
+        store: Target folder, which can be a store, the folder of a temperature grid, or a new folder.
+        others: Folders of the other stores or grids. They are not changed, and you can delete them afterwards.
+        worker: See `sample_family`.
 
     Returns:
-        The store, or each store of the grid.
+        The merged store, or all merged stores of a grid.
 
     Raises:
         InputError: If identities differ, files are damaged, or the same samples have different answers.
     """
     if not others:
-        raise InputError("Expected `others` to name at least one store, but it is empty. Give --others '[A,B]'.")
+        raise InputError("Expected `others` to contain at least one store, but it is empty. Pass --others '[A,B]'.")
     worker, merged = worker or Worker.from_environment(), {}
     for folder, other in _pairs(Path(store), [Path(name) for name in others]):
         merged[folder] = _merge_into(folder, Store.open(other), worker)
@@ -44,20 +44,20 @@ def merge(store: str, others: Sequence[str], worker: Worker | None = None) -> li
 
 
 def _pairs(into: Path, others: Sequence[Path]) -> list[tuple[Path, Path]]:
-    """Pairs of target folder and store to merge. Stores of a grid are matched by name."""
+    """Return pairs of a target folder and a store to merge into it. The stores of grids are matched by name."""
     pairs = []
     for other in others:
         if other.resolve() == into.resolve():
-            raise InputError(f"Expected `others` to be other stores than {str(into)!r}, but it is among them.")
+            raise InputError(f"Expected `others` not to contain the target store, but got {str(into)!r}. Remove it.")
         members = member_stores(other)
         if members and (into / "identity.json").is_file():
             raise InputError(
-                f"Expected a grid's stores to be merged into the folder of a grid's stores, but {str(into)!r} is a "
-                f"store. Give one of {str(other)!r} in --others, or another --store."
+                f"Expected `store` to be the folder of a grid, because {str(other)!r} in `others` is one, but "
+                f"{str(into)!r} is a single store. Pass one store of the grid in --others, or another --store."
             )
         pairs += [(into / member.name, member) for member in members] or [(into, other)]
     first: dict[Path, Store] = {}
-    for folder, other in pairs:  # before anything is written
+    for folder, other in pairs:  # check all pairs before anything is written
         check_folder(folder)
         opened = Store.open(other)
         is_there = (folder / "identity.json").is_file()
@@ -86,23 +86,23 @@ def _merge_into(folder: Path, other: Store, worker: Worker) -> Store:
         for part in logged_ranges(into):
             if is_finished(into.samples.file(part)):
                 log = str(into.samples.log_file(part))
-                say(f"merge: {part.stem} is finished now; its answers in {log!r} are left out")
+                say(f"merge: {part.stem} is now finished, so the answers in {log!r} are ignored")
         with alone(folder):
             write_manifest(into)
-    logged = f", {n_answers:,} answers of unfinished ranges" if logs else ""
-    copied = f"{len(missing):,} files of {str(other.path)!r} copied into {str(folder)!r}"
-    say(f"merge: {copied}{logged}; {n_there:,} existed already")
+    logged = f" and {n_answers:,} answers of unfinished ranges" if logs else ""
+    copied = f"copied {len(missing):,} files{logged} from {str(other.path)!r} to {str(folder)!r}"
+    say(f"merge: {copied} ({n_there:,} files existed already)")
     return Store.open(folder)
 
 
 def _copy(name: str, source: Path, to: Path) -> None:
-    """Copy an intact file from store to store."""
+    """Verify a file and copy it from one store to another."""
     check_file(source / name, source)
     write_file(to / name, (source / name).read_bytes())
 
 
 def _files_to_copy(into: Store, other: Store, worker: Worker) -> tuple[list[str], int]:
-    """Finished files of the other store to copy, samples first, and the number of files that exist already."""
+    """Return the finished files to copy (samples first), and the number of files that exist in both stores."""
     missing, different, n_there = [], [], 0
     for file in sorted(data_files(other.path), key=lambda file: (file.parent.name != "samples", file)):
         name = str(file.relative_to(other.path))
@@ -120,33 +120,33 @@ def _files_to_copy(into: Store, other: Store, worker: Worker) -> tuple[list[str]
     if different:
         names = ", ".join(different[:5]) + ", …" * (len(different) > 5)
         raise InputError(
-            f"Expected files of the same name in {str(into.path)!r} and {str(other.path)!r} to be equal, but "
-            f"{len(different)} differ: {names}. Delete them and the files derived from them in one of the stores, and "
-            "merge again."
+            f"Expected files with the same name in {str(into.path)!r} and {str(other.path)!r} to be identical, but "
+            f"{len(different)} differ: {names}. In one of the stores, delete these files and the files derived from "
+            "them. Then merge again."
         )
     return missing, n_there
 
 
 def _check_alike(into: Store, other: Store, logs: list[SampleRange]) -> None:
-    """Check that sample ranges, reader, signals (by one file each) and asked settings of two stores are compatible."""
+    """Check that two stores have compatible sample ranges, readers, signals (first file only) and asked settings."""
     stores = f"{str(into.path)!r} and {str(other.path)!r}"
     if clash := overlap([*into.samples.ranges(), *other.samples.ranges(), *logged_ranges(into), *logs]):
         raise InputError(
-            f"Expected {stores} to have equal or disjoint ranges of samples, but {clash[0].stem} and {clash[1].stem} "
-            "overlap. Delete one of the two and the files derived from it, and merge again."
+            f"Expected {stores} to have identical or disjoint ranges of samples, but {clash[0].stem} and "
+            f"{clash[1].stem} overlap. Delete one of these ranges and the files derived from it. Then merge again."
         )
     if None not in (into.reader, other.reader) and into.reader != other.reader:
         raise InputError(
             f"Expected {stores} to be read with the same model, but their reader.json files differ. Merge only stores "
-            "that one model read."
+            "that were read with the same model."
         )
     for scope in get_args(Scope):
         for signal in {*into.signals.names()} & {*other.signals.names()}:
             here, there = (_headers(store, signal, scope) for store in (into, other))
             if here and there and here != there:
                 raise InputError(
-                    f"Expected the signal {signal!r} of {stores} to have the same layers and settings, but they "
-                    f"differ. Delete {str(other.path / 'signals' / signal)!r}, or read it with the same --layers."
+                    f"Expected the signal {signal!r} to have the same layers and settings in {stores}, but they "
+                    f"differ. Delete {str(other.path / 'signals' / signal)!r}, or read it again with the same --layers."
                 )
         for baseline in {*into.asked.names(scope)} & {*other.asked.names(scope)}:
             if (settings := other.asked.settings(baseline, scope)) is not None:
@@ -154,17 +154,17 @@ def _check_alike(into: Store, other: Store, logs: list[SampleRange]) -> None:
 
 
 def _headers(store: Store, signal: str, scope: Scope) -> list[Any]:
-    """Layout and settings of a signal's first finished file; empty without any."""
+    """Return the layout and settings of a signal's first finished file, or an empty list if there is no such file."""
     first = store.signals.finished(signal, scope)[:1]
     return [(store.signals.shard_layout(signal, shard), store.signals.settings(signal, scope)) for shard in first]
 
 
 def _merge_log(into: Store, other: Store, part: SampleRange) -> int:
-    """Append the other store's logged answers of a range to the log of this store, and return their number."""
+    """Append the other store's logged answers for a range to this store's log, and return the number of new answers."""
     rows = read_log(other, part)
     if is_finished(into.samples.file(part)):
         log_file = str(other.samples.log_file(part))
-        say(f"merge: {len(rows):,} answers in {log_file!r} left out: {part.stem} is finished in {str(into.path)!r}")
+        say(f"merge: ignored {len(rows):,} answers in {log_file!r}, as {part.stem} is finished in {str(into.path)!r}")
         return 0
     with closing(AnswerLog(into, part)) as log:
         new = [row for row in rows if (row["question_id"], row["sample"]) not in log.answered]

@@ -1,4 +1,4 @@
-"""The store's Parquet tables: schemas, writing and reading."""
+"""Schemas of a store's Parquet tables, and functions that write and read them."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from extract.text import one_line
 
 
 def _schema(columns: str) -> pa.Schema:
-    """Schema from columns ``NAME:TYPE``; a plural type is a list."""
+    """Build a schema from columns ``NAME:TYPE``. A type in the plural, such as ``int32s``, means a list."""
     pairs = (column.split(":") for column in columns.split())
     return pa.schema(
         [(name, pa.list_(pa.type_for_alias(kind[:-1])) if kind.endswith("s") else kind) for name, kind in pairs]
@@ -28,10 +28,10 @@ SAMPLES_SCHEMA = _schema(
     "question_id:string sample:int32 text:string reasoning:string token_ids:int32s logprobs:float32s n_tokens:int32 "
     "finish_reason:string prompt_tokens:int32"
 )
-#: `right` is null if the grader could not decide. `answer` is the answer that it found, null if it found none.
+#: `right` is null if the grader could not decide. `answer` is the answer that it found, or null if it found none.
 GRADES_SCHEMA = _schema("question_id:string sample:int32 right:bool answer:string")
-#: Replies about each question or answer, by scope. `value` is null if a reply `text` contains none; for clustered
-#: answers it is the index of a cluster. `mass` is the total probability of the scored surface forms, null without any.
+#: Results of asked baselines, by scope. `value` is null if the reply `text` contains no value. For clustered answers,
+#: it is the index of the cluster. `mass` is the total probability of the scored surface forms, if there are any.
 ASKED_SCHEMAS = {
     "question": _schema(
         "question_id:string value:float64 text:string mass:float64 prompt_tokens:int64 completion_tokens:int64 "
@@ -42,22 +42,22 @@ ASKED_SCHEMAS = {
 
 
 def write_table(path: Path, table: pa.Table, row_group_size: int | None = None) -> None:
-    """Write a table as a Parquet file with its sidecar."""
+    """Write a table as a Parquet file with a sidecar."""
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd", row_group_size=row_group_size)
     write_file(path, sink.getvalue().to_pybytes())
 
 
 def read_table(path: Path, folder: Path, schema: pa.Schema) -> pa.Table:
-    """Read a Parquet file after verifying its checksum.
+    """Verify the checksum of a Parquet file and read it.
 
     Args:
-        path: The file.
-        folder: Folder of the store, which must contain the file.
+        path: Path of the file.
+        folder: Directory of the store, which must contain the file.
         schema: Exact columns of the file. The returned table also has the file's metadata.
 
     Raises:
-        Damaged: If the file is damaged or has other columns.
+        Damaged: If the file is damaged or has different columns.
     """
     check_file(path, folder)
     try:
@@ -68,5 +68,5 @@ def read_table(path: Path, folder: Path, schema: pa.Schema) -> pa.Table:
         raise Damaged(path, f"it can't be read as a table ({one_line(error)})") from None
     if not table.schema.equals(schema):
         names = ", ".join(table.column_names)
-        raise Damaged(path, f"its columns ({names}) are not {', '.join(schema.names)} with their types")
+        raise Damaged(path, f"its columns ({names}) or their types differ from the schema ({', '.join(schema.names)})")
     return table

@@ -1,4 +1,4 @@
-"""Questions of a store, held as a table and converted to `Question` objects on access."""
+"""Questions of a store, kept in a table and converted to `Question` objects on access."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,16 +20,16 @@ QUESTIONS_SCHEMA = pa.schema(
         *(("references", _STRINGS), ("kind", _STRING), ("choices", _STRINGS), ("group", _STRING), ("meta", _STRING)),
     ]
 )
-#: Questions that are converted at a time, and rows per Parquet row group.
+#: Number of questions that are converted at once, and number of rows per Parquet row group.
 BATCH = 1024
 
 
 class Questions(Sequence[Question]):
-    """The questions of a store in blocks.
+    """Questions of a store, divided into blocks.
 
     Args:
-        table: Rows of `QUESTIONS_SCHEMA`.
-        block_size: Questions in a block.
+        table: Table with the schema `QUESTIONS_SCHEMA`.
+        block_size: Number of questions per block.
     """
 
     def __init__(self, table: pa.Table, block_size: int) -> None:
@@ -37,7 +37,7 @@ class Questions(Sequence[Question]):
 
     @classmethod
     def of(cls, questions: Iterable[Question], block_size: int) -> Self:
-        """Convert questions to a table."""
+        """Create an instance from `Question` objects."""
         rows = ({**q.record(), "question_id": q.id, "meta": json.dumps(q.meta, sort_keys=True)} for q in questions)
         batches = iter(lambda: list(islice(rows, BATCH)), [])
         record_batches = [pa.RecordBatch.from_pylist(batch, QUESTIONS_SCHEMA) for batch in batches]
@@ -49,16 +49,16 @@ class Questions(Sequence[Question]):
         return -(-len(self) // self.block_size)
 
     def block(self, shard: Shard) -> list[Question]:
-        """Questions of a shard's block."""
+        """Return the questions in a shard's block."""
         return self[shard.block * self.block_size : (shard.block + 1) * self.block_size]
 
     def ids(self, shard: Shard) -> list[str]:
-        """Question ids of a shard's block, without creating `Question` objects."""
+        """Return the ids of the questions in a shard's block, without creating `Question` objects."""
         ids: list[str] = self.table["question_id"].slice(shard.block * self.block_size, self.block_size).to_pylist()
         return ids
 
     def n_rows(self, shard: Shard) -> int:
-        """Number of questions of a block, or of answers of a range of samples."""
+        """Return the number of questions in a block, or the number of answers in a range of samples."""
         return min(self.block_size, len(self) - shard.block * self.block_size) * shard.rows_per_question
 
     def __len__(self) -> int:
@@ -69,7 +69,7 @@ class Questions(Sequence[Question]):
     @overload
     def __getitem__(self, index: slice) -> list[Question]: ...
     def __getitem__(self, index: int | slice) -> Question | list[Question]:
-        """A question, or the questions of a slice."""
+        """Return one question for an index, or a list of questions for a slice."""
         if isinstance(index, slice):
             start, stop, _ = index.indices(len(self))
             return [_question(row) for row in self.table.slice(start, stop - start).to_pylist()]
@@ -85,4 +85,4 @@ def _question(row: dict[str, Any]) -> Question:
     try:
         return Question(id=fields.pop("question_id"), meta=json.loads(fields.pop("meta")), **fields)
     except (ValueError, TypeError, RecursionError) as error:
-        raise InputError(f"Expected the questions of a store to have JSON as `meta`, but {one_line(error)}.") from None
+        raise InputError(f"Expected `meta` of every question to contain JSON, but got: {one_line(error)}.") from None

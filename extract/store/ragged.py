@@ -1,4 +1,4 @@
-"""Ragged tensors: rows of different lengths without padding, such as values of every token of every answer."""
+"""Ragged tensors. Their rows have different lengths, for example one value for each token of an answer."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Self
@@ -8,11 +8,11 @@ from torch import Tensor
 
 
 class Ragged(NamedTuple):
-    """Values of the tokens of several rows, concatenated.
+    """Rows with different numbers of tokens, concatenated without padding.
 
     Attributes:
-        values: [total tokens, …].
-        offsets: [row + 1] int64; row i is `values[offsets[i] : offsets[i + 1]]`.
+        values: [total tokens, …] values of all rows.
+        offsets: [row + 1] int64 row boundaries. Row i is `values[offsets[i] : offsets[i + 1]]`.
     """
 
     values: Tensor
@@ -20,7 +20,7 @@ class Ragged(NamedTuple):
 
     @classmethod
     def of(cls, rows: Sequence[Tensor]) -> Self:
-        """Concatenate one tensor [token, …] per row; needs at least one row.
+        """Concatenate rows, each of which is a tensor [token, …]. At least one row is required.
 
         >>> Ragged.of([torch.tensor([1.0, 2.0]), torch.tensor([])]).offsets
         tensor([0, 2, 2])
@@ -34,15 +34,15 @@ class Ragged(NamedTuple):
 
     @property
     def lengths(self) -> Tensor:
-        """[row] int64 number of tokens of each row."""
+        """[row] int64 number of tokens in each row."""
         return self.offsets.diff()
 
     def rows(self) -> list[Tensor]:
-        """One tensor [token, …] per row, sharing memory."""
+        """Return one tensor [token, …] per row. The tensors share memory with `values`."""
         return list(self.values.split(self.lengths.tolist()))
 
     def padded(self, fill: float = torch.nan) -> Tensor:
-        """[row, token, …], padded on the right with `fill` to the longest row, at least to one token."""
+        """Return a tensor [row, token, …], padded on the right with `fill`. It is at least one token wide."""
         lengths = self.lengths
         width = max(1, int(lengths.max())) if len(lengths) else 1
         out = self.values.new_full((self.n_rows, width, *self.values.shape[1:]), fill)

@@ -1,4 +1,4 @@
-"""Samples of a store: one Parquet file for each range of samples of a block."""
+"""Samples of a store, in one Parquet file per range of samples."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from extract.store.folder import StoreFolder
 from extract.store.parquet import COMPACT_SAMPLES_SCHEMA, SAMPLES_SCHEMA, write_table
 from extract.store.shards import SampleRange, missing_ranges
 
-#: `finish_reason` of an answer that a server rejected. It has no text, and every grader grades it as unknown.
+#: `finish_reason` of a sample whose request the server rejected. Its text is empty, and its grade is always unknown.
 REJECTED = "rejected"
 
 
@@ -20,10 +20,10 @@ class Samples:
     """Samples on disk.
 
     Args:
-        folder: The store.
+        folder: Directory of the store.
 
     Attributes:
-        provides: Declaration of the sampler.
+        provides: Declared properties of the sampler that drew the samples.
     """
 
     def __init__(self, folder: StoreFolder) -> None:
@@ -32,19 +32,19 @@ class Samples:
         self._schema = SAMPLES_SCHEMA if self.provides.nullable else COMPACT_SAMPLES_SCHEMA
 
     def ranges(self) -> list[SampleRange]:
-        """Finished ranges of samples, by block and sample.
+        """Return the finished ranges of samples, sorted by block and sample index.
 
         Raises:
-            Damaged: If a Parquet file is not named after a range, or ranges overlap.
+            Damaged: If the name of a Parquet file is not a valid range, or ranges overlap.
         """
         return self._folder.ranges()
 
     def missing(self, k: int) -> list[SampleRange]:
-        """Ranges to sample so that every question has k samples."""
+        """Return the ranges that are still to be sampled so that every question has k samples."""
         return missing_ranges(self.ranges(), self._folder.questions.n_blocks, k)
 
     def file(self, samples: SampleRange) -> Path:
-        """Path of a range of samples, finished or not."""
+        """Path of the file for a range of samples, whether or not it exists."""
         return self._folder.samples_file(samples)
 
     def log_file(self, samples: SampleRange) -> Path:
@@ -55,18 +55,18 @@ class Samples:
         """Write a range of samples.
 
         Args:
-            samples: The range.
-            rows: One row for each sample.
-            max_rows: Number of answers drawn together, which affects the last bits of the log-probabilities.
+            samples: The range of samples.
+            rows: One row per sample.
+            max_rows: Maximum number of answers per batch, which affects the last bits of the log-probabilities.
         """
         metadata = None if max_rows is None else {"max_rows": str(max_rows)}
         write_table(self.file(samples), pa.Table.from_pylist(rows, self._schema.with_metadata(metadata)))
 
     def read(self, samples: SampleRange | None = None) -> pa.Table:
-        """Read the samples of a range, or all samples, by block, range and question.
+        """Read the samples of one range, or of all ranges by default, in the order of block, range and question.
 
-        Columns: `question_id`, `sample`, `text`, `token_ids`, `logprobs` (nats), `n_tokens`, `finish_reason` and
-        `prompt_tokens`. Samplers with nullable columns also have `reasoning`; unknown values are null.
+        The columns are `question_id`, `sample`, `text`, `token_ids`, `logprobs` (nats), `n_tokens`, `finish_reason` and
+        `prompt_tokens`. If the sampler has nullable columns, `reasoning` is added, and unknown values are null.
 
         Raises:
             Damaged: If a file is damaged.
@@ -75,7 +75,7 @@ class Samples:
         for part in self.ranges() if samples is None else [samples]:
             tables.append(self._folder.read_table(self.file(part), part, self._schema))
             if tables[-1]["text"].null_count:
-                raise Damaged(self.file(part), "it has an answer without text")
+                raise Damaged(self.file(part), "it contains an answer without text")
         table = pa.concat_tables(tables)
         if self.provides.nullable:
             return table

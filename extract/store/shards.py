@@ -1,4 +1,4 @@
-"""Shards, the unit of files, work and resuming: a block of questions, or a range of samples of these questions."""
+"""Shards: blocks of questions, and ranges of samples of these questions. A store is written shard by shard."""
 
 import re
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 from extract.errors import Damaged, InputError
 from extract.text import shown
 
-#: Rows of a shard: one per question, or one per sample.
+#: Whether a shard has one row per question or one row per sample.
 Scope = Literal["question", "sample"]
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _STEM = re.compile(r"([0-9]{5,9})(?:\.([0-9]{3,9})-([0-9]{3,9}))?")
@@ -18,7 +18,7 @@ _STEM = re.compile(r"([0-9]{5,9})(?:\.([0-9]{3,9})-([0-9]{3,9}))?")
 
 @dataclass(frozen=True, order=True)
 class Block:
-    """All questions of block number `block`."""
+    """All questions in block number `block`."""
 
     block: int
     scope: ClassVar[Scope] = "question"
@@ -32,7 +32,7 @@ class Block:
 
 @dataclass(frozen=True, order=True)
 class SampleRange:
-    """Samples `start` to `stop` − 1 of each question of block number `block`."""
+    """Samples `start` to `stop` − 1 of each question in block number `block`."""
 
     block: int
     start: int
@@ -41,7 +41,7 @@ class SampleRange:
 
     @property
     def rows_per_question(self) -> int:
-        """Number of samples of a question."""
+        """Number of samples per question in this range."""
         return self.stop - self.start
 
     @property
@@ -54,10 +54,10 @@ Shard = Block | SampleRange
 
 
 def shard_of(path: Path, n_blocks: int) -> Shard:
-    """Parse the shard from a file's name.
+    """Return the shard that a file name stands for.
 
     Raises:
-        Damaged: If the name does not belong to a shard of a store with `n_blocks` blocks.
+        Damaged: If the file name is not valid in a store with `n_blocks` blocks.
     """
     shard: Shard | None = None
     if match := _STEM.fullmatch(path.stem):
@@ -65,30 +65,30 @@ def shard_of(path: Path, n_blocks: int) -> Shard:
         shard = Block(int(block)) if start is None else SampleRange(int(block), int(start), int(stop))
     if shard is None or shard.stem != path.stem or shard.block >= n_blocks or shard.rows_per_question < 1:
         names = f"BLOCK{path.suffix} or BLOCK.START-STOP{path.suffix}, such as 00000.000-010{path.suffix}"
-        raise Damaged(path, f"its name is not the name of a shard of the store's {n_blocks} blocks ({names})")
+        raise Damaged(path, f"its name does not fit a store with {n_blocks} blocks (expected {names})")
     return shard
 
 
 def range_of(path: Path, n_blocks: int) -> SampleRange:
-    """Parse the range of samples from a file's name.
+    """Return the range of samples that a file name stands for.
 
     Raises:
-        Damaged: As for `shard_of`, or if the name belongs to a block.
+        Damaged: If the file name is not a valid range in a store with `n_blocks` blocks.
     """
     shard = shard_of(path, n_blocks)
     if isinstance(shard, Block):
-        raise Damaged(path, f"its name has no range of samples, such as {shard.stem}.000-010{path.suffix}")
+        raise Damaged(path, f"its name has no range of samples, as in {shard.stem}.000-010{path.suffix}")
     return shard
 
 
 def overlap(ranges: Iterable[SampleRange]) -> tuple[SampleRange, SampleRange] | None:
-    """The first two different ranges that share samples; None if no ranges do."""
+    """Return the first two different ranges that overlap, or None if there are none."""
     pairs = pairwise(sorted(set(ranges)))
     return next(((a, b) for a, b in pairs if a.block == b.block and b.start < a.stop), None)
 
 
 def missing_ranges(ranges: Iterable[SampleRange], n_blocks: int, k: int) -> list[SampleRange]:
-    """Ranges to add to non-overlapping `ranges` so that every question has k samples."""
+    """Return the ranges to add to the non-overlapping `ranges` so that every question has k samples."""
     missing, before = [], SampleRange(0, 0, 0)
     for after in sorted([*ranges, *(SampleRange(block, k, k) for block in range(n_blocks))]):
         start = before.stop if before.block == after.block else 0
@@ -99,12 +99,13 @@ def missing_ranges(ranges: Iterable[SampleRange], n_blocks: int, k: int) -> list
 
 
 def check_name(name: str, noun: str) -> str:
-    """Check and return the name of a grader, signal, baseline or run, which is also the name of a folder.
+    """Check that the name of a grader, signal, baseline or run is a valid folder name, and return it.
 
     Raises:
-        InputError: If the name contains a slash, a space or another forbidden character, or begins with a dot.
+        InputError: If the name begins with a dot or a hyphen, contains a forbidden character such as a slash or a
+            space, or has more than 100 characters.
     """
     if not _NAME.fullmatch(name):
-        expected = "a name of letters, digits, `_`, `-` and `.`"
+        expected = "a name with only letters, digits, `_`, `-` and `.`"
         raise InputError(f"Expected `{noun}` to be {expected}, but got {shown(name)}. Use another name.")
     return name

@@ -1,7 +1,7 @@
-"""Signals of a store: one safetensors file per signal and shard, verified once and then read tensor by tensor.
+"""Signals of a store, in one safetensors file per signal and shard. A file is verified when it is first accessed.
 
-A tensor has one row per row of its shard. Rows of different lengths form a ragged tensor: its key holds the
-concatenated values of all rows, and ``KEY.offsets`` (int64, [row + 1]) holds the start of each row.
+A tensor has one row for each question or sample in its shard. Rows of different lengths are stored as a ragged tensor:
+``KEY`` contains the values of all rows, and ``KEY.offsets`` (int64, [row + 1]) contains the row boundaries.
 """
 
 import json
@@ -23,18 +23,18 @@ from extract.store.ragged import Ragged
 from extract.store.shards import Scope, Shard
 from extract.text import one_line, shown
 
-#: Dtypes of signals by their names in safetensors.
+#: Supported dtypes by their names in safetensors.
 _DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64}
 _KEY = re.compile(r"\d+/[\w-]+")
 _OFFSETS = ".offsets"
-#: Bytes of a tensor that are copied at once.
+#: Number of bytes of a tensor that are copied at once.
 CHUNK_BYTES = 2**20
 #: Signals that `ask` computes with another model.
 _ASKED = ("text_embedding",)
 
 
 class Entry(NamedTuple):
-    """Dtype (as named by safetensors) and shape of a row; of a token if the tensor is ragged."""
+    """Dtype (as named by safetensors) and shape of one row of a tensor, or of one token if the tensor is ragged."""
 
     dtype: str
     shape: torch.Size
@@ -44,28 +44,28 @@ class Entry(NamedTuple):
         return f"{self.dtype} of shape {list(self.shape)} per {'token' if self.ragged else 'row'}"
 
 
-#: Entries of a file by key.
+#: Entry for each key in a file.
 Layout = dict[str, Entry]
 
 
 class _Header(NamedTuple):
-    """Layout of a file, and the settings of a signal that `ask` computed."""
+    """Layout of a file, and the settings of its signal if `ask` computed the signal."""
 
     layout: Layout
     settings: dict[str, Any] | None
 
 
 class Signals(ShardFiles):
-    """Signals on disk. Rows at question scope are ordered as the questions, at sample scope as in `Samples.read`.
+    """Signals on disk. Rows are in the order of the questions, or of the samples as `Samples.read` returns them.
 
     Args:
-        folder: The store.
+        folder: Directory of the store.
     """
 
     def __init__(self, folder: StoreFolder) -> None:
         super().__init__(folder, "signals/{name}/{scope}", "signal", ".safetensors")
-        self._headers: dict[Path, _Header] = {}  # of the files that were checked
-        self._keys: dict[tuple[str, Scope], list[str]] = {}  # of the signals that were found complete
+        self._headers: dict[Path, _Header] = {}  # of files that have been verified
+        self._keys: dict[tuple[str, Scope], list[str]] = {}  # of signals that are complete
 
     def write(
         self,
@@ -75,17 +75,18 @@ class Signals(ShardFiles):
         batch_tokens: int | None = None,
         settings: dict[str, Any] | None = None,
     ) -> None:
-        """Write a signal of a shard.
+        """Write a signal for a shard.
 
         Args:
             signal: Name of the signal.
             shard: Block of questions, or finished range of samples.
-            tensors: [row, …], or ragged with as many rows, by ``layer/position`` key.
-            batch_tokens: Number of tokens read together, which affects the last bits of the values.
-            settings: Other settings that the values depend on, in JSON types; equal in all files of the signal.
+            tensors: Dict from ``layer/position`` keys to tensors [row, …] or ragged tensors with one row for each
+                question or sample.
+            batch_tokens: Maximum number of tokens per batch, which affects the last bits of the values.
+            settings: Other settings that affect the values, as plain JSON types. They must be equal in all files.
 
         Raises:
-            InputError: If other files of the signal have other settings.
+            InputError: If existing files of the signal have different settings.
         """
         record = {**self._provenance(signal, shard), "batch_tokens": batch_tokens}
         if settings is not None:
@@ -93,14 +94,14 @@ class Signals(ShardFiles):
             record["how"] = settings
         arrays = {}
         for key, tensor in tensors.items():
-            if isinstance(tensor, Ragged):  # keys can share their offsets in memory, which safetensors refuses
+            if isinstance(tensor, Ragged):  # safetensors refuses to save tensors that share offsets
                 arrays[key], arrays[key + _OFFSETS] = tensor.values.contiguous(), tensor.offsets.clone()
             else:
                 arrays[key] = tensor.contiguous()
         self._save(signal, shard, arrays, record)
 
     def copy(self, signal: str, shard: Shard, source: Self) -> None:
-        """Copy a signal of a block from another store with the same prompts and model.
+        """Copy a signal for a block from another store with the same prompts and model.
 
         Raises:
             Damaged: If the file in the other store is damaged.
@@ -119,10 +120,10 @@ class Signals(ShardFiles):
         self._keys.pop((signal, shard.scope), None)
 
     def keys(self, signal: str, scope: Scope = "question") -> list[str]:
-        """Keys of a signal's tensors, for example ``["0/last_prompt", …]``, sorted by position and layer.
+        """Return the keys of a signal's tensors, for example ``["0/last_prompt", …]``, sorted by position and layer.
 
         Raises:
-            InputError: If the store lacks the signal for some shards, or a file is damaged or differs in layout.
+            InputError: If the file of a shard is missing or damaged, or the layouts of the files differ.
         """
         if (signal, scope) not in self._keys:
             path, option = self._folder.path, " --scope sample" if scope == "sample" else ""
@@ -134,21 +135,21 @@ class Signals(ShardFiles):
         return self._keys[signal, scope]
 
     def read(self, signal: str, key: str, scope: Scope = "question") -> Tensor:
-        """Read one tensor [row, …] over all questions or answers; missing rows are NaN.
+        """Read one tensor [row, …] for all questions or all answers. Missing rows are NaN.
 
         The first call verifies the checksums of the files. Later calls read only the bytes of their key.
 
         Raises:
-            InputError: As for `keys`, or if the signal has no such key or its tensor is ragged.
+            InputError: If a file is missing or damaged, the key is unknown, or its tensor is ragged.
         """
         shards = self._shards(signal, key, scope, ragged=False)
         return self._values(signal, key, shards, [self._folder.questions.n_rows(shard) for shard in shards])
 
     def read_ragged(self, signal: str, key: str, scope: Scope = "sample") -> Ragged:
-        """Read the values [token, …] of every token of all answers or questions; missing rows are NaN.
+        """Read the values [token, …] of every token in all answers or all questions. Missing rows are NaN.
 
         Raises:
-            InputError: As for `keys`, or if the signal has no such key or its tensor is not ragged.
+            InputError: If a file is missing or damaged, the key is unknown, or its tensor is not ragged.
         """
         shards, lengths = self._shards(signal, key, scope, ragged=True), []
         for shard in shards:
@@ -163,10 +164,10 @@ class Signals(ShardFiles):
         return Ragged(values, torch.cat([torch.zeros(1, dtype=torch.int64), *lengths]).cumsum(0))
 
     def layout(self, signal: str, scope: Scope = "question") -> Layout:
-        """Dtypes and shapes of a signal's tensors by key, equal in all finished files; empty without files.
+        """Return the dtypes and shapes of a signal's tensors by key, or an empty dict if there are no files.
 
         Raises:
-            Damaged: If a file is damaged or differs in layout or settings.
+            Damaged: If a file is damaged, or files differ in their layout or settings.
         """
         shards = self.finished(signal, scope)
         headers = {self.file(signal, shard): self._header(signal, shard) for shard in shards}
@@ -181,27 +182,27 @@ class Signals(ShardFiles):
         return common.layout
 
     def shard_layout(self, signal: str, shard: Shard) -> Layout:
-        """Dtypes and shapes of a shard's tensors by key; its file is checked once.
+        """Return the dtypes and shapes of a shard's tensors by key. Its file is verified on first access.
 
         Raises:
-            Damaged: If the file is damaged or belongs to another shard.
+            Damaged: If the file is damaged or was written for another shard.
         """
         return self._header(signal, shard).layout
 
     def _shards(self, signal: str, key: str, scope: Scope, ragged: bool) -> list[Shard]:
-        """Shards of a complete signal that has the key, ragged or not."""
+        """Check that a signal is complete, has the key, and is ragged or not as expected. Return its shards."""
         keys, shards = self.keys(signal, scope), self._folder.shards(scope)
         of_signal = f"of the signal {signal!r} in {str(self._folder.path)!r}"
         if key not in keys:
             choices = " to ".join(keys[:1] + keys[-1:])
-            raise InputError(f"Expected `key` to be one {of_signal} ({choices}), but got {shown(key)}. Choose one.")
+            raise InputError(f"Expected `key` to be a key {of_signal} ({choices}), but got {shown(key)}. See `keys`.")
         if self.shard_layout(signal, shards[0])[key].ragged != ragged:
             kind, method = ("ragged", "read") if ragged else ("a plain tensor", "read_ragged")
             raise InputError(f"Expected {key!r} {of_signal} to be {kind}, but it is not. Use `{method}`.")
         return shards
 
     def _values(self, signal: str, key: str, shards: list[Shard], counts: list[int]) -> Tensor:
-        """Concatenate a tensor over shards with `counts` rows or tokens each."""
+        """Concatenate a tensor over shards. `counts` contains the length of the tensor in each shard."""
         entry = self.shard_layout(signal, shards[0])[key]
         values = torch.empty(sum(counts), *entry.shape, dtype=_DTYPES[entry.dtype])
         step = max(1, CHUNK_BYTES // max(1, entry.shape.numel() * values.element_size()))
@@ -213,7 +214,7 @@ class Signals(ShardFiles):
         return values
 
     def _header(self, signal: str, shard: Shard) -> _Header:
-        """Header of a file, whose checksum is verified on the first access."""
+        """Return the header of a file. Its checksum is verified on first access."""
         path = self.file(signal, shard)
         if path in self._headers:
             return self._headers[path]
@@ -226,7 +227,7 @@ class Signals(ShardFiles):
             raise Damaged(path, f"it can't be read as safetensors ({one_line(error)})") from None
         settings, _ = record.pop("how", None), record.pop("batch_tokens", None)
         if record != (provenance := self._provenance(signal, shard)) or not isinstance(settings, dict | None):
-            raise Damaged(path, f"its metadata says {shown(record)}, not {canonical_json(provenance)}")
+            raise Damaged(path, f"its metadata is {shown(record)} instead of {canonical_json(provenance)}")
         layout = {
             key: Entry(tensor.get_dtype(), torch.Size(tensor.get_shape()[1:]), key + _OFFSETS in slices)
             for key, tensor in slices.items()
@@ -236,7 +237,7 @@ class Signals(ShardFiles):
         for key, entry in layout.items():
             has_rows = entry.ragged or slices[key].get_shape()[:1] == [n_rows]
             if not (_KEY.fullmatch(key) and entry.dtype in _DTYPES and has_rows):
-                raise Damaged(path, f"{shown(key)} is {entry}, which is no signal of {n_rows} rows")
+                raise Damaged(path, f"{shown(key)} is {entry}, which is not a valid signal for {n_rows} rows")
         self._headers[path] = _Header(layout, settings)
         return self._headers[path]
 

@@ -1,4 +1,4 @@
-"""The store: a directory with the samples, grades, signals and asked baselines of one policy. Files are only added."""
+"""`Store`, a directory with the questions, samples, grades, signals and asked baselines of one policy."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -25,12 +25,12 @@ class Store:
 
     Attributes:
         path: The directory.
-        identity: Content of the identity, in plain JSON types.
+        identity: Identity of the store, as plain JSON types.
         sha256: SHA-256 of the identity.
-        samples: Samples.
-        grades: Grades by grader.
-        signals: Signals by name.
-        asked: Tables of asked baselines by name.
+        samples: Sampled answers.
+        grades: Grades of all graders.
+        signals: All signals.
+        asked: Results of all asked baselines.
     """
 
     def __init__(self, path: Path, identity: dict[str, Any]) -> None:
@@ -43,10 +43,10 @@ class Store:
 
     @classmethod
     def create(cls, path: str | Path, identity: Identity, questions: Iterable[Question]) -> Self:
-        """Create a store, or open the store at `path` if it has the same identity.
+        """Create a store at `path`, or open the existing store if it has the same identity.
 
         Raises:
-            InputError: If the folder holds a store of another identity, or other files.
+            InputError: If the folder contains a store with a different identity, or other files.
         """
         path = Path(path)
         check_folder(path)
@@ -65,7 +65,7 @@ class Store:
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
-        """Open a store.
+        """Open an existing store.
 
         Raises:
             InputError: If there is no store at `path`, or this version cannot read it.
@@ -73,28 +73,28 @@ class Store:
         return cls(Path(path), read_identity(Path(path)))
 
     def check_identity(self, expected: dict[str, Any]) -> None:
-        """Check that the store has an identity.
+        """Check that the store has the expected identity.
 
         Raises:
-            InputError: If the identities differ. The message has both values of each difference.
+            InputError: If the identities differ. The message lists each difference with both values.
         """
         if different := "; ".join(differences(self.identity, expected)):
             raise InputError(
-                f"Expected the store {str(self.path)!r} to have the identity of this run, but they differ in "
-                f"{different}. Give another --store, or the settings of that store."
+                f"Expected the store {str(self.path)!r} to have the identity of this run, but it differs in "
+                f"{different}. Use another --store, or the settings of that store."
             )
 
     @property
     def questions(self) -> Questions:
-        """The questions in their order.
+        """Questions of the store, in order.
 
         Raises:
-            Damaged: If their hash differs from the identity.
+            Damaged: If the hash of the questions differs from the one in the identity.
         """
         return self._folder.questions
 
     def shards(self, scope: Scope) -> list[Shard]:
-        """All blocks, or all finished ranges of samples, in the order of the rows."""
+        """Return all blocks (scope `question`) or all finished ranges of samples (scope `sample`), in row order."""
         return self._folder.shards(scope)
 
     @property
@@ -104,7 +104,7 @@ class Store:
 
     @property
     def reader(self) -> dict[str, Any] | None:
-        """Identity of the local copy of a served model; None before the first reading, and for a local model.
+        """Identity of the local copy of a served model, or None before signals are read. Always None for a local model.
 
         Raises:
             InputError: If reader.json is damaged.
@@ -113,15 +113,17 @@ class Store:
 
     @property
     def model(self) -> dict[str, Any]:
-        """Identity (`ModelIdentity` as a dict) of the model that signals are read from: the sampled one or its copy.
+        """Identity (`ModelIdentity` as a dict) of the model that signals are read from.
+
+        If the model that answered is served, this is a local copy of it.
 
         Raises:
-            InputError: If the model is served and no local copy of it was read yet.
+            InputError: If the model is served and no local copy has been used yet.
         """
         model = self.identity["policy"]["model"] if self.samples.provides.weights else self.reader
         if model is None:
             raise InputError(
-                f"Expected {str(self.path)!r} to have a local copy of {self.model_id!r}, which answered, but it has "
-                f"none. Run `python -m extract read --store {self.path} --model PATH_OR_HUB_ID`."
+                f"Expected {str(self.path)!r} to have been read with a local copy of {self.model_id!r}, but no copy "
+                f"has been used yet. Run `python -m extract read --store {self.path} --model PATH_OR_HUB_ID`."
             )
         return model

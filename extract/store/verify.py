@@ -1,4 +1,4 @@
-"""Verification of a store's files, and the manifest, an index derived from them."""
+"""Verify the files of a store, and write the manifest that lists them."""
 
 import json
 from collections.abc import Iterator
@@ -17,12 +17,12 @@ _LARGEST_MANIFEST = 2**28  # bytes
 
 
 def data_files(folder: Path) -> list[Path]:
-    """All Parquet and safetensors files, finished or not."""
+    """Return all Parquet and safetensors files in a folder, including unfinished ones."""
     return sorted(path for path in folder.rglob("*") if path.suffix in _DATA)
 
 
 def find_problems(store: Store) -> Iterator[str]:
-    """Problems of a store's files, one line each. Reads all files."""
+    """Read all files of a store and yield one line for each problem."""
     found: dict[Path, str] = {}
     for path in [store.path / "questions.parquet", *sorted(store.path.rglob("*"), reverse=True)]:
         try:
@@ -39,7 +39,7 @@ def find_problems(store: Store) -> Iterator[str]:
 
 
 def _check(store: Store, path: Path) -> None:
-    """Read one data file with its reader, or check that the files of a folder are consistent."""
+    """Check one data file by reading it, or check that the files in a folder are consistent."""
     match path.relative_to(store.path).parts:
         case ("questions.parquet",):
             _ = store.questions
@@ -60,12 +60,12 @@ def _check(store: Store, path: Path) -> None:
         case ("signals", signal, "question" | "sample" as scope, name) if name.endswith(".safetensors"):
             shard = shard_of(path, store.questions.n_blocks)
             if shard.scope != scope:
-                raise Damaged(path, f"its name is not the name of a shard of {scope}s")
+                raise Damaged(path, f"its name does not fit the scope {scope}")
             store.signals.shard_layout(signal, shard)
         case ("asked", baseline, name) if name.endswith(".parquet"):
             store.asked.read_shard(baseline, shard_of(path, store.questions.n_blocks))
         case _ if path.suffix in _DATA:
-            raise Damaged(path, "it is not a file of a store")
+            raise Damaged(path, "it does not belong in a store")
 
 
 def _manifest_problems(store: Store) -> Iterator[str]:
@@ -79,14 +79,14 @@ def _manifest_problems(store: Store) -> Iterator[str]:
         return
     listed = manifest.get("files") if isinstance(manifest, dict) else None
     if not isinstance(listed, dict) or manifest.get("identity") != store.sha256:
-        yield f"manifest.json: it is not a list of the files of the store {store.sha256}"
+        yield f"manifest.json: it does not list the files of the store with the identity {store.sha256}"
         return
     for name in sorted(name for name in listed if not (store.path / name).is_file()):
-        yield f"{one_line(name)}: missing (the manifest lists it)"
+        yield f"{one_line(name)}: it is missing, but the manifest lists it"
 
 
 def write_manifest(store: Store) -> dict[str, Any]:
-    """Write manifest.json, the index of the finished files, and return it.
+    """Write manifest.json, an index of the finished files, and return its content.
 
     Raises:
         Damaged: If a sidecar is damaged.

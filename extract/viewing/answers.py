@@ -1,4 +1,4 @@
-"""Selection of a store's answers to show, with the numbers and the text of each token."""
+"""Select which answers of a store to show, and read the text and the numbers of their tokens."""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -16,20 +16,20 @@ from extract.viewing.summary import MARKS
 
 #: Default number of questions.
 N_QUESTIONS = 4
-#: Default influence, shown if it was read: the influence of a token's own place, from its residual's norm.
+#: Influence that is shown by default if it was read: that of a token's own position, from the norm of its residual.
 INFLUENCE = "norm_element_mean_token"
-#: Maximum number of tokens of an answer that is divided into pieces.
+#: Maximum number of tokens in an answer that is divided into pieces.
 LONGEST = 4096
 #: Question id and sample index of an answer.
 Key = tuple[str, int]
 
 
 class Piece(NamedTuple):
-    """A displayable text, and its tokens: one token, or several that share a character.
+    """A displayable piece of an answer: the text of one token, or of several tokens that share a character.
 
     Attributes:
-        text: The text, empty only in an empty answer.
-        tokens: Indices of its tokens among the answer's content tokens, from 0.
+        text: Text of the piece, empty only if the answer is empty.
+        tokens: Indices of the piece's tokens among the answer's content tokens, starting at 0.
     """
 
     text: str
@@ -38,21 +38,21 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class ShownAnswer:
-    """An answer with the numbers of its tokens.
+    """An answer with its grade and the numbers of its tokens.
 
     Attributes:
-        question_id: Id of its question.
-        sample: Its sample index.
+        question_id: Id of the question.
+        sample: Sample index of the answer.
         question: Text of the question.
-        references: Right answers.
-        verdict: Grade as text: right, wrong, unknown, or not graded.
-        taken: The answer that the grader found; None if it found none.
+        references: Reference answers to the question.
+        verdict: Grade in words: right, wrong, unknown, or not graded.
+        taken: Answer that the grader found in the text; None if it found none.
         cut: Whether the answer was cut at the token limit.
-        pieces: Its text, divided where tokens begin; empty for an answer without tokens.
+        pieces: Text of the answer, divided at token boundaries; empty if the answer has no tokens.
         entropy: [token] float64 entropy of the token's distribution, in nats; NaN if missing.
         one_minus_pmax: [token] float64, 1 − probability of the most likely token.
         nll: [token] float64 negative log-probability of the token, in nats.
-        influence: [token] float64 ≥ 0, weight of the token; None if it was not read.
+        influence: [token] float64 ≥ 0, influence of the token; None if it was not read.
     """
 
     question_id: str
@@ -82,16 +82,16 @@ def read_answers(
     grader: str | None = None,
     influence: str | None = None,
 ) -> tuple[list[ShownAnswer], str | None]:
-    """Read the answers to show, by question, and the name of their influence.
+    """Read the answers to show, ordered by question, and the name of the influence that is shown with them.
 
     Args:
         store: Store with the signal `tokens` of the answers.
-        load: Loads the store's tokenizer; called last.
-        questions: Question ids; None selects a few, with a right and a wrong answer each.
-        samples: Sample indices; None uses all answers to the named questions.
-        grader: Grader; None uses the only one, if any.
-        influence: Name of token weights, with or without their signal (``norm_element_mean_token``,
-            ``rollout/norm_element_mean_token``); None uses this one if it was read.
+        load: Function that loads the store's tokenizer. It is called after all checks.
+        questions: Question ids. None selects a few questions, with a right and a wrong answer to each.
+        samples: Sample indices to show for each question. None shows all answers to the given `questions`.
+        grader: Grader whose grades are shown. None uses the store's only grader, if any.
+        influence: Name of the token weights to show, with or without the signal, for example
+            ``rollout/norm_element_mean_token``. None shows ``norm_element_mean_token`` if it was read.
 
     Raises:
         InputError: If an id or sample is unknown, a signal was not read, or a question must not be published.
@@ -111,8 +111,8 @@ def read_answers(
     question_of = {question.id: question for question in store.questions}
     if any(question_of[id_].private for id_, _ in chosen):
         raise InputError(
-            f"Expected questions that can be shown, but the authors of {question_of[chosen[0][0]].dataset!r} ask not "
-            "to publish its questions, nor answers that repeat them. Show another store."
+            f"Expected questions that may be published, but the authors of {question_of[chosen[0][0]].dataset!r} ask "
+            "users not to publish its questions or answers that repeat them. Choose a store with different questions."
         )
     tokenizer, answers = load(), []
     for key in chosen:
@@ -139,9 +139,10 @@ def choose(right: dict[Key, bool | None], questions: Sequence[str] | None, sampl
     """Choose the answers to show.
 
     Args:
-        right: Grade of every answer; None if it is unknown.
-        questions: Question ids; None selects a few, if possible with right and wrong answers.
-        samples: Sample indices; None uses all answers to named questions, else a right and a wrong one.
+        right: Whether each answer is right; None if its grade is unknown.
+        questions: Question ids. None selects a few questions, with both right and wrong answers if possible.
+        samples: Sample indices. None selects all answers to the given questions, or a right and a wrong answer to each
+            question if `questions` is None.
 
     Raises:
         InputError: If an id or sample is unknown, or a list is empty.
@@ -151,12 +152,13 @@ def choose(right: dict[Key, bool | None], questions: Sequence[str] | None, sampl
         samples_of[id_].append(sample)
     for name, given in {"questions": questions, "samples": samples}.items():
         if given is not None and not given:
-            raise InputError(f"Expected `{name}` to name at least one, but it is empty. Leave it out for a few.")
+            raise InputError(f"Expected `{name}` to contain at least one entry, but it is empty. Omit the option.")
     ids = list(dict.fromkeys(questions or ()))
     if missing := [id_ for id_ in ids if id_ not in samples_of]:
         raise InputError(
-            f"Expected `questions` to be ids of questions with answers, but got {shown(missing[0])}."
-            f"{nearest(missing[0], samples_of)} They are in questions.parquet, such as {shown(next(iter(right))[0])}."
+            f"Expected `questions` to contain ids of answered questions, but got {shown(missing[0])}."
+            f"{nearest(missing[0], samples_of)} The file questions.parquet lists all ids, for example "
+            f"{shown(next(iter(right))[0])}."
         )
     if not ids:
         mixed = [id_ for id_ in samples_of if {right[id_, sample] for sample in samples_of[id_]} >= {True, False}]
@@ -167,8 +169,8 @@ def choose(right: dict[Key, bool | None], questions: Sequence[str] | None, sampl
         of_question = samples_of[id_]
         if unknown := [sample for sample in samples or () if sample not in of_question]:
             raise InputError(
-                f"Expected `samples` to be among those of question {shown(id_)}, {min(of_question)} to "
-                f"{max(of_question)}, but got {unknown[0]}. Give others, or sample more."
+                f"Expected `samples` for question {shown(id_)} to be from {min(of_question)} to {max(of_question)}, "
+                f"but got {unknown[0]}. Choose from these, or sample more answers."
             )
         if not questions and not samples:
             firsts = {right[id_, sample]: sample for sample in reversed(of_question)}
@@ -178,7 +180,7 @@ def choose(right: dict[Key, bool | None], questions: Sequence[str] | None, sampl
 
 
 def _influence_source(store: Store, influence: str | None) -> tuple[str, str] | None:
-    """Signal and key of the influence to show; None if none is given and the default was not read."""
+    """Find the signal and key of the influence to show; None if `influence` is None and the default was not read."""
     prefix, _, name = (influence or INFLUENCE).rpartition("/")
     weights, signals = signals_of("sample", weights=True), store.signals
     complete = [signal for signal in weights if signal in signals.names() and not signals.missing(signal, "sample")]
@@ -189,24 +191,24 @@ def _influence_source(store: Store, influence: str | None) -> tuple[str, str] | 
     unread = prefix if prefix in weights else weights[0]
     if not keys or (prefix == unread and prefix not in complete):
         raise InputError(
-            f"Expected `influence` to be weights that {str(store.path)!r} holds, but none were read. Run "
+            f"Expected `influence` to be token weights from {str(store.path)!r}, but none were read. Run "
             f"`python -m extract read --store {store.path} --signals [{unread}] --scope sample`."
         )
     names = sorted({key.split("/", 1)[1] for _, key in keys})
     raise InputError(
-        f"Expected `influence` to be among the weights that {str(store.path)!r} holds ({names[0]} to {names[-1]}), "
+        f"Expected `influence` to be one of the token weights in {str(store.path)!r} ({names[0]} to {names[-1]}), "
         f"but got {influence!r}.{nearest(name, names)}"
     )
 
 
 def pieces(tokenizer: Any, token_ids: Sequence[int], text: str) -> list[Piece]:
-    """Divide an answer's text where its tokens begin.
+    """Divide an answer's text at token boundaries.
 
-    The text of a token is the difference between the decoded prefixes with and without it, because many tokenizers
+    A token's text is the difference between the decoded prefixes with and without the token, because many tokenizers
     decode a single token differently (leading spaces, bytes of a character). Tokens that add no text (bytes of an
     unfinished character, special tokens) join the piece of the next token, or the last piece.
 
-    `text` ends before a stop string, which can begin inside the last of the content tokens `token_ids`.
+    `token_ids` are the content tokens. `text` ends before a stop string, which can begin inside the last of them.
     """
     found: list[Piece] = []
     before, start, n = "", 0, len(token_ids)

@@ -1,4 +1,4 @@
-"""Picture of one answer: the entropy of every token, its other numbers below, and the texts of the tokens."""
+"""Plot of one answer: the entropy of each token, with the token's other numbers and its text below."""
 
 from functools import cache
 from typing import Any
@@ -8,9 +8,9 @@ from torch import Tensor
 from extract.errors import InputError
 from extract.viewing.answers import ShownAnswer
 
-#: Maximum number of tokens per row of the picture.
+#: Maximum number of tokens per row of the plot.
 WIDEST = 56
-#: Maximum number of tokens of a picture, about 8,000 pixels high.
+#: Maximum number of tokens in a plot, which is then about 8,000 pixels high.
 LONGEST = 800
 _INK, _GREY, _ORANGE, _BLUE = "#222222", "#8a8a8a", "#c75000", "#2463a8"
 #: Font families for scripts that matplotlib's default font lacks.
@@ -21,33 +21,33 @@ _OTHER_SCRIPTS = (
 
 
 def entropy_curve(answer: ShownAnswer, model: str, influence: str | None = None) -> Any:
-    """Figure of the entropy (nats) over the tokens of an answer, with 1 − p_max and shares of the influence below.
+    """Plot the entropy of each token of an answer in nats, with 1 − p_max and the shares of influence below.
 
     Args:
         answer: The answer.
         model: Name of the model, for the title.
-        influence: Name of the displayed influence, for the title; None shows none.
+        influence: Name of the influence, for the title; None plots no influence.
 
     Raises:
-        InputError: If the answer has no tokens, more than `LONGEST`, or no entropies.
+        InputError: If the answer has no tokens, more than `LONGEST` tokens, or missing entropies.
     """
     import matplotlib
     from matplotlib.figure import Figure
 
     name = f"answer {answer.sample} to {answer.question_id!r}"
     if not answer.n_tokens or not bool(answer.entropy.isfinite().all()):
-        raise InputError(f"Expected tokens with entropies, but {name} has none. Choose another answer.")
+        raise InputError(f"Expected an entropy for every token, but {name} has none. Choose a different answer.")
     if answer.n_tokens > LONGEST:
         raise InputError(
-            f"Expected at most {LONGEST} tokens for a picture, but {name} has {answer.n_tokens}. "
-            "Give --out answers.html for a page."
+            f"Expected at most {LONGEST} tokens for a plot, but {name} has {answer.n_tokens}. "
+            "Pass --out answers.html to write a page instead."
         )
     curves = [("entropy\n(nats)", answer.entropy, _ORANGE, 2.0), ("1 − pₘₐₓ", answer.one_minus_pmax, _INK, 1.0)]
     if answer.influence is not None and influence is not None:
         curves.append(("share of\ninfluence", answer.influence / answer.influence.sum(), _BLUE, 1.0))
     n_rows = -(-answer.n_tokens // WIDEST)
     width = -(-answer.n_tokens // n_rows)
-    labels = [""] * answer.n_tokens  # the first of several tokens that share a character has the label
+    labels = [""] * answer.n_tokens  # if tokens share a character, the first one gets the label
     for piece in answer.pieces:
         text = piece.text.strip(" ").replace("\n", "↵") or "␣"
         labels[piece.tokens.start] = drawable(_shortened(text, 16))
@@ -81,7 +81,7 @@ def entropy_curve(answer: ShownAnswer, model: str, influence: str | None = None)
 
 
 def _draw(axis: Any, places: range, values: Tensor, colour: str, bars: bool) -> None:
-    """Draw one curve over some of the tokens, scaled to the whole answer."""
+    """Draw a curve over the tokens of one row, scaled to the whole answer."""
     values = values.nan_to_num(0.0)  # shares are NaN if all weights are 0
     own = values[places.start : places.stop].tolist()
     if bars:
@@ -102,13 +102,13 @@ def _shortened(text: str, longest: int) -> str:
 
 
 def drawable(text: str) -> str:
-    """Replace characters that no available font has by `\ufffd`."""
+    """Replace characters that are missing from all available fonts with `\ufffd`."""
     return "".join(letter if letter == "\n" or ord(letter) in _letters() else "\ufffd" for letter in text)
 
 
 @cache
 def _fonts() -> list[str]:
-    """Matplotlib's default font, and installed fonts for other scripts."""
+    """Return matplotlib's default font and the installed fonts for other scripts."""
     from matplotlib.font_manager import get_font_names
 
     return ["DejaVu Sans", *sorted(set(_OTHER_SCRIPTS) & set(get_font_names()), key=_OTHER_SCRIPTS.index)]
@@ -116,7 +116,7 @@ def _fonts() -> list[str]:
 
 @cache
 def _letters() -> frozenset[int]:
-    """Code points that at least one font has."""
+    """Return the code points that at least one of the fonts covers."""
     from matplotlib.font_manager import FontProperties, findfont, get_font
 
     fonts = [get_font(findfont(FontProperties(family=name))) for name in _fonts()]

@@ -1,4 +1,4 @@
-"""Page of answers: tokens shaded by entropy, underlined by influence, with numbers on hover and in tables."""
+"""HTML page of answers. Tokens are shaded by entropy and underlined by influence, and numbers appear on hover."""
 
 import math
 from collections import Counter
@@ -20,7 +20,7 @@ _VISIBLE = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "
 
 
 def page(answers: Sequence[ShownAnswer], model: str, store: str, influence: str | None = None) -> str:
-    """HTML page of answers, grouped by question, with the names of the model, the store and the displayed influence."""
+    """Render an HTML page of answers, grouped by question. `model`, `store` and `influence` are names to display."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
@@ -41,7 +41,7 @@ def page(answers: Sequence[ShownAnswer], model: str, store: str, influence: str 
 
 
 def _content(answer: ShownAnswer, top: float) -> dict[str, Any]:
-    """Values of an answer for the template."""
+    """Return the values that the template shows for an answer."""
     facts = [f"{answer.n_tokens} token{'s' * (answer.n_tokens != 1)}"]
     if answer.n_tokens and bool(answer.entropy.isfinite().all()):
         facts.append(f"mean entropy {float(answer.entropy.mean()):.2f} nats")
@@ -57,7 +57,7 @@ def _content(answer: ShownAnswer, top: float) -> dict[str, Any]:
 
 
 def _token(answer: ShownAnswer, piece: Piece, top: float) -> dict[str, Any]:
-    """A token, or tokens that share a character, shaded by their mean."""
+    """Return the values that the template shows for a piece of text, which is shaded by the mean over its tokens."""
     places = slice(piece.tokens.start, piece.tokens.stop)
     entropy = float(answer.entropy[places].mean())
     style = [f"--e:{min(1.0, entropy / top):.3f}"] if math.isfinite(entropy) else []
@@ -67,7 +67,7 @@ def _token(answer: ShownAnswer, piece: Piece, top: float) -> dict[str, Any]:
 
 
 def _numbers(answer: ShownAnswer) -> list[list[tuple[str, str]]]:
-    """Numbers of each token, as label and text."""
+    """Format the numbers of each token as pairs of label and text."""
     columns = {
         "entropy": [_number(value, " nats") for value in answer.entropy],
         "1 − p_max": [_number(value) for value in answer.one_minus_pmax],
@@ -84,5 +84,5 @@ def _number(value: Tensor, unit: str = "", digits: int = 3) -> str:
 
 
 def _lines(text: str) -> Markup:
-    """A text whose line breaks are visible."""
+    """Escape a text and make its line breaks visible."""
     return escape(text.translate(_VISIBLE)).replace("\n", Markup('<span class="nl" aria-hidden="true">↵</span>\n'))

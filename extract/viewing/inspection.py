@@ -1,4 +1,4 @@
-"""Page of `python -m extract inspect` about a store, and the table that compares a grid's stores."""
+"""Report that `python -m extract inspect` prints about a store, and a table that compares the stores of a grid."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -18,19 +18,20 @@ from extract.viewing.summary import MARKS, GradeCounts, interval, summarize
 
 #: Maximum number of groups in a table.
 _MOST_GROUPS = 40
-#: Groups of one question are left out if there are more groups than this.
+#: Groups with a single question are left out if there are more groups than this.
 _FEW_GROUPS = 10
-#: Maximum number of lines of a prompt.
+#: Maximum number of prompt lines to show.
 _MOST_LINES = 30
 
 
 def describe(store: Store, grader: str | None = None, n_answers: int = 10) -> str:
-    """Page about a store: policy, counts, accuracy by grader and by group with its spread, and example answers.
+    """Return a text report about a store: its policy, counts, accuracy by grader and group, and example answers.
 
     Args:
         store: The store.
-        grader: Grader of the detailed tables; None uses the default of the questions' kind, else the first one.
-        n_answers: Number of example answers, spread over right, wrong and unknown ones.
+        grader: Grader for the detailed tables. None uses the default grader for the questions' kind if it graded the
+            store, else the store's first grader.
+        n_answers: Number of example answers, evenly divided into right, wrong and unknown answers if possible.
 
     Raises:
         InputError: If the store has no grades by this grader, or a file is damaged.
@@ -90,9 +91,9 @@ def _plural(count: int, noun: str) -> str:
 
 
 def compared(stores: Sequence[Store], grader: str | None = None) -> str:
-    """Table of a grid's stores: temperature, expected accuracy, variety of answers and share of cut answers.
+    """Format a table of a grid's stores: temperature, expected accuracy, distinct texts and share of cut answers.
 
-    Stores can be ungraded. Without a `grader`, each store uses the grader of `describe`.
+    Stores without grades are allowed. If `grader` is None, the grader of each store is chosen as in `describe`.
     """
     rows = [["temperature", "answers", "grader", "expected accuracy [95 %]", "different texts per question", "cut"]]
     for store in stores:
@@ -108,14 +109,14 @@ def compared(stores: Sequence[Store], grader: str | None = None) -> str:
 
 
 def _usual_grader(store: Store) -> str | None:
-    """Default grader of the questions' kind if the store has its grades, else the store's first grader."""
+    """Return the default grader for the questions' kind if it graded the store, else the store's first grader."""
     names = store.grades.names()
     usual = (GRADER_OF_KIND[question.kind] for question in store.questions)
     return next((name for name in usual if name in names), next(iter(names), None))
 
 
 def _computed(store: Store) -> Iterator[tuple[str, str, str]]:
-    """Kind, name and number of shards of each signal and asked baseline."""
+    """Yield the kind, the name and the progress of each signal and asked baseline."""
     scopes: tuple[tuple[Scope, str], ...] = (("question", "blocks of questions"), ("sample", "sample ranges"))
     asked = sorted({*store.asked.names("question"), *store.asked.names("sample")})
     for noun, names, part in (("signal", store.signals.names(), store.signals), ("asked", asked, store.asked)):
@@ -126,14 +127,14 @@ def _computed(store: Store) -> Iterator[tuple[str, str, str]]:
 
 
 def _share(count: int, n: int) -> str:
-    """A count and its share in per cent, never rounded to 0 % or 100 %."""
+    """Format a count and its percentage. The percentage is never rounded to 0 % or 100 %."""
     percent = 100 * count / n
     rounded = f"{percent:.2g}" if 0 < percent < 1 else ">99" if 99 < percent < 100 else f"{percent:.0f}"
     return f"{count:,} ({rounded} %)"
 
 
 def _graders(grades: dict[str, GradeCounts]) -> list[str]:
-    """Table of the graders."""
+    """Format a table with the counts and the expected accuracy of each grader."""
     rows = ["grader,answers,right,wrong,unknown,no answer found,questions,expected accuracy [95 %]".split(",")]
     for name, counts in grades.items():
         marks = [int(count.sum()) for count in (counts.right, counts.wrong, counts.unknown)]
@@ -143,7 +144,7 @@ def _graders(grades: dict[str, GradeCounts]) -> list[str]:
 
 
 def _accuracy(of_questions: NDArray[np.float64]) -> str:
-    """Mean over questions with its interval, as text."""
+    """Format the mean accuracy over questions with its 95 % interval."""
     if found := interval(of_questions):
         return "{:.3f} [{:.3f}, {:.3f}]".format(*found)
     known = of_questions[~np.isnan(of_questions)]
@@ -151,7 +152,7 @@ def _accuracy(of_questions: NDArray[np.float64]) -> str:
 
 
 def _groups(store: Store, name: str, accuracy: NDArray[np.float64]) -> list[str]:
-    """Table of the expected accuracy by group of questions."""
+    """Format a table of the expected accuracy in each group of questions."""
     members: dict[str, list[float]] = defaultdict(list)
     for question, value in zip(store.questions, accuracy.tolist(), strict=True):
         if not np.isnan(value):
@@ -171,7 +172,7 @@ def _groups(store: Store, name: str, accuracy: NDArray[np.float64]) -> list[str]
 
 
 def _spread(name: str, counts: GradeCounts) -> list[str]:
-    """Histogram of the accuracy over questions."""
+    """Format a histogram of the questions' expected accuracies."""
     known = counts.accuracy[counts.n_known > 0]
     if not len(known):
         return []
@@ -186,7 +187,7 @@ def _spread(name: str, counts: GradeCounts) -> list[str]:
 
 
 def _asked(store: Store) -> list[str]:
-    """Prompt of the first question, before the chat template."""
+    """Format the first question's prompt, before the chat template is applied."""
     question, prompt = store.questions[0], prompt_of(store)
     if prompt.chat or not isinstance(question.prompt, str):
         turns = prompt.messages(question.prompt)
@@ -200,7 +201,7 @@ def _asked(store: Store) -> list[str]:
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows of a table in columns, the first one aligned left and the others right."""
+    """Format rows as a text table. The first column is left-aligned, and the others are right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for first, *others in rows:

@@ -1,4 +1,4 @@
-"""The command `show`: a page of answers, or a picture of the entropy along one answer."""
+"""The command `show`, which writes a page of answers or a plot of the entropy along one answer."""
 
 import io
 from collections.abc import Sequence
@@ -26,29 +26,29 @@ def show(
     influence: str | None = None,
     model: str | None = None,
 ) -> Path:
-    """Show answers token by token: a page shaded by entropy and influence, or the entropy curve of one answer.
+    """Show answers token by token, on a page shaded by entropy and influence or as the entropy curve of one answer.
 
     Args:
-        store: Folder of the store, with the signal `tokens` of its answers.
-        questions: Question ids; null selects a few, with a right and a wrong answer each.
-        samples: Sample indices of each question, from 0; null uses all samples of named questions.
-        out: Output file: a page (.html), or a picture of one answer (.png, .pdf, .svg).
-        grader: Grader of the answers; null uses the only one.
-        influence: Weights of the tokens, such as norm_element_mean_token of the rollout; null uses these if they
-            were read.
-        model: Path of the store's model if it was loaded from a folder. Only its tokenizer is loaded.
+        store: Folder of the store. The signal `tokens` must have been read for its answers.
+        questions: Ids of the questions to show. null selects a few questions, with a right and a wrong answer to each.
+        samples: Indices of the answers to show, starting at 0. null shows all answers to the given questions.
+        out: Output file, either .html for a page of answers, or .png, .pdf or .svg for a plot of one answer.
+        grader: Grader whose grades are shown; null uses the store's only grader.
+        influence: Name of the token weights to show as influence. null shows norm_element_mean_token if the store has
+            it, and no influence otherwise.
+        model: Path to the store's model, required unless the model came from the Hub. Only the tokenizer is loaded.
 
     Returns:
-        The output file.
+        Path to the output file.
 
     Raises:
-        InputError: If an id, sample or suffix is unknown, a signal was not read, or the tokenizer differs.
+        InputError: If an id, a sample or the file suffix is unknown, a signal was not read, or the tokenizer differs.
     """
     path, opened = Path(out), Store.open(store)
     if path.suffix not in (".html", *_PICTURES):
         raise InputError(
-            f"Expected `out` to end in .html for a page, or in {', '.join(_PICTURES)} for a picture of one answer, "
-            f"but got {out!r}. For example --out answers.html"
+            f"Expected `out` to end in .html for a page, or in {', '.join(_PICTURES)} for a plot of one answer, "
+            f"but got {out!r}. Pass, for example, --out answers.html."
         )
     named = None if questions is None else [str(id_) for id_ in questions]  # YAML reads some ids as numbers
     answers, key = read_answers(opened, lambda: _tokenizer_of(opened, model), named, samples, grader, influence)
@@ -62,8 +62,8 @@ def show(
 
         if len(answers) != 1:
             raise InputError(
-                f"Expected one answer for a picture, but got {len(answers)}. Name it, for example --questions "
-                f"'[{answers[0].question_id}]' --samples '[{answers[0].sample}]', or give --out answers.html."
+                f"Expected a single answer for a plot, but got {len(answers)}. Pass --out answers.html for a page, or "
+                f"select one answer with --questions '[{answers[0].question_id}]' --samples '[{answers[0].sample}]'."
             )
         drawn = io.BytesIO()
         entropy_curve(answers[0], opened.model_id, key).savefig(drawn, format=path.suffix[1:])
@@ -75,7 +75,7 @@ def show(
 
 
 def _tokenizer_of(store: Store, model: str | None) -> Any:
-    """The tokenizer of a store's model, without its weights."""
+    """Load the tokenizer of a store's model, without the model's weights."""
     from transformers import AutoTokenizer
 
     expected, place = store.model, model_source(store, model)
@@ -89,7 +89,7 @@ def _tokenizer_of(store: Store, model: str | None) -> Any:
         ) from error
     if tokenizer_hash(tokenizer) != expected["tokenizer"]:
         raise InputError(
-            f"Expected the tokenizer of {expected['id']!r}, which answered in {str(store.path)!r}, but {place!r} has "
-            "another one. Give the model of the store by --model."
+            f"Expected `model` to have the tokenizer of {expected['id']!r}, which generated the answers in "
+            f"{str(store.path)!r}, but {place!r} has a different tokenizer. Pass the store's model with --model."
         )
     return tokenizer

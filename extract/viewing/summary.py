@@ -1,4 +1,4 @@
-"""Counts over the answers of a store, read one block of questions at a time to save memory."""
+"""Count the answers of a store, reading one block of questions at a time to save memory."""
 
 import heapq
 import json
@@ -24,13 +24,13 @@ MARKS = {True: "right", False: "wrong", None: "unknown"}
 
 @dataclass
 class GradeCounts:
-    """Counts of one grader's grades.
+    """Counts of one grader's grades for each question.
 
     Attributes:
-        right: [question] int64 right answers.
-        wrong: [question] int64 wrong answers.
-        unknown: [question] int64 answers that the grader could not decide.
-        no_answer: [question] int64 texts in which the grader found no answer; they are also in `right` or `wrong`.
+        right: [question] int64 number of right answers.
+        wrong: [question] int64 number of wrong answers.
+        unknown: [question] int64 number of answers that the grader could not decide.
+        no_answer: [question] int64 number of texts without a readable answer. They also count in `right` or `wrong`.
     """
 
     right: Counts
@@ -40,7 +40,7 @@ class GradeCounts:
 
     @property
     def n_known(self) -> Counts:
-        """[question] answers graded right or wrong."""
+        """[question] number of answers graded right or wrong."""
         return self.right + self.wrong
 
     @property
@@ -49,7 +49,7 @@ class GradeCounts:
         return np.divide(self.right, self.n_known, out=np.full(len(self.right), np.nan), where=self.n_known > 0)
 
     def add(self, places: pa.ChunkedArray, grades: pa.Table) -> None:
-        """Add grades [row] of the questions with indices `places` [row]."""
+        """Add the counts of a table of grades. `places` contains the question index of each row."""
         right = grades["right"]
         chosen = (right, pc.invert(right), pc.is_null(right), pc.and_(pc.is_valid(right), pc.is_null(grades["answer"])))
         for counts, mask in zip((self.right, self.wrong, self.unknown, self.no_answer), chosen, strict=True):
@@ -66,7 +66,7 @@ class Shown(NamedTuple):
     answer: str | None
 
     def text(self, store: Store) -> str:
-        """The whole text of the answer."""
+        """Read the full text of the answer from the store."""
         rows = store.samples.read(self.part)
         of_question = rows.filter(pc.equal(rows["question_id"], self.question_id))
         return str(of_question["text"].filter(pc.equal(of_question["sample"], self.sample))[0].as_py())
@@ -77,14 +77,14 @@ class Summary:
     """Counts of a store's answers.
 
     Attributes:
-        n_samples: [question] int64 answers in finished sample ranges.
-        n_distinct: [question] int64 different texts among them.
-        finish_reasons: Number of answers by finish reason.
-        n_tokens: [sample] int32 numbers of tokens, without unknown ones.
-        grades: Counts by grader.
+        n_samples: [question] int64 number of answers in finished sample ranges.
+        n_distinct: [question] int64 number of distinct texts among these answers.
+        finish_reasons: Number of answers for each finish reason.
+        n_tokens: [sample] int32 number of tokens in each answer for which it is known.
+        grades: Counts for each grader.
         n_logs: Number of unfinished sample ranges.
-        n_logged: Number of answers in their logs.
-        shown: Example answers with grades of one grader.
+        n_logged: Number of answers in the logs of unfinished ranges.
+        shown: Example answers with their grades by one grader.
     """
 
     n_samples: Counts
@@ -98,12 +98,12 @@ class Summary:
 
 
 def summarize(store: Store, show_of: str | None, n_shown: int) -> Summary:
-    """Count the answers of a store and draw some of them.
+    """Count the answers of a store, and draw example answers.
 
     Args:
         store: The store.
-        show_of: Grader of the example answers; None draws none.
-        n_shown: Number of example answers. The draw has a fixed seed.
+        show_of: Grader of the example answers; None draws no examples.
+        n_shown: Number of example answers. They are drawn with a fixed seed.
 
     Raises:
         Damaged: If a file is damaged.
@@ -136,7 +136,7 @@ def summarize(store: Store, show_of: str | None, n_shown: int) -> Summary:
 
 
 def _logged(store: Store) -> tuple[int, int]:
-    """Number of unfinished sample ranges, and of the answers in their logs, whose first line is a header."""
+    """Count the unfinished sample ranges and the answers in their logs. The first line of a log is a header."""
     logs, n_answers = list((store.path / "samples").glob("*.jsonl")), 0
     for line in (line for log in logs for line in log.read_bytes().splitlines()):
         with suppress(ValueError, RecursionError):  # an incomplete line has no answers
@@ -146,7 +146,7 @@ def _logged(store: Store) -> tuple[int, int]:
 
 
 def _draw(drawn: dict[bool | None, list[tuple[float, Shown]]], n: int, part: SampleRange, grades: pa.Table) -> None:
-    """Draw answers from a range. `drawn` keeps the `n` answers of each mark with the smallest random numbers."""
+    """Draw example answers from a range. For each grade, `drawn` keeps the `n` answers with the lowest random keys."""
     numbers = np.random.default_rng((part.block, part.start, part.stop)).random(grades.num_rows)
     ordered = grades.append_column("number", pa.array(numbers)).sort_by("number")
     for mark, of_mark in drawn.items():
@@ -157,7 +157,7 @@ def _draw(drawn: dict[bool | None, list[tuple[float, Shown]]], n: int, part: Sam
 
 
 def _spread(left: dict[bool | None, list[Shown]], n: int) -> list[Shown]:
-    """`n` answers spread evenly over the marks, right ones first, and over different questions if possible."""
+    """Choose `n` answers with evenly distributed grades, if possible from distinct questions. Right ones come first."""
     taken: dict[bool | None, list[Shown]] = {mark: [] for mark in left}
     seen: set[str] = set()
     while sum(map(len, taken.values())) < n and any(left.values()):
@@ -169,9 +169,10 @@ def _spread(left: dict[bool | None, list[Shown]], n: int) -> list[Shown]:
 
 
 def interval(values: NDArray[np.float64]) -> tuple[float, float, float] | None:
-    """Mean of `values` [question] with Student's 95 % interval, clipped to [0, 1]; None for fewer than two known ones.
+    """Return the mean of `values` [question] and its 95 % interval (Student's t); None for fewer than two known values.
 
-    If all values are equal, the half-width is 1 − 0.025^(1/n), the exact binomial bound for values of 0 or 1.
+    The interval is clipped to [0, 1]. If all values are equal, its half-width is 1 − 0.025^(1/n), which is the exact
+    binomial bound for values of 0 or 1.
     """
     known = values[~np.isnan(values)]
     n = len(known)

@@ -1,1 +1,1 @@
-"""Baselines: scores and confidences that read no hidden states."""
+"""Baselines, which score questions and answers without hidden states."""

@@ -1,7 +1,8 @@
-"""Registry of the baselines: scores of questions and of answers that do not use hidden states.
+"""Registry of the baselines, which score questions and answers without hidden states.
 
-Like a probe, a baseline is fitted on the training split and calibrated on validation. Baselines that ask a model are
-generated from `extract.asking.registry`. To add another baseline, add a function to `scores.py` and an entry here.
+Like a probe, a baseline is fitted on the training split and calibrated on the validation split. To add a baseline,
+write a score function in `scores.py` and register it here. Baselines that ask the model come from
+`extract.asking.registry`.
 """
 
 from collections.abc import Mapping
@@ -24,14 +25,14 @@ from probes.fitting.calibration import fit_calibrator
 
 
 class Baseline(NamedTuple):
-    """A baseline of questions, of answers, or of both.
+    """A baseline that scores questions, answers or both.
 
     Attributes:
-        scores: Score function by scope. It maps the data and the rows of each split to scores of all rows, [question]
-            or [answer]; higher = more likely right, NaN = no score. It can use grades of the training split.
-        calibrator: Calibrator fitted on validation; None if the scores are probabilities.
-        half: Whether it uses half of a question's answers. It is then evaluated on the other half.
-        needs: Asked baselines and signals of the answers that the store must hold.
+        scores: Dict from scope to score function. The function takes the data and the rows of each split, and can use
+            the grades of the training split. It scores all questions or all answers, with NaN if there is no score.
+        calibrator: Calibrator that is fitted on the validation split; None if the scores are already probabilities.
+        half: Whether questions are scored with half of their answers and evaluated on the other half.
+        needs: Asked baselines and answer signals that the store must contain.
     """
 
     scores: Mapping[Scope, Score]
@@ -72,17 +73,17 @@ BASELINES: Registry[Baseline] = Registry(
 
 
 def baselines_of(scope: Scope) -> list[str]:
-    """Names of the baselines with scores at a scope."""
+    """Return the names of the baselines that can score the given scope (questions or answers)."""
     return [name for name, baseline in BASELINES.items() if scope in baseline.scores]
 
 
 def is_half(name: str) -> bool:
-    """Whether a method is a baseline that uses half of the answers. Questions are then scored on the other half."""
+    """Whether a method is a baseline that uses half of the answers to a question and is evaluated on the other half."""
     return name in BASELINES and BASELINES[name].half
 
 
 def available(name: str, data: FeatureDataModule) -> bool:
-    """Whether the store holds what a baseline needs."""
+    """Whether the store contains everything that a baseline needs."""
     asked, signals = data.store.asked, data.store.signals
     return all(
         need in data.table.asked
@@ -93,7 +94,7 @@ def available(name: str, data: FeatureDataModule) -> bool:
 
 
 def needed_commands(name: str) -> str:
-    """Commands that add the signals and asked baselines that a baseline needs to a store.
+    """Return the commands that add everything that a baseline needs to a store.
 
     >>> needed_commands("max_entropy")
     'python -m extract read --store STORE --signals [tokens] --scope sample'
@@ -103,10 +104,11 @@ def needed_commands(name: str) -> str:
 
 
 def cost_of(name: str, data: FeatureDataModule) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Prompt and generated tokens that a baseline of questions costs, [question] each; NaN if not reported.
+    """Count the prompt tokens and the generated tokens that a question-level baseline uses, each [question].
 
-    It costs half of the answers, the asked prompts and replies, or nothing. Tokens of text encoders and entailment
-    classifiers are not counted.
+    For a baseline that uses half of the answers, the prompt and these answers are counted. For a baseline that asks the
+    model, its prompts and replies are counted. Counts that a server did not report are NaN. All other baselines use no
+    tokens, because text encoders and entailment classifiers are not counted.
     """
     table, baseline = data.table, BASELINES[name]
     if baseline.half:
@@ -122,9 +124,12 @@ def cost_of(name: str, data: FeatureDataModule) -> tuple[NDArray[Any], NDArray[A
 
 
 def confidence(name: str, data: FeatureDataModule, rows: Rows, scope: Scope = "question") -> Tensor:
-    """Confidences of a baseline, calibrated on validation: [question] or [answer] float64, NaN without a score.
+    """Compute the confidences of a baseline, calibrated on the validation split.
 
-    `rows` has the rows of each split in the question table, or at sample scope in the answer table.
+    `rows` is a dict from split to rows of the question table, or of the answer table if `scope` is "sample".
+
+    Returns:
+        [question] or [answer] float64; NaN if there is no score.
 
     Raises:
         InputError: If the calibrator cannot be fitted to the validation split.
@@ -139,11 +144,11 @@ def confidence(name: str, data: FeatureDataModule, rows: Rows, scope: Scope = "q
         right, known = torch.from_numpy(data.table.answers.right), torch.from_numpy(data.table.answers.known)
     val = rows["val"][(known[rows["val"]] > 0) & score[rows["val"]].isfinite()]
     if not len(val):
-        raise InputError("Expected validation rows with a score to calibrate on, but got none. Use more questions.")
+        raise InputError("Expected scores for calibration on the validation split, but got none. Use more questions.")
     return fit_calibrator(baseline.calibrator, score[val], right[val], known[val])(score)
 
 
 def counts(table: QuestionTable, half: bool) -> tuple[Tensor, Tensor]:
-    """Number of right and of graded answers, [question] each; with `half`, of the held-out half of the answers."""
+    """Return the numbers of right and graded answers, each [question]. If `half`, only the held-out half is counted."""
     right, known = (table.held_right, table.held_known) if half else (table.right, table.known)
     return torch.from_numpy(right), torch.from_numpy(known)

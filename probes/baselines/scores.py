@@ -1,6 +1,6 @@
-"""Score functions of the baselines, from properties of the question or from sampled answers.
+"""Score functions of the baselines, based on properties of the question or on its sampled answers.
 
-The negated uncertainty of an answer is a score of the answer; its mean over half of the answers scores the question.
+Answers are scored by negated uncertainty. Questions are scored by the negated uncertainty of half of their answers.
 """
 
 from collections import defaultdict
@@ -20,28 +20,28 @@ from extract.signals.pooling import pool
 from extract.store.shards import Scope
 from probes.fitting.calibration import fit_platt
 
-#: Rows of the question table, or of the answer table, by split.
+#: Dict from split to rows of the question table or of the answer table.
 Rows = dict[str, Tensor]
-#: Function from the data and the rows of each split to scores of all rows, higher = more likely right.
+#: Function that maps the data and the rows of each split to scores of all rows. Higher means more likely right.
 Score = Callable[[FeatureDataModule, Rows], Tensor]
-#: Function from the data to the uncertainty of each answer, [answer] float64; NaN = no value.
+#: Function that maps the data to the uncertainty of each answer, [answer] float64. NaN means that there is no value.
 AnswerUncertainty = Callable[[FeatureDataModule], NDArray[np.float64]]
-#: Function from rows of the answer table to the joint uncertainty of these answers.
+#: Function that maps rows of the answer table to the joint uncertainty of these answers.
 JointUncertainty = Callable[[NDArray[np.int64]], float]
 
 
 def mean_accuracy(table: QuestionTable, rows: Tensor) -> float:
-    """Mean expected accuracy p̂ of the questions in `rows`."""
+    """Return the mean expected accuracy of the questions in `rows`."""
     return float(torch.from_numpy(table.accuracy)[rows].mean())
 
 
 def constant(data: FeatureDataModule, rows: Rows) -> Tensor:
-    """Mean accuracy of the training split, for every question."""
+    """Score every question by the mean accuracy of the training split."""
     return torch.full((len(data.table.ids),), mean_accuracy(data.table, rows["train"]), dtype=torch.float64)
 
 
 def base_rate(data: FeatureDataModule, rows: Rows) -> Tensor:
-    """Mean training accuracy of the question's group, or of all questions if the group has no training questions."""
+    """Score each question by its group's mean training accuracy, or by the overall mean for unseen groups."""
     table, rows_of = data.table, defaultdict(list)
     for row in rows["train"].tolist():
         rows_of[table.groups[row]].append(row)
@@ -51,21 +51,21 @@ def base_rate(data: FeatureDataModule, rows: Rows) -> Tensor:
 
 
 def length(data: FeatureDataModule, rows: Rows) -> Tensor:
-    """Logistic regression on the prompt length in tokens, fitted on the training split.
+    """Score questions by logistic regression on the prompt length in tokens, fitted on the training split.
 
     Raises:
-        InputError: If prompt lengths are missing, because a server did not report them.
+        InputError: If a server did not report all prompt lengths.
     """
     tokens, train = torch.from_numpy(data.table.prompt_tokens), rows["train"]
     if tokens.isnan().any():
-        raise InputError("Expected the tokens of every prompt, but the server did not report all. Use other baselines.")
+        raise InputError("Expected the length of every prompt, but the server did not report all. Use other baselines.")
     right, known = torch.from_numpy(data.table.right)[train], torch.from_numpy(data.table.known)[train]
     falling, rising = fit_platt(-tokens[train], right, known), fit_platt(tokens[train], right, known)
     return rising(tokens) if rising.slope > 0 else falling(-tokens)
 
 
 def of_each(uncertainty: AnswerUncertainty) -> Mapping[Scope, Score]:
-    """Scores of answers by their negated uncertainty, and of questions by its mean over half of their answers."""
+    """Return score functions for answers (negated uncertainty) and for questions (mean over half of the answers)."""
 
     def of_questions(data: FeatureDataModule, rows: Rows) -> Tensor:
         answers, values = data.table.answers, uncertainty(data)
@@ -78,7 +78,7 @@ def of_each(uncertainty: AnswerUncertainty) -> Mapping[Scope, Score]:
 
 
 def of_all(uncertainty: Callable[[FeatureDataModule], JointUncertainty]) -> Mapping[Scope, Score]:
-    """Scores of questions by the negated joint uncertainty of half of their answers."""
+    """Return a function that scores each question by the negated joint uncertainty of half of its answers."""
 
     def score(data: FeatureDataModule, rows: Rows) -> Tensor:
         halves = data.table.answers.rows_by_question(len(data.table.ids), ~data.table.answers.held_out)
@@ -88,7 +88,7 @@ def of_all(uncertainty: Callable[[FeatureDataModule], JointUncertainty]) -> Mapp
 
 
 def token_entropy(pooling: str) -> AnswerUncertainty:
-    """Entropy of the next-token distribution in nats, pooled over the tokens of an answer."""
+    """Return a function that pools the next-token entropy in nats over the tokens of each answer."""
 
     def uncertainty(data: FeatureDataModule) -> NDArray[np.float64]:
         (key,) = choose_keys(data.store, "tokens", "sample", ["entropy"], layers=None)
@@ -98,24 +98,24 @@ def token_entropy(pooling: str) -> AnswerUncertainty:
 
 
 def semantic_entropy(data: FeatureDataModule) -> JointUncertainty:
-    """Discrete semantic entropy, with a cluster for each distinct normalised answer."""
+    """Return a function that computes discrete semantic entropy, with a cluster for each distinct normalised answer."""
     answer = data.table.answers.answer
     return lambda rows: discrete_entropy(clusters_of(answer[row] for row in rows))
 
 
 def semantic_entropy_likelihood(data: FeatureDataModule) -> JointUncertainty:
-    """Semantic entropy weighted by the likelihood of the answers, with the clusters of `semantic_entropy`."""
+    """Return a function that computes likelihood-weighted semantic entropy, with a cluster for each distinct answer."""
     answers = data.table.answers
     return lambda rows: likelihood_entropy(-answers.mean_nll[rows], clusters_of(answers.answer[row] for row in rows))
 
 
 def semantic_entropy_nli(data: FeatureDataModule) -> JointUncertainty:
-    """Discrete semantic entropy, with clusters of answers that entail each other."""
+    """Return a function that computes discrete semantic entropy, with clusters of answers that entail each other."""
     cluster = asked_of_answers(data.store, data.table, "entailment")
     return lambda rows: discrete_entropy(cluster[rows].tolist())
 
 
 def embedding_spread(data: FeatureDataModule) -> JointUncertainty:
-    """Semantic embedding uncertainty (SEU): mean cosine distance between the embeddings of the answers."""
+    """Return a function that computes the mean cosine distance between answer embeddings (SEU)."""
     embeddings = data.store.signals.read("text_embedding", "0/answer", "sample").numpy()
     return lambda rows: seu(embeddings[rows])

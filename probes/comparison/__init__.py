@@ -1,1 +1,1 @@
-"""Comparison of methods: out-of-fold confidences for the same questions, with intervals and corrected tests."""
+"""Compare probes and baselines out of fold on the same questions, with confidence intervals and corrected tests."""

@@ -1,4 +1,4 @@
-"""Cross-validation by question: every question is tested once, by probes that were fitted without it."""
+"""Cross-validation by question. Each question is tested once, by probes that were trained without it."""
 
 import math
 import warnings
@@ -13,24 +13,24 @@ from datamodules.splits import split_questions
 from extract.errors import InputError
 from probes.fitting.module import ProbeModule, quiet_lightning
 
-#: Share of the validation split in the questions outside a fold.
+#: Share of the questions outside the test fold that is used for validation.
 VAL_SHARE = 0.25
 
 
 def folds(
     table: QuestionTable, questions: Tensor, n_folds: int, seed: int, least_val: int
 ) -> Iterator[dict[str, Tensor]]:
-    """Yield the rows of the train, val and test splits of each fold, stratified by group.
+    """Yield the `train`, `val` and `test` rows of each fold, stratified by question group.
 
     Args:
         table: The question table.
-        questions: [question] int64 rows of the question table to use.
+        questions: [question] int64 rows of the question table that are used.
         n_folds: Number of folds.
-        seed: Seed of the folds, and of the training and validation splits in each.
+        seed: Seed for the folds, and for the training and validation split in each fold.
         least_val: Minimum number of validation questions in each fold.
 
     Raises:
-        InputError: If `n_folds` is less than 2, or there are too few questions.
+        InputError: If `n_folds` is less than 2 or there are too few questions.
     """
     if n_folds < 2:
         raise InputError(f"Expected `folds` to be at least 2, but got {n_folds}. The default is 5.")
@@ -38,7 +38,7 @@ def folds(
     if len(questions) < least:
         raise InputError(
             f"Expected at least {least} questions with two graded answers for {n_folds} folds with {least_val} "
-            f"validation questions each, but got {len(questions)}. Use a store of more questions."
+            f"validation questions each, but got {len(questions)}. Use fewer folds or a store with more questions."
         )
     for test in split_rows(table, questions, [1 / n_folds] * n_folds, seed):
         rest = questions[~torch.isin(questions, test)]
@@ -47,17 +47,17 @@ def folds(
 
 
 def split_rows(table: QuestionTable, questions: Tensor, shares: list[float], seed: int) -> list[Tensor]:
-    """Split rows of the question table into parts of the given shares, stratified by group."""
+    """Split rows of the question table into parts with the given shares, stratified by question group."""
     ids, groups = ([column[row] for row in questions.tolist()] for column in (table.ids, table.groups))
     part = torch.tensor(split_questions(ids, groups, shares, seed))
     return [questions[part == number] for number in range(len(shares))]
 
 
 def fit(make: Callable[[], ProbeModule], data: FeatureDataModule, epochs: int, seed: int) -> ProbeModule:
-    """Fit a probe on the training split of a datamodule, and choose and calibrate it on validation.
+    """Fit a probe on the training split of a datamodule, then choose its options and calibrate it on validation.
 
     Raises:
-        InputError: If the probe or its calibrator cannot be fitted on these splits.
+        InputError: If the probe or its calibrator cannot be fitted.
     """
     with warnings.catch_warnings():
         quiet_lightning()

@@ -1,4 +1,4 @@
-"""Out-of-fold confidences of every method, for questions and for single answers."""
+"""Compute out-of-fold confidences of all probes and baselines, for questions and for single answers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,17 +24,17 @@ BEST = "best_probe"
 
 @dataclass
 class OutOfFold:
-    """Out-of-fold confidences of every method.
+    """Out-of-fold confidences of all methods.
 
     Attributes:
-        data: Datamodule of the store, with all questions.
+        data: Datamodule with all questions of the store.
         questions: [question] int64 rows of the question table that are tested.
-        fold: [question] int64 over the question table, the fold that tests each; −1 if none does.
-        confidence: By method, [question] float64 over the question table; NaN if missing.
-        of_answers: By method, [answer] float64 over the answer table; NaN if missing.
-        chosen: For each fold, the chosen probe with its layer, position, option and validation loss.
-        masked: Reasons why methods are missing, by name.
-        notes: Warnings of the fits, with method and fold.
+        fold: [question] int64 test fold of each row of the question table; −1 if it is not tested.
+        confidence: A dict from methods to confidences [question] float64 for the question table; NaN if missing.
+        of_answers: A dict from methods to confidences [answer] float64 for the answer table; NaN if missing.
+        chosen: The probe chosen in each fold, with its layer, position, option and validation loss.
+        masked: A dict from missing methods to the reasons why they are missing.
+        notes: Warnings from fitting, with the method and the fold.
     """
 
     data: FeatureDataModule
@@ -47,25 +47,25 @@ class OutOfFold:
     notes: list[str] = field(default_factory=list)
 
     def add(self, scope: Scope, name: str, rows: Tensor, values: Tensor) -> None:
-        """Add confidences of a method for rows of the question table or of the answer table."""
+        """Store a method's confidences for some rows of the question table or the answer table."""
         n_rows = len(self.fold) if scope == "question" else len(self.data.table.answers.question)
         empty = torch.full((n_rows,), torch.nan, dtype=torch.float64)
         self.of_scope(scope).setdefault(name, empty)[rows] = values.double()
 
     def of_scope(self, scope: Scope) -> dict[str, Tensor]:
-        """Confidences by method, for questions or for answers."""
+        """Return the dict of question-level or answer-level confidences."""
         return self.confidence if scope == "question" else self.of_answers
 
 
 class Comparison:
-    """Out-of-fold confidences of probes and baselines on one store.
+    """Compute out-of-fold confidences of probes and baselines on one store.
 
     Args:
         store: Folder of the store.
-        grader: Grader whose grades are used. Optional if the store has a single grader.
-        probes: Names of the probes to compare. Default: all.
+        grader: Grader whose grades are used. None is allowed if the store has only one grader.
+        probes: Names of the probes to compare. None means all probes.
         n_folds: Number of folds.
-        seed: Seed of the folds and of training.
+        seed: Seed for the folds and for training.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Comparison:
     ) -> None:
         self._methods = {name: PROBES[name] for name in (PROBES if probes is None else probes)}
         if not self._methods:
-            raise InputError("Expected `probes` to name at least one probe, but got none. Omit it to compare all.")
+            raise InputError("Expected `probes` to contain at least one probe, but it is empty. Omit it to use all.")
         check_resampling(seed)
         self.store, self.grader, self.n_folds, self.seed = store, grader, n_folds, seed
         self._data: dict[tuple[Any, ...], FeatureDataModule] = {}
@@ -86,13 +86,13 @@ class Comparison:
         self._begin()
 
     def use_table(self, table: QuestionTable) -> None:
-        """Replace the grades of the same questions and answers, for simulations."""
+        """Replace the grades with those of another table for the same questions and answers. Used in simulations."""
         for data in self._data.values():
             data.load(table)
         self._begin()
 
     def _begin(self) -> None:
-        """Make the folds and an empty result."""
+        """Split the questions into folds, and create an empty result."""
         questions = self.data.every().question
         self.out = OutOfFold(self.data, questions, torch.full((len(self.data.table.ids),), -1))
         self.folds = list(folds(self.data.table, questions, self.n_folds, self.seed, LEAST_VALIDATION))
@@ -100,7 +100,7 @@ class Comparison:
             self.out.fold[rows["test"]] = number
 
     def _data_of(self, method: ProbeMethod) -> FeatureDataModule:
-        """Datamodule with the target and features of a probe, shared between probes with the same ones."""
+        """Return the datamodule for a probe. Probes with the same target and features share one datamodule."""
         key = method.target, method.signal, method.positions
         if key not in self._data:
             data = FeatureDataModule(
@@ -111,7 +111,7 @@ class Comparison:
         return self._data[key]
 
     def run(self) -> OutOfFold:
-        """Fit and apply every method in every fold.
+        """Fit every method in every fold and apply it to the test questions.
 
         Raises:
             InputError: If no probe can be fitted.
@@ -119,11 +119,11 @@ class Comparison:
         methods = self._methods | {name: method for name, method in METHODS.items() if not method.compared}
         methods = {name: method for name, method in methods.items() if not self._is_missing(name, method)}
         baselines: list[tuple[Scope, str, str]] = [("question", name, name) for name in baselines_of("question")]
-        # some names belong to a baseline of questions and to a baseline of answers
+        # some question-level and answer-level baselines have the same name
         baselines += [("sample", name, f"{name} (of an answer)") for name in baselines_of("sample")]
         for _, name, label in baselines:
             if not available(name, self.data):
-                self.out.masked[label] = f"the store lacks its inputs. Run `{needed_commands(name)}`."
+                self.out.masked[label] = f"its inputs are missing from the store. Run `{needed_commands(name)}`."
         with tqdm(total=self.n_folds * len(methods), desc="compare", unit=" fits") as progress:
             for number, rows in enumerate(self.folds):
                 choices: list[dict[str, Any]] = []
@@ -145,22 +145,22 @@ class Comparison:
         return self.out
 
     def _is_missing(self, name: str, method: ProbeMethod) -> bool:
-        """Whether the store lacks a signal that a probe needs; add the reason to `masked`."""
+        """Whether a signal that a probe needs is missing from the store. If so, add the reason to `masked`."""
         signals, of_target = self.data.store.signals, FeatureDataModule(target=method.target).needs
         needs: list[tuple[str, Scope]] = [(method.signal, TARGETS[method.target])]
         needs += [(signal, "sample") for signal in of_target.union(method.load().needs)]
         missing = [f"the signal {signal} at {scope} scope" for signal, scope in needs if signals.missing(signal, scope)]
         if missing:
-            self.out.masked[name] = f"the store lacks {' and '.join(missing)}"
+            self.out.masked[name] = f"the store does not contain {' and '.join(missing)}"
         return bool(missing)
 
     def _mask(self, scope: Scope, name: str, label: str, error: InputError) -> None:
-        """Remove a method that failed in a fold, and keep the reason."""
+        """Remove a method that failed in a fold, and record the reason."""
         self.out.masked[label] = str(error)
         self.out.of_scope(scope).pop(name, None)
 
     def _fit(self, name: str, method: ProbeMethod, fold: int, rows: dict[str, Tensor]) -> dict[str, Any]:
-        """Fit a probe in a fold and add its test confidences; return its choices and validation loss."""
+        """Fit a probe in a fold, store its test confidences, and return the chosen options and the validation loss."""
         data = self._data_of(method)
         data.use_split({split: questions.tolist() for split, questions in rows.items()})
         module = fit(method.load(), data, method.epochs, self.seed)
@@ -177,17 +177,17 @@ class Comparison:
         return {**chosen, "val_loss": float(loss), "warning": module.warning}
 
     def _choose(self, choices: Sequence[dict[str, Any]], fold: int, test: Tensor) -> None:
-        """Choose the probe with the lowest validation loss. Probes with a warning are a last resort."""
+        """Choose the probe with the lowest validation loss. Probes with a warning are chosen only if all have one."""
         if not choices:
             reasons = "; ".join(f"{name}: {self.out.masked[name]}" for name in self._methods if name in self.out.masked)
-            raise InputError(f"Expected a probe that can be fitted on {self.store!r}, but got none. {reasons}")
+            raise InputError(f"Expected a probe that can be fitted on {self.store!r}, but all probes failed. {reasons}")
         sound = [choice for choice in choices if not choice["warning"]] or choices
         best = min(sound, key=lambda choice: float(choice["val_loss"]))
         self.out.add("question", BEST, test, self.out.confidence[best["probe"]][test])
         self.out.chosen.append({"fold": fold, **best})
 
     def _apply_baseline(self, scope: Scope, name: str, rows: dict[str, Tensor]) -> None:
-        """Add the test confidences of a baseline in a fold."""
+        """Compute and store the test confidences of a baseline in a fold."""
         if scope == "sample":
             question = torch.from_numpy(self.data.table.answers.question)
             rows = {split: torch.isin(question, chosen).nonzero()[:, 0] for split, chosen in rows.items()}

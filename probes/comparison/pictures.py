@@ -1,4 +1,4 @@
-"""Pictures of a comparison and of a transfer."""
+"""Pictures of a comparison of methods, and of a transfer between question sets."""
 
 from typing import Any
 
@@ -23,13 +23,13 @@ from probes.report.plots import (
 )
 
 _COLOURS_OF_KINDS = {"chosen": RED, "probe": BLUE, "baseline": GREY}
-#: Methods drawn as curves, if available. More curves would overlap.
+#: Methods that are drawn as curves if they are available. With more curves, the picture would be hard to read.
 _CURVES = (BEST, "text_embedding", "base_rate", "verbalized_isotonic", "p_true_isotonic", "length")
 _CURVE_COLOURS = (RED, *(colour for colour in METHOD_COLOURS if colour != RED))
 
 
 def comparison_pictures(out: OutOfFold, record: dict[str, Any]) -> dict[str, Figure]:
-    """Pictures of a comparison, by name."""
+    """Draw the pictures of a comparison, as a dict from names to figures."""
     curves = {name: scored(out, name, half=False) for name in _CURVES if name in out.confidence}
     curves = {name: method.take(method.usable) for name, method in curves.items() if method.usable.any()}
     return {
@@ -41,7 +41,7 @@ def comparison_pictures(out: OutOfFold, record: dict[str, Any]) -> dict[str, Fig
 
 @styled
 def forest(methods: dict[str, Any]) -> Figure:
-    """Forest plot: AUROC and Brier skill of every method with 95 % intervals, sorted by AUROC."""
+    """Draw a forest plot of the AUROCs and Brier skills of all methods with 95 % intervals, sorted by AUROC."""
     shown = {name: figures for name, figures in methods.items() if figures["auroc"] is not None}
     order = sorted(shown, key=lambda name: float(shown[name]["auroc"]["value"]))
     figure, axes = new_figure(8.4, 0.8 + 0.27 * len(order), ncols=2, sharey=True)
@@ -57,7 +57,7 @@ def forest(methods: dict[str, Any]) -> Figure:
         axis.grid(axis="x", color="#e4e4e4", lw=0.7)
         axis.set_axisbelow(True)
     lowest = min((figures["brier_skill"]["low"] for figures in shown.values() if figures["brier_skill"]), default=0.0)
-    axes[1].set_xlim(left=max(lowest - 0.05, -1))  # cut off at −1
+    axes[1].set_xlim(left=max(lowest - 0.05, -1))  # the axis is cut off at −1
     axes[0].set_yticks(range(len(order)), [_label(name, shown[name]) for name in order])
     for kind, colour in _COLOURS_OF_KINDS.items():
         label = "chosen on validation" if kind == "chosen" else kind
@@ -67,7 +67,7 @@ def forest(methods: dict[str, Any]) -> Figure:
 
 
 def _label(name: str, figures: dict[str, Any]) -> str:
-    """Name of a method, with the subset that it is scored on."""
+    """Return the name of a method, with the number of questions or the half of the answers that it is scored on."""
     subset = [f"{figures['n_questions']} questions"] * bool(figures["n_masked"])
     subset += ["half of the answers"] * figures["half"]
     return f"{name} ({', '.join(subset)})" if subset else name
@@ -75,9 +75,9 @@ def _label(name: str, figures: dict[str, Any]) -> str:
 
 @styled
 def risk_coverage(methods: dict[str, Scored]) -> Figure:
-    """Risk–coverage curves: share of wrong answers by share of questions answered, most confident first.
+    """Plot the share of wrong answers against the share of questions answered, most confident questions first.
 
-    Questions with equal confidence are answered together.
+    Questions with identical confidences are answered together.
     """
     figure, axes = new_figure(4.8, 3.8)
     for (name, method), colour in zip(methods.items(), _CURVE_COLOURS, strict=False):
@@ -93,7 +93,7 @@ def risk_coverage(methods: dict[str, Scored]) -> Figure:
 
 @styled
 def calibration(methods: dict[str, Scored], n_bins: int = 8) -> Figure:
-    """Reliability diagrams with bins of equal mass and standard errors, one panel per method."""
+    """Plot a reliability diagram for each method, with bins of equal mass and with standard errors."""
     columns = min(3, len(methods))
     rows = -(-len(methods) // columns)
     figure, axes = new_figure(
@@ -114,7 +114,7 @@ def calibration(methods: dict[str, Scored], n_bins: int = 8) -> Figure:
 
 @styled
 def transfer_picture(record: dict[str, Any]) -> Figure:
-    """Heat map of the AUROC of every pair of sets; bold if the interval excludes 0.5."""
+    """Plot a heat map of the AUROC for every pair of sets, in bold if its interval excludes 0.5."""
     trains, tests = sets_of(record)
     values = np.full((len(trains), len(tests)), np.nan)
     excludes_half = np.zeros_like(values, dtype=bool)

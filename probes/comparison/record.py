@@ -1,4 +1,4 @@
-"""Record and page of a comparison: metrics and costs of every method, corrected tests, and validation choices."""
+"""Record and Markdown page of a comparison, with the metrics and costs of all methods and corrected tests."""
 
 import math
 from collections import Counter
@@ -22,18 +22,19 @@ _KINDS = ("chosen", "probe", "baseline")
 
 
 def comparison_record(out: OutOfFold, n_folds: int, n_resamples: int, seed: int) -> dict[str, Any]:
-    """The record of a comparison.
+    """Compute the metrics and tests of a comparison.
 
     Args:
         out: Out-of-fold confidences.
         n_folds: Number of folds.
-        n_resamples: Number of resamples for each interval; p-values use five times as many.
-        seed: Seed of the resamples.
+        n_resamples: Number of resamples for each interval. The p-values use five times as many.
+        seed: Seed of the resampling.
 
     Returns:
-        ``methods``: metrics by method on all answers, or on the held-out half for methods that use the other half;
-        ``on_half``: metrics of the chosen probe on that half; ``answers``: metrics on single answers; ``tests``: see
-        `paired_tests`; ``chosen``, ``masked`` and ``notes``: see `OutOfFold`.
+        The content of comparison.json. `methods` contains the metrics of each method on all answers. Methods that use
+        half of the answers are scored on the other half, and `on_half` contains the chosen probe's metrics on it.
+        `answers` contains metrics on single answers. `tests` comes from `paired_tests`, and `chosen`, `masked` and
+        `notes` come from `OutOfFold`.
     """
     table, names = out.data.table, list(out.confidence)
     answer_names = [*out.of_answers, *(name for name in ("constant", "base_rate", BEST) if name in names)]
@@ -60,7 +61,7 @@ def _kind(name: str) -> str:
 
 
 def _method(out: OutOfFold, name: str, n_resamples: int, seed: int) -> dict[str, Any]:
-    """Metrics of a method, and the mean numbers of tokens that the answering model reads and writes per question."""
+    """Compute a method's metrics, and the mean numbers of tokens that the model reads and writes per question."""
     prompt_tokens = out.data.table.prompt_tokens
     nothing = np.zeros_like(prompt_tokens)
     if name in BASELINES:
@@ -78,7 +79,7 @@ def _method(out: OutOfFold, name: str, n_resamples: int, seed: int) -> dict[str,
 
 
 def cheap_baselines(record: dict[str, Any]) -> list[str]:
-    """Baselines known to cost no more tokens, read and written together, than the chosen probe."""
+    """Return the baselines whose known token cost (tokens read and written) is at most that of the chosen probe."""
     methods = record["methods"]
 
     def cost(name: str, unknown: float) -> float:
@@ -90,7 +91,7 @@ def cheap_baselines(record: dict[str, Any]) -> list[str]:
 
 
 def predictions(out: OutOfFold) -> pa.Table:
-    """One row per question: fold, counts, and the out-of-fold confidence of every method (null if missing)."""
+    """Return a table of the tested questions with their folds, grades and confidences; missing confidences are null."""
     table, rows = out.data.table, out.questions
     return pa.table(
         {
@@ -104,17 +105,17 @@ def predictions(out: OutOfFold) -> pa.Table:
 
 
 def scored(out: OutOfFold, name: str, half: bool) -> Scored:
-    """Confidences of a method for the tested questions, scored on all answers or on the held-out half."""
+    """Return a method's confidences for the tested questions, with the grades of all answers or the held-out half."""
     right, known = counts(out.data.table, half)
     rows = out.questions
     return Scored(out.confidence[name][rows], right[rows], known[rows], fold=out.fold[rows])
 
 
 def figures(out: OutOfFold, name: str, half: bool, n_resamples: int, seed: int) -> dict[str, Any]:
-    """All metrics of a method on questions, see `evaluate`, and its Brier score against single answers.
+    """Compute the question-level metrics of a method: those of `evaluate`, plus `response_brier` and `gap`.
 
-    `response_brier` is the Brier score against single answers. `gap` is its difference to the debiased Brier score: the
-    mean of p(1−p), which no confidence given before the answer can remove.
+    `response_brier` is the Brier score against single answers. `gap` is `response_brier` minus the debiased Brier
+    score. It equals the mean of p(1−p), so no question-level confidence can reduce it.
     """
     method, reference = scored(out, name, half), scored(out, "constant", half).confidence
     unknown = out.data.table.held_unknown if half else out.data.table.unknown
@@ -127,7 +128,7 @@ def figures(out: OutOfFold, name: str, half: bool, n_resamples: int, seed: int) 
 
 
 def answer_figures(out: OutOfFold, name: str, n_resamples: int, seed: int) -> dict[str, Any]:
-    """All metrics of a method on single answers. Confidences in a question apply to all its answers."""
+    """Compute a method's metrics on single answers. Question-level confidences are repeated for each answer."""
     answers = out.data.table.answers
     question, right, known = (torch.from_numpy(column) for column in (answers.question, answers.right, answers.known))
     tested = out.fold[question] >= 0
@@ -140,17 +141,18 @@ def answer_figures(out: OutOfFold, name: str, n_resamples: int, seed: int) -> di
 def paired_tests(
     out: OutOfFold, pairs: Sequence[tuple[str, str]], n_resamples: int = 10_000, seed: int = 0
 ) -> list[dict[str, Any]]:
-    """Paired tests of methods on the same questions and answers, with Holm's correction over each metric.
+    """Test the paired differences between methods, with Holm's correction for all tests of a metric.
 
     Args:
         out: Out-of-fold confidences.
-        pairs: Names of the methods a and b of each test.
-        n_resamples: Number of resamples or sign flips for each p-value, see `difference`.
+        pairs: Names of the two methods a and b of each test.
+        n_resamples: Number of resamples or sign flips for each p-value; see `difference`.
         seed: Seed of the resamples and sign flips.
 
     Returns:
-        One record per pair and metric, unless the difference is undefined: `a`, `b`, `metric`, `half`, `n_questions`,
-        the difference a − b as `value`, `low` and `high`, and its p-values `p` and `p_holm`.
+        A list with one dict for each pair and metric. Undefined differences are left out. The keys are `a`, `b`,
+        `metric`, `half` and `n_questions`, the difference a − b as `value`, `low` and `high`, its p-value `p`, and the
+        corrected p-value `p_holm`.
     """
     tests: list[dict[str, Any]] = []
     for a, b in pairs:
@@ -167,11 +169,11 @@ def paired_tests(
 
 
 def comparison_page(record: dict[str, Any], plots: Sequence[str]) -> str:
-    """Markdown page of a comparison.
+    """Render the Markdown page of a comparison.
 
     Args:
-        record: The record, see `comparison_record`.
-        plots: Names of the pictures to show.
+        record: The record from `comparison_record`.
+        plots: Names of the pictures on the page.
     """
     methods = dict(sorted(record["methods"].items(), key=lambda item: _KINDS.index(item[1]["kind"])))
     of_half = {name: figures for name, figures in methods.items() if figures["half"]}
@@ -193,7 +195,7 @@ def comparison_page(record: dict[str, Any], plots: Sequence[str]) -> str:
 
 
 def comparison_verdict(record: dict[str, Any]) -> str:
-    """Result of the chosen probe, and its differences to the baselines that cost no more tokens."""
+    """Describe the chosen probe's results, and its differences from baselines with equal or lower token cost."""
     tests = {(test["b"], test["metric"]): test for test in record["tests"] if test["a"] == BEST}
     chosen = Counter(fold["probe"] for fold in record["chosen"]).most_common()
     context: dict[str, Any] = {"baselines": cheap_baselines(record), "tests": tests, "chosen": chosen}

@@ -1,4 +1,4 @@
-"""Transfer: a probe trained on each of several sets of questions and tested on each, with record and page."""
+"""Transfer between question sets: a probe is trained on each set and tested on every set."""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -18,16 +18,16 @@ from probes.report.evaluate import Scored, estimate
 from probes.report.results import FORMAT_VERSION, versions
 from probes.report.templates import render
 
-#: Minimum number of questions of a set.
+#: Minimum number of questions in a set.
 LEAST_QUESTIONS = 20
-#: Minimum number of validation questions in a fold. It admits small sets, whose intervals are wide.
+#: Minimum number of validation questions in a fold. It is small, so that small sets can be used.
 LEAST_VALIDATION = 4
-#: Name of the training set that consists of all sets except the tested one.
+#: Name of the training set that combines all sets except the test set.
 OTHERS = "all others"
 
 
 class QuestionSet(NamedTuple):
-    """A named set of questions of a store: [question] int64 rows of its question table."""
+    """A named set of questions in a store. `questions` contains rows of the question table, [question] int64."""
 
     name: str
     data: FeatureDataModule
@@ -37,37 +37,38 @@ class QuestionSet(NamedTuple):
 def transfer_record(
     stores: Sequence[str], grader: str | None, probe: str, n_folds: int, n_resamples: int, seed: int
 ) -> dict[str, Any]:
-    """The record of a transfer between stores, or between the groups of questions of a single store.
+    """Train a probe on each question set and test it on every set.
 
-    On the set that it is trained on, a probe is tested out of fold. The groups of a single store are also tested by
-    probes trained on all other groups.
+    With several stores, each store is a set. With a single store, each of its question groups is a set, and each set is
+    additionally tested with a probe trained on all other sets. On its own training set, a probe is tested out of fold.
 
     Args:
         stores: Folders of the stores.
-        grader: Grader whose grades are used. Optional if the stores have a single grader.
+        grader: Grader whose grades are used. None is allowed if each store has only one grader.
         probe: Name of the probe.
         n_folds: Number of folds.
         n_resamples: Number of resamples for each interval.
-        seed: Seed of the folds, training and resamples.
+        seed: Seed for the folds, training and resampling.
 
     Returns:
-        ``cells``: one per pair of training and test set, with `n_questions`, `auroc` and `brier_skill` (relative to
-        the mean accuracy of the tested questions); ``masked``: reasons why sets are left out, by name.
+        The content of transfer.json. `cells` contains a dict for each pair of training and test set, with
+        `n_questions`, `auroc` and `brier_skill`. The skill is relative to the mean accuracy on the test questions.
+        `masked` contains the reasons why sets were left out.
 
     Raises:
-        InputError: If the probe is unknown, the stores are incompatible, fewer than two sets are large enough, or no
-            probe can be trained on any set.
+        InputError: If the probe is unknown, the stores are incompatible, fewer than two sets are large enough, or the
+            probe cannot be trained on any set.
     """
     every = _question_sets(stores, grader, PROBES[probe])
     sets = [group for group in every if len(group.questions) >= LEAST_QUESTIONS]
     if len(sets) < 2:
-        sizes = ", ".join(f"{group.name!r} of {len(group.questions)}" for group in every)
+        sizes = ", ".join(f"{group.name!r} with {len(group.questions)}" for group in every)
         raise InputError(
-            f"Expected at least two sets of at least {LEAST_QUESTIONS} questions, but got {sizes}. Give several "
+            f"Expected at least two sets with at least {LEAST_QUESTIONS} questions each, but got {sizes}. Pass several "
             "--stores, or one store whose questions have groups."
         )
     masked = {
-        group.name: f"{len(group.questions)} questions, but at least {LEAST_QUESTIONS} are needed"
+        group.name: f"it has {len(group.questions)} questions, but at least {LEAST_QUESTIONS} are needed"
         for group in every
         if len(group.questions) < LEAST_QUESTIONS
     }
@@ -99,7 +100,7 @@ def transfer_record(
                 progress.update()
     if not cells:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in masked.items())
-        raise InputError(f"Expected a set that a probe can be trained on, but got none. {reasons}")
+        raise InputError(f"Expected to train a probe on at least one set, but training failed on all sets. {reasons}")
     return {
         "format_version": FORMAT_VERSION,
         "stores": [
@@ -117,16 +118,16 @@ def transfer_record(
 
 
 def _question_sets(stores: Sequence[str], grader: str | None, method: ProbeMethod) -> list[QuestionSet]:
-    """One set per store, or per group of questions of a single store."""
+    """Return one question set for each store, or for each question group of a single store."""
     names = [Path(store).resolve().name for store in stores]
     if not stores:
         raise InputError(
-            "Expected `stores` to name at least one store, but it is empty. Give --stores '[stores/facts]'."
+            "Expected `stores` to contain at least one store, but it is empty. Pass --stores '[stores/facts]'."
         )
     if len(set(names)) < len(names):
         raise InputError(
-            f"Expected `stores` with different names, because sets are named after stores, but got {', '.join(names)}. "
-            "Rename a folder."
+            f"Expected `stores` with different folder names, but got {', '.join(names)}. The folder names are used as "
+            "the names of the sets. Rename a folder."
         )
     loaded: list[FeatureDataModule] = []
     for store in stores:
@@ -144,28 +145,28 @@ def _question_sets(stores: Sequence[str], grader: str | None, method: ProbeMetho
 
 
 def _check_compatible(first: FeatureDataModule, other: FeatureDataModule) -> None:
-    """Reject stores of different models or features, and stores that share questions."""
+    """Raise an InputError if two stores have different models or features, or share questions."""
     pair = f"{other.store_path!r} and {first.store_path!r}"
     if wrong := list(differences(other.store.model, first.store.model)):
         raise InputError(
-            f"Expected `stores` of one model, but {pair} differ in {'; '.join(wrong)}. A probe only reads states of "
-            "the model it was trained on."
+            f"Expected `stores` with the same model, but {pair} differ in {'; '.join(wrong)}. A probe can read hidden "
+            "states only from the model that it was trained on."
         )
     if (other.feature_names, other.pooled) != (first.feature_names, first.pooled):
         raise InputError(
-            f"Expected `stores` with the same layers and positions, but {pair} have {len(other.feature_names)} and "
-            f"{len(first.feature_names)} features that differ. Read both with the same --layers."
+            f"Expected `stores` with the same layers and positions, but {pair} have different features "
+            f"({len(other.feature_names)} and {len(first.feature_names)}). Read both with the same --layers."
         )
     if shared := set(other.table.ids) & set(first.table.ids):
         raise InputError(
-            f"Expected `stores` of different questions, but {pair} share {len(shared)}, for example {min(shared)!r}. A "
-            "probe would be tested on its training questions. Use other questions."
+            f"Expected `stores` without common questions, but {pair} share {len(shared)}, for example {min(shared)!r}. "
+            "A probe would be tested on its training questions. Use stores with different questions."
         )
 
 
 def _train(probe: str, data: FeatureDataModule, questions: Tensor, seed: int) -> Callable[[QuestionSet], Scored]:
-    """Train, choose and calibrate a probe on some questions of a store; return a function that scores a set."""
-    train, val = split_rows(data.table, questions, [1 - VAL_SHARE, VAL_SHARE], seed + 1)  # as in a comparison
+    """Train and calibrate a probe on some questions of a store; return a function that scores a question set."""
+    train, val = split_rows(data.table, questions, [1 - VAL_SHARE, VAL_SHARE], seed + 1)  # same split as in `folds`
     every = data.every().question
     rest = every[~torch.isin(every, questions)]
     data.use_split({"train": train.tolist(), "val": val.tolist(), "test": rest.tolist()})
@@ -181,7 +182,7 @@ def _train(probe: str, data: FeatureDataModule, questions: Tensor, seed: int) ->
 
 
 def _out_of_fold(own: QuestionSet, probe: str, n_folds: int, seed: int) -> Scored:
-    """Out-of-fold confidences for a set."""
+    """Compute out-of-fold confidences for a question set."""
     parts = []
     for number, rows in enumerate(folds(own.data.table, own.questions, n_folds, seed, LEAST_VALIDATION)):
         train = torch.cat([rows["train"], rows["val"]]).sort().values
@@ -192,14 +193,14 @@ def _out_of_fold(own: QuestionSet, probe: str, n_folds: int, seed: int) -> Score
 
 
 def sets_of(record: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """Names of the training and test sets of a record in the order of its cells, `OTHERS` last."""
+    """Return the names of the training sets and of the test sets in a record, with `OTHERS` last."""
     trains, tests = (list(dict.fromkeys(cell[end] for cell in record["cells"])) for end in ("train", "test"))
     trains.sort(key=lambda name: name == OTHERS)
     return trains, sorted(tests, key=lambda name: trains.index(name) if name in trains else len(trains))
 
 
 def transfer_page(record: dict[str, Any]) -> str:
-    """Markdown page of a transfer, from its record."""
+    """Render the Markdown page of a transfer from its record."""
     trains, tests = sets_of(record)
     cells = record["cells"]
     return render(

@@ -1,1 +1,1 @@
-"""Fitting of probes: base classes, solvers and calibration."""
+"""Base classes, solvers and calibration for fitting probes."""

@@ -1,4 +1,4 @@
-"""Fit calibrators to c right answers out of n: Platt scaling, temperature scaling, isotonic regression."""
+"""Calibrators fitted to counts of right answers: Platt scaling, temperature scaling and isotonic regression."""
 
 import math
 from collections.abc import Callable
@@ -13,28 +13,29 @@ from probes.saved.calibrators import Calibrator, Isotonic, Platt, Temperature
 
 #: Minimum number of rows for isotonic regression. With fewer rows, most of its steps are noise.
 LEAST_ISOTONIC_ROWS = 30
-#: Penalty per answer on the squared slope of standardised scores. Keeps the slope finite for separable classes.
+#: Penalty per answer on the squared slope of standardised scores. It keeps the slope finite for separable classes.
 RIDGE = 1e-4
 
 
 def fit_platt(scores: Tensor, right: Tensor, known: Tensor, ridge: float = RIDGE) -> Platt:
-    r"""Fit Platt scaling by penalised maximum likelihood of c right answers out of n (Platt 1999, with counts).
+    r"""Fit Platt scaling (Platt 1999) to counts of right answers by penalised maximum likelihood.
 
     .. math::
         \min_{a,b} \sum_i -c_i \log f_i - (n_i - c_i) \log (1 - f_i) + \frac{\rho}{2} N a^2, \qquad
         f_i = \sigma\Big(a \frac{s_i - \bar s}{\mathrm{sd}(s)} + b\Big), \quad N = \sum_i n_i
 
-    The ridge term keeps the slope a finite if the scores separate right from wrong answers; Platt smooths the labels
-    instead. It shrinks a typical slope (a ≈ 1) by less than 0.1 %. Solved by Newton's method.
+    where row i has the score s_i and c_i right answers out of n_i, σ is the logistic function, and s̄ and sd(s) are the
+    mean and standard deviation of the scores. The calibrator maps s_i to the confidence f_i. The ridge term keeps the
+    slope a finite if the scores separate right from wrong answers. It shrinks a typical slope of 1 by less than 0.1 %.
 
     Args:
-        scores: [row] finite scores, higher = more likely right.
-        right: [row] right answers c.
-        known: [row] graded answers n.
-        ridge: ρ, at least 0.
+        scores: [row] finite scores; higher means more likely right.
+        right: [row] number c of right answers.
+        known: [row] number n of graded answers.
+        ridge: Ridge coefficient ρ, at least 0.
 
     Returns:
-        The calibrator. If higher scores go with wrong answers, it is constant at the mean accuracy.
+        The calibrator. If the fitted slope is negative, the calibrator returns the mean accuracy for every score.
 
     Raises:
         InputError: If all answers are right or all are wrong.
@@ -50,13 +51,13 @@ def fit_platt(scores: Tensor, right: Tensor, known: Tensor, ridge: float = RIDGE
 
 
 def fit_platt_many(scores: Tensor, right: Tensor, known: Tensor, ridge: float = RIDGE) -> tuple[Tensor, Tensor]:
-    """Fit Platt scaling to several candidates' scores of the same rows, in one run of Newton's method.
+    """Fit Platt scaling for several candidates at once.
 
-    Arguments and errors as for `fit_platt`, except `scores` [candidate, row], which can contain non-finite values.
+    See `fit_platt` for the arguments and errors. Here, `scores` is [candidate, row] and can contain non-finite values.
 
     Returns:
-        Slopes and intercepts, [candidate] float64. If a candidate's scores are constant, not finite, or higher for
-        wrong answers, its slope is 0 and its intercept gives the mean accuracy.
+        Slopes and intercepts, each [candidate] float64. If a candidate's scores are constant or not all finite, or if
+        its slope would be negative, the slope is 0 and the intercept is the log-odds of the mean accuracy.
     """
     scores, right, known, accuracy = _checked(scores, right, known)
     base = math.log(accuracy / (1 - accuracy))
@@ -76,7 +77,7 @@ def fit_platt_many(scores: Tensor, right: Tensor, known: Tensor, ridge: float = 
         determinant = h_aa * h_bb - h_ab**2
         step = torch.stack([h_bb * down_a - h_ab * down_b, h_aa * down_b - h_ab * down_a]) / determinant
         size = step.abs().amax(0)
-        a, b = torch.stack([a, b]) - step * (4 / size).clamp_max(1)  # bounded against overshooting
+        a, b = torch.stack([a, b]) - step * (4 / size).clamp_max(1)  # bounded to prevent overshooting
         if not (size[varies] > 1e-10).any():
             break
     slope = a / scale
@@ -85,13 +86,13 @@ def fit_platt_many(scores: Tensor, right: Tensor, known: Tensor, ridge: float = 
 
 
 def fit_temperature(scores: Tensor, right: Tensor, known: Tensor) -> Temperature:
-    r"""Fit a temperature by maximum likelihood of c right answers out of n (Guo et al. 2017, with counts).
+    r"""Fit a temperature T (Guo et al. 2017) to counts of right answers by penalised maximum likelihood.
 
-    The likelihood is concave in 1/T. Brent's method finds its maximum over log T, between 1e-5 and 1e3 times the root
-    mean square of the scores. The ridge term of Platt scaling bounds 1/T.
+    The confidence for the score s is σ(s/T), where σ is the logistic function. Brent's method searches for T between
+    1e-5 and 1e3 times the root mean square of the scores. A small ridge penalty on 1/T keeps T above 0 for separable
+    classes. If higher scores indicate wrong answers, T takes its upper bound, and all confidences are close to ½.
 
-    Arguments and errors as for `fit_platt`; the scores are log-odds. If higher scores go with wrong answers, the
-    temperature takes its upper bound, and all confidences are close to ½.
+    See `fit_platt` for the arguments and errors. Here, the scores must be log-odds.
 
     >>> scores, right, known = torch.tensor([-2.0, 2.0]), torch.tensor([1, 3]), torch.tensor([4, 4])
     >>> fit_temperature(scores, right, known)(scores)  # close to the measured accuracies
@@ -104,7 +105,7 @@ def fit_temperature(scores: Tensor, right: Tensor, known: Tensor) -> Temperature
     x, penalty = scores / size, RIDGE * known.sum()
 
     def descent(log_temperature: float) -> float:
-        """Derivative of the penalised loss by 1/T; it increases with 1/T."""
+        """Return the derivative of the penalised loss with respect to 1/T, which increases with 1/T."""
         inverse = math.exp(-log_temperature)
         return float((x * (known * torch.sigmoid(inverse * x) - right)).sum() + penalty * inverse)
 
@@ -115,10 +116,10 @@ def fit_temperature(scores: Tensor, right: Tensor, known: Tensor) -> Temperature
 
 
 def fit_isotonic(scores: Tensor, right: Tensor, known: Tensor) -> Isotonic:
-    """Fit isotonic regression of p̂ = c/n on the score, with weights n, by scikit-learn.
+    """Fit isotonic regression of the accuracy c/n on the score, where a row has c right answers out of n and weight n.
 
-    Confidences are clipped to [m, 1 − m] with m = ½ / Σ n, because the log-loss is infinite at 0 and 1. Arguments as
-    for `fit_platt`. The knots of the calibrator are the two ends of each step.
+    Confidences are clipped to [m, 1 − m] with m = ½ / Σ n, because the log-loss is infinite at 0 and 1. The knots of
+    the calibrator are the two ends of each step. See `fit_platt` for the arguments.
 
     Raises:
         InputError: If all answers are right or all are wrong, or there are fewer than `LEAST_ISOTONIC_ROWS` rows.
@@ -128,7 +129,7 @@ def fit_isotonic(scores: Tensor, right: Tensor, known: Tensor) -> Isotonic:
     if len(scores) < LEAST_ISOTONIC_ROWS:
         raise InputError(
             f"Expected at least {LEAST_ISOTONIC_ROWS} validation rows for an isotonic calibrator, but got "
-            f"{len(scores)}. Use platt, or more validation questions."
+            f"{len(scores)}. Use platt instead, or more validation questions."
         )
     scores, right, known, _ = _checked(scores, right, known)
     margin = 0.5 / float(known.sum())
@@ -138,7 +139,7 @@ def fit_isotonic(scores: Tensor, right: Tensor, known: Tensor) -> Isotonic:
 
 
 def fit_calibrator(kind: str, scores: Tensor, right: Tensor, known: Tensor) -> Calibrator:
-    """Fit a calibrator by its name in `CALIBRATORS`; arguments as for `fit_platt`.
+    """Fit the calibrator that is called `kind` in `CALIBRATORS`. See `fit_platt` for the other arguments.
 
     Raises:
         InputError: If the calibrator cannot be fitted to the rows.
@@ -149,12 +150,13 @@ def fit_calibrator(kind: str, scores: Tensor, right: Tensor, known: Tensor) -> C
 
 
 def cross_fitted_loss(kind: str, scores: Tensor, right: Tensor, known: Tensor, question: Tensor) -> float | None:
-    """Cross-entropy of cross-fitted confidences against p̂ = c/n: calibrators are fitted on the other four of 5 folds.
+    """Compute the cross-entropy between cross-fitted confidences and the accuracies `right` / `known`.
 
-    Arguments as for `fit_calibrator`, and `question` [row] int64, the question of each row. A fold has whole questions.
+    The questions are divided into five folds. The calibrator for each fold is fitted on the other four. `question`
+    [row] int64 is the question of each row. See `fit_calibrator` for the other arguments.
 
     Returns:
-        Mean over rows, in nats; None if a calibrator cannot be fitted.
+        The mean over rows in nats, or None if a calibrator cannot be fitted.
     """
     fold = question.unique(return_inverse=True)[1] % 5
     confidence = torch.empty(len(scores), dtype=torch.float64)
@@ -168,12 +170,12 @@ def cross_fitted_loss(kind: str, scores: Tensor, right: Tensor, known: Tensor, q
 
 
 def _checked(scores: Tensor, right: Tensor, known: Tensor) -> tuple[Tensor, Tensor, Tensor, float]:
-    """Arguments as float64, and the share of right answers, which must be strictly between 0 and 1."""
+    """Return the arguments as float64, and the share of right answers, which must not be 0 or 1."""
     scores, right, known = scores.double(), right.double(), known.double()
     share = float(right.sum() / known.sum())
     if not 0 < share < 1:
         raise InputError(
-            f"Expected right and wrong answers to calibrate on, but all {int(known.sum())} are "
+            f"Expected both right and wrong answers for calibration, but all {int(known.sum())} answers are "
             f"{'right' if share else 'wrong'}. Use more validation questions."
         )
     return scores, right, known, share

@@ -1,10 +1,12 @@
-r"""Model of the latent probe: predicts the distribution of answer embeddings from a hidden state, and its spread.
+r"""Model of the latent probe, which predicts the distribution of answer embeddings from a question's hidden state.
 
-After ASEU (arXiv 2410.22685); docs/methods.md has the differences. An encoder maps a hidden state h to a mean μ(h) and
-standard deviations σ(h). It is trained on answer embeddings e of length 1. The answers to a question share u:
+The model is based on ASEU (arXiv 2410.22685). docs/methods.md lists the differences. An encoder maps a hidden state h
+to a mean μ(h) and standard deviations σ(h). The embedding e_m of answer m, which has norm 1, is modelled as
 
 .. math:: e_m = \mu(h) + u + \varepsilon_m, \qquad u \sim N(0, \mathrm{diag}\,\tau^2), \quad
-    \varepsilon_m \sim N(0, \mathrm{diag}\,\sigma^2(h)).
+    \varepsilon_m \sim N(0, \mathrm{diag}\,\sigma^2(h)),
+
+where all answers to a question share the offset u. The variances τ² are trained and are the same for all questions.
 """
 
 import math
@@ -15,9 +17,9 @@ from torch import Tensor, nn
 
 from probes.metrics.functional import spearman
 
-#: Lower bound of σ. Identical answers would drive it to 0 and the likelihood to infinity.
+#: Lower bound on σ. Without it, identical answers would drive σ to 0 and the likelihood to infinity.
 FLOOR = 0.01
-#: Number of answers drawn per question for a score.
+#: Number of answers that are drawn to compute the score of a question.
 DRAWS = 20
 
 
@@ -25,8 +27,8 @@ class Gaussian(NamedTuple):
     """Normal distributions with independent components.
 
     Attributes:
-        mean: [..., component] float32 μ.
-        deviation: [..., component] float32 σ.
+        mean: [..., component] float32, mean μ.
+        deviation: [..., component] float32, standard deviation σ.
     """
 
     mean: Tensor
@@ -38,8 +40,8 @@ class Answers(NamedTuple):
 
     Attributes:
         number: [question] float32, number of answers with an embedding.
-        mean: [question, component] float32, mean projected embedding; 0 without answers.
-        variance: [question, component] float32, mean squared distance from `mean`; 0 without answers.
+        mean: [question, component] float32, mean of the projected embeddings; 0 if there are none.
+        variance: [question, component] float32, mean squared deviation from `mean`; 0 if there are no embeddings.
     """
 
     number: Tensor
@@ -48,9 +50,9 @@ class Answers(NamedTuple):
 
 
 def principal_axes(embeddings: Tensor, n: int) -> Tensor:
-    """First n ≤ d uncentred principal axes [n, d] of embeddings [..., d]. Rows with NaN are ignored.
+    """Compute the first n principal axes [n, d] of embeddings [..., d], where n ≤ d. Embeddings with NaN are ignored.
 
-    Embeddings are not centred, because cosine similarity depends on their common mean.
+    The embeddings are not centred, because their cosine similarities depend on the mean of all embeddings.
     """
     given = embeddings.flatten(0, -2).double()
     given = given[given.isfinite().all(-1)]
@@ -58,7 +60,7 @@ def principal_axes(embeddings: Tensor, n: int) -> Tensor:
 
 
 def summarise(embeddings: Tensor, axes: Tensor) -> Answers:
-    """Summarise embeddings [question, sample, d] along `axes` [component, d]. Missing embeddings are NaN."""
+    """Project embeddings [question, sample, d] onto `axes` [component, d] and summarise them. NaN means missing."""
     given = embeddings.isfinite().all(-1)
     projected = embeddings.nan_to_num() @ axes.T
     number = given.sum(-1).to(embeddings.dtype)
@@ -68,15 +70,15 @@ def summarise(embeddings: Tensor, axes: Tensor) -> Answers:
 
 
 def encode(hidden: Tensor, weight_in: Tensor, bias_in: Tensor, weight: Tensor, bias: Tensor) -> Gaussian:
-    """Encode hidden states to μ(h) and σ(h): layer norm, linear, GELU, linear.
+    """Encode hidden states into means and standard deviations, by layer norm, a linear layer, GELU and a linear layer.
 
     Args:
         hidden: [..., row, d_model] standardised hidden states.
-        weight_in: [..., d_model, hidden].
-        bias_in: [..., 1, hidden].
-        weight: [..., hidden, 2 · component]; the first half gives μ, the second σ before softplus and `FLOOR`.
-        bias: [..., 1, 2 · component].
-
+        weight_in: [..., d_model, hidden] weights of the first layer.
+        bias_in: [..., 1, hidden] biases of the first layer.
+        weight: [..., hidden, 2 · component] weights of the second layer. The first half of its outputs are the means.
+            The second half become the standard deviations by applying softplus and adding `FLOOR`.
+        bias: [..., 1, 2 · component] biases of the second layer.
     """
     normal = nn.functional.layer_norm(hidden, hidden.shape[-1:])
     mean, raw = (nn.functional.gelu(normal @ weight_in + bias_in) @ weight + bias).chunk(2, -1)
@@ -84,9 +86,9 @@ def encode(hidden: Tensor, weight_in: Tensor, bias_in: Tensor, weight: Tensor, b
 
 
 def initial_weights(n_features: int, d_model: int, hidden: int, components: int) -> dict[str, Tensor]:
-    """Random weights for `encode`, one encoder per feature, from torch's global generator.
+    """Draw initial weights for `encode`, one encoder per feature, with torch's global random generator.
 
-    The initial σ is 1/√components, the value for unrelated embeddings of length 1.
+    The initial standard deviation is 1/√components, as for unrelated embeddings with norm 1.
     """
     bias = torch.zeros(n_features, 1, 2 * components)
     bias[..., components:] = math.log(math.expm1(max(components**-0.5 - FLOOR, FLOOR)))
@@ -99,14 +101,15 @@ def initial_weights(n_features: int, d_model: int, hidden: int, components: int)
 
 
 def answer_loss(predicted: Gaussian, shared: Tensor, answers: Answers) -> Tensor:
-    """Negative log-likelihood of the answers [...], in nats per answer.
+    """Compute the negative log-likelihood of the answers, [...] in nats per answer.
 
-    The mean of a question's n answers has variance τ² + σ²/n around μ; the answers have variance σ² around their mean.
+    The n answers to a question scatter around their mean with variance σ². Their mean scatters around μ with variance
+    τ² + σ²/n. Here μ and σ are predicted, and τ² is the variance of the offset that the answers to a question share.
 
     Args:
-        predicted: [..., question, component].
-        shared: [..., 1, component] variance τ² of the component u that the answers to a question share.
-        answers: Statistics of the same questions. Questions without answers are ignored.
+        predicted: Distribution [..., question, component] with mean μ and standard deviation σ.
+        shared: [..., 1, component] variance τ².
+        answers: Statistics of the answers to the same questions. Questions without answers are ignored.
     """
     n = answers.number[:, None]
     within = predicted.deviation.square()
@@ -118,23 +121,23 @@ def answer_loss(predicted: Gaussian, shared: Tensor, answers: Answers) -> Tensor
 
 
 def drawn_noise(components: int, seed: int = 0) -> Tensor:
-    """Standard normal draws [draw, component], shared by all questions so that equal inputs have equal scores."""
+    """Draw standard normal noise [draw, component]. All questions use it, so identical inputs get identical scores."""
     return torch.randn(DRAWS, components, generator=torch.Generator().manual_seed(seed))
 
 
 def sampled_score(predicted: Gaussian, shared: Tensor, noise: Tensor) -> Tensor:
-    r"""Compute 1 − ASEU: the median cosine similarity of all pairs of `DRAWS` answers drawn for a question.
+    r"""Compute 1 − ASEU, the median cosine similarity over all pairs of answer embeddings drawn for a question.
 
-    As in SEU, cosines are not centred. The draws are centred on μ, rescaled to the expected length of the mean of the
-    question's answers, √(‖μ‖² + Σ τ²).
+    The draws are normally distributed with the predicted standard deviation. Their mean is the predicted mean μ,
+    rescaled to the length √(‖μ‖² + Σ τ²), where τ² are the variances of the offset shared by all answers to a question.
 
     Args:
-        predicted: [..., component].
-        shared: [...] Σ τ² over the components.
-        noise: [draw, component] from `drawn_noise`.
+        predicted: Distribution [..., component] of the answer embeddings.
+        shared: [...] sum Σ τ² of the variances of the shared offset over the components.
+        noise: [draw, component] noise from `drawn_noise`.
 
     Returns:
-        [...] in [−1, 1], higher = more agreement. For an even number of pairs, the lower of the two middle values.
+        [...] in [−1, 1]; higher means more agreement. The median of an even number of pairs is the lower middle value.
     """
     mean, deviation = predicted
     longer = (1 + shared / mean.square().sum(-1).clamp_min(1e-12)).sqrt()
@@ -145,48 +148,48 @@ def sampled_score(predicted: Gaussian, shared: Tensor, noise: Tensor) -> Tensor:
 
 
 def rank_correlations(scores: Tensor, agreement: Tensor) -> Tensor:
-    """Spearman correlation [candidate] float64 of scores and agreement of the answers; −1 if either is constant.
+    """Compute the Spearman correlations [candidate] float64 between scores and the agreement of the answers.
 
     Args:
-        scores: [row, candidate].
-        agreement: [row] mean cosine of two answers, 1 − SEU; NaN rows are ignored.
+        scores: [row, candidate] scores. If they are constant, the correlation is set to −1.
+        agreement: [row] mean cosine similarity of two answers (1 − SEU). Rows with NaN are ignored.
     """
     given = agreement.isfinite()
-    share = ((1 + agreement[given]) / 2).clamp(0, 1)  # `spearman` takes right answers out of one
+    share = ((1 + agreement[given]) / 2).clamp(0, 1)  # `spearman` takes accuracies in [0, 1]
     return torch.stack([spearman(column, share, torch.ones_like(share)) for column in scores[given].T]).nan_to_num(-1)
 
 
 def collapse(scores: Tensor, agreement: Tensor, deviation: Tensor) -> str | None:
-    """Describe how the spread of a fitted encoder has collapsed, in a sentence for reports; None if it has not.
+    """Return a sentence for reports on how the predicted spread has collapsed, or None if it has not.
 
-    Checks, in this order, on validation questions:
-        1. At least 99 % of all σ are within 1 % of `FLOOR`.
+    The spread has collapsed if one of these conditions is met on the validation questions:
+        1. At least 99 % of the predicted standard deviations σ are within 1 % of `FLOOR`.
         2. The standard deviation of Σ σ² over questions is less than 1 % of its mean.
-        3. The standard deviation of the scores is less than 5 % of that of the agreement.
-        4. The rank correlation of scores and agreement is not significant (one-sided, level 5 %).
+        3. The standard deviation of the scores is less than 5 % of that of the agreements.
+        4. The rank correlation between scores and agreements is not significantly positive (level 5 %).
 
     Args:
-        scores: [row], of one candidate.
-        agreement: [row] mean cosine of two answers, 1 − SEU; NaN rows are ignored.
-        deviation: [row, component] σ(h).
+        scores: [row] scores of one candidate.
+        agreement: [row] mean cosine similarity of two answers (1 − SEU). Rows with NaN are ignored.
+        deviation: [row, component] predicted standard deviations σ.
     """
     given = agreement.isfinite()
     scores, agreement, deviation = (values[given].double().cpu() for values in (scores, agreement, deviation))
-    n, start = len(scores), "The latent spread has collapsed and its score means nothing: "
+    n, start = len(scores), "The latent spread has collapsed, so the score is meaningless: "
     at_floor = float((deviation < 1.01 * FLOOR).double().mean())
     if at_floor >= 0.99:
-        return f"{start}{at_floor:.0%} of its standard deviations are at their floor of {FLOOR:g}."
+        return f"{start}{at_floor:.0%} of the predicted standard deviations are at their lower bound of {FLOOR:g}."
     total = deviation.square().sum(-1)
     varies = float(total.std() / total.mean())
     if varies < 0.01:
-        return f"{start}it is the same for all of {n} validation questions (it varies by {varies:.2%} of its mean)."
+        return f"{start}it is the same for all {n} validation questions (it varies by {varies:.2%} of its mean)."
     ratio = float(scores.std() / agreement.std())
     if ratio < 0.05:
-        return f"{start}over {n} validation questions it varies {ratio:.1%} as much as the agreement of their answers."
+        return f"{start}it varies only {ratio:.1%} as much as the agreement of the answers to {n} validation questions."
     rank, chance = float(rank_correlations(scores[:, None], agreement)), 1.645 / math.sqrt(max(n - 1, 1))
     if rank <= chance:
         return (
-            f"{start}its rank correlation with the agreement of the answers to {n} validation questions is {rank:.2f}, "
-            f"and chance gives up to {chance:.2f}."
+            f"{start}its rank correlation with the agreement of the answers to {n} validation questions is only "
+            f"{rank:.2f}. Values up to {chance:.2f} can occur by chance."
         )
     return None

@@ -1,4 +1,4 @@
-"""`ProbeModule`, base class of the probes: standardisation, selection on validation, calibration and testing."""
+"""`ProbeModule`, the base class of all probes, with standardisation, selection, calibration and testing."""
 
 import logging
 import os
@@ -26,7 +26,15 @@ from probes.saved.head import Head, zeros
 
 @dataclass(frozen=True)
 class Choice:
-    """The choice of validation: feature (index and name), penalty or other option (index and value), and calibrator."""
+    """Candidate that was chosen on the validation split.
+
+    Attributes:
+        feature: Index of its feature.
+        name: Name of its feature.
+        candidate: Index of its penalty or other option.
+        value: Value of its penalty or other option.
+        calibrator: Calibrator for its scores.
+    """
 
     feature: int
     name: str
@@ -41,28 +49,28 @@ class Choice:
 
     @property
     def position(self) -> str | None:
-        """Named position of the feature; None for token signals."""
+        """Token position of the feature; None for token signals."""
         return self.name.split("/")[1] if "/" in self.name else None
 
 
 class ProbeModule(L.LightningModule, ABC):
-    """Base class of the probes: trains one candidate per penalty and feature (layer and position), all in one run.
+    """Base class of all probes. One run trains a candidate for every penalty and every feature (layer and position).
 
-    Subclasses implement `make_candidates`, `candidate_scores`, `candidate_head` and `training_step`. Validation chooses
-    the candidate with the lowest loss; its calibrator is then fitted on validation.
+    The candidate with the lowest validation loss is chosen, and its calibrator is fitted on the validation split.
+    Subclasses implement `make_candidates`, `candidate_scores`, `candidate_head` and `training_step`.
 
     Args:
-        l2: One or several penalties to try.
-        calibrator: Calibrator fitted on validation: platt, temperature or isotonic.
+        l2: L2 penalty, or a list of penalties to try.
+        calibrator: Calibrator that is fitted on the validation split: platt, temperature or isotonic.
     """
 
     #: Name in reports, unless `probes.registry` has another name for this class with its target and signal.
     name: str
-    #: Option that has several values to try, one of `OPTIONS` in `probes.registry`.
+    #: Name of the option that accepts several values to try. It is one of `OPTIONS` in `probes.registry`.
     option = "l2"
-    #: Training objective in a sentence, if it is not the target of the datamodule.
+    #: Description of the training objective, if it differs from the target of the datamodule.
     taught: str | None = None
-    #: Asked baselines that the store must hold for training, besides those that the target needs.
+    #: Asked baselines that the store must contain for training, in addition to those for the target.
     needs: ClassVar[tuple[str, ...]] = ()
     #: Whether the scores are log-odds of the target. If so, the validation loss is their cross-entropy.
     log_odds = True
@@ -73,7 +81,7 @@ class ProbeModule(L.LightningModule, ABC):
         self.penalties = [l2] if isinstance(l2, (int, float)) else list(l2)
         if not self.penalties or min(self.penalties) < 0:
             raise InputError(
-                f"Expected `l2` to be one or more penalties of at least 0, but got {l2!r}. For example --model.l2=0.1."
+                f"Expected `l2` to be one or more non-negative penalties, but got {l2!r}. Try --model.l2=0.1."
             )
         kinds = [kind for kind in CALIBRATORS if self.log_odds or kind != "temperature"]
         if calibrator not in kinds:
@@ -83,7 +91,7 @@ class ProbeModule(L.LightningModule, ABC):
             )
         self.calibrator = calibrator
         self.choice: Choice | None = None
-        #: Reason in a sentence not to trust the fitted probe; None if there is none.
+        #: Reason why the fitted probe cannot be trusted, or None.
         self.warning: str | None = None
         self.val_loss: Tensor | None = None
         self.val_figures: dict[str, float] = {}
@@ -94,18 +102,18 @@ class ProbeModule(L.LightningModule, ABC):
 
     @abstractmethod
     def candidate_scores(self, features: Tensor) -> Tensor:
-        """Scores [penalty, row, feature] of standardised features [row, feature, d_model], higher = likelier right."""
+        """Return scores [penalty, row, feature] for standardised features [row, feature, d_model]."""
 
     @abstractmethod
     def candidate_head(self, penalty: int, feature: int) -> Head:
-        """Head of one candidate, for raw features."""
+        """Return the head of one candidate, which takes raw features."""
 
     @abstractmethod
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
-        """One training step; does nothing if the probe learns from all rows at once."""
+        """Run one training step. Does nothing in probes that learn from all rows at once."""
 
     def filled(self, head: Head, penalty: int, feature: int, *parameters: str, **values: Tensor) -> Head:
-        """Fill a head with the standardiser, the named parameters of one candidate, and further values."""
+        """Copy the standardiser, the named parameters of one candidate and further values into a head."""
         own = {name: getattr(self, name)[penalty, feature] for name in parameters}
         return head.filled(mean=self.mean[feature], scale=self.scale[feature], **own, **values)
 
@@ -115,17 +123,17 @@ class ProbeModule(L.LightningModule, ABC):
         return self.trainer.datamodule  # type: ignore[attr-defined]  # Lightning sets it without declaring it
 
     def setup(self, stage: str) -> None:
-        """Create standardiser, candidates and test metrics for the data.
+        """Create the standardiser, the candidates and the test metrics.
 
         Raises:
-            InputError: If all features are constant over the training split.
+            InputError: If all features are constant in the training split.
         """
         train = self.data.batch("train")
         if not hasattr(self, "mean"):
             mean, scale = standardiser(train.features)
             if scale.isinf().all():
                 raise InputError(
-                    "Expected features that vary over the training split, but every coordinate of "
+                    "Expected the features to vary within the training split, but every coordinate of "
                     f"{', '.join(self.data.feature_names[:3])} … is constant. Choose another signal, layer or position."
                 )
             self._make(train.features.shape[1], train.features.shape[2])
@@ -145,16 +153,16 @@ class ProbeModule(L.LightningModule, ABC):
         self.make_candidates(n_features, d_model)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Create the parameters that a checkpoint contains."""
+        """Create parameters with the same shapes as in the checkpoint."""
         if not hasattr(self, "mean"):
             self._make(*checkpoint["state_dict"]["mean"].shape)
 
     def standardised(self, features: Tensor) -> Tensor:
-        """Standardise features [row, feature, d_model] by mean and standard deviation of the training split."""
+        """Standardise features [row, feature, d_model] with the mean and standard deviation of the training split."""
         return (features - self.mean).div_(self.scale)  # in place, which saves an allocation per step
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        """Do nothing: all validation rows are scored at the end of the epoch."""
+        """Do nothing, because all validation rows are scored together at the end of the epoch."""
 
     def on_validation_epoch_end(self) -> None:
         """Log the validation metrics of the current best candidate."""
@@ -163,13 +171,13 @@ class ProbeModule(L.LightningModule, ABC):
             self.log_dict(self.val_figures)
 
     def _score_validation(self) -> tuple[Tensor, Batch]:
-        """Scores [penalty, row, feature] of the validation split, and its rows."""
+        """Return the scores [penalty, row, feature] and the rows of the validation split."""
         batch = self.data.batch("val").to(self.device)
         return self.candidate_scores(self.standardised(batch.features)), batch
 
     @torch.no_grad()
     def on_train_end(self) -> None:
-        """Choose and calibrate with the final weights; `val/loss` becomes the cross-fitted loss after calibration."""
+        """Choose and calibrate a candidate with the final weights, and set `val/loss` to the cross-fitted loss."""
         choice = self._choose(*self._score_validation())
         scores, batch = self._validation
         chosen = scores[choice.candidate, :, choice.feature]
@@ -179,14 +187,14 @@ class ProbeModule(L.LightningModule, ABC):
             self.val_figures["val/loss"] = loss
 
     def _choose(self, scores: Tensor, batch: Batch) -> Choice:
-        """Choose the candidate with the lowest validation loss, and calibrate it."""
+        """Choose the candidate with the lowest validation loss and calibrate it."""
         # float64 on the CPU: calibrators need the precision, and the tensors are small
         self._validation = scores, batch = scores.detach().cpu().double(), batch.to(torch.device("cpu"))
         self.val_loss = self.validation_loss(scores, batch).nan_to_num(torch.inf)
         if not self.val_loss.isfinite().any():
             raise InputError(
-                f"Expected a finite validation loss of {self.name}, but all its scores are NaN or infinite. Use a "
-                "lower `lr` or a higher `l2`, or check the features."
+                f"Expected the validation loss of {self.name} to be finite, but got NaN or infinity for every "
+                "candidate. Use a lower `lr` or a higher `l2`, or check the features."
             )
         candidate, feature = divmod(int(self.val_loss.argmin()), self.val_loss.shape[1])
         calibrator = self._calibrator(candidate, feature)
@@ -201,7 +209,7 @@ class ProbeModule(L.LightningModule, ABC):
         return self.choice
 
     def validation_loss(self, scores: Tensor, batch: Batch) -> Tensor:
-        """Mean cross-entropy of each candidate, [penalty, feature] in nats, from scores [penalty, row, feature].
+        """Compute each candidate's mean cross-entropy in nats, [penalty, feature], from scores [penalty, row, feature].
 
         Scores that are not log-odds are first calibrated by Platt scaling on the same rows.
         """
@@ -213,7 +221,7 @@ class ProbeModule(L.LightningModule, ABC):
         return soft_label_loss(logits, batch.target).reshape(len(scores), -1)
 
     def _calibrator(self, candidate: int, feature: int) -> Calibrator:
-        """Fit the calibrator of one candidate on validation."""
+        """Fit the calibrator of one candidate on the validation split."""
         scores, batch = self._validation
         return fit_calibrator(self.calibrator, scores[candidate, :, feature], batch.right, batch.known)
 
@@ -225,17 +233,20 @@ class ProbeModule(L.LightningModule, ABC):
             self.log(f"test/{name}", metric, on_step=False, on_epoch=True, batch_size=len(batch.row))  # type: ignore[arg-type]
 
     def head(self) -> Head:
-        """Chosen head, for raw features of one layer and position, on the CPU.
+        """Return the head of the chosen candidate on the CPU. It takes raw features of one layer and position.
 
         Raises:
-            RuntimeError: If nothing has been chosen on validation yet.
+            RuntimeError: If no candidate has been chosen yet.
         """
         if self.choice is None:
-            raise RuntimeError("Expected a fitted probe, but nothing has been chosen on validation yet. Fit it first.")
+            raise RuntimeError("Expected a fitted probe, but no candidate has been chosen yet. Fit the probe first.")
         return self.candidate_head(self.choice.candidate, self.choice.feature)
 
     def confidences_by_feature(self, features: Tensor) -> Tensor:
-        """Calibrated confidences [row, feature] of raw features, with the best penalty of each by validation loss."""
+        """Return calibrated confidences [row, feature] for raw features [row, feature, d_model].
+
+        For each feature, the candidate with the lowest validation loss is used.
+        """
         assert self.val_loss is not None
         columns = [
             self._calibrator(candidate, feature)(self.candidate_head(candidate, feature)(features[:, feature]))
@@ -244,23 +255,26 @@ class ProbeModule(L.LightningModule, ABC):
         return torch.stack(columns, dim=1)
 
     def predict(self, features: Tensor) -> Tensor:
-        """Confidences [row] of the chosen probe, from raw features [row, feature, d_model]."""
+        """Return the confidences [row] of the chosen candidate for raw features [row, feature, d_model]."""
         head = self.head().to(features.device)
         assert self.choice is not None
         return self.choice.calibrator.to(features.device)(head(features[:, self.choice.feature]))
 
 
 def standardiser(features: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation [feature, d_model] over rows; infinite for a constant coordinate, to remove it."""
+    """Compute the mean and standard deviation over rows, each [feature, d_model].
+
+    The standard deviation of constant coordinates is set to infinity, so that they become 0 when standardised.
+    """
     mean, deviation = features.mean(0), features.std(0)
     varies = mean.isfinite() & (deviation > 1e-6 * features.abs().amax(0).clamp_min(1e-12))  # a mean can overflow
     return mean.nan_to_num(0, 0, 0), torch.where(varies, deviation, torch.inf)
 
 
 def soft_label_loss(logits: Tensor, target: Tensor) -> Tensor:
-    """Mean binary cross-entropy [penalty, feature] of logits [penalty, row, feature] with soft labels [row], in nats.
+    """Compute the mean binary cross-entropy between logits [penalty, row, feature] and soft labels [row].
 
-    The loss is proper: its minimiser is the conditional mean of the label, also with noise in p̂.
+    Returns [penalty, feature] in nats. The expected loss is lowest for the conditional mean of the label.
     """
     label = target.to(logits.dtype)[None, :, None].expand_as(logits)
     return nn.functional.binary_cross_entropy_with_logits(logits, label, reduction="none").mean(1)

@@ -1,11 +1,11 @@
-"""Solvers of linear probes, for all layers and penalties at once, accurate to 10⁻⁵ per coefficient.
+"""Solvers for linear probes, which fit all layers and penalties at once. Coefficients are accurate to 10⁻⁵.
 
-All solvers take `features` [feature, row, d], finite and standardised; `target` [row] in [0, 1], labels or expected
-accuracies p̂; and `penalties`, one or several λ > 0. They return weights [penalty, feature, d] and biases
+The solvers take finite, standardised `features` [feature, row, d] and a `target` [row] of labels or expected accuracies
+in [0, 1]. `penalties` are one or several L2 penalties λ > 0. The results are weights [penalty, feature, d] and biases
 [penalty, feature] with the dtype and device of the features.
 
-They compute in float64: float32 ridge regression had errors of up to 10⁻³ (31 layers, 288 rows, λ = 0.001). With fewer
-rows than coordinates they solve the dual with the row × row Gram matrix X̃X̃ᵀ of centred rows (w = X̃ᵀa).
+All computations are in float64, because ridge regression in float32 had errors of up to 10⁻³ with a penalty of 0.001
+(31 layers, 288 rows). If there are fewer rows than coordinates, the dual problem is solved.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,23 +16,24 @@ from torch.nn.functional import pad, softplus
 
 from extract.errors import InputError
 
-#: Size of a chunk of features in float64 that a GPU solves together, in bytes.
+#: Size in bytes of a chunk of float64 features that a GPU solves together.
 CHUNK_BYTES = 2**28
-#: Maximum number of Newton steps. Six are usual; separable classes with λ = 10⁻⁶ take 20.
+#: Maximum number of Newton steps. Most problems take six. Separable classes with λ = 10⁻⁶ take 20.
 MOST_STEPS = 100
-#: Maximum number of conjugate-gradient iterations per Newton step. Later steps correct the remaining error.
+#: Maximum number of conjugate-gradient iterations per Newton step. Later Newton steps correct the remaining error.
 MOST_INNER = 250
 
 
 def ridge(features: Tensor, target: Tensor, penalties: Sequence[float]) -> tuple[Tensor, Tensor]:
-    r"""Ridge regression: least squares with an L2 penalty on the weights; the bias is not penalised.
+    r"""Fit ridge regression, which is least squares with an L2 penalty on the weights but not on the bias.
 
     .. math:: \min_{w,b} \tfrac1{2n} \sum_i (y_i - w x_i - b)^2 + \tfrac\lambda2 \lVert w \rVert^2
 
-    Equals scikit-learn's `Ridge` with alpha = λ n. Rows and target are centred first, which gives the bias.
+    where x_i and y_i are the features and the target of row i, n is the number of rows, w are the weights, b is the
+    bias and λ is the penalty. The solution equals that of scikit-learn's `Ridge` with alpha = λ n.
 
-    With n rows, m = min(n, d) and P penalties, a feature costs n·m·d multiply-adds for the Gram matrix, m³/6 per
-    penalty for Cholesky factors, and 2·n·d·P for the weights. An eigendecomposition would cost about 9·m³.
+    With d coordinates, m = min(n, d) and P penalties, each feature takes n·m·d multiply-adds for the Gram matrix, m³/6
+    per penalty for the Cholesky factor, and 2·n·d·P for the weights. An eigendecomposition would take about 9·m³.
 
     Raises:
         InputError: If a penalty is not positive.
@@ -61,19 +62,20 @@ def ridge(features: Tensor, target: Tensor, penalties: Sequence[float]) -> tuple
 
 
 def logistic(features: Tensor, target: Tensor, penalties: Sequence[float]) -> tuple[Tensor, Tensor]:
-    r"""Logistic regression on soft labels with an L2 penalty on the weights; the bias is not penalised.
+    r"""Fit logistic regression on soft labels, with an L2 penalty on the weights but not on the bias.
 
     .. math:: \min_{w,b} \tfrac1n \sum_i [\log(1 + e^{z_i}) - y_i z_i] + \tfrac\lambda2 \lVert w \rVert^2, \quad
         z_i = w x_i + b
 
-    Equals scikit-learn's `LogisticRegression` with C = 1 / (λ n), with a soft label y as two rows of weights y and
-    1 − y. The penalty keeps the minimum finite for separable classes.
+    where x_i and y_i are the features and the label of row i, n is the number of rows, w are the weights, b is the bias
+    and λ is the penalty. The solution equals that of scikit-learn's `LogisticRegression` with C = 1 / (λ n), if each
+    row is replaced by a positive row with sample weight y_i and a negative row with sample weight 1 − y_i.
 
-    With n rows, m = min(n, d) and P penalties, a feature costs n·m·d multiply-adds for the Gram matrix, about 9·m³ for
-    its eigendecomposition, and 2·n·m·P for each of about 30 conjugate-gradient iterations (six Newton steps).
+    With d coordinates, m = min(n, d) and P penalties, each feature takes n·m·d multiply-adds for the Gram matrix, about
+    9·m³ for its eigendecomposition, and 2·n·m·P for each of about 30 conjugate-gradient iterations.
 
     Raises:
-        InputError: If a penalty is not positive or too small to converge, or the target is 0 or 1 throughout.
+        InputError: If a penalty is not positive or is too small for convergence, or if the targets are all 0 or all 1.
     """
     share = _check(target, penalties, both=True)
     l2 = torch.tensor(list(penalties), dtype=torch.float64, device=features.device)
@@ -85,13 +87,13 @@ def logistic(features: Tensor, target: Tensor, penalties: Sequence[float]) -> tu
 
 
 def difference_of_means(features: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Difference of means (arXiv 2509.10625): w = μ₁ − μ₀ from wrong to right, with b = −w·(μ₁ + μ₀)/2.
+    """Compute difference-of-means probes (arXiv 2509.10625) with weights w = μ₁ − μ₀ and bias b = −w·(μ₁ + μ₀)/2.
 
-    A soft label y has weight y in μ₁ and 1 − y in μ₀. There is no hyperparameter: the penalty axis has length 1. Scores
-    are not log-odds before calibration. A feature costs 2·n·d multiply-adds.
+    μ₁ and μ₀ are weighted means of the features. A row with soft label y has weight y in μ₁ and 1 − y in μ₀. There are
+    no penalties, so the penalty axis of the results has length 1. The scores of these probes are not log-odds.
 
     Raises:
-        InputError: If the target is 0 or 1 throughout.
+        InputError: If the targets are all 0 or all 1.
     """
     share = _check(target, both=True)
     mass = torch.stack([share * target.double(), share * (1 - target.double())])
@@ -105,17 +107,20 @@ def difference_of_means(features: Tensor, target: Tensor) -> tuple[Tensor, Tenso
 
 
 def _check(target: Tensor, penalties: Sequence[float] = (), both: bool = False) -> Tensor:
-    """Equal weights [row] float64 of sum 1, after checks. With `both`, the target must have right and wrong answers."""
+    """Check the arguments and return equal row weights, [row] float64 with sum 1.
+
+    If `both` is true, the targets must not be all 0 or all 1.
+    """
     if any(penalty <= 0 for penalty in penalties):
         raise InputError(
-            f"Expected `l2` to be one or more penalties above 0, but got {list(penalties)}. Without a penalty the "
-            "solution is not unique. Use a small one, such as 0.01."
+            f"Expected `l2` to contain only penalties above 0, but got {list(penalties)}. Without a penalty, the "
+            "solution is not unique. Use a small penalty, such as 0.01."
         )
     mean_target = float(target.double().mean())
     if both and not 0 < mean_target < 1:
         raise InputError(
-            f"Expected `target` to have right and wrong answers, but all {len(target)} rows are {mean_target:g}. Use "
-            "more or other questions."
+            f"Expected `target` to contain right and wrong answers, but all {len(target)} rows are {mean_target:g}. "
+            "Use more questions or different ones."
         )
     return torch.full_like(target, 1 / len(target), dtype=torch.float64)
 
@@ -123,10 +128,10 @@ def _check(target: Tensor, penalties: Sequence[float] = (), both: bool = False) 
 def _solve_centred(
     features: Tensor, share: Tensor, solve: Callable[[Tensor], tuple[Tensor, Tensor]]
 ) -> tuple[Tensor, Tensor]:
-    """Weights [penalty, feature, d] and biases [penalty, feature], solved in chunks of features.
+    """Centre the features, fit them in chunks, and return weights [penalty, feature, d] and biases [penalty, feature].
 
-    A chunk is one feature on a CPU, to stay in the cache, and `CHUNK_BYTES` on a GPU. `solve` takes centred rows
-    [chunk, row, d] float64, which it can overwrite, and returns [chunk, penalty, d] and [chunk, penalty].
+    On a CPU, a chunk is a single feature, so that it fits in the cache. On a GPU, it has up to `CHUNK_BYTES` bytes.
+    `solve` maps centred rows [chunk, row, d] to weights [chunk, penalty, d] and biases [chunk, penalty].
     """
     chunk_size = max(1, CHUNK_BYTES // max(1, 8 * features[0].numel())) if features.is_cuda else 1
     weights, biases = [], []
@@ -141,16 +146,15 @@ def _solve_centred(
 
 
 def _minimise(rows: Tensor, target: Tensor, share: Tensor, l2: Tensor, dual: bool) -> tuple[Tensor, Tensor]:
-    """Weights [feature, penalty, d] and biases [feature, penalty] of the penalised logistic regression.
+    """Fit penalised logistic regression and return weights [feature, penalty, d] and biases [feature, penalty].
 
-    Inexact Newton method with a line search (Nocedal & Wright, Numerical Optimization, alg. 7.1), from w = 0 and the
-    log-odds of the mean as bias. Conjugate gradients solve each step to a tenth of the gradient norm or less.
-    A candidate has converged when its gradient is below 10⁻⁵ of its penalty: each weight is within 10⁻⁵ of the minimum.
+    The inexact Newton method with line search (Nocedal & Wright, Numerical Optimization, alg. 7.1) starts from zero
+    weights. Conjugate gradients solve for each step until the residual is at most a tenth of the gradient norm. If the
+    gradient norm is below 10⁻⁵ times the penalty, each weight is within 10⁻⁵ of the minimum, and the candidate has
+    converged.
 
-    Rows are in principal coordinates: one per row in the dual, otherwise d. An additional coordinate is 1 in every row;
-    its weight is the bias, which is not penalised.
-
-    Takes centred `rows` [feature, row, d], `target` and equal weights `share` [row], and `l2` [penalty], all float64.
+    The rows are rotated to principal coordinates. An additional coordinate is 1 in every row, and its weight is the
+    bias. `rows` [feature, row, d] are centred, and `share` [row] are the row weights.
     """
     squares, vectors = torch.linalg.eigh(rows @ rows.mT if dual else rows.mT @ rows)
     told_apart = squares > 1e-13 * squares[..., -1:]  # smaller eigenvalues are rounding errors
@@ -193,17 +197,19 @@ def _minimise(rows: Tensor, target: Tensor, share: Tensor, l2: Tensor, dual: boo
         (point, logits), value = moved, new
     raise InputError(
         f"Expected `l2` to be large enough for logistic regression to converge, but {int(active.sum())} of "
-        f"{active.numel()} had not after {MOST_STEPS} steps, with penalties from {float(l2.min()):g}. Use larger ones."
+        f"{active.numel()} fits did not converge within {MOST_STEPS} steps. The smallest penalty is "
+        f"{float(l2.min()):g}. Use larger penalties."
     )
 
 
 def _newton_step(
     coordinates: Tensor, mean_squares: Tensor, curvature: Tensor, penalty: Tensor, gradient: Tensor, active: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Approximate Newton step −H⁻¹g by preconditioned conjugate gradients, and the change of the logits.
+    """Approximate the Newton step −H⁻¹g by preconditioned conjugate gradients. Returns the step and the logits' change.
 
-    The Hessian is H = ZᵀDZ + λ with D = diag(curvature). If D were constant, H would be diagonal in principal
-    coordinates; that diagonal is the preconditioner. Candidates that are not active get a step of 0.
+    The Hessian is H = ZᵀDZ + diag(`penalty`), where Z are the `coordinates` of the rows, D = diag(`curvature`) and g is
+    the `gradient`. If all entries of `curvature` were equal, H would be diagonal. This diagonal is the preconditioner.
+    Candidates that are not `active` get a step of 0.
     """
     diagonal = curvature.sum(-1, keepdim=True) * mean_squares[:, None] + penalty
     step, step_logits, rest = torch.zeros_like(gradient), torch.zeros_like(curvature), -gradient

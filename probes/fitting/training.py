@@ -1,4 +1,4 @@
-"""Base classes of the probes by training: `Descent` by Adam, `AtOnce` on all rows at once, `ClosedForm` by a solver."""
+"""Base classes of probes that are trained with Adam, learn from all rows at once, or have a closed-form solver."""
 
 from abc import abstractmethod
 from typing import ClassVar
@@ -17,49 +17,49 @@ PENALTIES = (0.01, 0.03, 0.1, 0.3, 1.0)
 
 
 class Descent(ProbeModule):
-    """Base class of the probes trained by Adam on the sum of all candidates' losses. Candidates share no parameters.
+    """Base class of probes that are trained with Adam. All candidates are trained together but share no parameters.
 
     Args:
-        lr: Initial learning rate, annealed to 0 along a cosine.
+        lr: Initial learning rate, annealed to 0 on a cosine schedule.
         l2, calibrator: See `ProbeModule`.
     """
 
-    #: Names of the penalised parameters [penalty, feature, ...]; the loss adds λ/2 · the sum of their squares.
+    #: Names of the penalised parameters [penalty, feature, ...]. The loss includes λ/2 times the sum of their squares.
     penalised: ClassVar[tuple[str, ...]] = ("weight",)
 
     def __init__(self, lr: float, l2: list[float] | float, calibrator: str = "platt") -> None:
         super().__init__(l2, calibrator)
         if lr <= 0:
-            raise InputError(f"Expected `lr` to be above 0, but got {lr}. 0.01 is the default.")
+            raise InputError(f"Expected `lr` to be above 0, but got {lr}. Try 0.01.")
         self.lr = lr
         self._passed: list[tuple[Tensor, int]] = []
 
     def loss(self, batch: Batch) -> Tensor:
-        """Mean loss of each candidate, [penalty, feature], in nats."""
+        """Return the mean loss of each candidate in nats, [penalty, feature]."""
         return soft_label_loss(self.candidate_scores(self.standardised(batch.features)), batch.target)
 
     def penalty(self) -> Tensor:
-        """Penalty of each candidate, [penalty, feature]: λ/2 · the sum of squares of its penalised parameters."""
+        """Return λ/2 times the sum of squares of each candidate's penalised parameters, [penalty, feature]."""
         weights: list[Tensor] = [getattr(self, name) for name in self.penalised]
         l2 = torch.tensor(self.penalties, device=weights[0].device)
         return l2[:, None] / 2 * sum(weight.square().sum(tuple(range(2, weight.dim()))) for weight in weights)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Sum over candidates of mean loss and penalty."""
+        """Return the sum of all candidates' mean losses and penalties."""
         loss = self.loss(batch)
         total = (loss + self.penalty()).sum()
         self._passed.append((total.detach() / loss.numel(), len(batch.row)))
         return total
 
     def on_train_epoch_end(self) -> None:
-        """Log the mean loss of the epoch. Lightning's own averaging took a quarter of the time of each step."""
+        """Log the mean loss of the epoch. It is averaged here because Lightning's averaging slows down every step."""
         losses, rows = zip(*self._passed, strict=True)
         self._passed.clear()
         weight = torch.tensor(rows, dtype=torch.float32, device=losses[0].device)
         self.log("train/loss", (torch.stack(losses) * weight).sum() / weight.sum())
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
-        """Adam with cosine annealing over all steps of the run."""
+        """Return Adam with a cosine schedule over all training steps."""
         optimizer = torch.optim.Adam(self.parameters(), lr=self.lr)
         steps = int(self.trainer.estimated_stepping_batches)
         scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=steps)
@@ -67,36 +67,36 @@ class Descent(ProbeModule):
 
 
 class AtOnce(ProbeModule):
-    """Base class of the probes that learn from all training rows at once, at the end of a single epoch."""
+    """Base class of probes that learn from all training rows at once, at the end of a single epoch."""
 
     automatic_optimization = False
 
     @abstractmethod
     def learn(self, features: Tensor, target: Tensor) -> None:
-        """Learn all candidates.
+        """Fit all candidates.
 
         Args:
-            features: [row, feature, d_model] float32, standardised.
-            target: [row] float32 in [0, 1].
+            features: [row, feature, d_model] float32 standardised features.
+            target: [row] float32 training targets in [0, 1].
         """
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
-        """No optimizer."""
+        """Return no optimizers."""
         return []
 
     def training_step(self, batch: Batch, batch_idx: int) -> None:
-        """Do nothing: `learn` needs all rows."""
+        """Do nothing, because `learn` uses all rows at the end of the epoch."""
 
     @torch.no_grad()
     def on_train_epoch_end(self) -> None:
-        """Learn from the whole training split and stop training."""
+        """Fit all candidates on the whole training split and stop training."""
         train = self.data.batch("train").to(self.device)
         self.learn(self.standardised(train.features), train.target)
         self.trainer.should_stop = True
 
 
 class Directions(ProbeModule):
-    """Base class of the linear probes: each candidate is a weight vector and a bias."""
+    """Base class of linear probes, in which each candidate has a weight vector and a bias."""
 
     def make_candidates(self, n_features: int, d_model: int) -> None:
         """Create weights [penalty, feature, d_model] and biases [penalty, feature], all 0."""
@@ -113,15 +113,15 @@ class Directions(ProbeModule):
 
 
 class ClosedForm(Directions, AtOnce):
-    """Base class of the linear probes with a solver for all layers and penalties at once."""
+    """Base class of linear probes whose solver fits all layers and penalties at once."""
 
     @abstractmethod
     def solve(self, features: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """Solve for the weights of all candidates.
 
         Args:
-            features: [feature, row, d_model] float32, standardised.
-            target: [row] float32 in [0, 1].
+            features: [feature, row, d_model] float32 standardised features.
+            target: [row] float32 training targets in [0, 1].
 
         Returns:
             Weights [penalty, feature, d_model] and biases [penalty, feature].

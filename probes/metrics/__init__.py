@@ -1,1 +1,1 @@
-"""Metrics as pure functions and torchmetrics, with intervals and tests."""
+"""Metrics for confidences, with confidence intervals and significance tests."""

@@ -1,8 +1,9 @@
-"""Confidence intervals by resampling questions, each with all its answers (the cluster bootstrap).
+"""Confidence intervals from the cluster bootstrap, which resamples questions together with all their answers.
 
-Intervals are bias-corrected and accelerated (BCa; Efron, Better Bootstrap Confidence Intervals, JASA 82, 1987), with
-quantiles of Student's t instead of the normal distribution, as in `CI.bca` of the R package `resample` (Hesterberg,
-What Teachers Should Know about the Bootstrap, The American Statistician 69, 2015). docs/statistics.md has the coverage.
+The intervals are bias-corrected and accelerated (BCa; Efron, Better Bootstrap Confidence Intervals, JASA 82, 1987).
+They use quantiles of Student's t distribution instead of the normal distribution, like `CI.bca` in the R package
+`resample` (Hesterberg, What Teachers Should Know about the Bootstrap, The American Statistician 69, 2015).
+docs/statistics.md reports their coverage.
 """
 
 from collections.abc import Callable
@@ -14,14 +15,14 @@ from torch import Tensor
 
 from extract.errors import InputError
 
-#: A metric as a differentiable function from resampling weights [resample, question] float64 to values [resample].
+#: Differentiable function that maps resampling weights [resample, question] float64 to values of a metric [resample].
 WeightedMetric = Callable[[Tensor], Tensor]
 #: Maximum number of weights in memory at once.
 _CHUNK = 2**24
 
 
 class Interval(TypedDict):
-    """A value with the bounds of its 95 % interval."""
+    """A value with its 95 % confidence interval."""
 
     value: float
     low: float
@@ -29,22 +30,22 @@ class Interval(TypedDict):
 
 
 def resample_weights(n_questions: int, n_resamples: int, seed: int) -> Tensor:
-    """How often each question is drawn in each resample of N out of N: [resample, question] float64."""
+    """Draw bootstrap resamples and return how often each contains each question, [resample, question] float64."""
     drawn = torch.randint(n_questions, (n_resamples, n_questions), generator=torch.Generator().manual_seed(seed))
     ones = torch.ones_like(drawn, dtype=torch.float64)
     return torch.zeros_like(ones).scatter_add_(1, drawn, ones)
 
 
 def by_question(metric: WeightedMetric, question: Tensor) -> WeightedMetric:
-    """Turn a metric over rows into one over questions: each row has the weight of its question, `question` [row]."""
+    """Convert a metric over rows into a metric over questions. `question` [row] int64 is the question of each row."""
     step = max(1, _CHUNK // len(question))
     return lambda weights: torch.cat([metric(chunk[:, question]) for chunk in weights.split(step)])
 
 
 def resampled(metric: WeightedMetric, n_questions: int, n_resamples: int, seed: int) -> Tensor | None:
-    """Values of a metric over resampled questions, [resample] without non-finite values.
+    """Return the finite values of a metric over resampled questions, [resample].
 
-    None if there are fewer than two questions, or if more than a tenth of the values are not finite.
+    Returns None if there are fewer than two questions, or if more than a tenth of the values are not finite.
     """
     step = max(1, _CHUNK // n_questions)
     values = torch.cat([metric(weights) for weights in resample_weights(n_questions, n_resamples, seed).split(step)])
@@ -53,9 +54,9 @@ def resampled(metric: WeightedMetric, n_questions: int, n_resamples: int, seed: 
 
 
 def bootstrap(metric: WeightedMetric, n_questions: int, n_resamples: int = 2000, seed: int = 0) -> Interval | None:
-    """Value of a metric with its 95 % BCa interval over resampled questions; None if it is NaN or `resampled` is None.
+    """Compute a metric and its 95 % BCa interval over resampled questions.
 
-    All metrics with the same seed use the same resamples.
+    Returns None if the metric is NaN or `resampled` returns None. Metrics with the same seed use the same resamples.
     """
     weights = torch.ones(1, n_questions, dtype=torch.float64, requires_grad=True)
     with torch.enable_grad():
@@ -69,15 +70,16 @@ def bootstrap(metric: WeightedMetric, n_questions: int, n_resamples: int = 2000,
 
 
 def _bca_levels(value: float, influence: Tensor, resampled: Tensor) -> Tensor:
-    r"""Levels [2] float64 of the two quantiles of the resampled values that bound the interval.
+    r"""Return the levels [2] float64 of the two quantiles of `resampled` that bound the interval.
 
     .. math::
         \Phi\Big(z_0 + \frac{z_0 \pm t}{1 - a (z_0 \pm t)}\Big), \quad
         a = \tfrac16 \sum U_i^3 \Big/ \Big(\sum U_i^2\Big)^{3/2}
 
-    z₀ is the normal quantile of the value's rank among the resampled values, and a the skewness of the influences U.
-    t is the quantile of Student's distribution with N − 1 degrees of freedom, times √(N/(N−1)): the standard deviation
-    of the resampled values is too small by that factor.
+    where Φ is the standard normal distribution function, z₀ is the normal quantile of the value's rank among the
+    resampled values, U_i is the influence of question i, and a measures the skewness of the influences. t is the 97.5 %
+    quantile of Student's t distribution with N − 1 degrees of freedom for N questions, times √(N/(N − 1)). This factor
+    is needed because the standard deviation of the resampled values is too small.
     """
     n = len(influence)
     below = (resampled < value).double().mean() + (resampled == value).double().mean() / 2
@@ -91,17 +93,17 @@ def _bca_levels(value: float, influence: Tensor, resampled: Tensor) -> Tensor:
 
 
 def paired_bootstrap(a: WeightedMetric, b: WeightedMetric, n_questions: int, **options: Any) -> Interval | None:
-    """Difference a − b of two metrics on the same questions, with its interval; see `bootstrap` for the options."""
+    """Compute the difference a − b of two metrics on the same questions, with its interval. See `bootstrap`."""
     return bootstrap(lambda weights: a(weights) - b(weights), n_questions, **options)
 
 
 def check_resampling(seed: int, n_resamples: int = 2000) -> None:
-    """Check the options of resampling.
+    """Check the options for resampling.
 
     Raises:
-        InputError: If `n_resamples` is smaller than 100, or `seed` is not in [0, 2³²).
+        InputError: If `n_resamples` is below 100, or if `seed` is not in [0, 2³²).
     """
     if n_resamples < 100:
         raise InputError(f"Expected `n_resamples` to be at least 100, but got {n_resamples}. Try 2000.")
     if not 0 <= seed < 2**32:
-        raise InputError(f"Expected `seed` to be from 0 to {2**32 - 1}, but got {seed}. 0 is the default.")
+        raise InputError(f"Expected `seed` to be between 0 and {2**32 - 1}, but got {seed}. The default is 0.")

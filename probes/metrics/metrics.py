@@ -1,4 +1,4 @@
-"""A torchmetrics class that accumulates questions over batches and devices."""
+"""A torchmetrics metric that accumulates questions over batches and devices."""
 
 from collections.abc import Callable
 
@@ -8,10 +8,10 @@ from torchmetrics.utilities import dim_zero_cat
 
 
 class QuestionMetric(Metric):
-    """Accumulate questions over updates and apply a function of `probes.metrics.functional` to all of them.
+    """Metric that accumulates questions and applies a function from `probes.metrics.functional` to all of them.
 
     Args:
-        metric: Function of `preds`, `right` and `known`, [question] each.
+        metric: Function of `preds`, `right` and `known`, each [question].
     """
 
     full_state_update = False
@@ -26,11 +26,11 @@ class QuestionMetric(Metric):
             self.add_state(name, default=[], dist_reduce_fx="cat")
 
     def update(self, preds: Tensor, right: Tensor, known: Tensor) -> None:
-        """Add questions: scores or confidences, number of right and of graded answers, [question] each."""
+        """Add questions, each with a score or confidence and its numbers of right and graded answers."""
         self.preds.append(preds.detach())
         self.right.append(right.detach())
         self.known.append(known.detach())
 
     def compute(self) -> Tensor:
-        """Scalar value of the metric over all updates."""
+        """Return the value of the metric over all accumulated questions."""
         return self.metric(dim_zero_cat(self.preds), dim_zero_cat(self.right), dim_zero_cat(self.known))

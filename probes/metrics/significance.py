@@ -1,7 +1,6 @@
-"""Significance tests for two methods on the same questions, and Holm's correction for several tests.
+"""Significance tests that compare two methods on the same questions, and Holm's correction for multiple tests.
 
-docs/statistics.md explains each p-value. All tests are two-sided. No p-value is exactly 0, because the observed value
-counts as one of the draws.
+All tests are two-sided. P-values are never 0, because the observed value counts as one of the draws.
 """
 
 from collections.abc import Sequence
@@ -19,24 +18,26 @@ _CHUNK = 2**22
 
 
 def sign_flip(differences: Tensor, n_flips: int = 10_000, seed: int = 0) -> float:
-    """P-value of the sign-flip test: share of sign patterns whose mean difference is at least as far from 0.
+    """Compute the p-value of the sign-flip test.
 
-    Exact over all sign patterns for up to 20 questions; above that (1 + hits) / (1 + n_flips) over random patterns.
+    Each sign pattern flips the signs of some differences. The p-value is the share of patterns for which the mean
+    difference is at least as far from 0 as observed. With up to 20 questions, all patterns are enumerated. With more,
+    the patterns are random, and the p-value is (1 + h) / (1 + n_flips), where h patterns are at least as far from 0.
 
     Args:
-        differences: [question] finite differences of two methods, for example of `functional.brier_terms`. If a
-            question has several rows, pass their mean.
+        differences: [question] finite differences between two methods, for example in `functional.brier_terms`. If a
+            question has several rows, pass the mean of their differences.
         n_flips: Number of random sign patterns. The smallest possible p-value is about 1 / n_flips.
-        seed: Seed of the patterns.
+        seed: Seed for the patterns.
 
     >>> sign_flip(torch.tensor([1.0, 2.0, 3.0]))  # 2 of 8 patterns reach |sum| = 6
     0.25
     """
     values = differences.double()
-    # the tolerance counts sums that are equal in exact arithmetic as hits
+    # with the tolerance, sums that are equal in exact arithmetic count as hits
     reach = float(values.sum().abs() - 1e-12 * values.abs().sum())
     if len(values) <= _MOST_EXACT:
-        sums = values[:1]  # one sign is fixed: flipping all signs keeps the distance from 0
+        sums = values[:1]  # one sign is fixed, because flipping all signs keeps the distance from 0
         for value in values[1:]:
             sums = torch.cat([sums + value, sums - value])
         return float((sums.abs() >= reach).double().mean())
@@ -51,17 +52,17 @@ def sign_flip(differences: Tensor, n_flips: int = 10_000, seed: int = 0) -> floa
 def bootstrap_p(
     a: WeightedMetric, b: WeightedMetric, n_questions: int, n_resamples: int = 10_000, seed: int = 0
 ) -> float | None:
-    r"""P-value of the difference a − b of two metrics, by the paired bootstrap over questions.
+    r"""Compute the p-value of the difference a − b of two metrics by the paired bootstrap over questions.
 
     .. math::
         p = \min\Big\{1, 2 \min\Big[\frac{1 + \#(\Delta^* \le 0)}{B + 1},
             \frac{1 + \#(\Delta^* \ge 0)}{B + 1}\Big]\Big\}
 
-    B is the number of values of `resampled`. The smallest possible p-value is 2 / (B + 1). The same seed gives the same
-    resamples as in `paired_bootstrap`.
+    where Δ* are the B finite values of the difference over resampled questions. The p-value is at least 2 / (B + 1).
+    With the same seed, `paired_bootstrap` uses the same resamples.
 
     Returns:
-        The p-value, in (0, 1]; None if `resampled` is None.
+        The p-value in (0, 1], or None if `resampled` returns None.
     """
     differences = resampled(lambda weights: a(weights) - b(weights), n_questions, n_resamples, seed)
     if differences is None:
@@ -71,10 +72,11 @@ def bootstrap_p(
 
 
 def holm(p_values: Tensor) -> Tensor:
-    """Holm-adjusted p-values (Holm 1979): the smallest is multiplied by m, the next by m − 1, and so on.
+    """Adjust p-values for multiple tests by Holm's method (Holm 1979).
 
-    Rejecting adjusted p-values below a level bounds the probability of any false rejection by that level, for any
-    dependence between the tests. NaN means "not tested": it stays NaN and is not counted in m.
+    The smallest of m p-values is multiplied by m, the next by m − 1, and so on. If adjusted p-values below α are
+    rejected, the probability of any false rejection is at most α, even if the tests are dependent. NaN means that a
+    test was not made. It stays NaN and is not counted in m.
 
     >>> holm(torch.tensor([0.01, 0.04, 0.03], dtype=torch.float64))
     tensor([0.0300, 0.0600, 0.0600], dtype=torch.float64)
@@ -89,7 +91,7 @@ def holm(p_values: Tensor) -> Tensor:
 
 
 def add_holm(tests: Sequence[dict[str, Any]]) -> None:
-    """Add `p_holm`, the Holm-adjusted `p`, to each test in place. None stays None and is not counted."""
+    """Add `p_holm`, the Holm-adjusted value of `p`, to each test in place. Tests without a p-value do not count."""
     p_values = [torch.nan if test["p"] is None else test["p"] for test in tests]
     for test, p in zip(tests, holm(torch.tensor(p_values, dtype=torch.float64)).tolist(), strict=True):
         test["p_holm"] = None if p != p else p

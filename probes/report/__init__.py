@@ -1,1 +1,1 @@
-"""Report and pictures of a training run."""
+"""Reports of training runs, and shared code for pictures and Markdown pages."""

@@ -1,4 +1,4 @@
-"""Mean entropy after every layer of right and of wrong answers, their difference, and its picture."""
+"""Entropy profile: mean logit-lens entropy at every layer, for right and for wrong answers, with its picture."""
 
 from typing import Any
 
@@ -17,10 +17,12 @@ from probes.report.plots import BLUE, GREY, INK, RED, band, new_figure, styled
 
 
 def read_profile(store: Store, table: QuestionTable, n_resamples: int = 2000, seed: int = 0) -> dict[str, Any]:
-    """Entropy profile of a store's answers, from mean entropies over the tokens of each answer.
+    """Compute the entropy profile of a store's answers. See `entropy_profile` for the result.
+
+    The entropies of each answer are first averaged over its tokens.
 
     Raises:
-        InputError: If the store lacks the signal, or no right or no wrong answer has entropies.
+        InputError: If the signal is missing, or if there are no right or no wrong answers with entropies.
     """
     keys = [key for key in store.signals.keys("entropy_profile", "sample") if key.endswith("/entropy")]
     means = torch.stack([pool(store.signals.read_ragged("entropy_profile", key, "sample"), "mean") for key in keys])
@@ -30,22 +32,23 @@ def read_profile(store: Store, table: QuestionTable, n_resamples: int = 2000, se
 def entropy_profile(
     layers: list[int], means: Tensor, answers: AnswerTable, n_resamples: int = 2000, seed: int = 0
 ) -> dict[str, Any]:
-    """Mean entropies over right and over wrong answers, with intervals from resampling questions.
+    """Compute the mean entropy of right and of wrong answers at every layer, with 95 % intervals over questions.
 
     Args:
         layers: Indices of the layers.
         means: [layer, answer] mean entropy of each answer, in nats; NaN if missing.
-        answers: Grades and questions of the answers.
-        n_resamples: Number of resamples of the questions.
-        seed: Seed of the resamples.
+        answers: The answer table, with the grade and question of each answer.
+        n_resamples: Number of bootstrap resamples of the questions.
+        seed: Seed of the resampling.
 
     Returns:
-        ``right``, ``wrong`` and ``difference`` (wrong − right, over the same resamples): [layer] means in nats with
-        pointwise 95 % intervals. ``n_answers`` and ``n_questions``: right answers and questions with a right answer,
-        then wrong ones. ``n_missing``: graded answers without entropies.
+        A dict with `layers`, and with `right`, `wrong` and `difference` (wrong − right): one mean per layer in nats,
+        with a pointwise 95 % interval. `n_answers` contains the numbers of right and of wrong answers. `n_questions`
+        contains the numbers of questions with a right and with a wrong answer. `n_missing` is the number of graded
+        answers without entropies.
 
     Raises:
-        InputError: If there is no right or no wrong answer.
+        InputError: If there are no right or no wrong answers with entropies.
     """
     right, known, question = map(torch.from_numpy, (answers.right, answers.known, answers.question))
     used = (known > 0) & means.isfinite().all(0)
@@ -53,13 +56,13 @@ def entropy_profile(
     n_answers = [int(rows.sum()) for rows in classes]
     if not all(n_answers):
         raise InputError(
-            f"Expected right and wrong answers with an entropy profile, but {n_answers[0]} are right and "
-            f"{n_answers[1]} are wrong. Use a store of more or other questions."
+            f"Expected right and wrong answers with entropies, but {n_answers[0]} are right and {n_answers[1]} are "
+            "wrong. Use a store with more questions or with different questions."
         )
     own, place = question[used].unique(return_inverse=True)
 
     def mean(values: Tensor, rows: Tensor) -> WeightedMetric:
-        """Mean over the selected answers, as a function of the weights of the questions."""
+        """Return a function from question weights to the weighted mean over the selected answers."""
         included = rows[used].double()
         counts, sums = by_group(torch.stack([included, values[used].double() * included]), place, len(own))
         return lambda weights: (weights @ sums) / (weights @ counts)
@@ -79,7 +82,7 @@ def entropy_profile(
 
 @styled
 def profile_picture(profile: dict[str, Any], model: str) -> Figure:
-    """Mean entropy by layer of right and of wrong answers, and their difference."""
+    """Plot the mean entropy of right and of wrong answers by layer, and their difference, with 95 % bands."""
     figure, (left, right) = new_figure(8.4, 3.5, ncols=2)
     for number, name, colour, style in ((1, "wrong", RED, "--"), (0, "right", BLUE, "-")):
         n_answers, n_questions = profile["n_answers"][number], profile["n_questions"][number]
@@ -92,6 +95,6 @@ def profile_picture(profile: dict[str, Any], model: str) -> Figure:
     right.set(xlabel="layer", ylabel="wrong − right (nats)")
     for axis in (left, right):
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-    missing = f", {profile['n_missing']:,} answers without entropies left out" if profile["n_missing"] else ""
+    missing = f" ({profile['n_missing']:,} answers without entropies left out)" if profile["n_missing"] else ""
     figure.suptitle(f"{model}: entropy after every layer, pointwise 95 % bands over questions{missing}", fontsize=10)
     return figure

@@ -1,4 +1,4 @@
-"""Metrics of a method on one split with intervals and counts, and paired differences of two methods."""
+"""Metrics of a method with 95 % intervals, and paired differences between two methods."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -12,7 +12,7 @@ from probes.metrics import functional
 from probes.metrics.intervals import WeightedMetric, bootstrap, by_question, paired_bootstrap
 from probes.metrics.significance import bootstrap_p, sign_flip
 
-#: Metrics of confidences in questions, in the order of the report.
+#: Metrics for question-level confidences, in the order of the report.
 CAPABILITY: dict[str, Callable[..., Tensor]] = {
     "auroc": functional.capability_auroc,
     "auroc_hard": functional.hard_auroc,
@@ -25,22 +25,22 @@ CAPABILITY: dict[str, Callable[..., Tensor]] = {
     "aurc": functional.aurc,
 }
 _OF_ANSWERS = {name: CAPABILITY[name] for name in ("auroc", "brier", "ece_width", "ece_mass", "aurc")}
-#: Metrics by target. Single answers are right or wrong, so their Brier score needs no debiasing.
+#: Metrics by target. The Brier score against single answers needs no debiasing.
 METRICS = {"capability": CAPABILITY, "response": _OF_ANSWERS | {"brier": functional.response_brier}}
-#: Metrics without a valid interval: resampling biases an error that is never negative (docs/statistics.md).
+#: Metrics without a valid interval. A calibration error cannot be negative, so resampling biases it upwards.
 WITHOUT_INTERVAL = ("ece_width", "ece_mass", "rmsce")
 _STRATIFIED = ("auroc", "auroc_hard")
 
 
 class Scored(NamedTuple):
-    """Confidences of a method, and the grades of the answers that they are scored on. A row is a question or an answer.
+    """Confidences of a method with the grades that they are scored against. A row is a question or a single answer.
 
     Attributes:
-        confidence: [row] float64 in [0, 1]; NaN if missing.
+        confidence: [row] float64 confidence in [0, 1]; NaN if missing.
         right: [row] number of right answers.
         known: [row] number of graded answers.
-        question: [row] int64, the question of each answer. None if rows are questions.
-        fold: [row] int64, the fold whose probe gave the confidence. None if a single probe gave all.
+        question: [row] int64 question of each answer. None if rows are questions.
+        fold: [row] int64 test fold of each row. None if all confidences come from the same probe.
     """
 
     confidence: Tensor
@@ -50,12 +50,12 @@ class Scored(NamedTuple):
     fold: Tensor | None = None
 
     def take(self, rows: Tensor) -> "Scored":
-        """Subset of the rows, by index or mask."""
+        """Select rows by index or mask."""
         return Scored._make(column if column is None else column[rows] for column in self)
 
     @property
     def target(self) -> str:
-        """`capability` if rows are questions, `response` if they are answers."""
+        """`capability` if the rows are questions, `response` if they are answers."""
         return "capability" if self.question is None else "response"
 
     @property
@@ -65,7 +65,7 @@ class Scored(NamedTuple):
 
     @property
     def usable(self) -> Tensor:
-        """[row] bool, whether the confidence is finite and the grades are enough: 2 of a question, 1 of an answer."""
+        """[row] bool mask of rows with a finite confidence and enough grades (2 for a question, 1 for an answer)."""
         return self.confidence.isfinite() & (self.known >= (2 if self.question is None else 1))
 
     @property
@@ -75,7 +75,7 @@ class Scored(NamedTuple):
 
 
 def metric_of(scored: Scored, name: str, reference: float | Tensor = 0.5) -> WeightedMetric:
-    """A metric of a method as a function of the resampling weights: [resample, question] to [resample]."""
+    """Return a metric of a method as a function from resampling weights [resample, question] to values [resample]."""
     options: dict[str, Any] = {"reference": reference} if name == "brier_skill" else {}
     if name in _STRATIFIED and scored.fold is not None:
         options["strata"] = scored.fold
@@ -89,10 +89,10 @@ def metric_of(scored: Scored, name: str, reference: float | Tensor = 0.5) -> Wei
 def estimate(
     scored: Scored, name: str, n_resamples: int = 2000, seed: int = 0, reference: float | Tensor = 0.5
 ) -> Mapping[str, Any] | None:
-    """A metric as ``{value, low, high}`` with its 95 % interval. All rows must be `usable`.
+    """Compute a metric with its 95 % interval, as a dict with `value`, `low` and `high`. All rows must be `usable`.
 
-    Returns None if there are fewer than two questions or the metric is undefined. `low` and `high` are None for
-    calibration errors, which have no valid interval.
+    The result is None if the metric is undefined or there are fewer than two questions. For calibration errors, which
+    have no valid interval, `low` and `high` are None.
     """
     n = scored.n_questions
     if n < 2:
@@ -106,19 +106,19 @@ def estimate(
 def evaluate(
     scored: Scored, n_unknown: int, reference: float | Tensor, n_resamples: int = 2000, seed: int = 0
 ) -> dict[str, Any]:
-    """All metrics and counts of one method.
+    """Compute all metrics of a method, and the numbers of questions and answers that they are based on.
 
     Args:
         scored: Confidences and grades.
-        n_unknown: Number of answers with an unknown grade, which the caller has left out.
-        reference: Mean accuracy of the training split for the Brier skill: a number, or [row].
-        n_resamples: Number of resamples of the questions.
-        seed: Seed of the resamples.
+        n_unknown: Number of answers that the caller left out because their grade is unknown.
+        reference: Mean accuracy on the training split, for the Brier skill; either a number or [row] values.
+        n_resamples: Number of bootstrap resamples of the questions.
+        seed: Seed of the resampling.
 
     Returns:
-        ``{metric: {value, low, high} or None}``, see `estimate`. For questions also `auroc_ceiling`, whose `low` and
-        `high` are its bounds (see `functional.auroc_ceiling`). Counts: `n_questions`, `n_samples` (graded answers),
-        `n_unknown` and `n_masked` (rows that are not usable).
+        A dict from each metric to the result of `estimate`. For questions, it includes `auroc_ceiling`, whose `low` and
+        `high` are the bounds from `functional.auroc_ceiling`. The dict also contains the counts `n_questions`,
+        `n_samples` (graded answers), `n_unknown`, and `n_masked` (rows that are not usable).
     """
     usable = scored.usable
     method, figures = scored.take(usable), dict[str, Any]()
@@ -135,7 +135,7 @@ def evaluate(
 
 
 def common_rows(a: Scored, b: Scored) -> tuple[Scored, Scored]:
-    """The rows that are usable for both methods."""
+    """Keep only the rows that are usable for both methods."""
     both = a.usable & b.usable
     return a.take(both), b.take(both)
 
@@ -143,10 +143,10 @@ def common_rows(a: Scored, b: Scored) -> tuple[Scored, Scored]:
 def difference(
     a: Scored, b: Scored, name: str, n_resamples: int = 2000, seed: int = 0, n_draws: int = 0
 ) -> Mapping[str, Any] | None:
-    """Paired difference a − b in `auroc` or `brier` with a 95 % interval, or None if it is undefined.
+    """Compute the paired difference a − b in `auroc` or `brier` with its 95 % interval, or None if it is undefined.
 
-    Both methods must have the same rows, see `common_rows`. With `n_draws`, the result includes the two-sided p-value
-    `p`: of AUROC by the paired bootstrap over questions, of Brier by sign flips of the questions' differences.
+    Both methods must have the same rows; see `common_rows`. If `n_draws` is positive, the result includes a two-sided
+    p-value `p`. AUROC is tested with a paired bootstrap over questions, and the Brier score with sign flips.
     """
     if not a.n_questions:
         return None
@@ -163,13 +163,13 @@ def difference(
 def compare(
     a: str, b: str, scored_a: Scored, scored_b: Scored, split: str = "test", n_resamples: int = 2000, seed: int = 0
 ) -> list[dict[str, Any]]:
-    """Paired differences a − b in AUROC and Brier score, on the rows that are usable for both methods.
+    """Compute paired differences a − b in AUROC and Brier score on the rows that are usable for both methods.
 
     Raises:
         ValueError: If the two methods are scored on different answers.
     """
     if not (torch.equal(scored_a.right, scored_b.right) and torch.equal(scored_a.known, scored_b.known)):
-        raise ValueError(f"Expected {a!r} and {b!r} to be scored on the same answers. Score both on the held-out half.")
+        raise ValueError(f"Expected {a!r} and {b!r} to be scored on the same answers. Score both on held-out answers.")
     first, second = common_rows(scored_a, scored_b)
     found = {name: difference(first, second, name, n_resamples, seed) for name in ("auroc", "brier")}
     names = {"a": a, "b": b, "split": split, "target": scored_a.target}

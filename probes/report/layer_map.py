@@ -1,7 +1,7 @@
-"""Out-of-fold AUROC of a probe at every layer and position of the hidden states, and its picture.
+"""Layer map: out-of-fold AUROC of a probe at every layer and position of the hidden states, with its picture.
 
-All cells use the same closed-form probe without any choice, so they differ only in the features. The best of many
-cells is biased upwards. To choose a layer, use `train.py` or `compare`, which choose on validation.
+Every cell of the map uses the same closed-form probe, so the cells differ only in their features. The AUROC of the best
+cell is biased upwards. To choose a layer, use `train.py` or `compare`, which choose on validation.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,7 +29,7 @@ from probes.report.evaluate import Scored, estimate
 from probes.report.plots import RED, annotate_cells, frame_cell, new_figure, styled
 from probes.report.templates import interval
 
-#: Function from features [1, row, d_model] and targets [row] to weights [1, 1, d_model] and biases [1, 1].
+#: Function that maps features [1, row, d_model] and targets [row] to weights [1, 1, d_model] and biases [1, 1].
 Solver = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 SOLVERS: Registry[Solver] = Registry(
     "probe",
@@ -38,9 +38,9 @@ SOLVERS: Registry[Solver] = Registry(
         "difference_of_means": solvers.difference_of_means,
     },
 )
-#: Positions of the hidden states, by target.
+#: Token positions of the hidden states, by target.
 _POSITIONS = {"capability": ("last_prompt",), "response": ("first_answer", "mean_answer", "last_answer")}
-#: Colour map without its ends: white would look empty, and frames would not be visible on black.
+#: Colour map without its ends. White cells would look empty, and frames would not be visible on black cells.
 _RAMP = ListedColormap(matplotlib.colormaps["Blues"](np.linspace(0.06, 0.96, 256)))
 
 
@@ -53,15 +53,16 @@ def layer_map(
     seed: int = 0,
     n_resamples: int = 2000,
 ) -> dict[str, Any]:
-    """Fit a probe to every layer and position of `hidden`, and test each out of fold.
+    """Compute the out-of-fold AUROC of a probe at every layer and position of the hidden states.
 
-    The target `capability` reads hidden states of questions, `response` hidden states of answers. The probe is `ridge`
-    with λ = 1, or `difference_of_means`.
+    For the target `capability`, the probe reads hidden states of questions. For `response`, it reads hidden states of
+    answers. The probe is `ridge` with λ = 1 or `difference_of_means`.
 
     Returns:
-        ``auroc``: [position][layer], None if a cell is missing; ``best``: the cell with the highest AUROC, its 95 %
-        interval (not corrected for the choice) and the number of cells `of`; ``n_questions`` and ``n_rows``: tested
-        questions, and tested questions or answers; ``n_missing``: graded rows left out because a state is missing.
+        A dict with `auroc` [position][layer], where None marks a missing cell. `best` describes the cell with the
+        highest AUROC. Its 95 % interval is not corrected for the choice among `of` cells. `n_questions` and `n_rows`
+        count the tested questions and rows (questions or answers). `n_missing` counts the graded rows that are left out
+        because a hidden state is missing.
 
     Raises:
         InputError: If the probe is unknown, hidden states are missing, or there are too few questions.
@@ -81,11 +82,11 @@ def layer_map(
     scores = {}
     for key in tqdm(keys, desc=f"layers ({target})", unit=" probes"):
         scores[key] = out_of_fold(store.signals.read("hidden", key, scope).float(), right / known, fold, solver)
-    complete = torch.stack(list(scores.values())).isfinite().all(0)  # test all cells on the same rows
+    complete = torch.stack(list(scores.values())).isfinite().all(0)  # all cells are tested on the same rows
     if not complete.any():
         raise InputError(
-            f"Expected the store {str(store.path)!r} to contain hidden states of graded {scope}s, but no {scope} has "
-            "them at every layer. Check it with `python -m extract verify`."
+            f"Expected hidden states of graded {scope}s in the store {str(store.path)!r}, but no graded {scope} has a "
+            "hidden state at every layer. Check the store with `python -m extract verify`."
         )
     layers = sorted({int(key.split("/")[0]) for key in keys})
     auroc = torch.full((len(positions), len(layers)), torch.nan, dtype=torch.float64)
@@ -116,13 +117,13 @@ def layer_map(
 
 
 def out_of_fold(features: Tensor, accuracy: Tensor, fold: Tensor, solver: Solver = SOLVERS["ridge"]) -> Tensor:
-    """Out-of-fold scores [row] float32 of a closed-form probe; NaN for unused rows and missing features.
+    """Compute out-of-fold scores [row] float32 of a closed-form probe; NaN for unused rows and missing features.
 
     Args:
-        features: [row, d_model] float32; NaN if missing.
+        features: [row, d_model] float32 features; NaN if missing.
         accuracy: [row] share of right answers.
-        fold: [row] int64, the fold that tests each row; −1 for unused rows.
-        solver: Fits the probes.
+        fold: [row] int64 test fold of each row; −1 for unused rows.
+        solver: Function that fits the probe.
     """
     used = (fold >= 0) & features.isfinite().all(1)
     scores = torch.full((len(features),), torch.nan)
@@ -138,7 +139,7 @@ def out_of_fold(features: Tensor, accuracy: Tensor, fold: Tensor, solver: Solver
 
 @styled
 def layer_heat_map(maps: Mapping[Any, dict[str, Any]], model: str) -> Figure:
-    """Heat map of the AUROC by layer (x) and position (y), one panel per target, with a common colour scale."""
+    """Plot the AUROCs as heat maps of layer (x) and position (y), with one panel per target and one colour scale."""
     layers = sorted({layer for map_ in maps.values() for layer in map_["layers"]})
     aurocs = [np.array(map_["auroc"], dtype=np.float64) for map_ in maps.values()]  # None becomes NaN
     scale = {
@@ -154,11 +155,11 @@ def layer_heat_map(maps: Mapping[Any, dict[str, Any]], model: str) -> Figure:
         values = np.full((len(positions), len(layers)), np.nan)
         values[:, [layers.index(layer) for layer in map_["layers"]]] = auroc
         image = axis.imshow(values, cmap=_RAMP, aspect="auto", interpolation="nearest", **scale)
-        if (width - 2.2) / len(layers) > 0.27:  # room for a number
+        if (width - 2.2) / len(layers) > 0.27:  # cells are wide enough for numbers
             annotate_cells(axis, image, values, 7.5)
         place = positions.index(best["position"]), layers.index(best["layer"])
         frame_cell(axis, *place, RED)
-        step = -(-len(layers) // 45)  # room for at most 45 names
+        step = -(-len(layers) // 45)  # at most 45 tick labels fit
         axis.set_xticks(range(0, len(layers), step), [str(layer) for layer in layers[::step]], fontsize=8)
         axis.set_yticks(range(len(positions)), [name.replace("_", " ") for name in positions], fontsize=9)
         axis.set_xticks(np.arange(1, len(layers)) - 0.5, minor=True)
@@ -179,11 +180,11 @@ def layer_heat_map(maps: Mapping[Any, dict[str, Any]], model: str) -> Figure:
 
 
 def _caption(target: str, map_: dict[str, Any], highest: float) -> str:
-    """Title of a panel: target, counts and best cell."""
+    """Return the title of a panel: the target, the numbers of rows, and the best cell."""
     rows = f"{map_['n_rows']:,} answers to " if target == "response" else ""
-    missing = f" ({map_['n_missing']:,} without states left out)" if map_["n_missing"] else ""
+    missing = f" ({map_['n_missing']:,} without hidden states left out)" if map_["n_missing"] else ""
     best = map_["best"]
     return (
-        f"{target}, {rows}{map_['n_questions']:,} questions{missing};\nframed: best of {best['of']}, layer "
+        f"{target}, {rows}{map_['n_questions']:,} questions{missing}\nframed: best of {best['of']} cells, layer "
         f"{best['layer']}, {interval(best['auroc'] or {'value': highest, 'low': None})}, not corrected for the choice"
     )

@@ -1,4 +1,4 @@
-"""Pictures of a report, and the style and helpers of all pictures."""
+"""Pictures of a training report, and the style and helper functions shared by all pictures."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,7 +19,7 @@ from probes.report.evaluate import Scored
 
 INK, BLUE, GREY, RED = "#222222", "#2463a8", "#8a8a8a", "#b8442c"
 METHOD_COLOURS = (BLUE, RED, "#4d8a4b", "#8a63a8", GREY, "#c28a1e")
-#: Decorator that applies the common style to a function that draws a figure.
+#: Decorator that applies the common style to a plotting function.
 styled = matplotlib.rc_context(
     {
         "font.size": 10,
@@ -33,7 +33,7 @@ styled = matplotlib.rc_context(
 
 
 def new_figure(width: float, height: float, **grid: Any) -> tuple[Figure, Any]:
-    """Create a figure with its axes; width and height are in inches."""
+    """Create a figure and its axes. `width` and `height` are in inches."""
     figure = Figure(figsize=(width, height), dpi=160, layout="constrained")
     return figure, figure.subplots(**grid)
 
@@ -41,10 +41,10 @@ def new_figure(width: float, height: float, **grid: Any) -> tuple[Figure, Any]:
 def annotate_cells(
     axes: Axes, image: AxesImage, values: NDArray[np.float64], fontsize: float, bold: NDArray[np.bool_] | None = None
 ) -> None:
-    """Write the values [row, column] of a heat map into its cells, except NaN; in bold where `bold` is true."""
+    """Write the values [row, column] of a heat map into its cells, in bold where `bold` is true; leave out NaN."""
     rgb = image.to_rgba(values)[..., :3]
     linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
-    dark = linear @ (0.2126, 0.7152, 0.0722) < 0.213  # below this luminance white has more contrast than ink (WCAG 2)
+    dark = linear @ (0.2126, 0.7152, 0.0722) < 0.213  # below this luminance, white text has more contrast (WCAG 2)
     for cell, value in np.ndenumerate(values):
         if value == value:
             weight = "bold" if bold is not None and bold[cell] else "normal"
@@ -53,12 +53,12 @@ def annotate_cells(
 
 
 def frame_cell(axes: Axes, row: int, column: int, colour: str) -> None:
-    """Frame a cell of a heat map."""
+    """Draw a frame around a cell of a heat map."""
     axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, ec=colour, lw=1.8, zorder=5, clip_on=False))
 
 
 def calibration_bins(scored: Scored, n_bins: int, by: str) -> tuple[list[float], list[float], list[float], list[int]]:
-    """Mean confidence, mean accuracy, its standard error and count of each non-empty bin of equal `width` or `mass`."""
+    """Return the mean confidence, mean accuracy, standard error and count of each bin of equal `width` or `mass`."""
     accuracy = scored.accuracy
     bins = bin_index(scored.confidence, n_bins, by)
     members = [bins == i for i in bins.unique()]
@@ -74,7 +74,7 @@ def calibration_bins(scored: Scored, n_bins: int, by: str) -> tuple[list[float],
 def reliability(
     method: str, scored: Scored, ece: dict[str, Any] | None, n_bins: int = 10, rows: str = "questions"
 ) -> Figure:
-    """Reliability diagram: mean accuracy in bins of the confidence with standard errors, and the counts of the bins."""
+    """Plot a reliability diagram: the mean accuracy in each confidence bin, with standard errors and row counts."""
     figure, (top, bottom) = new_figure(4.2, 4.8, nrows=2, sharex=True, height_ratios=[3.2, 1])
     top.plot([0, 1], [0, 1], color=GREY, lw=1, ls="--", label="perfectly calibrated")
     x, y, error, counts = calibration_bins(scored, n_bins, "width")
@@ -93,9 +93,9 @@ def reliability(
 
 @styled
 def roc(methods: dict[str, Scored], figures: dict[str, Any], target: str = "capability") -> Figure:
-    """ROC curves over answers. A question contributes its shares of right and wrong answers.
+    """Plot the ROC curves of the methods, with their AUROCs from `figures` in the legend.
 
-    The legend shows the AUROC of each method from `figures`.
+    Each question contributes its shares of right and wrong answers.
     """
     figure, axes = new_figure(4.6, 4.6)
     axes.plot([0, 1], [0, 1], color=GREY, lw=1, ls="--")
@@ -103,7 +103,7 @@ def roc(methods: dict[str, Scored], figures: dict[str, Any], target: str = "capa
         accuracy = scored.accuracy
         distinct, group = (-scored.confidence).unique(return_inverse=True)
         shares = by_group(torch.stack([1 - accuracy, accuracy]), group, len(distinct)).cumsum(-1)
-        points = torch.nn.functional.pad(shares / shares[:, -1:], (1, 0))  # from the origin
+        points = torch.nn.functional.pad(shares / shares[:, -1:], (1, 0))  # curves start at the origin
         auroc = figures[name]["auroc"]
         label = f"{name}  {auroc['value']:.2f} [{auroc['low']:.2f}, {auroc['high']:.2f}]"
         axes.plot(*points.numpy(), color=colour, lw=1.6, label=label)
@@ -114,7 +114,7 @@ def roc(methods: dict[str, Scored], figures: dict[str, Any], target: str = "capa
 
 
 def band(axes: Axes, x: Sequence[int], intervals: Sequence[Mapping[str, Any] | None], **line: Any) -> None:
-    """Draw a line with its 95 % band. Points without an interval are left out."""
+    """Plot a line with its 95 % band. Points without an interval are left out."""
     points = [(place, interval) for place, interval in zip(x, intervals, strict=True) if interval is not None]
     places = [place for place, _ in points]
     low, high, value = ([interval[end] for _, interval in points] for end in ("low", "high", "value"))
@@ -131,10 +131,10 @@ def by_layer(
     references: dict[str, tuple[float, float]],
     target: str = "capability",
 ) -> Figure:
-    """AUROC and Brier score of the probe of every layer with 95 % bands, and of baselines as horizontal lines.
+    """Plot the AUROC and the Brier score of a probe by layer, with 95 % bands.
 
-    `names` are the features, ``layer/position``, and `intervals` their `auroc` and `brier`. `references` contains AUROC
-    and Brier score of at most two baselines. Validation chose the feature `chosen`.
+    `names` contains the features as ``layer/position``, and `intervals` their `auroc` and `brier`. The feature `chosen`
+    is circled. `references` contains the AUROC and Brier score of up to two baselines, drawn as horizontal lines.
     """
     figure, axes = new_figure(8.4, 3.4, ncols=2)
     labels = f"{target} AUROC", "Brier score" + (" (debiased)" if target == "capability" else "")
@@ -159,7 +159,7 @@ def by_layer(
 
 @styled
 def accuracy_distribution(accuracy: Tensor, groups: Sequence[str]) -> Figure:
-    """Histogram of the accuracies of questions, and box plots by group."""
+    """Plot a histogram of the questions' accuracies, and a box plot for each group of questions."""
     figure, (left, right) = new_figure(8.4, 3.2, ncols=2)
     left.hist(accuracy.tolist(), bins=[(i - 0.5) / 10 for i in range(12)], color=BLUE, alpha=0.75, rwidth=0.9)
     left.set_title(f"{len(accuracy)} questions, mean {float(accuracy.mean()):.2f}")
@@ -171,6 +171,6 @@ def accuracy_distribution(accuracy: Tensor, groups: Sequence[str]) -> Figure:
     style: Any = {"widths": 0.55, "medianprops": {"color": RED}, "flierprops": {"ms": 3, "mec": GREY}}
     style["meanprops"] = {"marker": "D", "ms": 4, "mfc": BLUE, "mec": BLUE}
     right.boxplot([*of_group.values()], orientation="horizontal", tick_labels=labels, showmeans=True, **style)
-    # the axis label explains the markers, because markers in a legend would look like outliers
+    # the axis label explains the markers, because a legend's markers would look like outliers
     right.set(xlabel="expected accuracy (◆ mean, red line median)", xlim=(-0.03, 1.03), title="by group (questions)")
     return figure

@@ -1,4 +1,4 @@
-"""Report of a fitted probe: report.json, report.md, pictures, predictions, the saved probe and a summary."""
+"""Report of a fitted probe: its record, Markdown page, pictures, predictions and saved files."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +23,7 @@ from probes.report.templates import COLUMNS, interval, render
 from probes.saved.artefact import ConfidenceProbe
 from probes.saved.card import model_card, what_is_read
 
-#: Baselines in the ROC curves, beside the probe.
+#: Baselines that are drawn as ROC curves next to the probe, by target.
 _DRAWN = {
     "capability": ("base_rate", "length", "consistency", "max_entropy", "verbalized"),
     "response": ("base_rate", "mean_nll", "max_entropy", "p_true_answer"),
@@ -31,13 +31,14 @@ _DRAWN = {
 
 
 class Report:
-    """Report of a fitted probe. Creating it scores the test split, once.
+    """Report of a fitted probe. The constructor scores the probe and all baselines on the test split.
 
     Attributes:
-        target: `response` if rows are answers, else `capability`. It is the target of the metrics, not of training.
-        confidences: By method, [row] float64 over the table; NaN if missing.
-        methods: By method, confidences and grades on the test split.
-        masked: Reasons why baselines are missing, by name.
+        target: `response` if rows are answers, else `capability`. The metrics refer to this target. The training target
+            can be different.
+        confidences: A dict from methods to confidences [row] float64 for all rows of the table; NaN if missing.
+        methods: A dict from methods to their confidences and grades on the test split.
+        masked: A dict from missing baselines to the reasons why they are missing.
         record: Content of report.json.
     """
 
@@ -55,7 +56,7 @@ class Report:
 
     @torch.no_grad()
     def _probe_confidences(self) -> Tensor:
-        """[row] float64 over the table; NaN for rows outside all splits."""
+        """Return the probe's confidences [row] float64 for all rows of the table; NaN for rows in no split."""
         confidences = torch.full((len(self.data.question_of),), torch.nan, dtype=torch.float64)
         for split in self.rows:
             batch = self.data.batch(split)
@@ -63,7 +64,7 @@ class Report:
         return confidences
 
     def _baseline_confidences(self) -> dict[str, Tensor]:
-        """By baseline with data in the store, [row] float64 over the table."""
+        """Return a dict from available baselines to their confidences [row] float64 for all rows of the table."""
         data, confidences = self.data, {}
         for name, baseline in BASELINES.items():
             of_answers = self.target == "response" and "sample" in baseline.scores
@@ -119,12 +120,12 @@ class Report:
 
     @property
     def figures_of(self) -> dict[str, Any]:
-        """Metrics on the test split, by method."""
+        """Metrics of each method on the test split."""
         return dict(self.record["splits"]["test"][self.target])
 
     @torch.no_grad()
     def figures(self) -> dict[str, Figure]:
-        """Pictures, by file name without its ending."""
+        """Draw the pictures of the report, as a dict from file names (without extension) to figures."""
         figures, probe = self.figures_of, self.module.name
         scored = {name: method.take(method.usable) for name, method in self.methods.items()}
         drawn = [name for name in scored if name in (probe, *_DRAWN[self.target]) and figures[name]["auroc"]]
@@ -140,7 +141,7 @@ class Report:
         return pictures if self.choice.layer is None else {**pictures, "layers": self._layers()}
 
     def _layers(self) -> Figure:
-        """AUROC and Brier score of the probe of every layer on the test split."""
+        """Plot the test AUROC and Brier score of the probe at every layer."""
         batch, figures = self.data.batch("test"), self.figures_of
         question = batch.question if self.target == "response" else None
         of_features = [
@@ -159,7 +160,7 @@ class Report:
         return plots.by_layer(self.module.name, names, intervals, self.choice.name, references, self.target)
 
     def predictions(self) -> pa.Table:
-        """One row per question or answer: split, counts, and the confidence of every method (null if missing)."""
+        """Return a table of questions or answers with split, grades and confidences; missing confidences are null."""
         table, split_of = self.table, {int(row): split for split, rows in self.data.split_rows.items() for row in rows}
         rows = np.array(sorted(split_of))
         questions = self.data.question_of[rows].tolist()
@@ -178,7 +179,7 @@ class Report:
         return pa.table(columns)
 
     def probe(self) -> ConfidenceProbe:
-        """The chosen probe, ready to save."""
+        """Return the chosen probe with its configuration, ready to be saved."""
         record, module, data = self.record, self.module, self.data
         head, decoding = module.head(), dict(record["policy"]["decoding"])
         prompt = decoding.pop("prompt")
@@ -209,7 +210,7 @@ class Report:
         return ConfidenceProbe(head, self.choice.calibrator, config)
 
     def write(self, folder: Path) -> dict[str, Path]:
-        """Write report.json, report.md, predictions.parquet, probe/ and plots/; return the pictures' paths by name."""
+        """Write the report, predictions, pictures and probe to a folder; return a dict from picture names to paths."""
         pictures, probe = self.figures(), self.probe()
         page = report_page(self.record, list(pictures))
         files = {"report.json": self.record, "report.md": page, "predictions.parquet": self.predictions()}
@@ -219,11 +220,11 @@ class Report:
 
 
 def report_page(record: dict[str, Any], plots: Sequence[str]) -> str:
-    """Markdown page of a run.
+    """Render the Markdown page of a training run.
 
     Args:
         record: Content of report.json.
-        plots: Names of the pictures to show.
+        plots: Names of the pictures on the page.
     """
     ((target, methods),) = record["splits"]["test"].items()
     probe, figures = next(iter(methods.items()))
@@ -246,7 +247,7 @@ def report_page(record: dict[str, Any], plots: Sequence[str]) -> str:
 
 
 def summary_table(methods: dict[str, Any]) -> str:
-    """Aligned table of the main metrics of every method, for the terminal."""
+    """Return a table of the main metrics of all methods, with aligned columns for the terminal."""
     first = next(iter(methods.values()))
     columns = [key for key in ("auroc", "brier", "brier_skill", "ece_width") if key in first]
     rows = [("test split, 95 % intervals", *(label for key, label in COLUMNS if key in columns))]

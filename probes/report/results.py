@@ -1,4 +1,4 @@
-"""Result folder of a command: Markdown page, JSON record, Parquet tables and pictures."""
+"""Write the result folder of a command: Markdown page, JSON record, Parquet tables and pictures."""
 
 import json
 import shutil
@@ -26,24 +26,25 @@ _PACKAGES = "confidence-probes lightning torch transformers torchmetrics numpy s
 def result_folder(
     command: str, stores: Sequence[str], out: str | None, seed: int, n_resamples: int
 ) -> Iterator[tuple[Path, Path]]:
-    """Create the folder `out`, by default runs/COMMAND-STORE, atomically.
+    """Context manager that creates the result folder `out`, by default runs/COMMAND-STORE, atomically.
 
-    Yields a temporary folder to write into, and its final path. The folder is renamed on success and removed on errors.
+    It yields a temporary folder for the results, and the final path. The temporary folder is renamed to the final path
+    on success, and it is removed if an error occurs.
 
     Raises:
-        InputError: If `seed` or `n_resamples` is out of range, or the folder exists or cannot be created.
+        InputError: If `seed` or `n_resamples` is out of range, or if the folder already exists or cannot be created.
     """
     check_resampling(seed, n_resamples)
     final = Path(out or f"runs/{command}-{'-'.join(Path(store).resolve().name for store in stores)}")
     path = str(final)
     if final.exists():
-        raise InputError(f"Expected `out` to be a new folder, but {path!r} exists. Give another --out, or delete it.")
+        raise InputError(f"Expected `out` to be a new folder, but {path!r} exists. Delete it or pass another --out.")
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
         unfinished = Path(tempfile.mkdtemp(prefix=f".{final.name}-", dir=final.parent))
     except OSError as error:
         reason = f"creating {path!r} failed: {error.strerror}"
-        raise InputError(f"Expected `out` to be a writable path, but {reason}. Give another --out.") from error
+        raise InputError(f"Expected `out` to be a writable path, but {reason}. Pass another --out.") from error
     try:
         yield unfinished, final
         unfinished.chmod(0o755)
@@ -55,7 +56,7 @@ def result_folder(
 def write_files(
     folder: Path, files: Mapping[str, str | dict[str, Any] | pa.Table], plots: Mapping[str, Figure]
 ) -> None:
-    """Write texts, JSON records and Parquet tables by file name, and pictures as ``plots/NAME.png``."""
+    """Write files (texts, JSON records or Parquet tables) to a folder, and pictures to ``plots/NAME.png``."""
     (folder / "plots").mkdir(parents=True, exist_ok=True)
     for name, plot in plots.items():
         plot.savefig(folder / "plots" / f"{name}.png")
@@ -68,7 +69,7 @@ def write_files(
 
 
 def record_header(store: Store, table: QuestionTable, seed: int, n_resamples: int) -> dict[str, Any]:
-    """Common first fields of the records of all commands: format, store, grader, seed and versions."""
+    """Return the header of a command's record, including the format version, store identity, grader and seed."""
     return {
         "format_version": FORMAT_VERSION,
         "identity": store.sha256,
@@ -82,5 +83,5 @@ def record_header(store: Store, table: QuestionTable, seed: int, n_resamples: in
 
 
 def versions() -> dict[str, str]:
-    """Versions of the packages that results depend on."""
+    """Return the versions of all packages that affect the results."""
     return {package: version(package) for package in _PACKAGES}

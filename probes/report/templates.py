@@ -1,4 +1,4 @@
-"""Markdown pages from jinja2 templates (``*.md.j2``, beside the module that renders them), with their filters."""
+"""Render Markdown pages from jinja2 templates (``*.md.j2``), and define the filters that the templates use."""
 
 from collections.abc import Mapping
 from functools import cache, partial
@@ -7,7 +7,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-#: Metrics in the order of the tables, with their column headings.
+#: Metrics and their column headings, in the order of the tables.
 COLUMNS = (
     ("auroc", "AUROC"),
     ("brier", "Brier"),
@@ -19,12 +19,12 @@ COLUMNS = (
     ("aurc", "AURC"),
     ("auroc_hard", "AUROC of p̂ ≥ ½"),
 )
-#: Significance level of the tests, for corrected p-values.
+#: Significance level for corrected p-values.
 LEVEL = 0.05
 
 
 def render(template: str, **context: Any) -> str:
-    """Render a template below ``probes/``, such as ``comparison/comparison.md.j2``; undefined variables are errors."""
+    """Render a template below ``probes/``, for example ``comparison/comparison.md.j2``."""
     return _environment().get_template(template).render(**context)
 
 
@@ -39,12 +39,12 @@ def _environment() -> Environment:
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """``0.690``, or a dash for None."""
+    """Format a number as ``0.690``, or None as a dash."""
     return "–" if value is None else f"{value:.{digits}f}"
 
 
 def interval(estimate: Mapping[str, Any] | None, sign: str = "") -> str:
-    """``0.690 [0.620, 0.750]``, the value alone if it has no interval, or a dash for None."""
+    """Format an estimate as ``0.690 [0.620, 0.750]``, or as ``0.690`` if it has no interval. None becomes a dash."""
     if not estimate or estimate["low"] is None:
         return number(estimate["value"] if estimate else None)
     value, low, high = (f"{estimate[name]:{sign}.3f}" for name in ("value", "low", "high"))
@@ -52,22 +52,22 @@ def interval(estimate: Mapping[str, Any] | None, sign: str = "") -> str:
 
 
 def p_value(p: float | None) -> str:
-    """``0.012``, ``< 0.001``, or a dash for None."""
+    """Format a p-value as ``0.012`` or ``< 0.001``, or None as a dash."""
     return "< 0.001" if p is not None and p < 0.001 else number(p)
 
 
 def p_equation(p: float | None) -> str:
-    """``p = 0.012`` or ``p < 0.001``."""
+    """Format a p-value as ``p = 0.012`` or ``p < 0.001``."""
     return f"p = {p_value(p)}".replace("= <", "<")
 
 
 def relation(test: dict[str, Any], higher_is_better: bool = True) -> str:
-    """Result of a test of a difference, by its corrected p-value, such as ``significantly better``."""
+    """Describe the result of a test, for example ``significantly better``, by its corrected p-value."""
     if test["p_holm"] is None or test["p_holm"] >= LEVEL:
         return "not significantly different"
     return "significantly better" if (test["value"] > 0) == higher_is_better else "significantly worse"
 
 
 def inline(text: str) -> str:
-    """A text as one line of inline code, without backquotes."""
+    """Replace line breaks and backticks in a text so that it can be shown as inline code."""
     return text.replace("`", "'").replace("\n", "⏎")

@@ -1,1 +1,1 @@
-"""The saved probe: format, loading, scoring, attaching."""
+"""Saved probes: their file format, loading, scoring, and attaching to a model."""

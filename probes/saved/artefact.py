@@ -1,4 +1,4 @@
-"""A saved probe: a folder with config.json, model.safetensors and a model card. No pickle, no code."""
+"""Saved probes: folders with config.json, model.safetensors and a model card, but without pickle files or code."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class ConfidenceProbe:
-    """A trained probe: head, calibrator and configuration. `load_probe` returns one.
+    """A trained probe, which consists of a head, a calibrator and a configuration. Load it with `load_probe`.
 
     Args:
         head: Maps features to scores. Features are hidden states, pooled token signals, or both.
@@ -37,13 +37,13 @@ class ConfidenceProbe:
     def __init__(self, head: Head, calibrator: Calibrator, config: dict[str, Any]) -> None:
         self.head, self.calibrator = head.eval(), calibrator.eval()
         self.config = config
-        #: Layer of the hidden state, 0 for the embeddings; None if the probe reads token signals alone.
+        #: Layer of the hidden state, 0 for the embeddings; None if the probe reads only token signals.
         self.layer: int | None = config["layer"]
-        #: Named token position of the hidden state; None if the probe reads token signals alone.
+        #: Named token position of the hidden state; None if the probe reads only token signals.
         self.position: str | None = config["position"]
-        #: Whether the probe reads the prompt with an answer; otherwise it reads the prompt alone.
+        #: Whether the probe reads the prompt and an answer. Otherwise, it reads only the prompt.
         self.reads_answers: bool = config["target"] == "response"
-        #: Pooled token signals, appended to the hidden state; None if the probe reads none.
+        #: Pooled token signals, which are appended to the hidden state; None if the probe reads no token signals.
         self.pooled = TokenFeatures.from_json(config["pooled"]) if config.get("pooled") else None
 
     @property
@@ -53,17 +53,17 @@ class ConfidenceProbe:
         return hidden + ([] if self.pooled is None else self.pooled.signals)
 
     def features(self, read: Mapping[str, Mapping[str, Tensor | Ragged]]) -> Tensor:
-        """Features for the head, [row, d_model] on the CPU, from tensors by signal name and key.
+        """Assemble the head's features [row, d_model] on the CPU from tensors by signal name and key.
 
         Raises:
-            InputError: If a layer or token signal of the probe is missing in `read`.
+            InputError: If `read` lacks a layer or a token signal of the probe.
         """
 
         def tensor(signal: str, key: str) -> Tensor | Ragged:
             if key not in read[signal]:
                 raise InputError(
                     f"Expected the signal {signal!r} of {self.config['model']['id']!r} to have {key!r}, which the "
-                    f"probe reads, but it has {', '.join(sorted(read[signal]))}. Restore the probe's config.json."
+                    f"probe needs, but it has only {', '.join(sorted(read[signal]))}. Restore the probe's config.json."
                 )
             return read[signal][key]
 
@@ -77,7 +77,7 @@ class ConfidenceProbe:
         return torch.cat(parts, 1)
 
     def confidence(self, features: Tensor) -> Tensor:
-        """Confidences [...] float32 of features [..., d_model]: hidden state of `layer` at `position`, and `pooled`."""
+        """Compute confidences [...] float32 from features [..., d_model], as returned by `features`."""
         if features.shape[-1] != self.config["d_model"]:
             raise InputError(
                 f"Expected {'hidden states' if self.pooled is None else 'features'} of width {self.config['d_model']}, "
@@ -95,25 +95,25 @@ class ConfidenceProbe:
         answers: str | Sequence[str] | None = None,
         attention_mask: Tensor | None = None,
     ) -> Tensor:
-        """Confidences of questions, or of given answers, from one forward pass each. Nothing is generated.
+        """Compute confidences for questions, or for given answers, with one forward pass each. Nothing is generated.
 
         Args:
             hf_model: The model that the probe was trained on.
-            tokenizer: Its tokenizer.
-            prompts: One or several texts, chats or lists of token ids.
-            answers: One answer per question. Required by probes of the target `response`, not accepted by others.
-            attention_mask: [question, token], 0 at padding, if `prompts` is a tensor of padded ids.
+            tokenizer: Tokenizer of the model.
+            prompts: One or more texts, chats or lists of token ids.
+            answers: One answer per question. Required if the probe's target is `response`, and not accepted otherwise.
+            attention_mask: [question, token] mask that is 0 at padding. Required if `prompts` is a padded tensor.
 
         Returns:
-            [question] float32 in [0, 1], on the CPU; NaN for an empty answer.
+            [question] float32 confidences in [0, 1] on the CPU; NaN for an empty answer.
 
         Raises:
-            InputError: If the model is a different one, a prompt is empty, or `answers` are missing or not accepted.
+            InputError: If this is not the probe's model, a prompt is empty, or `answers` is missing or not accepted.
         """
         return self.attach(hf_model, tokenizer).score(prompts, answers, attention_mask)
 
     def attach(self, hf_model: Any, tokenizer: Any) -> ConfidentModel:
-        """Attach the probe to its model; `generate` of the returned wrapper gives answers with confidences.
+        """Attach the probe to its model. The returned object can generate answers with confidences.
 
         Raises:
             InputError: If the model differs from the probe's model. The message shows both.
@@ -121,7 +121,7 @@ class ConfidenceProbe:
         return ConfidentModel(self, hf_model, tokenizer)
 
     def save(self, folder: str | Path, card: str) -> Path:
-        """Write the probe into a folder, with `card` as README.md; returns the folder."""
+        """Write the probe to a folder, with `card` as its README.md, and return the folder."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         tensors = probe_tensors(self.head, self.calibrator)
@@ -135,14 +135,14 @@ class ConfidenceProbe:
 
 
 def load_probe(probe: str | Path, revision: str | None = None) -> ConfidenceProbe:
-    """Load a saved probe. The files are untrusted: everything is checked and no code is executed.
+    """Load a saved probe. Its files are untrusted, so all content is checked and no code is executed.
 
     Args:
         probe: Folder of the probe, or a Hub id.
         revision: Commit, branch or tag of a Hub repository.
 
     Raises:
-        InputError: If there is no probe, or it is damaged, of an unknown kind, or of an unsupported format version.
+        InputError: If the probe does not exist, is damaged, or has an unsupported head, calibrator or format version.
     """
     config_file, weights_file = find_probe(probe, revision)
     config = read_config(config_file)

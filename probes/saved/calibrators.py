@@ -1,7 +1,8 @@
-"""Calibrators: modules that map any score to a confidence.
+"""Calibrators, which are modules that map any score to a confidence.
 
-Every calibrator is monotone; isotonic regression can tie scores. Parameters are float64 buffers. Confidences are
-computed in float64 and returned in the score's dtype. `probes.fitting.calibration` fits calibrators.
+Every calibrator is monotone, but isotonic regression can map different scores to the same confidence. Parameters are
+float64 buffers. Confidences are computed in float64 and returned in the score's dtype. Calibrators are fitted in
+`probes.fitting.calibration`.
 """
 
 from typing import ClassVar, Self
@@ -11,10 +12,10 @@ from torch import Tensor, nn
 
 
 class Calibrator(nn.Module):
-    """Base class of the calibrators: named parameters as float64 buffers.
+    """Base class of the calibrators. It stores named parameters as float64 buffers.
 
     Args:
-        *values: Numbers, or lists of knots, in the order of `values`.
+        *values: Numbers or lists of knots, in the order of the class attribute `values`.
     """
 
     #: Name of the calibrator in config.json.
@@ -30,24 +31,24 @@ class Calibrator(nn.Module):
             self.register_buffer(name, torch.as_tensor(value, dtype=torch.float64).detach().clone())
 
     def extra_repr(self) -> str:
-        """The parameters and their values."""
+        """Format the parameters and their values for `repr`."""
         return ", ".join(f"{name}={getattr(self, name).tolist()}" for name in self.values)
 
     def problem(self) -> str | None:
-        """Describe the first invalid value in a few words; None if the calibrator is usable."""
+        """Describe the first invalid value in a few words, or return None if the calibrator is usable."""
         for name, tensor in self.state_dict().items():
             if not tensor.isfinite().all():
-                return f"`{name}` holds {float(tensor[~tensor.isfinite()].flatten()[0])}"
+                return f"`{name}` contains {float(tensor[~tensor.isfinite()].flatten()[0])}"
         return None
 
     @classmethod
     def of_zeros(cls, n_knots: int) -> Self:
-        """Calibrator of zeros to load values into. `n_knots` is ignored if it has no knots."""
+        """Create a calibrator of zeros to load values into. Calibrators without knots ignore `n_knots`."""
         return cls(*(torch.zeros([n_knots] * cls.n_axes) for _ in cls.values))
 
 
 class Platt(Calibrator):
-    """The confidence σ(slope · score + intercept); `slope` is never negative.
+    """Platt scaling: the confidence σ(slope · score + intercept), where `slope` is not negative.
 
     >>> Platt(2.0, 0.0)(torch.tensor([-1.0, 0.0, 1.0]))
     tensor([0.1192, 0.5000, 0.8808])
@@ -59,16 +60,16 @@ class Platt(Calibrator):
     intercept: Tensor
 
     def forward(self, score: Tensor) -> Tensor:
-        """Confidences in [0, 1] of the shape and dtype of `score`."""
+        """Map scores to confidences in [0, 1] with the shape and dtype of `score`."""
         return torch.sigmoid(self.slope * score.double() + self.intercept).to(score.dtype)
 
     def problem(self) -> str | None:
-        """See `Calibrator.problem`; the slope must not be negative."""
+        """See `Calibrator.problem`. The slope must not be negative."""
         return super().problem() or (f"`slope` is {float(self.slope)}, below 0" if self.slope < 0 else None)
 
 
 class Temperature(Calibrator):
-    """The confidence σ(score / temperature), for scores that are log-odds. A score of 0 gives ½.
+    """Temperature scaling: the confidence σ(score / temperature) for scores that are log-odds.
 
     >>> Temperature(0.5)(torch.tensor([-1.0, 0.0, 1.0]))
     tensor([0.1192, 0.5000, 0.8808])
@@ -79,17 +80,17 @@ class Temperature(Calibrator):
     temperature: Tensor
 
     def forward(self, score: Tensor) -> Tensor:
-        """Confidences in [0, 1] of the shape and dtype of `score`."""
+        """Map scores to confidences in [0, 1] with the shape and dtype of `score`."""
         return torch.sigmoid(score.double() / self.temperature).to(score.dtype)
 
     def problem(self) -> str | None:
-        """See `Calibrator.problem`; the temperature must be positive."""
+        """See `Calibrator.problem`. The temperature must be positive."""
         low = self.temperature <= 0
         return super().problem() or (f"`temperature` is {float(self.temperature)}, not above 0" if low else None)
 
 
 class Isotonic(Calibrator):
-    """Piecewise linear confidence through the knots (x, y), constant outside them.
+    """Isotonic calibration: a piecewise linear confidence through the knots (x, y), constant beyond the outer knots.
 
     >>> Isotonic([0.0, 1.0], [0.2, 0.6])(torch.tensor([-5.0, 0.5, 5.0]))
     tensor([0.2000, 0.4000, 0.6000])
@@ -102,7 +103,7 @@ class Isotonic(Calibrator):
     y: Tensor
 
     def forward(self, score: Tensor) -> Tensor:
-        """Confidences in [0, 1] of the shape and dtype of `score`."""
+        """Map scores to confidences in [0, 1] with the shape and dtype of `score`."""
         wide = score.double().contiguous()  # searchsorted needs contiguous input
         above = torch.searchsorted(self.x, wide).clamp_max(len(self.x) - 1)
         below = (above - 1).clamp_min(0)
@@ -111,18 +112,18 @@ class Isotonic(Calibrator):
         return torch.lerp(self.y[below], self.y[above], share).to(score.dtype)
 
     def problem(self) -> str | None:
-        """See `Calibrator.problem`; x must increase, and y must not decrease or leave [0, 1]."""
+        """See `Calibrator.problem`. x must increase, and y must not decrease or leave [0, 1]."""
         if problem := super().problem():
             return problem
         if self.x.shape != self.y.shape or not len(self.x):
-            return f"`x` has the shape {list(self.x.shape)} and `y` {list(self.y.shape)}"
+            return f"`x` has the shape {list(self.x.shape)} and `y` has the shape {list(self.y.shape)}"
         steps = self.x.diff()
         if not ((steps > 0) & steps.isfinite()).all():
             return "`x` is not increasing"
         if (self.y.diff() < 0).any():
             return "`y` is decreasing"
         outside = self.y[(self.y < 0) | (self.y > 1)]
-        return f"`y` holds {float(outside[0])}, outside [0, 1]" if len(outside) else None
+        return f"`y` contains {float(outside[0])}, outside [0, 1]" if len(outside) else None
 
 
 #: Calibrators that a config or a saved probe can name.

@@ -1,4 +1,4 @@
-"""The model card of a saved probe."""
+"""Model card of a saved probe."""
 
 from typing import Any
 
@@ -12,14 +12,14 @@ _TAUGHT = {
 }
 _COLUMNS = (
     ("auroc", "AUROC"),
-    ("brier", "Brier score (of questions: debiased)"),
+    ("brier", "Brier score (debiased for questions)"),
     ("brier_skill", "Brier skill over the training mean"),
     ("ece_width", "ECE, 10 bins of equal width"),
 )
 
 
 def model_card(config: dict[str, Any]) -> str:
-    """Model card of a saved probe, from its config.json: purpose, features, usage and test metrics."""
+    """Render the model card of a saved probe from its config.json: purpose, features, usage and test metrics."""
     return render(
         "saved/model_card.md.j2",
         config=config,
@@ -31,7 +31,7 @@ def model_card(config: dict[str, Any]) -> str:
 
 
 def what_is_read(layer: int | None, position: str | None, pooled: dict[str, Any] | None) -> str:
-    """Describe the features of a probe for people: a hidden state, pooled token signals, or both.
+    """Describe a probe's features in words: a hidden state, pooled token signals, or both.
 
     >>> what_is_read(3, "last_answer", {"keys": ["tokens/30/nll"], "pooling": ["mean", "max"], "weights": None})
     'the hidden state of layer 3 at `last_answer` and 2 features of `tokens` (mean, max)'

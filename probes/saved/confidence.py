@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Answers:
-    """Output of `ConfidentModel.generate`: one entry per answer, ordered by question.
+    """Output of `ConfidentModel.generate`, with one entry per answer, ordered by question.
 
     Attributes:
         text: The answers, without special tokens.
-        confidence: [answer] float32, probability that the model answers the question correctly. A probe that reads
-            answers gives the probability that this answer is right, NaN if it is empty.
-        sequences: [answer, token] int64, padded prompts and answers as transformers returns them.
-        question: Index of the question of each answer.
+        confidence: [answer] float32 probability that the model answers the question correctly. If the probe reads
+            answers, it is the probability that this answer is right, or NaN for an empty answer.
+        sequences: [answer, token] int64 token ids of the padded prompts and answers, as returned by transformers.
+        question: Index of each answer's question.
     """
 
     text: list[str]
@@ -41,7 +41,7 @@ class Answers:
         return len(self.text)
 
     def __iter__(self) -> Iterator[tuple[str, float]]:
-        """Pairs of text and confidence."""
+        """Iterate over pairs of text and confidence."""
         return iter(zip(self.text, self.confidence.tolist(), strict=True))
 
 
@@ -77,30 +77,30 @@ class ConfidentModel:
         if not self.probe.reads_answers:
             if answers is not None:
                 raise InputError(
-                    "Expected no `answers`, because this probe reads questions alone. Omit them, or train a probe "
+                    "Expected no `answers`, because this probe reads only questions. Omit them, or train a probe "
                     "with --data.target=response."
                 )
             return self._read(ids)
         texts = [answers] if isinstance(answers, str) else list(answers or ())
         if len(texts) != len(ids):
             raise InputError(
-                "Expected `answers` to hold one answer per question, because this probe reads answers, but got "
-                f"{len(texts)} for {len(ids)}. Pass the model's own answers."
+                "Expected `answers` to contain one answer per question, because this probe reads answers, but got "
+                f"{len(texts)} for {len(ids)} questions. Pass the model's own answers."
             )
         return self._read(ids, [self.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts])
 
     @torch.inference_mode()
     def generate(self, inputs: Prompts, **options: Any) -> Answers:
-        """Generate answers, each with a confidence.
+        """Generate answers with confidences.
 
-        A probe of hidden states of the prompt reads them during generation. A probe of token signals or of answers
-        needs one more forward pass. For a probe of answers, generation ends at the stop strings of the probe's policy
-        unless `stop_strings` is given, and `text` ends before them.
+        If the probe reads only a hidden state of the prompt, the state is captured during generation. Otherwise, one
+        more forward pass is needed. If the probe reads answers, `text` ends before the stop strings of the probe's
+        policy. Generation stops at these strings unless `stop_strings` is passed.
 
         Args:
-            inputs: One or several texts, chats or lists of token ids; or a left-padded tensor of ids
-                [question, token], with `attention_mask` as an option.
-            **options: Options of transformers' `generate`. `num_return_sequences` gives several answers per question.
+            inputs: One or more texts, chats or lists of token ids. Alternatively, a left-padded tensor of token ids
+                [question, token], whose `attention_mask` is passed as an option.
+            **options: Options of transformers' `generate`, such as `num_return_sequences` answers per question.
 
         Returns:
             The answers with their confidences.
@@ -140,34 +140,34 @@ class ConfidentModel:
         return Answers(texts, confidence.repeat_interleave(per_question), sequences, question)
 
     def _encode(self, prompts: Any, mask: Tensor | None) -> list[list[int]]:
-        """Token ids of one or several prompts without padding, in the prompt template of the probe."""
+        """Convert one or more prompts to token ids without padding, using the probe's prompt template."""
         from extract.prompts import PromptTemplate
 
         if self._model is None:
-            raise InputError("Expected an attached probe, but it was detached. Attach it again.")
+            raise InputError("Expected the probe to be attached, but it was detached. Attach it again.")
         if isinstance(prompts, Tensor):
             if prompts.dim() not in (1, 2) or prompts.is_floating_point():
                 raise InputError(
-                    f"Expected `prompts` as a tensor to be [token] or [question, token] ids, but got {prompts.dtype} "
-                    f"of shape {tuple(prompts.shape)}. Pass integer token ids."
+                    "Expected `prompts` to be a tensor of token ids, [token] or [question, token], but got "
+                    f"{prompts.dtype} of shape {tuple(prompts.shape)}. Pass integer token ids."
                 )
             ids = torch.atleast_2d(prompts)
             if mask is None and len(ids) > 1 and bool((ids[:, [0, -1]] == self._pad_token()).any()):
                 raise InputError(
-                    "Expected `attention_mask` with a tensor of several prompts, because some begin or end with the "
-                    "padding token. Pass the mask that the tokenizer returns."
+                    "Expected an `attention_mask` with the tensor of prompts, because some of them begin or end with "
+                    "the padding token. Pass the mask that the tokenizer returned."
                 )
             masks = torch.ones_like(ids) if mask is None else torch.atleast_2d(mask)
             prompts = [row[present.bool()].tolist() for row, present in zip(ids, masks, strict=True)]
         prompts = [prompts] if isinstance(prompts, str) else prompts
         if isinstance(prompts, Mapping) or not isinstance(prompts, Iterable):
             raise InputError(
-                "Expected `prompts` to be a text, a chat (a list of messages), token ids, or a list of them, but got a "
-                f"{type(prompts).__name__}. Pass `input_ids` of a tokenizer's output, or a message as [message]."
+                "Expected `prompts` to be a text, a chat (a list of messages), token ids, or a list of these, but got "
+                f"{type(prompts).__name__}. Pass the `input_ids` from a tokenizer, or a single message in a list."
             )
         prompts = list(prompts)
         if not prompts:
-            raise InputError("Expected `prompts` to hold at least one question, but it is empty. Pass a text.")
+            raise InputError("Expected `prompts` to contain at least one question, but it is empty. Pass a text.")
         template = PromptTemplate(**self.probe.config["prompt"])
         several = [prompts] if isinstance(prompts[0], (dict, int)) else prompts
         return [template.encode(self.tokenizer, prompt) for prompt in several]
@@ -178,7 +178,7 @@ class ConfidentModel:
         return int(next(token for token in candidates if token is not None))
 
     def _read(self, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]] | None = None) -> Tensor:
-        """Confidences [row] from one forward pass per prompt, or per prompt with its answer."""
+        """Compute confidences [row] with one forward pass per prompt, or per prompt and answer."""
         from extract.signals.base import Answer
         from extract.signals.reading import read_answers, read_questions
 
@@ -189,7 +189,7 @@ class ConfidentModel:
         return probe.confidence(probe.features(read_answers(self._model, pairs, probe.signals, layers=layers)))
 
     def _contents(self, drawn: list[list[int]], stop: Sequence[str]) -> tuple[list[str], list[list[int]]]:
-        """Texts of the answers before the stop strings, and their tokens, cut as in the training data."""
+        """Cut answers as in the training data. Returns their texts before any stop string, and their content tokens."""
         from extract.models.loading import end_tokens
         from extract.signals.reading import content_tokens
 
@@ -204,7 +204,7 @@ class ConfidentModel:
 
 @contextmanager
 def _captured_prompt(model: Any, layer: int, n_prompt: int) -> Iterator[HiddenCapture]:
-    """Capture a layer's hidden state at the last prompt token during generation, also if the prompt is chunked."""
+    """Capture a layer's hidden state at the last prompt token during generation, even if the prompt is chunked."""
     from extract.signals.hidden import HiddenCapture
     from extract.signals.model_parts import decoder_of
 

@@ -1,4 +1,4 @@
-"""Heads: modules that map features to a score. A saved probe is a head with its calibrator."""
+"""Heads, which are modules that map features to a score. A saved probe consists of a head and a calibrator."""
 
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Self
@@ -8,28 +8,28 @@ from torch import Tensor, nn
 
 from probes.fitting.latent_model import DRAWS, encode, sampled_score
 
-#: Rounding error of a squared distance, as a share of the two vectors' squared lengths.
+#: Rounding error of a squared distance, relative to the sum of the two vectors' squared lengths.
 ROUNDING = 1e-12
-CHUNK = 2**22  # distances in memory at once
+CHUNK = 2**22  # number of distances in memory at once
 
 
 class Head(nn.Module):
-    """Base class of the heads: standardises features and computes a score.
+    """Base class of the heads. A head standardises features and computes a score from them.
 
-    To add a head, implement `score` in a subclass and add it to `HEADS`. Keep all tensors in buffers: a saved probe
-    stores the `state_dict`. Loading creates the head from `d_model` and `sizes` alone, then fills its buffers.
+    To add a head, implement `score` in a subclass and add it to `HEADS`. Keep all tensors in buffers, because a saved
+    probe stores the `state_dict`. Loading creates the head from `d_model` and `sizes`, and then fills its buffers.
 
     Args:
         d_model: Width of the features.
 
     Attributes:
-        mean: [d_model] float32, mean of the training split.
-        scale: [d_model] float32, standard deviation of the training split; infinite for a constant coordinate.
+        mean: [d_model] float32 mean of the features over the training split.
+        scale: [d_model] float32 standard deviation over the training split; infinite if a feature is constant.
     """
 
     #: Name of the head in config.json.
     kind: ClassVar[str]
-    #: Further integer arguments of `__init__`, each with its upper limit. The subclass keeps them as attributes.
+    #: Additional integer arguments of `__init__` and their upper limits. The subclass stores them as attributes.
     sizes: ClassVar[Mapping[str, int]] = {}
 
     def __init__(self, d_model: int) -> None:
@@ -37,38 +37,38 @@ class Head(nn.Module):
         self.mean, self.scale = zeros(d_model), nn.Buffer(torch.ones(d_model))
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Scores [...] float32, higher = more likely right, of raw features [..., d_model] of any float dtype."""
+        """Compute scores [...] float32 from raw features [..., d_model]. Higher means more likely right."""
         return self.score((hidden.float() - self.mean) / self.scale)
 
     def score(self, standardised: Tensor) -> Tensor:
-        """Scores [...] float32 of standardised features [..., d_model] float32. Implemented by subclasses."""
+        """Compute scores [...] float32 from standardised features [..., d_model] float32. Subclasses implement it."""
         raise NotImplementedError
 
     def filled(self, **values: Tensor) -> Self:
-        """Copy values into the buffers with these names and return the head."""
+        """Copy values into the buffers with these names, and return the head."""
         for name, value in values.items():
             getattr(self, name).copy_(value.detach())
         return self
 
     def problem(self) -> str | None:
-        """Describe the first invalid value in a few words; None if the head is usable.
+        """Describe the first invalid value in a few words, or return None if the head is usable.
 
-        All values must be finite, except those of `scale`, which must be positive and can be infinite.
+        The values of `scale` must be positive and can be infinite. All other values must be finite.
         """
         for name, tensor in self.state_dict().items():
             wrong = ~(tensor > 0) if name == "scale" else ~tensor.isfinite()
             if wrong.any():
-                return f"`{name}` holds {float(tensor[wrong].flatten()[0])}"
+                return f"`{name}` contains {float(tensor[wrong].flatten()[0])}"
         return None
 
 
 def zeros(*shape: int) -> nn.Buffer:
-    """Buffer of zeros."""
+    """Create a buffer of zeros."""
     return nn.Buffer(torch.zeros(shape))
 
 
 class LinearHead(Head):
-    """Linear score w · (h − mean) / scale + b."""
+    """Linear head, which computes the score w · (h − mean) / scale + b."""
 
     kind = "linear"
 
@@ -82,7 +82,7 @@ class LinearHead(Head):
 
 
 class MLPHead(Head):
-    """Multilayer perceptron w₂ · relu(W₁ (h − mean) / scale + b₁) + b₂.
+    """Multilayer perceptron, which computes the score w₂ · relu(W₁ (h − mean) / scale + b₁) + b₂.
 
     Args:
         d_model: Width of the features.
@@ -105,7 +105,7 @@ class MLPHead(Head):
 
 
 class LatentHead(Head):
-    """Median cosine similarity of answer embeddings drawn from the encoder's prediction; see `latent_model`.
+    """Median cosine similarity of answer embeddings that are drawn from the encoder's prediction. See `latent_model`.
 
     Args:
         d_model: Width of the features.
@@ -114,7 +114,7 @@ class LatentHead(Head):
 
     Attributes:
         shared: Scalar Σ τ², the variance shared by the answers to a question, summed over the components.
-        noise: [draw, component] standard normal draws, the same for all questions.
+        noise: [draw, component] standard normal draws, which are the same for all questions.
     """
 
     kind = "latent"
@@ -133,12 +133,12 @@ class LatentHead(Head):
         return sampled_score(predicted, self.shared, self.noise)
 
     def problem(self) -> str | None:
-        """See `Head.problem`; `shared` must not be negative either."""
+        """See `Head.problem`. `shared` must not be negative either."""
         return super().problem() or (f"`shared` is {float(self.shared)}, below 0" if self.shared < 0 else None)
 
 
 class KNNHead(Head):
-    """Mean label of the nearest training rows, weighted by inverse distance; see `neighbour_means`.
+    """Mean label of the nearest training rows, weighted by inverse distance. See `neighbour_means`.
 
     Args:
         d_model: Width of the features.
@@ -146,8 +146,8 @@ class KNNHead(Head):
         n_neighbors: Number of nearest rows to average, at most `n_rows`.
 
     Attributes:
-        points: [n_rows, d_model] float32, standardised features of the training rows.
-        labels: [n_rows] float32 in [0, 1], their labels.
+        points: [n_rows, d_model] float32 standardised features of the training rows.
+        labels: [n_rows] float32 labels of the training rows, in [0, 1].
     """
 
     kind = "knn"
@@ -159,7 +159,7 @@ class KNNHead(Head):
         self.points, self.labels = zeros(n_rows, d_model), zeros(n_rows)
 
     def score(self, standardised: Tensor) -> Tensor:
-        """See `Head.score`; the scores are in [0, 1]."""
+        """See `Head.score`. The scores are in [0, 1]."""
         mps = standardised.device.type == "mps"  # MPS has no float64
         where = torch.device("cpu") if mps else standardised.device
         rows = standardised.reshape(-1, standardised.shape[-1]).to(where)
@@ -167,24 +167,24 @@ class KNNHead(Head):
         return mean.reshape(standardised.shape[:-1]).float().to(standardised.device)
 
     def problem(self) -> str | None:
-        """See `Head.problem`; labels must be in [0, 1] and `n_neighbors` at most `n_rows`."""
+        """See `Head.problem`. Labels must be in [0, 1], and `n_neighbors` must be at most `n_rows`."""
         if self.n_neighbors > self.n_rows:
-            return f"`n_neighbors` is {self.n_neighbors}, of {self.n_rows} rows"
+            return f"`n_neighbors` is {self.n_neighbors}, more than the {self.n_rows} rows"
         outside = self.labels[(self.labels < 0) | (self.labels > 1)]
-        return super().problem() or (f"`labels` holds {float(outside[0])}" if len(outside) else None)
+        return super().problem() or (f"`labels` contains {float(outside[0])}" if len(outside) else None)
 
 
 def neighbour_means(queries: Tensor, points: Tensor, labels: Tensor, n_neighbors: Sequence[int]) -> Tensor:
-    """Mean label of the nearest points, weighted by inverse Euclidean distance, for several numbers of neighbours.
+    """Average the labels of the nearest points, weighted by inverse distance, for several numbers of neighbours.
 
-    Equals scikit-learn's `KNeighborsRegressor(weights="distance")`, except for ties in the last place. scikit-learn
-    picks some of the tied points arbitrarily; here all of them count and share the remaining weight.
-    A row at distance 0 from some points gets the mean label of these points.
+    Equals scikit-learn's `KNeighborsRegressor(weights="distance")`, except if several points tie for the last
+    neighbour. scikit-learn picks some of these points arbitrarily, whereas this function splits the remaining weight
+    equally between them. A row at distance 0 from some points gets the mean label of those points.
 
     Args:
-        queries: [row, d] finite; a row with NaN gives NaN.
-        points: [point, d] finite.
-        labels: [point].
+        queries: [row, d] finite features. A row with NaN gives NaN.
+        points: [point, d] finite features of the points.
+        labels: [point] labels of the points.
         n_neighbors: Numbers of neighbours, from 1 to the number of points.
 
     Returns:
@@ -204,10 +204,11 @@ def neighbour_means(queries: Tensor, points: Tensor, labels: Tensor, n_neighbors
 
 
 def _nearest(rows: Tensor, points: Tensor, lengths: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """At least the k nearest points of each row, nearest first, and all points tied with the last.
+    """Find the k nearest points of each row and all points tied with the last of them, nearest first.
 
     Returns:
-        Their squared distances, the rounding errors of these, and the indices of the points: [row, near] each.
+        Squared distances, their rounding errors, and the indices of the points, [row, near] each. There can be more
+        points than needed.
     """
     sizes = rows.square().sum(1, keepdim=True) + lengths
     every, n_near = torch.addmm(sizes, rows, points.T, alpha=-2), k
@@ -220,7 +221,7 @@ def _nearest(rows: Tensor, points: Tensor, lengths: Tensor, k: int) -> tuple[Ten
 
 
 def _mean(squared: Tensor, slack: Tensor, labels: Tensor, k: int) -> Tensor:
-    """Mean label [row] of the k nearest points, from near points in order of distance, [row, near] each."""
+    """Compute the mean label [row] of the k nearest points. The points [row, near] are in order of distance."""
     edge = squared[:, k - 1 : k]
     nearer, tied = squared < edge - slack, (squared - edge).abs() <= slack
     counted = nearer + tied * ((k - nearer.sum(1, keepdim=True)) / tied.sum(1, keepdim=True))

@@ -1,4 +1,4 @@
-"""Load config, head and calibrator of a probe from a folder or the Hub. All files are untrusted."""
+"""Load the config, head and calibrator of a probe from a folder or the Hub. All files are untrusted."""
 
 import os
 from collections.abc import Callable
@@ -27,7 +27,7 @@ _FILES = ["config.json", "model.safetensors", "README.md"]
 _LARGEST_CONFIG, _LARGEST_HEADER, _LARGEST_CALIBRATOR = 2**20, 2**16, 2**22  # bytes
 _CALIBRATOR = "calibrator."  # prefix of the calibrator's tensors
 
-#: Fields of config.json. `_reading` adds the fields of the features.
+#: Fields of config.json, except those that `_reading` adds for the features.
 _CONFIG: Schema = {
     "format_version": whole(min(_READ_VERSIONS), FORMAT_VERSION, " or ".join(map(str, _READ_VERSIONS))),
     "head": one_of(HEADS),
@@ -49,10 +49,10 @@ _CONFIG: Schema = {
 
 
 def find_probe(probe: str | Path, revision: str | None) -> list[Path]:
-    """Paths of config.json and model.safetensors, in a folder or downloaded from the Hub. No other file is opened.
+    """Return the paths of config.json and model.safetensors in a folder, or download them from the Hub.
 
     Raises:
-        InputError: If there is no such folder or repository, or a file is missing or links to a file outside.
+        InputError: If there is no such folder or repository, a file is missing, or a file links to another folder.
     """
     if os.path.isdir(probe):
         folder = home = Path(probe)
@@ -65,7 +65,7 @@ def find_probe(probe: str | Path, revision: str | None) -> list[Path]:
         except (HFValidationError, OSError) as error:
             raise InputError(
                 f"Expected `probe` to be the folder of a saved probe or a Hub id, but there is no folder "
-                f"{str(probe)!r} and the Hub gave: {one_line(error)}. A run saves its probe as runs/NAME/probe."
+                f"{str(probe)!r} and the Hub reported: {one_line(error)}. A run saves its probe in runs/NAME/probe."
             ) from error
         home = folder.parents[1]  # the files of a snapshot link to other files of the cached repository
     paths = [folder / "config.json", folder / "model.safetensors"]
@@ -73,11 +73,11 @@ def find_probe(probe: str | Path, revision: str | None) -> list[Path]:
         if not path.is_file():
             raise InputError(
                 f"Expected `probe` to be the folder of a saved probe, but {str(folder)!r} has no {path.name}. A run "
-                "saves its probe as runs/NAME/probe."
+                "saves its probe in runs/NAME/probe."
             )
         if not is_inside(path, home):
             raise InputError(
-                f"Expected {str(path)!r} to be a file in the probe's folder, but it links to a file outside. Copy the "
+                f"Expected {str(path)!r} to be a file in the probe's folder, but it links to another folder. Copy the "
                 "file into the folder, or load a probe from the Hub by its id."
             )
     return paths
@@ -87,7 +87,7 @@ def read_config(path: Path) -> dict[str, Any]:
     """Read and check config.json.
 
     Raises:
-        InputError: If the file is too large, not JSON, of an unsupported format version, or has an invalid field.
+        InputError: If the file is too large, is not JSON, has an unsupported format version, or has an invalid field.
     """
     try:
         config = read_json(path, _LARGEST_CONFIG)
@@ -99,8 +99,8 @@ def read_config(path: Path) -> dict[str, Any]:
     version = known.get("format_version")
     if type(version) is int and version not in _READ_VERSIONS:  # checked first: other versions have other fields
         raise InputError(
-            f"Expected a probe of format version {' or '.join(map(str, _READ_VERSIONS))}, but {str(path)!r} has "
-            f"{shown(version)}. Use the version of confidence-probes that wrote it."
+            f"Expected {str(path)!r} to have format version {' or '.join(map(str, _READ_VERSIONS))}, but got "
+            f"{shown(version)}. Load it with the version of confidence-probes that saved it."
         )
     check_record(config, {**_CONFIG, **_reading(known.get("target"), known.get("signal"))}, path)
     if config["prompt"]["system"] is not None and not config["prompt"]["chat"]:
@@ -127,14 +127,17 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def _reading(target: Any, signal: Any) -> Schema:
-    """Schema of `signal`, `layer`, `position` and `pooled` for a target and a signal, which can be any JSON values."""
+    """Build the schema of `signal`, `layer`, `position` and `pooled`.
+
+    The schema depends on the target and the signal of the config, which are not checked yet.
+    """
     from extract.signals.hidden import POSITIONS
     from extract.signals.registry import SIGNALS
 
     scope: Scope = "sample" if target == "response" else "question"
     pooled: Schema = {
         "keys": Field(
-            f"a list of distinct signal/layer/position, each signal one of {', '.join(token_signals(scope))}",
+            f"a list of distinct keys signal/layer/position, with a signal from {', '.join(token_signals(scope))}",
             lambda value: _is_list(value, lambda key: is_key(key, scope)) and len(value) > 0,
         ),
         "pooling": Field(
@@ -142,7 +145,7 @@ def _reading(target: Any, signal: Any) -> Schema:
             lambda value: _is_list(value, is_pooling) and (len(value) > 0) == (scope == "sample"),
         ),
         "weights": Field(
-            "null, or the signal/layer/position of weights if the probe reads answers",
+            "null, or signal/layer/position of the weights if the probe reads answers",
             lambda value: value is None or (scope == "sample" and is_weights(value)),
         ),
     }
@@ -155,7 +158,7 @@ def _reading(target: Any, signal: Any) -> Schema:
 
 
 def _is_list(value: Any, holds: Callable[[Any], bool]) -> bool:
-    """Whether any JSON value is a list of distinct texts for which `holds`."""
+    """Whether a JSON value is a list of distinct strings that all satisfy `holds`."""
     return isinstance(value, list) and all(map(holds, value)) and len(set(value)) == len(value)
 
 
@@ -163,7 +166,7 @@ def read_weights(path: Path, config: dict[str, Any]) -> tuple[Head, Calibrator]:
     """Load the head and calibrator that a config describes.
 
     Raises:
-        InputError: If the file has missing, additional or mismatching tensors, or invalid values.
+        InputError: If the file is damaged, or its tensors are missing, unexpected or invalid.
     """
     with torch.device("meta"):  # allocates no memory, whatever sizes the config claims
         head = HEADS[config["head"]](config["d_model"], **config["sizes"])
@@ -171,9 +174,9 @@ def read_weights(path: Path, config: dict[str, Any]) -> tuple[Head, Calibrator]:
         size = path.stat().st_size
         largest = sum(tensor.nbytes for tensor in head.state_dict().values()) + _LARGEST_CALIBRATOR + _LARGEST_HEADER
         if size > largest:
-            raise ValueError(f"it has {size} bytes, more than the {largest} that these need")
+            raise ValueError(f"it has {size} bytes, more than the {largest} that they need")
         if sha256_file(path) != config["weights"]:
-            raise ValueError("its checksum differs from config.json")
+            raise ValueError("its checksum differs from the one in config.json")
         tensors = load_file(path)
         n_knots = tensors[f"{_CALIBRATOR}x"].numel() if f"{_CALIBRATOR}x" in tensors else 0
         calibrator = CALIBRATORS[config["calibrator"]].of_zeros(n_knots)
@@ -191,12 +194,12 @@ def read_weights(path: Path, config: dict[str, Any]) -> tuple[Head, Calibrator]:
             raise ValueError(problem)
     except (OSError, ValueError, SafetensorError) as error:
         raise InputError(
-            f"Expected {str(path)!r} to hold the tensors of a {config['head']!r} head of width {config['d_model']} and "
-            f"a {config['calibrator']!r} calibrator, but {one_line(error)}. Train the probe again, or restore the file."
+            f"Expected {str(path)!r} to contain the tensors of a {config['head']!r} head of width {config['d_model']} "
+            f"and a {config['calibrator']!r} calibrator, but {one_line(error)}. Restore the file, or train a new probe."
         ) from None
     return head, calibrator
 
 
 def probe_tensors(head: Head, calibrator: Calibrator) -> dict[str, Tensor]:
-    """Tensors of a saved probe, by name in model.safetensors."""
+    """Return the tensors of a saved probe by their names in model.safetensors."""
     return {**head.state_dict(), **calibrator.state_dict(prefix=_CALIBRATOR)}

@@ -1,1 +1,1 @@
-"""Token signals as scores of answers, without training."""
+"""Scores of answers that are computed from token signals without training."""

@@ -1,9 +1,9 @@
 """AUROCs of thousands of scores at once, with standard errors clustered by question and corrected p-values.
 
 The placement of a right answer is the share of wrong answers with a lower score. The placement of a wrong answer is the
-share of right answers with a higher score. Ties count ½ (DeLong et al. 1988), and the mean placement is the AUROC.
-Sums of placements by question are the AUROC's derivatives with respect to the weights of the questions. They give the
-clustered standard error (Obuchowski, Nonparametric Analysis of Clustered ROC Curve Data, Biometrics 53, 1997).
+share of right answers with a higher score. Ties count ½. The mean placement is the AUROC (DeLong et al. 1988). The
+placements also give the derivatives of the AUROC with respect to the weights of the questions, from which the standard
+error is computed (Obuchowski, Nonparametric Analysis of Clustered ROC Curve Data, Biometrics 53, 1997).
 """
 
 from collections.abc import Iterator
@@ -16,22 +16,22 @@ from tqdm import tqdm
 
 from probes.metrics.functional.inputs import by_group
 
-#: Minimum number of questions with right answers, and with wrong answers, for a standard error.
+#: Minimum number of questions with right answers, and of questions with wrong answers, for a standard error.
 LEAST_OF_A_CLASS = 5
 #: Maximum number of elements (draws × scores) in memory at once.
 _CHUNK = 2**24
-#: Extra draws that estimate the spread of each statistic. Reusing the draws of the test would shrink their extremes.
+#: Number of extra draws for estimating the spread of each statistic. Reusing the draws of the test would bias the test.
 _SCALE_DRAWS = 500
 
 
 class ClusteredAuroc(NamedTuple):
-    """AUROCs of several scores of the same answers.
+    """AUROCs of several scores on the same answers.
 
     Attributes:
-        auroc: [score] float64; NaN without both right and wrong answers.
-        influence: [score, question] float64, derivatives with respect to the weights of the questions; they sum to 0.
-        n_answers: [score] int64, number of answers with the score.
-        has_answer: [score, question] bool, whether the question has such an answer.
+        auroc: [score] float64, AUROC of each score; NaN without both right and wrong answers.
+        influence: [score, question] float64, derivatives of the AUROC with respect to the question weights, with sum 0.
+        n_answers: [score] int64, number of answers that have the score.
+        has_answer: [score, question] bool, whether any answer to the question has the score.
         varies: [score] bool, whether the score differs between answers.
         enough: [score] bool, whether right and wrong answers each come from at least 5 questions.
     """
@@ -45,18 +45,18 @@ class ClusteredAuroc(NamedTuple):
 
     @property
     def n_questions(self) -> Tensor:
-        """[score] int64, number of questions with an answer that has the score."""
+        """[score] int64, number of questions with at least one answer that has the score."""
         return self.has_answer.sum(1)
 
     @property
     def standard_error(self) -> Tensor:
-        """[score] float64; NaN if there are too few questions or all influences are 0 (constant scores, AUROC 1)."""
+        """[score] float64, standard error of the AUROC; NaN if there are too few questions or all influences are 0."""
         n = self.n_questions
         variance = self.influence.square().sum(1) * n / (n - 1).clamp_min(1)
         return torch.where(self.enough & (variance > 1e-20), variance.sqrt(), torch.nan)
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
-        """Lower and upper ends of the intervals, [score] each, computed on the log-odds scale."""
+        """Return the bounds of the confidence intervals, each [score]. They are symmetric on the log-odds scale."""
         centre = torch.logit(self.auroc)
         reach = torch.from_numpy(stdtrit((self.n_questions - 1).clamp_min(1).numpy(), (1 + level) / 2))
         reach = reach * self.standard_error / (self.auroc * (1 - self.auroc))
@@ -64,12 +64,12 @@ class ClusteredAuroc(NamedTuple):
 
 
 def clustered_auroc(scores: Tensor, right: Tensor, question: Tensor, n_questions: int) -> ClusteredAuroc:
-    """AUROC of each score over all pairs of a right and a wrong answer, in O(answers · log answers) per score.
+    """Compute the AUROC of each score over all pairs of a right and a wrong answer.
 
     Args:
-        scores: [score, answer], higher = more likely right; NaN if missing.
+        scores: [score, answer] scores; higher means more likely right, and NaN means missing.
         right: [answer] whether each answer is right.
-        question: [answer] int64, 0-based question of each answer.
+        question: [answer] int64 index of each answer's question, starting at 0.
         n_questions: Number of questions.
     """
     right = right.bool()
@@ -96,9 +96,9 @@ def clustered_auroc(scores: Tensor, right: Tensor, question: Tensor, n_questions
 
 
 def placements(scores: Tensor, others: Tensor) -> Tensor:
-    """Share of `others` below each score, ties ½: [score, answer] float64; NaN if it or all others are missing."""
+    """Return the share of `others` below each score, counting ties as ½, [score, answer] float64; NaN if missing."""
     present, others_present = scores.isfinite(), others.isfinite()
-    ordered = torch.where(others_present, others, torch.inf).sort(1).values.contiguous()  # missing ones are above all
+    ordered = torch.where(others_present, others, torch.inf).sort(1).values.contiguous()  # missing scores come last
     values = torch.where(present, scores, 0.0).contiguous()
     twice = torch.searchsorted(ordered, values) + torch.searchsorted(ordered, values, right=True)
     return torch.where(present, twice.double() / (2 * others_present.sum(1, keepdim=True)), torch.nan)
@@ -113,25 +113,25 @@ def max_t(
     seed: int = 0,
     progress: bool = False,
 ) -> Tensor:
-    r"""Two-sided p-values against an AUROC of ½, corrected for the number of scores by the max-T method.
+    r"""Compute two-sided p-values against an AUROC of ½, corrected for multiple tests by the max-T method.
 
-    Each draw exchanges grades between questions: the grades of all answers to a question move to another question
-    together, answer j to answer j (Westfall and Young, Resampling-Based Multiple Testing, 1993). The statistic of a
-    score is |AUROC − ½|, divided by the root mean square of this distance in separate draws. Its p-value is the share
-    of draws in which the largest statistic of all scores is at least as large. Identical scores count once. Holm's
-    correction would lose power on a grid of thousands of correlated scores.
+    Each draw permutes the grades between questions (Westfall and Young, Resampling-Based Multiple Testing, 1993). All
+    answers to a question get the grades of the answers to another question, matched by sample number. The statistic of
+    a score is |AUROC − ½|, divided by its root mean square in separate draws. The p-value is the share of draws in
+    which the largest statistic of all scores is at least as large as the observed statistic. Holm's correction would
+    have less power, because the scores are correlated.
 
-    If no score is related to the grades and all questions have equally many answers, the smallest p-value is below 0.05
-    with a probability of at most 5 %, for any number of right and wrong answers. Statistics from clustered standard
-    errors have this property only asymptotically: an AUROC that is far from ½ by chance also has a small error.
+    Suppose that no score is related to the grades and that all questions have the same number of answers. The
+    probability that any p-value is below 0.05 is then at most 5 %, for any number of right and wrong answers.
+    Statistics based on clustered standard errors would only guarantee this for large samples.
 
     Args:
-        scores: [score, answer]; NaN if missing.
+        scores: [score, answer] scores; NaN means missing.
         right: [answer] whether each answer is right.
-        question: [answer] int64, 0-based question of each answer.
-        sample: [answer] int64, sample number of each answer.
+        question: [answer] int64 index of each answer's question, starting at 0.
+        sample: [answer] int64 sample number of each answer.
         n_draws: Number of draws. The smallest possible p-value is 1 / (n_draws + 1).
-        seed: Seed of the draws.
+        seed: Seed for the draws.
         progress: Whether to show a progress bar.
 
     Returns:
@@ -154,14 +154,14 @@ def max_t(
             for distances in exchange.chunks(orders):
                 largest = torch.cat([largest, (distances * scale).amax(1)])
                 bar.update(len(distances))
-        reached = observed[counted] * scale[counted] - 1e-4  # count ties of exact arithmetic
+        reached = observed[counted] * scale[counted] - 1e-4  # values that are equal up to rounding count as hits
         hits = n_draws - torch.searchsorted(largest.sort().values, reached)
         p_values[counted] = (1 + hits).double() / (1 + n_draws)
     return p_values
 
 
 class _Exchange:
-    """Scores and grades by question and sample, to exchange grades between questions. Arguments as in `max_t`."""
+    """Compute AUROCs after permuting the grades between questions. See `max_t` for the arguments."""
 
     def __init__(self, scores: Tensor, right: Tensor, question: Tensor, sample: Tensor) -> None:
         shape = int(question.max()) + 1, int(sample.max()) + 1
@@ -169,11 +169,11 @@ class _Exchange:
         self._grades = torch.zeros(2, *shape)  # right, wrong; both 0 if there is no graded answer
         self._grades.view(2, -1)[:, place] = torch.stack([right.bool(), ~right.bool()]).float()
         ranks, present = torch.zeros(2, len(scores), shape[0] * shape[1])
-        # centred ranks: mean over right answers − mean over wrong answers = AUROC − ½
+        # with centred ranks, AUROC − ½ is the mean rank of right answers minus the mean rank of wrong answers
         ranks[:, place] = (placements(scores, scores) - 0.5).nan_to_num().float()
         present[:, place] = scores.isfinite().float()
         patterns, pattern = present.unique(dim=0, return_inverse=True)
-        #: Groups of scores that are present for the same answers: rows of the scores, the answers, and ranks.
+        #: Tuples (rows, mask of answers, ranks), one for each group of scores that are present for the same answers.
         self._groups = [
             (rows, answers, ranks[rows].T.contiguous())
             for number, answers in enumerate(patterns)
@@ -182,9 +182,9 @@ class _Exchange:
         self._n_scores, self._step = len(scores), max(1, _CHUNK // max(len(scores), shape[0] * shape[1]))
 
     def distances(self, order: Tensor) -> Tensor:
-        """|AUROC − ½| [draw, score] if question q has the grades of question `order[:, q]`.
+        """Compute |AUROC − ½| [draw, score] after question q has received the grades of question `order[:, q]`.
 
-        `order` is [draw, question] int64. NaN if there are no right or no wrong answers.
+        `order` is [draw, question] int64. The result is NaN if there are no right or no wrong answers.
         """
         grades = self._grades[:, order].flatten(2)  # [right or wrong, draw, answer]
         distances = torch.empty(len(order), self._n_scores)
@@ -195,6 +195,6 @@ class _Exchange:
         return distances
 
     def chunks(self, orders: Tensor) -> Iterator[Tensor]:
-        """Yield the distances of many draws in chunks; 0 instead of NaN."""
+        """Yield the distances for many draws in chunks, with NaN replaced by 0."""
         for order in orders.split(self._step):
             yield self.distances(order).nan_to_num_(0.0)

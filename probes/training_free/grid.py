@@ -1,4 +1,4 @@
-"""AUROCs of all scores of a store's answers: the best are chosen on validation questions and tested on others."""
+"""Grid of all scores of a store's answers, with their AUROCs on validation and test questions."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,15 +22,15 @@ PARTS = {"val": "validation", "test": "test"}
 
 
 class Part(NamedTuple):
-    """The graded answers to some of the questions.
+    """The graded answers to the validation questions or to the test questions.
 
     Attributes:
-        row: [answer] int64, rows of the answer table.
-        right: [answer] bool, whether each is right.
-        question: [answer] int64, question of each, 0-based within the part.
-        sample: [answer] int64, sample number of each.
+        row: [answer] int64, row of each answer in the answer table.
+        right: [answer] bool, whether each answer is right.
+        question: [answer] int64, index of each answer's question among the questions of the part.
+        sample: [answer] int64, sample number of each answer.
         n_questions: Number of questions.
-        n_unknown: Number of their answers that are left out because the grade is unknown.
+        n_unknown: Number of answers that are left out because their grade is unknown.
     """
 
     row: Tensor
@@ -43,19 +43,19 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Grid:
-    """All scores with their AUROCs on validation and test.
+    """All scores of a store's answers, with their AUROCs on the validation and test questions.
 
     Attributes:
-        store: The store.
-        table: Its grades.
-        parts: The validation answers (`val`) and the test answers (`test`).
-        names: [score] names of the scores.
-        aurocs: AUROCs on each part.
-        p: [score] float64 p-values on the test answers, corrected for all scores (max-T); NaN if undefined.
-        scores: [score, answer] float32 scores of the test answers, higher = more likely right.
-        n_tokens: [answer] int64 over the answer table, number of content tokens.
-        reference: Row of the mean token entropy. None if the store has no token entropies.
-        masked: Reasons why signals are left out, by name.
+        store: Store that contains the answers.
+        table: Question table of the store, with the grades.
+        parts: Validation answers (`val`) and test answers (`test`).
+        names: Names of the scores.
+        aurocs: AUROCs of the scores on each part.
+        p: [score] float64, p-values on the test answers, corrected for multiple tests (`max_t`); NaN if undefined.
+        scores: [score, answer] float32, scores of the test answers; higher means more likely right.
+        n_tokens: [answer] int64, number of content tokens of each answer in the answer table.
+        reference: Index of the mean token entropy among the scores; None if the store has no token entropies.
+        masked: Dict from the name of each missing signal to the reason.
     """
 
     store: Store
@@ -70,10 +70,9 @@ class Grid:
     masked: dict[str, str]
 
     def choose(self, rows: list[int]) -> int | None:
-        """Row with the highest AUROC on validation, the first of equals; None if no row qualifies.
+        """Return the first row with the highest validation AUROC among `rows`, or None if no row qualifies.
 
-        A score qualifies if it has an AUROC, is not constant, and is present for at least 95 % of the answers of the
-        most complete score.
+        A score qualifies if it has an AUROC, varies, and covers at least 95 % as many answers as any other score.
         """
         if not rows:
             return None
@@ -84,7 +83,7 @@ class Grid:
 
     @cached_property
     def chosen(self) -> int:
-        """Chosen row of all scores that need no other answers.
+        """Row of the best score. Scores that need several answers to a question are excluded.
 
         Raises:
             InputError: If no score qualifies.
@@ -92,15 +91,15 @@ class Grid:
         best = self.choose([row for row, name in enumerate(self.names) if not name.half])
         if best is None:
             raise InputError(
-                f"Expected at least one score on the validation answers, but all {len(self.names)} are NaN. Check the "
-                f"store with `python -m extract verify --store {self.store.path}`."
+                f"Expected at least one usable score on the validation answers, but all {len(self.names)} are constant "
+                f"or NaN. Check the store with `python -m extract verify --store {self.store.path}`."
             )
         return best
 
     def of_families(self) -> dict[str, int]:
-        """Chosen row of each family, by its name, in the order of the scores.
+        """Return a dict from each family to the row of its best score, in the order of the scores.
 
-        Weighted scores that are equivalent on validation to an unweighted score of the same key are excluded. For
+        A weighted score is excluded if it is equivalent on validation to an unweighted score of the same key. For
         example, the maximum does not depend on the weights.
         """
         influence = self.aurocs["val"].influence
@@ -119,11 +118,11 @@ class Grid:
 
     @cached_property
     def row_of(self) -> dict[Score, int]:
-        """Row of every score."""
+        """Dict from each score to its row."""
         return {name: row for row, name in enumerate(self.names)}
 
     def as_table(self) -> pa.Table:
-        """One row per score; missing numbers are null."""
+        """Return a table with one row per score, in which missing numbers are null."""
         val, test = self.aurocs["val"], self.aurocs["test"]
         low, high = test.interval()
         columns = {
@@ -147,14 +146,15 @@ def make_grid(
     """Compute all scores of a store's answers and their AUROCs.
 
     Args:
-        store: The store, with token signals of its answers.
-        table: Its grades.
+        store: Store with token signals for its answers.
+        table: Question table of the store, with the grades.
         test_fraction: Share of test questions.
-        seed: Seed of the split and draws.
+        seed: Seed for the split and the draws.
         n_draws: Number of draws for the corrected p-values.
 
     Raises:
-        InputError: If there are no token signals, too few questions, or a part has only right or only wrong answers.
+        InputError: If token signals are missing, or if a part has too few questions, no right answers or no wrong
+            answers.
     """
     scores = Scores(store, table.answers)
     parts = split(table, test_fraction, seed)
@@ -182,13 +182,13 @@ def make_grid(
 
 
 def split(table: QuestionTable, test_fraction: float, seed: int) -> dict[str, Part]:
-    """Split the answers by question into validation and test. The test questions are those of `train.py`.
+    """Split the answers by question into a validation part and a test part.
 
-    Nothing is trained, so the training questions of `train.py` belong to validation. Questions with fewer than two
-    graded answers are in neither part.
+    With the same fraction and seed, `train.py` uses the same test questions. Its training questions are added to the
+    validation part, because nothing is trained. Questions with fewer than two graded answers are left out.
 
     Raises:
-        InputError: If there are too few questions, or a part has only right or only wrong answers.
+        InputError: If there are too few questions, or if the answers of a part are all right or all wrong.
     """
     if not 0 < test_fraction < 1:
         raise InputError(
@@ -200,8 +200,8 @@ def split(table: QuestionTable, test_fraction: float, seed: int) -> dict[str, Pa
         least = LEAST_VALIDATION if name == "val" else 2
         if len(questions) < least:
             raise InputError(
-                f"Expected at least {least} {words} questions, but got {len(questions)} of {len(usable)} with two "
-                f"graded answers. Use a store of more questions, or change `test_fraction` ({test_fraction:g})."
+                f"Expected at least {least} {words} questions, but got {len(questions)} of {len(usable)} with at least "
+                f"two graded answers. Use a store with more questions, or change `test_fraction` ({test_fraction:g})."
             )
         index = np.full(len(table.ids), -1)
         index[questions] = np.arange(len(questions))
@@ -218,8 +218,8 @@ def split(table: QuestionTable, test_fraction: float, seed: int) -> dict[str, Pa
         n_right, n = int(parts[name].right.sum()), len(rows)
         if n_right in (0, n):
             raise InputError(
-                f"Expected the {words} part to have right and wrong answers, but all {n} answers to its "
-                f"{len(questions)} questions are {'right' if n_right else 'wrong'}. Use more or other questions, or "
-                "another seed."
+                f"Expected the {words} part to contain right and wrong answers, but all {n} answers to its "
+                f"{len(questions)} questions are {'right' if n_right else 'wrong'}. Use more questions, different "
+                "questions or a different seed."
             )
     return parts

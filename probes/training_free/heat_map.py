@@ -1,4 +1,4 @@
-"""Pictures of a grid: AUROC by signal and pooling, and the effect of weights, on the validation questions."""
+"""Heat maps of a grid on the validation questions: AUROC by signal and pooling, and the effect of weights."""
 
 from collections.abc import Sequence
 from itertools import groupby
@@ -13,13 +13,13 @@ from probes.report.plots import INK, annotate_cells, frame_cell, new_figure, sty
 from probes.training_free.grid import Grid
 from probes.training_free.scores import TOKENS, UNWEIGHTED, Score
 
-#: Maximum number of layers drawn per signal: evenly spaced, including the first and the last.
+#: Maximum number of layers drawn per signal. They are evenly spaced and include the first and the last layer.
 _LAYERS = 5
 _COLUMNS = list(POOLINGS)
 
 
 class Row(NamedTuple):
-    """Row of a heat map: block, label, and by pooling the value (NaN if missing) and whether it is chosen."""
+    """Row of a heat map. `values` (NaN if missing) and `chosen` have one entry per pooling."""
 
     block: str
     label: str
@@ -28,10 +28,10 @@ class Row(NamedTuple):
 
 
 def grid_pictures(grid: Grid) -> dict[str, Figure]:
-    """Pictures by name; `weightings` only if the grid has weighted scores."""
+    """Draw the pictures of a grid and return them by name. `weightings` is only drawn if there are weighted scores."""
     suffix = f"on validation ({grid.parts['val'].n_questions} questions)"
     title = f"AUROC of unweighted scores {suffix}"
-    scale = f"AUROC (½: no information; below: the wrong way round); at most {_LAYERS} layers of each signal"
+    scale = f"AUROC (½: no information, below ½: wrong direction), at most {_LAYERS} layers per signal"
     rows = signal_rows(grid)
     pictures = {"signals": _heat_map(rows, title, scale, 0.5, most_rows=38, row_size=0.155, panel_size=4.1)}
     if rows := weighting_rows(grid):
@@ -43,7 +43,7 @@ def grid_pictures(grid: Grid) -> dict[str, Figure]:
 
 
 def signal_rows(grid: Grid) -> list[Row]:
-    """Unweighted AUROCs, one row per key of a signal, for at most five layers."""
+    """Return the unweighted AUROCs, with one row per signal, position and layer, for at most five layers."""
     keys_of: dict[tuple[str, str], dict[str, None]] = {}
     for name in grid.names:
         if not name.half:
@@ -56,7 +56,7 @@ def signal_rows(grid: Grid) -> list[Row]:
 
 
 def weighting_rows(grid: Grid) -> list[Row]:
-    """Differences to the unweighted AUROCs, one row per weighting of the token entropy."""
+    """Return the differences from the unweighted AUROCs of token entropy, with one row per weighting."""
     if grid.reference is None:
         return []
     key = grid.names[grid.reference].key
@@ -80,7 +80,7 @@ def _row(grid: Grid, block: str, label: str, signal: str, key: str, weighting: s
 
 
 def _spaced(keys: Sequence[str]) -> list[str]:
-    """At most `_LAYERS` evenly spaced keys, including the first and the last.
+    """Return at most `_LAYERS` evenly spaced keys, including the first and the last.
 
     >>> _spaced([f"{layer}/entropy" for layer in range(1, 31)])
     ['1/entropy', '8/entropy', '16/entropy', '23/entropy', '30/entropy']
@@ -101,9 +101,10 @@ def _heat_map(
     panel_size: float,
     numbers: bool = True,
 ) -> Figure:
-    """Heat map by row and pooling, blue above `middle` and red below; the chosen score is framed.
+    """Draw a heat map by row and pooling, with values above `middle` in blue and values below in red.
 
-    `scale` labels the colour bar, `most_rows` limits rows and headings per panel, and sizes are in inches.
+    The chosen score is framed. `scale` is the label of the colour bar, and `most_rows` is the maximum number of rows
+    and headings per panel. Sizes are in inches.
     """
     panels = _panels(rows, most_rows)
     height = max(map(_height, panels))
@@ -140,7 +141,7 @@ def _heat_map(
 
 
 def _panels(rows: Sequence[Row], most: int) -> list[list[Row]]:
-    """Split rows into as few panels as possible, of about equal height, preferably between blocks."""
+    """Split rows into as few panels of about equal height as possible. Blocks are kept together where possible."""
     height = _height(rows)
     most = -(-height // -(-height // most))  # balance the panels
     panels: list[list[Row]] = [[]]
@@ -157,5 +158,5 @@ def _panels(rows: Sequence[Row], most: int) -> list[list[Row]]:
 
 
 def _height(rows: Sequence[Row]) -> int:
-    """Number of rows plus headings of blocks."""
+    """Return the number of rows plus the number of block headings."""
     return len(rows) + len({row.block for row in rows})

@@ -1,4 +1,4 @@
-"""Record and page of a grid: metrics and tests of the scores that validation chose."""
+"""Record and page of a grid, with metrics and tests of the scores that were chosen on the validation questions."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,28 +17,27 @@ from probes.report.templates import LEVEL, render
 from probes.training_free.clustered_auroc import LEAST_OF_A_CLASS, clustered_auroc, max_t
 from probes.training_free.grid import PARTS, Grid
 
-#: Names of the controls, which use no signal.
+#: Names of the control scores, which do not use any signal.
 LENGTH, TRUNCATED = "answer length", "truncated"
 
 
 def grid_record(grid: Grid, n_resamples: int, seed: int) -> dict[str, Any]:
-    """The record of a grid.
+    """Evaluate the best scores of a grid and return the results as a record.
 
     Args:
-        grid: The grid.
-        n_resamples: Number of resamples for each interval; p-values use five times as many.
-        seed: Seed of the resamples.
+        grid: Grid of scores.
+        n_resamples: Number of resamples for each interval. P-values use five times as many.
+        seed: Seed for the resamples.
 
     Returns:
-        ``chosen``: name of the chosen score; ``rows``: the chosen score of each family, mean token entropy and the
-        controls; ``tests``: the chosen score against others; ``groups``: the chosen score by group of questions;
-        ``grid``: numbers of scores, of scores with a p-value, and of scores significantly above or below ½;
-        ``parts``: counts of validation and test; ``masked``: reasons why signals and families are left out.
+        A record with the name of the ``chosen`` score. ``rows`` contains metrics of all reported scores. ``tests``
+        compares the chosen score with others, and ``groups`` evaluates it for each group of questions. ``grid`` and
+        ``parts`` contain numbers of scores, questions and answers. ``masked`` explains which signals are missing.
     """
     tested = _Tested(grid, n_resamples, seed)
     p, auroc = grid.p, grid.aurocs["test"].auroc
     unchosen = sorted({name.family for name in grid.names} - set(tested.families))
-    reason = "none of its scores varies or differs from the unweighted scores on the validation answers"
+    reason = "on the validation answers, its scores are constant, undefined or equivalent to unweighted scores"
     return {
         **record_header(grid.store, grid.table, seed, n_resamples),
         "parts": {name: _counts(grid, name) for name in PARTS},
@@ -60,7 +59,7 @@ def grid_record(grid: Grid, n_resamples: int, seed: int) -> dict[str, Any]:
 
 
 def _counts(grid: Grid, name: str) -> dict[str, int]:
-    """Counts of questions and answers of a part."""
+    """Count the questions and answers in the validation part or the test part."""
     part = grid.parts[name]
     return {
         "n_questions": part.n_questions,
@@ -73,12 +72,12 @@ def _counts(grid: Grid, name: str) -> dict[str, int]:
 
 
 def length_stratum(n_tokens: Tensor) -> Tensor:
-    """Length class [answer] int64: exact up to 5 tokens, then within 25 %."""
+    """Return the length class of each answer, [answer] int64. Lengths above 5 share a class if they are within 25 %."""
     return (n_tokens.clamp_min(1).double().log() / math.log(1.25) + 1e-9).floor().long()
 
 
 class _Tested:
-    """Metrics and tests of the reported scores on the test answers."""
+    """Compute metrics and tests of the reported scores on the test answers."""
 
     def __init__(self, grid: Grid, n_resamples: int, seed: int) -> None:
         self._grid, self._n_resamples, self._seed = grid, n_resamples, seed
@@ -102,7 +101,10 @@ class _Tested:
         self._scored = {name: Scored(score, right, known, question) for name, score in scores.items()}
 
     def rows(self) -> list[dict[str, Any]]:
-        """Every reported score on all answers, on answers that were not cut, and on pairs of equal length."""
+        """Return metrics of every reported score.
+
+        The AUROC is computed on all answers, on answers that were not truncated, and on pairs of similar length.
+        """
         part, scores = self._part, torch.stack([scored.confidence for scored in self._scored.values()])
         p_values = max_t(scores, part.right, part.question, part.sample, 5 * self._n_resamples, self._seed).tolist()
         rows = []
@@ -130,7 +132,7 @@ class _Tested:
         return rows
 
     def tests(self) -> list[dict[str, Any]]:
-        """The chosen score against length and mean token entropy, and scores that need other answers against it."""
+        """Compare the chosen score with answer length, mean token entropy and scores that need several answers."""
         pairs = [(self.chosen, name) for name in (LENGTH, self.reference) if name not in (None, self.chosen)]
         pairs += [(name, self.chosen) for name, row in self._row_of.items() if self._grid.names[row].half]
         tests: list[dict[str, Any]] = []
@@ -144,7 +146,7 @@ class _Tested:
         return tests
 
     def groups(self) -> list[dict[str, Any]]:
-        """The chosen score on the answers to the questions of each group."""
+        """Return metrics of the chosen score for each group of questions."""
         chosen, table = self._scored[self.chosen], self._grid.table
         group_of = np.array(table.groups)[table.answers.question[self._part.row.numpy()]]
         groups = []
@@ -166,7 +168,7 @@ class _Tested:
         return groups
 
     def _auroc(self, scored: Scored) -> Mapping[str, Any] | None:
-        """AUROC with its interval; None if right or wrong answers come from too few questions."""
+        """Compute the AUROC with its interval. Returns None if right or wrong answers come from too few questions."""
         scored = scored.take(scored.usable)
         assert scored.question is not None
         if min(len(scored.question[scored.right == grade].unique()) for grade in (0, 1)) < LEAST_OF_A_CLASS:
@@ -175,7 +177,7 @@ class _Tested:
 
 
 def _share_of_pairs(scored: Scored, stratum: Tensor) -> float | None:
-    """Share of the pairs of a right and a wrong answer in the same stratum; `stratum` is [answer] int64."""
+    """Return the share of (right, wrong) answer pairs that are in the same stratum, or None if there are no pairs."""
     members = (stratum[scored.usable & (scored.right == grade)] for grade in (0, 1))
     wrong, right = (torch.bincount(strata, minlength=int(stratum.max()) + 1) for strata in members)
     n_pairs = int(wrong.sum()) * int(right.sum())
@@ -183,7 +185,7 @@ def _share_of_pairs(scored: Scored, stratum: Tensor) -> float | None:
 
 
 def signals_page(record: dict[str, Any], plots: Sequence[str]) -> str:
-    """Markdown page of a grid, from its record and the names of its pictures."""
+    """Render the Markdown page of a grid from its record and the names of its pictures."""
     roles = ("best", "reference", "control")
     rows = sorted(record["rows"], key=lambda row: (row["name"] != record["chosen"], roles.index(row["role"])))
     verdict, template = signals_verdict(record), "training_free/signals.md.j2"
@@ -191,6 +193,6 @@ def signals_page(record: dict[str, Any], plots: Sequence[str]) -> str:
 
 
 def signals_verdict(record: dict[str, Any]) -> str:
-    """Result of the chosen score on the test answers."""
+    """Render a short summary of the chosen score's result on the test answers."""
     chosen = next(row for row in record["rows"] if row["name"] == record["chosen"])
     return render("training_free/verdict.md.j2", record=record, chosen=chosen, length=LENGTH, level=LEVEL)

@@ -1,4 +1,4 @@
-"""Scores of answers: every token signal of a store with every pooling, unweighted and weighted."""
+"""Scores of answers, computed from every token signal of a store with every pooling and weighting."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -14,24 +14,24 @@ from extract.signals.registry import SIGNALS
 from extract.store.ragged import Ragged
 from extract.store.store import Store
 
-#: Weighting of unweighted scores.
+#: Name of the weighting of unweighted scores.
 UNWEIGHTED = "none"
-#: Signal that is also pooled with weights and provides the likelihoods.
+#: Signal that is pooled both with and without weights. It also contains the log-probabilities.
 TOKENS = "tokens"
-#: Name of the mean negative log-likelihood of other answers to the question, as a signal.
+#: Signal name for the mean negative log-likelihood of other answers to the question.
 PREDICTIVE = "mc_predictive_entropy"
-#: Number of columns that are pooled at once.
+#: Maximum number of columns that are pooled at once.
 _COLUMNS = 64
 
 
 class Score(NamedTuple):
-    """Name of a score.
+    """Name of a score, made up of its signal, key, pooling and weighting.
 
     Attributes:
         signal: Name of the signal.
-        key: Layer and position, such as ``30/entropy``.
-        pooling: Pooling over the tokens of an answer.
-        weighting: Weights of the tokens: `none`, `entropy`, `prob`, or ``signal/position`` of a signal of weights.
+        key: Layer and position of the signal, such as ``30/entropy``.
+        pooling: Name of the pooling over the tokens of an answer.
+        weighting: Token weights: `none`, `entropy`, `prob`, or ``SIGNAL/POSITION`` if another signal provides them.
     """
 
     signal: str
@@ -41,25 +41,24 @@ class Score(NamedTuple):
 
     @property
     def position(self) -> str:
-        """The key without its layer."""
+        """Position in the key, without the layer."""
         return self.key.split("/")[1]
 
     @property
     def family(self) -> str:
-        """Name of the family: the signal and the signal of its weights."""
+        """Family of the score, named after its signal and the signal that provides its weights, if any."""
         return self.signal if self.weighting == UNWEIGHTED else f"{self.signal} × {self.weighting.split('/')[0]}"
 
     @property
     def half(self) -> bool:
-        """Whether it is computed from the answers with even sample number and scored on those with odd number."""
+        """Whether the score uses answers with even sample numbers and is evaluated on those with odd sample numbers."""
         return self.signal == PREDICTIVE
 
     @property
     def sign(self) -> int:
-        """1 if larger values indicate a right answer, −1 if they indicate a wrong one. It is never fitted.
+        """Sign that makes higher scores mean more likely right: 1 for positions in `Signal.rising`, otherwise −1.
 
-        Larger values indicate a wrong answer, except for positions in `Signal.rising`. A standard deviation does not
-        depend on the sign of the signal; larger ones always indicate a wrong answer.
+        It is fixed in advance. For standard deviations, it is always −1.
         """
         rising = self.signal in SIGNALS and self.position in SIGNALS[self.signal].rising
         return 1 if rising and self.pooling != "std" else -1
@@ -70,19 +69,19 @@ class Score(NamedTuple):
 
 
 class Scores:
-    """All scores of a store's answers.
+    """Compute all scores of a store's answers.
 
     Args:
-        store: The store.
-        answers: Its answers.
+        store: Store that contains the token signals.
+        answers: Answer table of the store.
 
     Attributes:
-        masked: Reasons why signals are left out, by name.
-        names: [score] names of the scores.
-        n_tokens: [answer] int64, number of content tokens.
+        masked: Dict from the name of each missing signal to the reason.
+        names: Names of the scores.
+        n_tokens: [answer] int64, number of content tokens of each answer.
 
     Raises:
-        InputError: If no token signal is complete, or a file is damaged.
+        InputError: If no token signal covers all answers, or if a file is damaged.
     """
 
     def __init__(self, store: Store, answers: AnswerTable) -> None:
@@ -96,14 +95,15 @@ class Scores:
                 keys = [key for key, entry in layout.items() if entry.ragged and not entry.shape]
                 self._keys[signal] = sorted(keys, key=_sort_key)
             elif n_missing < len(store.shards("sample")):
-                self.masked[signal] = f"{n_missing} parts of the answers lack it. Run `{_command(store, signal)}`."
+                ranges = f"{n_missing} of {len(store.shards('sample'))} sample ranges"
+                self.masked[signal] = f"missing for {ranges}. Run `{_command(store, signal)}`."
         self._signals = [signal for signal, keys in self._keys.items() if keys and not SIGNALS[signal].weights]
         if not self._signals:
             raise InputError(
-                f"Expected the store {str(store.path)!r} to contain a token signal of all answers, but it has none "
+                f"Expected the store {str(store.path)!r} to contain a token signal for all answers, but got none "
                 f"(stored signals: {', '.join(store.signals.names()) or 'none'}). Run `{_command(store, TOKENS)}`."
             )
-        #: Signal and key of the weights by name of the weighting.
+        #: Dict from the name of each weighting to the signal and key of its weights.
         self._weightings: dict[str, tuple[str, str]] = {}
         if TOKENS in self._signals:
             keys_of = {name: self.key_of(position) for name, (_, position) in WEIGHTS.items()}
@@ -115,16 +115,16 @@ class Scores:
         self.n_tokens = store.signals.read_ragged(first, self._keys[first][0]).lengths
 
     def key_of(self, position: str) -> str | None:
-        """Key of `tokens` with a position, such as ``30/entropy``, or None."""
+        """Return the key of the signal `tokens` that has a given position, such as ``30/entropy``, or None."""
         return next((key for key in self._keys.get(TOKENS, []) if key.split("/")[1] == position), None)
 
     def batches(self) -> Iterator[Tensor]:
-        """Yield scores [score, answer] float32 in the order of `names`, higher = more likely right; NaN if missing."""
+        """Yield scores [score, answer] float32 in batches, in the order of `names`. NaN means missing."""
         for names, compute in self._batches():
             yield torch.tensor([name.sign for name in names])[:, None] * compute()
 
     def _batches(self) -> Iterator[tuple[list[Score], Callable[[], Tensor]]]:
-        """Yield names of scores that are computed together, and a function that returns them as [score, answer]."""
+        """Yield names of scores that are computed together, with a function that computes them as [score, answer]."""
         batches = [(s, keys, [UNWEIGHTED]) for s in self._signals for keys in _chunks(self._keys[s], _COLUMNS)]
         if TOKENS in self._signals:
             keys = self._keys[TOKENS]
@@ -138,7 +138,7 @@ class Scores:
             yield names, partial(self._likelihoods, key)
 
     def _pool(self, signal: str, keys: list[str], weightings: list[str]) -> Tensor:
-        """Poolings × keys × weightings, [score, answer]."""
+        """Compute scores [score, answer] for every combination of pooling, key and weighting, in this order."""
         columns = self._read([(signal, key) for key in keys])
         weights = None
         if weightings != [UNWEIGHTED]:
@@ -148,14 +148,21 @@ class Scores:
         return torch.cat([values.flatten(1).T for values in pooled.values()])
 
     def _likelihoods(self, key: str) -> Tensor:
-        """[3, answer]: −log P of each answer, and means of −log P and of −log P per token over half of the answers."""
+        """Compute three scores [3, answer] from the log-probabilities of the tokens.
+
+        The first is the negative log-likelihood of the answer. The second is its mean over half of the answers to the
+        question. The third is the mean over the same answers of the negative log-likelihood per token.
+        """
         nll = self._store.signals.read_ragged(TOKENS, key)
         mean = pool_each(nll, ["mean"])["mean"]
         total = mean * nll.lengths
         return torch.stack([total, self._mean_of_half(total), self._mean_of_half(mean)])
 
     def _mean_of_half(self, values: Tensor) -> Tensor:
-        """For answers with odd sample number, mean over the question's answers with even number; NaN for the others."""
+        """Average values [answer] over the answers to each question that have even sample numbers.
+
+        Answers with odd sample numbers get the mean for their question. Answers with even sample numbers get NaN.
+        """
         question, held_out = torch.from_numpy(self._answers.question), torch.from_numpy(self._answers.held_out)
         counted = ~held_out & values.isfinite()
         n_questions = int(question.max()) + 1
@@ -164,7 +171,7 @@ class Scores:
         return torch.where(held_out, mean[question].float(), torch.nan)
 
     def _read(self, keys: Sequence[tuple[str, str]]) -> Ragged:
-        """Columns [sum of lengths, key] of signals and keys."""
+        """Read one column of token values for each pair of signal and key, [token, column]."""
         columns = [self._store.signals.read_ragged(signal, key) for signal, key in keys]
         return Ragged(torch.stack([column.values for column in columns], 1), columns[0].offsets)
 
@@ -174,7 +181,7 @@ def _command(store: Store, signal: str) -> str:
 
 
 def _sort_key(key: str) -> tuple[list[tuple[int, str]], int]:
-    """Sort key: position, then layer; numbers in a position compare by value.
+    """Return a sort key that orders by position and then by layer. Numbers in a position are compared by value.
 
     >>> sorted(["3/jsd_10", "3/jsd_5", "12/jsd_5"], key=_sort_key)
     ['3/jsd_5', '12/jsd_5', '3/jsd_10']

@@ -110,9 +110,9 @@ def test_only_the_asked_layers_are_read(small_store: Path) -> None:
     ("options", "message"),
     [
         ({"positions": ["last_answer"]}, "`positions` to be among last_prompt"),
-        ({"layers": [9]}, r"`layers` to be among 0, 1, 2, 3, which .* but got '9'"),
+        ({"layers": [9]}, r"`layers` to be among 0, 1, 2, 3 for the signal .* but got '9'"),
         ({"grader": "judge"}, "`grader` to be one of planted"),
-        ({"signal": "entropy"}, "to hold the signal 'entropy'"),
+        ({"signal": "entropy"}, "to contain the signal 'entropy'"),
         ({"test_fraction": 0.9}, "sum to 1"),
     ],
 )
@@ -133,7 +133,7 @@ def test_a_split_with_one_class_is_refused(tmp_path: Path, small_store: Path) ->
         store.grades.write("harsh", part, rows, "all wrong")
     with pytest.raises(
         InputError,
-        match="train split to have right and wrong answers, but all 432 answers to its 72 questions are wrong",
+        match="train split to contain right and wrong answers, but all 432 answers to its 72 questions are wrong",
     ):
         FeatureDataModule(str(tmp_path / "store"), grader="harsh").setup()
 

@@ -205,7 +205,7 @@ def test_what_is_asked_in_part_is_as_if_it_was_not_asked(tmp_path: Path) -> None
 def test_a_probe_that_can_not_be_fitted_is_in_no_table(tmp_path: Path) -> None:
     features, accuracy = planted()
     make_store(tmp_path / "constant", np.ones_like(features), accuracy)
-    with pytest.raises(InputError, match="a probe that can be fitted.*features that vary"):
+    with pytest.raises(InputError, match="a probe that can be fitted.*features to vary within"):
         Comparison(str(tmp_path / "constant"), probes=["logistic"], n_folds=2).run()
     with pytest.raises(InputError, match="a probe that can be fitted.*text_embedding"):
         Comparison(str(tmp_path / "constant"), probes=["seu_ridge"], n_folds=2).run()
@@ -232,7 +232,7 @@ def test_a_run_with_another_target_is_whole_and_its_probe_says_what_it_was_taugh
     assert json.loads((folder / "probe/config.json").read_text())["target"] == target
     scored = "response" if target == "response" else "capability"
     assert list(record["splits"]["test"]) == [scored]
-    assert "probe was taught" in (folder / "report.md").read_text() or target == "response"
+    assert "probe was trained without grades" in (folder / "report.md").read_text() or target == "response"
     own = {"mean_nll", "max_nll", "mean_entropy", "max_entropy"}
     assert target != "response" or own < set(record["splits"]["test"]["response"])
 
@@ -249,12 +249,12 @@ def test_what_can_not_be_predicted_is_refused(full_store: Path, small_store: Pat
 
 def test_fewer_than_twenty_questions_are_refused(tmp_path: Path) -> None:
     make_store(tmp_path / "store", *planted(n=18))
-    with pytest.raises(InputError, match="validation split of at least 10 questions"):
+    with pytest.raises(InputError, match="at least 10 questions in the validation split"):
         data_of(tmp_path / "store", "capability")
 
 
 def test_features_that_never_vary_are_refused(tmp_path: Path) -> None:
     features, accuracy = planted()
     make_store(tmp_path / "store", np.ones_like(features), accuracy)
-    with pytest.raises(InputError, match="features that vary"):
+    with pytest.raises(InputError, match="features to vary within"):
         fit(data_of(tmp_path / "store", "capability"))

@@ -80,18 +80,18 @@ def test_a_prompt_is_encoded_as_it_is_written(tokenizer: Any) -> None:
 def test_a_chat_of_messages_stays_as_it_is_and_is_no_plain_text(tokenizer: Any) -> None:
     messages = ({"role": "user", "content": "Why?"},)
     assert PromptTemplate("Q: {question}", system="Be brief.").messages(messages) == list(messages)
-    with pytest.raises(InputError, match="a chat of messages. Set `prompt.chat` to true"):
+    with pytest.raises(InputError, match="but got chat messages. Set `prompt.chat` to true"):
         PromptTemplate(chat=False).text(messages)
 
 
 def test_thinking_goes_to_a_chat_template_that_knows_it(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InputError, match="does not use enable_thinking. Leave `prompt.thinking` out"):
+    with pytest.raises(InputError, match="option enable_thinking.*Remove `prompt.thinking`"):
         PromptTemplate(thinking=False).encode(tokenizer, "Why?")
     monkeypatch.setattr(tokenizer, "chat_template", THINKS)
     assert tokenizer.decode(PromptTemplate(thinking=False).encode(tokenizer, "Why?")) == "<user>Why?<think></think>"
     for thinking in (True, None):
         assert tokenizer.decode(PromptTemplate(thinking=thinking).encode(tokenizer, "Why?")) == "<user>Why?"
-    with pytest.raises(InputError, match="no `prompt.thinking` with `prompt.chat` false"):
+    with pytest.raises(InputError, match="`prompt.thinking` to be unset if `prompt.chat` is false"):
         PromptTemplate(chat=False, thinking=True)
 
 
@@ -105,7 +105,7 @@ def test_what_is_not_asked_for_is_not_in_the_identity() -> None:
 
 def test_shots_are_examples_before_anything_is_asked() -> None:
     for use in (lambda one: one.record(), lambda one: one.messages("Why?"), lambda one: one.text("Why?")):
-        with pytest.raises(InputError, match="2 worked examples.*not chosen yet.*StoreRecipe.load"):
+        with pytest.raises(InputError, match="2 worked examples.*not been chosen yet.*StoreRecipe.load"):
             use(PromptTemplate(shots=2))
     for shots in (-1, 3):
         with pytest.raises(InputError, match="`prompt.shots` to be at least 0"):
@@ -131,7 +131,7 @@ def test_examples_of_a_set_without_a_train_split_are_never_asked(tmp_path: Path)
     assert not more & examples
     with pytest.raises(InputError, match="between 1 and 35, the size"):
         StoreRecipe(questions=path, n_questions=36, policy=policy).load()
-    with pytest.raises(InputError, match="for 40 worked examples besides the asked ones, but there are 40"):
+    with pytest.raises(InputError, match="for 40 worked examples besides those that are asked, but found only 40"):
         StoreRecipe(questions=path, policy=Decoding(prompt=PromptTemplate(shots=40))).load()
 
 
@@ -172,7 +172,7 @@ def test_examples_come_worked_from_the_train_split_and_none_is_asked(tmp_path: P
     assert ("What is 50 and 1?", "It is 51.\n#### 51") in decoding.prompt.examples
     again = StoreRecipe(questions=recipe.questions, question_seed=1, policy=recipe.policy).load()[1]
     assert again.prompt.examples != decoding.prompt.examples
-    with pytest.raises(InputError, match="'gsm8k' for 9 worked examples.*there are 8"):
+    with pytest.raises(InputError, match="'gsm8k' to have enough questions for 9 worked examples.*found only 8"):
         StoreRecipe(questions=recipe.questions, policy=Decoding(prompt=PromptTemplate(shots=9))).load()
     own, examples = asked(
         StoreRecipe(questions=recipe.questions, split="train", policy=Decoding(prompt=PromptTemplate(shots=2)))
@@ -207,7 +207,7 @@ def test_chats_and_private_questions_have_no_shots(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="question 'a' is a chat"):
         StoreRecipe(questions=str(chat), policy=policy).load()
     private = mine(tmp_path / "private.jsonl", 4, meta={"private": True})
-    with pytest.raises(InputError, match="no `prompt.shots` with 'private'.*not to show any"):
+    with pytest.raises(InputError, match="no `prompt.shots` with 'private'.*not to show its questions"):
         StoreRecipe(questions=str(private), policy=policy).load()
 
 

@@ -198,7 +198,7 @@ ALTERATIONS: dict[str, tuple[str, Alteration]] = {
     "samples of another range": ("00001.000-002", copy("samples/00001.002-004.parquet", SAMPLES)),
     "grades of another block": ("00001.000-002", copy("grades/coin/00000.000-002.parquet", GRADES)),
     "grades of another grader": (
-        "'coin', not of 'dice'",
+        "'coin', not by 'dice'",
         lambda store: (store / "grades/coin").rename(store / "grades/dice"),
     ),
     "grades of answers that were replaced": ("replaced", draw_again),
@@ -224,7 +224,7 @@ ALTERATIONS: dict[str, tuple[str, Alteration]] = {
     },
     "identity: a pickle": ("identity.json", lambda store: (store / "identity.json").write_bytes(bomb(store))),
     "identity: another temperature": (
-        "it was altered",
+        "file was altered",
         identity(lambda of: of["policy"]["decoding"].update(temperature=0.1), sealed=False),
     ),
     "identity: a newer schema": ("schema 2", identity(lambda of: of.update(schema=2))),

@@ -208,12 +208,12 @@ def test_a_checkpoint_brings_the_training_rows_back(data: FeatureDataModule, tmp
 
 @pytest.mark.parametrize("n_neighbors", [0, [], [5, 0], -3])
 def test_numbers_of_neighbours_that_are_none_are_refused(n_neighbors: Any) -> None:
-    with pytest.raises(InputError, match="`n_neighbors` to be one or more numbers of at least 1"):
+    with pytest.raises(InputError, match="`n_neighbors` to be one or more positive integers"):
         KNN(n_neighbors=n_neighbors)
 
 
 def test_what_can_not_be_fitted_is_refused(data: FeatureDataModule) -> None:
-    with pytest.raises(InputError, match="`n_neighbors` of at most 72, the rows of the training split, but got 75"):
+    with pytest.raises(InputError, match="`n_neighbors` to be at most 72, the number of training rows, but got 75"):
         fitted(data, n_neighbors=[5, 75])
     with pytest.raises(InputError, match="`calibrator` of KNN to be one of platt, isotonic, but got 'temperature'"):
         KNN(calibrator="temperature")
@@ -240,15 +240,15 @@ def _restate(probe: Path, tensors: dict[str, torch.Tensor] | None = None, **size
 @pytest.mark.parametrize(
     ("tensors", "sizes", "message"),
     [
-        ({}, {"n_neighbors": 73}, "`n_neighbors` is 73, of 72 rows"),
+        ({}, {"n_neighbors": 73}, "`n_neighbors` is 73, more than the 72 rows"),
         ({}, {"n_neighbors": 0}, "`sizes.n_neighbors` .* from 1 to"),
         ({}, {"n_rows": 71}, "`points` is torch.float32 of shape .72, 8., not"),
         ({}, {"n_rows": 2**24}, "`points` is torch.float32 of shape .72, 8., not"),  # takes no memory
         ({}, {"n_rows": 2**40}, "`sizes.n_rows`"),
-        ({"labels": torch.full((72,), 1.5)}, {}, "`labels` holds 1.5"),
-        ({"labels": torch.full((72,), -0.5)}, {}, "`labels` holds -0.5"),
-        ({"labels": torch.full((72,), torch.nan)}, {}, "`labels` holds nan"),
-        ({"points": torch.full((72, 8), torch.inf)}, {}, "`points` holds inf"),
+        ({"labels": torch.full((72,), 1.5)}, {}, "`labels` contains 1.5"),
+        ({"labels": torch.full((72,), -0.5)}, {}, "`labels` contains -0.5"),
+        ({"labels": torch.full((72,), torch.nan)}, {}, "`labels` contains nan"),
+        ({"points": torch.full((72, 8), torch.inf)}, {}, "`points` contains inf"),
         ({"points": torch.zeros(8, 72)}, {}, "`points` is torch.float32 of shape"),
     ],
 )

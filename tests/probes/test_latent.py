@@ -183,15 +183,15 @@ def test_every_forced_collapse_is_said_in_a_sentence() -> None:
         assert sentence.startswith("The latent spread has collapsed")
         assert sentence.endswith(".")
     assert "rank correlation" in str(said["shuffled"])
-    assert "the same for all of 100 validation questions" in str(said["constant"])
-    assert "the same for all of 100 validation questions" in str(said["penalised"])
+    assert "the same for all 100 validation questions" in str(said["constant"])
+    assert "the same for all 100 validation questions" in str(said["penalised"])
 
 
 def test_a_collapse_to_the_floor_or_to_flat_scores_is_said() -> None:
     agreement, deviation = torch.linspace(0, 1, 50), torch.rand(50, 8) + 0.1
-    assert "at their floor" in str(collapse(agreement, agreement, torch.full((50, 8), FLOOR * 1.001)))
-    assert "varies 1.0% as much" in str(collapse(0.01 * agreement, agreement, deviation))
-    assert "is -1.00" in str(collapse(-agreement, agreement, deviation))
+    assert "at their lower bound" in str(collapse(agreement, agreement, torch.full((50, 8), FLOOR * 1.001)))
+    assert "varies only 1.0% as much" in str(collapse(0.01 * agreement, agreement, deviation))
+    assert "is only -1.00" in str(collapse(-agreement, agreement, deviation))
     assert collapse(agreement, agreement, deviation) is None
     agreement[::7] = torch.nan
     assert collapse(torch.linspace(0, 1, 50), agreement, deviation) is None

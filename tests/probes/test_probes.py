@@ -190,5 +190,5 @@ def test_the_predictions_are_those_of_the_saved_probe(data: FeatureDataModule, f
 
 @pytest.mark.parametrize("l2", [[], [-1.0], -0.1])
 def test_impossible_penalties_are_refused(l2: Any) -> None:
-    with pytest.raises(InputError, match="`l2` to be one or more penalties"):
+    with pytest.raises(InputError, match="`l2` to be one or more non-negative penalties"):
         Linear(l2=l2)

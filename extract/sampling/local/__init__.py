@@ -1,1 +1,1 @@
-"""Local sampler: random draws, batches, and a key-value cache that shares prompts."""
+"""Local sampler, which draws answers from a model in this process."""

@@ -1,6 +1,6 @@
-"""Attention of each answer's newest token to the common prefix, its prompt and its answer.
+"""Attention from the newest token of each answer to the common prefix, to the prompt and to the answer itself.
 
-The three parts are merged by their softmax normalisers, which is exact (Juravsky et al. 2024, "Hydragen", section 3).
+The three parts are computed separately and merged exactly (Juravsky et al. 2024, "Hydragen", section 3).
 """
 
 import threading
@@ -41,13 +41,13 @@ class Part(NamedTuple):
 
 
 def attend_to(queries: Tensor, keys: Tensor, values: Tensor, scaling: float, bias: Tensor | None = None) -> Part:
-    """Attention to some tokens, before normalising. All inputs but `bias` have the same float dtype.
+    """Compute unnormalised attention to some of the tokens. All inputs except `bias` have the same float dtype.
 
     Args:
         queries: [..., query, d_head].
-        keys: [..., token, d_head], like `values`.
-        scaling: Factor of the scores.
-        bias: [..., query, token] float32, added to the scores. −inf hides a token; each query must see at least one.
+        keys: [..., token, d_head], as for `values`.
+        scaling: Factor by which the scores are multiplied.
+        bias: [..., query, token] float32, added to the scores. −inf hides a token. Each query must see at least one.
     """
     scores = (queries * scaling @ keys.mT).float()
     if bias is not None:
@@ -58,7 +58,7 @@ def attend_to(queries: Tensor, keys: Tensor, values: Tensor, scaling: float, bia
 
 
 def merge(parts: Sequence[Part]) -> Tensor:
-    """Attention [..., query, d_head] float32 to all parts together."""
+    """Merge attention to several parts. Returns normalised attention [..., query, d_head] float32 to all tokens."""
     top = torch.stack([part.top for part in parts]).amax(0)
     shares = [(part.top - top).exp_() for part in parts]
     values = sum(part.values * share for part, share in zip(parts, shares, strict=True))
@@ -74,15 +74,15 @@ def attend(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention function for transformers: SDPA while prompts are read, three merged parts while answers are drawn.
+    """Attention function for transformers. It merges three parts if answers share prompts, and uses SDPA otherwise.
 
     Args:
         query: [row, head, token, d_head].
-        key: [row, key head, token, d_head], like `value`. Only the answers' tokens if prompts are shared.
-        scaling: Factor of the scores; None means 1/√d_head.
+        key: [row, key head, token, d_head], as for `value`. If prompts are shared, it covers only answer tokens.
+        scaling: Factor by which the scores are multiplied. None means 1/√d_head.
 
     Returns:
-        [row, token, head, d_head], and None instead of weights.
+        Attention output [row, token, head, d_head], and None in place of the attention weights.
     """
     cache = _active.get()
     if cache is None or not cache.shares_prompts:
@@ -111,9 +111,9 @@ AttentionMaskInterface.register(NAME, sdpa_mask)
 
 @contextmanager
 def shared_attention(model: Any) -> Iterator[None]:
-    """Make `model` use `attend` if it uses SDPA; otherwise change nothing.
+    """Replace SDPA with `attend` inside the with block. A model that does not use SDPA is not changed.
 
-    Passes without an active cache (`using`), in this thread or another, still run SDPA.
+    Forward passes without an active cache (see `using`) still run SDPA, in any thread.
     """
     with _lock:
         shared = _users[id(model)] > 0 or model.config._attn_implementation == "sdpa"
@@ -131,7 +131,7 @@ def shared_attention(model: Any) -> Iterator[None]:
 
 @contextmanager
 def using(cache: AnswerCache) -> Iterator[None]:
-    """Use `cache` in the attention of all passes inside the with block, and of no others."""
+    """Make `attend` use `cache` in all forward passes inside the with block."""
     token = _active.set(cache)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Key-value cache of answers: the common prefix is stored once, each prompt once, and answers grow in place."""
+"""Key/value cache for drawing answers. The common prefix and each prompt are stored once, and answers grow in place."""
 
 import math
 from copy import copy, deepcopy
@@ -11,7 +11,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from extract.errors import InputError
 
-#: Attention arguments of architectures that compute more than softmax(q·k)·v. Their prompts are not shared.
+#: Attention arguments of architectures that compute more than softmax(q·k)·v. With these, prompts are not shared.
 _SPECIAL = ("softcap", "s_aux", "position_bias", "sliding_window")
 #: Initial capacity for answers, in tokens. It doubles whenever it is full.
 _FIRST_TOKENS = 32
@@ -22,9 +22,10 @@ class AnswerLayer(DynamicLayer):
 
     Attributes:
         prefix: Keys and values [1, head, token, d_head] of the common prefix, or None.
-        prompts: Keys and values [question, head, token, d_head] of the prompts once answers share them, or None.
-        handed_out: Keys and values last returned by `update` while prompts were read.
-        keys: [row, head, token, d_head] of the answers, like `values`. Prompts come first if they are not shared.
+        prompts: Keys and values [question, head, token, d_head] of the prompts; None unless answers share them.
+        handed_out: Keys and values that `update` last returned while prompts were read.
+        keys: Keys [row, head, token, d_head] of the answers. Unless prompts are shared, their keys come first.
+        values: Values, with the shape of `keys`.
     """
 
     keys: Tensor
@@ -38,8 +39,8 @@ class AnswerLayer(DynamicLayer):
         self._buffers: tuple[Tensor, ...] | None = None
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append keys and values [row, head, new token, d_head]; returns the keys and values to attend to."""
-        if self._buffers is None:  # prompts are still read
+        """Append keys and values [row, head, new token, d_head], and return all keys and values to attend to."""
+        if self._buffers is None:  # prompts are still being read
             super().update(key_states, value_states)
             self.handed_out = self._after_prefix()
             return self.handed_out
@@ -54,12 +55,12 @@ class AnswerLayer(DynamicLayer):
         return self.keys, self.values
 
     def get_seq_length(self) -> int:
-        """Number of cached tokens per row, padding included."""
+        """Number of cached tokens per row, including padding."""
         parts = (self.prefix, self.prompts, (self.keys, self.values) if self.is_initialized else None)
         return sum(part[0].shape[2] for part in parts if part is not None and part[0].numel())
 
     def start_answers(self, n_samples: int, shared: bool) -> None:
-        """Make `n_samples` rows per question, one per answer. If `shared`, they attend to one copy of their prompt."""
+        """Create `n_samples` rows per question, one per answer. If `shared`, they attend to one copy of the prompt."""
         self.handed_out = None
         if shared:
             self.prompts = (self.keys, self.values)
@@ -90,23 +91,23 @@ class AnswerLayer(DynamicLayer):
 
 
 class AnswerCache(DynamicCache):
-    """Key-value cache for reading a batch of prompts and then drawing several answers to each.
+    """Key/value cache for reading a batch of prompts and then drawing several answers to each.
 
-    Layers with full attention become `AnswerLayer`. Other layers (sliding windows) keep their transformers class, and
-    then prompts are not shared.
+    Layers with full attention become an `AnswerLayer`. Layers with a sliding window keep their transformers class. A
+    model with a sliding window does not share prompts.
 
     Args:
-        mask: [question, token] int64, 0 at the padding of prompts, common prefix included.
+        mask: [question, token] int64 mask of the prompts, including the common prefix. Padding is 0.
         prefix: One-row cache of the common prefix.
 
     Attributes:
-        shares_prompts: Whether answers attend to one copy of their prompt.
+        shares_prompts: Whether all answers to a question attend to one copy of its prompt.
         slots: [question, slot] rows of each question's answers, padded with arbitrary rows.
         places: [row] index of each row in the flattened `slots`.
         prompt_bias: [question, 1, 1, token] float32, −inf at the padding of prompts and 0 elsewhere.
 
     Raises:
-        InputError: If the model keeps other states than keys and values, or its attention chunks count padding.
+        InputError: If the model caches more than keys and values, or its attention chunks would count padding.
     """
 
     layers: list[Any]
@@ -115,14 +116,14 @@ class AnswerCache(DynamicCache):
         super().__init__(config=model.config)
         if not {type(layer) for layer in self.layers} <= {DynamicLayer, DynamicSlidingWindowLayer}:
             raise InputError(
-                f"Expected a model with a plain key-value cache, but {type(model).__name__} keeps other states, which "
-                "can't be shared yet. Use another model."
+                f"Expected a model with a plain key/value cache, but {type(model).__name__} also caches other states. "
+                "This is not supported. Use another model."
             )
         chunks = "chunked_attention" in (getattr(model.config.get_text_config(), "layer_types", None) or ())
         if chunks and not bool(mask.all()):
             raise InputError(
-                f"Expected prompts of equal length, because the attention chunks of {type(model).__name__} count "
-                "padding. Sample one question at a time with --block_size 1, or use another model."
+                f"Expected prompts of the same length, because the attention chunks of {type(model).__name__} count "
+                "padding, but they differ. Sample single questions with --block_size 1, or use another model."
             )
         for i, layer in enumerate(self.layers):
             of_prefix = None if prefix is None else prefix.layers[i]
@@ -150,27 +151,27 @@ class AnswerCache(DynamicCache):
 
     @property
     def may_be_prefix(self) -> bool:
-        """Whether padding can follow the tokens read: all layers use only the mask and the position ids.
+        """Whether padding may follow the cached tokens. If so, all layers use only the mask and the position ids.
 
-        Architectures outside transformers' attention registry can use indices in the cache instead.
+        Architectures that bypass transformers' attention registry may use indices in the cache instead.
         """
         return self._called == set(range(len(self.layers)))
 
     def copy(self) -> Self:
-        """Shallow copy with the same prompts, for drawing other answers. No tensor is copied."""
+        """Shallow copy for drawing further answers to the same prompts. No tensor is copied."""
         other = copy(self)
         other.layers = [copy(layer) for layer in self.layers]
         return other
 
     def start_answers(self, n_samples: int) -> None:
-        """Make `n_samples` rows per question, one per answer.
+        """Create `n_samples` rows per question, one per answer.
 
         Prompts are shared if every layer has computed plain attention so far.
         """
         if not all(layer.is_initialized for layer in self.layers):
             raise InputError(
-                "Expected a model that keeps the keys and values of its prompts, but this one kept none. Use another "
-                "model."
+                "Expected a model that caches the keys and values of its prompts, but this one cached none. "
+                "Use another model."
             )
         shared = self._plain == set(range(len(self.layers)))
         for layer in self.layers:
@@ -185,11 +186,11 @@ class AnswerCache(DynamicCache):
             self._mask = self._mask.repeat_interleave(n_samples, 0)
 
     def seen(self, n_answer_tokens: int) -> Tensor | None:
-        """Attention mask [row, token] of prompts and `n_answer_tokens`; None if `prompt_bias` hides the padding."""
+        """Attention mask [row, token] for prompts and `n_answer_tokens` answer tokens. None if prompts are shared."""
         return None if self.shares_prompts else torch.nn.functional.pad(self._mask, (0, n_answer_tokens), value=1)
 
     def keep(self, rows: Tensor) -> None:
-        """Keep only the rows `rows` [row] and their prompts."""
+        """Keep only the given rows [row] and their prompts."""
         self.batch_select_indices(rows)
         self._questions = self._questions[rows]
         if not self.shares_prompts:
@@ -203,7 +204,7 @@ class AnswerCache(DynamicCache):
         self._arrange()
 
     def _arrange(self) -> None:
-        """Compute `slots`, `places` and `prompt_bias`. Rows are ordered by question."""
+        """Compute `slots`, `places` and `prompt_bias`. Rows must be ordered by question."""
         counts = self._questions.bincount(minlength=len(self._mask))
         starts = counts.cumsum(0) - counts
         n_rows, n_slots = len(self._questions), int(counts.max())
@@ -216,5 +217,5 @@ class AnswerCache(DynamicCache):
 
 
 def smallest_window(model: Any) -> float:
-    """Smallest sliding window of a model's layers, in tokens; infinite without sliding windows."""
+    """Smallest sliding window in a model, in tokens. Infinite if no layer has a sliding window."""
     return min(getattr(layer, "sliding_window", math.inf) for layer in DynamicCache(config=model.config).layers)

@@ -1,6 +1,6 @@
-"""Token draws from uniform numbers keyed by (seed, question, sample, step), by the inverse of the cumulative softmax.
+"""Draw tokens by inverting the cumulative softmax at uniform numbers keyed by (seed, question, sample, step).
 
-A draw depends only on its key and its own row of logits. Neither the batch nor the order of work changes it.
+A draw depends only on its key and its own row of logits, not on the batch or the order of work.
 """
 
 import hashlib
@@ -17,12 +17,12 @@ _ROWS = 32  # rows per chunk in `draw`: a few MB of logits, which fit into the C
 
 
 def question_key(seed: int, question_id: str) -> int:
-    """64-bit key of a question under a seed."""
+    """Compute a 64-bit key from the seed and the question id."""
     return int.from_bytes(hashlib.sha256(f"{seed}\0{question_id}".encode()).digest()[:8], "little")
 
 
 def keyed_uniforms(keys: NDArray[np.uint64], samples: NDArray[np.uint64], n_steps: int) -> NDArray[np.float64]:
-    """Uniform numbers in [0, 1) for each row and step, from a stateless counter-based generator.
+    """Compute a uniform number in [0, 1) for each row and step with a stateless, counter-based generator.
 
     Args:
         keys: [row] `question_key` of each row's question.
@@ -39,7 +39,7 @@ def keyed_uniforms(keys: NDArray[np.uint64], samples: NDArray[np.uint64], n_step
 
 
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Finaliser of SplitMix64 (Steele, Lea and Flood 2014): a bijection of 64-bit integers that passes BigCrush."""
+    """Apply the finaliser of SplitMix64 (Steele, Lea and Flood 2014) to 64-bit integers. It is a bijection."""
     x = x + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -59,7 +59,7 @@ def draw(logits: Tensor, uniforms: Tensor, temperature: float | Tensor, top_p: f
     Args:
         logits: [row, vocab] raw logits of any float dtype.
         uniforms: [row] float64 in [0, 1).
-        temperature: Scalar for all rows, or [row]. `Decoding` explains all three decoding options.
+        temperature: One value for all rows, or a tensor [row]. See `Decoding` for temperature, top-p and top-k.
 
     Returns:
         Tokens, and their log-probabilities under the raw distribution (before temperature, top-p and top-k).
@@ -85,7 +85,7 @@ def _draw_rows(logits: Tensor, uniforms: Tensor, temperature: float | Tensor, to
 
 
 def truncate(logits: Tensor, top_p: float, top_k: int) -> Tensor:
-    """Apply top-k, then top-p: set other logits [row, vocab] to −inf. Ties with the last kept token are kept."""
+    """Apply top-k, then top-p. Excluded logits [row, vocab] become −inf. Ties with the last kept token are kept."""
     if 0 < top_k < logits.shape[-1]:
         logits = logits.masked_fill(logits < logits.topk(top_k).values[:, -1:], -torch.inf)
     if top_p < 1:
@@ -98,10 +98,10 @@ def truncate(logits: Tensor, top_p: float, top_k: int) -> Tensor:
 
 
 def inverse_cdf(logits: Tensor, uniforms: Tensor) -> Tensor:
-    """First token [row] at which the cumulative softmax of `logits` [row, vocab] exceeds `uniforms` [row].
+    """Find the first token [row] at which the cumulative softmax of `logits` [row, vocab] exceeds `uniforms` [row].
 
-    Chunk sums select a chunk, and only this chunk is accumulated token by token. Tokens of probability 0 are never
-    drawn.
+    Sums over chunks of the vocabulary locate the token's chunk, and only this chunk is summed token by token. Tokens
+    with probability 0 are never drawn.
     """
     weights = (logits - logits.amax(-1, keepdim=True)).exp_()
     weights = torch.nn.functional.pad(weights, (0, -weights.shape[-1] % _CHUNK)).unflatten(-1, (-1, _CHUNK))
@@ -115,6 +115,6 @@ def inverse_cdf(logits: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def _first_above(ends: Tensor, targets: Tensor) -> Tensor:
-    """First index [row, 1] whose cumulative sum exceeds the target, at most the last increase (against rounding)."""
+    """Index [row, 1] of the first cumulative sum above the target, or of the last increase if rounding leaves none."""
     last_step_up = torch.searchsorted(ends, ends[:, -1:].contiguous(), right=False)
     return torch.minimum(torch.searchsorted(ends, targets, right=True), last_step_up)

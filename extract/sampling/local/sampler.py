@@ -1,4 +1,4 @@
-"""Local sampler: a transformers model in this process that reads each prompt once for all temperatures."""
+"""Local sampler: a transformers model in this process, which reads each prompt once for all temperatures."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class LocalSampler(Sampler):
-    """Draws answers with a model in this process; see `Sampler`."""
+    """Draws answers with a model in this process. See `Sampler` for the interface."""
 
     _sampler: TokenSampler
     _model: ModelIdentity
@@ -32,12 +32,12 @@ class LocalSampler(Sampler):
         self.options, self.decoding, self.worker = options, decoding, worker
 
     def known_policy(self, decoding: Decoding, model: Mapping[str, Any]) -> Policy:
-        """Policy with the store's `model`, updated by the requested name, dtype and commit."""
+        """Return a policy with the store's `model`, except for the name, dtype and commit that this run requests."""
         folder, options = Path(self.options.model), self.options
         known: dict[str, Any] = {"id": folder.resolve().name if folder.is_dir() else options.model}
         if options.dtype != "auto":
             known["dtype"] = options.dtype
-        if options.revision is not None and len(options.revision) == 40:  # a branch can have moved
+        if options.revision is not None and len(options.revision) == 40:  # a commit, because a branch may move
             known["revision"] = options.revision
         return Policy(ModelIdentity(**{**model, **known}), decoding)
 
@@ -54,11 +54,11 @@ class LocalSampler(Sampler):
         self._sampler = TokenSampler(model, tokenizer, self.decoding, options.max_rows)
 
     def policy(self, decoding: Decoding) -> Policy:
-        """Policy of the loaded model."""
+        """Return the policy of the loaded model."""
         return Policy(self._model, decoding)
 
     def fill(self, stores: Mapping[float, Store], k: int) -> None:
-        """Draw the missing samples. Each range is drawn together for all temperatures that lack it."""
+        """Draw the missing samples. Each range is drawn at once for all temperatures at which it is missing."""
         lacking: dict[SampleRange, dict[float, Store]] = defaultdict(dict)
         for temperature, store in stores.items():
             own = [samples for samples in store.samples.missing(k) if self.worker.has(samples.block)]

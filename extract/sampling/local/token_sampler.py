@@ -1,4 +1,4 @@
-"""`TokenSampler`: reads each prompt once and draws all its answers, at every temperature."""
+"""`TokenSampler`, which reads each prompt once and draws all answers to it, at every temperature."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ from extract.sampling.local.batching import Row, batches, common_prefix, left_pa
 from extract.sampling.local.cache import AnswerCache, smallest_window
 from extract.sampling.local.draws import draw, keyed_uniforms, question_key
 
-#: Share of finished rows at which they are removed from the batch. Each removal copies the cache.
+#: Share of rows that must have finished before they are removed from the batch. Each removal copies the cache.
 _COMPACT_SHARE = 0.2
 
 
@@ -25,7 +25,7 @@ class Sample:
     """One answer to one question.
 
     Attributes:
-        sample: Index j of the answer, from 0.
+        sample: Index of the answer, from 0.
         token_ids: Generated tokens, including the end token if there is one.
         text: Decoded answer without special tokens, cut before the first stop text.
         logprobs: Log-probability of each token in nats under the model's raw distribution (temperature 1).
@@ -62,7 +62,7 @@ class TokenSampler:
         samples: range,
         progress: Callable[[int, int], None] = lambda answers, tokens: None,
     ) -> list[Sample]:
-        """Draw answers at the policy's only temperature, ordered by question, then j. See `sample_grid`."""
+        """Draw answers at a single temperature, ordered by question and then sample. See `sample_grid`."""
         (temperature,) = self.decoding.temperatures
         return self.sample_grid(question_ids, prompts, samples, [temperature], progress)[temperature]
 
@@ -75,20 +75,20 @@ class TokenSampler:
         temperatures: Sequence[float],
         progress: Callable[[int, int], None] = lambda answers, tokens: None,
     ) -> dict[float, list[Sample]]:
-        """Draw the answers `samples` of each question at every temperature, reading each prompt once.
+        """Draw answers to each question at every temperature, reading each prompt only once.
 
         Args:
-            question_ids: Ids, which key the draws. A sample has the same draws at every temperature.
+            question_ids: Question ids. Random numbers depend on them, but not on the temperature.
             prompts: Prompt token ids of each question.
-            samples: Indices j of the answers, for example ``range(0, 10)``.
-            temperatures: Distinct temperatures, instead of the policy's.
-            progress: Called after each step with the numbers of finished answers and of drawn tokens.
+            samples: Indices of the answers to draw, for example ``range(0, 10)``.
+            temperatures: Distinct temperatures, used instead of the policy's temperature.
+            progress: Called after each step with the numbers of newly finished answers and newly drawn tokens.
 
         Returns:
-            Answers by temperature, ordered by question, then j.
+            Dict from temperature to answers, ordered by question and then sample.
 
         Raises:
-            InputError: If the model can't read a prompt, or its logits are NaN.
+            InputError: If the model can't read a prompt, or a logit is NaN.
         """
         check_prompts(self.model, prompts, self.decoding.max_new_tokens)
         prefix, rows = common_prefix(prompts), rows_of(temperatures, samples)
@@ -113,20 +113,20 @@ class TokenSampler:
         rows: Sequence[Row],
         progress: Callable[[int, int], None],
     ) -> list[Sample]:
-        """Answers to a batch of questions, ordered by question, then row."""
+        """Draw the answers to a batch of questions, ordered by question and then row."""
         cache, ids, positions = self._prepare(prompts, prefix)
         keys = np.array([question_key(self.decoding.seed, id_) for id_ in question_ids], dtype=np.uint64)
         with shared_attention(self.model):
             logits = self._forward(ids, cache.seen(0), positions, cache)
             starts, answers = torch.tensor([len(prompt) for prompt in prompts], device=ids.device), []
-            for first in range(0, len(rows), self.max_rows):  # several passes only for a single question
+            for first in range(0, len(rows), self.max_rows):  # several passes only if the batch is a single question
                 now = rows[first : first + self.max_rows]
                 n, indices = len(now), np.array([row.sample for row in now], dtype=np.uint64)
                 uniforms = keyed_uniforms(np.repeat(keys, n), np.tile(indices, len(keys)), self.decoding.max_new_tokens)
                 temperature: float | Tensor = now[0].temperature
                 if any(row.temperature != temperature for row in now):
                     temperature = torch.tensor([row.temperature for row in now], device=ids.device).repeat(len(prompts))
-                # only the last pass can drop prompts whose answers have ended
+                # earlier passes use a copy, because a pass removes prompts whose answers have ended
                 answering = cache.copy() if first + self.max_rows < len(rows) else cache
                 answering.start_answers(n)
                 drawn = self._draw(
@@ -143,7 +143,7 @@ class TokenSampler:
         return answers
 
     def _prepare(self, prompts: Sequence[Sequence[int]], prefix: Sequence[int]) -> tuple[AnswerCache, Tensor, Tensor]:
-        """Cache with the prefix, and ids and positions [question, token] of the rest of the prompts."""
+        """Prepare a cache with the prefix, and ids and positions [question, token] of the remaining prompt tokens."""
         n_further = max(map(len, prompts)) - len(prefix) + self.decoding.max_new_tokens
         if len(prefix) + n_further > smallest_window(self.model):
             prefix = ()  # a sliding window would count the padding between prefix and prompt
@@ -156,7 +156,7 @@ class TokenSampler:
         return AnswerCache(self.model, mask, read), ids, positions
 
     def _read_prefix(self, prefix: Sequence[int]) -> AnswerCache | None:
-        """One-row cache of the prefix, reused while the prefix is the same; None if the model does not support it."""
+        """One-row cache of the prefix, reused until the prefix changes. None if the model does not support it."""
         if self._prefix[0] != tuple(prefix):
             ids = torch.tensor([prefix], device=self.model.device)
             cache, positions = AnswerCache(self.model, torch.ones_like(ids)), torch.arange(len(prefix))[None]
@@ -174,7 +174,7 @@ class TokenSampler:
         temperature: float | Tensor,
         progress: Callable[[int, int], None],
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Draw until all answers have ended. Returns tokens and logprobs [row, step], and lengths [row]."""
+        """Draw until all answers have ended. Returns tokens and log-probabilities [row, step], and lengths [row]."""
         decoding, device, (n_rows, n_steps) = self.decoding, logits.device, uniforms.shape
         tokens = torch.zeros(n_rows, n_steps, dtype=torch.int64, device=device)
         logprobs = torch.zeros(n_rows, n_steps, device=device)
@@ -193,7 +193,7 @@ class TokenSampler:
             if n_nan:
                 dtype = str(self.model.dtype).removeprefix("torch.")
                 raise InputError(
-                    f"Expected finite logits, but the model gave NaN in {dtype}. Give --dtype float32 or bfloat16."
+                    f"Expected finite logits, but the model returned NaN in {dtype}. Pass --dtype float32 or bfloat16."
                 )
             last = n_running == 0 or t + 1 == n_steps
             progress(len(now) if last else len(now) - n_running, len(now))
@@ -208,7 +208,7 @@ class TokenSampler:
         return tokens, logprobs, lengths
 
     def _forward(self, ids: Tensor, mask: Tensor | None, positions: Tensor, cache: Any) -> Tensor:
-        """Logits [row, vocab] after the last token."""
+        """Run the model and return the logits [row, vocab] after the last token."""
         with using(cache):
             output = self.model(
                 input_ids=ids,

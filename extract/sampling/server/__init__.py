@@ -1,1 +1,1 @@
-"""Server sampler: a model behind an OpenAI-compatible server."""
+"""Server sampler, which requests answers from an OpenAI-compatible server."""

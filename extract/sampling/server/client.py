@@ -1,4 +1,4 @@
-"""Client for one or several servers: concurrent requests with retries and budgets."""
+"""Client that sends concurrent requests to one or more servers, with retries and budgets."""
 
 import asyncio
 import math
@@ -19,30 +19,31 @@ from extract.sampling.server.protocol import Reply, Request
 _VERSION = re.compile(r"(@[^/]*|:latest|-\d{4}-\d{2}-\d{2}|-\d{8})$")
 #: Number of consecutive failed requests after which the run ends.
 _MOST_GIVEN_UP = 16
-#: Maximum wait between two attempts, in seconds: by the client's own backoff, and on the server's request.
+#: Maximum wait between two attempts, in seconds: for the client's own backoff, and if the server requests a wait.
 _LONGEST_WAIT, _LONGEST_ASKED_WAIT = 30.0, 120.0
-#: Prompt tokens per byte, assumed until the first reply; English text has about 0.25.
+#: Prompt tokens per byte that are assumed before the first reply. English text has about 0.25.
 _TOKENS_PER_BYTE = 0.5
 _GO_ON = "A budget applies to one run. Run the same command again to continue."
 
 
 class Unanswered(Exception):
-    """Raised if all attempts at a request failed or the client was stopped. The text is a one-line reason."""
+    """Raised if all attempts at a request failed or the client was stopped. The message is the reason, on one line."""
 
 
 class BudgetSpent(Exception):
-    """Raised if the next request could exceed a budget. The text is one line with the budget and the next step."""
+    """Raised if the next request could exceed a budget. The message states the budget and how to continue."""
 
 
 @dataclass
 class Spending:
-    """Requests and tokens of this run. Failed attempts count as requests, but servers do not report their tokens.
+    """Counts the requests and tokens of a run. A failed attempt counts as a request, but its tokens are unknown.
 
     Attributes:
         server: Server options with budgets and prices.
         requests: Number of attempts.
-        retries: Number of attempts after a failure.
-        prompt_tokens: Prompt tokens of all replies, like `answer_tokens`. Estimated if the server does not report them.
+        retries: Number of attempts that repeat a failed attempt.
+        prompt_tokens: Prompt tokens of all replies. They are estimated if the server does not report them.
+        answer_tokens: Answer tokens of all replies. The maximum is assumed if the server does not report them.
     """
 
     server: Server
@@ -61,12 +62,12 @@ class Spending:
 
     @asynccontextmanager
     async def reserved(self, request: Request) -> AsyncIterator[None]:
-        """Reserve the worst-case token cost of an attempt. Call `count` with its reply.
+        """Reserve the maximum number of tokens for an attempt. Call `count` with its reply inside the with block.
 
-        If attempts in flight leave too few tokens, it waits for them, because most answers are shorter than allowed.
+        If attempts in flight leave too little of the budget, wait until they end. Most use less than they reserve.
 
         Raises:
-            BudgetSpent: If the attempt could exceed a budget, even after all others have ended.
+            BudgetSpent: If the attempt could exceed a budget even after all others have ended.
         """
         limit, tokens = self.server.budget_tokens or math.inf, self.most_tokens(request)
         while self._reserved and self.tokens + self._reserved + tokens > limit:
@@ -74,8 +75,8 @@ class Spending:
             await self._released.wait()
         if self.tokens + tokens > limit:
             raise BudgetSpent(
-                f"the budget of {limit:,} tokens is spent: {self.tokens:,} are used, and the next request can take "
-                f"{tokens:,}. {_GO_ON}"
+                f"the budget of {limit:,} tokens is spent: {self.tokens:,} tokens were used, and the next request "
+                f"could use {tokens:,}. {_GO_ON}"
             )
         if self.requests >= (self.server.budget_requests or math.inf):
             raise BudgetSpent(f"the budget of {self.server.budget_requests:,} requests is spent. {_GO_ON}")
@@ -87,7 +88,7 @@ class Spending:
             self._released.set()
 
     def count(self, request: Request, reply: Reply) -> None:
-        """Add the tokens of a reply."""
+        """Add the tokens of a reply to the totals."""
         prompt, answer, most_answer = reply.prompt_tokens, reply.completion_tokens, request.n * request.max_tokens
         if prompt is not None:
             self._tokens_per_byte = max(self._tokens_per_byte, prompt / max(_prompt_bytes(request), 1))
@@ -95,25 +96,25 @@ class Spending:
         self.answer_tokens += most_answer if answer is None else answer
 
     def most_tokens(self, request: Request) -> int:
-        """Maximum tokens of a request. The number of its prompt tokens is an estimate."""
+        """Maximum number of tokens that a request can use. The number of prompt tokens is estimated."""
         prompt = 1 + int(_prompt_bytes(request) * (self._tokens_per_byte or _TOKENS_PER_BYTE))
         return prompt + request.n * request.max_tokens
 
 
 class Client(AbstractAsyncContextManager["Client"]):
-    """Sends requests to a server, with at most `server.max_concurrency` attempts at a time.
+    """Sends requests to a server, with at most `server.max_concurrency` attempts in flight.
 
     Args:
-        model: The server's name of the model.
-        spending: Counter of requests and tokens, with the budgets.
-        known_as: Names of the model in replies, from the preflight. If there are any, other models are rejected.
+        model: Name of the model on the server.
+        spending: Counts requests and tokens, and enforces the budgets.
+        known_as: Model names in the replies of the preflight. If not empty, replies from other models are rejected.
 
     Attributes:
         endpoints: One endpoint per address.
-        has_answered: Whether any request was answered.
+        has_answered: Whether the server has answered any request.
 
     Raises:
-        InputError: If a package is missing or the API key is invalid.
+        InputError: If a required package is not installed or the API key is invalid.
     """
 
     def __init__(self, server: Server, model: str, spending: Spending, known_as: Collection[str | None] = ()) -> None:
@@ -137,13 +138,13 @@ class Client(AbstractAsyncContextManager["Client"]):
             await endpoint.close()
 
     async def ask(self, request: Request) -> Reply:
-        """Send a request and return the reply. Transient failures (429, 5xx, time-outs, broken replies) are retried.
+        """Send a request and return the reply. Transient failures (429, 5xx, timeouts, broken replies) are retried.
 
         Raises:
             Unanswered: If all attempts failed or `stop` was called.
-            BudgetSpent: If a further attempt could exceed a budget.
+            BudgetSpent: If another attempt could exceed a budget.
             RejectedRequest: If the server rejects this request.
-            InputError: If the key is rejected, the model is unknown, another model replies, or no server answers.
+            InputError: If the API key is rejected, the model is unknown, another model replies, or no server answers.
         """
         try:
             return await self._retrying.copy()(self._attempt, request)  # a copy, because it is stateful
@@ -151,11 +152,11 @@ class Client(AbstractAsyncContextManager["Client"]):
             raise self._give_up(failure) from None
 
     def stop(self) -> None:
-        """Start no further attempts. Each `ask` raises `Unanswered` unless its attempt in flight is answered."""
+        """Stop sending attempts. A pending `ask` raises `Unanswered`, unless its attempt in flight succeeds."""
         self._stopping.set()
 
     async def _attempt(self, request: Request) -> Reply:
-        """Make one attempt, at the endpoint with the fewest attempts in flight, if possible one that is not resting."""
+        """Make one attempt at the least busy endpoint. Endpoints that rest after failures are used last."""
         async with self._free, self.spending.reserved(request):
             if self._stopping.is_set():
                 raise Unanswered("no further requests are sent")
@@ -179,7 +180,7 @@ class Client(AbstractAsyncContextManager["Client"]):
             await asyncio.wait_for(self._stopping.wait(), seconds)
 
     def _note_retry(self, state: Any) -> None:
-        """Count a retry. Report the first one if nothing was answered yet, because retries can take a minute."""
+        """Count a retry. If nothing was answered yet, report the first retry, because retries can take a minute."""
         self.spending.retries += 1
         if not self.has_answered and not self._has_warned:
             self._has_warned = True
@@ -191,13 +192,13 @@ class Client(AbstractAsyncContextManager["Client"]):
         if not self.has_answered:
             problem = "it does not answer" if failure.reached else "the connection failed"
             return InputError(
-                f"Expected an OpenAI-compatible server at {urls}, but {problem}: {failure}. Start it, or set "
-                "`server.url` to its address, which usually ends in /v1."
+                f"Expected an OpenAI-compatible server at {urls}, but {problem}: {failure}. Start the server, "
+                "or set `server.url` to its address, which usually ends in /v1."
             )
         if self._n_given_up >= _MOST_GIVEN_UP:
             return InputError(
                 f"Expected the server at {urls} to keep answering, but {self._n_given_up} requests in a row failed "
-                f"{attempts} times each: {failure}. Answers are kept. Run the same command again to continue."
+                f"{attempts} times each: {failure}. Received answers are kept. Run the same command again to continue."
             )
         return Unanswered(f"{attempts} attempts failed, the last one with: {failure}")
 
@@ -209,10 +210,11 @@ def _prompt_bytes(request: Request) -> int:
 
 
 def retry_wait(state: Any) -> float:
-    """Seconds until the next attempt, from a `tenacity.RetryCallState`: the server's requested wait plus full jitter.
+    """Seconds to wait before the next attempt, given a `tenacity.RetryCallState`.
 
-    Full jitter is uniform up to a limit that doubles with each attempt. It spreads requests that failed together
-    (Brooker, Exponential Backoff and Jitter, AWS Architecture Blog, 2015).
+    This is the wait that the server requests, if any, plus full jitter. Full jitter is uniform between 0 and a limit
+    that doubles with each attempt. It spreads out requests that failed together (Brooker, Exponential Backoff and
+    Jitter, AWS Architecture Blog, 2015).
     """
     wait_random_exponential = import_package("tenacity").wait_random_exponential
     jitter, asked = wait_random_exponential(multiplier=0.5, max=_LONGEST_WAIT)(state), state.outcome.exception().wait
@@ -220,7 +222,7 @@ def retry_wait(state: Any) -> float:
 
 
 def same_model(requested: str, replied: str) -> bool:
-    """Whether a reply's model name means the requested model. It can add a path, version, date or tag.
+    """Whether the model name in a reply refers to the requested model. One name may add a path, version, date or tag.
 
     >>> same_model("gpt-4o", "gpt-4o-2024-08-06"), same_model("SmolLM2", "HuggingFaceTB/SmolLM2@main")
     (True, True)

@@ -20,12 +20,12 @@ from extract.text import one_line
 
 #: Number of consecutive failures after which an endpoint rests, and its longest rest in seconds.
 _MOST_FAILURES, _LONGEST_REST = 3, 30.0
-#: Connections per pool. httpcore scans all connections of a pool twice per request, so one pool of 500 would be slower
-#: than the server.
+#: Connections per pool. httpcore scans all connections of a pool twice per request, so a single pool of 500 connections
+#: would be slower than the server.
 _POOL = 8
-#: Connection time-out in seconds. Busy servers accept connections late.
+#: Connection timeout in seconds. A busy server can take long to accept a connection.
 _CONNECT = 30.0
-#: Statuses besides 5xx with which a request is retried, and statuses that concern a single request.
+#: Statuses that are retried, in addition to 5xx, and statuses that reject only a single request.
 _TRANSIENT, _ABOUT_REQUEST = (408, 409, 425, 429), (400, 413, 422)
 
 
@@ -39,7 +39,7 @@ class Failure(Exception):
     Args:
         reached: Whether a server was reached.
         wait: Wait requested by the server, in seconds.
-        brief: Reason without text from the server, which can repeat a question. None if `reason` has no such text.
+        brief: Reason without the server's text, which may repeat a question. None if `reason` contains no such text.
     """
 
     def __init__(self, reason: str, reached: bool = True, wait: float | None = None, brief: str | None = None) -> None:
@@ -48,19 +48,19 @@ class Failure(Exception):
 
 
 class Endpoint:
-    """One address with several connection pools. After consecutive failures it rests, longer each time.
+    """One server address with several connection pools. After repeated failures it rests, for longer each time.
 
-    Its errors never contain the key; `line` removes it from other texts of the server.
+    Its errors never contain the API key. `line` removes the key from other server texts.
 
     Args:
-        server: Server options. The key is read from the environment variable `server.api_key_env`.
+        server: Server options. The API key is read from the environment variable `server.api_key_env`.
         url: Base address, one of `server.urls`.
 
     Attributes:
-        rests_until: Time of `time.monotonic` until which other endpoints are preferred.
+        rests_until: Time on the clock `time.monotonic` until which other endpoints are preferred.
 
     Raises:
-        InputError: If the package openai is missing, or the key, the address or a proxy's address is invalid.
+        InputError: If the package openai is not installed, or the API key, the address or a proxy address is invalid.
     """
 
     def __init__(self, server: Server, url: str) -> None:
@@ -77,9 +77,9 @@ class Endpoint:
         """Make one attempt at a request.
 
         Raises:
-            Failure: If the attempt can be repeated.
+            Failure: If the attempt failed, but can be repeated.
             RejectedRequest: If the server rejects this request.
-            InputError: If no request can succeed.
+            InputError: If all requests would fail, for example because the API key is invalid.
         """
         api = min(self._in_flight, key=self._in_flight.__getitem__)
         self._in_flight[api] += 1
@@ -87,7 +87,7 @@ class Endpoint:
             reply = await self._post(api, request, model)
         except Failure:
             now = time.monotonic()
-            if now >= self.rests_until:  # attempts that began before the rest don't count
+            if now >= self.rests_until:  # during a rest, failures of earlier attempts don't count
                 self._failures += 1
                 if self._failures >= _MOST_FAILURES:
                     self.rests_until = now + min(_LONGEST_REST, 2.0 ** (self._failures - _MOST_FAILURES))
@@ -98,7 +98,7 @@ class Endpoint:
         return reply
 
     async def model_names(self) -> set[str]:
-        """Names of the models that the server lists; empty if it lists none."""
+        """Names of the models that the server lists. Empty if it provides no list."""
         try:
             async with asyncio.timeout(self.server.timeout):
                 content = await next(iter(self._in_flight)).get("/models", cast_to=bytes)
@@ -112,11 +112,11 @@ class Endpoint:
             await api.close()
 
     async def _post(self, api: Any, request: Request, model: str) -> Reply:
-        """Send a request and parse the bytes of the reply, because the openai client does not validate replies."""
+        """Send a request and parse the raw reply, because the openai client does not validate replies."""
         import openai
 
         try:
-            async with asyncio.timeout(self.server.timeout):  # openai's own time-out restarts with every byte
+            async with asyncio.timeout(self.server.timeout):  # openai's own timeout restarts with every byte
                 content = await api.post(request.path, cast_to=bytes, body=request.body(model))
             return read_reply(content, request)
         except BrokenReply as broken:
@@ -130,11 +130,11 @@ class Endpoint:
             cause = error.__cause__
             words = self.line(str(cause or error)) or type(cause).__name__
             raise Failure(f"{self.url}: {words}", reached="Connect" not in type(cause).__name__) from None
-        except Exception as error:  # openai and its HTTP library raise many types on invalid HTTP
+        except Exception as error:  # openai and its HTTP library raise many exception types for invalid HTTP
             raise Failure(f"{self.url} sent an unreadable reply ({type(error).__name__})") from None
 
     def _failure_of_status(self, status: int, headers: Mapping[str, str], text: str) -> Exception:
-        """The `Failure` of a transient status, or the `InputError` of any other."""
+        """Return a `Failure` for a transient status, and an `InputError` for any other status."""
         try:
             words = server_words(json.loads(text)) or text
         except (ValueError, RecursionError):
@@ -144,11 +144,11 @@ class Endpoint:
         if (status in _TRANSIENT or status >= 500) and not out_of_credit:
             brief = f"{self.url} answers with status {status}"
             return Failure(f"status {status}: {words}", wait=_retry_after(headers), brief=brief)
-        next_step = "Change the setting that this names: the model, a policy option, or `server.extra_body`."
+        next_step = "Correct the setting that causes this: `model`, a `policy` option or `server.extra_body`."
         if status in (401, 403):
-            next_step = f"Set the environment variable {self.server.api_key_env} to a valid key."
+            next_step = f"Set the environment variable {self.server.api_key_env} to a valid API key."
         elif status == 404:
-            next_step = "Set `model` to the server's name of the model, and `server.url` to its address up to /v1."
+            next_step = "Set `model` to the model's name on the server, and `server.url` to its address up to /v1."
         elif 300 <= status < 400:
             words = f"moved to {self.line(headers.get('location', 'elsewhere'))}"
             next_step = "Set `server.url` to the new address."
@@ -156,12 +156,12 @@ class Endpoint:
         return kind(f"Expected {self.url} to answer, but it returned status {status}: {words}. {next_step}")
 
     def line(self, words: str) -> str:
-        """A server's text on one line, without the key."""
+        """Put a server's text on one line and remove the API key."""
         return without_key(one_line(words, 300), self._key)
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds of a Retry-After header (a number or a date); None without one."""
+    """Seconds to wait according to the Retry-After header. None if the header is missing or invalid."""
     given = headers.get("retry-after", "")
     with suppress(ValueError):
         return max(0.0, float(given))
@@ -171,18 +171,18 @@ def _retry_after(headers: Mapping[str, str]) -> float | None:
 
 
 def _api_key(server: Server) -> str | None:
-    """API key from the environment; None without one."""
+    """Read the API key from the environment. Returns None if it is not set."""
     key = os.environ.get(server.api_key_env, "").strip()
     if key and not (key.isascii() and key.isprintable()):
         raise InputError(
-            f"Expected the environment variable {server.api_key_env} to hold only printable ASCII characters, but it "
-            "has others. Set it to the key alone."
+            f"Expected the environment variable {server.api_key_env} to contain only printable ASCII characters, but "
+            "it contains others. Set it to the API key alone."
         )
     return key or None
 
 
 def import_package(name: str) -> ModuleType:
-    """Import a package of the extra `server`.
+    """Import a package that is installed with the extra `server`.
 
     Raises:
         InputError: If the package is not installed.
@@ -191,13 +191,13 @@ def import_package(name: str) -> ModuleType:
         return import_module(name)
     except ImportError:
         raise InputError(
-            f"Expected the package {name}, which the server sampler needs, but it is not installed. Run: pip install "
+            f"Expected the package {name} to be installed for the server sampler, but it is not. Run: pip install "
             "'confidence-probes[server]'"
         ) from None
 
 
 def _clients(server: Server, url: str, key: str) -> list[Any]:
-    """Clients for one address, each with its own pool. They ignore openai's environment variables."""
+    """Create clients for one address, each with its own connection pool. They ignore openai's environment variables."""
     openai = import_package("openai")
     # httpx or httpx2, depending on the version of openai
     http = import_module(type(openai.DEFAULT_CONNECTION_LIMITS).__module__.partition(".")[0])
@@ -215,10 +215,10 @@ def _clients(server: Server, url: str, key: str) -> list[Any]:
                 default_headers={"Authorization": f"Bearer {key}"},  # overrides OPENAI_CUSTOM_HEADERS
                 http_client=openai.DefaultAsyncHttpxClient(limits=limits, follow_redirects=False, verify=ssl_context),
             )
-        except (ImportError, ValueError, http.InvalidURL) as error:  # its text can contain a proxy's password
+        except (ImportError, ValueError, http.InvalidURL) as error:  # the error's text can contain a proxy password
             raise InputError(
-                f"Expected valid addresses of {url} and its proxy, but one can't be used ({type(error).__name__}). "
-                "Check `server.url` and ALL_PROXY, HTTP_PROXY and HTTPS_PROXY. For SOCKS: pip install socksio"
+                f"Expected {url} and its proxy to be valid addresses, but one can't be used ({type(error).__name__}). "
+                "Check `server.url`, ALL_PROXY, HTTP_PROXY and HTTPS_PROXY. For a SOCKS proxy, run: pip install socksio"
             ) from None
         api.organization = api.project = api.admin_api_key = None
         clients.append(api)
@@ -226,7 +226,7 @@ def _clients(server: Server, url: str, key: str) -> list[Any]:
 
 
 def allow_open_files(n: int) -> None:
-    """Raise the soft limit of open files, to have room for `n` connections and logs.
+    """Raise the soft limit on open files, so that `n` connections and logs can be open at the same time.
 
     Raises:
         InputError: If the hard limit is too low.
@@ -235,10 +235,10 @@ def allow_open_files(n: int) -> None:
         import resource
     except ImportError:  # Windows has no such limit
         return
-    (soft, hard), needed = resource.getrlimit(resource.RLIMIT_NOFILE), n + 50  # Python and its libraries open some too
+    (soft, hard), needed = resource.getrlimit(resource.RLIMIT_NOFILE), n + 50  # Python and its libraries open some, too
     if hard != resource.RLIM_INFINITY and hard < needed:
         raise InputError(
-            f"Expected a limit of at least {needed} open files and connections, but it is {hard}. "
+            f"Expected a limit of at least {needed} open files and connections, but the limit is {hard}. "
             "Lower `server.max_concurrency`, or raise the limit (`ulimit -n`)."
         )
     if soft != resource.RLIM_INFINITY and soft < needed:

@@ -1,4 +1,4 @@
-"""`Server`, the options of a server, and the requests for answers to a question."""
+"""`Server`, the options of the server sampler, and `request_for`, which builds a request from them."""
 
 import hashlib
 import json
@@ -17,9 +17,9 @@ from extract.schemas import Field, check_options, number, or_null, whole
 from extract.text import shown
 
 _SECRET = re.compile("(?i)key|token$|secret|password|auth(?!ors?$)|bearer|credential")
-#: Minimum length of a key that `extra_body` is searched for. Placeholders for servers without keys are shorter.
+#: Shortest API key for which `extra_body` is searched. Placeholders for servers without keys are shorter.
 _SHORTEST_KEY = 8
-#: Request fields that other options set. A null in `extra_body` removes one, for servers with other field names.
+#: Request fields that other options set. A null in `extra_body` removes a field that a server names differently.
 _SET_BY_OPTIONS = frozenset("model messages prompt stream n temperature top_p max_tokens stop seed logprobs".split())
 _BUDGET = or_null(Field("at least 1", lambda value: value >= 1))
 _PRICE = or_null(number("at least 0", lambda value: value >= 0))
@@ -37,23 +37,23 @@ _OPTIONS = {
 
 @dataclass(frozen=True)
 class Server:
-    """Options of an OpenAI-compatible server: vLLM, SGLang, LiteLLM, `transformers serve`, llama.cpp, or a service.
+    """Options for an OpenAI-compatible server, such as vLLM, SGLang, llama.cpp, LiteLLM or `transformers serve`.
 
     Attributes:
-        url: Base address, ending before /chat/completions. Several servers with the same model share the requests.
-        max_concurrency: Maximum number of requests at the same time.
-        n: Answers per request, for servers that support it. More answers save reading the prompt again.
-        logprobs: Whether to request log-probabilities of the tokens.
-        seeds: Whether each request has a seed, derived from policy.seed, question and sample.
-        timeout: Time limit of an attempt, in seconds.
-        attempts: Attempts at a request before this run gives it up.
+        url: Base address, without /chat/completions. Several addresses with the same model share the requests.
+        max_concurrency: Maximum number of concurrent requests.
+        n: Number of answers per request. Values above 1 save reading the prompt again. Not all servers support them.
+        logprobs: Whether to request the log-probability of each token.
+        seeds: Whether to send a seed with each request. It is derived from policy.seed, the question and the sample.
+        timeout: Time limit for one attempt, in seconds.
+        attempts: Maximum number of attempts per request.
         budget_requests: Maximum number of attempts in this run; null means no limit.
         budget_tokens: Maximum number of prompt and answer tokens in this run; null means no limit.
-        price_prompt: Dollars per million prompt tokens, for the displayed cost.
-        price_answer: Dollars per million answer tokens.
-        api_key_env: Environment variable with the API key. The key is sent to the server and never written to a file.
-        extra_body: Further fields of every request, part of the store's identity. A `generation_config` with several
-            entries is sent as JSON text, as `transformers serve` expects it.
+        price_prompt: Price in dollars per million prompt tokens, for the displayed cost.
+        price_answer: Price in dollars per million answer tokens.
+        api_key_env: Environment variable that contains the API key. The key is never written to a file.
+        extra_body: Further fields of every request. They are part of the store's identity. A `generation_config` is
+            sent as JSON text, as `transformers serve` expects.
     """
 
     url: str | list[str] = "http://localhost:8000/v1"
@@ -72,12 +72,12 @@ class Server:
 
     def __post_init__(self) -> None:
         if not self.urls:
-            raise InputError("Expected `server.url` to have at least one address, but got none. Give one.")
+            raise InputError("Expected `server.url` to contain at least one address, but got none. Pass an address.")
         for url in self.urls:
             _check_url(url)
         check_options(self, _OPTIONS, "server.")
         config = self.extra_body.get("generation_config")
-        if isinstance(config, dict):  # parsers of command lines and YAML turn JSON text into this
+        if isinstance(config, dict):  # command-line and YAML parsers convert JSON text to a dict
             text = json.dumps(config, sort_keys=True)
             object.__setattr__(self, "extra_body", {**self.extra_body, "generation_config": text})
         self._check_extra_body()
@@ -92,16 +92,16 @@ class Server:
         key = os.environ.get(self.api_key_env, "").strip()
         secret = next(filter(_SECRET.search, _field_names(self.extra_body)), None)
         if secret is not None or (len(key) >= _SHORTEST_KEY and key in str(self.extra_body)):
-            found = "the key itself" if secret is None else f"a field {shown(secret)}"
+            found = "the API key" if secret is None else f"the field {shown(secret)}"
             raise InputError(
                 f"Expected `server.extra_body` to contain no secrets, because the store records it, but got {found}. "
-                f"Remove it; the key in the environment variable {self.api_key_env} is sent automatically."
+                f"Remove it. The API key in the environment variable {self.api_key_env} is sent automatically."
             )
         given = (name for name, value in self.extra_body.items() if value is not None)
         if conflict := next(filter(_SET_BY_OPTIONS.__contains__, given), None):
             raise InputError(
-                f"Expected `server.extra_body` to contain no field that another option sets, but got {conflict!r}. "
-                "Use `model`, `server.…` or `policy.…` instead. A null removes the field from requests."
+                f"Expected `server.extra_body` to contain no field that another option sets, but got {conflict!r}. Use "
+                "`model`, a `server` option or a `policy` option instead. A null removes a field from requests."
             )
 
 
@@ -114,17 +114,17 @@ def _check_url(url: str) -> None:
     if not (valid and url.isprintable() and " " not in url):
         raise InputError(
             f"Expected `server.url` to be the address of a server, such as http://localhost:8000/v1, but got "
-            f"{shown(url)}. Begin with http:// or https://."
+            f"{shown(url)}. Pass an address that begins with http:// or https://."
         )
     if parts.username or parts.password or parts.query:
         raise InputError(
-            "Expected `server.url` to have no user, password or query, because they can be secrets. Put the key into "
-            "the environment variable that `server.api_key_env` names."
+            "Expected `server.url` to contain no user name, password or query, because they may be secret. Put the API "
+            "key into the environment variable that `server.api_key_env` names."
         )
 
 
 def _field_names(value: Any) -> Iterator[str]:
-    """Names of all fields in a JSON value, at any depth."""
+    """Yield the names of all fields in a JSON value, at any depth."""
     if isinstance(value, dict):
         yield from map(str, value)
         value = list(value.values())
@@ -133,10 +133,10 @@ def _field_names(value: Any) -> Iterator[str]:
 
 
 def request_for(question: Question, samples: Sequence[int], decoding: Decoding, server: Server) -> Request:
-    """Build the request for some answers to a question.
+    """Build the request for the given samples of a question.
 
     Raises:
-        InputError: If the question is a chat and `prompt.chat` is false.
+        InputError: If the question is a chat, but `prompt.chat` is false.
     """
     prompt, extra = decoding.prompt, dict(server.extra_body)
     if prompt.thinking is not None:
@@ -156,7 +156,7 @@ def request_for(question: Question, samples: Sequence[int], decoding: Decoding, 
 
 
 def request_seed(seed: int, question_id: str, sample: int) -> int:
-    """31-bit seed derived from policy, question and sample. Servers differ in the range of seeds that they accept.
+    """Derive a seed from the policy's seed, question and sample. It has 31 bits, as some servers reject larger seeds.
 
     >>> request_seed(0, "q1", 0), request_seed(0, "q1", 1)
     (1445421104, 1971607367)

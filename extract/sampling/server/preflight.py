@@ -1,6 +1,6 @@
-"""Preflight: a few requests that test whether the server honours all options, and whether its answers vary.
+"""Preflight: a few requests that test whether the server honours all options and whether its answers vary.
 
-Servers silently ignore unsupported options: several answers per request, log-probabilities, the temperature.
+Many servers silently ignore options that they do not support, such as log-probabilities or the temperature.
 """
 
 import asyncio
@@ -21,15 +21,15 @@ from extract.sampling.server.queue import Ask
 from extract.sampling.server.redact import public
 from extract.text import one_line
 
-#: Maximum number of questions per address. A server can reject the first ones, for example as too long.
+#: Maximum number of questions to try per address, because a server may reject the first ones.
 TRIES = 4
-#: Number of requests whose answers must not all be equal, and their token limit. Equal answers by chance need 3 × 32
-#: draws of the most likely token: at a probability of 0.9 each, once in 25,000.
+#: Number of requests whose answers must not all be identical, and their token limit. If the most likely token always
+#: has probability 0.9, the 3 × 32 draws produce identical answers by chance once in 25,000 preflights.
 _VARIED, _VARIED_TOKENS = 4, 32
-#: Open prompts, which have many answers: a chat message and a plain text.
+#: Open-ended prompts, which have many possible answers: a chat message and a plain text.
 _OPEN_CHAT = "Make up a name, a place and an odd thing that happened there. Answer in one sentence."
 _OPEN_TEXT = "Once upon a time, in a place that nobody has heard of,"
-#: Request fields that constrain the form of answers, so that even an open prompt can have only one answer.
+#: Request fields that constrain answers. With such a field, even an open-ended prompt may have only one answer.
 _CONSTRAINTS = re.compile(
     "guided_|response_format|structured_outputs|structural_tag|grammar|json_schema|regex|ebnf|logit_bias|allowed_tok"
 )
@@ -37,13 +37,13 @@ _CONSTRAINTS = re.compile(
 
 @dataclass
 class Preflight:
-    """Findings of a preflight.
+    """Results of a preflight.
 
     Attributes:
-        spending: Requests and tokens of the preflight.
-        replies: Replies to the real requests, by question id and first sample index. The run stores them.
-        known_as: Names of the model in replies, for `Client`.
-        varies: Whether answers were seen to differ; False at temperature 0.
+        spending: Requests and tokens used by the preflight.
+        replies: Replies to the run's own requests, by question id and first sample index. The run reuses them.
+        known_as: Model names found in the replies, for `Client`.
+        varies: Whether different answers were seen. False at temperature 0.
         notices: One-line warnings that do not stop the run.
     """
 
@@ -55,14 +55,14 @@ class Preflight:
 
 
 def run_preflight(asks: Sequence[Ask], model: str, decoding: Decoding, server: Server) -> Preflight:
-    """Test a server with the first requests of a run, one per address. If it rejects them, the next ones are tried.
+    """Test a server with the first requests of a run, one per address. If they are rejected, the next ones are tried.
 
     Args:
-        asks: Requests about different questions, up to `TRIES` per address.
+        asks: Requests for different questions, up to `TRIES` per address.
 
     Raises:
-        InputError: If the server is missing or rejects all requests, a reply violates an option, or the budgets are
-            too small for a preflight. Budgets are checked before the first request.
+        InputError: If the server can't be reached or rejects all requests, a reply violates an option, or a budget is
+            too small for the preflight. Budgets are checked before the first request.
     """
     spending = Spending(server)
 
@@ -82,7 +82,7 @@ def run_preflight(asks: Sequence[Ask], model: str, decoding: Decoding, server: S
     except InputError as error:
         messages = (public(error, ask.question) for ask in asks)
         raise InputError(next((message for message in messages if message != str(error)), str(error))) from None
-    for notice in dict.fromkeys(found.notices):  # several addresses can have the same notice
+    for notice in dict.fromkeys(found.notices):  # several addresses can cause the same notice
         say(f"server: {notice}")
     return found
 
@@ -90,13 +90,13 @@ def run_preflight(asks: Sequence[Ask], model: str, decoding: Decoding, server: S
 async def try_server(
     server: Server, model: str, spending: Spending, requests: Mapping[tuple[str, int], Request]
 ) -> Preflight:
-    """Send each address a real request and, at a temperature above 0, four short ones whose answers must differ.
+    """Send each address a request of the run and, above temperature 0, four short ones whose answers must vary.
 
     Args:
-        requests: Real requests of the run, by question id and first sample index.
+        requests: Requests of the run, one per address, by question id and first sample index.
 
     Raises:
-        InputError: As `run_preflight`.
+        InputError: If the server or a budget is unsuitable. See `run_preflight`.
     """
     planned = [planned for request in requests.values() for planned in [request, *_open_requests(request)]]
     for name, budget, cost in (
@@ -105,8 +105,8 @@ async def try_server(
     ):
         if budget is not None and budget < cost:
             raise InputError(
-                f"Expected `server.budget_{name}` to be at least {cost}, the maximum cost of the preflight, but got "
-                f"{budget}. Nothing was sent. Give a larger budget."
+                f"Expected `server.budget_{name}` to be at least {cost}, the maximum for the preflight, but got "
+                f"{budget}. Nothing was sent. Pass a larger budget."
             )
     found, pairs = Preflight(spending), zip(server.urls, requests.values(), strict=False)
     replies = await _all(_try_url(replace(server, url=url), model, asked, found) for url, asked in pairs)
@@ -115,7 +115,7 @@ async def try_server(
 
 
 async def _all(work: Iterable[Coroutine[Any, Any, Reply]]) -> list[Reply]:
-    """Results of concurrent work. After an error, the rest has ended before a client closes its connections."""
+    """Run coroutines concurrently and return their results. After an error, the others are cancelled and awaited."""
     tasks = [asyncio.ensure_future(part) for part in work]
     try:
         return await asyncio.gather(*tasks)
@@ -126,16 +126,16 @@ async def _all(work: Iterable[Coroutine[Any, Any, Reply]]) -> list[Reply]:
 
 
 async def _try_url(server: Server, model: str, request: Request, found: Preflight) -> Reply:
-    """Test one address: return its reply and add to `found`."""
+    """Test one address and return its reply. All other results are added to `found`."""
     url, notice = server.urls[0], found.notices.append
     async with Client(server, model, found.spending) as client:
         try:
             reply = await client.ask(request)
             if reply.model is not None and not same_model(model, reply.model):
                 listed, name = await client.endpoints[0].model_names(), client.endpoints[0].line(reply.model)
-                if model not in listed or reply.model in listed:  # otherwise it is an alias
+                if model not in listed or reply.model in listed:  # otherwise the name is an alias
                     raise InputError(
-                        f"Expected {url} to answer with the model {model!r}, but its replies are from {name!r}. "
+                        f"Expected {url} to answer with the model {model!r}, but its replies come from {name!r}. "
                         "Set `model` to that name, or `server.url` to another server."
                     )
                 notice(f"the server maps the name {model!r} to the model {name!r}")
@@ -146,11 +146,11 @@ async def _try_url(server: Server, model: str, request: Request, found: Prefligh
         except BudgetSpent as error:  # spent by failed attempts
             raise InputError(f"Expected the budgets to suffice for the preflight, but {error}") from None
     if reply.completion_tokens is None or reply.prompt_tokens is None:
-        notice("the server reports no token counts; tokens and cost are upper estimates")
+        notice("the server reports no token counts, so tokens and cost are upper estimates")
     if any(choice.cut for choice in reply.choices):
-        notice("the server leaves stop texts in answers; they are cut off, and tokens of such answers are dropped")
+        notice("the server leaves stop texts in answers. They are cut off, and tokens of these answers are not stored")
     if request.temperature > 0 and not varies:
-        why = "`server.extra_body` constrains them" if _is_constrained(request) else "an open prompt got no text"
+        why = "`server.extra_body` constrains them" if _is_constrained(request) else "the server returned no text"
         notice(f"could not test whether answers vary: {why}")
     found.known_as.add(reply.model)
     found.varies &= varies
@@ -158,7 +158,7 @@ async def _try_url(server: Server, model: str, request: Request, found: Prefligh
 
 
 def _check_reply(request: Request, reply: Reply, url: str) -> None:
-    """Reject a reply with missing answers or log-probabilities, or with answers over the token limit."""
+    """Check that a reply has all answers and log-probabilities, and that no answer exceeds the token limit."""
     n = len(reply.choices) + reply.n_left_out
     if n != request.n:
         raise InputError(
@@ -169,14 +169,14 @@ def _check_reply(request: Request, reply: Reply, url: str) -> None:
         if (choice.logprobs is None and choice.text) or choice.lacks_logprobs(n_tokens):
             got = f"{len(choice.logprobs)} for {n_tokens} tokens" if choice.logprobs else "none"
             raise InputError(
-                f"Expected {url} to return a log-probability for every token, but got {got}. Sample without them: set "
-                "`server.logprobs` to false."
+                f"Expected {url} to return a log-probability for every token, but got {got}. To sample without them, "
+                "set `server.logprobs` to false."
             )
     longest = max((reply.completion_tokens or 0) // n, *(len(choice.logprobs or ()) for choice in reply.choices))
     if longest > request.max_tokens and not {"max_tokens", "max_completion_tokens"} & request.extra.keys():
         raise InputError(
-            f"Expected {url} to end answers after {request.max_tokens} tokens, but one has {longest}. Use the "
-            f"newer field: `server.extra_body` '{{max_tokens: null, max_completion_tokens: {request.max_tokens}}}'."
+            f"Expected {url} to end answers after {request.max_tokens} tokens, but one has {longest}. To use the newer "
+            f"field, set `server.extra_body` to '{{max_tokens: null, max_completion_tokens: {request.max_tokens}}}'."
         )
 
 
@@ -187,7 +187,7 @@ def _is_constrained(request: Request) -> bool:
 
 
 def _open_requests(request: Request) -> list[Request]:
-    """Variants with an open prompt and different seeds; none at temperature 0 or with a constrained form of answers."""
+    """Open-ended variants of a request, with different seeds. Empty at temperature 0 or if answers are constrained."""
     if request.temperature == 0 or _is_constrained(request):
         return []
     open_request = replace(
@@ -204,7 +204,7 @@ def _open_requests(request: Request) -> list[Request]:
 
 
 async def _answers_vary(client: Client, request: Request, url: str) -> bool:
-    """Whether the answers to an open prompt differ: False if no text was seen, `InputError` if they are equal."""
+    """Check that answers to an open-ended prompt differ. Returns False if the server sent no text to compare."""
     requests = _open_requests(request)
     replies = await _all(map(client.ask, requests))
     answers = [[(choice.text, choice.reasoning or "") for choice in reply.choices] for reply in replies]
@@ -220,7 +220,7 @@ async def _answers_vary(client: Client, request: Request, url: str) -> bool:
         )
     if requests[0].n > 1 and all(len(set(answer)) == 1 for answer in answers):
         raise InputError(
-            f"Expected the answers of one request to differ at temperature {temperature:g}, but {url} returned copies: "
-            f"{text!r}. Set `server.n` to 1."
+            f"Expected the answers to one request to differ at temperature {temperature:g}, but {url} returned copies "
+            f"of {text!r}. Set `server.n` to 1."
         )
     return True

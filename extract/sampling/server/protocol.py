@@ -7,31 +7,31 @@ from typing import Any, Literal
 
 from extract.text import one_line
 
-#: Types of content parts, into which some servers split an answer.
+#: Types of the parts into which some servers split an answer.
 _TEXT_PARTS = ("text", "output_text")
 _REASONING_PARTS = ("thinking", "reasoning", "reasoning_text")
-#: Finish reasons of servers. A tool call counts as an ordinary end, because no tools are offered.
+#: Map from servers' finish reasons to the stored ones. A tool call counts as "stop", because no tools are offered.
 _FINISH_REASONS: dict[str, Literal["stop", "length", "content_filter"]] = {
     **dict.fromkeys(("stop", "eos", "eos_token", "stop_sequence", "end_turn", "tool_calls", "function_call"), "stop"),
     **dict.fromkeys(("length", "max_tokens"), "length"),
     "content_filter": "content_filter",
 }
-_LARGEST_LOGPROB = 1e-3  # tolerance for rounding of float32 logits in the hundreds
+_LARGEST_LOGPROB = 1e-3  # allows for rounding errors of float32 logits in the hundreds
 _LARGEST_FLOAT32 = 3e38
 
 
 @dataclass(frozen=True)
 class Request:
-    """Request for the answers to one prompt. `Decoding` explains temperature, top-p, top-k and stop texts.
+    """Request for one or more answers to a prompt. See `Decoding` for temperature, top-p, top-k and stop texts.
 
     Attributes:
-        prompt: Plain text for /completions, or messages ``{"role", "content"}`` for /chat/completions.
+        prompt: Plain text for /completions, or a list of ``{"role", "content"}`` messages for /chat/completions.
         n: Number of answers.
-        top_k: 0 keeps all tokens. It is then not sent, because not every server supports it.
-        max_tokens: Token limit of an answer.
-        seed: Seed of the server's draws; not sent if None.
-        logprobs: Whether to request log-probabilities of the answer's tokens.
-        extra: Further fields of the body. None removes a field.
+        top_k: 0 keeps all tokens and is not sent, because not every server supports this field.
+        max_tokens: Maximum number of tokens per answer.
+        seed: Seed that the server uses for sampling. If None, no seed is sent.
+        logprobs: Whether to request the log-probability of each answer token.
+        extra: Further fields of the request body. The value None removes a field.
     """
 
     prompt: str | list[dict[str, str]]
@@ -51,7 +51,7 @@ class Request:
         return "/completions" if isinstance(self.prompt, str) else "/chat/completions"
 
     def body(self, model: str) -> dict[str, Any]:
-        """JSON body, without fields that have no effect."""
+        """Build the JSON body of the request. Fields that have no effect are left out."""
         chat = not isinstance(self.prompt, str)
         body = {
             "model": model,
@@ -70,15 +70,15 @@ class Request:
 
 @dataclass(frozen=True)
 class Choice:
-    """One answer of a reply.
+    """One answer in a reply.
 
     Attributes:
-        text: Answer as valid Unicode; empty if the server returned none.
-        reasoning: Reasoning of a thinking model before the answer, if the server separates the two.
+        text: Answer as valid Unicode text. Empty if the server returned no text.
+        reasoning: Reasoning before the answer; None if the server does not return it separately.
         finish_reason: "stop", "length" (max_tokens reached) or "content_filter".
         logprobs: Log-probability of each token in nats; None if the server returns none.
-        token_ids: Token ids of the answer; None if the server returns none.
-        cut: Whether the text was cut at a stop text. The server's token counts then do not match it.
+        token_ids: Ids of the answer's tokens; None if the server returns none.
+        cut: Whether the client cut the text at a stop text. If so, the server's token count does not match the text.
     """
 
     text: str
@@ -89,9 +89,9 @@ class Choice:
     cut: bool = False
 
     def lacks_logprobs(self, n_tokens: int | None) -> bool:
-        """Whether the number of log-probabilities differs from the server's token count.
+        """Whether the number of log-probabilities contradicts the server's token count.
 
-        A difference of one is allowed, because servers differ in whether they count the end token.
+        A difference of one is accepted, because only some servers count the end token.
         """
         if self.logprobs is None or n_tokens is None or self.reasoning:
             return False
@@ -100,14 +100,14 @@ class Choice:
 
 @dataclass(frozen=True)
 class Reply:
-    """Reply to a request: at least one choice, possibly fewer than requested.
+    """Parsed reply to a request. It contains at least one answer, but may contain fewer than requested.
 
     Attributes:
-        model: The server's name of its model.
-        choices: Answers, in the server's order.
+        model: Name of the model according to the server; None if not reported.
+        choices: Answers, ordered by the index that the server gave them.
         prompt_tokens: Number of prompt tokens; None if not reported.
-        completion_tokens: Number of tokens of all answers together; None if not reported.
-        n_left_out: Number of choices dropped because they were incomplete or had a duplicate index.
+        completion_tokens: Total number of tokens in all answers; None if not reported.
+        n_left_out: Number of answers that were dropped because they were incomplete or had a duplicate index.
     """
 
     model: str | None
@@ -118,12 +118,12 @@ class Reply:
 
     @property
     def tokens_of_only_choice(self) -> int | None:
-        """The server's token count of the only answer; None if the count includes anything else."""
+        """Token count that the server reports for a single answer. None if the count includes anything else."""
         alone = len(self.choices) == 1 and not self.n_left_out and not self.choices[0].cut
         return self.completion_tokens if alone else None
 
     def rows(self, question_id: str, samples: Sequence[int]) -> list[dict[str, Any]]:
-        """Rows of the samples table. The answers are assigned to the indices `samples` in order."""
+        """Convert the answers to rows of the samples table. Their sample indices are taken from `samples`, in order."""
         return [
             {
                 "question_id": question_id,
@@ -139,7 +139,7 @@ class Reply:
 
 
 def _token_columns(choice: Choice, n_tokens: int | None) -> dict[str, Any]:
-    """Columns about an answer's tokens. Contradictory or impossible values become null."""
+    """Build the token columns for an answer. Contradictory or impossible values become null."""
     ids, logprobs = choice.token_ids, choice.logprobs
     if choice.lacks_logprobs(n_tokens) or not all(-_LARGEST_FLOAT32 <= p <= _LARGEST_LOGPROB for p in logprobs or ()):
         logprobs = None
@@ -147,20 +147,20 @@ def _token_columns(choice: Choice, n_tokens: int | None) -> dict[str, Any]:
         ids = None
     if n_tokens is None:
         n_tokens = next((len(values) for values in (ids, logprobs) if values is not None), None)
-    if choice.text:  # a text has at least one token
+    if choice.text:  # a non-empty text has at least one token
         ids, logprobs, n_tokens = ids or None, logprobs or None, n_tokens or None
     return {"token_ids": ids, "logprobs": logprobs, "n_tokens": n_tokens}
 
 
 class BrokenReply(ValueError):
-    """Raised for a reply without a complete answer, which can be retried. The text is the reason."""
+    """Raised if a reply contains no complete answer. The request can be retried."""
 
 
 def read_reply(body: bytes, request: Request) -> Reply:
-    """Parse the JSON of a reply. Answers are cut at stop texts of the request that the server left in.
+    """Parse the JSON body of a reply. If the server did not remove a stop text, the answer is cut before it.
 
     Raises:
-        BrokenReply: If the body is not JSON or has no complete answer.
+        BrokenReply: If the body is not valid JSON or contains no complete answer.
     """
     text = body.decode("utf-8", "replace")
     try:
@@ -203,7 +203,7 @@ def _read_choice(choice: dict[str, Any], stop: tuple[str, ...]) -> Choice:
     if cuts := [text.index(end) for end in stop if end in text]:
         return Choice(_valid_text(text[: min(cuts)]), reasoning, "stop", None, None, cut=True)
     given = _dict(choice.get("logprobs"))
-    content, logprobs = given.get("content"), given.get("token_logprobs")  # from a chat, from a completion
+    content, logprobs = given.get("content"), given.get("token_logprobs")  # for chats and for completions
     if isinstance(content, list):
         logprobs = [_dict(token).get("logprob") for token in content]
     token_ids = _numbers(choice.get("token_ids"), int)
@@ -211,7 +211,7 @@ def _read_choice(choice: dict[str, Any], stop: tuple[str, ...]) -> Choice:
 
 
 def _texts(content: Any) -> tuple[str, str]:
-    """Answer and reasoning in a choice's content, which is a text, null, or a list of typed parts."""
+    """Split content into answer and reasoning. The content is a string, null, or a list of typed parts."""
     if content is None or isinstance(content, str):
         return content or "", ""
     text = reasoning = ""
@@ -241,22 +241,22 @@ def _dict(given: Any) -> dict[str, Any]:
 
 
 def _count(given: Any) -> int | None:
-    """The value if it is a count that fits an int32 column, else None. JSON's true is not a count."""
+    """Return a value if it is a count that fits into an int32 column, and None otherwise. Booleans are not counts."""
     return given if type(given) is int and 0 <= given < 2**31 else None
 
 
 def server_words(content: Any) -> str | None:
-    """Error message in a reply, in any of the forms that servers use."""
+    """Find the error message in a parsed reply. Servers differ in where they put it. Returns None if there is none."""
     error = _dict(content).get("error") or _dict(content).get("detail") or _dict(content).get("message")
     words = _dict(error).get("message", error)
     return words if words is None or isinstance(words, str) else _repr(words)
 
 
 def _valid_text(text: str) -> str:
-    """Text with unpaired surrogates replaced by U+FFFD, because files can't hold them."""
+    """Replace unpaired surrogates with U+FFFD, because they can't be written to a file."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _repr(value: Any) -> str:
-    """Text of a value in a reply, cut only at its end: keys are recognised by their first characters."""
+    """Format a value on one line. Only the end is cut, because API keys are recognised by their first characters."""
     return one_line(repr(value), 300)

@@ -1,4 +1,4 @@
-"""Queue of a store: its unfinished ranges in a balanced order, and the requests of each range."""
+"""Request queue of a store: its unfinished ranges of samples in a balanced order, and the requests for each range."""
 
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
@@ -14,13 +14,14 @@ from extract.store.store import Store
 
 
 def ranges_to_ask(store: Store, k: int, n: int, damaged: Collection[SampleRange], worker: Worker) -> list[SampleRange]:
-    """Unfinished ranges of a worker for k samples per question: the first samples of all blocks, then the second.
+    """List the ranges of samples that a worker still has to request, in the order of the requests.
 
-    All questions then have similar numbers of answers whenever a run ends. Ranges begun by an earlier run, and
-    finished but `damaged` ones, keep their samples, even beyond k. New ranges have `n` samples.
+    The first samples of all questions come before the second samples, so that all questions have similar numbers of
+    answers whenever a run ends. New ranges have up to `n` samples and end at `k`. Ranges that an earlier run began, and
+    ranges whose file is `damaged`, keep all their samples, even beyond `k`.
 
     Raises:
-        InputError: If a log shares samples with a finished range or another log.
+        InputError: If an answer log shares samples with a finished range or another log.
     """
     finished = [samples for samples in store.samples.ranges() if samples not in damaged]
     logged = (samples for samples in logged_ranges(store) if samples not in finished and samples.start < k)
@@ -29,8 +30,8 @@ def ranges_to_ask(store: Store, k: int, n: int, damaged: Collection[SampleRange]
         logs = [store.samples.log_file(samples) for samples in reversed(clash)]
         log = next((path for path in logs if path.is_file()), logs[0])
         raise InputError(
-            f"Expected the files in {str(log.parent)!r} to hold different samples, but {clash[0].stem} and "
-            f"{clash[1].stem} share some. Delete {str(log)!r} to keep the other."
+            f"Expected the files in {str(log.parent)!r} to contain different samples, but {clash[0].stem} and "
+            f"{clash[1].stem} overlap. Delete {str(log)!r} to keep the other file."
         )
     new = [
         SampleRange(gap.block, start, min(start + n, gap.stop))
@@ -42,29 +43,29 @@ def ranges_to_ask(store: Store, k: int, n: int, damaged: Collection[SampleRange]
 
 
 def delete_finished_logs(store: Store, damaged: Collection[SampleRange], worker: Worker) -> None:
-    """Delete the logs of a worker's finished ranges, left by a killed run."""
+    """Delete the answer logs of a worker's finished ranges. A killed run can leave them behind."""
     for samples in logged_ranges(store):
         if worker.has(samples.block) and samples not in damaged and is_finished(store.samples.file(samples)):
             store.samples.log_file(samples).unlink()
 
 
 class Ask(NamedTuple):
-    """Content of one request: a question and the indices of its samples."""
+    """Content of one request: a question and the indices of the requested samples."""
 
     question: Question
     samples: list[int]
 
 
 class OpenRange:
-    """Unfinished range of samples with its log.
+    """Unfinished range of samples, with an open log of its answers.
 
     Args:
         n: Number of answers per request.
 
     Attributes:
         log: Log of the answers received so far.
-        asks: Missing answers, one `Ask` per request.
-        n_waiting: Number of requests neither answered nor given up.
+        asks: Requests for the missing answers.
+        n_waiting: Number of requests that have not been answered or given up.
     """
 
     def __init__(self, store: Store, samples: SampleRange, n: int) -> None:
@@ -75,7 +76,7 @@ class OpenRange:
         self.n_waiting = len(self.asks)
 
     def close(self, rejected: Collection[str] = ()) -> bool:
-        """Close the log. If the range is complete, write its table and then delete the log. Safe in any thread.
+        """Close the log. If the range is complete, write its table and delete the log. Any thread can call this.
 
         Args:
             rejected: Ids of questions whose missing answers are recorded as rejected.
@@ -84,13 +85,13 @@ class OpenRange:
             Whether the range is complete.
 
         Raises:
-            InputError: If the table can't be written. The log is kept.
+            InputError: If the table can't be written. In this case, the log is kept.
             OSError: If the log can't be read, synced or deleted.
         """
         ids, indices = self._store.questions.ids(self.samples), range(self.samples.start, self.samples.stop)
         keys = [(id_, j) for id_ in ids for j in indices]
         try:
-            # the file counts, not what this process believes to have written
+            # read the file, because what this process wrote may be incomplete
             rows = {(row["question_id"], row["sample"]): row for row in read_log(self._store, self.samples)}
             complete = all(key in rows or key[0] in rejected for key in keys)
             if complete:
@@ -108,7 +109,7 @@ def _rejected_row(question_id: str, sample: int) -> Row:
 
 
 def first_asks(store: Store, ranges: Sequence[SampleRange], n: int, n_questions: int) -> list[Ask]:
-    """First requests in some ranges about up to `n_questions` different questions."""
+    """Return the first request for each question in `ranges`, for at most `n_questions` questions."""
     asks: dict[str, Ask] = {}
     for samples in ranges:
         opened = OpenRange(store, samples, n)

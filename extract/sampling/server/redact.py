@@ -1,26 +1,26 @@
-"""Redaction of text from servers: messages never repeat the API key or a private question."""
+"""Redaction of server texts, so that messages never repeat the API key or a private question."""
 
 import re
 
 from extract.questions.question import Question
 
-#: A message that shares this many consecutive characters with a question repeats it.
+#: Number of consecutive characters that a message must share with a question to count as repeating it.
 _SHARED = 20
-#: Number of first characters by which a key is recognised. A shorter key is matched as a whole.
+#: Number of first characters by which a key is recognised. Shorter keys are matched as a whole.
 _HEAD = 8
 _LEAST = 4  # minimum length of a key; shorter values are placeholders for servers without keys
-#: Masked key with visible ends.
+#: Masked key whose ends are still visible.
 _STARRED = re.compile(r"[\w-]{0,100}\*{3,}[\w-]{0,100}")
 _ESCAPED = re.compile(r"\\u([0-9a-f]{4})", re.IGNORECASE)
 _BETWEEN_WORDS = re.compile(r"\\[nrt]|[\W_]+")
 
 
 def without_key(text: str, key: str | None) -> str:
-    r"""Text without the key, whether plain, escaped as in JSON or a URL, truncated, or masked by stars.
+    r"""Remove the API key from a text, even if it is escaped for JSON or a URL, truncated, or masked with asterisks.
 
     Args:
-        text: Text of at most some thousands of characters.
-        key: API key, or None. A key of less than four characters is not secret.
+        text: Text with at most a few thousand characters.
+        key: API key, or None. A key with fewer than four characters is not removed.
 
     >>> without_key(r"no sk-a/b+c=1234, no sk-a\/b\u002bc=12…, no sk-a***34", "sk-a/b+c=1234")
     'no …, no … no …'
@@ -36,7 +36,9 @@ def without_key(text: str, key: str | None) -> str:
 
 
 def public(error: Exception, question: Question) -> str:
-    """Text of an error, replaced if it repeats a private question. Case, spaces and punctuation are ignored.
+    """Return the text of an error, or a placeholder if it repeats a private question.
+
+    The comparison ignores case, spaces and punctuation.
 
     >>> secret = Question("7", "mine", "Which of these elements is the heaviest?", meta={"private": True})
     >>> public(ValueError("the prompt 'WHICH of these  elements is' is too long"), secret)
@@ -55,6 +57,6 @@ def public(error: Exception, question: Question) -> str:
 
 
 def _words(text: str) -> str:
-    """Lower-case words of a text, without punctuation and escapes."""
+    """Lower-case words of a text, without punctuation or escapes."""
     text = _ESCAPED.sub(lambda escape: chr(int(escape[1], 16)), text)
     return _BETWEEN_WORDS.sub(" ", text.casefold()).strip()

@@ -1,4 +1,4 @@
-"""Run over the unfinished ranges of a store, with many requests at a time. Replies are logged as they arrive."""
+"""One run of the server sampler, which sends many requests at a time and logs the replies as they arrive."""
 
 import asyncio
 from collections.abc import Iterator, Sequence
@@ -21,19 +21,19 @@ from extract.store.store import Store
 
 #: Interval between two syncs of the logs to disk, in seconds.
 SYNC_SECONDS = 1.0
-#: Number of questions rejected in a row, without a reply in between, after which the run stops.
+#: The run stops after this many rejected questions in a row, with no reply in between.
 MOST_REJECTED = 100
 
 
 @dataclass
 class Run:
-    """One run over the unfinished ranges of a store.
+    """One run, which requests the missing answers in the unfinished ranges of a store.
 
     Attributes:
-        ranges: Unfinished ranges, in the order of their requests.
+        ranges: Unfinished ranges, in the order in which they are requested.
         decoding: Decoding options with one temperature.
-        preflight: Findings of the server's preflight.
-        progress: Counts every answer.
+        preflight: Results of the preflight.
+        progress: Progress bar that counts the answers.
     """
 
     store: Store
@@ -44,21 +44,21 @@ class Run:
     progress: Progress
     _client: Client = field(init=False)
     _open: dict[SampleRange, OpenRange] = field(default_factory=dict)
-    _completed: set[SampleRange] = field(default_factory=set)  # except for answers to rejected questions
-    _rejected: dict[str, str] = field(default_factory=dict)  # the server's message on each rejected question, by id
+    _completed: set[SampleRange] = field(default_factory=set)  # may lack answers to rejected questions
+    _rejected: dict[str, str] = field(default_factory=dict)  # server messages by id of the rejected question
     _n_arrived: int = 0
     _n_rejected_in_a_row: int = 0
     _unanswered: str = ""  # why the last request was given up
     _stopped: Exception | None = None  # why no further requests are sent
 
     async def ask_all(self) -> None:
-        """Send all requests, many at a time, until all are answered or the run stops. Call `conclude` afterwards."""
+        """Send all requests concurrently until all are answered or the run stops. Call `conclude` afterwards."""
         requests, syncing = self._requests(), asyncio.create_task(self._sync())
-        spending = replace(self.preflight.spending)  # a copy, whose event belongs to this loop
+        spending = replace(self.preflight.spending)  # a copy, because its event must belong to this event loop
         self._client = Client(self.server, self.store.model_id, spending, self.preflight.known_as)
         try:
             async with self._client, asyncio.TaskGroup() as group:
-                # more tasks than concurrent requests, so that requests waiting for a retry delay no others
+                # more tasks than concurrent requests, so that requests waiting for a retry do not delay others
                 for _ in range(2 * self.server.max_concurrency):
                     group.create_task(self._work(requests))
         except ExceptionGroup as errors:
@@ -72,12 +72,12 @@ class Run:
                     self._stop(error)
 
     def _stop(self, reason: Exception) -> None:
-        """Send no further requests. Requests in flight are awaited, and their answers kept if possible."""
+        """Stop sending requests. The answers to requests in flight are still awaited and kept if possible."""
         self._stopped = self._stopped or reason
         self._client.stop()
 
     def _requests(self) -> Iterator[tuple[OpenRange, Ask]]:
-        """Iterate over all requests, opening one range after another."""
+        """Yield all requests, opening one range after another."""
         for samples in self.ranges:
             try:
                 opened = OpenRange(self.store, samples, self.server.n)
@@ -96,7 +96,7 @@ class Run:
                 yield opened, ask
 
     async def _work(self, requests: Iterator[tuple[OpenRange, Ask]]) -> None:
-        """Send one request after another."""
+        """Send one request after another, and close each range after its last request."""
         for opened, ask in requests:
             if not await self._ask(opened, *ask):
                 self._completed.discard(opened.samples)
@@ -109,14 +109,14 @@ class Run:
                     self._stop(error)
 
     async def _ask(self, opened: OpenRange, question: Question, samples: list[int]) -> bool:
-        """Request and log answers to a question. Returns whether all arrived or the server rejects the question."""
+        """Request and log answers to a question. Returns whether all arrived or the server rejected the question."""
         while samples and question.id not in self._rejected:
             try:
                 request = request_for(question, samples, self.decoding, self.server)
                 reply = self.preflight.replies.pop((question.id, samples[0]), None) or await self._client.ask(request)
                 rows = reply.rows(question.id, samples)
                 opened.log.append(rows)
-            except Unanswered as error:  # also if the client was stopped
+            except Unanswered as error:  # also raised if the client was stopped
                 self._unanswered = public(error, question)
                 return False
             except RejectedRequest as error:
@@ -139,7 +139,7 @@ class Run:
         return True
 
     async def _sync(self) -> None:
-        """Sync the logs at intervals, in a thread because disks can be slow."""
+        """Sync the logs to disk at intervals. This happens in a thread, because disks can be slow."""
         while True:
             await asyncio.sleep(SYNC_SECONDS)
             try:
@@ -149,14 +149,14 @@ class Run:
                 return self._stop(error)
 
     def conclude(self, n_missing: int, worker: Worker) -> None:
-        """Record rejected questions if the run is complete; otherwise raise an error with its state.
+        """Finish the run: record rejected questions, or raise an error if answers are missing.
 
         Args:
-            n_missing: Number of answers that were missing in the blocks of `worker` before the run.
+            n_missing: Number of answers that were missing in the worker's blocks before the run.
 
         Raises:
-            InputError: If the run is incomplete.
-            OSError: If answers could not be kept, for example because the disk is full.
+            InputError: If answers are missing.
+            OSError: If answers could not be saved, for example because the disk is full.
         """
         if isinstance(self._stopped, OSError):
             raise self._stopped
@@ -164,7 +164,7 @@ class Run:
         if isinstance(self._stopped, InputError):
             raise InputError(f"{self._stopped} {state}")
         if self._stopped is not None:
-            scope = f" (each of the {worker.count} workers has its own)" if worker.count > 1 else ""
+            scope = f" (each of the {worker.count} workers has its own budget)" if worker.count > 1 else ""
             raise InputError(f"Expected the budget to suffice for all answers{scope}, but {self._stopped} {state}")
         store, n = self.store, self.server.n
         unfinished = [samples for samples in self.ranges if not is_finished(store.samples.file(samples))]
@@ -176,16 +176,16 @@ class Run:
                 f"again to request them. {state}"
             )
         if self._rejected:
-            say(f"sample: {state} Their answers are recorded as rejected, and graded as unknown.")
+            say(f"sample: {state} The missing answers are recorded as rejected and graded as unknown.")
 
     def _state(self, n_missing: int, worker: Worker) -> str:
-        """Sentences with the numbers of arrived answers and rejected questions."""
+        """Describe the state of the run: the numbers of received answers and rejected questions."""
         line = f"{self._n_arrived:,} of {n_missing:,} answers arrived in this run and are kept"
         if unfinished := [samples.start for samples in self.ranges if samples not in self._completed]:
             others, own = "other " if self._rejected else "", " of this worker" if worker.count > 1 else ""
-            line += f"; every {others}question{own} has its first {min(unfinished)} answers"
+            line += f". All {others}questions{own} have at least {min(unfinished)} answers"
         if n := len(self._rejected):
             names = ", ".join(map(repr, list(self._rejected)[:10])) + (", …" if n > 10 else "")
             noun, words = "question" if n == 1 else "questions", next(iter(self._rejected.values())).rstrip(".")
-            line += f"; the server rejects {n:,} {noun} ({names}), the first with: {words}"
+            line += f". The server rejected {n:,} {noun} ({names}). Its first message was: {words}"
         return f"{line}."

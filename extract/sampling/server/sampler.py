@@ -1,4 +1,4 @@
-"""Server sampler: answers of a model behind an OpenAI-compatible server, saved as they arrive."""
+"""Server sampler: requests answers from an OpenAI-compatible server and saves them as they arrive."""
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -19,24 +19,24 @@ from extract.store.fill import missing_shards
 from extract.store.questions import Questions
 from extract.store.store import Store
 
-#: Minimum number of questions for `check_variation`. Confident models repeat themselves on fewer.
+#: Minimum number of questions for `check_variation`. With fewer, a confident model often repeats all its answers.
 _LEAST_REPEATED = 30
 
 
 class ServerSampler(Sampler):
-    """Requests answers from a server; see `Sampler`."""
+    """Requests answers from a server. See `Sampler` for the interface."""
 
     def __init__(self, options: SamplingOptions, decoding: Decoding, worker: Worker) -> None:
         self.options, self.server, self.decoding, self.worker = options, options.server, decoding, worker
-        self._preflights: dict[float, Preflight] = {}  # of the stores created in this run
+        self._preflights: dict[float, Preflight] = {}  # by temperature, for stores created in this run
 
     def policy(self, decoding: Decoding) -> Policy:
-        """Policy of the model name, the decoding options, and the constant request fields, but not the address."""
+        """Return the policy: model name, decoding options and constant request fields. It omits the address."""
         request = {"api": "chat" if decoding.prompt.chat else "completions", "extra": self.server.extra_body}
         return Policy(ModelIdentity(self.options.model), decoding, request)
 
     def prepare(self, questions: Questions, new: Sequence[Decoding]) -> None:
-        """Test the server before a store is created, because its identity would record a wrong name or field."""
+        """Test the server before a store is created, so that no store records a wrong model name or request field."""
         if new:
             size, n_tries = self.options.block_size, TRIES * len(self.server.urls)
             first = questions[self.worker.rank * size :][: min(n_tries, size)]
@@ -48,7 +48,7 @@ class ServerSampler(Sampler):
 
         Raises:
             InputError: If the server can't be used as configured, a budget is spent, or requests remain unanswered.
-                All answers that arrived are kept.
+                Received answers are kept.
         """
         for temperature, store in stores.items():
             if len(stores) > 1:
@@ -65,7 +65,7 @@ class ServerSampler(Sampler):
             return
         allow_open_files(server.max_concurrency * len(server.urls) + min(2 * server.max_concurrency, len(ranges)))
         if not temperature:
-            say(f"sample: at temperature 0 the {k} answers to a question are mostly equal, but each costs tokens")
+            say(f"sample: at temperature 0, the {k} answers to a question are mostly identical, but each uses tokens")
         preflight = self._preflights.get(temperature)
         if preflight is None:
             asks = first_asks(store, ranges, server.n, TRIES * len(server.urls))
@@ -85,22 +85,23 @@ class ServerSampler(Sampler):
 
 
 def check_variation(answers: Iterable[Collection[str]], path: Path, has_varied: bool) -> None:
-    """Warn if at least 30 questions have several answers, and the answers to each question are equal.
+    """Warn if no question has two different answers. The check needs at least 30 questions with several answers.
 
     Args:
-        answers: Texts of the answers to each question.
-        has_varied: Whether answers differed in the preflight.
+        answers: For each question, the texts of its answers.
+        path: Store folder, for the message.
+        has_varied: Whether answers varied in the preflight.
 
     Raises:
-        InputError: If answers did not differ in the preflight either.
+        InputError: If the answers did not vary in the preflight either.
     """
     distinct = [len(set(texts)) for texts in answers if len(texts) > 1]
     if len(distinct) < _LEAST_REPEATED or max(distinct) > 1:
         return
-    line = f"all answers to each of {len(distinct)} questions are equal"
+    line = f"none of {len(distinct)} questions has two different answers"
     if not has_varied:
         raise InputError(
-            f"Expected answers to vary at a temperature above 0, but {line}. Inspect them with `python -m extract "
-            f"inspect --store {path}`. Then change `server.extra_body` and fill another store."
+            f"Expected answers to vary at a temperature above 0, but {line}. Inspect the answers with `python -m "
+            f"extract inspect --store {path}`. Then change `server.extra_body` and sample into a new store."
         )
-    say(f"sample: {line}; the model is very confident, or the server returns cached answers")
+    say(f"sample: {line}. Either the model is very confident, or the server returns cached answers.")

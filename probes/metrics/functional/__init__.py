@@ -1,15 +1,14 @@
-"""Metrics of confidences against measured accuracies, as pure tensor functions.
+"""Metrics that compare confidences with measured accuracies, as pure tensor functions.
 
-All functions take:
+The functions share these arguments:
 
-- `preds` [question]: confidences or scores, higher = more likely right.
-- `right` and `known` [question]: number c of right answers and n ≥ 1 of graded answers; p̂ = c/n.
-- `weights` [..., question]: how often each question counts, 1 by default. Leading axes are resamples.
+- `preds` [question]: confidences or scores. Higher means that an answer is more likely right.
+- `right` [question]: number c of right answers to each question.
+- `known` [question]: number n ≥ 1 of graded answers to each question. The measured accuracy is p̂ = c/n.
+- `weights` [..., question]: how often each question counts, 1 by default. The leading axes are resamples.
 
-Results [...] are float64. The estimators are unbiased if `preds` do not depend on the answers counted in `right`.
-
-To score confidences of single answers, pass one row per answer with `known` = 1.
-`probes.metrics.intervals.by_question` resamples such rows together with their questions.
+The results are [...] float64. Unbiased estimates require that `preds` do not depend on the answers counted in `right`.
+To evaluate confidences in single answers, pass one row per answer with `known` = 1.
 """
 
 from probes.metrics.functional.binned import bin_index, expected_calibration_error, rmsce, squared_calibration_error

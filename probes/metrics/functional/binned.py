@@ -1,4 +1,4 @@
-"""Calibration errors over bins of confidences. docs/statistics.md compares them."""
+"""Calibration errors over bins of confidences. See docs/statistics.md for a comparison."""
 
 from itertools import pairwise
 
@@ -9,9 +9,10 @@ from probes.metrics.functional.inputs import midranks, prepare
 
 
 def bin_index(preds: Tensor, n_bins: int, by: str, weights: Tensor | None = None) -> Tensor:
-    """Bin index of each confidence, int64 in [0, n_bins): [question] for "width", [..., question] for "mass".
+    """Return the bin of each confidence, as int64 from 0 to n_bins − 1. Identical confidences share a bin.
 
-    Bins have equal width in [0, 1], or equal weight ("mass"); equal confidences share a bin.
+    If `by` is "width", bins have equal width in [0, 1], and the result is [question]. If it is "mass", bins have about
+    equal total weight, and the result is [..., question].
     """
     if by not in ("width", "mass"):
         raise ValueError(f"Expected `by` to be 'width' or 'mass', but got {by!r}.")
@@ -24,10 +25,11 @@ def bin_index(preds: Tensor, n_bins: int, by: str, weights: Tensor | None = None
 def expected_calibration_error(
     preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None = None, n_bins: int = 10, by: str = "width"
 ) -> Tensor:
-    """Expected calibration error: |mean confidence − mean accuracy| of a bin, averaged over bins weighted by size.
+    """Compute the expected calibration error, which is in [0, 1].
 
-    In [0, 1]. Noise in p̂ biases it upwards, more so with fewer questions per bin; `rmsce` subtracts that noise. For
-    `by` see `bin_index`. With one row per answer (`known` = 1) it is the error against single answers.
+    It is the absolute difference between mean confidence and mean accuracy in a bin, averaged over bins weighted by
+    their size. See `bin_index` for `by`. Noise in the measured accuracies biases the error upwards, especially if there
+    are few questions per bin. `rmsce` corrects for this noise.
     """
     preds, right, known, weights = prepare(preds, right, known, weights, probabilities=True)
     bins = bin_index(preds, n_bins, by, weights).expand(weights.shape)
@@ -38,15 +40,16 @@ def expected_calibration_error(
 def squared_calibration_error(
     preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None = None, n_bins: int = 10
 ) -> Tensor:
-    r"""Unbiased estimate of (mean confidence − mean accuracy)², averaged over bins of equal mass. Not clipped at 0.
+    r"""Compute an unbiased estimate of (mean confidence − mean accuracy)², averaged over bins of equal mass.
 
     .. math:: \sum_b w_b \Big[\bar d_b^2 - \frac{s_b^2}{n_b}\Big], \qquad d_i = f_i - \hat p_i
 
-    s² is the sample variance of d in a bin. It includes the noise of p̂ and the spread of the true accuracies, so the
-    estimand is the error over the population of questions. A bin of a single question is merged with its neighbour.
+    where question i has confidence f_i and measured accuracy p̂_i. Bin b contains n_b questions, a share w_b of all
+    questions. d̄_b and s_b² are the mean and sample variance of d in the bin. The estimate refers to the population of
+    questions, because s_b² includes the spread of their true accuracies.
 
-    Rows must be independent. If several rows are answers to one question, the estimate is too large.
-    The mean is 0 for a calibrated confidence; the value is NaN for a single question.
+    A bin with a single question is merged with its neighbour. The result can be negative and is 0 on average for
+    calibrated confidences. It is NaN for a single question, and too large if a question has several rows.
     """
     preds, right, known, weights = prepare(preds, right, known, weights, probabilities=True)
     bins = bin_index(preds, n_bins, "mass", weights).expand(weights.shape)
@@ -61,7 +64,7 @@ def squared_calibration_error(
 
 
 def _merged(sums: Tensor) -> Tensor:
-    """Merge bins of fewer than two questions into the next higher bin. Takes and returns sums [3, ..., bin]."""
+    """Merge bins with fewer than two questions into a neighbouring bin. Takes and returns sums [3, ..., bin]."""
     bins = list(sums.unbind(-1))
     order = list(range(len(bins)))
     for path in (order, order[::-1]):  # upwards, then downwards for a remainder at the top
@@ -72,11 +75,11 @@ def _merged(sums: Tensor) -> Tensor:
 
 
 def rmsce(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None = None, n_bins: int = 10) -> Tensor:
-    """Root mean squared calibration error, corrected for the noise of p̂: the root of `squared_calibration_error`.
+    """Compute the root mean squared calibration error, the square root of `squared_calibration_error`.
 
-    It is 0 if the squared error is negative, and NaN for a single question. In [0, 1] like the ECE, but large gaps
-    weigh more. The root is biased: to average over splits, average `squared_calibration_error`.
+    Noise in the measured accuracies is subtracted. The result is in [0, 1], 0 if the squared error is negative, and NaN
+    for a single question. The root is biased. To average over splits, average `squared_calibration_error` instead.
     """
     squared = squared_calibration_error(preds, right, known, weights, n_bins)
-    root = squared.clamp_min(1e-300).sqrt()  # the root has a derivative at 0
+    root = squared.clamp_min(1e-300).sqrt()  # so that the root has a derivative at 0
     return torch.where(squared <= 0, 0.0, root)

@@ -1,4 +1,4 @@
-"""Brier scores: mean squared distance of confidences from accuracies or from single answers."""
+"""Brier scores: mean squared differences between confidences and accuracies, or between confidences and grades."""
 
 import torch
 from torch import Tensor
@@ -7,11 +7,12 @@ from probes.metrics.functional.inputs import mean, prepare
 
 
 def debiased_brier(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None = None) -> Tensor:
-    r"""Unbiased estimate of the capability Brier score, mean (f − p)².
+    r"""Compute an unbiased estimate of the capability Brier score, the mean of (f − p)² over questions.
 
     .. math:: \frac1N \sum_i f_i^2 - 2 f_i \hat p_i + \frac{c_i (c_i-1)}{n_i (n_i-1)}
 
-    The plain mean of (f − p̂)² is too large by mean p(1−p)/n. Requires n ≥ 2. Can be slightly negative; not clipped.
+    where question i of N has the confidence f_i and the true accuracy p_i. Of its n_i ≥ 2 graded answers, c_i are
+    right, and p̂_i = c_i / n_i. The mean of (f − p̂)² would be too large by the mean of p(1 − p)/n.
     """
     preds, right, known, weights = prepare(preds, right, known, weights, least_known=2, probabilities=True)
     terms = preds**2 - 2 * preds * right / known + right * (right - 1) / (known * (known - 1))
@@ -19,16 +20,16 @@ def debiased_brier(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor 
 
 
 def response_brier(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Unbiased Brier score against single answers: the capability Brier plus mean p(1−p). Mean of `brier_terms`."""
+    """Compute the Brier score against single answers, which is the mean of `brier_terms`."""
     weights = torch.ones_like(preds, dtype=torch.float64) if weights is None else weights.double()
     return mean(brier_terms(preds, right, known), weights)
 
 
 def brier_terms(preds: Tensor, right: Tensor, known: Tensor) -> Tensor:
-    """Brier score of each question against its single answers, f² − 2fp̂ + p̂: [question] float64.
+    """Compute the Brier score of each question against its single answers, f² − 2fp̂ + p̂, as [question] float64.
 
-    The terms of `debiased_brier` differ from these by a value that does not depend on the confidence f. Two methods
-    therefore have the same differences in both. `probes.metrics.significance.sign_flip` tests these differences.
+    f is the confidence and p̂ the measured accuracy of the question. The terms of `debiased_brier` differ from these
+    values by an amount that does not depend on f. The difference between two methods is therefore the same in both.
     """
     preds, right, known, _ = prepare(preds, right, known, None, probabilities=True)
     return preds**2 - 2 * preds * right / known + right / known
@@ -37,10 +38,10 @@ def brier_terms(preds: Tensor, right: Tensor, known: Tensor) -> Tensor:
 def brier_skill(
     preds: Tensor, right: Tensor, known: Tensor, reference: float | Tensor, weights: Tensor | None = None
 ) -> Tensor:
-    """Brier skill score 1 − Brier / Brier of `reference`, both debiased.
+    """Compute the Brier skill score 1 − B / B₀. B and B₀ are the debiased Brier scores of `preds` and `reference`.
 
-    `reference` is the mean accuracy of the training split, or [question] of each question's training folds. The value
-    is NaN if the Brier score of the reference is not positive.
+    `reference` is one confidence for all questions, such as the mean accuracy of the training split, or a tensor
+    [question] with a confidence for each question. The result is NaN if B₀ is not positive.
     """
     base = torch.as_tensor(reference, dtype=torch.float64, device=preds.device).expand(preds.shape)
     worst = debiased_brier(base, right, known, weights)

@@ -1,4 +1,4 @@
-"""Ranking metrics: AUROC and its ceiling, rank correlation, area under the risk–coverage curve."""
+"""Ranking metrics: AUROC and its ceiling, rank correlation, and area under the risk–coverage curve."""
 
 import math
 
@@ -14,22 +14,22 @@ _HALF_SPLITS = 20
 def capability_auroc(
     preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None = None, strata: Tensor | None = None
 ) -> Tensor:
-    r"""Probability that a right answer scores higher than a wrong answer to a different question.
+    r"""Compute the probability that a right answer scores higher than a wrong answer to a different question.
 
     .. math::
         A = \sum_{i \ne j} \hat p_i (1-\hat p_j) [1(f_i>f_j) + \tfrac12 1(f_i=f_j)]
             \Big/ \sum_{i \ne j} \hat p_i (1-\hat p_j)
 
-    The expected accuracy p̂ = c/n is a soft label: question i has mass p̂ of right and 1 − p̂ of wrong answers. Pairs of
-    a question with itself, or with its copies in a resample, are excluded. The best possible value is below 1, see
-    `auroc_ceiling`. The value is NaN without both right and wrong answers. Takes O(N log N).
+    where question i has score f_i and measured accuracy p̂_i. Ties count ½. A question is never compared with itself or
+    with its copies in a resample. If the accuracies are not all 0 or 1, even perfect scores have a value below 1 (see
+    `auroc_ceiling`). The result is NaN without both right and wrong answers. The cost for N questions is O(N log N).
 
-    With `strata` [question] int64, only pairs within a stratum count. Pass the folds as strata for out-of-fold scores,
-    which come from different probes: even constant probes would rank questions of different folds.
+    If `strata` [question] int64 is passed, only pairs within a stratum count. For out-of-fold scores, pass the folds as
+    strata, because scores from different probes are not comparable.
     """
     preds, right, known, weights = prepare(preds, right, known, weights)
     accuracy = right / known
-    # a group is the equal scores of one stratum; groups are ordered by stratum, then by score
+    # each group contains identical scores from one stratum; groups are sorted by stratum, then by score
     distinct, value = preds.unique(sorted=True, return_inverse=True)
     stratum = torch.zeros_like(value) if strata is None else strata.unique(sorted=True, return_inverse=True)[1]
     keys, group = (stratum * len(distinct) + value).unique(sorted=True, return_inverse=True)
@@ -39,35 +39,36 @@ def capability_auroc(
     group_positive, group_negative = by_group(positive, group, n_groups), by_group(negative, group, n_groups)
     below = group_negative.cumsum(-1) - group_negative
     first = torch.searchsorted(stratum_of_group, torch.arange(n_strata, device=preds.device))
-    below = below - below[..., first[stratum_of_group]]  # without lower strata
+    below = below - below[..., first[stratum_of_group]]  # exclude lower strata
     same_question = (weights**2 * accuracy * (1 - accuracy)).sum(-1)
     won = (group_positive * (below + group_negative / 2)).sum(-1) - same_question / 2
     all_pairs = by_group(positive, stratum, n_strata) * by_group(negative, stratum, n_strata)
-    pairs = all_pairs.sum(-1) - same_question  # a constant gives ½ exactly
+    pairs = all_pairs.sum(-1) - same_question  # so that a constant score gives exactly ½
     return torch.where(pairs > 1e-12, won / pairs, torch.nan)
 
 
 def hard_auroc(
     preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None = None, strata: Tensor | None = None
 ) -> Tensor:
-    """AUROC of the label p̂ ≥ ½, like torchmetrics' `BinaryAUROC`; NaN with a single class. See `capability_auroc`."""
+    """Compute the AUROC of the label "accuracy at least ½", as torchmetrics' `BinaryAUROC` does."""
     preds, right, known, weights = prepare(preds, right, known, weights)
     return capability_auroc(preds, (right / known >= 0.5).double(), torch.ones_like(known), weights, strata)
 
 
 def auroc_ceiling(right: Tensor, known: Tensor) -> tuple[float, float, float]:
-    r"""Capability AUROC of an oracle that knows every accuracy p, with lower and upper bounds.
+    r"""Estimate the capability AUROC of an oracle that knows the true accuracy of every question, with bounds.
 
     .. math:: \tfrac12 + \frac{E|p-p'|}{4 m (1-m)}, \qquad m = E[p]
 
-    The value assumes Beta-distributed accuracies, fitted by moments after subtracting the sampling noise.
+    where p and p' are the true accuracies of two random questions. They are assumed to have a Beta distribution, which
+    is fitted by moments after subtracting the sampling noise. Every question needs at least two graded answers.
 
-    The upper bound is optimistic: it ranks questions by p̂ and scores them on the same answers. The lower bound is
-    pessimistic: it ranks by a random half of each question's answers and scores on the other half. It is the mean AUROC
-    of 20 such half-splits, drawn with a fixed seed. Requires n ≥ 2.
+    The upper bound is optimistic, because it ranks questions by their measured accuracies and evaluates this ranking on
+    the same answers. The lower bound is pessimistic, because it ranks by a random half of each question's answers and
+    evaluates on the other half. It is the mean AUROC of 20 such half-splits, drawn with a fixed seed.
 
     Returns:
-        Value, lower bound and upper bound; all NaN if the accuracies vary no more than sampling noise.
+        The estimate, the lower bound and the upper bound. All are NaN if no Beta distribution can be fitted.
     """
     preds = right.double() / known.double()
     _, right, known, _ = prepare(preds, right, known, None, 2)
@@ -77,14 +78,14 @@ def auroc_ceiling(right: Tensor, known: Tensor) -> tuple[float, float, float]:
         return math.nan, math.nan, math.nan
     total = m * (1 - m) / spread - 1
     a, b = m * total, (1 - m) * total
-    # logarithms of beta functions; not by scipy, because saved probes are loaded without it
+    # logarithms of beta functions, without scipy, because a saved probe must load without it
     log_beta = [2 * math.lgamma(x) - math.lgamma(2 * x) for x in (total, a, b)]
     log_difference = math.log(4 / total) + log_beta[0] - log_beta[1] - log_beta[2]
     value = 0.5 + math.exp(log_difference) / (4 * m * (1 - m))
     high = float(capability_auroc(preds, right, known))
     generator, first, halves = torch.Generator().manual_seed(0), (known / 2).floor(), []
     for _ in range(_HALF_SPLITS):
-        # hypergeometric draw: answers are in random order and the first half ranks
+        # hypergeometric draw: shuffle the answers and rank by the first half
         noise = torch.rand(len(known), int(known.max()), generator=generator, dtype=torch.float64)
         index = torch.arange(int(known.max()))[None]
         noise = noise.masked_fill(index >= known[:, None], 2.0)
@@ -96,7 +97,7 @@ def auroc_ceiling(right: Tensor, known: Tensor) -> tuple[float, float, float]:
 
 
 def spearman(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Spearman's rank correlation of the score with p̂; ties have their mean rank. NaN if either is constant."""
+    """Compute Spearman's rank correlation between scores and measured accuracies, or NaN if either is constant."""
     preds, right, known, weights = prepare(preds, right, known, weights)
     x, y = midranks(preds, weights), midranks(right / known, weights)
     x, y = x - mean(x, weights)[..., None], y - mean(y, weights)[..., None]
@@ -105,17 +106,18 @@ def spearman(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None
 
 
 def aurc(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None = None) -> Tensor:
-    r"""Area under the risk–coverage curve: share of wrong answers among the k most confident questions, over all k.
+    r"""Compute the area under the risk–coverage curve. Lower is better.
 
-    The mean over k = 1 … N; lower is better. Geifman and El-Yaniv, Selective Classification for Deep Neural Networks,
-    2017; here the risk of a question is 1 − p̂. The expected value of an uninformative score is the mean risk.
+    The risk of a question is 1 − p̂, where p̂ is its measured accuracy. The area is the mean risk of the k most
+    confident questions, averaged over all k (Geifman and El-Yaniv, Selective Classification for Deep Neural Networks,
+    2017). For an uninformative score, the expected area is the mean risk of all questions.
 
-    Tied scores count in expectation over their orders. A tie of m questions with mean risk ē, after W questions with
-    summed risk E, adds
+    For tied scores, the area is averaged over all orders of the tied questions. If W questions with total risk E
+    precede a tie of m questions with mean risk ē, the tie adds
 
     .. math:: \sum_{t=1}^m \frac{E + t \bar e}{W + t} = m \bar e + (E - W \bar e) [\psi(W+m+1) - \psi(W+1)]
 
-    where ψ is the digamma function. This form is differentiable in the weights.
+    where ψ is the digamma function. This form is differentiable with respect to the weights.
     """
     preds, right, known, weights = prepare(preds, right, known, weights)
     distinct, group = (-preds).unique(sorted=True, return_inverse=True)

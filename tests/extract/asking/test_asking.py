@@ -138,7 +138,7 @@ def test_a_question_is_asked_again_until_a_reply_parses_and_every_attempt_costs(
             for id_, prompt in zip(ids, prompts, strict=True)
         ]
 
-    monkeypatch.setattr(Verbalized, "_replies", replies)
+    monkeypatch.setattr(Verbalized, "replies", replies)
     rows = {row["question_id"]: row for row in asking("verbalized").asked.read("verbalized").to_pylist()}
     one, two, none = (rows[id_] for id_ in ("q0", "q1", "q5"))
     assert [(row["value"], row["attempts"]) for row in (one, two, none)] == [(0.5, 1), (0.9, 2), (None, 3)]
@@ -155,7 +155,7 @@ def test_replies_that_do_not_parse_are_null_and_counted(
     assert {row["value"] for row in rows} == {None}
     assert {row["attempts"] for row in rows} == {verbalized.ATTEMPTS}
     assert all(3 <= row["completion_tokens"] <= 15 for row in rows)
-    assert "verbalized, 20 asked, 20 without a usable value" in capsys.readouterr().err
+    assert "verbalized asked for 20 values, 20 of them not usable" in capsys.readouterr().err
 
 
 def test_without_a_temperature_there_is_one_attempt(tmp_path: Path, yes_no_folder: Path) -> None:
@@ -230,7 +230,7 @@ def test_a_yes_and_no_that_the_model_would_not_say_are_no_value(
     rows = asking("p_true").asked.read("p_true").to_pylist()
     assert {row["value"] for row in rows} == {None}
     assert all(0 < row["mass"] < 1 for row in rows)
-    assert "p_true, 20 asked, 20 without a usable value" in capsys.readouterr().err
+    assert "p_true asked for 20 values, 20 of them not usable" in capsys.readouterr().err
 
 
 def test_equal_answers_are_asked_about_once_and_each_has_the_cost(
@@ -354,7 +354,7 @@ def test_another_model_than_the_stores_is_refused(store: Path, tmp_path: Path, y
 
 def test_answers_are_needed_to_ask_about_them(store: Path, yes_no_folder: Path) -> None:
     shutil.rmtree(store / "samples")
-    with pytest.raises(InputError, match="to hold answers, but it has none"):
+    with pytest.raises(InputError, match="to contain answers, but it has none"):
         ask(str(store), ["p_true_answer"], model=str(yes_no_folder))
 
 

@@ -186,7 +186,7 @@ def test_what_is_no_encoder_is_refused_in_one_line(
 ) -> None:
     with pytest.raises(InputError) as error:
         Encoder(str(make(tmp_path, tiny_folder)))
-    assert "Expected `embedding_model` to be a sentence encoder in safetensors" in str(error.value)
+    assert "`embedding_model` to be the Hub id or folder of a sentence encoder in safetensors" in str(error.value)
     assert reason in str(error.value)
     assert "\n" not in str(error.value)
 

@@ -163,7 +163,7 @@ def test_none_several_or_denied_options_are_wrong_and_unparsed(text: str) -> Non
 )
 def test_a_question_without_lettered_options_is_refused(references: tuple[str, ...], choices: tuple[str, ...]) -> None:
     question = Question("q", "t", "?", references=references, choices=choices)
-    with pytest.raises(InputError, match="`choices` and the right letter first in `references`"):
+    with pytest.raises(InputError, match="`choices` and the right letter as its first reference"):
         load_grader("choice").grade(question, "B")
 
 

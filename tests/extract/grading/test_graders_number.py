@@ -128,7 +128,7 @@ def test_a_part_of_a_number_a_step_and_one_of_several_are_no_answer(reference: s
 
 def test_a_gold_answer_of_a_private_question_is_in_no_message() -> None:
     question = Question("q", "t", "?", references=("Secret",), kind="number", meta={"private": True})
-    with pytest.raises(InputError, match="to be one number each") as caught:
+    with pytest.raises(InputError, match="to be a single number") as caught:
         load_grader("number").grade(question, "1")
     assert "Secret" not in str(caught.value)
 
@@ -211,5 +211,5 @@ def test_the_last_closed_box_is_taken(text: str, expected: str | None) -> None:
 
 @pytest.mark.parametrize("grader", ["number", "number-strict", "boxed-integer"])
 def test_questions_whose_answers_are_no_numbers_are_refused(grader: str) -> None:
-    with pytest.raises(InputError, match="references of question 'q' to be one number each.* but got 'Lima'"):
+    with pytest.raises(InputError, match="each reference of question 'q' to be a single number.* but got 'Lima'"):
         right(grader, "Lima", "Lima")

@@ -172,5 +172,5 @@ def test_only_what_stands_before_the_last_end_of_thinking_is_reasoning() -> None
 def test_the_grader_is_that_of_the_kind_and_several_are_refused() -> None:
     assert grader_of_kinds(["short", "cloze", "short"]) == "short"
     assert [grader_of_kinds([kind]) for kind in ("number", "math", "choice")] == ["number", "math", "choice"]
-    with pytest.raises(InputError, match="these are math and short, with the graders math and short. Give --grader"):
+    with pytest.raises(InputError, match="got math and short, whose default graders are math and short. Pass --grader"):
         grader_of_kinds(["short", "math"])

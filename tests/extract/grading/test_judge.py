@@ -216,7 +216,7 @@ def test_judges_stand_side_by_side_and_two_rules_never_in_one_folder(store: Path
     rule = Store.open(store).grades.rule(NAME, part)
     assert "'org/A judge:8b'" in rule
     assert messages_for(Case(Question("q", "t", "?", references=("a",)), "b", "b"))[0]["content"] in rule
-    with pytest.raises(InputError, match="follow the rule of this run.*--judge.name"):
+    with pytest.raises(InputError, match="follow this run's grading rule.*--judge.name"):
         grade(str(store), "judge", judge=Judge(model="org/A-judge-8b"))
     grade(str(store), "judge", judge=Judge(model="org/A-judge-8b", name="second"))
     assert "judge-second" in Store.open(store).grades.names()
@@ -226,7 +226,7 @@ def test_judges_stand_side_by_side_and_two_rules_never_in_one_folder(store: Path
 
 @pytest.mark.parametrize("name", ["", "///"])
 def test_a_judge_needs_a_name(name: str, store: Path) -> None:
-    with pytest.raises(InputError, match="`judge.model` to be the name of the judge on its server"):
+    with pytest.raises(InputError, match="`judge.model` to be the name of a model on the judge's server"):
         grade(str(store), "judge", judge=Judge(model=name))
 
 

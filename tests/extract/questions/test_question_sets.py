@@ -228,16 +228,16 @@ def test_an_unknown_set_is_refused_with_the_nearest_name() -> None:
 @pytest.mark.parametrize(
     ("questions", "options", "message"),
     [
-        ("qa_wikidata", {}, "Give --questions qa_wikidata=PATH with qa_wikidata.json"),
+        ("qa_wikidata", {}, "Pass --questions qa_wikidata=PATH with the path of qa_wikidata.json"),
         ("gsm8k=nowhere.jsonl", {}, "'nowhere.jsonl' does not exist"),
         ("mmlu=nowhere.csv", {}, "'nowhere.csv' does not exist"),
         ("facts", {"split": "test"}, "no options for the set 'facts'"),
         ("facts", {"stratify_by": "grup"}, "Did you mean `group`"),
         ("mine.csv", {"revision": "abc"}, "no `questions_revision`"),
         ("mine.csv", {"split": "test"}, "no `split`"),
-        ("mine.csv", {"fields": {"text": "q"}}, "name the column of references"),
+        ("mine.csv", {"fields": {"text": "q"}}, "specify a column for references"),
         ("mine.csv", {"fields": {"texts": "q", "references": "a"}}, "Did you mean `text`"),
-        ("mine.csv", {"fields": {"text": ["q"], "references": "a"}}, "`fields.text` to name columns"),
+        ("mine.csv", {"fields": {"text": ["q"], "references": "a"}}, "`fields.text` to specify columns"),
         ("mine.csv", {"fields": {"text": "q", "references": "a", "kind": "essay"}}, "`fields.kind` to be one of"),
     ],
 )
@@ -378,7 +378,7 @@ def test_meta_of_a_table_is_plain(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="'raw' of row 1.*got a bytes"):
         load_questions(str(raw), fields={**MAPPED, "meta": {"raw": "raw"}})
     own = write(tmp_path / "own.parquet", {"id": "a", "text": "1?", "references": ["y"], "meta": {"day": day}})
-    with pytest.raises(InputError, match="'a'.*to hold text and finite numbers only"):
+    with pytest.raises(InputError, match="'a'.*to contain only text and finite numbers"):
         load_questions(str(own))
 
 
@@ -411,7 +411,7 @@ def test_a_gold_number_is_exact_or_refused(given: str, plain: str | None) -> Non
 def test_text_that_no_file_can_hold_is_refused_with_its_row(tmp_path: Path) -> None:
     path = tmp_path / "mine.jsonl"
     path.write_text('{"q": "x\\ud800?", "a": "y"}')
-    with pytest.raises(InputError, match="row 1 of 'mine' to hold text") as info:
+    with pytest.raises(InputError, match="row 1 of 'mine' to contain text") as info:
         load_questions(str(path), fields=MAPPED)
     assert str(info.value).isprintable()
 
@@ -419,7 +419,7 @@ def test_text_that_no_file_can_hold_is_refused_with_its_row(tmp_path: Path) -> N
 def test_a_table_without_rows_has_no_question(tmp_path: Path) -> None:
     path = tmp_path / "mine.parquet"
     pq.write_table(pa.table({"q": pa.array([], pa.string()), "a": pa.array([], pa.string())}), path)
-    with pytest.raises(InputError, match="'mine' to hold at least one question"):
+    with pytest.raises(InputError, match="'mine' to contain at least one question"):
         load_questions(str(path), fields=MAPPED)
 
 
@@ -453,7 +453,7 @@ def test_the_right_option_is_said_by_letter_text_or_place(tmp_path: Path) -> Non
 
 def test_an_answer_that_is_the_text_of_two_options_is_refused(tmp_path: Path) -> None:
     row, fields = {"q": "1?", "o": ["Lima", "Lima", "B"]}, {**MAPPED, "choices": "o"}
-    with pytest.raises(InputError, match="2 options have this text. Give the letter"):
+    with pytest.raises(InputError, match="2 options have this text. Write the letter"):
         load_questions(str(write(tmp_path / "q.json", {**row, "a": "Lima"})), fields=fields)
     for answer in ("B", 1):
         (question,) = load_questions(str(write(tmp_path / "q.json", {**row, "a": answer})), fields=fields)
@@ -467,7 +467,7 @@ def test_rows_that_ask_the_same_are_one_question(tmp_path: Path, capsys: pytest.
     rows = [TRIVIA, TRIVIA, {**TRIVIA, "question_id": "tc_2", "answer": {"value": "?", "aliases": ["…"]}}]
     (question,) = load_questions(f"triviaqa={write(tmp_path / 't.jsonl', *rows)}")
     assert question.references == ("Cow", "Cattle")
-    assert "1 rows without a gradable answer are left out, such as row 3 of 'triviaqa'" in capsys.readouterr().err  # fmt: skip
+    assert "skipped 1 rows without a gradable answer, such as row 3 of 'triviaqa'" in capsys.readouterr().err  # fmt: skip
     with pytest.raises(InputError, match="ids to be unique, but row 2 of 'triviaqa' has the id 'tc_1'"):
         load_questions(f"triviaqa={write(tmp_path / 't.jsonl', TRIVIA, {**TRIVIA, 'question': 'Another?'})}")
     facts = [
@@ -498,8 +498,8 @@ def test_a_fact_of_qa_wikidata_is_grouped_by_its_relation(text: str, relation: s
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"{", "readable dataset.*Correct it"),
-        (b'{"a": [{"b": 1}], "c": [{"d": 1}]}', "one list of objects"),
+        (b"{", "readable dataset.*Check its content"),
+        (b'{"a": [{"b": 1}], "c": [{"d": 1}]}', "exactly one list"),
         (b'"\xff"', "readable dataset"),
         (b"[]", "at least one question"),
     ],
@@ -524,7 +524,7 @@ def test_other_bad_files_are_one_line(tmp_path: Path, capfd: pytest.CaptureFixtu
     assert capfd.readouterr().err == ""
     (tmp_path / "mmlu.csv").write_text("a,b\n")
     with pytest.raises(
-        InputError, match=r"columns question, A, B, C, D, answer \(the file has no header\), but it has 2"
+        InputError, match=r"but it has 2. The columns are question, A, B, C, D, answer \(the file has no header\)"
     ):
         load_questions(f"mmlu={tmp_path / 'mmlu.csv'}")
 

@@ -79,24 +79,24 @@ GOOD = {"id": "a", "text": "Why?", "references": ["because"]}
         ([{**GOOD, "kind": "essay"}], "`kind` of question 'a'.*got 'essay'"),
         ([{**GOOD, "text": 3}], "`text` in row 1.*to be a str, but got 3"),
         ([{**GOOD, "references": [""]}], "`references` in row 1"),
-        ([{**GOOD, "references": ["—"]}], "to hold words or numbers, but got '—'"),
+        ([{**GOOD, "references": ["—"]}], "to contain words or numbers, but got '—'"),
         ([{**GOOD, "text": "  "}], "exactly one of `text` and `messages`"),
         ([{"id": "a", "references": ["b"], "messages": [1]}], "`messages` of question 'a'"),
         ([{"id": "a", "references": ["b"], "messages": [{"role": "user"}]}], "`messages` of question 'a'"),
-        (['{"id": "a", "text": "b", "references": ["c"], "meta": {"x": NaN}}'], "finite numbers only"),
-        (['{"id": "a", "text": "\\ud800", "references": ["c"]}'], "finite numbers only"),
-        (["{"], "line 1.*does not parse"),
+        (['{"id": "a", "text": "b", "references": ["c"], "meta": {"x": NaN}}'], "only text and finite numbers"),
+        (['{"id": "a", "text": "\\ud800", "references": ["c"]}'], "only text and finite numbers"),
+        (["{"], "line 1.*is not valid JSON"),
         (["[1]"], "line 1.*JSON object, but got a list"),
-        (['{"id": ' + "9" * 5000 + "}"], "line 1.*does not parse"),
+        (['{"id": ' + "9" * 5000 + "}"], "line 1.*is not valid JSON"),
         ([{**GOOD, "id": None}], r"\(number 1 of .* to have an `id`"),
         (
             [{**GOOD, "kind": "number", "references": ["7", "twelve"]}],
-            "`references` of question 'a'.*number each.*'twelve'",
+            "each reference of question 'a'.*a single number.*'twelve'",
         ),
         ([{**GOOD, "kind": "choice", "references": ["C"]}], "question 'a'.*to have `choices`"),
         (
             [{"id": "a", "references": ["b"], "messages": [{"role": "user", "content": " "}]}],
-            "last of `messages` of question 'a'",
+            "last message of question 'a'",
         ),
     ],
 )
@@ -147,7 +147,7 @@ def test_a_path_may_begin_with_the_home_folder(tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize("questions", ["", "gsm8k=", "=q.jsonl", ":main"])
 def test_questions_without_a_name_or_a_path_are_refused(questions: str) -> None:
-    with pytest.raises(InputError, match="to be one of facts, .*NAME=PATH with one of them, a file of .*, but got"):
+    with pytest.raises(InputError, match="to be one of facts, .*NAME=PATH with one of these names, a file .*, but got"):
         load_questions(questions)
 
 

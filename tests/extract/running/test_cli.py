@@ -30,7 +30,7 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["read", "--store=s", "--scope=x"], "`--scope`: Expected a Literal['question', 'sample']. Got value: x"),
         (
             ["read", "--store=s", "--signals=hidden"],
-            "`--signals`: Expected a Sequence. Got value: hidden. A list is written '[a,b]'.",
+            "`--signals`: Expected a Sequence. Got value: hidden. Write a list as '[a,b]'.",
         ),
         (
             ["read", "--store=s", "--layers=[a]"],
@@ -50,14 +50,14 @@ def test_renamed_options_are_refused_with_their_new_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(cli.RENAMED, "--policy.temp", "--policy.temperature")
-    assert "Write `--policy.temperature`." in error_of(capsys, "sample", "--store=s", "--policy.temp=1")
+    assert "Use `--policy.temperature`." in error_of(capsys, "sample", "--store=s", "--policy.temp=1")
     (tmp_path / "old.yaml").write_text("policy:\n  temp: 1\n")
     assert "but got `--policy.temp`" in error_of(capsys, "sample", "--store=s", f"--config={tmp_path / 'old.yaml'}")
     (tmp_path / "mapping.yaml").write_text("server:\n  extra:\n    top_p: 1\n")
     config = f"--config={tmp_path / 'mapping.yaml'}"
-    assert "Write `--server.extra_body" in error_of(capsys, "sample", "--store=s", config)
+    assert "Use `--server.extra_body" in error_of(capsys, "sample", "--store=s", config)
     nested = "Parser key \"data.recipe\": Problem with given class_path 'extract.StoreRecipe': unrecognized arguments: "
-    assert "Write `--data.recipe.policy.temperature`." in cli.explain(nested + "--policy.temp=1", [])
+    assert "Use `--data.recipe.policy.temperature`." in cli.explain(nested + "--policy.temp=1", [])
 
 
 def test_a_class_that_does_not_exist_is_named() -> None:

@@ -234,13 +234,15 @@ def test_other_settings_than_a_familys_are_refused_before_the_model_is_loaded(
     sample_family(str(family), recipe())
     with pytest.raises(InputError, match="max_new_tokens: found 6, expected 7"):
         sample_family(str(family), recipe(policy=Decoding("0:1:0.5", max_new_tokens=7), model="nowhere"))
-    with pytest.raises(InputError, match="holds one store per temperature: .*t0.0, .*t1.0. Give one of them"):
+    with pytest.raises(
+        InputError, match="contains one store per temperature: .*t0.0, .*t1.0. Set --store to one of these"
+    ):
         sample(str(family), recipe(0.5))
     with pytest.raises(InputError, match="is a store itself"):
         sample_family(str(family / "t0.5"), recipe())
     with pytest.raises(InputError, match="Use `sample_family`"):
         sample(str(tmp_path / "other"), recipe())
-    with pytest.raises(InputError, match="folder of one store, but .* holds several: .*t0.0, .*t0.5, .*t1.0"):
+    with pytest.raises(InputError, match="folder of one store, but .* contains several: .*t0.0, .*t0.5, .*t1.0"):
         Store.open(family)
 
 
@@ -325,7 +327,7 @@ def test_signals_of_questions_are_read_once_for_all_temperatures(
         read(str(one), signals=["hidden", "tokens"], layers=[1, 3], model=str(tiny_folder))
     capsys.readouterr()
     read(str(family / "t0.5"), signals=["hidden", "tokens"], model="nowhere")  # it isn't loaded
-    assert "hidden of 2 blocks copied from" in capsys.readouterr().err
+    assert "copied hidden for 2 blocks from" in capsys.readouterr().err
     assert contents(family / "t0.5/signals") == contents(alone / "signals")
     assert list(find_problems(Store.open(family / "t0.5"))) == []
     with pytest.raises(InputError, match="nowhere"):  # other layers are not there

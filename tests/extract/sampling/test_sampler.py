@@ -181,7 +181,7 @@ def test_progress_counts_every_answer_and_token(model: Any, tokenizer: Any) -> N
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"temperature": -1}, "`policy.temperature` to be 0, or a finite number of at least 1e-6"),
+        ({"temperature": -1}, "`policy.temperature` to be 0 or a finite number of at least 1e-6"),
         ({"temperature": 1e-38}, "`policy.temperature`"),
         ({"temperature": float("inf")}, "`policy.temperature`"),
         ({"temperature": float("nan")}, "`policy.temperature`"),
@@ -199,9 +199,9 @@ def test_impossible_policies_are_refused(changes: dict[str, Any], message: str) 
 @pytest.mark.parametrize(
     ("prompt", "message"),
     [
-        ([5, 300, 7], "token ids from 0 to 257, but prompt 1 has 300"),
-        ([5, -1, 7], "token ids from 0 to 257, but prompt 1 has -1"),
-        ([5] * 500, "at most 512 tokens, the positions of 'tiny-llama', but prompt 1 has 500"),
+        ([5, 300, 7], "token ids from 0 to 257, but prompt 1 contains 300"),
+        ([5, -1, 7], "token ids from 0 to 257, but prompt 1 contains -1"),
+        ([5] * 500, "at most 512 tokens, the limit of 'tiny-llama', but prompt 1 has 500"),
     ],
 )
 def test_prompts_that_the_model_cannot_read_are_refused(
@@ -293,5 +293,5 @@ def test_a_family_with_other_states_than_keys_and_values_is_refused(family: str,
 
     config = getattr(transformers, f"{family}Config")(vocab_size=258, hidden_size=32, num_hidden_layers=2)
     model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
-    with pytest.raises(InputError, match=f"plain key-value cache, but {family}ForCausalLM"):
+    with pytest.raises(InputError, match=f"plain key/value cache, but {family}ForCausalLM"):
         TokenSampler(model, tokenizer, Decoding()).sample(["a"], [[1, 2]], range(2))

@@ -253,7 +253,7 @@ def test_a_signal_ends_it_with_one_line_and_what_arrived_is_kept(
     assert process.returncode == status
     assert "Traceback" not in said
     assert "never retrieved" not in said
-    assert f"error: {word}. Finished work is kept; run the same command again to continue." in said
+    assert f"error: {word}. Finished work is kept. Run the same command again to continue." in said
     held = Store.open(path).samples.read().num_rows + len(logged(path))
     assert 12 <= held < 80
 
@@ -360,7 +360,7 @@ def test_workers_ask_for_their_own_blocks(server: Running, questions: str, tmp_p
 
 def test_a_budget_stops_it_balanced_and_the_next_run_goes_on(server: Running, questions: str, tmp_path: Path) -> None:
     path = tmp_path / "store"
-    with pytest.raises(InputError, match=r"^Expected the budget to suffice for all answers[^\n]*first 1 answers\.$"):
+    with pytest.raises(InputError, match=r"^Expected the budget to suffice for all answers[^\n]*at least 1 answers\.$"):
         sample(str(path), recipe(server.url, questions, k=3, budget_requests=34))
     counts = Counter(row["question_id"] for row in [*Store.open(path).samples.read().to_pylist(), *logged(path)])
     assert len(counts) == 20
@@ -539,7 +539,7 @@ def test_a_rejected_question_blocks_no_other_and_its_answers_are_unknown(
         for k in (2, 3):  # the trial goes on to another question, for a new store and for one that is there
             store = sample(str(path), recipe(server.url, questions, k=k))
             said = capsys.readouterr().err
-            assert re.search(rf"rejects 1 question \({first.id!r}\)[^\n]*too long[^\n]*recorded as rejected", said)
+            assert re.search(rf"rejected 1 question \({first.id!r}\)[^\n]*too long[^\n]*recorded as rejected", said)
         assert set(asked(server).values()) == {1}
     rows = store.samples.read().to_pylist()
     rejected = [row for row in rows if row["finish_reason"] == REJECTED]
@@ -680,7 +680,7 @@ def test_too_few_open_files_are_said_in_one_line(server: Running, questions: str
     few = ["bash", "-c", f"ulimit -n 45; exec {line}"]
     said = subprocess.run(few, env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
     assert said.returncode == 2
-    assert "but it is 45. Lower `server.max_concurrency`" in said.stderr
+    assert "but the limit is 45. Lower `server.max_concurrency`" in said.stderr
     assert "Traceback" not in said.stderr
 
 
@@ -703,7 +703,7 @@ def test_several_answers_at_temperature_0_are_said_to_be_the_same(
 ) -> None:
     made = recipe(server.url, questions)
     sample(str(tmp_path / "store"), replace(made, policy=replace(made.policy, temperature=0.0)))
-    assert "at temperature 0 the 2 answers to a question are mostly equal" in capsys.readouterr().err
+    assert "at temperature 0, the 2 answers to a question are mostly identical" in capsys.readouterr().err
 
 
 def test_grades_of_answers_that_were_replaced_are_named_and_given_again(
@@ -717,13 +717,13 @@ def test_grades_of_answers_that_were_replaced_are_named_and_given_again(
     changed = [{**row, "text": "word"} for row in store.samples.read(part).to_pylist()]
     store.samples.write(part, changed)
     with pytest.raises(
-        InputError, match=r"grades/short/00001.000-001.parquet: it holds grades of samples that were replaced"
+        InputError, match=r"grades/short/00001.000-001.parquet: the samples that it grades have been replaced"
     ):
         verify(str(path))
     capsys.readouterr()
     grade(str(path))
     assert (
-        "grades/short/00001.000-001.parquet: it holds grades of samples that were replaced" in capsys.readouterr().err
+        "grades/short/00001.000-001.parquet: the samples that it grades have been replaced" in capsys.readouterr().err
     )
     verify(str(path))
     assert store.grades.read("short").num_rows == 40

@@ -400,7 +400,7 @@ def test_a_server_that_is_not_there_is_one_line_with_its_address(capsys: pytest.
 @pytest.mark.parametrize(
     ("status", "body", "said"),
     [
-        (400, b'{"error": {"message": "max_tokens is\\n too large."}}', "status 400: max_tokens is too large. Change"),
+        (400, b'{"error": {"message": "max_tokens is\\n too large."}}', "status 400: max_tokens is too large. Correct"),
         (403, b'{"error": "not yours"}', "status 403: not yours. Set the environment variable"),
         (401, b'{"error": {"message": "Incorrect key sk-1***9xyz."}}', "Incorrect key …. Set the environment variable"),
         (404, b"<html>" + b"x" * 1000, "`model`"),
@@ -467,7 +467,7 @@ def test_a_key_comes_from_its_variable_alone(monkeypatch: pytest.MonkeyPatch) ->
     assert [headers["authorization"] for headers in came] == [f"Bearer {KEY}", "Bearer none"]
     assert not any("of OPENAI" in str(headers) for headers in came)
     monkeypatch.setenv("MY_KEY", "sk-ключ")
-    with pytest.raises(InputError, match="MY_KEY to hold only printable ASCII characters") as error:
+    with pytest.raises(InputError, match="MY_KEY to contain only printable ASCII characters") as error:
         Client(Server(api_key_env="MY_KEY"), MODEL, Spending(Server()))
     assert "sk-" not in str(error.value)
 
@@ -650,10 +650,10 @@ def test_a_trial_asks_each_of_several_servers(server: Running) -> None:
     [
         ({"ignores": ("temperature",)}, ASKED, r"vary at temperature 1, .*returned the same answer 4 times.*do_sample"),
         ({"ignores": ("n",)}, replace(ASKED, n=3), r"3 answers to one request, but it returned 1\. .*n` to 1"),
-        ({"copies": True}, replace(ASKED, n=3), r"answers of one request to differ.*returned copies.*n` to 1"),
+        ({"copies": True}, replace(ASKED, n=3), r"answers to one request to differ.*returned copies.*n` to 1"),
         ({"ignores": ("logprobs",)}, replace(ASKED, logprobs=True), r"`server\.logprobs` to false"),
         ({"ignores": ("max_tokens",), "length": 80}, ASKED, r"after 8 tokens, but one has 20.*max_completion_tokens"),
-        ({"says_model": "stub-model-mini"}, ASKED, r"model 'stub-model', but its replies are from 'stub-model-mini'"),
+        ({"says_model": "stub-model-mini"}, ASKED, r"model 'stub-model', but its replies come from 'stub-model-mini'"),
         ({"refuses": ("seed",)}, ASKED, r"Unexpected fields.*seed"),
         ({"key": KEY}, ASKED, r"status 401"),
         ({"seconds": 5.0}, ASKED, r"within 0\.5 seconds"),
@@ -709,10 +709,10 @@ def test_a_trial_says_that_stop_texts_are_left_and_refuses_log_probabilities_of_
 
 
 def test_answers_that_never_differ_are_no_accident_from_30_questions_on(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(InputError, match="all answers to each of 30 questions are equal"):
+    with pytest.raises(InputError, match="none of 30 questions has two different answers"):
         check_variation([["a", "a"]] * 30, Path("store"), has_varied=False)
     check_variation([["a", "a"]] * 30, Path("store"), has_varied=True)
-    assert "each of 30 questions are equal" in capsys.readouterr().err
+    assert "none of 30 questions has two different answers" in capsys.readouterr().err
     check_variation([["a", "a"]] * 29 + [["a"]] * 50, Path("store"), has_varied=False)
     check_variation([["a", "a"]] * 100 + [["a", "b"]], Path("store"), has_varied=False)
     assert capsys.readouterr().err == ""

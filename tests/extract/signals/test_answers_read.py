@@ -141,9 +141,9 @@ def test_states_of_half_precision_models_are_summed_in_float32() -> None:
 def test_answer_positions_are_checked() -> None:
     assert position_ranges("sample", [3], [4]) == [[range(3, 4)], [range(6, 7)], [range(3, 7)]]
     for n_prompt, n_answer in ((3, 0), (0, 2), (3, -1)):
-        with pytest.raises(InputError, match="to be in a prompt of"):
+        with pytest.raises(InputError, match="to be within a prompt of"):
             position_ranges("sample", [n_prompt], [n_answer])
-    with pytest.raises(InputError, match="among hidden, tokens, .* at `scope` question, but got 'rollout'"):
+    with pytest.raises(InputError, match="among hidden, tokens, .* for `scope` question, but got 'rollout'"):
         load_signal("rollout", "question")
 
 
@@ -249,11 +249,12 @@ def test_a_damaged_file_is_refused_and_made_again(
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-    with pytest.raises(InputError, match=r"00001.000-002.safetensors' to be intact, but its content changed"):
+    with pytest.raises(InputError, match=r"00001.000-002.safetensors' to be intact, but its content has changed"):
         Store.open(store).signals.read("hidden", "1/mean_answer", "sample")
     read(str(store), ["hidden"], "sample", model=recipe.model)
     assert (
-        "00001.000-002.safetensors: its content changed (checksum differs); making it again" in capsys.readouterr().err
+        "00001.000-002.safetensors: its content has changed (the checksum differs). Replacing it."
+        in capsys.readouterr().err
     )
     assert signal_bytes(store) == signal_bytes(whole)
 
@@ -264,7 +265,7 @@ def test_what_was_read_of_other_answers_is_refused_and_read_again(store: Path, r
     rows = opened.samples.read(part).to_pylist()
     rows[0] |= {"token_ids": [70, 71], "text": "no", "logprobs": [-1.0, -1.0]}
     opened.samples.write(part, rows)
-    with pytest.raises(InputError, match="its metadata says"):
+    with pytest.raises(InputError, match="its metadata is"):
         Store.open(store).signals.read("hidden", "1/mean_answer", "sample")
     read(str(store), ["hidden", "tokens"], "sample", model=recipe.model)
     assert list(find_problems(Store.open(store))) == []
@@ -275,7 +276,7 @@ def test_more_samples_add_files_and_a_signal_of_some_answers_is_refused(store: P
     sample(str(store), StoreRecipe(**{**vars(recipe), "k": 4}))
     assert Store.open(store).signals.missing("hidden", "sample") == [SampleRange(block, 3, 4) for block in range(3)]
     with pytest.raises(
-        InputError, match=r"of the answers, but 3 of 9 sample ranges lack it .*\[hidden\] --scope sample`"
+        InputError, match=r"for all answers, but 3 of 9 sample ranges lack it .*\[hidden\] --scope sample`"
     ):
         Store.open(store).signals.keys("hidden", "sample")
     read(str(store), ["hidden"], "sample", model=recipe.model)
@@ -289,15 +290,15 @@ def test_other_layers_than_those_that_there_are_are_refused(store: Path, recipe:
         read(str(store), ["hidden"], scope, [3, 1, 3], model=recipe.model)
         assert {int(key.split("/")[0]) for key in Store.open(store).signals.layout("hidden", scope)} == {1, 3}
         next(iter((store / "signals/hidden" / scope).glob("*.safetensors"))).unlink()
-        with pytest.raises(InputError, match=r"the layers \[1, 3\] of 'hidden' in .*, but got \[2\]. Leave it out"):
+        with pytest.raises(InputError, match=r"\[1, 3\], the stored layers of 'hidden' .* got \[2\]. Leave it out"):
             read(str(store), ["hidden"], scope, [2], model=recipe.model)
         read(str(store), ["hidden"], scope, model=recipe.model)
         assert len(Store.open(store).signals.keys("hidden", scope)) == (2 if scope == "question" else 6)
-    with pytest.raises(InputError, match="`signals` to name at least one of hidden, tokens"):
+    with pytest.raises(InputError, match="`signals` to contain at least one of hidden, tokens"):
         read(str(store), [], "sample", model=recipe.model)
     with pytest.raises(InputError, match="at least one layer"):
         read(str(store), ["hidden"], "sample", [], model=recipe.model)
-    with pytest.raises(InputError, match="no `layers` for tokens.* Leave `layers` out"):
+    with pytest.raises(InputError, match="`layers` only with signals .* got tokens.* Leave out `layers`"):
         read(str(store), ["tokens"], "sample", [1], model=recipe.model)
 
 
@@ -311,9 +312,9 @@ def test_a_store_without_answers_and_prompts_that_changed_are_refused(
     with pytest.raises(InputError, match="but got 2 from this tokenizer"):
         read(str(store), ["hidden"], "sample", model=recipe.model)
     shutil.rmtree(store / "samples")
-    with pytest.raises(InputError, match="to hold answers, but it has none"):
+    with pytest.raises(InputError, match="to contain answers, but it has none"):
         read(str(store), ["hidden"], "sample", model=recipe.model)
-    with pytest.raises(InputError, match="to hold answers, but it has none"):
+    with pytest.raises(InputError, match="to contain answers, but it has none"):
         Store.open(store).signals.keys("hidden", "sample")
 
 

@@ -198,7 +198,7 @@ def test_what_can_not_be_pooled_is_refused_in_one_line() -> None:
         pool(values, "top_11")
     with pytest.raises(InputError, match="Did you mean `mean`"):
         pool_each(values, ["max", "meen"])
-    with pytest.raises(InputError, match="to have as many tokens per row as the values, but they differ"):
+    with pytest.raises(InputError, match="to have as many tokens per row as the values, but the numbers differ"):
         pool(values, "mean", ragged([[1.0], [2.0, 3.0]]))
     with pytest.raises(InputError, match="`weights` to be at least 0, but got -1"):
         pool(values, "mean", ragged([[1.0, -1.0], [2.0]]))

@@ -199,7 +199,7 @@ def test_a_store_without_grades_or_with_those_of_two_graders_or_without_the_posi
     shutil.copytree(store / "grades/coin", store / "grades/judge")
     refusal(load, store, "`grader` to be one of coin, judge")
     shutil.rmtree(store / "grades")
-    refusal(load, store, "to hold grades, but it has none. Run `python -m extract grade")
+    refusal(load, store, "to contain grades, but it has none. Run `python -m extract grade")
 
 
 COMMAND_CASES: dict[str, Alteration] = {

@@ -79,7 +79,7 @@ def test_a_signal_ends_a_command_with_one_line_and_what_is_finished_is_kept(
     said = process.communicate(timeout=60)[1]
     assert process.returncode == status
     assert [line for line in said.splitlines() if word in line] == [
-        f"error: {word}. Finished work is kept; run the same command again to continue."
+        f"error: {word}. Finished work is kept. Run the same command again to continue."
     ]
     assert "Traceback" not in said
     assert finished(store)
@@ -113,7 +113,7 @@ def test_a_worker_has_every_block_of_its_own() -> None:
 def test_an_impossible_rank_is_refused(rank: str, count: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", rank)
     monkeypatch.setenv("WORLD_SIZE", count)
-    with pytest.raises(InputError, match="RANK below WORLD_SIZE"):
+    with pytest.raises(InputError, match="RANK to be a whole number below WORLD_SIZE"):
         Worker.from_environment()
 
 
@@ -140,7 +140,7 @@ def test_a_second_run_waits_says_so_and_finds_nothing_left_to_do(
     lock.release()
     thread.join(30)
     assert not thread.is_alive()
-    assert f"waiting: another run is writing {str(store)!r}" in capsys.readouterr().err
+    assert f"waiting: another run is writing to {str(store)!r}" in capsys.readouterr().err
     assert finished(store) == before
 
 
@@ -190,7 +190,7 @@ def test_a_damaged_file_is_named_and_made_again(
     (store / name).write_bytes(data)
     others = {path: stamp for path, stamp in finished(store).items() if Path(path).stem != Path(name).stem}
     make(store, recipe)
-    lines = [line for line in capsys.readouterr().err.splitlines() if "making it again" in line]
+    lines = [line for line in capsys.readouterr().err.splitlines() if "Replacing it." in line]
     assert len(lines) == 1
     assert lines[0].startswith(str(Path(name).with_suffix("")))
     assert content(store) == undisturbed
@@ -251,7 +251,7 @@ def test_work_is_done_with_half_as_much_while_memory_runs_out(capsys: pytest.Cap
 
 
 def test_a_memory_too_small_for_one_is_refused() -> None:
-    with pytest.raises(InputError, match=r"one of the answers at a time, but got: CUDA out of memory[^\n]*$"):
+    with pytest.raises(InputError, match=r"process answers one at a time, but got: CUDA out of memory[^\n]*$"):
         retry_with_smaller_batch(out_of_memory_above(0, str), 5, "answers", lambda items, tokens: None)
 
 

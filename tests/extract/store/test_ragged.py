@@ -107,7 +107,7 @@ def test_each_way_of_reading_refuses_what_the_other_one_reads(store: Store) -> N
         store.signals.read("tokens", "2/entropy", "sample")
     with pytest.raises(InputError, match="to be ragged, but it is not. Use `read`"):
         store.signals.read_ragged("hidden", "0/last_prompt", "question")
-    with pytest.raises(InputError, match="Expected `key` to be one of the signal 'tokens'"):
+    with pytest.raises(InputError, match="Expected `key` to be a key of the signal 'tokens'"):
         store.signals.read_ragged("tokens", "2/entropy.offsets")
     with pytest.raises(InputError, match="Run `python -m extract read .* --signals .rollout. --scope sample`"):
         store.signals.read_ragged("rollout", "2/entropy")

@@ -139,7 +139,7 @@ def test_verify_names_what_is_damaged(tmp_path: Path, small_store: Path) -> None
     (store / "signals/hidden/question/00001.json").unlink()
     (store / "grades/planted/00000.000-006.parquet").write_bytes(b"")
     problems = "\n".join(find_problems(Store.open(store)))
-    assert "samples/00000.000-006.parquet: its content changed" in problems
+    assert "samples/00000.000-006.parquet: its content has changed" in problems
     assert "signals/hidden/question/00001.safetensors: it is unfinished" in problems
     assert "grades/planted/00000.000-006.parquet: it has 0 bytes instead of" in problems
 
@@ -150,9 +150,9 @@ def test_an_altered_identity_and_a_folder_that_is_no_store_are_refused(tmp_path:
     record = json.loads((store / "identity.json").read_text())
     record["of"]["policy"]["decoding"]["temperature"] = 0.1
     (store / "identity.json").write_text(json.dumps(record))
-    with pytest.raises(InputError, match="it was altered"):
+    with pytest.raises(InputError, match="file was altered"):
         Store.open(store)
-    with pytest.raises(InputError, match="has no identity.json. Make one with `python -m extract sample"):
+    with pytest.raises(InputError, match="has no identity.json. Make a store with `python -m extract sample"):
         Store.open(tmp_path / "none")
 
 
@@ -198,7 +198,7 @@ def test_a_lost_part_of_an_extended_store_is_drawn_again(tmp_path: Path, questio
     before = contents(path)
     for ending in ("parquet", "json"):
         (path / f"samples/00000.000-003.{ending}").unlink()
-    assert any("00000.000-003.parquet: missing" in problem for problem in find_problems(Store.open(path)))
+    assert any("00000.000-003.parquet: it is missing" in problem for problem in find_problems(Store.open(path)))
     with pytest.raises(InputError, match="some samples are missing"):
         load_table(Store.open(path))
     sample(str(path), recipe(questions, tiny_folder, k=6))
@@ -238,7 +238,7 @@ def test_a_store_whose_model_was_a_folder_asks_for_its_place(
     shutil.rmtree(store / "signals")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(
-        InputError, match="model 'tiny', because a store keeps no paths, but got none. Give --model PATH"
+        InputError, match="model 'tiny', because stores do not record paths, but got None. Pass --model PATH"
     ):
         read(str(store))
 
@@ -315,7 +315,7 @@ def test_asking_otherwise_is_refused_naming_what_differs(made: Store, scope: Sco
 
 def test_a_baseline_that_was_not_asked_of_everything_is_refused(made: Store) -> None:
     with pytest.raises(
-        InputError, match=r"3 of 3 blocks lack it \(baselines there: none\). Run `python -m extract ask"
+        InputError, match=r"3 of 3 blocks lack it \(available baselines: none\). Run `python -m extract ask"
     ):
         made.asked.read("sure")
     ask(made, "sample")
@@ -332,7 +332,7 @@ def test_a_table_of_another_shard_or_with_other_settings_is_refused_and_verify_n
     first, second = (made.asked.file("sure", shard) for shard in made.shards(scope)[:2])
     for ending in (".parquet", ".json"):
         shutil.copy(first.with_suffix(ending), second.with_suffix(ending))
-    with pytest.raises(InputError, match="it does not have each row of"):
+    with pytest.raises(InputError, match="it does not contain each row of"):
         Store.open(made.path).asked.read("sure", scope)
     assert second.name in "\n".join(find_problems(Store.open(made.path)))
     rows = asked_rows(made, made.shards(scope)[1])
@@ -342,7 +342,7 @@ def test_a_table_of_another_shard_or_with_other_settings_is_refused_and_verify_n
     other.asked.write("sure", made.shards(scope)[1], rows, {**HOW, "model": "large"})
     for ending in (".parquet", ".json"):
         shutil.copy(other.asked.file("sure", made.shards(scope)[1]).with_suffix(ending), second.with_suffix(ending))
-    with pytest.raises(InputError, match="settings differ from another table in model"):
+    with pytest.raises(InputError, match=r"settings differ from those of another table \(model"):
         Store.open(made.path).asked.read("sure", scope)
 
 
@@ -383,6 +383,6 @@ def test_a_signal_of_answers_that_are_gone_is_named(made: Store) -> None:
     for samples in made.samples.ranges():
         made.signals.write("mean", samples, {"0/answer": torch.zeros(made.questions.n_rows(samples), 2)})
     made.samples.file(made.samples.ranges()[3]).unlink()
-    assert "signals/mean/sample/00001.002-004.safetensors: the store has no such samples" in list(
+    assert "signals/mean/sample/00001.002-004.safetensors: the store does not contain its samples" in list(
         find_problems(Store.open(made.path))
     )

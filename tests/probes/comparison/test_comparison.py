@@ -124,11 +124,14 @@ def test_the_verdict_begins_with_the_chosen_probe_and_has_a_line_for_each_cheap_
     record: dict[str, Any],
 ) -> None:
     first, *lines = comparison_verdict(record).splitlines()
-    assert first.startswith(f"The best probe (`{BEST}`), chosen on validation, has an AUROC of 0.")
+    assert first.startswith(f"The best probe (`{BEST}`) has an AUROC of 0.")
     bullets = [line for line in lines if line.startswith("- ")]
     assert [line.split("`")[1] for line in bullets] == cheap_baselines(record)
-    n_better = sum("significantly better" in line.split(";")[0] for line in bullets)
-    assert f"By AUROC, it is significantly better than {n_better} of 3 baselines" in "\n".join(lines)
+    better = [["significantly better" in part for part in line.split(" Brier score ")] for line in bullets]
+    n_auroc, n_brier = (sum(column) for column in zip(*better, strict=True))
+    count = "all" if n_auroc == 3 else f"{n_auroc} of the"
+    same, different = f"than {count} 3 baselines", f"than {n_auroc} in AUROC and {n_brier} in Brier score"
+    assert (same if n_auroc == n_brier else different) in "\n".join(lines)
 
 
 def test_compare_writes_its_page_record_pictures_and_predictions(store: Path, tmp_path: Path) -> None:
@@ -158,7 +161,7 @@ def test_compare_writes_its_page_record_pictures_and_predictions(store: Path, tm
         ({"folds": 40}, "at least 160 questions"),
         ({"n_resamples": 99}, "`n_resamples` to be at least 100"),
         ({"probes": []}, "at least one probe"),
-        ({"seed": -1}, "`seed` to be from 0"),
+        ({"seed": -1}, "`seed` to be between 0"),
         ({"grader": "nobody"}, "nobody"),
     ],
 )
@@ -170,7 +173,9 @@ def test_impossible_comparisons_are_refused_and_leave_no_folder(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(("k", "said"), [(2, "Left out: the held-out half"), (3, "Left out"), (4, "(k = 2)")])
+@pytest.mark.parametrize(
+    ("k", "said"), [(2, "Left out: each question needs"), (3, "Left out"), (4, "(2 answers per question)")]
+)
 def test_few_answers_leave_no_half_to_be_scored_on(tmp_path: Path, k: int, said: str) -> None:
     make_store(tmp_path / "store", *planted(), k=k)
     folder = compare(str(tmp_path / "store"), str(tmp_path / "out"), ["difference_of_means"], folds=2, n_resamples=100)
@@ -219,7 +224,7 @@ def test_transfer_shows_where_a_direction_holds(tmp_path: Path) -> None:
     assert "| all others |" in (folder / "transfer.md").read_text()
     record["cells"] = [cell for cell in record["cells"] if cell["train"] == "all others"]
     n_above = sum(cell["auroc"]["low"] > 0.5 for cell in record["cells"])
-    shown = f"chance on {n_above} of {len(record['cells'])} sets when trained on all others. Better"
+    shown = f"ranks answers better than chance on {n_above} of {len(record['cells'])} sets."
     assert shown in transfer_page(record)
 
 
@@ -246,7 +251,7 @@ def test_a_set_that_nothing_can_be_learnt_from_is_left_out_with_its_reason(tmp_p
     record = json.loads((folder / "transfer.json").read_text())
     assert list(record["masked"]) == ["trained on group 3"]
     assert {one["train"] for one in record["cells"]} == {"group 0", "group 1", "group 2", "all others"}
-    assert "- `trained on group 3`: Expected right and wrong answers" in (folder / "transfer.md").read_text()
+    assert "- `trained on group 3`: Expected both right and wrong answers" in (folder / "transfer.md").read_text()
 
 
 def test_transfer_between_what_can_not_be_compared_is_refused(store: Path, tmp_path: Path) -> None:
@@ -257,7 +262,7 @@ def test_transfer_between_what_can_not_be_compared_is_refused(store: Path, tmp_p
     for stores, message in (
         ([store, tmp_path / "same"], "share 60"),
         ([store, tmp_path / "layers"], "same layers"),
-        ([store, tmp_path / "deeper/planted"], "different names"),
+        ([store, tmp_path / "deeper/planted"], "different folder names"),
         ([], "at least one store"),
         ([store, tmp_path / "nowhere"], "nowhere"),
     ):

@@ -192,16 +192,16 @@ def test_a_calibrator_is_made_again_from_its_saved_tensors(kind: str) -> None:
     ("calibrator", "problem"),
     [
         (Platt(-0.1, 0.0), "`slope` is -0.1, below 0"),
-        (Platt(1.0, float("nan")), "`intercept` holds nan"),
+        (Platt(1.0, float("nan")), "`intercept` contains nan"),
         (Temperature(0.0), "`temperature` is 0.0, not above 0"),
-        (Temperature(float("inf")), "`temperature` holds inf"),
+        (Temperature(float("inf")), "`temperature` contains inf"),
         (Isotonic([0.0, 0.0], [0.1, 0.2]), "`x` is not increasing"),
         (Isotonic([-1.7e308, 1.7e308], [0.1, 0.2]), "`x` is not increasing"),
         (Isotonic([0.0, 1.0], [0.2, 0.1]), "`y` is decreasing"),
-        (Isotonic([0.0, 1.0], [0.2, 1.1]), "`y` holds 1.1, outside [0, 1]"),
-        (Isotonic([0.0, float("nan")], [0.2, 0.3]), "`x` holds nan"),
-        (Isotonic([0.0, 1.0], [0.2]), "`x` has the shape [2] and `y` [1]"),
-        (Isotonic([], []), "`x` has the shape [0] and `y` [0]"),
+        (Isotonic([0.0, 1.0], [0.2, 1.1]), "`y` contains 1.1, outside [0, 1]"),
+        (Isotonic([0.0, float("nan")], [0.2, 0.3]), "`x` contains nan"),
+        (Isotonic([0.0, 1.0], [0.2]), "`x` has the shape [2] and `y` has the shape [1]"),
+        (Isotonic([], []), "`x` has the shape [0] and `y` has the shape [0]"),
     ],
 )
 def test_values_that_no_fit_gives_are_named(calibrator: Calibrator, problem: str) -> None:

@@ -165,5 +165,5 @@ def test_what_has_no_answer_is_refused_in_one_line(monkeypatch):
         with pytest.raises(InputError, match=f"all 60 rows are {answer:g}"):
             solvers.difference_of_means(x, one)
     monkeypatch.setattr(solvers, "MOST_STEPS", 1)
-    with pytest.raises(InputError, match=r"Expected `l2` to be large enough .* 2 of 2 had not after 1 steps"):
+    with pytest.raises(InputError, match=r"`l2` to be large enough .* 2 of 2 fits did not converge within 1 steps"):
         solvers.logistic(x, target, [0.001, 0.01])

@@ -264,10 +264,10 @@ def test_without_spread_there_is_no_ceiling() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"preds": torch.tensor([0.1, torch.nan])}, "1 are NaN or infinite"),
+        ({"preds": torch.tensor([0.1, torch.nan])}, "1 NaN or infinite values"),
         ({"preds": torch.tensor([0.1, 1.5])}, r"confidences in \[0, 1\].*Calibrate"),
-        ({"known": torch.tensor([1, 5])}, "`known` of at least 2"),
-        ({"right": torch.tensor([6, 1])}, "`right` between 0 and `known`"),
+        ({"known": torch.tensor([1, 5])}, "`known` to be at least 2"),
+        ({"right": torch.tensor([6, 1])}, "`right` to be between 0 and `known`"),
         ({"right": torch.tensor([1])}, r"same shape \[question\]"),
     ],
 )

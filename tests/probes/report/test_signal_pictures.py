@@ -212,7 +212,7 @@ def test_bad_options_of_pictures_are_one_line(
         ("--grader=x", "`grader`"),
         ("--folds=1", "folds"),
         ("--n_resamples=9", "100"),
-        ("--seed=-1", "`seed` to be from 0"),
+        ("--seed=-1", "`seed` to be between 0"),
     ):
         assert run({"pictures": pictures}, "probes", ["pictures", *base, option]) == 2
         line = capsys.readouterr().err.strip().splitlines()[-1]
@@ -393,7 +393,7 @@ def test_the_curve_of_one_answer_has_its_tokens_below(told_store: Path, tokenize
 
 def test_what_is_too_long_for_a_picture_is_not_drawn_and_stays_whole_on_a_page() -> None:
     long = shown_answer("a" * (LONGEST_OF_A_CURVE + 1), [0.5] * (LONGEST_OF_A_CURVE + 1))
-    with pytest.raises(InputError, match=r"at most 800 tokens for a picture.*--out answers.html"):
+    with pytest.raises(InputError, match=r"at most 800 tokens for a plot.*--out answers.html"):
         entropy_curve(long, "model")
     text = "ab" * LONGEST
     assert pieces(byte_tokenizer(), ids_of(text), text) == [Piece(text, range(2 * LONGEST))]
@@ -407,33 +407,33 @@ def test_what_can_not_be_shown_is_one_line_with_what_to_do(
 ) -> None:
     out, model = str(tmp_path / "x.html"), str(tokenizer_folder)
     for options, said in (
-        ({"questions": ["q9"]}, r"ids of questions.*'q9'.*Did you mean `q"),
-        ({"questions": ["q0"], "samples": [7]}, r"`samples` to be among those of question 'q0', 0 to 1, but got 7"),
+        ({"questions": ["q9"]}, r"ids of answered questions.*'q9'.*Did you mean `q"),
+        ({"questions": ["q0"], "samples": [7]}, r"`samples` for question 'q0' to be from 0 to 1, but got 7"),
         ({"influence": "norm_elements_mean_token"}, "Did you mean `norm_element_mean_token`"),
-        ({"influence": "tokens/entropy"}, "`influence` to be among the weights that .*but got 'tokens/entropy'"),
-        ({"questions": []}, "`questions` to name at least one"),
-        ({"samples": []}, "`samples` to name at least one"),
+        ({"influence": "tokens/entropy"}, "`influence` to be one of the token weights in .*but got 'tokens/entropy'"),
+        ({"questions": []}, "`questions` to contain at least one"),
+        ({"samples": []}, "`samples` to contain at least one"),
         ({"influence": "macs/floor_1_mean_token"}, r"none were read. Run.*--signals \[macs\]"),
         ({"grader": "other"}, "`grader`"),
         ({"out": "x.txt"}, r"to end in \.html"),
-        ({"out": str(tmp_path / "x.png"), "questions": ["q0"]}, r"one answer for a picture, but got 2.*--questions"),
+        ({"out": str(tmp_path / "x.png"), "questions": ["q0"]}, r"a single answer for a plot, but got 2.*--questions"),
         (
             {"out": str(tmp_path / "x.png"), "questions": ["q1"], "samples": [1]},
-            "tokens with entropies, but answer 1 to 'q1'",
+            "an entropy for every token, but answer 1 to 'q1'",
         ),
-        ({"model": None}, "Give --model PATH"),
+        ({"model": None}, "Pass --model PATH"),
         ({"model": str(tmp_path)}, "can't be loaded"),
     ):
         with pytest.raises(InputError, match=said) as error:
             show(str(told_store), **{"out": out, "model": model, **options})  # type: ignore[arg-type]
         assert "\n" not in str(error.value)
-    with pytest.raises(InputError, match="tokenizer of 'made'.*has another"):
+    with pytest.raises(InputError, match="tokenizer of 'made'.*has a different tokenizer"):
         show(str(full_store), out=out, model=model)
     unread = Store.open(full_store)
     for file in (path for path in (unread.path / "signals/tokens/sample").iterdir()):
         file.rename(tmp_path / file.name)
     try:
-        with pytest.raises(InputError, match=r"--signals \[tokens\] --scope sample|signal 'tokens' of the answers"):
+        with pytest.raises(InputError, match=r"--signals \[tokens\] --scope sample|signal 'tokens' for all answers"):
             show(str(full_store), out=out, model=model)
     finally:
         for file in tmp_path.glob("0*"):

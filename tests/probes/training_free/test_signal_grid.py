@@ -324,7 +324,7 @@ def test_a_verdict_claims_no_more_than_both_test_and_interval(record: dict[str, 
     unsure = copy.deepcopy(record)
     row = next(row for row in unsure["rows"] if row["name"] == unsure["chosen"])
     row["auroc"] = {"value": 0.85, "low": 0.43, "high": 0.98}
-    assert "the test excludes chance and the interval does not" in signals_verdict(unsure)
+    assert "The test excludes chance but the interval does not" in signals_verdict(unsure)
     assert "ranks right answers" not in signals_verdict(unsure)
     row["p_corrected"] = 0.2
     assert "not significantly different from chance" in signals_verdict(unsure)
@@ -505,15 +505,15 @@ def test_a_signal_that_is_not_read_to_the_end_is_left_out_with_its_command(tmp_p
     grid = make_grid(store, load_table(store), 0.4, n_draws=99)
     assert "read --store" in grid.masked["entropy_profile"]
     assert "entropy_profile" not in {name.signal for name in grid.names}
-    assert "`entropy_profile`: 1 part" in signals_page(grid_record(grid, 100, 0), [])
+    assert "`entropy_profile`: missing for 1 of" in signals_page(grid_record(grid, 100, 0), [])
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"n_resamples": 99}, "`n_resamples` to be at least 100"),
-        ({"seed": -1}, "`seed` to be from 0 to 4294967295, but got -1"),
-        ({"seed": 10**20}, "`seed` to be from 0 to 4294967295"),
+        ({"seed": -1}, "`seed` to be between 0 and 4294967295, but got -1"),
+        ({"seed": 10**20}, "`seed` to be between 0 and 4294967295"),
         ({"test_fraction": 1.0}, "`test_fraction` to be between 0 and 1"),
         ({"test_fraction": 0.95}, "at least 10 validation questions"),
         ({"test_fraction": 0.01}, "at least 2 test questions"),
@@ -539,5 +539,5 @@ def test_answers_that_are_all_right_say_nothing(tmp_path: Path) -> None:
     for part in store.samples.ranges():
         rows = [{**row, "right": True} for row in store.grades.read("made", part).to_pylist()]
         store.grades.write("alike", part, rows, "all are right")
-    with pytest.raises(InputError, match="validation part to have right and wrong answers, but all 128"):
+    with pytest.raises(InputError, match="validation part to contain right and wrong answers, but all 128"):
         signals(str(store.path), str(tmp_path / "out"), grader="alike")

@@ -27,6 +27,8 @@ from tests.helpers.experiments import ROOT, experiment
 from tests.helpers.offline_run import OfflineRun
 from tests.helpers.tiny import write_questions
 
+pytestmark = pytest.mark.slow
+
 
 def test_twice_in_a_row_gives_two_runs_with_everything_in_them(small_store: Path, tmp_path: Path) -> None:
     folders = [experiment(small_store, tmp_path) for _ in range(2)]

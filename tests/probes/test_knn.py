@@ -139,6 +139,7 @@ def fitted(data: FeatureDataModule, **options: Any) -> KNN:
     return module
 
 
+@pytest.mark.slow
 def test_every_candidate_is_scikit_learns_on_the_standardised_training_split(data: FeatureDataModule) -> None:
     module = fitted(data, n_neighbors=[5, 25])
     train, val = data.batch("train"), data.batch("val")
@@ -167,6 +168,7 @@ def test_validation_chooses_layer_and_number_of_neighbours(data: FeatureDataModu
     assert fitted(data).choice.value == 25
 
 
+@pytest.mark.slow
 def test_entropy_profiles_tell_right_answers_from_wrong_ones_and_the_saved_probe_says_the_same(
     store: Path, tmp_path: Path
 ) -> None:
@@ -237,6 +239,7 @@ def _restate(probe: Path, tensors: dict[str, torch.Tensor] | None = None, **size
     (probe / "config.json").write_text(json.dumps(config))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tensors", "sizes", "message"),
     [

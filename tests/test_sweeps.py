@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +132,7 @@ def test_a_sweep_of_an_option_that_is_not_there_is_refused(capsys: pytest.Captur
 
 
 @pytest.fixture
-def start_run(monkeypatch: pytest.MonkeyPatch, whole_store: Path, tmp_path: Path) -> Callable[..., Path]:
+def start_run(monkeypatch: pytest.MonkeyPatch, whole_store: Path, tmp_path: Path) -> Generator[Callable[..., Path]]:
     """Runs a sweep's command with drawn values as `wandb agent` does, and returns the folder of the run."""
 
     def start(sweep: dict[str, Any], values: dict[str, Any], in_process: bool) -> Path:
@@ -146,7 +147,7 @@ def start_run(monkeypatch: pytest.MonkeyPatch, whole_store: Path, tmp_path: Path
         monkeypatch.setenv("WANDB_DIR", str(tmp_path / "elsewhere"))
         command = agent_command(sweep, values, before_args=[f"--config={tmp_path / 'small.yaml'}"])
         if in_process:
-            wandb.teardown()  # it remembers the environment of the run before
+            wandb.teardown()  # W&B remembers the environment of the last run
             monkeypatch.chdir(ROOT)
             train.run(command[command.index(sweep["program"]) + 1 :])
         else:
@@ -154,11 +155,13 @@ def start_run(monkeypatch: pytest.MonkeyPatch, whole_store: Path, tmp_path: Path
             assert done.returncode == 0, done.stderr
         return tmp_path / "runs/drawn1"
 
-    return start
+    yield start
+    wandb.teardown()
+    gc.collect()  # W&B leaves the file of drawn values open, which is a warning here and not in a later test
 
 
 @every_sweep
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # W&B leaves the drawn values open
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_run_of_a_sweep_gives_the_server_what_it_asks_for(path: Path, start_run: Callable[..., Path]) -> None:
     sweep = yaml.safe_load(path.read_text())
     rng = random.Random(1)

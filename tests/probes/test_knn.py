@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -224,9 +225,17 @@ def test_what_can_not_be_fitted_is_refused(data: FeatureDataModule) -> None:
 # A saved head that no training gives
 
 
+@pytest.fixture(scope="module")
+def run(data: FeatureDataModule, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    Report(fitted(data, n_neighbors=5), data, seed=0, n_resamples=20).write(folder)
+    return folder
+
+
 @pytest.fixture
-def saved(data: FeatureDataModule, tmp_path: Path) -> Path:
-    return Report(fitted(data, n_neighbors=5), data, seed=0, n_resamples=20).write(tmp_path) and tmp_path / "probe"
+def saved(run: Path, tmp_path: Path) -> Path:
+    """A saved probe that a test may alter."""
+    return Path(shutil.copytree(run / "probe", tmp_path / "probe"))
 
 
 def _restate(probe: Path, tensors: dict[str, torch.Tensor] | None = None, **sizes: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import pytest
@@ -24,21 +25,20 @@ os.environ["WANDB_SILENT"] = "true"
 MODELS = {"model", "tiny_folder", "make_small_store", "small_store"}
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--fast", action="store_true", help="Leave out tests that run a model or a process.")
+@pytest.hookimpl(tryfirst=True)  # before pytest applies -m
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests that run a model as slow."""
+    for item in items:
+        fixtures = getattr(item, "fixturenames", [])  # the example in a docstring has none
+        if item.get_closest_marker("real_model") or not MODELS.isdisjoint(fixtures):
+            item.add_marker("slow")
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With ``--fast``, leave out tests that are marked slow or use a fixture that runs a model."""
-    if config.getoption("fast"):
-        slow = {item for item in items if item.get_closest_marker("slow") or not MODELS.isdisjoint(fixtures_of(item))}
-        config.hook.pytest_deselected(items=slow)
-        items[:] = [item for item in items if item not in slow]
-
-
-def fixtures_of(item: pytest.Item) -> list[str]:
-    """Names of all fixtures of a test; a docstring's example has none."""
-    return getattr(item, "fixturenames", [])
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Name a case by its value where pytest would number it."""
+    if isinstance(val, str | bytes | int | float | complex | None) or hasattr(val, "__name__"):
+        return None  # pytest shows these itself
+    return shorten(f"{argname}={val!r}".encode("ascii", "backslashreplace").decode(), 60, placeholder="...")
 
 
 @pytest.fixture(scope="session")

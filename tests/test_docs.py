@@ -149,12 +149,14 @@ def accept_pip(options: list[str]) -> None:
     assert set(extras) <= set(PYPROJECT["optional-dependencies"]), extras
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", sorted({command for page in PAGES for command in commands(text_of(page))}))
 def test_every_command_of_a_block_is_one_that_exists(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     accept(command)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", sorted({command for page in PAGES for command in commands_in_text(text_of(page))}))
 def test_every_command_in_the_text_is_one_that_exists(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
@@ -207,6 +209,7 @@ def known() -> set[str]:
     return set(re.findall(r"--[\w.]+", printed.getvalue())) | set(re.findall(r'add_argument\("(--\w+)', benchmarks))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", OPTIONS)
 def test_every_option_in_the_text_is_one_of_a_command(
     option: str, known: set[str], monkeypatch: pytest.MonkeyPatch

@@ -102,6 +102,7 @@ def upward_imports() -> Iterator[str]:
                 yield f"{module} -> {other}"
 
 
+@pytest.mark.slow
 def test_no_modules_import_each_other_in_a_circle() -> None:
     names = sorted(MODULES)
     matrix = np.array([[other in imports(module, deferred=True) for other in names] for module in names])

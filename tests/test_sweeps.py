@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import random
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import wandb
 import yaml
 
 import train
@@ -19,6 +21,8 @@ from tests.helpers.experiments import ROOT
 from tests.helpers.offline_run import OfflineRun
 from tests.helpers.planted import planted
 from tests.helpers.synthetic import add_answer_signals, make_store
+
+pytestmark = pytest.mark.slow
 
 try:
     from wandb.sdk.launch.sweeps.utils import create_sweep_command_args
@@ -127,41 +131,42 @@ def test_a_sweep_of_an_option_that_is_not_there_is_refused(capsys: pytest.Captur
         parsed(agent_command(sweep, {"model.lrr": 0.1}), sweep, capsys)
 
 
+@pytest.fixture
+def start_run(monkeypatch: pytest.MonkeyPatch, whole_store: Path, tmp_path: Path) -> Generator[Callable[..., Path]]:
+    """Runs a sweep's command with drawn values as `wandb agent` does, and returns the folder of the run."""
+
+    def start(sweep: dict[str, Any], values: dict[str, Any], in_process: bool) -> Path:
+        (tmp_path / "drawn.yaml").write_text(yaml.safe_dump({"wandb_version": 1, **as_sent(values)}))
+        data = {"store": str(whole_store), "recipe": None, "grader": "made"}
+        small = {"data": data, "runs": str(tmp_path / "runs"), "n_resamples": 100}
+        (tmp_path / "small.yaml").write_text(yaml.safe_dump(small))
+        monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+        monkeypatch.setenv("WANDB_RUN_ID", "drawn1")
+        monkeypatch.setenv("WANDB_SWEEP_ID", "sweep1")
+        monkeypatch.setenv("WANDB_SWEEP_PARAM_PATH", str(tmp_path / "drawn.yaml"))
+        monkeypatch.setenv("WANDB_DIR", str(tmp_path / "elsewhere"))
+        command = agent_command(sweep, values, before_args=[f"--config={tmp_path / 'small.yaml'}"])
+        if in_process:
+            wandb.teardown()  # W&B remembers the environment of the last run
+            monkeypatch.chdir(ROOT)
+            train.run(command[command.index(sweep["program"]) + 1 :])
+        else:
+            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+            assert done.returncode == 0, done.stderr
+        return tmp_path / "runs/drawn1"
+
+    yield start
+    wandb.teardown()
+    gc.collect()  # W&B leaves the file of drawn values open, which is a warning here and not in a later test
+
+
 @every_sweep
-def test_the_agents_command_gives_the_server_what_it_asks_for(path: Path, whole_store: Path, tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_run_of_a_sweep_gives_the_server_what_it_asks_for(path: Path, start_run: Callable[..., Path]) -> None:
     sweep = yaml.safe_load(path.read_text())
     rng = random.Random(1)
     values = {key: draw(parameter, rng) for key, parameter in sweep["parameters"].items()}
-    (tmp_path / "drawn.yaml").write_text(yaml.safe_dump({"wandb_version": 1, **as_sent(values)}))
-    small = tmp_path / "small.yaml"
-    small.write_text(
-        yaml.safe_dump(
-            {
-                "data": {"store": str(whole_store), "recipe": None, "grader": "made"},
-                "runs": str(tmp_path / "runs"),
-                "n_resamples": 100,
-            }
-        )
-    )
-    done = subprocess.run(
-        agent_command(sweep, values, before_args=[f"--config={small}"]),
-        cwd=ROOT,
-        env={
-            **os.environ,
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-            "WANDB_MODE": "offline",
-            "WANDB_RUN_ID": "drawn1",
-            "WANDB_SWEEP_ID": "sweep1",
-            "WANDB_SWEEP_PARAM_PATH": str(tmp_path / "drawn.yaml"),
-            "WANDB_DIR": str(tmp_path / "elsewhere"),
-        },
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    folder = tmp_path / "runs/drawn1"
+    folder = start_run(sweep, values, in_process=path != SWEEPS[0])  # starting a process takes most of the time
     logged = OfflineRun(folder)
     assert math.isfinite(logged.summary[sweep["metric"]["name"]])
     assert (logged.run.run_id, logged.run.sweep_id) == ("drawn1", "sweep1")

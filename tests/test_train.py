@@ -27,6 +27,8 @@ from tests.helpers.experiments import ROOT, experiment
 from tests.helpers.offline_run import OfflineRun
 from tests.helpers.tiny import write_questions
 
+pytestmark = pytest.mark.slow
+
 
 def test_twice_in_a_row_gives_two_runs_with_everything_in_them(small_store: Path, tmp_path: Path) -> None:
     folders = [experiment(small_store, tmp_path) for _ in range(2)]
@@ -412,7 +414,7 @@ def test_the_whole_way_on_the_embedded_model(tmp_path: Path) -> None:
     options: list[str] = [
         f"--data.store={tmp_path / 'store'}",
         f"--runs={tmp_path / 'runs'}",
-        "--data.recipe.n_questions=40",
+        "--data.recipe.n_questions=30",
         "--data.recipe.k=4",
         "--data.val_fraction=0.3",
         "--data.test_fraction=0.25",
@@ -422,7 +424,7 @@ def test_the_whole_way_on_the_embedded_model(tmp_path: Path) -> None:
     folder = train.run(options)
     store = Store.open(tmp_path / "store")
     samples = store.samples.read().to_pylist()
-    assert len(samples) == 160
+    assert len(samples) == 120
     hf_model, tokenizer = load_model()
     check_logprobs(hf_model, store, samples[::17])
     rows = pq.read_table(folder / "predictions.parquet").to_pylist()

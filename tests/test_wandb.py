@@ -118,6 +118,7 @@ def test_the_config_says_what_was_run_on_what(logged: OfflineRun, small_store: P
     assert logged.config["data"]["split_seed"] == 0
 
 
+@pytest.mark.slow
 def test_the_config_names_the_commit_of_a_clone_and_none_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,6 +26,8 @@ from tests.helpers.fitting import fit
 from tests.helpers.planted import planted
 from tests.helpers.synthetic import add_answer_signals, make_store
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def full_store(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -225,6 +225,7 @@ def run(store: Path, tmp_path: Path, *options: str) -> Path:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["entropy_features", "entropy_profile", "joined"])
 def test_the_configs_of_token_signals_make_whole_runs(made_store: Path, tmp_path: Path, name: str) -> None:
     positions = ["--data.positions=[mean_answer,last_answer]"] if name == "joined" else []
@@ -319,6 +320,7 @@ def saved(made_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run(made_store, tmp_path_factory.mktemp("runs"), *options) / "probe"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
@@ -366,6 +368,7 @@ def test_a_layer_that_the_model_lacks_is_named(read_store: Path, tiny_folder: Pa
         load_probe(probe).score(*load_model(str(tiny_folder)), "Why?")
 
 
+@pytest.mark.slow
 def test_a_probe_of_the_format_before_still_loads(made_store: Path, tmp_path: Path) -> None:
     probe = run(made_store, tmp_path, "--model=Logistic") / "probe"
     config = json.loads((probe / "config.json").read_text())

@@ -249,6 +249,7 @@ def test_an_answer_that_nothing_ends_is_spoken_of_when_it_is_sampled(
         assert re.search(f"--policy.stop '{said}'", lines[0])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not (DATA / "qa_wikidata.json").is_file(), reason="shared/data is not beside the project")
 def test_cloze_facts_few_shot_from_the_real_file() -> None:
     policy = Decoding(prompt=PromptTemplate("cloze", chat=False, shots=8))

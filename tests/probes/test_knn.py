@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,7 @@ def fitted(data: FeatureDataModule, **options: Any) -> KNN:
     return module
 
 
+@pytest.mark.slow
 def test_every_candidate_is_scikit_learns_on_the_standardised_training_split(data: FeatureDataModule) -> None:
     module = fitted(data, n_neighbors=[5, 25])
     train, val = data.batch("train"), data.batch("val")
@@ -167,6 +169,7 @@ def test_validation_chooses_layer_and_number_of_neighbours(data: FeatureDataModu
     assert fitted(data).choice.value == 25
 
 
+@pytest.mark.slow
 def test_entropy_profiles_tell_right_answers_from_wrong_ones_and_the_saved_probe_says_the_same(
     store: Path, tmp_path: Path
 ) -> None:
@@ -222,9 +225,17 @@ def test_what_can_not_be_fitted_is_refused(data: FeatureDataModule) -> None:
 # A saved head that no training gives
 
 
+@pytest.fixture(scope="module")
+def run(data: FeatureDataModule, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    Report(fitted(data, n_neighbors=5), data, seed=0, n_resamples=20).write(folder)
+    return folder
+
+
 @pytest.fixture
-def saved(data: FeatureDataModule, tmp_path: Path) -> Path:
-    return Report(fitted(data, n_neighbors=5), data, seed=0, n_resamples=20).write(tmp_path) and tmp_path / "probe"
+def saved(run: Path, tmp_path: Path) -> Path:
+    """A saved probe that a test may alter."""
+    return Path(shutil.copytree(run / "probe", tmp_path / "probe"))
 
 
 def _restate(probe: Path, tensors: dict[str, torch.Tensor] | None = None, **sizes: int) -> None:
@@ -237,6 +248,7 @@ def _restate(probe: Path, tensors: dict[str, torch.Tensor] | None = None, **size
     (probe / "config.json").write_text(json.dumps(config))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tensors", "sizes", "message"),
     [

@@ -137,6 +137,7 @@ def test_the_axes_are_those_of_an_uncentred_decomposition() -> None:
     assert abs(float(axes[0, 0])) > 0.999  # what all embeddings share is kept
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("told", [True, False])
 def test_the_score_finds_a_planted_spread(told: bool) -> None:
     data = simulate(told, seed=0)
@@ -150,6 +151,7 @@ def test_the_score_finds_a_planted_spread(told: bool) -> None:
     assert torch.equal(fitted.scores, fit(data).scores)  # the same seed
 
 
+@pytest.mark.slow
 def test_without_the_shared_part_the_deviation_holds_what_the_mean_misses() -> None:
     data = simulate(told=False, seed=0)
     plain, whole = fit(data, hierarchical=False), fit(data)
@@ -176,6 +178,7 @@ def test_rank_correlations_leave_out_questions_without_agreement_and_a_constant_
     assert rank_correlations(scores, agreement).tolist() == pytest.approx([1.0, -0.5, -1.0])
 
 
+@pytest.mark.slow
 def test_every_forced_collapse_is_said_in_a_sentence() -> None:
     said = {name: fitted.collapsed for name, fitted in forced(simulate(told=False, seed=0)).items()}
     for sentence in said.values():
@@ -233,6 +236,7 @@ def fitted(data: FeatureDataModule) -> Latent:
     return trained(data)
 
 
+@pytest.mark.slow
 def test_it_finds_the_planted_layer_without_grades_and_says_no_collapse(
     data: FeatureDataModule, fitted: Latent
 ) -> None:
@@ -276,6 +280,7 @@ def test_candidates_train_as_if_alone(data: FeatureDataModule) -> None:
     assert penalised < free
 
 
+@pytest.mark.slow
 def test_a_saved_probe_gives_the_confidences_of_the_fitted_one(
     data: FeatureDataModule, fitted: Latent, tmp_path: Path
 ) -> None:

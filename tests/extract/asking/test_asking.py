@@ -295,6 +295,7 @@ def test_an_interrupted_or_damaged_run_goes_on_to_the_same_bytes(
     assert "asked/p_true/00000.parquet: it has 4 bytes instead of" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_two_workers_write_the_bytes_of_one(
     asking: Callable[..., Store], store: Path, sampled: Path, tmp_path: Path, yes_no_folder: Path
 ) -> None:

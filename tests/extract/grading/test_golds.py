@@ -39,12 +39,14 @@ def test_a_perturbation_that_keeps_the_value_is_no_wrong_one() -> None:
     assert {one.how for one in written_numbers("0", ["0"]) if not one.right} == {"value + 1", "value − 1"}
 
 
+@pytest.mark.slow
 def test_hand_written_golds_are_right_in_all_spellings_and_wrong_with_other_values() -> None:
     latex = [r"\frac{14}{3}", "(3,4]", "1,-2", "2k+2", "52_8", r"3\sqrt{13}", "90^\\circ", r"\text{east}", "12"]
     check("math", cases_of("mine", latex, written_latex), {})
     check("number", cases_of("mine", ["18", "1250", "0", "2.5", "-7"], written_numbers), {"other numbers after it"})
 
 
+@pytest.mark.slow
 @there
 @pytest.mark.parametrize(
     ("name", "misses"),

@@ -22,6 +22,8 @@ from extract.grading.math import Algebra, equal_as_it_stands
 from extract.grading.math_worker import load_equal
 from extract.questions import Question
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def algebra() -> Iterator[Algebra]:

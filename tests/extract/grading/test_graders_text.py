@@ -118,6 +118,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
 def test_an_answer_of_100_kb_is_graded_by_every_grader(text: str) -> None:
     for grader, (question, _) in EASY.items():
@@ -129,6 +130,7 @@ def test_an_answer_of_100_kb_is_graded_by_every_grader(text: str) -> None:
             )  # about a second; where it were quadratic, this test would not end
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.text(max_size=60))
 def test_no_text_makes_a_grader_fail(text: str) -> None:

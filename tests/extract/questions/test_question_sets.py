@@ -588,6 +588,7 @@ def real(request: pytest.FixtureRequest) -> tuple[str, list[Question]]:
     return name, load_questions(f"{name}={path}")
 
 
+@pytest.mark.slow
 def test_the_real_files_are_read_whole(real: tuple[str, list[Question]]) -> None:
     name, questions = real
     assert len(questions) == REAL[name][1]

@@ -30,6 +30,8 @@ from extract.store.verify import find_problems
 from tests.helpers.serving_stub import MODEL, stub
 from tests.helpers.tiny import tiny_model, write_questions
 
+pytestmark = pytest.mark.slow
+
 PROMPTS = ["Say", "Say a longer thing", "What?", "An A", "Something of another length altogether"]
 EXAMPLES = "Examples that every prompt begins with, as a set of few-shot prompts has. "
 GRID = (0.0, 0.5, 1.0)

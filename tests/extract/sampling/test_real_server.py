@@ -16,6 +16,8 @@ from extract.prompts import PromptTemplate
 from extract.sampling.server.policy import Server
 from tests.helpers.transformers_server import DRAWS, prompt_lengths, transformers_serve
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.real_model
 def test_a_real_server_answers_every_question_and_is_refused_while_it_decodes_greedily(tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ from extract.sampling.local.token_sampler import TokenSampler
 from tests.helpers.planted import read_hidden
 from tests.helpers.tiny import byte_tokenizer, tiny_model
 
+pytestmark = pytest.mark.slow
+
 PROMPTS = ["Say", "Say a longer thing", "What?", "A", "Something of another length altogether", "Say a longer thinG"]
 
 

@@ -43,6 +43,8 @@ from tests.helpers.serving_stub import MODEL, Running, answer_text, faults, stub
 from tests.helpers.serving_stub import Options as StubOptions
 from tests.helpers.tiny import write_questions
 
+pytestmark = pytest.mark.slow
+
 KEY = "sk-not-to-be-seen-0123456789"
 
 

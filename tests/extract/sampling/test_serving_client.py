@@ -32,6 +32,8 @@ from extract.sampling.server.redact import public, without_key
 from extract.sampling.server.sampler import check_variation
 from tests.helpers.serving_stub import MODEL, Options, Running, answer_text, faults, stub
 
+pytestmark = pytest.mark.slow
+
 T = TypeVar("T")
 KEY = "sk-very-secret-0123456789"
 ASKED = Request([{"role": "user", "content": "What is 1 + 1?"}], temperature=1.0, seed=7, max_tokens=8)

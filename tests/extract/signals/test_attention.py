@@ -35,6 +35,7 @@ ALL = ("attention_entropy", "rollout", "rollout_max", "macs")
 WANTS = ("attention_entropy", "attention_blocks", "attention_macs", "mixing")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_entropies_and_macs_are_those_of_eager_attention_however_the_answers_are_batched(family: str) -> None:
     model = family_model(family)
@@ -66,6 +67,7 @@ def test_the_last_prompt_token_of_a_question_is_where_its_answer_begins() -> Non
         np.testing.assert_allclose(values, [row[key][0] for row in rows], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", [1, 200, 4000])
 def test_how_much_is_in_memory_at_a_time_changes_nothing(budget: int, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model()

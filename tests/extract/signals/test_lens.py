@@ -143,6 +143,7 @@ def assert_same(found: dict[str, Ragged], wanted: dict[str, Ragged]) -> None:
         torch.testing.assert_close(found[key].values, ragged.values, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_number_equals_its_definition_in_float64(family: str) -> None:
     size = {"n_layer": 6} if family == "gpt2" else {"num_hidden_layers": 6}

@@ -31,6 +31,7 @@ def both(model: Any, answers: list[Answer], **options: Any) -> list[dict[str, np
     return [summed | largest for summed, largest in rows]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_it_is_the_product_of_whole_matrices_however_the_answers_are_batched(family: str) -> None:
     model = family_model(family)

@@ -231,6 +231,7 @@ def test_a_comparison_has_no_cost_where_the_server_told_none(readable: Store) ->
     assert "–, 0" in comparison_page(record, [])
 
 
+@pytest.mark.slow
 def test_asking_about_a_served_store_takes_the_local_copy(tmp_path: Path) -> None:
     store, copy = make(tmp_path, 6, 2, told), save_model(tiny_model(max_position_embeddings=1024), tmp_path / "copy")
     with pytest.raises(InputError, match="--model PATH_OR_HUB_ID"):

@@ -110,6 +110,7 @@ def test_the_table_in_the_docs_and_the_help_of_read_follow_from_the_registry() -
         assert set(signal.needs) <= set(NEEDS)
 
 
+@pytest.mark.slow
 def test_a_signal_of_another_scope_is_refused_before_a_model_is_loaded(tmp_path: Path) -> None:
     store = Store.open(make_store(tmp_path / "store"))
     with pytest.raises(InputError, match="rollout"):

@@ -59,6 +59,7 @@ def refusal(read: Callable[[Path], Any], store: Path, named: str) -> str:
     return message
 
 
+@pytest.mark.slow
 def test_a_whole_store_is_read(whole_store: Path, tmp_path: Path) -> None:
     load(whole_store)
     verify(str(whole_store))
@@ -70,6 +71,7 @@ def test_the_pickles_of_these_tests_would_be_noticed(tmp_path: Path) -> None:
     assert (tmp_path / "executed").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALTERATIONS)
 def test_an_altered_store_is_refused_by_training_and_by_verify(store: Path, name: str) -> None:
     named, alter = ALTERATIONS[name]
@@ -79,6 +81,7 @@ def test_an_altered_store_is_refused_by_training_and_by_verify(store: Path, name
         refusal(lambda path: verify(str(path)), store, named)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FORGED)
 def test_a_forged_store_runs_nothing_writes_nothing_and_gives_no_traceback(store: Path, name: str) -> None:
     FORGED[name](store)
@@ -99,6 +102,7 @@ def test_a_forged_store_runs_nothing_writes_nothing_and_gives_no_traceback(store
         lambda offsets: offsets[None],
         lambda offsets: offsets.double(),
     ],
+    ids=["too large", "negative", "backwards", "one too few", "two axes", "not integers"],
 )
 def test_forged_offsets_are_refused(store: Path, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
     altered_stores.add_tokens(store)
@@ -177,6 +181,7 @@ def test_a_signal_is_hashed_once_however_many_keys_are_read(whole_store: Path, m
         lambda store: store.asked.read("../sure"),
         lambda store: load_table(store, "../coin"),
     ],
+    ids=["signal", "key", "layer", "grader", "grades to write", "baseline", "table"],
 )
 def test_a_name_that_leads_elsewhere_is_refused(whole_store: Path, read: Callable[[Store], Any]) -> None:
     refusal(lambda path: read(Store.open(path)), whole_store, "Expected `")
@@ -216,6 +221,7 @@ def test_commands_give_one_line_and_status_2(store: Path, capsys: pytest.Capture
         assert capsys.readouterr().err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_the_program_itself_gives_one_line_and_status_2(store: Path) -> None:
     (store / "samples/00000.000-002.json").write_bytes(b"")
     for command in ("verify", "inspect"):

@@ -29,6 +29,8 @@ from extract.store.store import Store
 from tests.helpers.killing import Commands, content, finished, kill_often
 from tests.helpers.tiny import write_questions
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> StoreRecipe:

@@ -27,6 +27,8 @@ from extract.store.shards import Block, SampleRange
 from extract.store.verify import find_problems, write_manifest
 from tests.helpers import altered_stores
 
+pytestmark = pytest.mark.slow
+
 HOW = {"model": "tiny", "prompts": ["Are you sure?"]}
 
 

@@ -44,6 +44,7 @@ def test_rows_of_different_lengths_become_ragged_and_padded_and_rows_again() -> 
     assert Ragged.of([torch.zeros(0)]).padded().isnan().tolist() == [[True]]
 
 
+@pytest.mark.slow
 def test_tokens_of_all_answers_are_read_in_the_order_of_the_samples(store: Store) -> None:
     read = store.signals.read_ragged("tokens", "2/entropy")
     rows = iter(read.rows())

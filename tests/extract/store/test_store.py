@@ -278,6 +278,7 @@ def made(tmp_path: Path) -> Store:
     return Store.open(altered_stores.make_store(tmp_path / "store"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("scope", "n_rows"), [("question", 20), ("sample", 80)])
 def test_asked_tables_are_added_and_read_in_order(made: Store, scope: Scope, n_rows: int) -> None:
     before = contents(made.path)
@@ -324,6 +325,7 @@ def test_a_baseline_that_was_not_asked_of_everything_is_refused(made: Store) -> 
         made.asked.read("sure", "sample")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scope", ["question", "sample"])
 def test_a_table_of_another_shard_or_with_other_settings_is_refused_and_verify_names_it(
     made: Store, scope: Scope
@@ -357,6 +359,7 @@ def test_verify_names_asked_files_of_another_shard_or_of_none(made: Store) -> No
     assert names == [f"asked/sure/{name}.parquet" for name in ("00000.000-003", "00002", "00007", "foo")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scope", ["question", "sample"])
 def test_embeddings_of_two_encoders_are_not_mixed(made: Store, scope: Scope) -> None:
     embed(made, scope)
@@ -379,6 +382,7 @@ def test_embeddings_of_two_encoders_are_not_mixed(made: Store, scope: Scope) -> 
         Store.open(made.path).signals.read("text_embedding", "0/text", scope)
 
 
+@pytest.mark.slow
 def test_a_signal_of_answers_that_are_gone_is_named(made: Store) -> None:
     for samples in made.samples.ranges():
         made.signals.write("mean", samples, {"0/answer": torch.zeros(made.questions.n_rows(samples), 2)})

@@ -21,6 +21,8 @@ from extract.store.shards import Block, SampleRange
 from extract.viewing.inspection import compared, describe
 from extract.viewing.summary import interval, summarize
 
+pytestmark = pytest.mark.slow
+
 #: Grades of four questions' three answers: right, wrong, unknown, wrong because no answer was found.
 PLANTED = ["RRW", "WWN", "RUU", "UUU"]
 GRADES = {"R": (True, "x"), "W": (False, "y"), "U": (None, "z"), "N": (False, None)}

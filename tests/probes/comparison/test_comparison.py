@@ -27,6 +27,8 @@ from probes.comparison.transfer import transfer_page
 from tests.helpers.planted import planted
 from tests.helpers.synthetic import make_store
 
+pytestmark = pytest.mark.slow
+
 PROBES = ["logistic", "difference_of_means"]
 
 

@@ -166,6 +166,7 @@ def test_the_squared_calibration_error_equals_a_loop_over_bins() -> None:
     assert float(F.rmsce(f, right, known)) == pytest.approx(ours**0.5, abs=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("miscalibrated", [0.0, 0.15])
 def test_the_squared_calibration_error_is_unbiased_where_the_plain_one_is_not(miscalibrated: float) -> None:
     rng, n, k, draws = np.random.default_rng(0), 150, 10, 2000

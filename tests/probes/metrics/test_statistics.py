@@ -144,6 +144,7 @@ def test_a_perfect_reference_leaves_no_skill_to_measure() -> None:
     assert torch.isnan(F.brier_skill(torch.ones(10), full, full, reference=1.0))
 
 
+@pytest.mark.slow
 def test_the_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
     rng, n, k, draws = np.random.default_rng(0), 150, 10, 150
 
@@ -190,6 +191,7 @@ def test_the_interval_of_a_brier_score_reaches_further_to_the_bad_side() -> None
     assert interval["high"] - interval["value"] > 1.1 * (interval["value"] - interval["low"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [2, 3, 5, 10])
 def test_few_questions_have_ordered_and_finite_intervals_or_none(n: int) -> None:
     for seed in range(20):

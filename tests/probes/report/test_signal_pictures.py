@@ -37,6 +37,8 @@ from tests.helpers.planted import planted
 from tests.helpers.synthetic import add_answer_signals, make_store
 from tests.helpers.tiny import byte_tokenizer
 
+pytestmark = pytest.mark.slow
+
 TOKENIZER = byte_tokenizer()
 #: Two questions with two answers each: plain, with markup, of characters of several bytes, and empty.
 TEXTS = ("It is 4.", '<script>alert("x")</script> & </p> $x^2$\n\nno', "Vielleicht 四 oder 🙂", "")

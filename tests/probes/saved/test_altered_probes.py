@@ -13,12 +13,14 @@ from probes import load_probe
 from tests.helpers.altered_probes import ALTERATIONS, make_probe
 
 
+@pytest.mark.slow
 def test_whole_probes_are_read(tmp_path: Path) -> None:
     for seed in range(12):
         probe = load_probe(make_probe(tmp_path / str(seed), random.Random(seed)))
         assert 0 < float(probe.confidence(torch.zeros(8))) < 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALTERATIONS)
 def test_an_altered_probe_is_refused(tmp_path: Path, name: str) -> None:
     for seed in range(6):

@@ -199,6 +199,7 @@ def test_few_questions_of_a_class_give_no_standard_error() -> None:
 # Correction
 
 
+@pytest.mark.slow
 def test_corrected_p_values_are_those_of_a_loop_over_exchanged_grades() -> None:
     rng, (question, sample) = np.random.default_rng(3), rows_of(12, 3)
     scores, right = drawn(rng, 5, 12, 3, 0.5)
@@ -217,6 +218,7 @@ def test_corrected_p_values_are_those_of_a_loop_over_exchanged_grades() -> None:
     assert max_t(scores, right, question, sample, n_draws, seed=4).tolist() == pytest.approx(wanted, abs=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("accuracy", "shared"), [(0.4, 1.0), (0.1, 1.0), (0.4, 3.0)])
 def test_noise_is_called_a_signal_in_one_family_of_twenty(accuracy: float, shared: float) -> None:
     rng, (question, sample) = np.random.default_rng(5), rows_of(40, 4)
@@ -469,6 +471,7 @@ def test_few_questions_of_a_group_give_no_interval(tmp_path: Path) -> None:
 # The command
 
 
+@pytest.mark.slow
 def test_the_command_writes_its_page_record_table_and_pictures(store: Store, tmp_path: Path) -> None:
     folder = signals(str(store.path), str(tmp_path / "out"), test_fraction=0.4, n_resamples=100)
     assert {path.name for path in folder.iterdir()} == {"grid.parquet", "plots", "report.json", "signals.md"}
@@ -488,6 +491,7 @@ def test_the_command_writes_its_page_record_table_and_pictures(store: Store, tmp
         signals(str(store.path), str(tmp_path / "out"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keys", [[("tokens", "3/nll")], [("entropy_profile", "1/entropy")]])
 def test_a_store_of_one_signal_has_a_page_too(tmp_path: Path, keys: list[tuple[str, str]]) -> None:
     fill(tmp_path / "store", {key: ALL[key] for key in keys}, n=40)

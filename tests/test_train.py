@@ -229,7 +229,7 @@ def test_a_run_takes_no_folder_that_is_there_and_deletes_none(name: str, small_s
         (["--trainer.max_epoch=3"], "Did you mean `--trainer.max_epochs`"),
         (["--data.recipe=null", "--data.store=nowhere"], "'nowhere' has no identity.json"),
         (["--model.l2=-1"], "`l2` to be one or more non-negative penalties"),
-        (["--data.recipe.k=1"], "`k` to be from 2"),
+        (["--data.recipe.k=1"], "`k` to be a whole number from 2"),
         (["--config=nowhere.yaml"], "nowhere.yaml"),
         (["--seed_everything=-1"], "-1 is not in bounds"),
         (["--trainer.accelerator=foo"], "invalid accelerator name"),
@@ -256,7 +256,7 @@ def test_the_program_prints_an_error_in_one_line() -> None:
     [
         (["sample", "--store=s", "--policy.temprature=1"], "Did you mean `--policy.temperature`"),
         (["sample", "--stor=s"], "--store"),
-        (["sample", "--store=s", "--k=1"], "`k` to be from 2"),
+        (["sample", "--store=s", "--k=1"], "`k` to be a whole number from 2"),
         (["sample", "--store=s", "--questions=nowhere.jsonl"], "'nowhere.jsonl' does not exist"),
         (["sample", "--store=s", "--policy.prompt.template=hello"], "{question} exactly once"),
         (["sample", "--store=s", "--k=many"], "--k"),
@@ -414,7 +414,7 @@ def test_the_whole_way_on_the_embedded_model(tmp_path: Path) -> None:
     options: list[str] = [
         f"--data.store={tmp_path / 'store'}",
         f"--runs={tmp_path / 'runs'}",
-        "--data.recipe.n_questions=30",
+        "--data.recipe.n_questions=36",
         "--data.recipe.k=4",
         "--data.val_fraction=0.3",
         "--data.test_fraction=0.25",
@@ -424,7 +424,7 @@ def test_the_whole_way_on_the_embedded_model(tmp_path: Path) -> None:
     folder = train.run(options)
     store = Store.open(tmp_path / "store")
     samples = store.samples.read().to_pylist()
-    assert len(samples) == 120
+    assert len(samples) == 144
     hf_model, tokenizer = load_model()
     check_logprobs(hf_model, store, samples[::17])
     rows = pq.read_table(folder / "predictions.parquet").to_pylist()

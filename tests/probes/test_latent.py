@@ -322,7 +322,7 @@ def test_more_components_than_embeddings_have_are_refused(data: FeatureDataModul
 
 
 def test_single_answers_have_no_scatter_to_predict(store: Path) -> None:
-    with pytest.raises(InputError, match="`target` to be at question level"):
+    with pytest.raises(InputError, match="`target` to be question-level"):
         trained(FeatureDataModule(str(store), target="response"))
 
 

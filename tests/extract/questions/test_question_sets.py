@@ -618,7 +618,7 @@ def test_tables_and_pages_hold_nothing_of_private_questions(tmp_path: Path, tiny
     grade(str(store.path), "short")
     read(str(store.path), ["tokens"], "sample", model=str(tiny_folder))
     assert set(load_table(store, "short").texts) == {HIDDEN}
-    with pytest.raises(InputError, match="the authors of 'own' ask not to publish its questions"):
+    with pytest.raises(InputError, match="the authors of 'own' ask users not to publish its questions"):
         read_answers(store, lambda: None)
 
 

@@ -45,7 +45,7 @@ PARSER = {
 
 
 class TrainParser(OneLineErrors, LightningArgumentParser):
-    """Lightning's parser with one-line errors."""
+    """Lightning's parser with one-line error messages."""
 
     def parse_args(self, args: Sequence[str], *more: Any, **options: Any) -> Any:
         """Parse a command line."""
@@ -75,7 +75,7 @@ class TrainCLI(LightningCLI):
     """Command line of train.py. All output of a run is written to runs/NAME."""
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
-        """Create the parser with one-line errors."""
+        """Create the parser with one-line error messages."""
         parser = TrainParser(**kwargs)
         parser.add_argument("-c", "--config", action="config", help="YAML file. Options after it override its values.")
         return parser
@@ -89,18 +89,18 @@ class TrainCLI(LightningCLI):
         run = parser.add_argument_group("The run")
         run.add_argument("--runs", type=str, default="runs", help="Folder of all runs.")
         run.add_argument("--name", type=str | None, default=None, help="Name of this run's folder; null generates one.")
-        run.add_argument("--n_resamples", type=int, default=2000, help="Resamplings of the questions per interval.")
+        run.add_argument("--n_resamples", type=int, default=2000, help="Number of bootstrap resamples per interval.")
         parser.add_lightning_class_args(self.trainer_class, "trainer")
 
     def before_instantiate_classes(self) -> None:
-        """Check the number of devices and resamples, create the run's folder, and point the loggers to it."""
+        """Check the numbers of devices and resamples, create the run's folder, and point the loggers to it."""
         n_resamples, devices = self.config.n_resamples, self.config.trainer.devices
         if n_resamples < 1:
             raise InputError(f"Expected `n_resamples` to be at least 1, but got {n_resamples}. The default is 2000.")
         if str(devices) != "1" and not (isinstance(devices, list) and len(devices) == 1):
             raise InputError(
-                "Expected `trainer.devices` to be 1, because the probes of all layers are fitted on one device, "
-                f"but got {devices!r}. Omit it. Only `python -m extract` can use several devices, with `torchrun`."
+                f"Expected `trainer.devices` to be 1, but got {devices!r}. The probes of all layers are fitted on one "
+                "device. Omit the option. Only `python -m extract` can use several devices, with `torchrun`."
             )
         recipes = [Path(str(path)).stem for path in self.config.config or []]
         method = recipes[-1] if recipes else self.config.model.class_path.rsplit(".", 1)[-1].lower()
@@ -139,7 +139,7 @@ def new_run_folder(runs: Path, name: str | None, method: str) -> Path:
     """Create ``runs/name``. By default, the name is the method and the time, plus a number if that folder exists.
 
     Raises:
-        InputError: If `name` is not a valid name, or its folder exists.
+        InputError: If `name` is not a valid name, or the folder exists.
     """
     check_name("run" if name is None else name, "name")
     stem = name or os.environ.get("WANDB_RUN_ID") or f"{method}-{datetime.now():%Y%m%d-%H%M%S}"
@@ -158,7 +158,7 @@ def new_run_folder(runs: Path, name: str | None, method: str) -> Path:
 
 @contextmanager
 def discarding(folder: Path, errors: type[BaseException] = BaseException) -> Iterator[None]:
-    """After an error, remove the run's files, and also its folder if nothing else is in it."""
+    """Context manager that removes the run's files after an error, and the run's folder if it is otherwise empty."""
     try:
         yield
     except errors:
@@ -171,7 +171,7 @@ def discarding(folder: Path, errors: type[BaseException] = BaseException) -> Ite
 
 
 def without_paths(value: Any) -> Any:
-    """Replace absolute paths in a config with their last part, as in a store's identity."""
+    """Replace each absolute path in a config with its last component, as in a store's identity."""
     if isinstance(value, dict):
         return {key: without_paths(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -192,8 +192,8 @@ def git_commit() -> str | None:
 
 
 def prepare_wandb(loggers: Sequence[WandbLogger]) -> None:
-    """Make W&B log offline if there is no key, and print a notice."""
-    for logger in loggers:  # Lightning passes `anonymous` even if it is not set, and W&B warns about it
+    """Make W&B log offline if there is no API key, and print a notice."""
+    for logger in loggers:  # W&B warns about `anonymous`, which Lightning passes even if it is not set
         logger._wandb_init.pop("anonymous", None)
     if not loggers or "WANDB_MODE" in os.environ or os.environ.get("WANDB_API_KEY"):
         return

@@ -1,1 +1,4 @@
-"""Benchmarks: one file per figure, ``python -m benchmarks.NAME``; the last line is JSON."""
+"""Benchmarks that each measure one figure.
+
+Run one with ``python -m benchmarks.NAME``. The last line of its output is JSON.
+"""

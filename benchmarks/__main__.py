@@ -1,6 +1,6 @@
-"""Run every benchmark in its own process and write a table of the figures to runs/benchmarks.md.
+"""Run every benchmark in a separate process and write a table of the figures to runs/benchmarks.md.
 
-docs/benchmarks.md is written by hand from this table, with notes.
+The page docs/benchmarks.md is written by hand from this table.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ PAGE = Path(__file__).parents[1] / "runs" / "benchmarks.md"
 
 
 def run(name: str) -> dict[str, Any] | None:
-    """A benchmark's last line, or None where it failed."""
+    """Run a benchmark and return the last line of its output, or None if it failed."""
     done = subprocess.run([sys.executable, "-m", f"benchmarks.{name}"], stdout=subprocess.PIPE, text=True, check=False)
     lines = done.stdout.strip().splitlines()
     print(lines[-1] if lines else f"{name}: no output, status {done.returncode}", flush=True)
@@ -54,7 +54,7 @@ def run(name: str) -> dict[str, Any] | None:
 
 
 def page(results: list[dict[str, Any]]) -> str:
-    """The figures as Markdown."""
+    """Return the figures as a Markdown table."""
     rows = [
         f"| `python -m benchmarks.{r['name']}` | {short(r['value'])} | {r['bar']} | {'yes' if r['holds'] else '**no**'} | {r['device']} | {r['date']} |"
         for r in results
@@ -77,7 +77,7 @@ def page(results: list[dict[str, Any]]) -> str:
 
 
 def short(value: Any) -> str:
-    """A figure in a table's cell: numbers to three digits, intervals in brackets."""
+    """Format a figure for a table cell, with numbers rounded to three digits and intervals in brackets."""
     if isinstance(value, dict) and value.keys() == {"value", "low", "high"} and value["low"] is not None:
         return f"{value['value']:.3f} [{value['low']:.3f}, {value['high']:.3f}]"
     if isinstance(value, dict):
@@ -88,7 +88,7 @@ def short(value: Any) -> str:
 
 
 def main() -> int:
-    """Status 0 when every figure meets its bar."""
+    """Run all benchmarks, and return 0 if every figure meets its bar."""
     results = [run(name) for name in NAMES]
     finished = [result for result in results if result is not None]
     if finished:

@@ -1,7 +1,7 @@
-"""Generation with a probe attached against generation without: speed, the same tokens and logits, no waiting per token.
+"""Compare generation with and without an attached probe: speed, tokens, logits and device synchronisations per token.
 
-Imports model code only. `--random` takes random weights of Llama-3.2-1B's shape and random prompts instead of the
-embedded model and its questions.
+Imports model code only. With `--random`, a model with random weights and the shape of Llama-3.2-1B, and random prompts,
+replace the embedded model and its questions.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from probes.saved.head import LinearHead
 
 
 class Waits(TorchDispatchMode):
-    """Counts the operations that make the processor wait for a device: reading a number, and copies between devices."""
+    """Count the operations that make the CPU wait for a device: reading a number, and copying between devices."""
 
     def __init__(self) -> None:
         super().__init__()
         self.count = 0
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation, counted or not."""
+        """Run an operation, and count it if it makes the CPU wait."""
         out = function(*args, **(kwargs or {}))
         name = function.overloadpacket.__name__
         moved = name in ("_to_copy", "copy_") and any(
@@ -44,7 +44,7 @@ class Waits(TorchDispatchMode):
 
 
 def random_tokenizer() -> Any:
-    """A tokenizer for random models; it knows no words."""
+    """Return a tokenizer without a vocabulary, for random models."""
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
 
@@ -52,7 +52,7 @@ def random_tokenizer() -> Any:
 
 
 def random_probe(model: Any, tokenizer: Any) -> ConfidenceProbe:
-    """A probe with random weights in the middle of the model: what it says costs the same as of a trained one."""
+    """Return a probe with random weights for the middle layer. It costs as much as a trained probe."""
     head = LinearHead(model.config.hidden_size)
     head.weight.normal_(generator=torch.Generator().manual_seed(0))
     config = {
@@ -67,7 +67,7 @@ def random_probe(model: Any, tokenizer: Any) -> ConfidenceProbe:
 
 
 def logits_of(model: Any, action: Any) -> tuple[list[Tensor], Tensor]:
-    """Logits of every pass of a generation, and its sequences."""
+    """Return the logits of every pass of a generation, and the generated sequences."""
     seen: list[Tensor] = []
     handle = model.register_forward_hook(lambda module, args, output: seen.append(output.logits.clone()))
     try:
@@ -77,7 +77,7 @@ def logits_of(model: Any, action: Any) -> tuple[list[Tensor], Tensor]:
 
 
 def main() -> None:
-    """Print the ratio of tokens per second, and whether anything changed."""
+    """Print the ratio of tokens per second, and whether any token or logit changed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--random", action="store_true")
     parser.add_argument("--pairs", type=int, default=15)

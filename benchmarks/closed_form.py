@@ -1,10 +1,13 @@
-"""Probes of all layers and penalties solved at once, over scikit-learn's `LogisticRegression` looped over them.
+"""Compare solving the probes of all layers and penalties at once with a loop over scikit-learn's `LogisticRegression`.
 
-Both get the standardised training split of the default store in float32, five penalties for each layer, and the soft
-labels, which scikit-learn takes as two rows of weights p̂ and 1 − p̂. scikit-learn runs with its defaults, which stop
-earlier than the solvers here, and with one thread of its BLAS: a second one makes it no faster here (1.62 s for 1.60 s) but
-spins between its calls, in the way of torch's threads. AUROC on the questions that nothing was fitted on, of every layer and penalty; ridge's
-penalties are those of the logistic regression over m(1−m), m the mean target, where the two losses curve alike.
+Both sides use the standardised training split of the default store in float32, five penalties per layer, and soft
+labels. For scikit-learn, a soft label is two rows with weights p̂ and 1 − p̂. scikit-learn uses its default settings,
+which stop earlier than the solvers here, and one BLAS thread. A second BLAS thread does not make it faster (1.62 s
+instead of 1.60 s), but it spins between calls and slows down torch's threads.
+
+The AUROC is compared for every layer and penalty on questions that were not used for fitting. The penalties of ridge
+are those of the logistic regression divided by m(1 − m), where m is the mean target. With these penalties, the two
+losses have the same curvature.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ BAR, BAR_AUROC = 0.1, 0.002
 
 
 def looped(features: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Weights [penalty, feature, d] and biases [penalty, feature] of scikit-learn, one by one."""
+    """Fit scikit-learn's models one by one, and return weights [penalty, feature, d] and biases [penalty, feature]."""
     share = target.numpy()
     labels = np.repeat([1.0, 0.0], len(share))
     weight = np.concatenate([share, 1 - share])
@@ -49,7 +52,7 @@ def looped(features: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def aurocs(features: Tensor, batch: Batch, found: tuple[Tensor, Tensor]) -> Tensor:
-    """AUROC [penalty, feature] on the rows of a split, [feature, row, d]."""
+    """Return the AUROC [penalty, feature] on the rows of a split, given features [feature, row, d]."""
     scores = torch.einsum("frd,pfd->pfr", features, found[0]) + found[1][..., None]
     return torch.stack([capability_auroc(one, batch.right, batch.known) for one in scores.flatten(0, 1)]).reshape(
         found[1].shape
@@ -57,7 +60,7 @@ def aurocs(features: Tensor, batch: Batch, found: tuple[Tensor, Tensor]) -> Tens
 
 
 def main() -> None:
-    """Print the ratios of times and the differences of AUROC."""
+    """Print the ratios of the times and the differences in AUROC."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=5)
     pairs = parser.parse_args().pairs

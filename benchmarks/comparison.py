@@ -1,7 +1,7 @@
-"""The comparisons of docs/comparison/: every method on `facts` and on 600 facts of `qa_wikidata`, out of fold.
+"""Make the comparisons in docs/comparison/: all methods, out of fold, on `facts` and on 600 facts of `qa_wikidata`.
 
-Makes what the two stores lack: answers, grades, hidden states of questions and answers, token entropies, and what the
-model is asked. `qa_wikidata` needs ../shared/data and is left out where that is not there.
+Creates whatever the two stores lack: answers, grades, hidden states of questions and answers, token entropies, and
+asked baselines. `qa_wikidata` needs ../shared/data and is skipped if this folder does not exist.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ ANSWER_LAYERS = (6, 12, 18, 24, 30)
 
 
 def complete(store: str) -> None:
-    """Read and ask what a store of questions, answers and grades lacks."""
+    """Add the missing signals and asked baselines to a store with questions, answers and grades."""
     read(store, ["hidden", "tokens"], "sample", ANSWER_LAYERS)
     ask(store, ASKED)
 
 
 def page(folder: Path, name: str, kind: str) -> None:
-    """Keep a page and its pictures in docs/comparison/."""
+    """Save a page and its pictures in docs/comparison/."""
     PAGES.mkdir(exist_ok=True)
     text = (folder / f"{kind}.md").read_text(encoding="utf-8")
     for picture in sorted((folder / "plots").glob("*.png")):
@@ -45,7 +45,7 @@ def page(folder: Path, name: str, kind: str) -> None:
 
 
 def verdict(record: dict[str, Any]) -> dict[str, Any]:
-    """The chosen probe against the baselines that cost no more tokens: differences, and p-values after Holm."""
+    """Compare the chosen probe with baselines that use no more tokens. P-values have Holm's correction."""
     cheap = cheap_baselines(record)
     rows = [row for row in record["tests"] if row["a"] == BEST and row["b"] in cheap]
     return {
@@ -54,7 +54,7 @@ def verdict(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Write the pages and print how far the chosen probe is above the baselines that cost no more."""
+    """Write the pages, and print the lead of the chosen probe over the baselines that use no more tokens."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--n_resamples", type=int, default=2000)
     n_resamples = parser.parse_args().n_resamples

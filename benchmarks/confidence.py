@@ -1,6 +1,6 @@
-"""The same confidence by every way: attached, by `score`, and in predictions.parquet, in several batches and orders.
+"""Compare the confidences from an attached probe, `score` and predictions.parquet, in several batches and orders.
 
-Takes the newest run of the default store, or the one given.
+Uses the newest run of the default store, unless another run is given.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from probes import load_probe
 
 
 def main() -> None:
-    """Print the largest difference between any two ways."""
+    """Print the largest difference between any two ways to compute a confidence."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--run", type=Path, default=None)
     parser.add_argument("--store", default="stores/facts")

@@ -1,19 +1,20 @@
-"""How often the report's 95 % intervals hold the true value, on simulated questions.
+"""Measure how often the report's 95 % intervals contain the true value, on simulated questions.
 
-A regime is a distribution of questions: each has a true accuracy p, a confidence f and a weaker confidence g, and k
-answers of which c ~ Binomial(k, p) are right. A test split of N questions is drawn anew in every simulation, and so is a
-training split that only gives the skill its reference r. The truth is what the figures estimate about the distribution
-that the questions come from, by `TRUTH_SIZE` questions whose p is known exactly:
+A regime is a distribution of questions. Each question has a true accuracy p, a confidence f, a weaker confidence g, and
+k answers, of which c ~ Binomial(k, p) are right. Each simulation draws a new test split of N questions and a new
+training split, which is used only to compute the reference r of the skill. The true values of the figures refer to the
+distribution of the questions. They are computed from `TRUTH_SIZE` questions with known p:
 
-- auroc: of two questions, a right answer to one and a wrong answer to the other: P(f of the right one is higher) + ½ P(equal).
+- auroc: P(f of the right answer is higher) + ½ P(equal), for a right and a wrong answer to two different questions.
 - brier: E (f − p)².
-- brier_skill: 1 − E (f − p)² / E (r − p)² for the r that was drawn.
-- auroc_difference, brier_difference: of f less that of g.
-- auroc_hard, spearman: against p̂ = c/k with this k, as the report has them.
-- ece_width: the calibration error of f against p, in the same ten bins; rmsce: its squared form in ten bins of equal mass.
+- brier_skill: 1 − E (f − p)² / E (r − p)² for the drawn r.
+- auroc_difference, brier_difference: the value for f minus the value for g.
+- auroc_hard, spearman: computed against p̂ = c/k with this k, as in the report.
+- ece_width: the calibration error of f against p, in the same ten bins as in the report.
+- rmsce: the squared calibration error (before the root), in ten bins of equal mass.
 - aurc: the mean share of wrong answers among the most confident questions.
 
-The last five have no bar: the ECE is known to be too large on few questions.
+The last five have no bar, because the ECE is known to be too large for few questions.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ TRAIN_SIZE = 300
 
 
 class Questions(NamedTuple):
-    """True accuracy p, confidence f and weaker confidence g, each [question] float64."""
+    """True accuracy p, confidence f and weaker confidence g of simulated questions, each [question] float64."""
 
     accuracy: Tensor
     confidence: Tensor
@@ -55,7 +56,7 @@ class Questions(NamedTuple):
 
 
 def chain(weaker: np.ndarray, kept: tuple[float, float], rng: Generator) -> Questions:
-    """From g, f ~ Beta with mean g and then p ~ Beta with mean f: both confidences are calibrated, f knows more.
+    """Draw f ~ Beta with mean g, then p ~ Beta with mean f. Both confidences are calibrated, and f is more informative.
 
     Args:
         weaker: [question] g.
@@ -69,18 +70,21 @@ def chain(weaker: np.ndarray, kept: tuple[float, float], rng: Generator) -> Ques
 
 
 def hard(n: int, rng: Generator) -> Questions:
-    """Mean accuracy 0.3, p mostly near 0 or 1, f calibrated (skill 0.45)."""
+    """Draw questions with mean accuracy 0.3, most p near 0 or 1, and calibrated f (skill 0.45)."""
     return chain(rng.beta(2.4, 5.6, n), (4, 1), rng)
 
 
 def overconfident(n: int, rng: Generator) -> Questions:
-    """The hard questions with logits of f doubled and raised by 0.7 (skill 0.36)."""
+    """Draw the hard questions, but double the logits of f and raise them by 0.7 (skill 0.36)."""
     questions = hard(n, rng)
     return questions._replace(confidence=(2 * questions.confidence.logit() + 0.7).sigmoid())
 
 
 def easy(n: int, rng: Generator) -> Questions:
-    """Mean accuracy 0.75, f in tenths, 0 and 1 among them, g the base rate of one of four groups (skill 0.55)."""
+    """Draw questions with mean accuracy 0.75.
+
+    f is a multiple of 0.1 and can be 0 or 1. g is the base rate of one of four groups. The skill is 0.55.
+    """
     questions = chain(rng.choice([0.55, 0.7, 0.8, 0.95], n), (6, 3), rng)
     return questions._replace(confidence=(questions.confidence * 10).round() / 10)
 
@@ -91,12 +95,12 @@ REGIMES: dict[str, Regime] = {"hard": hard, "overconfident": overconfident, "eas
 
 
 class Truth:
-    """The true value of every figure in a regime.
+    """The true values of all figures in a regime.
 
     Args:
-        regime: Draws questions.
-        k: Answers a question.
-        rng: Where the numbers come from.
+        regime: Function that draws questions.
+        k: Number of answers per question.
+        rng: Random number generator.
     """
 
     def __init__(self, regime: Regime, k: int, rng: Generator) -> None:
@@ -118,13 +122,13 @@ class Truth:
         }
 
     def values(self, reference: float) -> dict[str, float]:
-        """The true values, given the constant that the skill compares with."""
+        """Return the true values, given the constant reference of the skill."""
         worst = self.square - 2 * reference * self.mean + reference**2
         return {**self.fixed, "brier_skill": 1 - self.brier / worst}
 
 
 def intervals(questions: Questions, right: Tensor, k: int, reference: float, seed: int) -> dict[str, Any]:
-    """The report's intervals for f, and for its differences from g; without those that there are none of."""
+    """Return the report's intervals for f and for the differences between f and g, if they exist."""
     known = torch.full_like(right, k)
     first, second = (Scored(score, right, known) for score in (questions.confidence, questions.weaker))
     names = ("auroc", "brier", "brier_skill", *(name for name in BESIDE if name != "rmsce"))
@@ -138,17 +142,18 @@ def intervals(questions: Questions, right: Tensor, k: int, reference: float, see
 
 
 def simulate(regime: Regime, draws: int, n: int, k: int, seed: int) -> dict[str, Counter[str]]:
-    """Count where the intervals lie.
+    """Count how many intervals contain the true value.
 
     Args:
-        regime: Draws questions.
-        draws: Test splits.
-        n: Questions of a test split.
-        k: Answers a question.
-        seed: Seed of the questions and answers; the resamples of a draw are seeded by its number.
+        regime: Function that draws questions.
+        draws: Number of test splits.
+        n: Number of questions in a test split.
+        k: Number of answers per question.
+        seed: Seed of the questions and answers. The bootstrap of each test split is seeded with its number.
 
     Returns:
-        How many intervals of each figure hold the truth, lie above it (too_high) and below it (too_low).
+        For each figure, the numbers of intervals that contain the true value (held), lie above it (too_high) and lie
+        below it (too_low).
     """
     rng = np.random.default_rng(seed)
     truth = Truth(regime, k, rng)

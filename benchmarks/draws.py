@@ -1,4 +1,7 @@
-"""First tokens of 5,000 draws against softmax(z / T): χ² for 3 prompts and 2 temperatures, through the sampler itself."""
+"""Test the first tokens of 5,000 draws against softmax(z / T).
+
+Runs a χ² test for 3 prompts and 2 temperatures on the output of the sampler.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ QUESTIONS = ("What is the capital of Peru?", "What is 7 times 8?", "Which chemic
 
 
 def p_value(model: object, tokenizer: object, question: str, temperature: float, n: int = 5000) -> float:
-    """P of the χ² test; tokens with an expected count below 5 are one cell."""
+    """Return the p-value of the χ² test. Tokens with an expected count below 5 are merged into one cell."""
     prompt = PromptTemplate("{question} Answer briefly.").encode(tokenizer, question)  # type: ignore[arg-type]
     sampler = TokenSampler(model, tokenizer, Decoding(temperature=temperature, max_new_tokens=1), max_rows=500)
     tokens = []

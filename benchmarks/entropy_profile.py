@@ -1,6 +1,7 @@
-"""The entropy profile: time over its matrix products alone, and memory beyond the pass whatever the layers and the tokens.
+"""Measure the cost of the entropy profile: time relative to its matrix products, and additional memory.
 
-Imports model code only. `--random` takes random weights of Qwen3-0.6B's shape instead of the embedded model.
+The additional memory should not depend on the number of layers and tokens. Imports model code only. With `--random`, a
+model with random weights and the shape of Qwen3-0.6B replaces the embedded model.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from tests.helpers.live import peak_bytes
 
 
 def products(weight: Tensor, states: Tensor, n_layers: int, size: int) -> Callable[[], None]:
-    """The head's matrix product alone: every layer's states by the words, in chunks of `size` tokens, into one buffer."""
+    """Multiply the states of every layer by the head's matrix, in chunks of `size` tokens, into one buffer."""
     out = torch.empty(size, len(weight), dtype=states.dtype, device=states.device)
 
     @torch.inference_mode()
@@ -36,7 +37,7 @@ def products(weight: Tensor, states: Tensor, n_layers: int, size: int) -> Callab
 
 
 def entropies(model: Any, states: Tensor) -> Callable[[], None]:
-    """The same products with the norm before them and the entropies behind them."""
+    """Compute the same products, preceded by the norm and followed by the entropies."""
     head, norm = ModelHead(model), final_norm(model)
 
     @torch.inference_mode()
@@ -49,7 +50,7 @@ def entropies(model: Any, states: Tensor) -> Callable[[], None]:
 
 @torch.inference_mode()
 def extra_bytes(model: Any, n_tokens: int) -> int:
-    """Peak bytes of a pass that reads the profile of an answer, beyond those of the same pass that reads nothing."""
+    """Return the peak bytes of a pass that reads an answer's profile, minus those of the pass without reading."""
     generator = torch.Generator().manual_seed(0)
     prompt, content = (tuple(torch.randint(5, 1000, (n,), generator=generator).tolist()) for n in (16, n_tokens))
     peaks = []

@@ -1,6 +1,7 @@
-"""Kills, a full disk, and several workers: the same bytes as an undisturbed run, and no finished file written twice.
+"""Test kills, a full disk and several workers.
 
-Runs the real commands on a tiny random model. The full disk is a small tmpfs, for which mounting has to be allowed.
+The files must be identical to those of an undisturbed run, and no finished file may be written twice. Runs the real
+commands on a tiny random model. The full disk is a small tmpfs, so mounting must be allowed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from tests.helpers.killing import Commands, content, finished, kill_often
 
 @contextmanager
 def small_disk(folder: Path, kilobytes: int) -> Iterator[Path]:
-    """A tmpfs at a folder."""
+    """Mount a small tmpfs on a folder."""
     folder.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", str(folder)], check=True)
     try:
@@ -29,7 +30,7 @@ def small_disk(folder: Path, kilobytes: int) -> Iterator[Path]:
 
 
 def fill_disk(commands: Commands, folder: Path, undisturbed: dict[str, bytes]) -> dict[str, Any]:
-    """Sample onto a disk that is too small, look at what is there, make room, and go on."""
+    """Sample onto a disk that is too small, check its files, free some space, and continue."""
     pages = sum(-(-len(data) // 4096) for data in undisturbed.values())
     with small_disk(folder, 2 * pages) as disk:  # half of what is needed
         store = disk / "store"
@@ -51,7 +52,7 @@ def fill_disk(commands: Commands, folder: Path, undisturbed: dict[str, bytes]) -
 
 
 def main() -> None:
-    """Print what held."""
+    """Print the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--questions", type=int, default=400)

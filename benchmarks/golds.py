@@ -1,7 +1,7 @@
-r"""Gold answers of GSM8K, SVAMP and MATH-500 graded against themselves, and against what is written otherwise or is wrong.
+"""Grade the reference answers of GSM8K, SVAMP and MATH-500, rewritten forms of them, and wrong values.
 
-Reads ../shared/data. Every perturbation is checked first by means that no grader uses (`latex_values`): one that is to keep
-the value has to keep it, and one that is to change it has to change it; those that don't are left out and not counted.
+Reads ../shared/data. A parser that no grader uses (`latex_values`) first checks whether each modification keeps or
+changes the value as intended. Modifications that do not are left out.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.helpers.golds import (
 
 
 def main() -> None:
-    """Print a table of the share that is graded right by what was done to a gold answer, and the figure."""
+    """Print the share of answers that are graded right for each modification, and the figure."""
     if not DATA.is_dir():
         raise SystemExit("golds: the question sets in ../shared/data are not there, so that nothing is measured")
     shares: dict[str, dict[str, tuple[int, int]]] = {}

@@ -1,4 +1,4 @@
-"""Greedy tokens of the local sampler against transformers' `generate`, one question at a time, on 50 questions."""
+"""Compare the greedy tokens of the local sampler with `generate` of transformers on 50 questions, one at a time."""
 
 from __future__ import annotations
 

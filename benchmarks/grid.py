@@ -1,8 +1,9 @@
-"""Time and prompts of a grid of 5 temperatures against 5 separate runs, on few-shot prompts of at least 300 tokens, k = 4.
+"""Compare a grid of 5 temperatures with 5 separate runs, on few-shot prompts of at least 300 tokens, with k = 4.
 
-In the first setting all prompts begin with the same examples, which both sides read once for all questions; in the
-second each question has examples of its own, so that nothing is shared between questions. What a model reads is counted,
-and so is what its matrix products take; loading the model, which separate runs would do five times, is left out.
+In the first setting, all prompts begin with the same examples, which both sides process once for all questions. In the
+second setting, each question has different examples, so questions share no prefix. The benchmark measures time, and
+counts the tokens that the model processes and the operations of its matrix products. It leaves out the time to load the
+model, which separate runs would spend five times.
 """
 
 from __future__ import annotations
@@ -27,20 +28,20 @@ GRID = "0.2:1:0.2"
 
 @dataclass
 class Counted:
-    """Tokens that the model was given: of prompts, and of answers."""
+    """Numbers of prompt tokens and answer tokens that the model processed."""
 
     prompt: int = 0
     answer: int = 0
 
 
 class Sides:
-    """Both ways to draw the same answers.
+    """The two ways to draw the same answers.
 
     Args:
         model: The model.
         tokenizer: Its tokenizer.
-        prompts: Prompt token ids.
-        policy: How answers are drawn, with the grid.
+        prompts: Token ids of the prompts.
+        policy: Decoding settings, including the grid.
     """
 
     def __init__(self, model: Any, tokenizer: Any, prompts: list[list[int]], policy: Decoding) -> None:
@@ -48,12 +49,12 @@ class Sides:
         self.ids = [str(i) for i in range(len(prompts))]
 
     def together(self) -> dict[float, list[Sample]]:
-        """One run over the grid."""
+        """Sample all temperatures in one run."""
         sampler = TokenSampler(self.model, self.tokenizer, self.policy)
         return sampler.sample_grid(self.ids, self.prompts, range(K), self.policy.temperatures)
 
     def apart(self) -> dict[float, list[Sample]]:
-        """A run for each temperature."""
+        """Sample each temperature in a separate run."""
         drawn = {}
         for temperature in self.policy.temperatures:
             sampler = TokenSampler(self.model, self.tokenizer, self.policy.at(temperature))
@@ -62,7 +63,7 @@ class Sides:
 
     @contextmanager
     def counting(self) -> Iterator[Counted]:
-        """Count what the model is given meanwhile; padding is none."""
+        """Count the tokens that the model processes in this context, without padding."""
         counted, forward = Counted(), self.model.forward
 
         def count(*args: Any, **kwargs: Any) -> Any:
@@ -80,11 +81,13 @@ class Sides:
             self.model.forward = forward
 
     def operations(self, counted: Counted, n_reads: int) -> float:
-        """Multiply-adds with the weights: all layers for every token, the head for those that an answer is drawn after.
+        """Return the number of multiply-adds with the weights.
+
+        All layers are counted for every token, and the head for every token from which an answer token is drawn.
 
         Args:
-            counted: Tokens.
-            n_reads: How often the last token of a prompt was read.
+            counted: Numbers of tokens.
+            n_reads: How often the last token of a prompt was processed.
         """
         inner = sum(one.numel() for one in self.model.model.layers.parameters() if one.dim() == 2)
         head = self.model.lm_head.weight.numel()
@@ -92,7 +95,7 @@ class Sides:
 
 
 def few_shot_prompts(tokenizer: Any, n: int, n_examples: int, own: bool) -> list[list[int]]:
-    """Prompts with worked examples, the same for all questions, or each question's own."""
+    """Return prompts with worked examples, which are either the same for all questions or different for each."""
     questions = load_questions("facts")
     asked, rest = questions[:n], questions[n:]
     prompts = []
@@ -107,7 +110,7 @@ def few_shot_prompts(tokenizer: Any, n: int, n_examples: int, own: bool) -> list
 
 
 def measure(sides: Sides, pairs: int) -> dict[str, Any]:
-    """Ratios of time, operations and prompt tokens, together over apart, with what stands behind them."""
+    """Return the ratios of time, operations and prompt tokens (grid / separate runs), and the underlying values."""
     with sides.counting() as ours:
         together = sides.together()
     with sides.counting() as theirs:
@@ -135,7 +138,7 @@ def measure(sides: Sides, pairs: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Print both settings."""
+    """Print the ratios for both settings."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument(

@@ -1,6 +1,7 @@
-"""Cost of reading hidden states: time over the same passes with nothing read, and memory against sequence length.
+"""Measure the cost of reading hidden states: time relative to the same passes without reading, and memory by length.
 
-Imports model code only. `--random` takes random weights of Qwen3-0.6B's shape instead of the embedded model.
+Imports model code only. With `--random`, a model with random weights and the shape of Qwen3-0.6B replaces the embedded
+model.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from extract.signals.model_parts import decoder_of, n_layers
 
 
 def load(random: bool) -> Any:
-    """The embedded model, or random weights."""
+    """Load the embedded model, or make one with random weights."""
     if not random:
         from extract.models.loading import load_model
 
@@ -43,18 +44,18 @@ def load(random: bool) -> Any:
 
 @torch.inference_mode()
 def plain(model: Any, ids: torch.Tensor) -> None:
-    """The passes with nothing read."""
+    """Run the passes without reading."""
     decoder_of(model)(input_ids=ids, use_cache=False)
 
 
 def last_tokens(ids: torch.Tensor) -> list[list[range]]:
-    """The last token of each row, as one position."""
+    """Return the index of each row's last token, as one position."""
     return [[range(ids.shape[1] - 1, ids.shape[1])] * len(ids)]
 
 
 @torch.inference_mode()
 def hooked(model: Any, ids: torch.Tensor) -> torch.Tensor:
-    """The same passes with every layer kept at the last position, and brought to the CPU."""
+    """Run the same passes, and copy the states of every layer at the last position to the CPU."""
     with HiddenCapture(model, range(n_layers(model) + 1)) as capture:
         capture.start(last_tokens(ids))
         decoder_of(model)(input_ids=ids, use_cache=False)
@@ -62,7 +63,7 @@ def hooked(model: Any, ids: torch.Tensor) -> torch.Tensor:
 
 
 def live_bytes(model: Any, ids: torch.Tensor) -> int:
-    """Bytes that reading keeps alive at the end of a pass, beyond what the pass itself leaves."""
+    """Return the bytes that reading keeps allocated at the end of a pass, beyond those of the pass itself."""
     with torch.inference_mode(), HiddenCapture(model, range(n_layers(model) + 1)) as capture:
         capture.start(last_tokens(ids))
         decoder_of(model)(input_ids=ids, use_cache=False)
@@ -73,7 +74,7 @@ def live_bytes(model: Any, ids: torch.Tensor) -> int:
 
 
 def main() -> None:
-    """Print the ratio of times and the bytes kept at two sequence lengths."""
+    """Print the ratio of times, and the allocated bytes at two sequence lengths."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--random", action="store_true")
     parser.add_argument("--pairs", type=int, default=15)

@@ -1,10 +1,10 @@
-"""Whether the latent score finds the spread of a question's answers, where it is planted, and says when it finds nothing.
+"""Test whether the latent score finds a planted spread of the answers, and reports when it finds nothing.
 
-A question has eight traits, of which the hidden state is a noisy linear map. Its answers' embeddings scatter around a
-direction on the unit sphere; how widely is a curved function of two traits. In the regime `told` the direction is a
-function of the traits as well, in `untold` it has nothing to do with them and questions lie far apart, as those of a
-store do. The encoder learns from sampled embeddings alone and stops by its rank correlation with SEU on validation
-questions; its score is then compared with the planted spread of questions that it has not seen.
+A question has eight traits, and its hidden state is a noisy linear map of them. The embeddings of its answers scatter
+around a direction on the unit sphere, and their spread is a nonlinear function of two traits. In the regime `told`, the
+direction is also a function of the traits. In `untold`, it is independent of them, and questions are far apart, as in a
+real store. The encoder is trained on sampled embeddings alone, and early stopping uses its rank correlation with SEU on
+validation questions. Its score is then compared with the planted spread of unseen questions.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.helpers.latent_simulation import fit, forced, simulate
 
 
 def main() -> None:
-    """Print the smallest rank correlation over regimes and seeds."""
+    """Print the smallest rank correlation over all regimes and seeds."""
     ranks: dict[str, list[float]] = {}
     false_alarms = 0
     start = time.perf_counter()

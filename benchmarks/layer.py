@@ -1,4 +1,4 @@
-"""Reading one layer of a store of 1 GB: bytes of tensors that are taken from the files, and growth of resident memory."""
+"""Measure the cost of reading one layer of a 1 GB store: bytes of tensors read from the files, and memory growth."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WIDTH = 1024  # float32 values a row
 
 
 def make_store(folder: Path, layers: int, megabytes: int, block_size: int) -> None:
-    """A store whose signal `hidden` has `layers` layers of `megabytes` MiB each, without a model."""
+    """Make a store with `layers` layers of `megabytes` MiB each in the signal `hidden`, without a model."""
     from extract import Decoding, Question, Store
     from extract.policy import Identity, ModelIdentity, Policy
     from extract.questions import questions_hash
@@ -35,9 +35,10 @@ def make_store(folder: Path, layers: int, megabytes: int, block_size: int) -> No
 
 
 def measure(folder: Path, key: str, small: Path) -> dict[str, float]:
-    """Read one layer in this process: its bytes, those of the tensors that were taken, and the growth in bytes.
+    """Read one layer in this process.
 
-    A layer of a small store is read before, so that the code that reads is in memory already.
+    Returns its size, the size of the tensors read, and the memory growth, all in bytes. One layer of a small store is
+    read first, so that the code for reading is already in memory.
     """
     from extract import Store
     from extract.store import signals
@@ -45,7 +46,7 @@ def measure(folder: Path, key: str, small: Path) -> dict[str, float]:
     taken: list[int] = []
 
     class Counting:
-        """An open file that counts what is taken from it."""
+        """An open file that counts the bytes that are read from it."""
 
         def __init__(self, *args: Any, **options: Any) -> None:
             self._opened = signals_open(*args, **options)
@@ -90,7 +91,7 @@ def measure(folder: Path, key: str, small: Path) -> dict[str, float]:
 
 
 def resident(name: str) -> int:
-    """A figure of this process's resident memory in bytes."""
+    """Return a figure of this process's resident memory in bytes."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024
@@ -98,7 +99,7 @@ def resident(name: str) -> int:
 
 
 def main() -> None:
-    """Print both ratios to the layer's own bytes."""
+    """Print the ratios of both figures to the size of the layer."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--megabytes", type=int, default=64)

@@ -1,4 +1,4 @@
-"""Log-probabilities stored while sampling against a teacher-forced pass over prompt and answer, on the default store."""
+"""Compare the log-probabilities stored during sampling with those from a teacher-forced pass, on the default store."""
 
 from __future__ import annotations
 

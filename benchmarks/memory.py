@@ -1,4 +1,4 @@
-"""Peak memory of `sample` and `read` at 480 and at 48,000 questions, on a tiny random model."""
+"""Measure the peak memory of `sample` and `read` for 480 and for 48,000 questions, on a tiny random model."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tests.helpers.tiny import save_model, tiny_model, write_questions
 
 
 def peak_mb(arguments: list[str]) -> float:
-    """Run a command to its end; its largest resident memory in MB (10⁶ bytes).
+    """Run a command, and return its largest resident memory in MB (10⁶ bytes).
 
     Raises:
-        CalledProcessError: It failed.
+        CalledProcessError: The command failed.
     """
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     process = subprocess.Popen([sys.executable, *arguments], env=environment, stderr=subprocess.DEVNULL)
@@ -29,7 +29,7 @@ def peak_mb(arguments: list[str]) -> float:
 
 
 def main() -> None:
-    """Print the ratios of the large set's peak to the small one's."""
+    """Print the ratios between the peaks of the large and the small set."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--small", type=int, default=480)
     parser.add_argument("--large", type=int, default=48_000)

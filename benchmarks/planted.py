@@ -1,9 +1,8 @@
-"""Two truths to recover: a planted direction, which the probes have to find, and pure noise, in which they must find nothing.
+"""Test the probes on a planted direction, which they must find, and on pure noise, where they must find nothing.
 
-Planted: the log-odds of a question's accuracy is a direction of one layer; the figure is the normalised AUROC
-(2A − 1) / (2A_max − 1), with A_max of who knows every accuracy, on the same answers.
-Noise: accuracies that have nothing to do with the features. A simulation is lost when any probe is significantly above
-the constant, by AUROC or by Brier score, at 5 % after Holm's correction over all probes.
+- Planted: The log-odds of a question's accuracy are a direction of one layer. The figure is the normalised AUROC (2A − 1) / (2A_max − 1), where A_max is the AUROC of the true accuracies on the same answers.
+
+- Noise: The accuracies are independent of the features. A simulation is lost if any probe is significantly better than the constant, by AUROC or by Brier score, at 5 % after Holm's correction over all probes.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ PROBES = ("linear", "logistic", "ridge", "difference_of_means", "mlp")
 
 
 def planted(folder: Path, n: int, seed: int) -> dict[str, float]:
-    """Normalised AUROC of every probe where a direction is planted."""
+    """Return the normalised AUROC of every probe on features with a planted direction."""
     rng = np.random.default_rng(seed)
     features = rng.normal(size=(n, 4, 32)).astype(np.float32)
     direction = rng.normal(size=32)
@@ -46,7 +45,7 @@ def planted(folder: Path, n: int, seed: int) -> dict[str, float]:
 
 
 def lost(comparison: Comparison, seed: int, k: int) -> bool:
-    """Whether any probe is significantly above the constant on accuracies that are drawn anew."""
+    """Whether any probe is significantly better than the constant on newly drawn accuracies."""
     rng = np.random.default_rng(seed)
     table = comparison.data.table
     right = rng.binomial(k, rng.beta(1.0, 1.5, size=len(table.ids)))

@@ -1,6 +1,7 @@
-"""How well the probe does on the default store: 5 folds outside, layer and L2 chosen inside, pooled out of fold.
+"""Measure the quality of the probe on the default store with nested cross-validation.
 
-Makes the default store where it is missing. The same with the labels shuffled over the questions must give one half.
+There are 5 outer folds, layer and L2 are chosen in the inner folds, and the predictions are pooled out of fold. Creates
+the default store if it does not exist. With labels shuffled across the questions, the AUROC must be one half.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from probes.report.evaluate import compare, evaluate
 
 
 def _default_options() -> dict[str, Any]:
-    """The options of the datamodule in configs/default.yaml."""
+    """Return the datamodule options in configs/default.yaml."""
     import yaml
 
     path = Path(__file__).parents[1] / "configs" / "default.yaml"
@@ -31,7 +32,7 @@ def _default_options() -> dict[str, Any]:
 
 
 def default_recipe() -> StoreRecipe:
-    """What the store of configs/default.yaml is made from."""
+    """Return the recipe for the store in configs/default.yaml."""
     parser = OneLineParser(exit_on_error=False)
     parser.add_class_arguments(StoreRecipe, "recipe")
     recipe: StoreRecipe = parser.instantiate(parser.parse_object({"recipe": _default_options()["recipe"]})).recipe
@@ -39,7 +40,7 @@ def default_recipe() -> StoreRecipe:
 
 
 def default_data() -> FeatureDataModule:
-    """The datamodule of configs/default.yaml."""
+    """Return the datamodule defined in configs/default.yaml."""
     data = FeatureDataModule(**{**_default_options(), "recipe": default_recipe()})
     data.prepare_data()
     data.setup()
@@ -47,7 +48,7 @@ def default_data() -> FeatureDataModule:
 
 
 def main() -> None:
-    """Print AUROC, skill and the paired interval over the base rate, and the AUROC of shuffled labels."""
+    """Print AUROC, skill, the paired interval for the lead over the base rate, and the AUROC of shuffled labels."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=0)
     seed = parser.parse_args().seed

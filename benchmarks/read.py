@@ -1,6 +1,7 @@
-"""Reading all signals of the answers in one pass, over one pass for each of them.
+"""Compare reading all signals of the answers in one pass with one pass for each signal.
 
-Imports model code only. `--random` takes random weights of Qwen3-0.6B's shape instead of the embedded model.
+Imports model code only. With `--random`, a model with random weights and the shape of Qwen3-0.6B replaces the embedded
+model.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ SIGNALS = ("tokens", "entropy_profile", "evolution", "early_exit", "attention_en
 
 
 def answers(n_questions: int, per_question: int, n_prompt: int, n_answer: int) -> list[Answer]:
-    """Random answers, all different, of lengths around `n_answer`."""
+    """Return distinct random answers with lengths around `n_answer`."""
     generator = torch.Generator().manual_seed(0)
 
     def tokens(n: int) -> tuple[int, ...]:
@@ -32,7 +33,7 @@ def answers(n_questions: int, per_question: int, n_prompt: int, n_answer: int) -
 
 
 def main() -> None:
-    """Print the ratio of times, and what each signal takes alone."""
+    """Print the ratio of times, and the time for each signal alone."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--random", action="store_true")
     parser.add_argument("--pairs", type=int, default=3)

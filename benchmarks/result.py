@@ -1,4 +1,4 @@
-"""What every benchmark prints as its last line, and how two things are timed against each other."""
+"""Shared code of the benchmarks: the JSON line that each prints last, and the timing of two functions."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def report(name: str, value: Any, bar: str, holds: bool, **details: Any) -> None
     """Print the figure as one line of JSON.
 
     Args:
-        name: The benchmark's name.
-        value: The ratio, or named values.
-        bar: What it should be, in words.
-        holds: Whether it is.
-        **details: Medians of both sides, counts, and whatever explains the figure.
+        name: Name of the benchmark.
+        value: The ratio, or several named values.
+        bar: Description of the target.
+        holds: Whether the target is met.
+        **details: Medians of both sides, counts, and other values that explain the figure.
     """
     import transformers
 
@@ -54,10 +54,10 @@ def report(name: str, value: Any, bar: str, holds: bool, **details: Any) -> None
 def alternating(
     a: Callable[[], object], b: Callable[[], object], pairs: int, warm: int = 2
 ) -> tuple[float, float, float]:
-    """Time two things in turn in one process.
+    """Time two functions alternately in one process.
 
     Returns:
-        Median over the pairs of a's time by b's, and the medians of both in seconds.
+        The median over all pairs of the ratio of a's time to b's time, and the median times of a and b in seconds.
     """
     times: tuple[list[float], list[float]] = ([], [])
     for pair in range(warm + pairs):

@@ -1,6 +1,7 @@
-"""Cost of reading rollout beside the tokens' own numbers: time over reading without it, memory against eager attention.
+"""Measure the cost of reading rollout in addition to token signals.
 
-Imports model code only. `--random` takes random weights of the shape of Qwen3-0.6B or Llama-3.2-1B.
+The time is compared with reading token signals alone, and the memory with eager attention. Imports model code only.
+With `--random`, a model with random weights and the shape of Qwen3-0.6B or Llama-3.2-1B replaces the embedded model.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ SHAPES = {
 
 
 def load(random: str | None) -> Any:
-    """The embedded model, or random weights of a shape; bfloat16 on a GPU, float32 elsewhere."""
+    """Load the embedded model, or make one with random weights, in bfloat16 on a GPU and in float32 elsewhere."""
     import transformers
 
     cuda = torch.cuda.is_available()
@@ -46,7 +47,7 @@ def load(random: str | None) -> Any:
 
 @torch.inference_mode()
 def read(model: Any, answers: Sequence[Answer], signals: Sequence[str]) -> Pass:
-    """One pass, and the signals taken from it."""
+    """Run one pass, and compute the signals from it."""
     needs = {need for name in signals for need in SIGNALS[name].needs}
     with Reader(model, needs) as reader:
         done = reader.answers(answers)
@@ -57,13 +58,13 @@ def read(model: Any, answers: Sequence[Answer], signals: Sequence[str]) -> Pass:
 
 @torch.inference_mode()
 def eager(model: Any, ids: torch.Tensor) -> None:
-    """A pass that returns the attention of all heads."""
+    """Run a pass that returns the attention of all heads."""
     decoder_of(model)(input_ids=ids, use_cache=False, output_attentions=True)
 
 
 @contextmanager
 def eager_attention(model: Any) -> Iterator[None]:
-    """Have the model attend eagerly."""
+    """Make the model use eager attention in this context."""
     had = model.config._attn_implementation
     model.set_attn_implementation("eager")
     yield
@@ -71,7 +72,7 @@ def eager_attention(model: Any) -> Iterator[None]:
 
 
 def seconds(action: Any) -> float:
-    """Time of the second of two runs."""
+    """Return the time of the second of two runs."""
     for _ in range(2):
         start = time.perf_counter()
         action()
@@ -81,7 +82,10 @@ def seconds(action: Any) -> float:
 
 
 def operations(model: Any, n_prompt: int, n_answer: int) -> dict[str, float]:
-    """Multiply-adds in 10⁹ of one answer: of the blocks and their attention, of the logits, of the scores read beside them."""
+    """Return the multiply-adds (in 10⁹) for one answer.
+
+    They are listed for the blocks and their attention, for the logits, and for the additional attention scores.
+    """
     config = model.config.get_text_config()
     n_tokens, heads, layers = n_prompt + n_answer, config.num_attention_heads, config.num_hidden_layers
     d_head = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -98,7 +102,7 @@ def operations(model: Any, n_prompt: int, n_answer: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Print the ratio of times, and of the memory."""
+    """Print the ratios of time and memory."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--random", choices=SHAPES)
     parser.add_argument("--pairs", type=int, default=9)

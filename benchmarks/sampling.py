@@ -1,7 +1,8 @@
-"""Speed of sampling: against `generate(num_return_sequences=8)`, against the matrix products it needs, and with a shared prefix.
+"""Measure the speed of sampling.
 
-Imports model code only. `--random` takes random weights of Llama-3.2-1B's shape and prompts of random tokens instead
-of the embedded model and its questions.
+The local sampler is compared with `generate(num_return_sequences=8)`, with the matrix products that it needs, and with
+sampling without a shared prefix. Imports model code only. With `--random`, a model with random weights and the shape of
+Llama-3.2-1B, and prompts of random tokens, replace the embedded model and its questions.
 """
 
 from __future__ import annotations
@@ -25,17 +26,17 @@ Prompts = list[list[int]]
 
 
 class NoTokenizer:
-    """For random models: nothing ends an answer, and nothing reads it."""
+    """A tokenizer for random models. It has no end token and decodes to empty text."""
 
     eos_token_id = None
 
     def decode(self, ids: Sequence[int], **options: Any) -> str:
-        """No text."""
+        """Return empty text."""
         return ""
 
 
 def embedded(n: int) -> tuple[Any, Any, Prompts, Prompts]:
-    """Embedded model, tokenizer, and prompts of n questions, plain and after worked examples."""
+    """Return the embedded model, its tokenizer, and the prompts of n questions, without and with worked examples."""
     from extract.models.loading import load_model
     from extract.prompts import PromptTemplate
     from extract.questions import load_questions
@@ -50,7 +51,7 @@ def embedded(n: int) -> tuple[Any, Any, Prompts, Prompts]:
 
 
 def random_llama(n: int) -> tuple[Any, Any, Prompts, Prompts]:
-    """Random weights of Llama-3.2-1B's shape, and prompts of random tokens."""
+    """Return a model with random weights and the shape of Llama-3.2-1B, and prompts of random tokens."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -75,7 +76,7 @@ def random_llama(n: int) -> tuple[Any, Any, Prompts, Prompts]:
 
 
 class Sides:
-    """The things that are timed; each returns how many tokens of answers it drew."""
+    """The functions that are timed. Each returns the number of answer tokens that it drew."""
 
     def __init__(self, model: Any, tokenizer: Any, max_new_tokens: int) -> None:
         self.model = model
@@ -85,19 +86,19 @@ class Sides:
         self.end = torch.tensor(end_tokens(model, tokenizer), device=model.device)
 
     def ours(self, prompts: Prompts, k: int) -> int:
-        """The local sampler."""
+        """Use the local sampler."""
         answers = self.sampler.sample([str(i) for i in range(len(prompts))], prompts, range(k))
         self.n_drawn = sum(len(answer.token_ids) for answer in answers)
         return self.n_drawn
 
     def unshared(self, prompts: Prompts, k: int) -> int:
-        """The local sampler, reading each prompt from its beginning."""
+        """Use the local sampler without a shared prefix."""
         with patch("extract.sampling.local.token_sampler.common_prefix", lambda prompts: []):
             return self.ours(prompts, k)
 
     @torch.inference_mode()
     def generate(self, prompts: Prompts, k: int) -> int:
-        """The model's own `generate`; tokens after the end of an answer don't count."""
+        """Use the model's own `generate`. Tokens after the end of an answer do not count."""
         ids, mask = left_padded(prompts, pad=0, device=self.model.device)
         out = self.model.generate(
             ids,
@@ -115,7 +116,7 @@ class Sides:
 
 
 def seconds_per_token(action: Any, *arguments: Any) -> float:
-    """Time of one call for each token that it drew."""
+    """Return the time of one call per drawn token."""
     start = time.perf_counter()
     n_tokens = action(*arguments)
     if torch.cuda.is_available():
@@ -124,7 +125,7 @@ def seconds_per_token(action: Any, *arguments: Any) -> float:
 
 
 def matmul_rate(model: Any) -> float:
-    """FLOP/s of a product of square matrices in the model's dtype."""
+    """Return the FLOP/s of a product of square matrices in the model's dtype."""
     size = 8192 if torch.cuda.is_available() else 2048
     square = torch.randn(size, size, device=model.device, dtype=model.dtype)
     start = time.perf_counter()
@@ -136,7 +137,7 @@ def matmul_rate(model: Any) -> float:
 
 
 def flop_per_token(model: Any, prompts: Prompts, k: int, n_drawn: int) -> float:
-    """Operations of the matrix products with weights that answers need, by token drawn: each prompt's tokens are read once."""
+    """Return the operations of the matrix products with weights per drawn token. Each prompt is processed once."""
     head = model.lm_head.weight.numel()
     inner = sum(p.numel() for p in model.model.layers.parameters() if p.dim() == 2)
     shared = len(common_prefix(prompts))

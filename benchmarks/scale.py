@@ -1,7 +1,8 @@
-"""What a large store costs: bytes of an answer, and seconds by number of parts to list, go on with, inspect, verify and index it.
+"""Measure the cost of a large store: bytes per answer, and seconds by number of parts for several operations.
 
-Stores of a served model are made with `--rows` questions a block and one sample a part, as its sampler makes them at
-`--server.n` 1, of growing size; time that grows faster than the number of parts would show as a growing figure. No model.
+The operations are listing, resuming, inspecting, verifying and indexing. The stores are of a served model, with
+`--rows` questions per block and one sample per part, as made with `--server.n 1`. If the time per part is constant, the
+figures do not grow with the store. No model is needed.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ TOKENS_OF_TEXT = 4.5  # letters and a space for each token, about as English has
 
 
 def make_store(folder: Path, n_blocks: int, n_rows: int) -> Store:
-    """A served store without answers."""
+    """Make a served store without answers."""
     questions = [
         Question(id=f"q{i:08d}", dataset="made", text=f"What is known of number {i}?", references=("x",))
         for i in range(n_blocks * n_rows)
@@ -50,7 +51,7 @@ def make_store(folder: Path, n_blocks: int, n_rows: int) -> Store:
 
 
 def answers(store: Store, part: SampleRange, n_tokens: int, rng: np.random.Generator) -> pa.Table:
-    """Answers of a part with text and log-probabilities, of `n_tokens` in the mean."""
+    """Return the answers of a part, with text, log-probabilities and a mean of `n_tokens` tokens."""
     ids, samples = store.questions.ids(part), range(part.start, part.stop)
     n = len(ids) * len(samples)
     lengths = np.maximum(1, rng.geometric(1 / n_tokens, n))
@@ -72,7 +73,7 @@ def answers(store: Store, part: SampleRange, n_tokens: int, rng: np.random.Gener
 
 
 def write_part(store: Store, part: SampleRange, table: pa.Table, right: NDArray[np.bool_]) -> None:
-    """Keep answers and grades of a part."""
+    """Write the answers and grades of a part."""
     write_table(store.samples.file(part), table)
     columns = {"question_id": table["question_id"], "sample": table["sample"], "right": right, "answer": table["text"]}
     schema = GRADES_SCHEMA.with_metadata({"grader": "made", "rule": "none"})
@@ -80,7 +81,10 @@ def write_part(store: Store, part: SampleRange, table: pa.Table, right: NDArray[
 
 
 def bytes_of(n_tokens: int, n_rows: int = 1024) -> dict[str, float]:
-    """Bytes of an answer on the disk: in the table, in the log before, and of its grade; and seconds to read a million."""
+    """Return the bytes per answer and the seconds to read a million answers.
+
+    The bytes are those in the table, in the log, and of the grade.
+    """
     rng = np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as folder:
         store, part = make_store(Path(folder), 1, n_rows), SampleRange(0, 0, 10)
@@ -102,14 +106,14 @@ def bytes_of(n_tokens: int, n_rows: int = 1024) -> dict[str, float]:
 
 
 def seconds(action: Callable[[], object]) -> float:
-    """Time of a call."""
+    """Return the time of a call."""
     start = time.perf_counter()
     action()
     return time.perf_counter() - start
 
 
 def by_parts(n_parts: int, n_rows: int, k: int) -> dict[str, float]:
-    """Seconds for each thousand parts, k parts a block, with a grader's grades."""
+    """Return the seconds per thousand parts, for k parts per block with grades from one grader."""
     rng = np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as folder:
         store = make_store(Path(folder), n_parts // k, n_rows)
@@ -133,7 +137,7 @@ def by_parts(n_parts: int, n_rows: int, k: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Print bytes and seconds."""
+    """Print the bytes and seconds."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--parts", type=int, nargs="+", default=[250, 1000, 4000])
     parser.add_argument("--rows", type=int, default=64, help="questions of a block")

@@ -1,4 +1,7 @@
-"""A real server, `transformers serve` with the embedded model, against the local sampler: the same accuracy, and what it leaves out refused."""
+"""Compare `transformers serve` with the local sampler, both with the embedded model.
+
+The accuracies must agree, and options that the server does not support must be refused.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ from tests.helpers.transformers_server import DRAWS, prompt_lengths, transformer
 
 
 def refusal(folder: Path, recipe: StoreRecipe) -> str:
-    """The line that sampling ends with; empty where it does not end so."""
+    """Return the error message of sampling, or an empty string if there is no error."""
     try:
         sample(str(folder), recipe)
     except InputError as error:
@@ -33,20 +36,20 @@ def refusal(folder: Path, recipe: StoreRecipe) -> str:
 
 
 def accuracies(store: Store) -> dict[str, float]:
-    """Share of right answers of each question."""
+    """Return the share of right answers for each question."""
     table = store.grades.read("short").to_pandas()
     return table.groupby("question_id")["right"].mean().to_dict()
 
 
 def difference(a: dict[str, float], b: dict[str, float]) -> tuple[float, float]:
-    """95 % interval of the mean difference of two accuracies over the same questions (Student's t)."""
+    """Return the 95 % interval (Student's t) for the mean difference of two accuracies on the same questions."""
     of_question = np.array([a[id_] - b[id_] for id_ in b])
     half = student.ppf(0.975, len(of_question) - 1) * of_question.std(ddof=1) / np.sqrt(len(of_question))
     return float(of_question.mean() - half), float(of_question.mean() + half)
 
 
 def compared(store: Store, local: Store, n_answers: int) -> dict[str, Any]:
-    """What came of the server against the local sampler's."""
+    """Compare the results from the server with those from the local sampler."""
     rows = store.samples.read().select(["question_id", "sample"]).to_pylist()
     a, b = accuracies(store), accuracies(local)
     low, high = difference(a, b)

@@ -1,4 +1,7 @@
-"""SIGKILL at random moments of the server sampler, behind a proxy that breaks a third of the replies: each answer once, none asked for again."""
+"""Kill the server sampler at random moments, behind a proxy that breaks a third of the replies.
+
+Each answer must be stored once, and no stored answer may be requested again.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ K, TEMPERATURE = 10, 1.0
 
 
 def command(store: Path, questions: Path, proxy: Running) -> list[str]:
-    """The arguments of the sampler's command."""
+    """Return the command line of the sampler."""
     given = {
         "store": store,
         "questions": questions,
@@ -47,7 +50,7 @@ def command(store: Path, questions: Path, proxy: Running) -> list[str]:
 
 
 def held(store: Path) -> Counter[tuple[str, int]]:
-    """How often each answer stands in the finished tables and, of the other parts, in whole lines of the logs."""
+    """Count how often each answer appears in the finished tables and in complete lines of unfinished logs."""
     tables = {path.stem: path for path in (store / "samples").glob("*.parquet") if path.with_suffix(".json").is_file()}
     rows: list[dict[str, Any]] = []
     for path in tables.values():
@@ -60,17 +63,17 @@ def held(store: Path) -> Counter[tuple[str, int]]:
 
 
 def written(store: Path) -> int:
-    """Bytes of finished tables and of logs, also while they are written."""
+    """Return the bytes of finished tables and of logs, including unfinished ones."""
     with suppress(FileNotFoundError):  # a log that has become a table
         return sum(path.stat().st_size for path in (store / "samples").glob("*[0-9].*") if path.suffix != ".json")
     return 0
 
 
 def runs(line: list[str], store: Path, kills: int, spread: float) -> Iterator[int | None]:
-    """Start the command and kill it at a random moment of its work, again and again; then let it finish.
+    """Start the command and kill it at random moments, several times, then let it finish.
 
     Yields:
-        None after each kill, and the status at the end.
+        None after each kill, and the exit status at the end.
     """
     chance, environment = random.Random(0), {**os.environ, "OMP_NUM_THREADS": "1"}
     for _ in range(kills):
@@ -88,7 +91,7 @@ def runs(line: list[str], store: Path, kills: int, spread: float) -> Iterator[in
 
 
 def main() -> None:
-    """Print what was held, what was asked for again, and what the proxy did."""
+    """Print how often answers were stored and requested again, and what the proxy did."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--questions", type=int, default=400)

@@ -1,4 +1,7 @@
-"""The server sampler against a bare `AsyncOpenAI` loop, 500 requests in flight at a stub on loopback: rate, and peak memory by the count."""
+"""Compare the server sampler with a bare `AsyncOpenAI` loop: request rate and peak memory.
+
+Both send 500 concurrent requests to a stub on the loopback interface.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ async def bare_loop(url: str, prompts: list[str]) -> list[str | None]:
 
 
 def sampled(store: Path, questions: Path, server: Running) -> None:
-    """The same into a store."""
+    """Run the sampler, which saves the same answers in a store."""
     options = Server(url=server.url, max_concurrency=IN_FLIGHT)
     policy = Decoding(temperature=1.0)
     recipe = StoreRecipe(
@@ -54,7 +57,7 @@ def sampled(store: Path, questions: Path, server: Running) -> None:
 
 
 def command(store: Path, questions: Path, server: Running) -> list[str]:
-    """The arguments of the command that does it."""
+    """Return the command line of the sampler."""
     given = {
         "store": store,
         "questions": questions,
@@ -70,7 +73,7 @@ def command(store: Path, questions: Path, server: Running) -> list[str]:
 
 
 def main() -> None:
-    """Print the ratio of the rates, and the peak memory at a tenth of the requests and at all."""
+    """Print the ratio of the rates, and the peak memory at a tenth of the requests and at all of them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=20_000)
     parser.add_argument("--pairs", type=int, default=3)

@@ -1,7 +1,8 @@
-"""Three sets that people know, asked and graded: accuracy with intervals, and how often labels made by reading 50 answers agree with the grader.
+"""Sample and grade answers to three well-known question sets, and compare the grades with labels by hand.
 
-Needs ../shared/data, or another folder with the same files by --data. The labels are in
-benchmarks/hand_grades.json by a hash of question and answer, so that they hold for these very answers only.
+Reports accuracies with intervals, and the agreement of the grader with labels for 50 answers. Needs ../shared/data, or
+another folder with the same files (`--data`). The labels are in benchmarks/hand_grades.json. Their keys are hashes of
+question and answer, so they apply only to these answers.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 
 
 def make(name: str, data: Path, folder: Path) -> Store:
-    """The store of a set: 200 questions, 5 answers each, graded by the grader of their kind."""
+    """Make the store of a set: 200 questions with 5 answers each, graded by the default grader."""
     recipe = RECIPES[name] | {"questions": RECIPES[name]["questions"].format(data=data)}
     store = str(folder / f"sets-{name}")
     sample(store, StoreRecipe(n_questions=200, k=5, block_size=100, **recipe))
@@ -53,7 +54,7 @@ def make(name: str, data: Path, folder: Path) -> Store:
 
 
 def rows_of(store: Store) -> list[dict[str, Any]]:
-    """Samples with their grades."""
+    """Return the samples with their grades."""
     grades = {
         (row["question_id"], row["sample"]): row for row in store.grades.read(store.grades.names()[0]).to_pylist()
     }
@@ -61,7 +62,7 @@ def rows_of(store: Store) -> list[dict[str, Any]]:
 
 
 def accuracy(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """Mean over questions of the share of right answers, with a 95 % interval by Student's t over questions."""
+    """Return the expected accuracy with a 95 % interval (Student's t) over questions."""
     right: dict[str, list[bool]] = {}
     for row in rows:
         if row["right"] is not None:
@@ -72,12 +73,15 @@ def accuracy(rows: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def key(row: dict[str, Any]) -> str:
-    """Name of an answer to a question in the file of labels."""
+    """Return the key of an answer in the file of labels."""
     return hashlib.sha256(f"{row['question_id']}\0{row['text']}".encode()).hexdigest()[:16]
 
 
 def labelled(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The answers that are labelled, each once: half graded right, half wrong, by a hash; fewer where a half lacks them."""
+    """Select distinct answers for labelling, ordered by a hash.
+
+    Half of them are graded right and half wrong, unless there are too few of one kind.
+    """
     distinct = {key(row): row for row in rows}
     ordered = [list(distinct.values())[i] for i in hash_order(list(distinct), seed=0)]
     right, wrong = ([row for row in ordered if row["right"] is graded] for graded in (True, False))
@@ -86,7 +90,7 @@ def labelled(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Make the stores, print the answers that have no label yet, and report."""
+    """Make the stores, print the answers that have no label yet, and report the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--stores", type=Path, default=Path("stores"))

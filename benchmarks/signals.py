@@ -1,7 +1,8 @@
-"""The page docs/signals.md: every signal of the answers to 200 `facts` and 100 `qa_wikidata` questions, k = 4, and the grid of scores over them.
+"""Make the page docs/signals.md: all signals of the answers to two question sets, and the grid of scores.
 
-Makes the two stores where they are missing (not timed), reads all signals of the answers and scores the grid (timed).
-`qa_wikidata` needs ../shared/data and is left out where that is not there.
+The sets are 200 questions of `facts` and 100 of `qa_wikidata`, with k = 4. Creates the two stores if they do not exist
+(not timed), then reads all signals and evaluates the grid (timed). `qa_wikidata` needs ../shared/data and is skipped if
+this folder does not exist.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ TEST_FRACTION = 0.4
 
 
 def make() -> dict[str, str]:
-    """Sample and grade the stores; returns their folders by name."""
+    """Sample and grade the stores, and return their folders by name."""
     recipe = default_recipe()
     make_store(FACTS, StoreRecipe(**{**vars(recipe), "n_questions": 200, "k": 4}), "short", ["hidden"])
     if not wikidata.DATA.is_file():
@@ -42,7 +43,7 @@ def make() -> dict[str, str]:
 
 
 def read_anew(store: str) -> float:
-    """Seconds that reading all signals of the answers takes."""
+    """Return the seconds for reading all signals of the answers again."""
     for signal in SIGNALS:
         shutil.rmtree(Path(store) / "signals" / signal / "sample", ignore_errors=True)
     start = time.perf_counter()
@@ -51,14 +52,14 @@ def read_anew(store: str) -> float:
 
 
 def keep_picture(picture: Path, name: str) -> None:
-    """Keep a picture in docs/signals/, in 256 colours, for which it takes a third of the room."""
+    """Save a picture in docs/signals/ with 256 colours, which reduces its size to a third."""
     with Image.open(picture) as image:
         few = image.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
     few.save(DOCS / "signals" / f"{name}-{picture.name}", optimize=True)
 
 
 def keep(folder: Path, name: str) -> None:
-    """Keep a page and its pictures in docs/signals/."""
+    """Save a page and its pictures in docs/signals/."""
     kept = DOCS / "signals"
     kept.mkdir(exist_ok=True)
     for page in folder.glob("*.md"):
@@ -70,7 +71,7 @@ def keep(folder: Path, name: str) -> None:
 
 
 def main() -> None:
-    """Print the seconds of reading and of the grid."""
+    """Print the seconds for reading and for the grid."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--keep_read", action="store_true", help="do not read the signals anew")
     options = parser.parse_args()

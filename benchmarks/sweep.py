@@ -1,8 +1,9 @@
-"""All layers fitted together over one fit for each layer, by gradient descent in batches of 64, trainer and all.
+"""Compare fitting all layers together with fitting one layer at a time, by gradient descent with the trainer.
 
-The linear probe with its five penalties on the default store. A layer that is the same for all questions (the
-embedding of the last token is) can't be fitted alone: it is in the fit of all, and left out of the others. On a GPU the fit of all layers over that of one is
-looked at too, since there a step's launches cost more than its arithmetic.
+Fits the linear probe with five penalties in batches of 64, on the default store. A layer that is identical for all
+questions, such as the embedding of the last token, cannot be fitted alone. It is included in the joint fit but not in
+the others. On a GPU, the time of the joint fit is also compared with that of a single layer, because there the kernel
+launches of a step take longer than its arithmetic.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ BAR, BAR_OVER_ONE = 0.25, 1.5
 
 
 def one_layer(data: FeatureDataModule, place: int) -> FeatureDataModule:
-    """The same rows and targets with one feature only."""
+    """Return the same rows and targets with only one feature."""
     layer = int(data.feature_names[place].split("/")[0])
     single = FeatureDataModule(store=data.store_path, layers=[layer], batch_size=data.batch_size)
     single.setup()
@@ -31,7 +32,7 @@ def one_layer(data: FeatureDataModule, place: int) -> FeatureDataModule:
 
 
 def main() -> None:
-    """Print the ratio of times, and that over a single layer's fit."""
+    """Print the ratio of times, and the ratio to the time of a single layer."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=40)

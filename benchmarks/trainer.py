@@ -1,7 +1,7 @@
-"""What Lightning costs: `Trainer.fit` of the linear probe of all layers over the same steps in a plain loop.
+"""Measure the overhead of Lightning: `Trainer.fit` of the linear probe of all layers, compared with a plain loop.
 
-Both sides run the probe's own code on the same batches in the same order, validate every ten epochs and choose at the
-end; their weights have to come out equal. The training split of the default store, in batches of at least 128.
+Both sides run the probe's code on the same batches in the same order, validate every ten epochs, and select a candidate
+at the end. Their weights must be equal. They use the training split of the default store, in batches of at least 128.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ VALIDATE_EVERY = 10
 
 
 class Unlogged(Linear):
-    """The same probe with nowhere to log to."""
+    """The same probe without logging."""
 
     def log(self, *_: Any, **__: Any) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def log_dict(self, *_: Any, **__: Any) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 def fit(data: FeatureDataModule, epochs: int) -> Linear:
-    """`Trainer.fit`, with nothing but the fit switched on."""
+    """Run `Trainer.fit` with all optional features disabled."""
     L.seed_everything(0, verbose=False)
     module = Linear()
     trainer = L.Trainer(
@@ -51,7 +51,7 @@ def fit(data: FeatureDataModule, epochs: int) -> Linear:
 
 
 def loop(data: FeatureDataModule, epochs: int, device: torch.device) -> Linear:
-    """The same without the trainer."""
+    """Run the same steps without the trainer."""
     L.seed_everything(0, verbose=False)
     module = Unlogged()
     batches, validation = data.train_dataloader(), data.val_dataloader()

@@ -1,7 +1,7 @@
-"""A second store for the comparisons: 600 cloze facts of BIG-bench's `qa_wikidata`, 40 of each of 15 relations, few-shot.
+"""Make a second store for the comparisons: 600 cloze facts of BIG-bench's `qa_wikidata`, with few-shot prompts.
 
-Needs ../shared/data/qa_wikidata.json, or another copy by --data. The file carries a canary string and is not to be
-copied into the project; stores are not in version control.
+There are 40 facts for each of 15 relations. Needs ../shared/data/qa_wikidata.json, or another copy (`--data`). The file
+contains a canary string and must not be copied into the project. Stores are not in version control.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ TEMPLATE = "".join(f"{asked} {answer}.\n" for asked, answer in SHOWN.items()) + 
 
 
 def facts(data: Path) -> list[dict[str, Any]]:
-    """Records of the questions: of every relation the first by a hash of their words."""
+    """Return the question records: the first facts of every relation, ordered by a hash of their text."""
     examples = json.loads(data.read_text(encoding="utf-8"))["examples"]
     subjects = {re.sub(r"^The .*? of (?:citizenship of )?| is$", "", asked) for asked in SHOWN}
     of_relation: dict[str, dict[str, list[str]]] = {relation: {} for relation in RELATIONS}
@@ -79,7 +79,7 @@ def facts(data: Path) -> list[dict[str, Any]]:
 
 
 def make(data: Path = DATA, store: str = STORE, k: int = 10, n_questions: int | None = None) -> None:
-    """Sample, grade and read the store, or go on with it; of all its questions, or of some."""
+    """Sample, grade and read the store, or continue with it, for all or some of its questions."""
     from extract import StoreRecipe
     from extract.commands import make_store
     from extract.policy import Decoding

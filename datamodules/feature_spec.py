@@ -18,7 +18,7 @@ from extract.store.store import Store
 class FeatureSpec:
     """Specification of the features: their signals, positions and layers.
 
-    A vector signal (`hidden`) gives one feature per layer and position. The numbers of token signals form one vector,
+    A vector signal (`hidden`) gives one feature per layer and position. The values of the token signals form a vector,
     which is the only feature or is appended to every feature of the vector signal.
 
     Args:
@@ -42,8 +42,8 @@ class FeatureSpec:
         self._of_vectors = signal not in available
         if self._of_vectors and signal in token_signals("sample"):
             raise InputError(
-                f"Expected `signal` to be available for questions, such as {', '.join(available)}, but {signal!r} is "
-                "available for answers only. Pass --data.target=response."
+                f"Expected `signal` to be available for questions, but {signal!r} is available only for answers. Pass "
+                f"--data.target=response, or use a different signal, for example {', '.join(available)}."
             )
         tokens = [] if self._of_vectors else [(signal, self.positions or None, self.layers, "positions")]
         for joined in self.join or []:
@@ -57,9 +57,9 @@ class FeatureSpec:
             tokens.append((name, [position] if position else None, None, "join"))
         for option, value in (("pooling", self.pooling), ("weights", self.weights)):
             if value is not None and (self.scope == "question" or not tokens):
-                reason = "a question has one number per signal" if tokens else f"{signal!r} has one vector per row"
+                reason = "A question has one number per signal" if tokens else f"{signal!r} has one vector per row"
                 raise InputError(
-                    f"Expected no `{option}`, because {reason}, but got {value!r}. Omit it, or set the target to "
+                    f"Expected no `{option}`, but got {value!r}. {reason}. Omit the option, or set the target to "
                     "response and use a token signal in `signal` or `join`."
                 )
         if self.pooling is not None:
@@ -133,7 +133,7 @@ def choose_keys(
 ) -> list[str]:
     """Return the keys ``layer/position`` of a signal at the given positions and layers. None selects all of them.
 
-    Error messages name `option` as the option that contains the positions.
+    Error messages refer to the positions by the name `option`.
 
     Raises:
         InputError: If the store lacks the signal, a layer or a position.

@@ -38,16 +38,16 @@ class FeatureDataModule(L.LightningDataModule):
         target: Target of the probe. `capability`: how often the question is answered correctly. `semantic_entropy`:
             whether the semantic entropy of the question's answers is low. `seu`: the mean cosine similarity between
             the embeddings of the question's answers. `response`: whether a single answer is right.
-        signal: Signal to read. A vector signal gives one feature per layer and position. The numbers of a token signal
+        signal: Signal to read. A vector signal gives one feature per layer and position. The values of a token signal
             form a single feature.
         positions: Named token positions of the signal. null uses `last_prompt` for questions, `last_answer` for
             answers, and all positions of a token signal.
         layers: Layers to use; null uses all layers.
-        join: Token signals whose numbers are appended to every feature. Each entry is a signal or signal/position.
-        pooling: One or more ways to pool the tokens of an answer. Besides the poolings in `extract.signals.pooling`,
-            `windows_4` takes the means over quarters of the answer, and `distribution` describes the shape of the curve
-            (tokens/entropy only). null uses mean, std and max.
-        weights: Weights of the pooled tokens: entropy, prob (1 − p_max), or an influence as signal/position.
+        join: Token signals whose values are appended to every feature. Each entry is a signal or signal/position.
+        pooling: One or more ways to pool the tokens of an answer: poolings in `extract.signals.pooling`, `windows_4`
+            (means over quarters of the answer), or `distribution` (shape of the entropy curve, for tokens/entropy
+            only). null uses mean, std and max.
+        weights: Weights of the pooled tokens: entropy, prob (1 − p_max), or the signal/position of an influence.
         val_fraction: Fraction of the questions in the validation split.
         test_fraction: Fraction of the questions in the test split.
         split_seed: Seed of the split.
@@ -170,7 +170,7 @@ class FeatureDataModule(L.LightningDataModule):
         return torch.from_numpy(self.table.answers.question)
 
     def _counts(self) -> tuple[Tensor, Tensor]:
-        """Number of right answers and number of answers with a known grade, [row] each."""
+        """Return the number of right answers and the number of answers with a known grade, [row] each."""
         counted = self.table.answers if self.scope == "sample" else self.table
         return torch.from_numpy(counted.right), torch.from_numpy(counted.known)
 

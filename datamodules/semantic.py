@@ -68,8 +68,8 @@ def seu(embeddings: NDArray[np.floating]) -> float:
 def entropy_threshold(entropies: NDArray[np.float64]) -> float:
     """Fit the threshold between low and high semantic entropies (Kossen et al., arXiv 2406.15927).
 
-    Tries 100 thresholds g from 1e-10 to the largest entropy, and chooses the one that minimises the sum of squared
-    deviations from the means of the two sides, H < g and H ≥ g. Pass training questions only.
+    The threshold g is one of 100 values from 1e-10 to the largest entropy. It minimises the sum of squared deviations
+    from the means of the two sides, H < g and H ≥ g. Pass only entropies of training questions.
 
     Args:
         entropies: [question] semantic entropies in nats. NaN values are ignored.
@@ -88,7 +88,7 @@ def entropy_threshold(entropies: NDArray[np.float64]) -> float:
             squares[threshold] = np.square(low - low.mean()).sum() + np.square(high - high.mean()).sum()
     if not squares:
         raise InputError(
-            f"Expected training questions with different semantic entropies, but all {len(known)} entropies are equal. "
+            f"Expected training questions with different semantic entropies, but all {len(known)} are identical. "
             "Use more questions, or sample more answers at a higher temperature."
         )
     return float(min(squares, key=squares.__getitem__))

@@ -1,4 +1,4 @@
-"""Tables of a store's questions and answers, with counts of right answers, likelihoods and asked baselines."""
+"""Tables of a store's questions and answers, with likelihoods, asked baselines and counts of right answers."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -43,11 +43,11 @@ class AnswerTable:
 
     @property
     def held_out(self) -> NDArray[np.bool_]:
-        """[row] whether an answer is in the held-out half (odd j), which evaluates confidences from the other half."""
+        """[row] whether an answer is in the half (odd j) held out to evaluate methods that use the other half."""
         return self.sample % 2 == 1
 
     def rows_by_question(self, n_questions: int, included: NDArray[np.bool_] | None = None) -> list[NDArray[np.int64]]:
-        """Rows of the answers to each question, except rejected answers. `included` is an optional mask [row]."""
+        """Return the rows of each question's answers, except rejected ones. `included` is an optional mask [row]."""
         rows = np.flatnonzero(~self.rejected if included is None else ~self.rejected & included)
         rows = rows[np.argsort(self.question[rows], kind="stable")]
         return np.split(rows, np.searchsorted(self.question[rows], np.arange(1, n_questions)))
@@ -62,8 +62,8 @@ class QuestionTable:
         groups: Groups of the questions.
         texts: Texts of the questions for display. The texts of private questions are hidden.
         prompt_tokens: [question] prompt length in tokens; NaN if a server did not report it.
-        right, known, unknown: [question] number of answers that are right, that are graded right or wrong, and that the
-            grader could not decide.
+        right, known, unknown: [question] numbers of right answers, of answers graded right or wrong, and of answers
+            that the grader could not decide.
         held_right, held_known, held_unknown: The same counts for the held-out half (odd j).
         consistency: [question] share of the most frequent answer in the other half (even j); NaN without answers.
         grader: Name of the grader.

@@ -37,8 +37,8 @@ def sample(store: str, recipe: StoreRecipe, worker: Worker | None = None) -> Sto
     """
     if isinstance(recipe.policy.temperature, str):
         raise InputError(
-            "Expected `policy.temperature` to be a number, because `sample` makes one store, but got the grid "
-            f"{recipe.policy.temperature!r}. Use `sample_family` for a grid."
+            f"Expected `policy.temperature` to be a number, but got the grid {recipe.policy.temperature!r}. `sample` "
+            "makes only one store. Use `sample_family` for a grid."
         )
     return sample_family(store, recipe, worker)[0]
 
@@ -47,10 +47,10 @@ def sample_family(store: str, recipe: StoreRecipe, worker: Worker | None = None)
     """Sample k answers to each question and store them. If a run was interrupted, continue it.
 
     Args:
-        store: Folder of a new store, or of a store with the same settings. For a grid of temperatures, the parent
-            folder of its stores.
+        store: Folder of a new store, or of an existing store with the same settings. For a grid of temperatures, the
+            parent folder of its stores.
         recipe: Questions, model and policy.
-        worker: This process, as one of several parallel workers. None uses the variables that `torchrun` sets.
+        worker: Which of several parallel workers this process is. None reads the variables that `torchrun` sets.
 
     Returns:
         One store for each temperature.
@@ -71,7 +71,7 @@ def make_store(
     Args:
         store: Folder of the store.
         recipe: Recipe of the store.
-        grader: Name of the grader. None uses a grader of the store, or the default for the questions' kind.
+        grader: Name of the grader. None uses the store's first grader, or else the default for the questions' kind.
         signals: Names of the signals.
         scope: Whether to read the signals from the questions or from their answers.
 
@@ -101,13 +101,13 @@ def make_store(
 
 @fill_names(graders=GRADERS)
 def grade(store: str, grader: str | None = None, worker: Worker | None = None, judge: Judge = NO_JUDGE) -> Store:
-    """Grade answers that have no grade yet, or that the grader could not decide.
+    """Grade answers that have no grade yet or whose grade is unknown.
 
     Args:
         store: Folder of the store.
         grader: One of {graders}. null uses the default for the questions' kind.
         worker: See `sample_family`.
-        judge: Model that the grader judge asks.
+        judge: Model used if the grader is judge.
 
     Returns:
         The store.
@@ -137,9 +137,9 @@ def read(
     Args:
         store: Folder of the store.
         signals: Signals to read. For questions and answers: {signals}. For answers only: {answer_signals}.
-        scope: question reads signals from the questions, and sample reads them from the answers.
-        layers: Layers to keep, from 0 (embeddings) to the number of blocks. null keeps the layers that are already in
-            the store, or all layers if there are none.
+        scope: Whether to read signals from the questions (question) or from their answers (sample).
+        layers: Layers to keep, from 0 (embeddings) to the number of transformer blocks. null keeps the layers that are
+            already in the store, or all layers if there are none.
         model: Path of the store's model if it was loaded from a folder, or a local copy of a served model. null uses
             the name in the store.
         device: auto, cpu, cuda or cuda:N.
@@ -184,7 +184,7 @@ def ask(
         embedding_model: Sentence encoder for text_embedding: the name of the embedded encoder, a Hub id or a folder.
         nli_model: Classifier for entailment: a Hub id or a folder.
         grader: For entailment, the grader that provides the normalised answers. null uses the store's only grader.
-        max_new_tokens: For verbalized, the maximum length of a reply in tokens. Models that reason first need more.
+        max_new_tokens: For verbalized, the maximum length of a reply in tokens. Reasoning models need a higher value.
         worker: See `sample_family`.
 
     Returns:
@@ -195,7 +195,7 @@ def ask(
             settings differ from those in the store.
     """
     if max_new_tokens < 1:
-        raise InputError(f"Expected `max_new_tokens` to be at least 1, but got {max_new_tokens}. Pass for example 48.")
+        raise InputError(f"Expected `max_new_tokens` to be at least 1, but got {max_new_tokens}. Pass 48, for example.")
     entries = {name: ASKED[name] for name in baselines}
     with _extended(store, worker) as (opened, worker):
         if any("sample" in entry.scopes for entry in entries.values()) and not opened.samples.ranges():
@@ -213,8 +213,8 @@ def inspect(store: str, grader: str | None = None, answers: int = 10) -> None:
 
     Args:
         store: Folder of a store, or of a temperature grid. The stores of a grid are shown one by one and then compared.
-        grader: Grader for the detailed tables. null uses the default for the questions' kind if the store has its
-            grades, and otherwise the first grader.
+        grader: Grader for the detailed tables. null uses the default for the questions' kind if it has graded
+            the store, and otherwise the first grader in the store.
         answers: Number of example answers, divided among right, wrong and unknown answers.
     """
     from extract.viewing.inspection import compared, describe

@@ -1,4 +1,4 @@
-"""Content hashes (SHA-256 of canonical JSON) that are equal on all machines, and differences between nested dicts."""
+"""Content hashes (SHA-256 of canonical JSON) that are the same on any machine, and differences of nested dicts."""
 
 import hashlib
 import json
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def canonical_json(value: Any) -> str:
-    """Serialise a value as JSON with sorted keys and no spaces, so that equal values give equal texts. Rejects NaN.
+    """Serialise a value as JSON with sorted keys and no spaces, so that equal values give identical texts. Rejects NaN.
 
     >>> canonical_json({"k": 10, "a": ["é", None]})
     '{"a":["é",null],"k":10}'

@@ -18,10 +18,10 @@ class Decoding:
     """How answers are drawn from the model's distribution.
 
     Attributes:
-        temperature: Divisor of the logits. 0 means greedy decoding. A grid START:STOP:STEP, such as 0:1.2:0.1, makes
-            one store for each temperature, including STOP.
+        temperature: Divisor of the logits. 0 means greedy decoding. For a grid START:STOP:STEP, such as 0:1.2:0.1,
+            one store is made for each temperature, including STOP.
         top_p: Sample from the smallest set of tokens with at least this total probability (1 keeps all tokens).
-        top_k: Sample from this number of most likely tokens (0 keeps all tokens).
+        top_k: Sample from this many of the most likely tokens (0 keeps all tokens).
         max_new_tokens: Maximum length of an answer in tokens.
         stop: Texts that end an answer. The answer is cut off before them.
         seed: Random seed.
@@ -60,7 +60,7 @@ class Decoding:
 
 
 def grid(text: str) -> tuple[float, ...]:
-    """Parse a temperature, or a grid START:STOP:STEP of temperatures, which includes STOP if a step reaches it.
+    """Parse a temperature or a grid START:STOP:STEP of temperatures. A grid includes STOP if a step reaches it.
 
     Raises:
         InputError: If `text` is neither a number nor a grid, or the grid has more than 1,000 temperatures.

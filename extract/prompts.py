@@ -10,7 +10,7 @@ from extract.hashing import sha256_text
 #: A text, a chat (messages with ``role`` and ``content``), or prompt token ids, which are used unchanged.
 Prompt = str | Sequence[dict[str, str]] | Sequence[int]
 
-#: Templates by name. The text after the question is kept short, because prompts can share only the text before it.
+#: Templates by name. The text after the question is kept short, because prompts share only the text before the question.
 TEMPLATES = {
     "instruction": "Answer in a few words, without a sentence around them.\n\n{question}",
     "cloze": "{question}",
@@ -35,7 +35,7 @@ class PromptTemplate:
         chat: Whether the tokenizer's chat template is applied. If False, the prompt is plain text.
         thinking: Whether the model thinks before it answers, if its chat template supports this option. None keeps the
             default of the chat template.
-        shots: Number of worked examples before the question. They come from train questions, which are never asked.
+        shots: Number of worked examples before the question. They come from training questions, which are never asked.
         examples: Worked examples, as pairs of question text and answer. If empty, `shots` examples are chosen.
     """
 
@@ -56,13 +56,13 @@ class PromptTemplate:
             )
         if self.system is not None and not self.chat:
             raise InputError(
-                "Expected `prompt.system` to be unset if `prompt.chat` is false, because plain text has no system "
-                f"message, but got {self.system!r}. Move the text to `prompt.template`."
+                f"Expected `prompt.system` to be unset if `prompt.chat` is false, but got {self.system!r}. Plain text "
+                "has no system message. Move the text to `prompt.template`."
             )
         if self.thinking is not None and not self.chat:
             raise InputError(
-                "Expected `prompt.thinking` to be unset if `prompt.chat` is false, because thinking is an option of "
-                f"the chat template, but got {str(self.thinking).lower()}. Remove this option."
+                "Expected `prompt.thinking` to be unset if `prompt.chat` is false, but got "
+                f"{str(self.thinking).lower()}. Thinking is an option of the chat template. Remove `prompt.thinking`."
             )
         if self.shots < 0 or (self.examples and self.shots not in (0, len(self.examples))):
             raise InputError(
@@ -81,7 +81,7 @@ class PromptTemplate:
         return record
 
     def messages(self, prompt: str | Sequence[dict[str, str]]) -> list[dict[str, str]]:
-        """Return the chat messages: system message, examples as turns, and question. A chat is returned unchanged.
+        """Return the system message, the examples as turns, and the question. A chat prompt is returned unchanged.
 
         >>> [one["content"] for one in PromptTemplate("Q: {question}", examples=(("1 + 1?", "2"),)).messages("1 + 2?")]
         ['Q: 1 + 1?', '2', 'Q: 1 + 2?']
@@ -106,7 +106,7 @@ class PromptTemplate:
         """
         if not isinstance(prompt, str):
             raise InputError(
-                "Expected the question to be a text because `prompt.chat` is false, but got chat messages. Set "
+                "Expected the question to be a text if `prompt.chat` is false, but got chat messages. Set "
                 "`prompt.chat` to true."
             )
         examples, between = self._plain_examples()
@@ -157,14 +157,14 @@ class PromptTemplate:
     def _encode_chat(self, tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:
         if tokenizer.chat_template is None:
             raise InputError(
-                "Expected a tokenizer with a chat template because `prompt.chat` is true, but this tokenizer has none. "
+                "Expected a tokenizer with a chat template if `prompt.chat` is true, but this tokenizer has none. "
                 "Set `prompt.chat` to false and write the whole prompt in `prompt.template`."
             )
         options = {} if self.thinking is None else {"enable_thinking": self.thinking}
         if options and "enable_thinking" not in str(tokenizer.chat_template):
             raise InputError(
-                "Expected a chat template with the option enable_thinking, because `prompt.thinking` is "
-                f"{str(self.thinking).lower()}, but this template does not have it. Remove `prompt.thinking`."
+                f"Expected `prompt.thinking` to be unset, but got {str(self.thinking).lower()}. The chat template of "
+                "this model does not have the option enable_thinking. Remove `prompt.thinking`."
             )
         text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **options)
         return tokenizer(text, add_special_tokens=False)["input_ids"]

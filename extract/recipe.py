@@ -1,4 +1,4 @@
-"""`StoreRecipe`: the settings of a new store. Python, the command line and YAML files have the same options."""
+"""`StoreRecipe`: the settings of a new store. The options are the same in Python, commands and YAML files."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class StoreRecipe:
             columns already have these names.
         split: Split of a Hub set. null uses the default split.
         questions_revision: Commit of a Hub set. null uses the default revision.
-        sampler: local runs the model in this process. server sends requests to server.url.
-        model: Name of the embedded model, a Hub id or a folder. For the server sampler, its name on the server.
+        sampler: Whether to run the model in this process (local) or to send requests to server.url (server).
+        model: Name of the embedded model, a Hub id or a folder. For the server sampler, the model's name on the server.
         revision: Commit, branch or tag of a Hub model.
         dtype: auto (the dtype of the checkpoint), float32, bfloat16 or float16.
         device: auto, cpu, cuda or cuda:N. Not part of the store's identity.
@@ -55,8 +55,8 @@ class StoreRecipe:
         server: Settings of the server sampler.
         max_rows: Maximum number of answers per batch. It is halved when GPU memory runs out. Not part of the store's
             identity.
-        block_size: Number of questions per block. Work is shared and resumed by block. Use 32 on a laptop and 1024 for
-            a large set.
+        block_size: Number of questions per block. Work is shared among workers, and resumed, in whole blocks. Use 32 on
+            a laptop and 1024 for a large set.
     """
 
     questions: str = "facts"
@@ -83,7 +83,7 @@ class StoreRecipe:
         check_options(self, _OPTIONS)
 
     def load(self) -> tuple[list[Question], Decoding]:
-        """Load the questions and choose the worked examples. Return the questions and the decoding with the examples.
+        """Load the questions and choose the worked examples. Return the questions, and `policy` with these examples.
 
         Raises:
             InputError: See `find_source`, `with_examples` and `subset`.
@@ -100,7 +100,7 @@ class StoreRecipe:
         return SamplingOptions(**{option.name: getattr(self, option.name) for option in fields(SamplingOptions)})
 
     def check_store(self, store: Store) -> None:
-        """Check that a store was made with this recipe, without loading the model.
+        """Check, without loading the model, that a store was made with this recipe.
 
         Only the name of the model is compared. Its weights are compared later, before anything is sampled or read.
 

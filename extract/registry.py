@@ -14,7 +14,7 @@ class Registry(dict[str, Entry]):
     """Dict of entries by name, in order of registration.
 
     Args:
-        option: Option that selects an entry. The error message for an unknown name mentions it.
+        option: Option that selects an entry. It is mentioned in the error message for an unknown name.
         entries: Initial entries.
         renamed: Dict from old to new names. An old name is rejected, with a hint to use the new name.
 

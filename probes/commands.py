@@ -37,7 +37,7 @@ def compare(
 ) -> Path:
     """Compare probes and baselines on a store, with confidence intervals and significance tests.
 
-    All confidences are out of fold. Baselines that ask the model are included if `python -m extract ask` was run.
+    All confidences are out of fold. Baselines that ask the model are included if `python -m extract ask` has been run.
 
     Args:
         store: Folder of the store. It must contain samples, grades and the signal `hidden`.
@@ -78,11 +78,11 @@ def transfer(
 
     Args:
         stores: Folders of the stores, one per question set, all from the same model. If there is only one store, each
-            of its question groups is a set.
+            of its question groups is treated as a question set.
         out: Folder to create for the page, record and picture. Null means runs/transfer-STORE.
         probe: Name of the probe. Choose from {probes}.
         grader: Grader whose grades are used. Null is allowed if each store has only one grader.
-        folds: Number of folds for testing a probe on the set that it is trained on.
+        folds: Number of cross-validation folds for testing a probe on its own training set.
         seed: Seed for the folds, training and resampling.
         n_resamples: Number of bootstrap resamples of the questions for each interval.
 
@@ -117,7 +117,7 @@ def signals(
         store: Folder of the store. It must contain samples, grades and token signals for the answers.
         out: Folder to create for the page, record, table of scores and pictures. Null means runs/signals-STORE.
         grader: Grader whose grades are used. Null is allowed if the store has only one grader.
-        test_fraction: Fraction of the questions that are used for testing.
+        test_fraction: Fraction of the questions to use for testing.
         seed: Seed for the split, permutations and resampling.
         n_resamples: Number of bootstrap resamples of the questions for each interval.
 
@@ -163,7 +163,7 @@ def pictures(
         Path to the new folder.
 
     Raises:
-        InputError: If an option is invalid, if grades or both signals are missing, or if there are too few questions.
+        InputError: If an option is invalid, the grades or both signals are missing, or there are too few questions.
     """
     needs: list[tuple[str, Scope]] = [("hidden", "question"), ("hidden", "sample"), ("entropy_profile", "sample")]
     with result_folder("pictures", [store], out, seed, n_resamples) as (folder, final):

@@ -53,8 +53,8 @@ class KNN(AtOnce):
         """
         if max(self.numbers) > len(target):
             raise InputError(
-                f"Expected `n_neighbors` to be at most {len(target)}, the number of training rows, but got "
-                f"{max(self.numbers)}. Use fewer neighbours or more questions."
+                f"Expected `n_neighbors` to be at most {len(target)}, but got {max(self.numbers)}. There are only "
+                f"{len(target)} training rows. Use fewer neighbours or more questions."
             )
         self.points, self.labels = nn.Buffer(features.transpose(0, 1).contiguous()), nn.Buffer(target.clone())
 

@@ -1,4 +1,4 @@
-"""Latent probe, which predicts from a question's hidden state how much the answers to it vary."""
+"""Latent probe, which predicts from a question's hidden state how much the answers to the question vary."""
 
 import math
 
@@ -37,12 +37,12 @@ class Latent(Descent):
 
     Each candidate keeps the weights of the epoch in which its scores have the highest rank correlation with the
     agreement of the answers (1 − SEU) on the validation split. Checkpoints contain both the current and the best
-    weights. As for every probe, the layer and the penalty are chosen by the validation loss on the target, and the
+    weights. As with every probe, the layer and the penalty are chosen by the validation loss on the target, and the
     score is calibrated.
 
     Args:
         hidden: Number of hidden units.
-        components: Number of uncentred principal components of the training answer embeddings to predict.
+        components: Number of uncentred principal components to predict. They are computed from the training answers.
         lr: Initial learning rate of Adam, annealed to 0 on a cosine schedule.
         l2: L2 penalty λ, or a list of penalties to try. λ/2 times the sum of squared weights is added to the mean loss.
         calibrator: Calibrator for the scores, fitted on the validation split: platt or isotonic.
@@ -81,7 +81,7 @@ class Latent(Descent):
         """Read the answer embeddings and compute their principal components.
 
         Raises:
-            InputError: If the target is answer-level, or if embeddings are missing or narrower than `components`.
+            InputError: If the target is answer-level, or if answer embeddings are missing or have too few dimensions.
         """
         if self.data.scope != "question":
             raise InputError(
@@ -94,8 +94,8 @@ class Latent(Descent):
         embeddings = self.data.answer_embeddings()
         if self.components > embeddings.shape[-1]:
             raise InputError(
-                f"Expected `components` to be at most {embeddings.shape[-1]}, the dimension of the answer embeddings, "
-                f"but got {self.components}. Use --model.components={embeddings.shape[-1]}."
+                f"Expected `components` to be at most {embeddings.shape[-1]}, but got {self.components}. Answer "
+                f"embeddings have {embeddings.shape[-1]} dimensions. Use --model.components={embeddings.shape[-1]}."
             )
         answers = summarise(embeddings, principal_axes(embeddings[self.data.question_rows["train"]], self.components))
         agreement = torch.tensor([1 - seu(vectors) for vectors in embeddings.numpy()], dtype=torch.float64)
@@ -141,7 +141,7 @@ class Latent(Descent):
         return self.filled(head, penalty, feature, "weight_in", "weight", **own)
 
     def _choose(self, scores: Tensor, batch: Batch) -> Choice:
-        """Update the best weights, then choose a candidate as for every probe."""
+        """Update the best weights, then choose a candidate in the same way as other probes."""
         rank = self._keep_best(scores, batch)
         choice = super()._choose(scores, batch)
         self.val_figures["val/spearman_agreement"] = float(rank[choice.candidate, choice.feature])
@@ -159,7 +159,7 @@ class Latent(Descent):
 
     @torch.no_grad()
     def on_train_end(self) -> None:
-        """Restore the best weights of each candidate, choose and calibrate one, and check whether it has collapsed."""
+        """Restore the best weights of all candidates, choose and calibrate one of them, and check it for collapse."""
         batch = self.data.batch("val").to(self.device)
         features = self.standardised(batch.features)
         self._keep_best(self.candidate_scores(features), batch)

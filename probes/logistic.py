@@ -7,11 +7,11 @@ from probes.fitting.training import PENALTIES, ClosedForm
 
 
 class Logistic(ClosedForm):
-    """Logistic regression on the expected accuracy p̂. It minimises the same loss as `Linear`, but exactly.
+    """Logistic regression on the expected accuracy p̂. It has the same loss as `Linear` but minimises it exactly.
 
     Args:
         l2: L2 penalty λ, or a list of penalties to try. λ/2 · ‖w‖² is added to the mean loss, where w are the weights
-            of the standardised features. Null tries five penalties from 0.01 to 1.
+            of the standardised features. Null means five penalties from 0.01 to 1.
         calibrator: Calibrator for the scores, fitted on the validation split: platt, temperature or isotonic.
     """
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from extract.registry import Registry, import_object
 
-#: Options that accept several values to try, with the names that reports use for them.
+#: Options that accept several values to try, with their names in reports.
 OPTIONS = {"l2": "L2", "n_neighbors": "number of neighbours"}
 
 
@@ -18,7 +18,7 @@ class ProbeMethod:
     """A probe class with its target and features.
 
     Attributes:
-        path: Module and name of the class, as ``module:Name``.
+        path: Module and name of the class, in the form ``module:Name``.
         target: Training target. See `FeatureDataModule`.
         signal: Signal that the probe reads.
         positions: Token positions at which the probe reads the signal.
@@ -79,7 +79,7 @@ def chosen_option(chosen: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def method_name(class_name: str, target: str, signal: str) -> str | None:
-    """Return the name of the method with a given class, target and signal, or None if there is none.
+    """Return the name of the method with the given class, target and signal, or None if there is no such method.
 
     >>> method_name("Logistic", "semantic_entropy", "hidden"), method_name("MLP", "response", "hidden")
     ('sep', None)

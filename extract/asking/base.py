@@ -45,7 +45,7 @@ class AskContext:
 
 
 class AskedBaseline(ABC):
-    """Baseline that queries a model, one shard at a time. The registry and the store know it by its `name`."""
+    """Baseline that queries a model, one shard at a time. Its `name` is its key in the registry and the store."""
 
     def __init__(self, name: str, store: Store, context: AskContext) -> None:
         self.name, self.store, self.context = name, store, context
@@ -65,7 +65,7 @@ class AskedBaseline(ABC):
 
     @abstractmethod
     def settings(self, scope: Scope) -> dict[str, Any]:
-        """Return the model, prompts and options as JSON types. They are the same in all files of a scope."""
+        """Return the model, prompts and options as JSON values. They are the same in all files of a scope."""
 
     @property
     def values(self) -> Asked | Signals:
@@ -92,7 +92,7 @@ class AskedBaseline(ABC):
         """Query the model for one shard, write its file, and return the number of rows without a usable value."""
 
     def questions(self, shard: Shard) -> dict[str, str]:
-        """Return a dict from id to text for a shard's questions. A chat has a line ``role: content`` per message."""
+        """Return a dict from id to text for a shard's questions. A chat has one line ``role: content`` per message."""
         texts = {}
         for question in self.store.questions.block(shard):
             prompt = question.prompt
@@ -143,7 +143,7 @@ def fill_asked(store: Store, baselines: Sequence[AskedBaseline], worker: Worker)
         baseline.prepare()
         n_rows = store.questions.n_rows
         n_unusable = sum(fill(f"ask {baseline.name}", "asked", shards, n_rows, baseline.fill, worker))
-        say(f"ask: {baseline.name} asked for {sum(map(n_rows, shards))} values, {n_unusable} of them not usable")
+        say(f"ask: {baseline.name} asked for {sum(map(n_rows, shards))} values, {n_unusable} of them unusable")
 
 
 def asking_prompt(policy: dict[str, Any], template: str) -> PromptTemplate:

@@ -1,7 +1,8 @@
 """The `entailment` baseline: clusters of answers that entail each other according to a classifier.
 
 It follows Kuhn et al. 2023 (https://arxiv.org/abs/2302.09664) and Farquhar et al. 2024, with strict entailment. An
-answer joins the first cluster whose first member entails it and is entailed by it. Other members are not compared.
+answer joins the first cluster whose first member entails it and is entailed by it. It is compared only with first
+members.
 """
 
 from collections import Counter, defaultdict
@@ -48,7 +49,7 @@ def cluster(
 ) -> None:
     """Assign answers to clusters. All questions advance together, so that their pairs can share batches.
 
-    The clusters are those that result from assigning the answers one by one. Answers with identical normalised forms
+    The result is the same as if the answers were assigned one by one. Answers with identical normalised forms
     count as one. No pair is classified twice. A pair is classified in reverse only if its first direction is entailed.
 
     Args:
@@ -112,7 +113,7 @@ class Classifier(TextReader):
 class Entailment(AskedTable):
     """Stores the cluster of each answer. The classifier reads the question and the first line of the answer.
 
-    Answers with the same normalised form are in the same cluster and are not compared. Each range of samples extends
+    Answers with the same normalised form are in the same cluster and are never compared. Each range of samples extends
     the clusters of earlier ranges, so that the clusters do not depend on how the samples are split into ranges.
     """
 
@@ -137,12 +138,12 @@ class Entailment(AskedTable):
         return Classifier(self.context.nli_model, self.context.device)
 
     def settings(self, scope: Scope) -> dict[str, Any]:
-        """Return the classifier, the grader of the normalised answers, and a description of the input text."""
+        """Return the settings of the classifier, the grader that normalised the answers, and the kind of input text."""
         text = "the question and the first line of the answer"
         return {**self.classifier.settings, "grader": self._grader, "entailment": "strict", "text": text}
 
     def rows(self, shard: Shard, progress: Done) -> list[dict[str, Any]]:
-        """Return one row per answer. Its value is the sample index of the first member of its cluster."""
+        """Return one row per answer. The value is the sample index of the first member of the answer's cluster."""
         assert isinstance(shard, SampleRange)
         clusters: dict[str, Clusters] = defaultdict(Clusters)
         for earlier in self.store.samples.ranges():

@@ -65,7 +65,7 @@ def yes_against_no(logits: Tensor, forms: tuple[list[int], list[int]]) -> tuple[
 
 
 class YesNoReader(TokenSampler):
-    """Reads the distribution of the first token after each prompt at temperature 1, without drawing tokens.
+    """Reads the temperature-1 distribution of the first token after each prompt, without drawing tokens.
 
     The common prefix of the prompts is read once, as in `TokenSampler`.
 
@@ -82,7 +82,7 @@ class YesNoReader(TokenSampler):
         self._batch_tokens = _BATCH_TOKENS
 
     def read(self, prompts: Sequence[Sequence[int]], progress: Done) -> list[tuple[float | None, float]]:
-        """Return value and mass of `yes_against_no` for each prompt. The value is None for a mass below `LEAST_MASS`.
+        """Return the value and mass of `yes_against_no` for each prompt. The value is None if mass < `LEAST_MASS`.
 
         Raises:
             InputError: If the model can't read a prompt, for example because it is too long, or if a logit is NaN.

@@ -34,7 +34,7 @@ class TextReader:
         auto_class: Name of the transformers class that loads the model.
         model: The model in evaluation mode.
         batch_tokens: Maximum tokens per batch, halved when memory runs out. It can affect the last bits of results.
-        settings: Model name without its path, hashes of weights and tokenizer, and the token limit of texts.
+        settings: Model name without its path, hashes of weights and tokenizer, and the token limit of a text.
 
     Raises:
         InputError: If the model can't be loaded or its weights are incomplete.

@@ -68,7 +68,7 @@ class Verbalized(AskedTable):
 
     @cached_property
     def decoding(self) -> Decoding:
-        """The store's temperature, top-p, top-k and seed, without stop strings, which reasoning may contain."""
+        """The store's temperature, top-p, top-k and seed, but no stop strings, because reasoning may contain them."""
         policy = {**self.store.identity["policy"], "model": self.model}
         same = {key: policy["decoding"][key] for key in ("temperature", "top_p", "top_k", "seed")}
         return Decoding(**same, max_new_tokens=self.context.max_new_tokens, prompt=asking_prompt(policy, TEMPLATE))
@@ -79,7 +79,7 @@ class Verbalized(AskedTable):
         return ATTEMPTS if self.decoding.temperature else 1
 
     def settings(self, scope: Scope) -> dict[str, Any]:
-        """Return the model, the decoding and the maximum number of attempts."""
+        """Return the model, the decoding settings and the maximum number of attempts."""
         return {"model": self.model, "decoding": self.decoding.record(), "attempts": self.attempts}
 
     def prepare(self) -> None:

@@ -75,9 +75,9 @@ def _grade(question: Question, text: str) -> Grade:
     options, right = dict(zip(ascii_uppercase, question.choices, strict=False)), question.references[0]
     if right not in options:
         raise InputError(
-            f"Expected question {question.id!r} to have `choices` and the right letter as its first reference, because "
-            f"the grader is 'choice', but got {len(question.choices)} choices and the reference "
-            f"{question.public(right[:100])!r}. Pass another --grader, or correct the question."
+            f"Expected question {question.id!r} to have `choices` and the right letter as its first reference, but got "
+            f"{len(question.choices)} choices and the reference {question.public(right[:100])!r}. The grader 'choice' "
+            "requires both. Pass a different --grader, or correct the question."
         )
     taken = next((letters for letters in _stated(text, options) if letters), set())
     letter = taken.pop() if len(taken) == 1 else None

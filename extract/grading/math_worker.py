@@ -1,10 +1,11 @@
 r"""Worker process that compares LaTeX expressions with math-verify. It runs as a script, without this package.
 
 math-verify limits its run time with SIGALRM, and silently gives wrong verdicts outside the main thread. This worker
-disables those limits. Instead, SIGALRM ends the whole process, even inside C code. It also ends with standard input.
+disables those limits. Instead, SIGALRM ends the whole process, even inside C code, as does the end of standard input.
 
 Each input line is JSON: ``{"golds": [...], "answer": "...", "seconds": 10}``. Each output line is JSON: true, false,
-null if undecided, or "unread" if the answer is not an expression. The first line is null, when the worker is ready.
+null if undecided, or "unread" if the answer is not an expression. The first line is null and means that the
+worker is ready.
 """
 
 import json
@@ -28,7 +29,7 @@ def main() -> None:
 
     answers = os.fdopen(os.dup(1), "w")
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)  # the parsers print
+    os.dup2(nowhere, 1)  # the parsers print messages
     logging.disable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles Ctrl-C
     most = resource.getrlimit(resource.RLIMIT_AS)[1]

@@ -46,7 +46,7 @@ def _grader(name: str, find: Callable[[str], Fraction | None], rule: str, kinds:
             if len(values) != 1:
                 raise InputError(
                     f"Expected each reference of question {question.id!r} to be a single number for this grader, but "
-                    f"got {question.public(reference[:100])!r}. Pass another --grader, or correct the question."
+                    f"got {question.public(reference[:100])!r}. Pass a different --grader, or correct the question."
                 )
         value = find(text)
         return Grade(value in references, None if value is None else str(value))

@@ -1,4 +1,4 @@
-"""Models from installed PyPI packages, which work offline: SmolLM2-135M-Instruct and a sentence encoder."""
+"""Models that are installed as PyPI packages and work offline: SmolLM2-135M-Instruct and a sentence encoder."""
 
 import importlib.util
 import os
@@ -33,8 +33,8 @@ def embedded_model_folder() -> Path:
     for package in ("gguf", "accelerate"):
         if importlib.util.find_spec(package) is None:
             raise InputError(
-                f"Expected the package `{package}`, which converts the embedded model, but it is not installed. "
-                "Run `pip install 'confidence-probes[gguf]'`."
+                f"Expected the package `{package}` to be installed, but it is not. It is needed to convert the "
+                "embedded model. Run `pip install 'confidence-probes[gguf]'`."
             )
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -36,7 +36,7 @@ def load_model(
         revision: Commit, branch or tag of a Hub model.
         dtype: "auto" (the dtype of the checkpoint), "float32", "bfloat16" or "float16".
         device: A torch device such as "cuda:1", or "auto" for CUDA if available and otherwise the CPU. With several
-            CUDA devices, "auto" selects one by LOCAL_RANK. Not used if `device_map` is set.
+            CUDA devices, LOCAL_RANK determines which one is used. Ignored if `device_map` is set.
         device_map: How to distribute a large model over several devices, as in transformers ("auto", "balanced", …).
 
     Returns:
@@ -122,8 +122,8 @@ def weight_fingerprint(model: Any) -> str:
 
     For each saved parameter and buffer, the checksum covers the name, the shape, the dtype, the sum of all bit patterns
     and a sample of the values. The sum is over integers, so it does not depend on the device or the order of summation.
-    The sample detects reordered values. From the config, the checksum covers entries that differ from the defaults of
-    the model family, except names, token ids and training options.
+    The sample detects reordered values. The checksum also covers config entries that differ from the defaults of the
+    model family, except names, token ids and training options.
 
     Raises:
         InputError: If weights are offloaded to disk.
@@ -156,7 +156,7 @@ _NOT_COMPUTING = re.compile(
 
 
 def tokenizer_hash(tokenizer: Any) -> str:
-    """SHA-256 of a tokenizer's serialised state, except for padding and truncation, which calls can change."""
+    """SHA-256 of a tokenizer's serialised state without its padding and truncation settings, which calls can change."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return sha256_text(json.dumps([sorted(tokenizer.get_vocab().items()), str(tokenizer.special_tokens_map)]))

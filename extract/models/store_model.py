@@ -1,4 +1,4 @@
-"""Load the model that reads a store's signals: the model that answered, or a local copy of a served model."""
+"""Load the model from which signals are read: the model that answered, or a local copy of a served model."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -27,7 +27,7 @@ def prompt_of(store: Store) -> PromptTemplate:
 
 
 def load_store_model(store: Store, model: str | None, device: str, device_map: str | None) -> tuple[Any, Any]:
-    """Load the model and tokenizer that read a store's signals.
+    """Load the model from which a store's signals are read, and its tokenizer.
 
     The first local copy of a served model that fits the prompts is recorded in reader.json. Later copies must match it.
 
@@ -57,7 +57,7 @@ def load_store_model(store: Store, model: str | None, device: str, device_map: s
 
 
 def model_source(store: Store, model: str | None) -> str:
-    """Return `model`, or by default the name of the model that is recorded in the store.
+    """Return `model`, or the name of the model recorded in the store if `model` is None.
 
     Raises:
         InputError: If `model` is None, and the recorded name is not enough to load the model.
@@ -67,8 +67,8 @@ def model_source(store: Store, model: str | None) -> str:
     name: str = store.model["id"]
     if store.model["revision"] is None and name != EMBEDDED_MODEL and not Path(name).is_dir():
         raise InputError(
-            f"Expected `model` to be the path of the store's model {name!r}, because stores do not record paths, but "
-            "got None. Pass --model PATH."
+            f"Expected `model` to be the path of the store's model {name!r}, but got None. Stores do "
+            "not record paths. Pass --model PATH."
         )
     return name
 
@@ -78,7 +78,7 @@ def encode_prompts(
 ) -> dict[str, list[int]]:
     """Return a dict from question id to prompt token ids, for the questions in a shard's block.
 
-    If `samples` contains answers to these questions, the prompt lengths recorded with them are checked.
+    If `samples` contains answers to these questions, the prompt lengths recorded with the answers are checked.
 
     Raises:
         InputError: If the length of a prompt differs from the recorded length.
@@ -92,7 +92,7 @@ def encode_prompts(
             if not store.samples.provides.weights:
                 fix = f"The server of {store.model_id!r} has another model or chat template. Pass its model as --model."
             raise InputError(
-                f"Expected the prompt of question {id_!r} to have {recorded} tokens, as when it was sampled, but got "
-                f"{len(prompts[id_])} from this tokenizer. {fix}"
+                f"Expected the prompt of question {id_!r} to have the recorded length of {recorded} tokens, but "
+                f"got {len(prompts[id_])} from this tokenizer. {fix}"
             )
     return prompts

@@ -23,12 +23,12 @@ def load_questions(
     Args:
         questions: Name of a set, NAME=PATH for a local copy of a set, path to a ``.jsonl``, ``.json``, ``.csv`` or
             ``.parquet`` file, or a Hugging Face Hub id with an optional ``:CONFIG``.
-        n_questions: Number of questions; None takes all. A smaller subset is a prefix of a larger one.
+        n_questions: Number of questions; None for all. A smaller subset is a prefix of a larger one.
         seed: Seed for the order, the subset and the shuffling of options.
         stratify_by: Field whose values get equal shares of the questions. See `subset`.
-        fields: Mapping from question fields to columns (see `by_fields`). None uses the default format of the source.
-        split: Hub split; None uses the default of the set.
-        revision: Hub commit; None uses the default of the set.
+        fields: Mapping from question fields to columns (see `by_fields`); None for the default format of the source.
+        split: Hub split; None for the default of the set.
+        revision: Hub commit; None for the default of the set.
 
     Returns:
         Questions in a seeded random order, so that each block contains a mix of groups.

@@ -1,7 +1,7 @@
 """Question set `facts`: short questions, moderately difficult for a small model, built without a download.
 
 Countries come from the `countryinfo` package (MIT). ``facts.json`` contains elements, alternative names and exclusions.
-A review of every entry in countryinfo 1.0.1 excluded questions with disputed, outdated or ambiguous answers.
+Questions with disputed, outdated or ambiguous answers were excluded after a review of every entry in countryinfo 1.0.1.
 """
 
 import json
@@ -18,7 +18,7 @@ _NO_PLURAL = ("s", "sh", "ch", "se", "z", "o", "ic", "asy", "man")
 
 
 def facts() -> list[Question]:
-    """Build all questions of the set: about 770, on countries, chemical elements, sums and products.
+    """Build all questions of the set: about 770 questions on countries, chemical elements, sums and products.
 
     Raises:
         InputError: If the `countryinfo` package is not installed.
@@ -26,7 +26,7 @@ def facts() -> list[Question]:
     tables = json.loads(Path(__file__).with_name("facts.json").read_text(encoding="utf-8"))
     about = (_about_countries(tables["countries"]), _about_elements(tables["elements"]), _arithmetic(tables["numbers"]))
     questions = chain.from_iterable(about)
-    # leave out questions that contain their own answer, because repeating them would be graded as correct
+    # leave out questions that contain their own answer, because repeating the question would be graded as correct
     return [q for q in questions if not contains_answer(q.text, q.references, "case_sensitive" in q.meta)]
 
 
@@ -67,7 +67,7 @@ def _continent_forms(continents: list[str], adjectives: dict[str, str]) -> list[
 
 
 def _continent_rivals(continents: list[str], adjectives: dict[str, str]) -> list[str]:
-    """List the forms of all other continents, and phrases that contain a continent's name but do not mean it."""
+    """List names and phrases for all other continents, and phrases such as "South Africa" that mean no continent."""
     # "Central America" does not contradict "North America"
     related = {*continents, "Central America"} if "North America" in continents else {*continents}
     others = _continent_forms([name for name in adjectives if name not in related], adjectives)

@@ -13,7 +13,7 @@ from extract.errors import InputError, nearest
 from extract.questions.numbers import gold_number
 from extract.questions.question import Kind
 
-#: Fields of a question in the package's own format, and those that `by_fields` can set.
+#: Fields of a question in the package's own format, and the fields that `by_fields` can set.
 FIELDS = ("id", "text", "messages", "references", "kind", "choices", "group", "meta")
 MAPPED = tuple(name for name in FIELDS if name != "messages")
 _COLUMN = re.compile(r"\{([^{}]+)\}")
@@ -53,7 +53,7 @@ class Row:
         return value
 
     def text(self, given: str) -> str:
-        """Return the text of a column, or of a template such as ``{Body} {Question}``. Empty for an empty cell."""
+        """Return the text of a column, or of a template such as ``{Body} {Question}``. An empty cell becomes ""."""
         if _COLUMN.search(given):
             return _COLUMN.sub(lambda match: self.text(match[1]), given).strip()
         return self._text(self.value(given), given)
@@ -127,7 +127,9 @@ def by_fields(fields: Mapping[str, Any]) -> Read:
     def read(row: Row, seed: int) -> Draft:
         draft: Draft = {name: row.text(fields[name]) for name in ("id", "text", "group") if name in fields}
         if not draft["text"]:
-            raise InputError(f"Expected {row.where} to contain a question, but {fields['text']!r} is empty. Remove it.")
+            raise InputError(
+                f"Expected {row.where} to contain a question, but {fields['text']!r} is empty. Remove the row."
+            )
         references = tuple(text for text in row.texts(fields["references"]) if text)
         if kind == "number":
             references = tuple(gold_number(text, row.where) for text in references)
@@ -211,7 +213,7 @@ def right_option(answer: int | str, choices: Sequence[str], where: str) -> tuple
         where: Location of the question, for error messages.
 
     Raises:
-        InputError: If the answer does not identify one option, or if there are more than 26 options.
+        InputError: If the answer does not identify exactly one option, or if there are more than 26 options.
 
     >>> right_option("B", ["Oslo", "Lima"], "row 1"), right_option(0, ["Oslo", "Lima"], "row 1")
     (('B', 'Lima'), ('A', 'Oslo'))

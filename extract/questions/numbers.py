@@ -62,7 +62,7 @@ _MOST_DIGITS = 300  # maximum for a gold number, on either side of the decimal p
 
 
 def numbers(text: str) -> list[Fraction]:
-    r"""Find the numbers that a text states, in order. Negated numbers ("not 5"), steps and alternatives are left out.
+    r"""Find the numbers stated in a text, in order. Negated numbers ("not 5"), operands and alternatives are left out.
 
     >>> [str(number) for number in numbers(r"$1,250.50 of 3 1/2 cm^2, \frac{2}{3} or −7: 1.5 million, 9 - 2 = 7")]
     ['2501/2', '7/2', '1500000', '7']
@@ -71,7 +71,7 @@ def numbers(text: str) -> list[Fraction]:
 
 
 def found_numbers(text: str) -> list[Fraction | None]:
-    """Find all numbers in a text. Powers, operands and alternatives are None, because they can't be an answer."""
+    """Find all numbers in a text. Powers, operands and alternatives are None, because they can't be answers."""
     text = _spelled(text)
     found: list[Fraction | None] = []
     matches = list(_NUMBER.finditer(text))
@@ -87,7 +87,7 @@ def found_numbers(text: str) -> list[Fraction | None]:
 
 
 def _is_joined(text: str, last: re.Match[str], match: re.Match[str]) -> bool:
-    """Whether two successive numbers are operands of the same operator or alternatives."""
+    """Whether two successive numbers are alternatives, or operands of the same operator."""
     operator = 0 if _is_negative(text, match) else len(match["sign"] or "")
     between = text[last.end() : match.start() + operator]
     if len(between) - operator > 40:
@@ -148,7 +148,7 @@ def _value(match: re.Match[str]) -> Fraction | None:
 
 
 def _is_negative(text: str, match: re.Match[str]) -> bool:
-    """Whether the minus before a number is its sign. Between two values ("7 - 5", "7-5"), it is a subtraction."""
+    """Whether the minus before a number is its sign. Between two values ("7 - 5", "7-5"), it means subtraction."""
     before = text[max(0, match.start() - 2) : match.start()]
     last = (before if match["sign"] == "-" else before.rstrip())[-1:]
     return bool(match["sign"]) and not (last.isalnum() or last in (")", "]", "}"))
@@ -172,7 +172,7 @@ def gold_number(text: str, where: str) -> str:
         is_number = False
     if not is_number or max(len(value.as_tuple().digits), abs(value.adjusted())) > _MOST_DIGITS:
         raise InputError(
-            f"Expected the answer in {where} to be a number with at most {_MOST_DIGITS} digits, because its kind is "
-            f"`number`, but got {plain[:40]!r}. Correct it, remove the row, or set another `kind` in --fields."
+            f"Expected the answer in {where} to be a number with at most {_MOST_DIGITS} digits, but got "
+            f"{plain[:40]!r}. The kind is `number`. Correct or remove the row, or set another `kind` in --fields."
         )
     return str(int(value)) if value == value.to_integral_value() else format(value, "f").rstrip("0")

@@ -21,8 +21,8 @@ class QuestionSet:
         hub: Hugging Face Hub id; None for a set that can only be read from a file.
         config: Hub configuration; None if there is only one.
         split: Split that contains the questions.
-        revision: Hub commit; None uses the newest commit.
-        train: Split that contains worked examples. If None, they are taken from `split` and not asked.
+        revision: Hub commit; None for the newest commit.
+        train: Split that contains worked examples. If None, questions of `split` serve as examples and are not asked.
         gated: Whether users must accept terms on the Hub. The texts of gated sets are never shown.
         in_csv: Whether the Hub stores the set as CSV.
         columns: Column names of the original CSV file, which has no header.
@@ -51,7 +51,7 @@ def gsm8k(row: Row, seed: int) -> Draft:
 
 
 def aime(row: Row, seed: int) -> Draft:
-    """Read an AIME row. The answer is a whole number from 0 to 999. A unit, which some copies append, is removed."""
+    """Read an AIME row. The answer is a whole number from 0 to 999. A unit appended to the answer is removed."""
     gold = re.sub(r"\D+$", "", row.text("answer"))
     return {"text": row.text("problem"), "references": (gold_number(gold, row.where),), "kind": "number"}
 
@@ -67,14 +67,14 @@ def simpleqa(row: Row, seed: int) -> Draft:
 
 
 def mmlu(row: Row, seed: int) -> Draft:
-    """Read an MMLU row, either in the format on the Hub or in the original format with columns A to D."""
+    """Read an MMLU row, either in the Hub's format or in the original format with columns A to D."""
     choices = "choices" if "choices" in row.values else ["A", "B", "C", "D"]
     group = {"group": "subject"} if "subject" in row.values else {}
     return by_fields({"text": "question", "choices": choices, "references": "answer", **group})(row, seed)
 
 
 def gpqa(row: Row, seed: int) -> Draft:
-    """Read a GPQA row and shuffle its options. The texts are private, because the authors ask not to publish them."""
+    """Read a GPQA row and shuffle its options. The texts are private at the authors' request."""
     record = row.text("Record ID")
     answers = [row.text(name) for name in ("Correct Answer", *(f"Incorrect Answer {i}" for i in (1, 2, 3)))]
     order = hash_order([f"{record}/{i}" for i in range(len(answers))], seed)
@@ -84,7 +84,7 @@ def gpqa(row: Row, seed: int) -> Draft:
     return {**question, "kind": "choice", "group": row.text("Subdomain"), "meta": {"private": True}}
 
 
-#: Relations that contain "of", "by" or "in". Without this list, a match would end at that word.
+#: Relations that contain "of", "by" or "in". Without this list, a match would end at the first of these words.
 _LONG = (
     "country of citizenship|color of the flag|basic form of government|office held by head of government|place of birth"
     "|place of publication|month of the year"
@@ -101,7 +101,7 @@ _FORMS = (
 
 
 def qa_wikidata(row: Row, seed: int) -> Draft:
-    """Read the beginning of a sentence and its completions. The group is the relation that the sentence states."""
+    """Read the beginning of a sentence and accepted completions. The group is the relation stated by the sentence."""
     text = row.text("input").removesuffix("[MASK]").strip()
     relation = next((found[1] for form in _FORMS if (found := form.fullmatch(text))), "")
     return {"text": text, "references": row.texts("target"), "kind": "cloze", "group": relation}
@@ -112,7 +112,7 @@ _MATH = {"id": "unique_id", "text": "problem", "references": "answer", "kind": "
 _SVAMP = {"id": "ID", "text": "{Body} {Question}", "references": "Answer", "kind": "number", "group": "Type"}
 
 #: Hub id, configuration, split and commit. Public evaluation code pins the same commits: inspect_evals for gsm8k, and
-#: several repositories for the others. They are not necessarily the newest.
+#: several repositories for the others. These commits are not necessarily the newest.
 _HUB: dict[str, tuple[str, str | None, str, str]] = {
     "triviaqa": ("mandarjoshi/trivia_qa", "rc.nocontext", "validation", "0f7faf33a3908546c6fd5b73a660e0f8ff173c2f"),
     "simpleqa": ("google/simpleqa-verified", "simpleqa_verified", "eval", "0dc97e0d28d8233463e005cdc4475cc2a13ba2dc"),

@@ -28,7 +28,7 @@ class Source:
     Attributes:
         dataset: Name of the dataset, which is recorded in each question.
         set: Location and row format, after applying the command's options.
-        path: File, or folder in the layout of a Hub dataset. None reads from the Hub.
+        path: File, or folder in the layout of a Hub dataset; None to read from the Hub.
     """
 
     dataset: str
@@ -126,7 +126,7 @@ class Source:
 def find_source(
     questions: str, fields: Mapping[str, Any] | None = None, split: str | None = None, revision: str | None = None
 ) -> Source:
-    """Find the question source that the options of `extract.recipe.StoreRecipe` select.
+    """Find the question source selected by the options of `extract.recipe.StoreRecipe`.
 
     Raises:
         InputError: If the name is unknown, or an option does not apply to the source.
@@ -155,14 +155,14 @@ def _with_options(
     if known.build is not None:
         if path or config or fields or split or revision:
             raise InputError(
-                f"Expected no options for the set {dataset!r}, because it is built at run time, but got a file, a "
-                "configuration, fields, a split or a revision. Leave them out."
+                f"Expected no options for the set {dataset!r}, but got a file, a configuration, fields, a split or a "
+                "revision. This set is built at run time. Leave the options out."
             )
         return source
     if path is None and known.hub is None:
         raise InputError(
-            f"Expected a file for the set {dataset!r}, because the Hugging Face Hub does not have it in this form, but "
-            f"got none. Pass --questions {dataset}=PATH with the path of {known.file}."
+            f"Expected a file for the set {dataset!r}, but got none. The Hugging Face Hub does not have this set in "
+            f"the required form. Pass --questions {dataset}=PATH with the path of {known.file}."
         )
     if path is not None and (revision is not None or (split is not None and not path.is_dir())):
         option = "split" if revision is None else "questions_revision"
@@ -171,8 +171,8 @@ def _with_options(
         is_hub_id = dataset.casefold() == str(entry.hub).casefold()  # Hub ids are case-insensitive
         if entry.gated and (is_hub_id or (entry is known and fields is not None)):
             raise InputError(
-                f"Expected the gated set {name!r} to be selected by name and without `fields`, because only this keeps "
-                f"its texts private. Pass --questions {name}."
+                f"Expected the gated set {name!r} to be selected by name and without `fields`. Otherwise, its texts "
+                f"would not be kept private. Pass --questions {name}."
             )
     read = known.read if fields is None else by_fields(fields)
     split, revision = split or known.split, revision or known.revision
@@ -184,7 +184,7 @@ def _with_options(
 def _merged(drafts: Iterable[tuple[Draft, str]], dataset: str) -> list[Question]:
     """Convert drafts to questions and merge duplicates. A question without an id gets a hash as its id.
 
-    Questions of kind `short` and `cloze` are merged if they have the same prompt, and all their answers are accepted.
+    Questions of kind `short` or `cloze` with the same prompt are merged, and the answers of all of them are accepted.
     Questions of other kinds are merged only if their answers are also identical.
     """
     questions: dict[str, Question] = {}
@@ -240,7 +240,7 @@ def check_questions(questions: Iterable[Question], source: str) -> list[Question
 
 
 def _problems(question: Question, where: str) -> Iterator[str]:
-    """Yield the expected and the actual value for each rule that is broken. Each rule relies on those before it."""
+    """Yield the expected and the actual value for each broken rule. Each rule assumes that the rules before it hold."""
     kind, references, choices = question.kind, question.references, question.choices
 
     def got(value: object) -> str:
@@ -268,9 +268,9 @@ def _problems(question: Question, where: str) -> Iterator[str]:
         if not _says_anything(kind, reference):
             yield f"`references` of {where} to contain words or numbers, {got(reference)}"
         if kind == "number" and len(numbers(reference)) != 1:
-            yield f"each reference of {where} to be a single number, because its kind is `number`, {got(reference)}"
+            yield f"each reference of {where} to be a single number, {got(reference)}. The question is of kind `number`"
     if kind == "choice" and question.text and not choices:
-        yield f"{where} to have `choices`, because its kind is `choice`, but it has none"
+        yield f"{where} to have `choices`, but it has none. Its kind is `choice`"
     letters = tuple(ascii_uppercase[: len(choices) or None])
     if kind == "choice" and (len(choices) > len(letters) or references[0] not in letters):
         expected = "to begin with the letter of one of at most 26 `choices`, as in [B, Lima]"

@@ -24,8 +24,8 @@ def subset(
     exhausted. A smaller subset is a prefix of a larger one.
 
     Args:
-        n_questions: Number of questions; None takes all.
-        stratify_by: `group`, `kind`, `dataset` or a key of `meta`; None does not stratify.
+        n_questions: Number of questions; None for all.
+        stratify_by: `group`, `kind`, `dataset` or a key of `meta`; None for no stratification.
         name: Name of the source, for error messages.
 
     Raises:
@@ -70,7 +70,7 @@ def with_examples(source: Source, prompt: PromptTemplate, seed: int) -> tuple[li
         hidden = next((question for question in questions if question.private or question.messages), None)
         if hidden is not None:
             is_chat = f"question {hidden.id!r} is a chat, which is asked unchanged"
-            reason = "its authors ask not to show its questions" if hidden.private else is_chat
+            reason = "its authors ask users not to show its questions" if hidden.private else is_chat
             raise InputError(f"Expected no `prompt.shots` with {source.dataset!r}, because {reason}. Leave it out.")
         train = source.examples(seed)
         order = hash_order([f"example/{question.id}" for question in questions], seed)
@@ -85,8 +85,8 @@ def with_examples(source: Source, prompt: PromptTemplate, seed: int) -> tuple[li
             say(f"questions: {len(chosen)} questions of {source.dataset!r} are used as worked examples and not asked")
         if len(chosen) < prompt.shots or (train is None and len(questions) <= prompt.shots):
             raise InputError(
-                f"Expected {source.dataset!r} to have enough questions for {prompt.shots} worked examples besides "
-                f"those that are asked, but found only {len(questions) if train is None else len(chosen)}. "
+                f"Expected {source.dataset!r} to have enough questions for {prompt.shots} worked examples, but found "
+                f"only {len(questions) if train is None else len(chosen)}. Questions used as examples are not asked. "
                 "Reduce --policy.prompt.shots."
             )
         shown = ((str(one.prompt), str(one.meta.get("worked") or one.references[0])) for one in chosen.values())

@@ -14,7 +14,7 @@ from jsonargparse import ArgumentParser, set_loader
 from extract.errors import nearest
 from extract.running.exit import exit_status
 
-#: Renamed options, from old to new name. An option can also appear inside a longer name, as in --data.recipe.…
+#: Renamed options, from old to new name. An option can be part of a longer name, as in --data.recipe.…
 RENAMED: dict[str, str] = {
     "--server.in_flight": "--server.max_concurrency",
     "--server.per_request": "--server.n",
@@ -49,14 +49,14 @@ set_loader("yaml", load_yaml, exceptions=(yaml.YAMLError,))
 
 
 class OneLineErrors:
-    """Mixin for parsers with one-line errors and without abbreviated options. List it before the parser class."""
+    """Mixin for parsers with one-line errors and without abbreviated options. Put it before the parser class."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.allow_abbrev = False
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Print a one-line error and exit with status 2. A nested parser raises the error for the outer parser."""
+        """Print a one-line error and exit with status 2. In a nested parser, raise the error instead."""
         if not self.exit_on_error:  # type: ignore[attr-defined]
             super().error(message, ex)  # type: ignore[misc]
         print(f"error: {explain(message, known_options(self))}", file=sys.stderr)

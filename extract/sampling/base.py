@@ -1,4 +1,4 @@
-"""`Sampler`, the interface of all samplers, and `sample_stores`, which runs one of them."""
+"""`Sampler`, the interface of all samplers, and `sample_stores`, which runs a sampler."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -105,12 +105,12 @@ def sample_stores(
     if prompt.shots and not prompt.chat and not decoding.stop:
         say(
             "sample: the prompt has worked examples, but no stop text is set. The model may add further questions, "
-            f"which are graded too. To prevent this, set --policy.stop '{json.dumps([prompt.next_question])}'"
+            f"which would be graded too. To prevent this, set --policy.stop '{json.dumps([prompt.next_question])}'"
         )
     sampler: Sampler = SAMPLERS[name].load()(options, decoding, worker)
     table = Questions.of(questions, options.block_size)
     sha256, version, new = questions_hash(table), SAMPLERS[name].version, []
-    for temperature, folder in folders.items():  # check before a model is loaded or a server is asked
+    for temperature, folder in folders.items():  # check before loading a model or contacting a server
         check_folder(folder)
         if (folder / "identity.json").is_file():
             check_identity(Store.open(folder), name, options, sha256, decoding.at(temperature))
@@ -135,7 +135,7 @@ def sample_stores(
 def check_identity(
     store: Store, name: str, options: SamplingOptions, questions_sha256: str, decoding: Decoding
 ) -> None:
-    """Check that the identity of an existing store matches this run, before a model is loaded or a server is asked.
+    """Check that the identity of an existing store matches this run, before loading a model or contacting a server.
 
     `decoding` has a single temperature and includes the worked examples in the prompt.
 

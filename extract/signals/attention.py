@@ -38,7 +38,7 @@ def attention_entropy(batch: Pass) -> dict[str, Tensor]:
     The result is a dict from ``layer/name``, with layers from 1, to tensors [row, token] in [0, 1]. The names are:
 
     - ``normalised``: entropy divided by the logarithm of the number of visible keys, averaged over heads.
-    - ``sink_free``: this average without the first token, which many heads use as an attention sink.
+    - ``sink_free``: the same average, but without the first token, which many heads use as an attention sink.
     - ``smallest_head``: smallest normalised entropy of any head.
     """
     found: dict[str, Tensor] = {}
@@ -81,11 +81,11 @@ def rollout(batch: Pass) -> dict[str, Tensor]:
     """Compute the influence of each token through all L layers by attention rollout.
 
     The result is a dict from ``L/MIX_FIELD_AGG_ALIGN`` to non-negative tensors [row, token] float32. The influences of
-    a token on all tokens are a column of the rollout matrix R, which is defined in `rows_summed`.
+    a token on all tokens form a column of the rollout matrix R, which is defined in `rows_summed`.
 
-    - MIX: rule for the share of attention, see `attention_shares`.
+    - MIX: rule for the share of attention (see `attention_shares`).
     - FIELD: receptive field that weights attention: `none`, `column` (`column_field`) or `element` (`element_field`).
-    - AGG: average over all rows of R (`mean`), average over the rows that see the token (`rf_mean`), or `last` row.
+    - AGG: average over all rows of R (`mean`), over the rows that see the token (`rf_mean`), or the last row (`last`).
     - ALIGN: For `token`, the influence is that of the token's own position. For `emit`, it is that of the position at
       which the token was drawn, and R has no row for the last token of the answer.
     """
@@ -125,7 +125,7 @@ def _rollout_arguments(batch: Pass) -> tuple[list[Tensor], list[Tensor], list[Te
 
 
 def attention_shares(products: Dots) -> dict[str, Tensor]:
-    """Compute the share a of the attention output o in its sum s = h + o with the residual stream h.
+    """Compute the share a of the attention output o in the sum s = h + o, where h is the residual stream.
 
     The result is a dict from mix to a tensor [row, query] in [0, 1]. The share of the residual stream is 1 − a, which
     is 50, 70 or 90 % for ``share_50``, ``share_70`` and ``share_90``. The other mixes are:
@@ -166,7 +166,7 @@ def rows_summed(
     """
     n = valid.sum(1)
     step = torch.arange(valid.shape[1], device=valid.device)
-    final = torch.stack([n - 2, n - 1], 1)[..., None]  # [row, alignment, 1]: the last query of each
+    final = torch.stack([n - 2, n - 1], 1)[..., None]  # [row, alignment, 1]: the last query of each alignment
     start = torch.stack([step <= final, step == final], 1).float()  # [row, 2, alignment, query]
     column, element = column_field(query, n_tokens), element_field(query, query)
     v = start[:, None, None].repeat(1, len(FIELDS), shares[0].shape[1], 1, 1, 1)
@@ -191,11 +191,11 @@ def rows_largest(
     """Compute the largest entry of each column of the rollout matrix R, [row, field, mix, alignment, key] float32.
 
     See `rows_summed` for R and the arguments. R is computed in groups of columns, starting with the first layer, and
-    zeros above the diagonal are skipped. The alignment `emit` ignores the last row of R.
+    zeros above the diagonal are skipped. For the alignment `emit`, the last row of R is ignored.
     """
     column, element = column_field(query, n_tokens), element_field(query, query)
 
-    def fielded(name: str, rows: slice) -> Iterator[Tensor]:  # yields Ã [row, query, key] of each layer, at some places
+    def fielded(name: str, rows: slice) -> Iterator[Tensor]:  # yields Ã [row, query, key] of each layer, for some rows
         for block, norm in zip(blocks, norms, strict=True):
             part = block[:, rows, rows].to(column.device)
             if name != "none":

@@ -30,7 +30,7 @@ _ADDED = [
 
 
 class MixingCapture(Hooks):
-    """Hooks that compute dot products of the residual stream and the attention output at chosen tokens of each block.
+    """Hooks that compute dot products of the residual stream and the attention output for chosen tokens in each block.
 
     The residual stream h is the input of a block, and the block adds the attention output o to it.
 

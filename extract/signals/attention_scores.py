@@ -9,7 +9,7 @@ from torch import Tensor
 from extract.errors import InputError
 from extract.signals.base import Places
 
-#: Score of a hidden key, one that the query can't see. Its exponential is 0, and so is its product with 0.
+#: Score of a hidden key, which the query can't see. Its exponential is 0. It is finite, so that 0 times it is 0.
 HIDDEN = -1e30
 
 #: Names of entropies: the mean over heads with and without the first token, and the smallest of any head.

@@ -42,7 +42,7 @@ class TokenSpans:
         return max(self.n_tokens)
 
     def drawn_at(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Return the row and the index at which each answer token was drawn, two tensors [sum of n_tokens] int64."""
+        """Return the row and the index at which each answer token was drawn, as two tensors [sum of n_tokens] int64."""
         n = torch.tensor(self.n_tokens)
         row = torch.arange(len(n)).repeat_interleave(n)
         step = torch.arange(int(n.sum())) - (n.cumsum(0) - n).repeat_interleave(n)
@@ -55,7 +55,7 @@ class TokenSpans:
     def query_index(self, last: bool) -> Tensor:
         """Return the indices at which the answer's tokens were drawn, [row, query] int64.
 
-        If `last` is True, the index of the last token is appended. The indices of shorter rows run past their end.
+        If `last` is True, the index of the last token is appended. In shorter rows, the indices run past the end.
         """
         return torch.tensor(self.first)[:, None] + torch.arange(self.widest + last)
 
@@ -82,7 +82,7 @@ class Places:
 
     @classmethod
     def of(cls, spans: TokenSpans, n_queries: int, last: bool, device: torch.device) -> Self:
-        """Build the places at which answer tokens were drawn. If `last` is True, append that of the last token."""
+        """Build the places at which answer tokens were drawn. If `last` is True, append the place of the last token."""
         first, n_answer, index = torch.tensor(spans.first), torch.tensor(spans.n_tokens), spans.query_index(last)
         return cls(
             index=index.clamp_max(n_queries - 1).to(device),
@@ -97,8 +97,8 @@ class Lens(dict[str, Tensor]):
     """Statistics of the distributions from which the answers' tokens were drawn, float32 on the CPU, padded with NaN.
 
     The first four describe the model's own distribution and have shape [row, token]. The others have shape
-    [row, token, layer]. They describe the distributions p_l of layers l, for which the residual stream goes through the
-    final norm and the head. L is the last layer. Entropies and divergences are in nats.
+    [row, token, layer]. They describe the distributions p_l of layers l, which result from passing the residual stream
+    through the final norm and the head. L is the last layer. Entropies and divergences are in nats.
 
     Keys:
         log_p: Log-probability of the drawn token; NaN if none was drawn.
@@ -111,7 +111,7 @@ class Lens(dict[str, Tensor]):
         next_cosines: Cosine similarity of the residual streams of layers l and l + 1, for l = 0 … L − 1.
         last_cosines: Cosine similarity of the residual streams of layers l and L, for l = 0 … L.
         kl: KL(p_l ‖ p_L) for the last `N_COMPARED` layers before L.
-        jsd: Jensen–Shannon divergence of p_l and p_L for the same layers as `kl`.
+        jsd: Jensen–Shannon divergence between p_l and p_L for the same layers as `kl`.
         early_late: KL(p_E ‖ p_F), [row, token], where p_E and p_F are the mean distributions of the first and the
             last quarter of the layers.
     """

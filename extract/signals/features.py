@@ -1,4 +1,4 @@
-"""Feature vectors of token signals for probes. They are identical whether read from a store or from a model."""
+"""Feature vectors of token signals for probes. They are identical whether the signals come from a store or a model."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -31,7 +31,7 @@ class TokenFeatures:
         weights: Key of the token weights. None for unweighted pooling.
 
     Raises:
-        InputError: If a key does not support a pooling, or `weights` is used with a pooling without a weighted form.
+        InputError: If a key does not support a pooling, or `weights` is used with a pooling that has no weighted form.
     """
 
     keys: tuple[str, ...]
@@ -42,13 +42,14 @@ class TokenFeatures:
         others = [key for key in self.keys if key.split("/")[::2] != ["tokens", "entropy"]]
         if DISTRIBUTION in self.pooling and others:
             raise InputError(
-                f"Expected `pooling` {DISTRIBUTION} only for the entropy of the signal tokens, but got {others[0]!r}. "
-                "Pass --data.signal=tokens --data.positions=[entropy], or --data.join=[tokens/entropy]."
+                f"Expected `pooling` {DISTRIBUTION} only for the entropy of the signal 'tokens', but got {others[0]!r}."
+                " Pass --data.signal=tokens --data.positions=[entropy], or --data.join=[tokens/entropy]."
             )
         windowed = next(filter(_WINDOWS.fullmatch, self.pooling), None)
         if windowed is not None and self.weights is not None:
             raise InputError(
-                f"Expected no `weights` for `pooling` {windowed}, which has no weighted form. Leave out `weights`."
+                f"Expected no `weights` for `pooling` {windowed}, but got {self.weights!r}. "
+                "This pooling has no weighted form. Leave out `weights`."
             )
 
     @property

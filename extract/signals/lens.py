@@ -29,7 +29,7 @@ _NOTHING = -80.0
 
 
 class Softmax(NamedTuple):
-    """Token distributions p = weight / total, where log p = shifted − log(total). The division is left out for speed.
+    """Token distributions p = weight / total, with log p = shifted − log(total). The division is left out for speed.
 
     Attributes:
         shifted: Logits minus the largest one, [token, vocab] float32.
@@ -69,7 +69,7 @@ def kl(p: Softmax, q: Softmax) -> Tensor:
 
 
 def jensen_shannon(p: Softmax, q: Softmax) -> Tensor:
-    """Compute the Jensen–Shannon divergence in nats, [token]: mean of KL(p ‖ m) and KL(q ‖ m), m = (p + q) / 2."""
+    """Compute the Jensen–Shannon divergence in nats, [token]: mean of KL(p ‖ m) and KL(q ‖ m) for m = (p + q) / 2."""
     mixed = (p.weight * (0.5 / p.total)[:, None]).addcmul_(q.weight, (0.5 / q.total)[:, None])
     entropy_mixed = -vecdot(mixed, mixed.clamp(min=torch.finfo(mixed.dtype).tiny).log_())
     return (entropy_mixed - (entropy(p) + entropy(q)) / 2).clamp_(min=0)

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from extract.signals.base import Pass
 
-#: Numbers k of layers before the last one that `evolution` summarises.
+#: Numbers k for which `evolution` summarises the k layers before the last one.
 N_LAST = (3, 5, 10)
 
 #: Thresholds θ of `early_exit` in thousandths.
@@ -50,7 +50,7 @@ def evolution(batch: Pass) -> dict[str, Tensor]:
     for each k in `N_LAST` that is less than L. Variances divide by k − 1.
 
     - ``mean_kl_k``, ``var_kl_k``: mean and variance of the divergence KL(p_l ‖ p_L) from the last layer.
-    - ``jsd_k``: mean Jensen–Shannon divergence of p_l and p_L.
+    - ``jsd_k``: mean Jensen–Shannon divergence between p_l and p_L.
     - ``mean_entropy_k``, ``var_entropy_k``: mean and variance of the entropy of p_l.
     - ``early_late``: KL(p_E ‖ p_F), where p_E and p_F are the mean distributions of the first and the last quarter of
       all layers.
@@ -76,10 +76,10 @@ def early_exit(batch: Pass) -> dict[str, Tensor]:
     [0, 1]. Layer 0 is the embeddings. h_l is the residual stream of layer l before the final norm, and p₁ and p₂ are
     the two largest probabilities in the distribution of layer l.
 
-    - ``state_θ``: first layer l whose next block barely turns the residual stream, 1 − cos(h_l, h_{l+1}) ≤ θ.
-    - ``softmax_θ``: first layer that is nearly certain of a token, 1 − (p₁ − p₂) ≤ θ.
-    - ``saturated_θ``: first layer from which on cos(h_l, h_L) ≥ 1 − θ.
-    - ``persistent``: first layer from which on the most likely token is that of layer L.
+    - ``state_θ``: first layer l after which the next block barely rotates the stream: 1 − cos(h_l, h_{l+1}) ≤ θ.
+    - ``softmax_θ``: first layer whose distribution is nearly certain of one token: 1 − (p₁ − p₂) ≤ θ.
+    - ``saturated_θ``: first layer l such that cos(h_l, h_L) ≥ 1 − θ for it and all later layers.
+    - ``persistent``: first layer such that it and all later layers have the same most likely token as layer L.
 
     If no earlier layer qualifies, the result is layer L.
     """
@@ -97,11 +97,11 @@ def early_exit(batch: Pass) -> dict[str, Tensor]:
 
 
 def _first(qualifies: Tensor) -> Tensor:
-    """Return the first of layers 0 … L − 1 that qualifies, or L if there is none. `qualifies` is [..., layer] bool."""
+    """Return the first of layers 0 … L − 1 that qualifies, or L if none does. `qualifies` is [..., layer] bool."""
     return torch.where(qualifies.any(-1), qualifies.int().argmax(-1), qualifies.shape[-1]).float()
 
 
 def _first_to_hold(holds: Tensor) -> Tensor:
-    """Return the first of layers 0 … L from which on `holds` [..., layer] is True, or L if there is none."""
+    """Return the first of layers 0 … L such that `holds` [..., layer] is True for it and all later ones, else L."""
     to_the_end = holds.flip(-1).int().cummin(-1).values.sum(-1)
     return (holds.shape[-1] - to_the_end.clamp(min=1)).float()

@@ -34,8 +34,8 @@ def decoder_blocks(model: Any) -> nn.ModuleList:
         if isinstance(module, nn.ModuleList) and len(module) == n_layers(model):
             return module
     raise InputError(
-        f"Expected a decoder with a list of {n_layers(model)} blocks, but {type(model).__name__} has none. Signals of "
-        "this architecture can't be read. Use another model."
+        f"Expected a decoder with a list of {n_layers(model)} blocks, but {type(model).__name__} has no such list. "
+        "Signals of this architecture can't be read. Use another model."
     )
 
 
@@ -73,7 +73,7 @@ class ModelHead:
         self._output = type(decoder_of(model)(input_ids=token, use_cache=False))
 
     def chunk_size(self, n_logits: dict[str, int]) -> int:
-        """Return how many tokens fit into the device type's limit on logits in `n_logits`, but at least 1."""
+        """Return the number of tokens per chunk, at least 1, given the maximum number of logits per device type."""
         vocab: int = self._model.config.get_text_config().vocab_size
         return max(1, n_logits.get(self._model.device.type, n_logits["cpu"]) // vocab)
 

@@ -96,7 +96,7 @@ def over_rows(
                 "Read both signals together."
             )
         if len(negative := weights.values[weights.values < 0]):
-            raise InputError(f"Expected `weights` to be at least 0, but got {negative[0]:g}. Pass other weights.")
+            raise InputError(f"Expected `weights` to be at least 0, but got {negative[0]:g}. Pass different weights.")
         axes = torch.broadcast_shapes(axes, weights.values.shape[1:])
     out = {name: torch.full((*axes, values.n_rows), torch.nan) for name in names}
     for rows in _similar(values.lengths, max(1, axes.numel())):

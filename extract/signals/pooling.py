@@ -75,7 +75,7 @@ def _share(n: Tensor, percent: int) -> Tensor:
 
 
 class Pooling(NamedTuple):
-    """Two functions that reduce each row's tokens to one number, [..., row]: one without and one with weights."""
+    """Pair of functions, without and with weights, that reduce each row's tokens to one number, [..., row]."""
 
     plain: Callable[[Padded], Tensor]
     weighted: Callable[[Padded], Tensor]
@@ -161,7 +161,7 @@ def windows(values: Ragged, n_windows: int) -> Tensor:
     return torch.stack(list(over_rows(values, list(map(str, range(n_windows))), means).values()), -1)
 
 
-#: Names of the features of an entropy curve, and of the additional features with weights.
+#: Names of the features of an entropy curve, and of the additional features that require weights.
 PEAKS = (
     "log_count density mean_peak max mean median std q75 q90 max_jump log_n".split(),
     "log_critical critical_density critical_mean critical_max w_mean w_q75 w_q90 w_std w_max".split(),
@@ -201,7 +201,7 @@ def peak_features(entropy: Ragged, threshold: float = 0.5, weights: Ragged | Non
 
 
 def _heights(rows: Padded, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return log(1 + count), share, mean and maximum of the tokens in each row of the mask `chosen` [row, token]."""
+    """Return log(1 + count), share, mean and maximum of each row's tokens in the mask `chosen` [row, token]."""
     count = chosen.sum(-1)
     high = rows.u.masked_fill(~chosen, 0.0)
     return count.double().log1p(), count / rows.n, high.sum(-1) / count.clamp_min(1), high.amax(-1)
@@ -215,7 +215,7 @@ WEIGHTS = {"entropy": ("tokens", "entropy"), "prob": ("tokens", "one_minus_pmax"
 
 
 def weight_of(name: str) -> tuple[str, str]:
-    """Return the signal and position of token weights: `entropy`, `prob`, or an influence as ``signal/position``.
+    """Return the signal and position of token weights named `entropy`, `prob` or ``signal/position`` (an influence).
 
     Raises:
         InputError: If the name is unknown.

@@ -137,7 +137,7 @@ def right_padded(sequences: Sequence[Sequence[int]], device: torch.device) -> Te
 
 
 def can_share(model: Any) -> bool:
-    """Whether the model's key/value cache stores a whole prompt in the standard layers of transformers.
+    """Whether the model's key/value cache stores a whole prompt in transformers' standard cache layers.
 
     It does not if the model has sliding windows, which drop tokens, or recurrent or compressed states.
     """

@@ -75,7 +75,7 @@ def fill_signals(
     reader = _ShardReader(store, *load(), layers_of)
     fill("read", unit, list(missing), store.questions.n_rows, lambda s, bar: reader.read(s, missing[s], bar), worker)
     if reader.n_unknown:
-        say(f"read: {reader.n_unknown} answers after reasoning have no values, because the server returned no tokens")
+        say(f"read: {reader.n_unknown} answers with reasoning have no values, because the server returned no token ids")
     for name, n_nan in reader.n_nan.items():
         if n_nan:
             say(f"read: {n_nan} {unit} have non-finite values of {name}, which are stored as NaN")
@@ -94,7 +94,7 @@ def _choose_layers(store: Store, signal: str, scope: Scope, layers: Sequence[int
         folder = store.signals.file(signal, store.shards(scope)[0]).parent
         raise InputError(
             f"Expected `layers` to be among {held}, the stored layers of {signal!r} in {str(store.path)!r}, but got "
-            f"{sorted(set(layers or ()))}. Leave it out to use these, or delete {str(folder)!r} to read other layers."
+            f"{sorted(set(layers or ()))}. Omit it to use these layers, or delete {str(folder)!r} to read others."
         )
     return held or (None if layers is None else sorted(set(layers)))
 
@@ -102,8 +102,8 @@ def _choose_layers(store: Store, signal: str, scope: Scope, layers: Sequence[int
 class _ShardReader:
     """Reads the signals of shards and writes their files.
 
-    `layers` maps each signal to the layers to keep, or to None for all. `n_nan` counts the rows with non-finite values
-    of each signal. `n_unknown` counts the answers for which the server returned no tokens.
+    `layers` maps each signal to the layers to keep, or to None for all. `n_nan` counts each signal's rows with
+    non-finite values. `n_unknown` counts the answers for which the server returned no token ids.
     """
 
     def __init__(self, store: Store, model: Any, tokenizer: Any, layers: dict[str, list[int] | None]) -> None:

@@ -1,4 +1,4 @@
-"""Results of asked baselines in a store, in one Parquet file per baseline and shard."""
+"""Results of the baselines that `ask` adds to a store, in one Parquet file per baseline and shard."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from extract.text import shown
 
 
 class Asked(ShardFiles):
-    """Results of asked baselines on disk. All tables of a baseline share its settings (model, prompts, options).
+    """Results of `ask` on disk. All tables of a baseline have the same settings (model, prompts, options).
 
     Args:
         folder: Directory of the store.
@@ -24,7 +24,7 @@ class Asked(ShardFiles):
         super().__init__(folder, "asked/{name}", "baseline")
 
     def names(self, scope: Scope = "question") -> list[str]:
-        """Return the names of all baselines that have a finished table at the given scope."""
+        """Return the names of all baselines that have a finished table for the given scope."""
         return [name for name in super().names() if self.finished(name, scope)]
 
     def write(self, baseline: str, shard: Shard, rows: list[dict[str, Any]], settings: dict[str, Any]) -> None:

@@ -88,12 +88,12 @@ class StoreFolder:
 
 
 class ShardFiles:
-    """Base class for the grades, signals or asked baselines of a store. Each name and shard has its own file.
+    """Base class for the grades, signals or asked baselines of a store. There is one file per name and shard.
 
     Args:
         folder: Directory of the store.
         subfolder: Format string of the subfolder, for example ``"grades/{name}"``. It can also contain ``{scope}``.
-        noun: What a name refers to, for example ``"grader"``. Used in messages and provenance records.
+        noun: What the names stand for, for example ``"grader"``. Used in messages and provenance records.
         suffix: File name suffix.
     """
 
@@ -161,8 +161,8 @@ class ShardFiles:
         found, expected = self.settings(name, scope), json.loads(canonical_json(settings))
         if found is not None and (different := "; ".join(differences(found, expected))):
             raise InputError(
-                f"Expected this run to have the settings of the files in {str(self._place(name, scope))!r}, but it "
-                f"differs in {different}. Use the settings of the files, or delete that folder to start over."
+                f"Expected this run to have the same settings as the files in {str(self._place(name, scope))!r}, but "
+                f"it differs in {different}. Use the settings of the files, or delete that folder to start over."
             )
 
     def _place(self, name: str, scope: Scope) -> Path:

@@ -14,7 +14,7 @@ from extract.store.store import Store
 def copy_known(
     store: Store, missing: Mapping[Shard, list[str]], layers: dict[str, list[int] | None]
 ) -> dict[Shard, list[str]]:
-    """Copy missing question signals into a store from stores with other temperatures.
+    """Copy missing question signals into a store from stores that differ from it only in temperature.
 
     Args:
         store: The store.
@@ -44,7 +44,7 @@ def copy_known(
 
 
 def same_but_temperature(store: Store) -> list[Store]:
-    """Return the stores in the same folder that differ from a store only in temperature and have the same reader."""
+    """Return the stores next to `store` that have the same reader and differ from it only in temperature."""
     found = []
     for folder in member_stores(store.path.absolute().parent):
         with suppress(InputError):  # skip stores that cannot be opened

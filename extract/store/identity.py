@@ -1,4 +1,4 @@
-"""JSON records of a store: its identity (identity.json) and the local model that reads its signals (reader.json)."""
+"""JSON records of a store: its identity (identity.json), and the local copy of a served model (reader.json)."""
 
 import json
 import os
@@ -82,12 +82,12 @@ def read_identity(folder: Path) -> dict[str, Any]:
 
 
 def write_reader(folder: Path, identity: str, model: dict[str, Any]) -> None:
-    """Write reader.json, which identifies the local copy (`ModelIdentity`) that reads the signals of a served model."""
+    """Write reader.json, which contains the identity (`ModelIdentity`) of the local copy of a served model."""
     _write_record(folder / _READER, identity, model)
 
 
 def read_reader(folder: Path, identity: str) -> dict[str, Any] | None:
-    """Return the identity of the local copy of a served model from reader.json, or None if there is no such file.
+    """Read reader.json. Return the identity of the local copy of a served model, or None if there is no such file.
 
     Raises:
         InputError: If the file is damaged or was written for another store.

@@ -52,8 +52,8 @@ def _pairs(into: Path, others: Sequence[Path]) -> list[tuple[Path, Path]]:
         members = member_stores(other)
         if members and (into / "identity.json").is_file():
             raise InputError(
-                f"Expected `store` to be the folder of a grid, because {str(other)!r} in `others` is one, but "
-                f"{str(into)!r} is a single store. Pass one store of the grid in --others, or another --store."
+                f"Expected `store` to be the folder of a grid, but {str(into)!r} is a single store, and {str(other)!r} "
+                "in `others` is a grid. Pass one store of the grid in --others, or another --store."
             )
         pairs += [(into / member.name, member) for member in members] or [(into, other)]
     first: dict[Path, Store] = {}
@@ -128,7 +128,7 @@ def _files_to_copy(into: Store, other: Store, worker: Worker) -> tuple[list[str]
 
 
 def _check_alike(into: Store, other: Store, logs: list[SampleRange]) -> None:
-    """Check that two stores have compatible sample ranges, readers, signals (first file only) and asked settings."""
+    """Check that the ranges, readers, signals (first file only) and baseline settings of two stores are compatible."""
     stores = f"{str(into.path)!r} and {str(other.path)!r}"
     if clash := overlap([*into.samples.ranges(), *other.samples.ranges(), *logged_ranges(into), *logs]):
         raise InputError(
@@ -137,8 +137,8 @@ def _check_alike(into: Store, other: Store, logs: list[SampleRange]) -> None:
         )
     if None not in (into.reader, other.reader) and into.reader != other.reader:
         raise InputError(
-            f"Expected {stores} to be read with the same model, but their reader.json files differ. Merge only stores "
-            "that were read with the same model."
+            f"Expected {stores} to have been read with the same model, but their reader.json files differ. Merge only "
+            "stores that were read with the same model."
         )
     for scope in get_args(Scope):
         for signal in {*into.signals.names()} & {*other.signals.names()}:

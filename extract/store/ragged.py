@@ -1,4 +1,4 @@
-"""Ragged tensors. Their rows have different lengths, for example one value for each token of an answer."""
+"""Ragged tensors, whose rows can have different lengths, for example because answers differ in length."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Self

@@ -12,7 +12,7 @@ from extract.store.folder import StoreFolder
 from extract.store.parquet import COMPACT_SAMPLES_SCHEMA, SAMPLES_SCHEMA, write_table
 from extract.store.shards import SampleRange, missing_ranges
 
-#: `finish_reason` of a sample whose request the server rejected. Its text is empty, and its grade is always unknown.
+#: `finish_reason` of a sample whose request the server rejected. The text is empty, and the grade is always unknown.
 REJECTED = "rejected"
 
 
@@ -63,7 +63,7 @@ class Samples:
         write_table(self.file(samples), pa.Table.from_pylist(rows, self._schema.with_metadata(metadata)))
 
     def read(self, samples: SampleRange | None = None) -> pa.Table:
-        """Read the samples of one range, or of all ranges by default, in the order of block, range and question.
+        """Read the samples of one range, or of all ranges by default, sorted by block, range and question.
 
         The columns are `question_id`, `sample`, `text`, `token_ids`, `logprobs` (nats), `n_tokens`, `finish_reason` and
         `prompt_tokens`. If the sampler has nullable columns, `reasoning` is added, and unknown values are null.

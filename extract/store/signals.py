@@ -56,7 +56,7 @@ class _Header(NamedTuple):
 
 
 class Signals(ShardFiles):
-    """Signals on disk. Rows are in the order of the questions, or of the samples as `Samples.read` returns them.
+    """Signals on disk. Rows are in the order of the questions, or of the samples in `Samples.read`.
 
     Args:
         folder: Directory of the store.
@@ -83,7 +83,7 @@ class Signals(ShardFiles):
             tensors: Dict from ``layer/position`` keys to tensors [row, …] or ragged tensors with one row for each
                 question or sample.
             batch_tokens: Maximum number of tokens per batch, which affects the last bits of the values.
-            settings: Other settings that affect the values, as plain JSON types. They must be equal in all files.
+            settings: Other settings that affect the values, as plain JSON types. They must be identical in all files.
 
         Raises:
             InputError: If existing files of the signal have different settings.
@@ -137,7 +137,7 @@ class Signals(ShardFiles):
     def read(self, signal: str, key: str, scope: Scope = "question") -> Tensor:
         """Read one tensor [row, …] for all questions or all answers. Missing rows are NaN.
 
-        The first call verifies the checksums of the files. Later calls read only the bytes of their key.
+        The first call verifies the checksums of the files. Later calls read only the bytes of the tensor.
 
         Raises:
             InputError: If a file is missing or damaged, the key is unknown, or its tensor is ragged.
@@ -190,7 +190,7 @@ class Signals(ShardFiles):
         return self._header(signal, shard).layout
 
     def _shards(self, signal: str, key: str, scope: Scope, ragged: bool) -> list[Shard]:
-        """Check that a signal is complete, has the key, and is ragged or not as expected. Return its shards."""
+        """Check that a signal is complete, has the key, and is ragged only if `ragged` is set. Return its shards."""
         keys, shards = self.keys(signal, scope), self._folder.shards(scope)
         of_signal = f"of the signal {signal!r} in {str(self._folder.path)!r}"
         if key not in keys:

@@ -99,7 +99,7 @@ class Store:
 
     @property
     def model_id(self) -> str:
-        """Name of the model that answered."""
+        """Name of the model that answered the questions."""
         return str(self.identity["policy"]["model"]["id"])
 
     @property
@@ -115,7 +115,7 @@ class Store:
     def model(self) -> dict[str, Any]:
         """Identity (`ModelIdentity` as a dict) of the model that signals are read from.
 
-        If the model that answered is served, this is a local copy of it.
+        If the model that answered the questions is served, this is a local copy of it.
 
         Raises:
             InputError: If the model is served and no local copy has been used yet.
@@ -123,7 +123,7 @@ class Store:
         model = self.identity["policy"]["model"] if self.samples.provides.weights else self.reader
         if model is None:
             raise InputError(
-                f"Expected {str(self.path)!r} to have been read with a local copy of {self.model_id!r}, but no copy "
-                f"has been used yet. Run `python -m extract read --store {self.path} --model PATH_OR_HUB_ID`."
+                f"Expected the signals of {str(self.path)!r} to come from a local copy of {self.model_id!r}, but no "
+                f"copy has been used yet. Run `python -m extract read --store {self.path} --model PATH_OR_HUB_ID`."
             )
         return model

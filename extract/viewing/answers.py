@@ -1,4 +1,4 @@
-"""Select which answers of a store to show, and read the text and the numbers of their tokens."""
+"""Select which answers of a store to show, and read the text, uncertainty and influence of their tokens."""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ from extract.viewing.summary import MARKS
 
 #: Default number of questions.
 N_QUESTIONS = 4
-#: Influence that is shown by default if it was read: that of a token's own position, from the norm of its residual.
+#: Influence that is shown by default if it was read. It is computed from norms, for each token's own position.
 INFLUENCE = "norm_element_mean_token"
 #: Maximum number of tokens in an answer that is divided into pieces.
 LONGEST = 4096
@@ -38,7 +38,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class ShownAnswer:
-    """An answer with its grade and the numbers of its tokens.
+    """An answer to show, with its grade and the uncertainty and influence of its tokens.
 
     Attributes:
         question_id: Id of the question.
@@ -90,7 +90,7 @@ def read_answers(
         questions: Question ids. None selects a few questions, with a right and a wrong answer to each.
         samples: Sample indices to show for each question. None shows all answers to the given `questions`.
         grader: Grader whose grades are shown. None uses the store's only grader, if any.
-        influence: Name of the token weights to show, with or without the signal, for example
+        influence: Name of the token weights to show, with or without the signal's name, for example
             ``rollout/norm_element_mean_token``. None shows ``norm_element_mean_token`` if it was read.
 
     Raises:
@@ -208,7 +208,8 @@ def pieces(tokenizer: Any, token_ids: Sequence[int], text: str) -> list[Piece]:
     decode a single token differently (leading spaces, bytes of a character). Tokens that add no text (bytes of an
     unfinished character, special tokens) join the piece of the next token, or the last piece.
 
-    `token_ids` are the content tokens. `text` ends before a stop string, which can begin inside the last of them.
+    `token_ids` are the ids of the content tokens. `text` ends before any stop string, which can begin inside the last
+    token.
     """
     found: list[Piece] = []
     before, start, n = "", 0, len(token_ids)

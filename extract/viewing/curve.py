@@ -1,4 +1,4 @@
-"""Plot of one answer: the entropy of each token, with the token's other numbers and its text below."""
+"""Plot of one answer: the entropy of each token, with the token's other values and its text below."""
 
 from functools import cache
 from typing import Any
@@ -36,7 +36,7 @@ def entropy_curve(answer: ShownAnswer, model: str, influence: str | None = None)
 
     name = f"answer {answer.sample} to {answer.question_id!r}"
     if not answer.n_tokens or not bool(answer.entropy.isfinite().all()):
-        raise InputError(f"Expected an entropy for every token, but {name} has none. Choose a different answer.")
+        raise InputError(f"Expected an entropy for every token, but {name} lacks some. Choose a different answer.")
     if answer.n_tokens > LONGEST:
         raise InputError(
             f"Expected at most {LONGEST} tokens for a plot, but {name} has {answer.n_tokens}. "
@@ -81,7 +81,7 @@ def entropy_curve(answer: ShownAnswer, model: str, influence: str | None = None)
 
 
 def _draw(axis: Any, places: range, values: Tensor, colour: str, bars: bool) -> None:
-    """Draw a curve over the tokens of one row, scaled to the whole answer."""
+    """Draw a curve over the tokens of one row, on a y-axis scaled to the whole answer."""
     values = values.nan_to_num(0.0)  # shares are NaN if all weights are 0
     own = values[places.start : places.stop].tolist()
     if bars:

@@ -1,4 +1,4 @@
-"""HTML page of answers. Tokens are shaded by entropy and underlined by influence, and numbers appear on hover."""
+"""HTML page of answers. Tokens are shaded by entropy and underlined by influence, and their values appear on hover."""
 
 import math
 from collections import Counter
@@ -57,7 +57,7 @@ def _content(answer: ShownAnswer, top: float) -> dict[str, Any]:
 
 
 def _token(answer: ShownAnswer, piece: Piece, top: float) -> dict[str, Any]:
-    """Return the values that the template shows for a piece of text, which is shaded by the mean over its tokens."""
+    """Return the values that the template shows for a piece of text, which is shaded by its mean entropy."""
     places = slice(piece.tokens.start, piece.tokens.stop)
     entropy = float(answer.entropy[places].mean())
     style = [f"--e:{min(1.0, entropy / top):.3f}"] if math.isfinite(entropy) else []
@@ -75,7 +75,7 @@ def _numbers(answer: ShownAnswer) -> list[list[tuple[str, str]]]:
     }
     if answer.influence is not None:
         shares = zip(answer.influence, 100 * answer.influence / answer.influence.sum(), strict=True)  # NaN if all are 0
-        columns["influence"] = [f"{_number(i)} ({_number(share, ' %', 1)} of the answer’s)" for i, share in shares]
+        columns["influence"] = [f"{_number(i)} ({_number(share, ' %', 1)} of the total)" for i, share in shares]
     return [list(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 

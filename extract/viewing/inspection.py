@@ -91,7 +91,7 @@ def _plural(count: int, noun: str) -> str:
 
 
 def compared(stores: Sequence[Store], grader: str | None = None) -> str:
-    """Format a table of a grid's stores: temperature, expected accuracy, distinct texts and share of cut answers.
+    """Format a table of a grid's stores: temperature, accuracy, distinct texts and share of answers cut at the limit.
 
     Stores without grades are allowed. If `grader` is None, the grader of each store is chosen as in `describe`.
     """

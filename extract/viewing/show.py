@@ -26,7 +26,7 @@ def show(
     influence: str | None = None,
     model: str | None = None,
 ) -> Path:
-    """Show answers token by token, on a page shaded by entropy and influence or as the entropy curve of one answer.
+    """Show answers token by token, either on a page with shaded tokens or as a plot of the entropy along one answer.
 
     Args:
         store: Folder of the store. The signal `tokens` must have been read for its answers.
@@ -42,7 +42,8 @@ def show(
         Path to the output file.
 
     Raises:
-        InputError: If an id, a sample or the file suffix is unknown, a signal was not read, or the tokenizer differs.
+        InputError: If an id, a sample or the file suffix is unknown, a signal was not read, or the tokenizer is not the
+            store's.
     """
     path, opened = Path(out), Store.open(store)
     if path.suffix not in (".html", *_PICTURES):

@@ -30,7 +30,7 @@ class GradeCounts:
         right: [question] int64 number of right answers.
         wrong: [question] int64 number of wrong answers.
         unknown: [question] int64 number of answers that the grader could not decide.
-        no_answer: [question] int64 number of texts without a readable answer. They also count in `right` or `wrong`.
+        no_answer: [question] int64 number of texts without a readable answer, which are included in `right` or `wrong`.
     """
 
     right: Counts
@@ -80,7 +80,7 @@ class Summary:
         n_samples: [question] int64 number of answers in finished sample ranges.
         n_distinct: [question] int64 number of distinct texts among these answers.
         finish_reasons: Number of answers for each finish reason.
-        n_tokens: [sample] int32 number of tokens in each answer for which it is known.
+        n_tokens: [sample] int32 number of tokens in each answer whose length is known.
         grades: Counts for each grader.
         n_logs: Number of unfinished sample ranges.
         n_logged: Number of answers in the logs of unfinished ranges.
@@ -171,8 +171,8 @@ def _spread(left: dict[bool | None, list[Shown]], n: int) -> list[Shown]:
 def interval(values: NDArray[np.float64]) -> tuple[float, float, float] | None:
     """Return the mean of `values` [question] and its 95 % interval (Student's t); None for fewer than two known values.
 
-    The interval is clipped to [0, 1]. If all values are equal, its half-width is 1 − 0.025^(1/n), which is the exact
-    binomial bound for values of 0 or 1.
+    The interval is clipped to [0, 1]. If all values are identical, the half-width is 1 − 0.025^(1/n), which is the
+    exact binomial bound for values of 0 or 1.
     """
     known = values[~np.isnan(values)]
     n = len(known)

@@ -1,8 +1,8 @@
 """Registry of the baselines, which score questions and answers without hidden states.
 
 Like a probe, a baseline is fitted on the training split and calibrated on the validation split. To add a baseline,
-write a score function in `scores.py` and register it here. Baselines that ask the model come from
-`extract.asking.registry`.
+write a score function in `scores.py` and register it here. Baselines that ask the model are registered
+in `extract.asking.registry`.
 """
 
 from collections.abc import Mapping
@@ -94,7 +94,7 @@ def available(name: str, data: FeatureDataModule) -> bool:
 
 
 def needed_commands(name: str) -> str:
-    """Return the commands that add everything that a baseline needs to a store.
+    """Return the commands that compute the data that a baseline needs.
 
     >>> needed_commands("max_entropy")
     'python -m extract read --store STORE --signals [tokens] --scope sample'
@@ -107,8 +107,8 @@ def cost_of(name: str, data: FeatureDataModule) -> tuple[NDArray[Any], NDArray[A
     """Count the prompt tokens and the generated tokens that a question-level baseline uses, each [question].
 
     For a baseline that uses half of the answers, the prompt and these answers are counted. For a baseline that asks the
-    model, its prompts and replies are counted. Counts that a server did not report are NaN. All other baselines use no
-    tokens, because text encoders and entailment classifiers are not counted.
+    model, its prompts and replies are counted. Counts that a server did not report are NaN. The counts of all other
+    baselines are 0, because tokens read by text encoders and entailment classifiers are not counted.
     """
     table, baseline = data.table, BASELINES[name]
     if baseline.half:
@@ -149,6 +149,6 @@ def confidence(name: str, data: FeatureDataModule, rows: Rows, scope: Scope = "q
 
 
 def counts(table: QuestionTable, half: bool) -> tuple[Tensor, Tensor]:
-    """Return the numbers of right and graded answers, each [question]. If `half`, only the held-out half is counted."""
+    """Return the numbers of right and graded answers, each [question], for all answers or only the held-out half."""
     right, known = (table.held_right, table.held_known) if half else (table.right, table.known)
     return torch.from_numpy(right), torch.from_numpy(known)

@@ -54,7 +54,7 @@ def split_rows(table: QuestionTable, questions: Tensor, shares: list[float], see
 
 
 def fit(make: Callable[[], ProbeModule], data: FeatureDataModule, epochs: int, seed: int) -> ProbeModule:
-    """Fit a probe on the training split of a datamodule, then choose its options and calibrate it on validation.
+    """Fit a probe on the training split of a datamodule, then choose its options and calibrate it on validation data.
 
     Raises:
         InputError: If the probe or its calibrator cannot be fitted.

@@ -18,7 +18,7 @@ from probes.comparison.folds import fit, folds
 from probes.metrics.intervals import check_resampling
 from probes.registry import METHODS, PROBES, ProbeMethod
 
-#: Name of the probe that validation chooses in each fold.
+#: Name of the method that uses the probe chosen on validation questions in each fold.
 BEST = "best_probe"
 
 
@@ -145,7 +145,7 @@ class Comparison:
         return self.out
 
     def _is_missing(self, name: str, method: ProbeMethod) -> bool:
-        """Whether a signal that a probe needs is missing from the store. If so, add the reason to `masked`."""
+        """Check whether a signal that a probe needs is missing from the store. If so, add the reason to `masked`."""
         signals, of_target = self.data.store.signals, FeatureDataModule(target=method.target).needs
         needs: list[tuple[str, Scope]] = [(method.signal, TARGETS[method.target])]
         needs += [(signal, "sample") for signal in of_target.union(method.load().needs)]
@@ -177,7 +177,7 @@ class Comparison:
         return {**chosen, "val_loss": float(loss), "warning": module.warning}
 
     def _choose(self, choices: Sequence[dict[str, Any]], fold: int, test: Tensor) -> None:
-        """Choose the probe with the lowest validation loss. Probes with a warning are chosen only if all have one."""
+        """Choose the probe with the lowest validation loss. Probes with warnings are chosen only if all have one."""
         if not choices:
             reasons = "; ".join(f"{name}: {self.out.masked[name]}" for name in self._methods if name in self.out.masked)
             raise InputError(f"Expected a probe that can be fitted on {self.store!r}, but all probes failed. {reasons}")

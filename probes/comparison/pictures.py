@@ -67,7 +67,7 @@ def forest(methods: dict[str, Any]) -> Figure:
 
 
 def _label(name: str, figures: dict[str, Any]) -> str:
-    """Return the name of a method, with the number of questions or the half of the answers that it is scored on."""
+    """Return the name of a method, with a note if it is scored on only some questions or on half of the answers."""
     subset = [f"{figures['n_questions']} questions"] * bool(figures["n_masked"])
     subset += ["half of the answers"] * figures["half"]
     return f"{name} ({', '.join(subset)})" if subset else name
@@ -114,7 +114,7 @@ def calibration(methods: dict[str, Scored], n_bins: int = 8) -> Figure:
 
 @styled
 def transfer_picture(record: dict[str, Any]) -> Figure:
-    """Plot a heat map of the AUROC for every pair of sets, in bold if its interval excludes 0.5."""
+    """Plot a heat map of the AUROC for every pair of sets. Values whose intervals exclude 0.5 are in bold."""
     trains, tests = sets_of(record)
     values = np.full((len(trains), len(tests)), np.nan)
     excludes_half = np.zeros_like(values, dtype=bool)

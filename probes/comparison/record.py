@@ -32,7 +32,7 @@ def comparison_record(out: OutOfFold, n_folds: int, n_resamples: int, seed: int)
 
     Returns:
         The content of comparison.json. `methods` contains the metrics of each method on all answers. Methods that use
-        half of the answers are scored on the other half, and `on_half` contains the chosen probe's metrics on it.
+        half of the answers are scored on the other half. `on_half` contains the chosen probe's metrics on that half.
         `answers` contains metrics on single answers. `tests` comes from `paired_tests`, and `chosen`, `masked` and
         `notes` come from `OutOfFold`.
     """
@@ -91,7 +91,7 @@ def cheap_baselines(record: dict[str, Any]) -> list[str]:
 
 
 def predictions(out: OutOfFold) -> pa.Table:
-    """Return a table of the tested questions with their folds, grades and confidences; missing confidences are null."""
+    """Return a table of the tested questions with their folds, grades and confidences, which are null if missing."""
     table, rows = out.data.table, out.questions
     return pa.table(
         {
@@ -195,7 +195,7 @@ def comparison_page(record: dict[str, Any], plots: Sequence[str]) -> str:
 
 
 def comparison_verdict(record: dict[str, Any]) -> str:
-    """Describe the chosen probe's results, and its differences from baselines with equal or lower token cost."""
+    """Describe the chosen probe's results, and its differences from baselines with the same or a lower token cost."""
     tests = {(test["b"], test["metric"]): test for test in record["tests"] if test["a"] == BEST}
     chosen = Counter(fold["probe"] for fold in record["chosen"]).most_common()
     context: dict[str, Any] = {"baselines": cheap_baselines(record), "tests": tests, "chosen": chosen}

@@ -165,7 +165,7 @@ def _check_compatible(first: FeatureDataModule, other: FeatureDataModule) -> Non
 
 
 def _train(probe: str, data: FeatureDataModule, questions: Tensor, seed: int) -> Callable[[QuestionSet], Scored]:
-    """Train and calibrate a probe on some questions of a store; return a function that scores a question set."""
+    """Train and calibrate a probe on some questions of a store, and return a function that scores a question set."""
     train, val = split_rows(data.table, questions, [1 - VAL_SHARE, VAL_SHARE], seed + 1)  # same split as in `folds`
     every = data.every().question
     rest = every[~torch.isin(every, questions)]

@@ -105,7 +105,7 @@ def fit_temperature(scores: Tensor, right: Tensor, known: Tensor) -> Temperature
     x, penalty = scores / size, RIDGE * known.sum()
 
     def descent(log_temperature: float) -> float:
-        """Return the derivative of the penalised loss with respect to 1/T, which increases with 1/T."""
+        """Return the derivative of the penalised loss with respect to 1/T. The derivative increases with 1/T."""
         inverse = math.exp(-log_temperature)
         return float((x * (known * torch.sigmoid(inverse * x) - right)).sum() + penalty * inverse)
 
@@ -122,7 +122,7 @@ def fit_isotonic(scores: Tensor, right: Tensor, known: Tensor) -> Isotonic:
     the calibrator are the two ends of each step. See `fit_platt` for the arguments.
 
     Raises:
-        InputError: If all answers are right or all are wrong, or there are fewer than `LEAST_ISOTONIC_ROWS` rows.
+        InputError: If all answers are right or all are wrong, or if there are fewer than `LEAST_ISOTONIC_ROWS` rows.
     """
     from sklearn.isotonic import IsotonicRegression  # takes a second to import
 

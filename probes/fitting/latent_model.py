@@ -70,14 +70,14 @@ def summarise(embeddings: Tensor, axes: Tensor) -> Answers:
 
 
 def encode(hidden: Tensor, weight_in: Tensor, bias_in: Tensor, weight: Tensor, bias: Tensor) -> Gaussian:
-    """Encode hidden states into means and standard deviations, by layer norm, a linear layer, GELU and a linear layer.
+    """Map hidden states to means and standard deviations with layer norm and two linear layers with GELU in between.
 
     Args:
         hidden: [..., row, d_model] standardised hidden states.
         weight_in: [..., d_model, hidden] weights of the first layer.
         bias_in: [..., 1, hidden] biases of the first layer.
         weight: [..., hidden, 2 · component] weights of the second layer. The first half of its outputs are the means.
-            The second half become the standard deviations by applying softplus and adding `FLOOR`.
+            The standard deviations are the softplus of the second half plus `FLOOR`.
         bias: [..., 1, 2 · component] biases of the second layer.
     """
     normal = nn.functional.layer_norm(hidden, hidden.shape[-1:])
@@ -121,7 +121,7 @@ def answer_loss(predicted: Gaussian, shared: Tensor, answers: Answers) -> Tensor
 
 
 def drawn_noise(components: int, seed: int = 0) -> Tensor:
-    """Draw standard normal noise [draw, component]. All questions use it, so identical inputs get identical scores."""
+    """Draw standard normal noise [draw, component] for all questions, so that identical inputs get identical scores."""
     return torch.randn(DRAWS, components, generator=torch.Generator().manual_seed(seed))
 
 
@@ -160,7 +160,7 @@ def rank_correlations(scores: Tensor, agreement: Tensor) -> Tensor:
 
 
 def collapse(scores: Tensor, agreement: Tensor, deviation: Tensor) -> str | None:
-    """Return a sentence for reports on how the predicted spread has collapsed, or None if it has not.
+    """Return a sentence that describes how the predicted spread has collapsed, or None if it has not collapsed.
 
     The spread has collapsed if one of these conditions is met on the validation questions:
         1. At least 99 % of the predicted standard deviations σ are within 1 % of `FLOOR`.
@@ -182,7 +182,7 @@ def collapse(scores: Tensor, agreement: Tensor, deviation: Tensor) -> str | None
     total = deviation.square().sum(-1)
     varies = float(total.std() / total.mean())
     if varies < 0.01:
-        return f"{start}it is the same for all {n} validation questions (it varies by {varies:.2%} of its mean)."
+        return f"{start}the spread is the same for all {n} validation questions (variation: {varies:.2%} of its mean)."
     ratio = float(scores.std() / agreement.std())
     if ratio < 0.05:
         return f"{start}it varies only {ratio:.1%} as much as the agreement of the answers to {n} validation questions."

@@ -54,7 +54,7 @@ class Choice:
 
 
 class ProbeModule(L.LightningModule, ABC):
-    """Base class of all probes. One run trains a candidate for every penalty and every feature (layer and position).
+    """Base class of all probes. One run trains a candidate for each penalty and feature (layer and position).
 
     The candidate with the lowest validation loss is chosen, and its calibrator is fitted on the validation split.
     Subclasses implement `make_candidates`, `candidate_scores`, `candidate_head` and `training_step`.
@@ -64,11 +64,11 @@ class ProbeModule(L.LightningModule, ABC):
         calibrator: Calibrator that is fitted on the validation split: platt, temperature or isotonic.
     """
 
-    #: Name in reports, unless `probes.registry` has another name for this class with its target and signal.
+    #: Name in reports, unless `probes.registry` has a different name for this class, target and signal.
     name: str
     #: Name of the option that accepts several values to try. It is one of `OPTIONS` in `probes.registry`.
     option = "l2"
-    #: Description of the training objective, if it differs from the target of the datamodule.
+    #: Description of the training objective, if the objective differs from the target of the datamodule.
     taught: str | None = None
     #: Asked baselines that the store must contain for training, in addition to those for the target.
     needs: ClassVar[tuple[str, ...]] = ()

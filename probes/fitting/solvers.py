@@ -1,4 +1,4 @@
-"""Solvers for linear probes, which fit all layers and penalties at once. Coefficients are accurate to 10⁻⁵.
+"""Solvers that fit linear probes for all layers and penalties at once. Coefficients are accurate to 10⁻⁵.
 
 The solvers take finite, standardised `features` [feature, row, d] and a `target` [row] of labels or expected accuracies
 in [0, 1]. `penalties` are one or several L2 penalties λ > 0. The results are weights [penalty, feature, d] and biases
@@ -16,7 +16,7 @@ from torch.nn.functional import pad, softplus
 
 from extract.errors import InputError
 
-#: Size in bytes of a chunk of float64 features that a GPU solves together.
+#: Maximum size in bytes of a chunk of float64 features that are fitted together on a GPU.
 CHUNK_BYTES = 2**28
 #: Maximum number of Newton steps. Most problems take six. Separable classes with λ = 10⁻⁶ take 20.
 MOST_STEPS = 100
@@ -149,7 +149,7 @@ def _minimise(rows: Tensor, target: Tensor, share: Tensor, l2: Tensor, dual: boo
     """Fit penalised logistic regression and return weights [feature, penalty, d] and biases [feature, penalty].
 
     The inexact Newton method with line search (Nocedal & Wright, Numerical Optimization, alg. 7.1) starts from zero
-    weights. Conjugate gradients solve for each step until the residual is at most a tenth of the gradient norm. If the
+    weights. Each step is found by conjugate gradients, with a residual of at most a tenth of the gradient norm. If the
     gradient norm is below 10⁻⁵ times the penalty, each weight is within 10⁻⁵ of the minimum, and the candidate has
     converged.
 
@@ -205,7 +205,7 @@ def _minimise(rows: Tensor, target: Tensor, share: Tensor, l2: Tensor, dual: boo
 def _newton_step(
     coordinates: Tensor, mean_squares: Tensor, curvature: Tensor, penalty: Tensor, gradient: Tensor, active: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Approximate the Newton step −H⁻¹g by preconditioned conjugate gradients. Returns the step and the logits' change.
+    """Approximate the Newton step −H⁻¹g by preconditioned conjugate gradients. Returns the step and the logit changes.
 
     The Hessian is H = ZᵀDZ + diag(`penalty`), where Z are the `coordinates` of the rows, D = diag(`curvature`) and g is
     the `gradient`. If all entries of `curvature` were equal, H would be diagonal. This diagonal is the preconditioner.

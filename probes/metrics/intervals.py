@@ -56,7 +56,7 @@ def resampled(metric: WeightedMetric, n_questions: int, n_resamples: int, seed: 
 def bootstrap(metric: WeightedMetric, n_questions: int, n_resamples: int = 2000, seed: int = 0) -> Interval | None:
     """Compute a metric and its 95 % BCa interval over resampled questions.
 
-    Returns None if the metric is NaN or `resampled` returns None. Metrics with the same seed use the same resamples.
+    Returns None if the metric is NaN or `resampled` returns None. A seed gives the same resamples for all metrics.
     """
     weights = torch.ones(1, n_questions, dtype=torch.float64, requires_grad=True)
     with torch.enable_grad():

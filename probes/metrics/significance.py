@@ -11,7 +11,7 @@ from torch import Tensor
 
 from probes.metrics.intervals import WeightedMetric, resampled
 
-#: Maximum number of questions for enumerating all sign patterns: 2^19 sums, by symmetry.
+#: Maximum number of questions for which all sign patterns are enumerated. By symmetry, 2^19 sums are enough.
 _MOST_EXACT = 20
 #: Maximum number of signs in memory at once.
 _CHUNK = 2**22
@@ -22,11 +22,11 @@ def sign_flip(differences: Tensor, n_flips: int = 10_000, seed: int = 0) -> floa
 
     Each sign pattern flips the signs of some differences. The p-value is the share of patterns for which the mean
     difference is at least as far from 0 as observed. With up to 20 questions, all patterns are enumerated. With more,
-    the patterns are random, and the p-value is (1 + h) / (1 + n_flips), where h patterns are at least as far from 0.
+    random patterns are drawn, and the p-value is (1 + h) / (1 + n_flips) if the share is h / n_flips.
 
     Args:
-        differences: [question] finite differences between two methods, for example in `functional.brier_terms`. If a
-            question has several rows, pass the mean of their differences.
+        differences: [question] differences between two methods, for example in `functional.brier_terms`. They must be finite.
+            If a question has several rows, pass the mean of their differences.
         n_flips: Number of random sign patterns. The smallest possible p-value is about 1 / n_flips.
         seed: Seed for the patterns.
 

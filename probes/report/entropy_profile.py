@@ -44,7 +44,7 @@ def entropy_profile(
     Returns:
         A dict with `layers`, and with `right`, `wrong` and `difference` (wrong − right): one mean per layer in nats,
         with a pointwise 95 % interval. `n_answers` contains the numbers of right and of wrong answers. `n_questions`
-        contains the numbers of questions with a right and with a wrong answer. `n_missing` is the number of graded
+        counts the questions with a right answer and those with a wrong answer. `n_missing` is the number of graded
         answers without entropies.
 
     Raises:

@@ -25,7 +25,7 @@ CAPABILITY: dict[str, Callable[..., Tensor]] = {
     "aurc": functional.aurc,
 }
 _OF_ANSWERS = {name: CAPABILITY[name] for name in ("auroc", "brier", "ece_width", "ece_mass", "aurc")}
-#: Metrics by target. The Brier score against single answers needs no debiasing.
+#: Metrics for each target. The Brier score against single answers needs no debiasing.
 METRICS = {"capability": CAPABILITY, "response": _OF_ANSWERS | {"brier": functional.response_brier}}
 #: Metrics without a valid interval. A calibration error cannot be negative, so resampling biases it upwards.
 WITHOUT_INTERVAL = ("ece_width", "ece_mass", "rmsce")

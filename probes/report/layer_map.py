@@ -1,7 +1,7 @@
 """Layer map: out-of-fold AUROC of a probe at every layer and position of the hidden states, with its picture.
 
 Every cell of the map uses the same closed-form probe, so the cells differ only in their features. The AUROC of the best
-cell is biased upwards. To choose a layer, use `train.py` or `compare`, which choose on validation.
+cell is biased upwards. To choose a layer, use `train.py` or `compare`, which choose it on validation questions.
 """
 
 from collections.abc import Callable, Mapping
@@ -38,7 +38,7 @@ SOLVERS: Registry[Solver] = Registry(
         "difference_of_means": solvers.difference_of_means,
     },
 )
-#: Token positions of the hidden states, by target.
+#: Token positions of the hidden states for each target.
 _POSITIONS = {"capability": ("last_prompt",), "response": ("first_answer", "mean_answer", "last_answer")}
 #: Colour map without its ends. White cells would look empty, and frames would not be visible on black cells.
 _RAMP = ListedColormap(matplotlib.colormaps["Blues"](np.linspace(0.06, 0.96, 256)))
@@ -180,7 +180,7 @@ def layer_heat_map(maps: Mapping[Any, dict[str, Any]], model: str) -> Figure:
 
 
 def _caption(target: str, map_: dict[str, Any], highest: float) -> str:
-    """Return the title of a panel: the target, the numbers of rows, and the best cell."""
+    """Return the title of a panel: the target, the numbers of answers and questions, and the best cell."""
     rows = f"{map_['n_rows']:,} answers to " if target == "response" else ""
     missing = f" ({map_['n_missing']:,} without hidden states left out)" if map_["n_missing"] else ""
     best = map_["best"]

@@ -41,7 +41,7 @@ def new_figure(width: float, height: float, **grid: Any) -> tuple[Figure, Any]:
 def annotate_cells(
     axes: Axes, image: AxesImage, values: NDArray[np.float64], fontsize: float, bold: NDArray[np.bool_] | None = None
 ) -> None:
-    """Write the values [row, column] of a heat map into its cells, in bold where `bold` is true; leave out NaN."""
+    """Write the values [row, column] of a heat map into its cells, in bold where `bold` is true. Leave out NaN."""
     rgb = image.to_rgba(values)[..., :3]
     linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
     dark = linear @ (0.2126, 0.7152, 0.0722) < 0.213  # below this luminance, white text has more contrast (WCAG 2)
@@ -133,8 +133,8 @@ def by_layer(
 ) -> Figure:
     """Plot the AUROC and the Brier score of a probe by layer, with 95 % bands.
 
-    `names` contains the features as ``layer/position``, and `intervals` their `auroc` and `brier`. The feature `chosen`
-    is circled. `references` contains the AUROC and Brier score of up to two baselines, drawn as horizontal lines.
+    `names` contains the name ``layer/position`` of each feature, and `intervals` contains its `auroc` and `brier`. The
+    feature `chosen` is circled. `references` contains the AUROC and Brier score of up to two baselines, drawn as lines.
     """
     figure, axes = new_figure(8.4, 3.4, ncols=2)
     labels = f"{target} AUROC", "Brier score" + (" (debiased)" if target == "capability" else "")

@@ -160,7 +160,7 @@ class Report:
         return plots.by_layer(self.module.name, names, intervals, self.choice.name, references, self.target)
 
     def predictions(self) -> pa.Table:
-        """Return a table of questions or answers with split, grades and confidences; missing confidences are null."""
+        """Return a table of questions or answers with their splits, grades and confidences (null if missing)."""
         table, split_of = self.table, {int(row): split for split, rows in self.data.split_rows.items() for row in rows}
         rows = np.array(sorted(split_of))
         questions = self.data.question_of[rows].tolist()
@@ -210,7 +210,7 @@ class Report:
         return ConfidenceProbe(head, self.choice.calibrator, config)
 
     def write(self, folder: Path) -> dict[str, Path]:
-        """Write the report, predictions, pictures and probe to a folder; return a dict from picture names to paths."""
+        """Write the report, predictions, pictures and probe to a folder. Return a dict from picture names to paths."""
         pictures, probe = self.figures(), self.probe()
         page = report_page(self.record, list(pictures))
         files = {"report.json": self.record, "report.md": page, "predictions.parquet": self.predictions()}

@@ -24,7 +24,7 @@ LEVEL = 0.05
 
 
 def render(template: str, **context: Any) -> str:
-    """Render a template below ``probes/``, for example ``comparison/comparison.md.j2``."""
+    """Render a template in a folder of ``probes/``, for example ``comparison/comparison.md.j2``."""
     return _environment().get_template(template).render(**context)
 
 
@@ -62,7 +62,7 @@ def p_equation(p: float | None) -> str:
 
 
 def relation(test: dict[str, Any], higher_is_better: bool = True) -> str:
-    """Describe the result of a test, for example ``significantly better``, by its corrected p-value."""
+    """Describe the result of a test in words, such as ``significantly better``, based on its corrected p-value."""
     if test["p_holm"] is None or test["p_holm"] >= LEVEL:
         return "not significantly different"
     return "significantly better" if (test["value"] > 0) == higher_is_better else "significantly worse"

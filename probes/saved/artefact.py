@@ -53,7 +53,7 @@ class ConfidenceProbe:
         return hidden + ([] if self.pooled is None else self.pooled.signals)
 
     def features(self, read: Mapping[str, Mapping[str, Tensor | Ragged]]) -> Tensor:
-        """Assemble the head's features [row, d_model] on the CPU from tensors by signal name and key.
+        """Assemble the head's features [row, d_model] on the CPU from tensors indexed by signal name and key.
 
         Raises:
             InputError: If `read` lacks a layer or a token signal of the probe.
@@ -62,8 +62,8 @@ class ConfidenceProbe:
         def tensor(signal: str, key: str) -> Tensor | Ragged:
             if key not in read[signal]:
                 raise InputError(
-                    f"Expected the signal {signal!r} of {self.config['model']['id']!r} to have {key!r}, which the "
-                    f"probe needs, but it has only {', '.join(sorted(read[signal]))}. Restore the probe's config.json."
+                    f"Expected the signal {signal!r} of {self.config['model']['id']!r} to have {key!r}, but it has "
+                    f"only {', '.join(sorted(read[signal]))}. The probe needs {key!r}. Restore its config.json."
                 )
             return read[signal][key]
 

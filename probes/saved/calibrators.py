@@ -43,7 +43,7 @@ class Calibrator(nn.Module):
 
     @classmethod
     def of_zeros(cls, n_knots: int) -> Self:
-        """Create a calibrator of zeros to load values into. Calibrators without knots ignore `n_knots`."""
+        """Create a calibrator of zeros, into which values can be loaded. Calibrators without knots ignore `n_knots`."""
         return cls(*(torch.zeros([n_knots] * cls.n_axes) for _ in cls.values))
 
 
@@ -126,5 +126,5 @@ class Isotonic(Calibrator):
         return f"`y` contains {float(outside[0])}, outside [0, 1]" if len(outside) else None
 
 
-#: Calibrators that a config or a saved probe can name.
+#: Calibrators that are allowed in a config or a saved probe.
 CALIBRATORS: dict[str, type[Calibrator]] = {kind.kind: kind for kind in (Platt, Temperature, Isotonic)}

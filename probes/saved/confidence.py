@@ -84,8 +84,8 @@ class ConfidentModel:
         texts = [answers] if isinstance(answers, str) else list(answers or ())
         if len(texts) != len(ids):
             raise InputError(
-                "Expected `answers` to contain one answer per question, because this probe reads answers, but got "
-                f"{len(texts)} for {len(ids)} questions. Pass the model's own answers."
+                f"Expected `answers` to contain one answer per question, but got {len(texts)} for {len(ids)} questions."
+                " This probe reads answers. Pass the model's own answers."
             )
         return self._read(ids, [self.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts])
 
@@ -100,7 +100,7 @@ class ConfidentModel:
         Args:
             inputs: One or more texts, chats or lists of token ids. Alternatively, a left-padded tensor of token ids
                 [question, token], whose `attention_mask` is passed as an option.
-            **options: Options of transformers' `generate`, such as `num_return_sequences` answers per question.
+            **options: Options of transformers' `generate`, such as `num_return_sequences` (answers per question).
 
         Returns:
             The answers with their confidences.
@@ -154,7 +154,7 @@ class ConfidentModel:
             ids = torch.atleast_2d(prompts)
             if mask is None and len(ids) > 1 and bool((ids[:, [0, -1]] == self._pad_token()).any()):
                 raise InputError(
-                    "Expected an `attention_mask` with the tensor of prompts, because some of them begin or end with "
+                    "Expected an `attention_mask` with the tensor of prompts, because some prompts begin or end with "
                     "the padding token. Pass the mask that the tokenizer returned."
                 )
             masks = torch.ones_like(ids) if mask is None else torch.atleast_2d(mask)
@@ -189,7 +189,7 @@ class ConfidentModel:
         return probe.confidence(probe.features(read_answers(self._model, pairs, probe.signals, layers=layers)))
 
     def _contents(self, drawn: list[list[int]], stop: Sequence[str]) -> tuple[list[str], list[list[int]]]:
-        """Cut answers as in the training data. Returns their texts before any stop string, and their content tokens."""
+        """Cut answers as in the training data. Return the texts before any stop string and the content tokens."""
         from extract.models.loading import end_tokens
         from extract.signals.reading import content_tokens
 

@@ -17,7 +17,7 @@ class Head(nn.Module):
     """Base class of the heads. A head standardises features and computes a score from them.
 
     To add a head, implement `score` in a subclass and add it to `HEADS`. Keep all tensors in buffers, because a saved
-    probe stores the `state_dict`. Loading creates the head from `d_model` and `sizes`, and then fills its buffers.
+    probe stores the `state_dict`. A loaded head is created from `d_model` and `sizes`, and then its buffers are filled.
 
     Args:
         d_model: Width of the features.
@@ -29,7 +29,7 @@ class Head(nn.Module):
 
     #: Name of the head in config.json.
     kind: ClassVar[str]
-    #: Additional integer arguments of `__init__` and their upper limits. The subclass stores them as attributes.
+    #: Upper limits of additional integer arguments of `__init__`. The subclass stores the arguments as attributes.
     sizes: ClassVar[Mapping[str, int]] = {}
 
     def __init__(self, d_model: int) -> None:
@@ -45,7 +45,7 @@ class Head(nn.Module):
         raise NotImplementedError
 
     def filled(self, **values: Tensor) -> Self:
-        """Copy values into the buffers with these names, and return the head."""
+        """Copy the given values into the buffers with the same names, and return the head."""
         for name, value in values.items():
             getattr(self, name).copy_(value.detach())
         return self
@@ -105,7 +105,7 @@ class MLPHead(Head):
 
 
 class LatentHead(Head):
-    """Median cosine similarity of answer embeddings that are drawn from the encoder's prediction. See `latent_model`.
+    """Median cosine similarity of answer embeddings drawn from the predicted distribution. See `latent_model`.
 
     Args:
         d_model: Width of the features.
@@ -177,9 +177,9 @@ class KNNHead(Head):
 def neighbour_means(queries: Tensor, points: Tensor, labels: Tensor, n_neighbors: Sequence[int]) -> Tensor:
     """Average the labels of the nearest points, weighted by inverse distance, for several numbers of neighbours.
 
-    Equals scikit-learn's `KNeighborsRegressor(weights="distance")`, except if several points tie for the last
-    neighbour. scikit-learn picks some of these points arbitrarily, whereas this function splits the remaining weight
-    equally between them. A row at distance 0 from some points gets the mean label of those points.
+    The result is that of scikit-learn's `KNeighborsRegressor(weights="distance")`, unless several points tie for the
+    last neighbour. scikit-learn picks some of these points arbitrarily, whereas this function splits the remaining
+    weight equally between them. A row at distance 0 from some points gets the mean label of those points.
 
     Args:
         queries: [row, d] finite features. A row with NaN gives NaN.
@@ -230,5 +230,5 @@ def _mean(squared: Tensor, slack: Tensor, labels: Tensor, k: int) -> Tensor:
     return (weight * labels).sum(1) / weight.sum(1)
 
 
-#: Heads that a saved probe can name; no other class is ever loaded.
+#: Heads that are allowed in a saved probe. No other class is ever loaded.
 HEADS: dict[str, type[Head]] = {head.kind: head for head in (LinearHead, MLPHead, LatentHead, KNNHead)}

@@ -105,8 +105,8 @@ def read_config(path: Path) -> dict[str, Any]:
     check_record(config, {**_CONFIG, **_reading(known.get("target"), known.get("signal"))}, path)
     if config["prompt"]["system"] is not None and not config["prompt"]["chat"]:
         raise InputError(
-            f"Expected `prompt.system` in {str(path)!r} to be null, because `prompt.chat` is false, but got "
-            f"{shown(config['prompt']['system'])}. Restore the file."
+            f"Expected `prompt.system` in {str(path)!r} to be null, but got "
+            f"{shown(config['prompt']['system'])}. A system prompt requires `prompt.chat` to be true. Restore the file."
         )
     sizes = {name: whole(1, largest) for name, largest in HEADS[config["head"]].sizes.items()}
     check_record(config["sizes"], sizes, path, prefix="sizes.")
@@ -120,8 +120,8 @@ def read_config(path: Path) -> dict[str, Any]:
         alone, width = config["layer"] is None, config["d_model"]
         if width != n if alone else width <= n:
             raise InputError(
-                f"Expected `d_model` in {str(path)!r} to be {n if alone else f'above {n}'}, because `pooled` has {n} "
-                f"features, but got {width}. Restore the file."
+                f"Expected `d_model` in {str(path)!r} to be {n if alone else f'above {n}'}, but got {width}. "
+                f"`pooled` has {n} features. Restore the file."
             )
     return config
 
@@ -129,7 +129,7 @@ def read_config(path: Path) -> dict[str, Any]:
 def _reading(target: Any, signal: Any) -> Schema:
     """Build the schema of `signal`, `layer`, `position` and `pooled`.
 
-    The schema depends on the target and the signal of the config, which are not checked yet.
+    The schema depends on the target and the signal of the config, which have not been checked yet.
     """
     from extract.signals.hidden import POSITIONS
     from extract.signals.registry import SIGNALS
@@ -168,13 +168,13 @@ def read_weights(path: Path, config: dict[str, Any]) -> tuple[Head, Calibrator]:
     Raises:
         InputError: If the file is damaged, or its tensors are missing, unexpected or invalid.
     """
-    with torch.device("meta"):  # allocates no memory, whatever sizes the config claims
+    with torch.device("meta"):  # allocates no memory, even if the sizes in the config are huge
         head = HEADS[config["head"]](config["d_model"], **config["sizes"])
     try:
         size = path.stat().st_size
         largest = sum(tensor.nbytes for tensor in head.state_dict().values()) + _LARGEST_CALIBRATOR + _LARGEST_HEADER
         if size > largest:
-            raise ValueError(f"it has {size} bytes, more than the {largest} that they need")
+            raise ValueError(f"it has {size} bytes, more than the {largest} needed")
         if sha256_file(path) != config["weights"]:
             raise ValueError("its checksum differs from the one in config.json")
         tensors = load_file(path)

@@ -1,1 +1,1 @@
-"""Scores of answers that are computed from token signals without training."""
+"""Answer scores that are computed from token signals without training."""

@@ -1,4 +1,4 @@
-"""AUROCs of thousands of scores at once, with standard errors clustered by question and corrected p-values.
+"""AUROCs of thousands of scores at once, with corrected p-values and standard errors clustered by question.
 
 The placement of a right answer is the share of wrong answers with a lower score. The placement of a wrong answer is the
 share of right answers with a higher score. Ties count ½. The mean placement is the AUROC (DeLong et al. 1988). The
@@ -28,8 +28,8 @@ class ClusteredAuroc(NamedTuple):
     """AUROCs of several scores on the same answers.
 
     Attributes:
-        auroc: [score] float64, AUROC of each score; NaN without both right and wrong answers.
-        influence: [score, question] float64, derivatives of the AUROC with respect to the question weights, with sum 0.
+        auroc: [score] float64, AUROC of each score; NaN unless there are both right and wrong answers.
+        influence: [score, question] float64, AUROC derivatives with respect to the question weights. They sum to 0.
         n_answers: [score] int64, number of answers that have the score.
         has_answer: [score, question] bool, whether any answer to the question has the score.
         varies: [score] bool, whether the score differs between answers.

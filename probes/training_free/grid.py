@@ -55,7 +55,7 @@ class Grid:
         scores: [score, answer] float32, scores of the test answers; higher means more likely right.
         n_tokens: [answer] int64, number of content tokens of each answer in the answer table.
         reference: Index of the mean token entropy among the scores; None if the store has no token entropies.
-        masked: Dict from the name of each missing signal to the reason.
+        masked: Dict from the name of each missing signal to the reason why it is missing.
     """
 
     store: Store
@@ -99,8 +99,8 @@ class Grid:
     def of_families(self) -> dict[str, int]:
         """Return a dict from each family to the row of its best score, in the order of the scores.
 
-        A weighted score is excluded if it is equivalent on validation to an unweighted score of the same key. For
-        example, the maximum does not depend on the weights.
+        A weighted score is excluded if it is equivalent on the validation answers to an unweighted score with the
+        same signal and key. For example, the maximum does not depend on the weights.
         """
         influence = self.aurocs["val"].influence
         unweighted: dict[tuple[str, ...], list[int]] = {}
@@ -148,7 +148,7 @@ def make_grid(
     Args:
         store: Store with token signals for its answers.
         table: Question table of the store, with the grades.
-        test_fraction: Share of test questions.
+        test_fraction: Fraction of the questions to use for testing.
         seed: Seed for the split and the draws.
         n_draws: Number of draws for the corrected p-values.
 
@@ -200,8 +200,9 @@ def split(table: QuestionTable, test_fraction: float, seed: int) -> dict[str, Pa
         least = LEAST_VALIDATION if name == "val" else 2
         if len(questions) < least:
             raise InputError(
-                f"Expected at least {least} {words} questions, but got {len(questions)} of {len(usable)} with at least "
-                f"two graded answers. Use a store with more questions, or change `test_fraction` ({test_fraction:g})."
+                f"Expected at least {least} {words} questions, but got {len(questions)}. Only {len(usable)} questions "
+                "have at least two graded answers. Use a store with more questions, or change `test_fraction` "
+                f"({test_fraction:g})."
             )
         index = np.full(len(table.ids), -1)
         index[questions] = np.arange(len(questions))

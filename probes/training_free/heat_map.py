@@ -101,7 +101,7 @@ def _heat_map(
     panel_size: float,
     numbers: bool = True,
 ) -> Figure:
-    """Draw a heat map by row and pooling, with values above `middle` in blue and values below in red.
+    """Draw a heat map by row and pooling, with values above `middle` in blue and values below it in red.
 
     The chosen score is framed. `scale` is the label of the colour bar, and `most_rows` is the maximum number of rows
     and headings per panel. Sizes are in inches.
@@ -151,7 +151,7 @@ def _panels(rows: Sequence[Row], most: int) -> list[list[Row]]:
         if panels[-1] and (room < 3 or room < min(len(block), most // 2)):
             panels.append([])
         for row in block:
-            if _height([*panels[-1], row]) > most + 4:  # prefer a slightly longer panel to another panel
+            if _height([*panels[-1], row]) > most + 4:  # prefer a slightly longer panel to an additional one
                 panels.append([])
             panels[-1].append(row)
     return panels

@@ -30,9 +30,10 @@ def grid_record(grid: Grid, n_resamples: int, seed: int) -> dict[str, Any]:
         seed: Seed for the resamples.
 
     Returns:
-        A record with the name of the ``chosen`` score. ``rows`` contains metrics of all reported scores. ``tests``
-        compares the chosen score with others, and ``groups`` evaluates it for each group of questions. ``grid`` and
-        ``parts`` contain numbers of scores, questions and answers. ``masked`` explains which signals are missing.
+        A record. ``chosen`` is the name of the chosen score. ``rows`` contains the metrics of all reported scores.
+        ``tests`` contains comparisons of the chosen score with others, and ``groups`` contains its metrics for each
+        group of questions. ``grid`` and ``parts`` contain the numbers of scores, questions and answers. ``masked``
+        contains the reasons why signals are missing or have no chosen score.
     """
     tested = _Tested(grid, n_resamples, seed)
     p, auroc = grid.p, grid.aurocs["test"].auroc
@@ -72,7 +73,7 @@ def _counts(grid: Grid, name: str) -> dict[str, int]:
 
 
 def length_stratum(n_tokens: Tensor) -> Tensor:
-    """Return the length class of each answer, [answer] int64. Lengths above 5 share a class if they are within 25 %."""
+    """Return the length class of each answer, [answer] int64. Lengths above 5 in a class differ by less than 25 %."""
     return (n_tokens.clamp_min(1).double().log() / math.log(1.25) + 1e-9).floor().long()
 
 
@@ -103,7 +104,7 @@ class _Tested:
     def rows(self) -> list[dict[str, Any]]:
         """Return metrics of every reported score.
 
-        The AUROC is computed on all answers, on answers that were not truncated, and on pairs of similar length.
+        The AUROC is computed on all answers, on answers that were not truncated, and on answer pairs of similar length.
         """
         part, scores = self._part, torch.stack([scored.confidence for scored in self._scored.values()])
         p_values = max_t(scores, part.right, part.question, part.sample, 5 * self._n_resamples, self._seed).tolist()

@@ -14,7 +14,7 @@ from extract.signals.registry import SIGNALS
 from extract.store.ragged import Ragged
 from extract.store.store import Store
 
-#: Name of the weighting of unweighted scores.
+#: Value of `Score.weighting` for unweighted scores.
 UNWEIGHTED = "none"
 #: Signal that is pooled both with and without weights. It also contains the log-probabilities.
 TOKENS = "tokens"
@@ -41,7 +41,7 @@ class Score(NamedTuple):
 
     @property
     def position(self) -> str:
-        """Position in the key, without the layer."""
+        """Position of the signal, which is the part of the key after the layer."""
         return self.key.split("/")[1]
 
     @property
@@ -56,9 +56,9 @@ class Score(NamedTuple):
 
     @property
     def sign(self) -> int:
-        """Sign that makes higher scores mean more likely right: 1 for positions in `Signal.rising`, otherwise −1.
+        """Factor applied so that higher means more likely right: 1 for positions in `Signal.rising`, otherwise −1.
 
-        It is fixed in advance. For standard deviations, it is always −1.
+        The factor does not depend on the data. For standard deviations, it is always −1.
         """
         rising = self.signal in SIGNALS and self.position in SIGNALS[self.signal].rising
         return 1 if rising and self.pooling != "std" else -1
@@ -76,7 +76,7 @@ class Scores:
         answers: Answer table of the store.
 
     Attributes:
-        masked: Dict from the name of each missing signal to the reason.
+        masked: Dict from the name of each missing signal to the reason why it is missing.
         names: Names of the scores.
         n_tokens: [answer] int64, number of content tokens of each answer.
 
@@ -115,7 +115,7 @@ class Scores:
         self.n_tokens = store.signals.read_ragged(first, self._keys[first][0]).lengths
 
     def key_of(self, position: str) -> str | None:
-        """Return the key of the signal `tokens` that has a given position, such as ``30/entropy``, or None."""
+        """Return the key for `position` in the signal `tokens`, such as ``30/entropy``, or None if there is none."""
         return next((key for key in self._keys.get(TOKENS, []) if key.split("/")[1] == position), None)
 
     def batches(self) -> Iterator[Tensor]:
@@ -124,7 +124,7 @@ class Scores:
             yield torch.tensor([name.sign for name in names])[:, None] * compute()
 
     def _batches(self) -> Iterator[tuple[list[Score], Callable[[], Tensor]]]:
-        """Yield names of scores that are computed together, with a function that computes them as [score, answer]."""
+        """Yield groups of score names, each with a function that computes the scores [score, answer] of the group."""
         batches = [(s, keys, [UNWEIGHTED]) for s in self._signals for keys in _chunks(self._keys[s], _COLUMNS)]
         if TOKENS in self._signals:
             keys = self._keys[TOKENS]
@@ -151,7 +151,7 @@ class Scores:
         """Compute three scores [3, answer] from the log-probabilities of the tokens.
 
         The first is the negative log-likelihood of the answer. The second is its mean over half of the answers to the
-        question. The third is the mean over the same answers of the negative log-likelihood per token.
+        question. The third is the negative log-likelihood per token, averaged over the same answers.
         """
         nll = self._store.signals.read_ragged(TOKENS, key)
         mean = pool_each(nll, ["mean"])["mean"]
@@ -159,7 +159,7 @@ class Scores:
         return torch.stack([total, self._mean_of_half(total), self._mean_of_half(mean)])
 
     def _mean_of_half(self, values: Tensor) -> Tensor:
-        """Average values [answer] over the answers to each question that have even sample numbers.
+        """Average values [answer] over each question's answers with even sample numbers.
 
         Answers with odd sample numbers get the mean for their question. Answers with even sample numbers get NaN.
         """

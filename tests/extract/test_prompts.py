@@ -131,7 +131,7 @@ def test_examples_of_a_set_without_a_train_split_are_never_asked(tmp_path: Path)
     assert not more & examples
     with pytest.raises(InputError, match="between 1 and 35, the size"):
         StoreRecipe(questions=path, n_questions=36, policy=policy).load()
-    with pytest.raises(InputError, match="for 40 worked examples besides those that are asked, but found only 40"):
+    with pytest.raises(InputError, match="for 40 worked examples, but found only 40"):
         StoreRecipe(questions=path, policy=Decoding(prompt=PromptTemplate(shots=40))).load()
 
 

@@ -216,7 +216,7 @@ def test_numbers_of_neighbours_that_are_none_are_refused(n_neighbors: Any) -> No
 
 
 def test_what_can_not_be_fitted_is_refused(data: FeatureDataModule) -> None:
-    with pytest.raises(InputError, match="`n_neighbors` to be at most 72, the number of training rows, but got 75"):
+    with pytest.raises(InputError, match="`n_neighbors` to be at most 72, but got 75. There are only 72 training rows"):
         fitted(data, n_neighbors=[5, 75])
     with pytest.raises(InputError, match="`calibrator` of KNN to be one of platt, isotonic, but got 'temperature'"):
         KNN(calibrator="temperature")

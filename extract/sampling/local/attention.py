@@ -45,7 +45,7 @@ def attend_to(queries: Tensor, keys: Tensor, values: Tensor, scaling: float, bia
 
     Args:
         queries: [..., query, d_head].
-        keys: [..., token, d_head], as for `values`.
+        keys: [..., token, d_head]. `values` has the same shape.
         scaling: Factor by which the scores are multiplied.
         bias: [..., query, token] float32, added to the scores. −inf hides a token. Each query must see at least one.
     """
@@ -78,7 +78,7 @@ def attend(
 
     Args:
         query: [row, head, token, d_head].
-        key: [row, key head, token, d_head], as for `value`. If prompts are shared, it covers only answer tokens.
+        key: [row, key head, token, d_head], like `value`. If prompts are shared, both cover only answer tokens.
         scaling: Factor by which the scores are multiplied. None means 1/√d_head.
 
     Returns:
@@ -113,7 +113,7 @@ AttentionMaskInterface.register(NAME, sdpa_mask)
 def shared_attention(model: Any) -> Iterator[None]:
     """Replace SDPA with `attend` inside the with block. A model that does not use SDPA is not changed.
 
-    Forward passes without an active cache (see `using`) still run SDPA, in any thread.
+    Forward passes without an active cache (see `using`) still use SDPA, including those in other threads.
     """
     with _lock:
         shared = _users[id(model)] > 0 or model.config._attn_implementation == "sdpa"

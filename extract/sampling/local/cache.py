@@ -24,7 +24,7 @@ class AnswerLayer(DynamicLayer):
         prefix: Keys and values [1, head, token, d_head] of the common prefix, or None.
         prompts: Keys and values [question, head, token, d_head] of the prompts; None unless answers share them.
         handed_out: Keys and values that `update` last returned while prompts were read.
-        keys: Keys [row, head, token, d_head] of the answers. Unless prompts are shared, their keys come first.
+        keys: Keys [row, head, token, d_head] of the answers. Unless prompts are shared, prompt keys come first.
         values: Values, with the shape of `keys`.
     """
 
@@ -122,8 +122,8 @@ class AnswerCache(DynamicCache):
         chunks = "chunked_attention" in (getattr(model.config.get_text_config(), "layer_types", None) or ())
         if chunks and not bool(mask.all()):
             raise InputError(
-                f"Expected prompts of the same length, because the attention chunks of {type(model).__name__} count "
-                "padding, but they differ. Sample single questions with --block_size 1, or use another model."
+                f"Expected prompts of the same length, but their lengths differ. {type(model).__name__} would count "
+                "padding in its attention chunks. Sample single questions with --block_size 1, or use another model."
             )
         for i, layer in enumerate(self.layers):
             of_prefix = None if prefix is None else prefix.layers[i]

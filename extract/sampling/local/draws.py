@@ -115,6 +115,6 @@ def inverse_cdf(logits: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def _first_above(ends: Tensor, targets: Tensor) -> Tensor:
-    """Index [row, 1] of the first cumulative sum above the target, or of the last increase if rounding leaves none."""
+    """Index [row, 1] of the first cumulative sum above the target. If rounding leaves none, of the last increase."""
     last_step_up = torch.searchsorted(ends, ends[:, -1:].contiguous(), right=False)
     return torch.minimum(torch.searchsorted(ends, targets, right=True), last_step_up)

@@ -58,7 +58,7 @@ class LocalSampler(Sampler):
         return Policy(self._model, decoding)
 
     def fill(self, stores: Mapping[float, Store], k: int) -> None:
-        """Draw the missing samples. Each range is drawn at once for all temperatures at which it is missing."""
+        """Draw the missing samples. Each range is drawn in one pass for all temperatures at which it is missing."""
         lacking: dict[SampleRange, dict[float, Store]] = defaultdict(dict)
         for temperature, store in stores.items():
             own = [samples for samples in store.samples.missing(k) if self.worker.has(samples.block)]

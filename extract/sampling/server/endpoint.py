@@ -23,9 +23,9 @@ _MOST_FAILURES, _LONGEST_REST = 3, 30.0
 #: Connections per pool. httpcore scans all connections of a pool twice per request, so a single pool of 500 connections
 #: would be slower than the server.
 _POOL = 8
-#: Connection timeout in seconds. A busy server can take long to accept a connection.
+#: Connection timeout in seconds. A busy server can take a long time to accept a connection.
 _CONNECT = 30.0
-#: Statuses that are retried, in addition to 5xx, and statuses that reject only a single request.
+#: Statuses that are retried, in addition to 5xx, and statuses that concern only a single request.
 _TRANSIENT, _ABOUT_REQUEST = (408, 409, 425, 429), (400, 413, 422)
 
 

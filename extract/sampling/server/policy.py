@@ -42,7 +42,7 @@ class Server:
     Attributes:
         url: Base address, without /chat/completions. Several addresses with the same model share the requests.
         max_concurrency: Maximum number of concurrent requests.
-        n: Number of answers per request. Values above 1 save reading the prompt again. Not all servers support them.
+        n: Number of answers per request. If above 1, prompts are read less often. Not all servers support this.
         logprobs: Whether to request the log-probability of each token.
         seeds: Whether to send a seed with each request. It is derived from policy.seed, the question and the sample.
         timeout: Time limit for one attempt, in seconds.
@@ -94,8 +94,8 @@ class Server:
         if secret is not None or (len(key) >= _SHORTEST_KEY and key in str(self.extra_body)):
             found = "the API key" if secret is None else f"the field {shown(secret)}"
             raise InputError(
-                f"Expected `server.extra_body` to contain no secrets, because the store records it, but got {found}. "
-                f"Remove it. The API key in the environment variable {self.api_key_env} is sent automatically."
+                f"Expected `server.extra_body` to contain no secrets, but got {found}. Remove it, because the store "
+                f"records the option. The API key in the environment variable {self.api_key_env} is sent automatically."
             )
         given = (name for name, value in self.extra_body.items() if value is not None)
         if conflict := next(filter(_SET_BY_OPTIONS.__contains__, given), None):
@@ -118,8 +118,8 @@ def _check_url(url: str) -> None:
         )
     if parts.username or parts.password or parts.query:
         raise InputError(
-            "Expected `server.url` to contain no user name, password or query, because they may be secret. Put the API "
-            "key into the environment variable that `server.api_key_env` names."
+            "Expected `server.url` to contain no user name, password or query, because these may be secret. Put the "
+            "API key into the environment variable named by `server.api_key_env`."
         )
 
 
@@ -156,7 +156,7 @@ def request_for(question: Question, samples: Sequence[int], decoding: Decoding, 
 
 
 def request_seed(seed: int, question_id: str, sample: int) -> int:
-    """Derive a seed from the policy's seed, question and sample. It has 31 bits, as some servers reject larger seeds.
+    """Derive a 31-bit seed from the policy's seed, the question and the sample. Some servers reject larger seeds.
 
     >>> request_seed(0, "q1", 0), request_seed(0, "q1", 1)
     (1445421104, 1971607367)

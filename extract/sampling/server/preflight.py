@@ -105,7 +105,7 @@ async def try_server(
     ):
         if budget is not None and budget < cost:
             raise InputError(
-                f"Expected `server.budget_{name}` to be at least {cost}, the maximum for the preflight, but got "
+                f"Expected `server.budget_{name}` to be at least {cost}, the most that the preflight can use, but got "
                 f"{budget}. Nothing was sent. Pass a larger budget."
             )
     found, pairs = Preflight(spending), zip(server.urls, requests.values(), strict=False)
@@ -148,7 +148,7 @@ async def _try_url(server: Server, model: str, request: Request, found: Prefligh
     if reply.completion_tokens is None or reply.prompt_tokens is None:
         notice("the server reports no token counts, so tokens and cost are upper estimates")
     if any(choice.cut for choice in reply.choices):
-        notice("the server leaves stop texts in answers. They are cut off, and tokens of these answers are not stored")
+        notice("the server leaves stop texts in answers. They are cut off, and tokens of cut answers are not stored")
     if request.temperature > 0 and not varies:
         why = "`server.extra_body` constrains them" if _is_constrained(request) else "the server returned no text"
         notice(f"could not test whether answers vary: {why}")
@@ -216,7 +216,7 @@ async def _answers_vary(client: Client, request: Request, url: str) -> bool:
         raise InputError(
             f"Expected answers to vary at temperature {request.temperature:g}, but {url} returned the same answer "
             f"{_VARIED} times at temperature {temperature:g}: {text!r}. Disable any proxy cache. For `transformers "
-            "serve`, set `server.extra_body` '{generation_config: {do_sample: true, top_k: 0}}'."
+            "serve`, set `server.extra_body` to '{generation_config: {do_sample: true, top_k: 0}}'."
         )
     if requests[0].n > 1 and all(len(set(answer)) == 1 for answer in answers):
         raise InputError(

@@ -27,11 +27,11 @@ class Request:
     Attributes:
         prompt: Plain text for /completions, or a list of ``{"role", "content"}`` messages for /chat/completions.
         n: Number of answers.
-        top_k: 0 keeps all tokens and is not sent, because not every server supports this field.
+        top_k: Number of tokens to keep. If 0, all are kept and the field is not sent, as not every server supports it.
         max_tokens: Maximum number of tokens per answer.
         seed: Seed that the server uses for sampling. If None, no seed is sent.
         logprobs: Whether to request the log-probability of each answer token.
-        extra: Further fields of the request body. The value None removes a field.
+        extra: Further fields of the request body. A field with the value None is removed.
     """
 
     prompt: str | list[dict[str, str]]

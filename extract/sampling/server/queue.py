@@ -91,7 +91,7 @@ class OpenRange:
         ids, indices = self._store.questions.ids(self.samples), range(self.samples.start, self.samples.stop)
         keys = [(id_, j) for id_ in ids for j in indices]
         try:
-            # read the file, because what this process wrote may be incomplete
+            # read the file, because this process may have written only part of it
             rows = {(row["question_id"], row["sample"]): row for row in read_log(self._store, self.samples)}
             complete = all(key in rows or key[0] in rejected for key in keys)
             if complete:

@@ -170,7 +170,7 @@ class Run:
         unfinished = [samples for samples in self.ranges if not is_finished(store.samples.file(samples))]
         unfinished = [samples for samples in unfinished if not OpenRange(store, samples, n).close(self._rejected)]
         if unfinished:
-            reason = self._unanswered or f"lines of {str(store.samples.log_file(unfinished[0]))!r} are missing"
+            reason = self._unanswered or f"lines are missing from {str(store.samples.log_file(unfinished[0]))!r}"
             raise InputError(
                 f"Expected a reply to every request, but some answers are missing: {reason}. Run the same command "
                 f"again to request them. {state}"

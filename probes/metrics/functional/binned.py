@@ -77,8 +77,8 @@ def _merged(sums: Tensor) -> Tensor:
 def rmsce(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None = None, n_bins: int = 10) -> Tensor:
     """Compute the root mean squared calibration error, the square root of `squared_calibration_error`.
 
-    Noise in the measured accuracies is subtracted. The result is in [0, 1], 0 if the squared error is negative, and NaN
-    for a single question. The root is biased. To average over splits, average `squared_calibration_error` instead.
+    Noise in the measured accuracies is subtracted. The result is in [0, 1]. It is 0 if the squared error is negative
+    and NaN for a single question. The root is biased. Over splits, average `squared_calibration_error` instead.
     """
     squared = squared_calibration_error(preds, right, known, weights, n_bins)
     root = squared.clamp_min(1e-300).sqrt()  # so that the root has a derivative at 0

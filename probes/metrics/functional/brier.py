@@ -29,7 +29,7 @@ def brier_terms(preds: Tensor, right: Tensor, known: Tensor) -> Tensor:
     """Compute the Brier score of each question against its single answers, f² − 2fp̂ + p̂, as [question] float64.
 
     f is the confidence and p̂ the measured accuracy of the question. The terms of `debiased_brier` differ from these
-    values by an amount that does not depend on f. The difference between two methods is therefore the same in both.
+    values by an amount that does not depend on f. Both scores therefore give the same difference between methods.
     """
     preds, right, known, _ = prepare(preds, right, known, None, probabilities=True)
     return preds**2 - 2 * preds * right / known + right / known

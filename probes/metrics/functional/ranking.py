@@ -21,8 +21,8 @@ def capability_auroc(
             \Big/ \sum_{i \ne j} \hat p_i (1-\hat p_j)
 
     where question i has score f_i and measured accuracy p̂_i. Ties count ½. A question is never compared with itself or
-    with its copies in a resample. If the accuracies are not all 0 or 1, even perfect scores have a value below 1 (see
-    `auroc_ceiling`). The result is NaN without both right and wrong answers. The cost for N questions is O(N log N).
+    with its copies in a resample. If the accuracies are not all 0 or 1, even perfect scores have an AUROC below 1 (see
+    `auroc_ceiling`). The result is NaN unless there are both right and wrong answers. The cost is O(N log N).
 
     If `strata` [question] int64 is passed, only pairs within a stratum count. For out-of-fold scores, pass the folds as
     strata, because scores from different probes are not comparable.
@@ -50,7 +50,7 @@ def capability_auroc(
 def hard_auroc(
     preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None = None, strata: Tensor | None = None
 ) -> Tensor:
-    """Compute the AUROC of the label "accuracy at least ½", as torchmetrics' `BinaryAUROC` does."""
+    """Compute the AUROC for the binary label "accuracy at least ½", like torchmetrics' `BinaryAUROC`."""
     preds, right, known, weights = prepare(preds, right, known, weights)
     return capability_auroc(preds, (right / known >= 0.5).double(), torch.ones_like(known), weights, strata)
 
@@ -63,9 +63,9 @@ def auroc_ceiling(right: Tensor, known: Tensor) -> tuple[float, float, float]:
     where p and p' are the true accuracies of two random questions. They are assumed to have a Beta distribution, which
     is fitted by moments after subtracting the sampling noise. Every question needs at least two graded answers.
 
-    The upper bound is optimistic, because it ranks questions by their measured accuracies and evaluates this ranking on
-    the same answers. The lower bound is pessimistic, because it ranks by a random half of each question's answers and
-    evaluates on the other half. It is the mean AUROC of 20 such half-splits, drawn with a fixed seed.
+    The upper bound is optimistic, because the questions are ranked by their measured accuracies and this ranking is
+    evaluated on the same answers. The lower bound is pessimistic, because the ranking uses a random half of each
+    question's answers and is evaluated on the other half. This AUROC is averaged over 20 half-splits (fixed seed).
 
     Returns:
         The estimate, the lower bound and the upper bound. All are NaN if no Beta distribution can be fitted.

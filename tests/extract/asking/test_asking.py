@@ -155,7 +155,7 @@ def test_replies_that_do_not_parse_are_null_and_counted(
     assert {row["value"] for row in rows} == {None}
     assert {row["attempts"] for row in rows} == {verbalized.ATTEMPTS}
     assert all(3 <= row["completion_tokens"] <= 15 for row in rows)
-    assert "verbalized asked for 20 values, 20 of them not usable" in capsys.readouterr().err
+    assert "verbalized asked for 20 values, 20 of them unusable" in capsys.readouterr().err
 
 
 def test_without_a_temperature_there_is_one_attempt(tmp_path: Path, yes_no_folder: Path) -> None:
@@ -230,7 +230,7 @@ def test_a_yes_and_no_that_the_model_would_not_say_are_no_value(
     rows = asking("p_true").asked.read("p_true").to_pylist()
     assert {row["value"] for row in rows} == {None}
     assert all(0 < row["mass"] < 1 for row in rows)
-    assert "p_true asked for 20 values, 20 of them not usable" in capsys.readouterr().err
+    assert "p_true asked for 20 values, 20 of them unusable" in capsys.readouterr().err
 
 
 def test_equal_answers_are_asked_about_once_and_each_has_the_cost(

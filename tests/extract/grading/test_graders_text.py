@@ -71,7 +71,7 @@ def test_every_grader_with_an_easy_question_here_is_in_the_registry() -> None:
 
 def test_the_table_of_the_page_about_grading_has_the_graders_of_the_registry() -> None:
     page = (Path(__file__).parents[3] / "docs" / "grading.md").read_text(encoding="utf-8")
-    rows = page.partition("| grader | what is taken | right when |")[2].partition("\n\n")[0]
+    rows = page.partition("| grader | compares | right if |")[2].partition("\n\n")[0]
     assert re.findall(r"^\| `([\w-]+)` \|", rows, re.MULTILINE) == [name for name in GRADERS if f"| `{name}` |" in rows]
 
 

@@ -157,7 +157,7 @@ def test_tokens_are_the_servers_or_else_the_tokenizers_and_none_where_thinking_c
     nll = store.signals.read_ragged("tokens", "3/nll")
     rows = [nll.values[nll.offsets[i] : nll.offsets[i + 1]] for i in range(len(kinds))]
     assert [len(row) for row in rows] == [2, 2, 2, 0, 4, 0]
-    assert "read: 3 answers after reasoning have no values" in capsys.readouterr().err
+    assert "read: 3 answers with reasoning have no values" in capsys.readouterr().err
     for row in rows[1:3]:
         torch.testing.assert_close(row, rows[0], atol=1e-5, rtol=0)
 

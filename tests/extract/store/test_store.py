@@ -237,9 +237,7 @@ def test_a_store_whose_model_was_a_folder_asks_for_its_place(
     store = shutil.copytree(small_store, tmp_path / "store")
     shutil.rmtree(store / "signals")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(
-        InputError, match="model 'tiny', because stores do not record paths, but got None. Pass --model PATH"
-    ):
+    with pytest.raises(InputError, match="model 'tiny', but got None. Stores do not record paths. Pass --model PATH"):
         read(str(store))
 
 
@@ -305,7 +303,7 @@ def test_asking_otherwise_is_refused_naming_what_differs(made: Store, scope: Sco
     for store in (made, Store.open(made.path)):
         with pytest.raises(
             InputError,
-            match="to have the settings of the files in .*/asked/sure.* options.attempts: found 3, expected 5",
+            match="to have the same settings as the files in .*/asked/sure.* options.attempts: found 3, expected 5",
         ):
             ask(store, scope, other)
         with pytest.raises(InputError, match="delete that folder to start over"):

@@ -465,7 +465,7 @@ def test_few_questions_of_a_group_give_no_interval(tmp_path: Path) -> None:
     assert [one["n_questions"] for one in record["groups"]] == [4] * 4
     assert all(one["auroc"] is None for one in record["groups"])
     assert any(one["value"] is not None for one in record["groups"])
-    assert "**Only 16 test questions" in signals_page(record, [])
+    assert "**There are only 16 test questions" in signals_page(record, [])
 
 
 # The command

@@ -199,7 +199,7 @@ class FeatureDataModule(L.LightningDataModule):
         return every.take(every.row.argsort())
 
     def use_split(self, questions: Mapping[str, Sequence[int]]) -> None:
-        """Replace the splits, for example for cross-validation. `questions` maps split names to question table rows."""
+        """Replace the splits (for cross-validation). `questions` maps each split to rows of the question table."""
         every = self.every()
         self.question_rows = {split: torch.tensor(list(rows), dtype=torch.int64) for split, rows in questions.items()}
         every = every._replace(target=self._target()[every.row])

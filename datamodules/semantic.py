@@ -88,8 +88,8 @@ def entropy_threshold(entropies: NDArray[np.float64]) -> float:
             squares[threshold] = np.square(low - low.mean()).sum() + np.square(high - high.mean()).sum()
     if not squares:
         raise InputError(
-            f"Expected training questions with different semantic entropies, but all {len(known)} are identical. "
-            "Use more questions, or sample more answers at a higher temperature."
+            f"Expected training questions with different semantic entropies, but all {len(known)} entropies are "
+            "identical. Use more questions, or sample more answers at a higher temperature."
         )
     return float(min(squares, key=squares.__getitem__))
 

@@ -1,4 +1,4 @@
-"""Content hashes (SHA-256 of canonical JSON) that are the same on any machine, and differences of nested dicts."""
+"""Content hashes (SHA-256 of canonical JSON), identical on all machines, and differences between nested dicts."""
 
 import hashlib
 import json

@@ -10,7 +10,7 @@ from extract.hashing import sha256_text
 #: A text, a chat (messages with ``role`` and ``content``), or prompt token ids, which are used unchanged.
 Prompt = str | Sequence[dict[str, str]] | Sequence[int]
 
-#: Templates by name. The text after the question is kept short, because prompts share only the text before the question.
+#: Templates by name. The text after the question is short, because prompts can share only the text before the question.
 TEMPLATES = {
     "instruction": "Answer in a few words, without a sentence around them.\n\n{question}",
     "cloze": "{question}",

@@ -1,4 +1,4 @@
-"""`StoreRecipe`: the settings of a new store. The options are the same in Python, commands and YAML files."""
+"""`StoreRecipe`: the settings of a new store, with the same options in Python, on the command line and in YAML."""
 
 from __future__ import annotations
 

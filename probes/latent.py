@@ -94,7 +94,7 @@ class Latent(Descent):
         embeddings = self.data.answer_embeddings()
         if self.components > embeddings.shape[-1]:
             raise InputError(
-                f"Expected `components` to be at most {embeddings.shape[-1]}, but got {self.components}. Answer "
+                f"Expected `components` to be at most {embeddings.shape[-1]}, but got {self.components}. The answer "
                 f"embeddings have {embeddings.shape[-1]} dimensions. Use --model.components={embeddings.shape[-1]}."
             )
         answers = summarise(embeddings, principal_axes(embeddings[self.data.question_rows["train"]], self.components))

@@ -1,4 +1,4 @@
-"""Shared fixtures: a tiny random model, its tokenizer, and a small store. No network, no download."""
+"""Shared fixtures: a tiny random model, its tokenizer, and a small store, without a network or downloads."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
-    """Name a case by its value where pytest would number it."""
+    """Use the value of a case as its id where pytest would use a number."""
     if isinstance(val, str | bytes | int | float | complex | None) or hasattr(val, "__name__"):
         return None  # pytest shows these itself
     return shorten(f"{argname}={val!r}".encode("ascii", "backslashreplace").decode(), 60, placeholder="...")
@@ -53,13 +53,13 @@ def model() -> Any:
 
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory, model: Any) -> Path:
-    """The tiny model as a folder that `load_model` takes."""
+    """Save the tiny model in a folder that `load_model` can read."""
     return save_model(model, tmp_path_factory.mktemp("models") / "tiny")
 
 
 @pytest.fixture(scope="session")
 def make_small_store(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Callable[..., Path]:
-    """Makes stores with planted grades: the hidden state decides how often an answer is right."""
+    """Return a function that makes stores in which the hidden state determines how often an answer is right."""
 
     def make(n: int = 120, k: int = 6, seed: int = 0) -> Path:
         from extract import StoreRecipe, read, sample
@@ -77,5 +77,5 @@ def make_small_store(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path
 
 @pytest.fixture(scope="session")
 def small_store(make_small_store: Callable[..., Path]) -> Path:
-    """A store of 120 questions with 6 answers each; tests only read it."""
+    """Make a store of 120 questions with 6 answers each. Tests must not change it."""
     return make_small_store()

@@ -1,4 +1,4 @@
-"""The documentation says what is there: commands parse, those of the guides run on a tiny model, Python runs, links work."""
+"""Tests of the documentation: commands parse, those in guides run on a tiny model, Python code runs, and links work."""
 
 from __future__ import annotations
 
@@ -46,34 +46,34 @@ PROGRAMS = ("python", ".venv/bin/python", "make", "pip", "torchrun", "wandb")
 
 
 def text_of(page: str) -> str:
-    """Text of a page of the documentation."""
+    """Return the text of a documentation page."""
     return (ROOT / page).read_text(encoding="utf-8")
 
 
 def blocks(text: str, language: str) -> list[str]:
-    """Fenced code blocks of a language."""
+    """Return the fenced code blocks in a language."""
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
 def spans(text: str) -> list[str]:
-    """Code between backticks in the running text."""
+    """Return the code between backticks in the running text."""
     return re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL))
 
 
 def commands(text: str) -> list[str]:
-    """Commands of the shell blocks, without comments; a backslash continues a line."""
+    """Return the commands in shell blocks, without comments and with continued lines joined."""
     lines = "\n".join(blocks(text, "bash")).replace("\\\n", " ").splitlines()
     return [line for line in lines if line.strip() and not line.startswith("#")]
 
 
 def commands_in_text(text: str) -> list[str]:
-    """Commands between backticks in the running text, but for those with placeholders."""
+    """Return the commands between backticks in the running text, except those with placeholders."""
     found = [span for span in spans(text) if re.match(rf"({'|'.join(PROGRAMS)}) ", span)]
     return [span for span in found if not re.search(r"…|\bN\b|NAME|STORE|\|", span)]
 
 
 def accept(command: str) -> None:
-    """Give a command to the parser that would get it; nothing is run.
+    """Parse a command without running it.
 
     Raises:
         AssertionError: There is no such command.
@@ -106,14 +106,14 @@ def accept(command: str) -> None:
 
 
 def is_accepted(command: str) -> bool:
-    """Whether a command is one that exists; commands in the running text may leave out required options."""
+    """Whether a command exists. Commands in the running text may omit required options."""
     with suppress(AssertionError, KeyError):
         return accept(command) is None
     return False
 
 
 def status(entry: Callable[[list[str]], Any], options: list[str]) -> Any:
-    """Exit status of a command line."""
+    """Return the exit status of a command line."""
     try:
         return entry(options)
     except SystemExit as stopped:
@@ -121,7 +121,7 @@ def status(entry: Callable[[list[str]], Any], options: list[str]) -> Any:
 
 
 def parsed_only(command: Callable[..., Any]) -> Callable[..., None]:
-    """A command with the options of another that does nothing."""
+    """Return a function that has the options of a command but does nothing."""
 
     @wraps(command)
     def nothing(**_: Any) -> None:
@@ -199,7 +199,7 @@ OPTIONS = sorted({span for page in PAGES for span in spans(text_of(page)) if re.
 
 @pytest.fixture(scope="module")
 def known() -> set[str]:
-    """Options of every command, and those of the benchmarks."""
+    """Return the options of all commands and benchmarks."""
     lists = [PARSED_ONLY, "extract"], [PARSED_ONLY_PROBES, "probes"]
     entries = [(partial(run, *of), [name]) for of in lists for name in of[0]]
     with redirect_stdout(StringIO()) as printed:
@@ -224,7 +224,7 @@ def test_every_option_in_the_text_is_one_of_a_command(
 
 @pytest.fixture(scope="module")
 def workplace(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder in which the first commands of the guides were run, with the tiny model for every other."""
+    """Return a folder in which the guides' first commands were run, with the tiny model in place of all others."""
     folder = tmp_path_factory.mktemp("guides")
     of_guides = [commands(text_of("docs/measure.md"))[:3], commands(text_of("docs/train.md"))[1:3]]
     (line,) = blocks(text_of("docs/measure.md"), "json")

@@ -1,4 +1,4 @@
-"""Stores, saved probes and reports of commit 5763a08, before the redesign, are read as they were: see data/legacy/LEGACY.md."""
+"""Test that stores, saved probes and reports of commit 5763a08 can still be read (see data/legacy/LEGACY.md)."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def asked(store: Any) -> dict[str, dict[str, list[Any]]]:
 
 
 def signal(store: Any, scope: str, name: str, key: str) -> Any:
-    """A tensor, or a ragged one of the tokens of answers."""
+    """Return a tensor, or a ragged tensor for the tokens of answers."""
     ragged = scope == "sample" and name in ("tokens", "entropy_profile")
     return (store.signals.read_ragged if ragged else store.signals.read)(name, key, scope)
 

@@ -1,4 +1,4 @@
-"""The structure of the code: who may import whom, no import cycles, short chains of imports, files of a readable size."""
+"""Tests of the code structure: allowed imports, no import cycles, short import chains, and file sizes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ WITHOUT_MODEL = (
 
 
 def module_of(path: Path) -> str:
-    """Dotted name of a file's module."""
+    """Return the dotted name of a file's module."""
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
@@ -65,7 +65,7 @@ MODULES = {module_of(path): path for path in FILES}
 
 @cache
 def imported_names(module: str, deferred: bool) -> list[tuple[str, ...]]:
-    """Names that a module imports; each as what it may be: an object's dotted name, and the module that holds it."""
+    """Return the names that a module imports, as both an object's dotted name and the module that contains it."""
     tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
     names: list[tuple[str, ...]] = []
     for node in ast.walk(tree) if deferred else tree.body:
@@ -78,24 +78,24 @@ def imported_names(module: str, deferred: bool) -> list[tuple[str, ...]]:
 
 
 def imports(module: str, deferred: bool) -> set[str]:
-    """Our modules that a module imports: at module level, or also in functions and for type checkers."""
+    """Return the project modules that a module imports, at module level or anywhere."""
     found = (next((name for name in names if name in MODULES), None) for names in imported_names(module, deferred))
     return {name for name in found if name is not None and name != module}
 
 
 def layer_of(module: str) -> int:
-    """The layer whose prefix of the module's name is the longest."""
+    """Return the layer with the longest matching prefix of the module's name."""
     prefixes = [(len(prefix), i) for i, layer in enumerate(LAYERS) for prefix in layer if within(module, prefix)]
     return max(prefixes)[1]
 
 
 def within(module: str, *prefixes: str) -> bool:
-    """Whether a module is one of some modules, or lies in one of them."""
+    """Whether a module is one of these modules or inside one of them."""
     return any(f"{module}.".startswith(f"{prefix}.") for prefix in prefixes)
 
 
 def upward_imports() -> Iterator[str]:
-    """Imports from a lower layer of a higher one, deferred ones included."""
+    """Return imports of a higher layer in a lower one, including deferred ones."""
     for module in MODULES:
         for other in imports(module, deferred=True):
             if layer_of(other) > layer_of(module):

@@ -1,4 +1,4 @@
-"""Every sweep of configs/sweeps/ as W&B's agent would run it. Sweeps need the server, so it is played here."""
+"""Run every sweep in configs/sweeps/ as W&B's agent would, with a simulated server."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def extremes(parameter: dict[str, Any]) -> list[Any]:
 
 
 def draw(parameter: dict[str, Any], rng: random.Random) -> Any:
-    """A value as the server would draw it."""
+    """Draw a value as the server would."""
     values = extremes(parameter)
     if "values" in parameter:
         return rng.choice(values)
@@ -52,7 +52,7 @@ def draw(parameter: dict[str, Any], rng: random.Random) -> Any:
 
 
 def agent_command(sweep: dict[str, Any], values: dict[str, Any], before_args: Sequence[str] = ()) -> list[str]:
-    """The command that `wandb agent` makes of a sweep's `command` and the drawn values."""
+    """Return the command that `wandb agent` makes from a sweep's `command` and the drawn values."""
     macros = {
         "${env}": ["/usr/bin/env"],
         "${interpreter}": ["python"],
@@ -67,7 +67,7 @@ def as_sent(values: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def parsed(command: list[str], sweep: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    """The config that the real parser makes of a command."""
+    """Return the config that the real parser makes from a command."""
     options = command[command.index(sweep["program"]) + 1 :]
     with pytest.raises(SystemExit) as stopped:
         train.run([*options, "--print_config"])
@@ -77,7 +77,7 @@ def parsed(command: list[str], sweep: dict[str, Any], capsys: pytest.CaptureFixt
 
 
 def option(config: dict[str, Any], key: str) -> Any:
-    """The value of ``model.lr`` in a config, where the options of a class stand in `init_args`."""
+    """Return the value of an option such as ``model.lr`` from a config with nested `init_args`."""
     for part in key.split("."):
         config = config.get("init_args", config)[part]
     return config
@@ -85,7 +85,7 @@ def option(config: dict[str, Any], key: str) -> Any:
 
 @pytest.fixture(scope="module")
 def whole_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with everything that any probe is taught by, embeddings of width 256 among them."""
+    """Make a store with the targets of all probes, including embeddings of width 256."""
     folder = tmp_path_factory.mktemp("stores") / "whole"
     add_answer_signals(make_store(folder, *planted()), width=256)
     return folder
@@ -133,7 +133,10 @@ def test_a_sweep_of_an_option_that_is_not_there_is_refused(capsys: pytest.Captur
 
 @pytest.fixture
 def start_run(monkeypatch: pytest.MonkeyPatch, whole_store: Path, tmp_path: Path) -> Generator[Callable[..., Path]]:
-    """Runs a sweep's command with drawn values as `wandb agent` does, and returns the folder of the run."""
+    """Return a function that runs a sweep's command with drawn values like `wandb agent`.
+
+    The function returns the folder of the run.
+    """
 
     def start(sweep: dict[str, Any], values: dict[str, Any], in_process: bool) -> Path:
         (tmp_path / "drawn.yaml").write_text(yaml.safe_dump({"wandb_version": 1, **as_sent(values)}))

@@ -1,4 +1,4 @@
-"""`python train.py` and `python -m extract` as their users call them."""
+"""Tests of `python train.py` and `python -m extract` as users call them."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_config_file_is_read_before_the_options_after_it(small_store: Path, tm
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> list[str]:
-    """Options of a store of the tiny model, whose random letters are right now and then."""
+    """Return options for a store of the tiny model, whose random letters are sometimes right."""
     questions = tmp_path_factory.mktemp("questions") / "questions.jsonl"
     rows = [{"id": f"q{i}", "text": f"Say {i}", "references": [*"abcdefghijklm0123"]} for i in range(80)]
     questions.write_text("\n".join(map(json.dumps, rows)))
@@ -92,7 +92,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> list[
 
 @pytest.fixture(scope="module")
 def sampled(tmp_path_factory: pytest.TempPathFactory, recipe: list[str]) -> Path:
-    """A store with the samples of the recipe and their grades, and nothing that a probe reads."""
+    """Make a store with samples and grades only."""
     folder = tmp_path_factory.mktemp("stores")
     train.run([f"--data.store={folder / 'store'}", f"--runs={folder}", *recipe, "--trainer.max_epochs=1"])
     shutil.rmtree(folder / "store" / "signals")
@@ -137,12 +137,12 @@ def test_train_takes_an_option_of_the_recipe_as_the_sample_command_does(
     given: list[Any] = []
 
     def make_store(store: str, recipe: StoreRecipe, *more: object) -> None:
-        """Only keep the recipe."""
+        """Save only the recipe."""
         given.append(attrgetter(option)(recipe))
         raise InputError("Expected nothing more.")
 
     def sample(recipe: StoreRecipe) -> None:
-        """Only keep the recipe."""
+        """Save only the recipe."""
         given.append(attrgetter(option)(recipe))
 
     monkeypatch.setattr("extract.commands.make_store", make_store)
@@ -184,7 +184,7 @@ def shell(*arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.C
 
 
 def one_line(done: subprocess.CompletedProcess[str]) -> str:
-    """The message of a refused command: one line, no traceback, a status that is not 0."""
+    """Return the message of a refused command, and check that it is one line and that the status is not 0."""
     assert done.returncode == 2, done.stderr
     lines = [line for line in done.stderr.splitlines() if line.startswith("error:")]
     assert len(lines) == 1
@@ -333,7 +333,7 @@ def test_a_mistake_in_an_extraction_config_is_named(
 
 @pytest.mark.parametrize("epochs", [5, 15])
 def test_the_choice_is_made_on_the_weights_that_are_saved(small_store: Path, tmp_path: Path, epochs: int) -> None:
-    """Validation runs every 10 epochs: neither its sanity check nor an earlier epoch may choose."""
+    """Check that neither the sanity check nor an earlier validation epoch selects the candidate."""
     folder = experiment(small_store, tmp_path, f"--trainer.max_epochs={epochs}")
     rows = pq.read_table(folder / "predictions.parquet").to_pylist()
     assert max(row["linear"] for row in rows) - min(row["linear"] for row in rows) > 0.2
@@ -408,7 +408,7 @@ def test_no_secret_of_the_environment_reaches_a_run(
 
 @pytest.mark.real_model
 def test_the_whole_way_on_the_embedded_model(tmp_path: Path) -> None:
-    """Questions to a served confidence on SmolLM2: sampling, grading, reading, a probe, and the same confidence by every way."""
+    """Sample, grade, read, train, and compare all confidences on SmolLM2."""
     from extract import Store, load_model
 
     options: list[str] = [

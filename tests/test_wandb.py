@@ -1,4 +1,4 @@
-"""What W&B is given of a run, as `wandb sync` would upload it."""
+"""Test the data that W&B receives from a run, as `wandb sync` would upload them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.helpers.offline_run import OfflineRun
 
 @pytest.fixture(scope="module")
 def folder(small_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run whose validation was last logged five epochs before its end."""
+    """Return a run whose last validation was logged five epochs before its end."""
     return experiment(small_store, tmp_path_factory.mktemp("wandb"), "--trainer.max_epochs=15")
 
 
@@ -54,7 +54,7 @@ def test_the_probe_is_an_artifact_of_type_model(folder: Path, logged: OfflineRun
 def test_the_summary_holds_the_validation_figures_of_the_saved_probe(
     folder: Path, logged: OfflineRun, small_store: Path
 ) -> None:
-    """Recomputed from the saved tensors and the store, and not the figures that validation logged last."""
+    """Compare with figures recomputed from the saved tensors and the store."""
     data = FeatureDataModule(store=str(small_store), grader="planted")
     data.setup()
     probe, batch = load_probe(folder / "probe"), data.batch("val")
@@ -71,7 +71,7 @@ def test_the_summary_holds_the_validation_figures_of_the_saved_probe(
 def test_the_validation_loss_is_of_confidences_whose_calibrator_has_not_seen_them(
     folder: Path, logged: OfflineRun, small_store: Path
 ) -> None:
-    """Recomputed with scikit-learn's log-loss: every fifth question is calibrated by the others."""
+    """Compare with scikit-learn's log-loss, where each fifth of the questions is calibrated on the others."""
     data = FeatureDataModule(store=str(small_store), grader="planted")
     data.setup()
     probe, batch = load_probe(folder / "probe"), data.batch("val")

@@ -49,7 +49,7 @@ set_loader("yaml", load_yaml, exceptions=(yaml.YAMLError,))
 
 
 class OneLineErrors:
-    """Mixin for parsers with one-line errors and without abbreviated options. Put it before the parser class."""
+    """Mixin for parsers with one-line errors and no abbreviated options. Among the bases, list it before the parser."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

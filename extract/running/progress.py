@@ -26,7 +26,7 @@ class Progress:
     """
 
     def __init__(self, label: str, total: int, unit: str) -> None:
-        interval = 0.5 if sys.stderr.isatty() else 10.0  # seconds; a log file gets fewer updates
+        interval = 0.5 if sys.stderr.isatty() else 10.0  # seconds, longer for a log file
         options: dict[str, Any] = {"mininterval": interval, "smoothing": 0, "dynamic_ncols": True}
         self._bar = tqdm(total=total, desc=label, unit=f" {unit}", bar_format=_BAR, **options)
         self._start, self._tokens, self._note = time.perf_counter(), 0, ""

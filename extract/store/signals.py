@@ -56,7 +56,7 @@ class _Header(NamedTuple):
 
 
 class Signals(ShardFiles):
-    """Signals on disk. Rows are in the order of the questions, or of the samples in `Samples.read`.
+    """Signals on disk. Rows are in the order of the questions, or of the samples returned by `Samples.read`.
 
     Args:
         folder: Directory of the store.
@@ -190,7 +190,7 @@ class Signals(ShardFiles):
         return self._header(signal, shard).layout
 
     def _shards(self, signal: str, key: str, scope: Scope, ragged: bool) -> list[Shard]:
-        """Check that a signal is complete, has the key, and is ragged only if `ragged` is set. Return its shards."""
+        """Check that a signal is complete, has the key, and matches `ragged`. Return its shards."""
         keys, shards = self.keys(signal, scope), self._folder.shards(scope)
         of_signal = f"of the signal {signal!r} in {str(self._folder.path)!r}"
         if key not in keys:

@@ -115,7 +115,7 @@ class Store:
     def model(self) -> dict[str, Any]:
         """Identity (`ModelIdentity` as a dict) of the model that signals are read from.
 
-        If the model that answered the questions is served, this is a local copy of it.
+        If a served model answered the questions, signals are read from a local copy of it.
 
         Raises:
             InputError: If the model is served and no local copy has been used yet.

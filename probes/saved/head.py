@@ -105,7 +105,7 @@ class MLPHead(Head):
 
 
 class LatentHead(Head):
-    """Median cosine similarity of answer embeddings drawn from the predicted distribution. See `latent_model`.
+    """Latent head, whose score is the median cosine similarity of drawn answer embeddings. See `latent_model`.
 
     Args:
         d_model: Width of the features.
@@ -138,7 +138,7 @@ class LatentHead(Head):
 
 
 class KNNHead(Head):
-    """Mean label of the nearest training rows, weighted by inverse distance. See `neighbour_means`.
+    """Nearest-neighbour head, whose score is a weighted mean label of training rows. See `neighbour_means`.
 
     Args:
         d_model: Width of the features.
@@ -188,7 +188,7 @@ def neighbour_means(queries: Tensor, points: Tensor, labels: Tensor, n_neighbors
         n_neighbors: Numbers of neighbours, from 1 to the number of points.
 
     Returns:
-        [n_neighbors, row] float64.
+        [n_neighbors, row] float64 means.
 
     >>> points, labels = torch.tensor([[0.0], [3.0], [9.0]]), torch.tensor([0.0, 1.0, 1.0])
     >>> neighbour_means(torch.tensor([[1.0], [3.0]]), points, labels, [1, 2])  # the row at 1.0: ⅔ · 0 + ⅓ · 1

@@ -150,7 +150,7 @@ def _reading(target: Any, signal: Any) -> Schema:
         ),
     }
     if signal in token_signals("sample"):
-        null = Field(f"null, because {signal!r} is not a hidden state", lambda value: value is None)
+        null = Field(f"null for the signal {signal!r}", lambda value: value is None)
         return {"signal": one_of(token_signals(scope)), "layer": null, "position": null, "pooled": pooled}
     layer = whole(0, 2**16, "a layer number")
     of_hidden: Schema = {"signal": one_of(SIGNALS), "layer": layer, "position": one_of(POSITIONS[scope])}

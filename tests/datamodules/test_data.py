@@ -1,4 +1,4 @@
-"""Splits, counts and the datamodule."""
+"""Tests of splits, counts and the datamodule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Semantic entropies, embedding spread and threshold against plain loops."""
+"""Compare semantic entropies, embedding spread and threshold with plain loops."""
 
 from __future__ import annotations
 

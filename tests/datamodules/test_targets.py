@@ -1,4 +1,4 @@
-"""What probes can be taught: accuracies, agreement of answers, and single answers; with the baselines of each."""
+"""Tests of the training targets (accuracy, agreement of answers, single answers) and of their baselines."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def full_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with every signal and everything that can be asked."""
+    """Make a store with every signal and every asked baseline."""
     folder = tmp_path_factory.mktemp("stores") / "full"
     add_answer_signals(make_store(folder, *planted(), k=6))
     return folder

@@ -1,4 +1,4 @@
-"""Token signals as features: pooled, joined with hidden states, and the same from a store and from a model."""
+"""Tests of token signals as features: pooled, combined with hidden states, and from a store or a model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.helpers.tiny import write_questions
 
 @pytest.fixture(scope="module")
 def made_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store whose answers have 0 to 6 tokens."""
+    """Make a store with answers of 0 to 6 tokens."""
     folder = tmp_path_factory.mktemp("stores") / "made"
     add_answer_signals(make_store(folder, *planted(), k=6, longest=6))
     return folder
@@ -249,7 +249,7 @@ def test_the_configs_of_token_signals_make_whole_runs(made_store: Path, tmp_path
 
 @pytest.fixture(scope="module")
 def read_store(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
-    """A store of the tiny model's short answers, with token signals of questions and answers."""
+    """Make a store of the tiny model's short answers, with token signals of questions and answers."""
     folder = tmp_path_factory.mktemp("stores")
     questions = write_questions(folder / "questions.jsonl", 60)
     recipe = StoreRecipe(questions=str(questions), model=str(tiny_folder), k=4, policy=Decoding(max_new_tokens=3))
@@ -315,7 +315,7 @@ def test_a_saved_probe_gives_a_question_the_confidence_of_its_run(
 
 @pytest.fixture(scope="module")
 def saved(made_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A probe of the entropy profile."""
+    """Return a probe of the entropy profile."""
     options = ["--model=Logistic", "--data.target=response", *PROFILE]
     return run(made_store, tmp_path_factory.mktemp("runs"), *options) / "probe"
 
@@ -342,7 +342,7 @@ def saved(made_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("pooled.weights", 3, "`pooled.weights`"),
         ("pooled.more", 3, "has the unknown key 'pooled.more'"),
         ("pooled", None, "`pooled` in"),
-        ("layer", 3, "`layer` in .* to be null, because 'entropy_profile' is not a hidden state"),
+        ("layer", 3, "`layer` in .* to be null for the signal 'entropy_profile'"),
         ("signal", "hidden", "`layer` in"),
         ("target", "capability", "`pooled.pooling`"),
     ],

@@ -1,4 +1,4 @@
-"""Prompts: named templates, chat and plain text, thinking, worked examples that are never asked."""
+"""Tests of prompts: named templates, chat and plain text, thinking, and worked examples, which are never asked."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ THINKS = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}
 
 
 def asked(recipe: StoreRecipe) -> tuple[set[str], set[str]]:
-    """What a recipe asks, and what it shows as examples."""
+    """Return the questions and the worked examples of a recipe."""
     questions, decoding = recipe.load()
     return {str(one.prompt) for one in questions}, {text for text, _ in decoding.prompt.examples}
 
@@ -148,7 +148,7 @@ def test_a_copy_of_an_example_is_not_asked_either(tmp_path: Path) -> None:
 
 
 def gsm8k_folder(folder: Path) -> Path:
-    """GSM8K as on the Hub: a test split, and a train split that repeats one of its questions."""
+    """Make a folder like GSM8K on the Hub: a test split, and a training split that repeats one of its questions."""
     for split, numbers in (("train", (0, *range(50, 58))), ("test", range(5))):
         rows = [
             {"question": f"What is {i} and 1?", "answer": f"It is <<{i}+1={i + 1}>>{i + 1}.\n#### {i + 1}"}

@@ -1,4 +1,7 @@
-"""Alterations of a saved probe, by name: each takes its folder and a seeded generator, and says what a refusal names."""
+"""Named alterations of a saved probe.
+
+Each alteration takes the probe's folder and a seeded generator, and returns a text that the error message must contain.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,7 @@ _CONFIG = {
 
 
 def make_probe(folder: Path, rng: random.Random) -> Path:
-    """A probe of width 8, one of whose coordinates is left out, with one of the heads and calibrators."""
+    """Return a probe of width 8 that ignores one coordinate, with one of the heads and one of the calibrators."""
     generator = torch.Generator().manual_seed(0)
     heads: list[Head] = [
         LinearHead(8),
@@ -69,7 +72,7 @@ def some_file(rng: random.Random) -> str:
 
 
 def maybe_vouched(probe: Path, rng: random.Random) -> None:
-    """In half of the cases let config.json state the checksum of the tensors that are there now."""
+    """In half of the cases, write the checksum of the altered tensors to config.json."""
     if rng.random() < 0.5:
         config = json.loads((probe / "config.json").read_text())
         config["weights"] = sha256_file(probe / "model.safetensors")
@@ -96,7 +99,7 @@ def missing_file(probe: Path, rng: random.Random) -> str:
 
 
 def only_a_pickle(probe: Path, rng: random.Random) -> str:
-    """Weights under the names that other tools unpickle."""
+    """Save pickled weights under the names that other tools load."""
     (probe / "model.safetensors").unlink()
     for name in ("pytorch_model.bin", "model.pt", "model.pkl", "probe.joblib"):
         (probe / name).write_bytes(bomb(probe))
@@ -104,7 +107,7 @@ def only_a_pickle(probe: Path, rng: random.Random) -> str:
 
 
 def link_outside(probe: Path, rng: random.Random) -> str:
-    """The same content, but elsewhere."""
+    """Replace the file by a link to a copy outside the folder."""
     name = some_file(rng)
     shutil.move(probe / name, probe.parent / "elsewhere")
     (probe / name).symlink_to(rng.choice([probe.parent / "elsewhere", Path("../elsewhere")]))
@@ -135,7 +138,7 @@ def edit_config(change: Callable[[dict[str, Any], random.Random], object], named
 
 
 def field(name: str, *values: Any) -> Alteration:
-    """Put one of the values under a dotted name, which the refusal names."""
+    """Set a field with a dotted name to one of the values. The error message must contain the name."""
     return edit_config(set_field(name, *values), f"`{name}`")
 
 
@@ -164,7 +167,7 @@ def edit_tensors(change: Callable[[dict[str, torch.Tensor], random.Random], obje
 
 
 def flip_bit(probe: Path, rng: random.Random) -> str:
-    """One bit of the file, wherever, and nothing that vouches for it."""
+    """Flip one random bit of the file, without updating its checksum."""
     path = probe / "model.safetensors"
     content = bytearray(path.read_bytes())
     content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
@@ -173,7 +176,7 @@ def flip_bit(probe: Path, rng: random.Random) -> str:
 
 
 def put(*values: float, names: tuple[str, ...] = ()) -> Alteration:
-    """Put one of the values into one place of one of the tensors, of all but `scale` where none are named."""
+    """Put one of the values into one element of a tensor. By default, all tensors except `scale` are eligible."""
 
     def change(tensors: dict[str, torch.Tensor], rng: random.Random) -> None:
         there = [name for name in names if name in tensors] or sorted(tensors.keys() - {"scale"})
@@ -184,7 +187,7 @@ def put(*values: float, names: tuple[str, ...] = ()) -> Alteration:
 
 
 def fall(tensors: dict[str, torch.Tensor], rng: random.Random) -> None:
-    """Let the calibrator give lower confidences to higher scores."""
+    """Make the calibrator return lower confidences for higher scores."""
     for name in ("calibrator.slope", "calibrator.temperature"):
         if name in tensors:
             tensors[name] = -tensors[name]

@@ -1,4 +1,4 @@
-"""Alterations of a store by name: what damage or a sender can do to its files, with their old checksums and with forged ones."""
+"""Named alterations of a store by damage or by a malicious sender, with the original or with forged checksums."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FILES = {"questions": QUESTIONS, "samples": SAMPLES, "grades": GRADES, "signal":
 
 
 def make_store(folder: Path, seed: int = 0) -> Path:
-    """A store of 20 questions in 3 blocks with two ranges of 2 answers, planted grades and 3 layers of width 4."""
+    """Make a store of 20 questions in 3 blocks with two ranges of 2 answers, planted grades and 3 layers of width 4."""
     rng = np.random.default_rng(0)
     questions = [Question(id=f"q{i}", dataset="made", text=f"Say {i}.", references=("x",)) for i in range(20)]
     model = ModelIdentity("tiny", None, "a" * 64, "float32", "b" * 64, "c" * 64)
@@ -57,7 +57,7 @@ def make_store(folder: Path, seed: int = 0) -> Path:
 
 
 def add_tokens(folder: Path) -> Path:
-    """A token signal of the answers of such a store, of 0 to 5 tokens each; the answers of one range have none."""
+    """Add a token signal for answers of 0 to 5 tokens. All answers in one range have no tokens."""
     store, rng = Store.open(folder), torch.Generator().manual_seed(0)
     for samples in store.samples.ranges():
         n_tokens = torch.randint(6, (store.questions.n_rows(samples),), generator=rng).tolist()
@@ -100,7 +100,7 @@ def delete(name: str) -> Alteration:
 
 
 def copy(source: str, target: str) -> Alteration:
-    """Put a file with its sidecar under another name."""
+    """Copy a file and its sidecar to another name."""
 
     def alter(store: Path) -> None:
         for ending in (Path(source).suffix, ".json"):
@@ -110,7 +110,7 @@ def copy(source: str, target: str) -> Alteration:
 
 
 def replace_by_other_store(*names: str) -> Alteration:
-    """Put files of a store of another seed in their place."""
+    """Replace files by those of a store with a different seed."""
 
     def alter(store: Path) -> None:
         other = make_store(store.parent / "other", seed=1)
@@ -130,14 +130,14 @@ def other_questions(store: Path) -> None:
 
 
 def draw_again(store: Path) -> None:
-    """Answers that were lost and drawn again, after they had been graded."""
+    """Draw lost answers again after they were graded."""
     opened = Store.open(store)
     rows = opened.samples.read(SampleRange(1, 0, 2)).drop(["n_tokens"]).to_pylist()
     opened.samples.write(SampleRange(1, 0, 2), [{**row, "text": "y"} for row in rows])
 
 
 def link_outside(name: str) -> Alteration:
-    """The same content, but elsewhere."""
+    """Replace the file by a link to a copy outside the folder."""
 
     def alter(store: Path) -> None:
         shutil.move(store / name, store.parent / "elsewhere")
@@ -147,7 +147,7 @@ def link_outside(name: str) -> Alteration:
 
 
 def identity(change: Callable[[dict[str, Any]], object], sealed: bool = True) -> Alteration:
-    """Change the identity, with the checksum that fits where it is sealed."""
+    """Change the identity, and update its checksum if `sealed`."""
 
     def alter(store: Path) -> None:
         record = json.loads((store / "identity.json").read_text())
@@ -257,7 +257,7 @@ def forge_value(file: str, column: str, value: Any) -> Alteration:
 
 
 def forge_questions(column: str, value: Any) -> Alteration:
-    """Questions with one value, under an identity that was made to fit them."""
+    """Set one value in the questions, and update the identity to match."""
 
     def alter(store: Path) -> None:
         forge_value(QUESTIONS, column, value)(store)
@@ -287,7 +287,7 @@ def forge_signal(pattern: str, change: Callable[[dict[str, Any]], object], **pro
 
 
 def forge_metadata(text: str) -> Alteration:
-    """Put a text in the place of the provenance record of hidden states."""
+    """Replace the provenance record of the hidden states by a text."""
 
     def alter(store: Path) -> None:
         for file in store.glob(HIDDEN):
@@ -298,12 +298,12 @@ def forge_metadata(text: str) -> Alteration:
 
 
 def forge_hidden(key: str, make: Callable[[int], torch.Tensor]) -> Alteration:
-    """Put a tensor, made for a number of rows, into all files of hidden states."""
+    """Replace the tensor in all files of hidden states by one made for the number of rows."""
     return forge_signal(HIDDEN, lambda tensors: tensors.update({key: make(len(tensors["2/last_prompt"]))}))
 
 
 def forge_header(**changes: Any) -> Alteration:
-    """Let the header of a signal's file say other things of its first tensor."""
+    """Change the description of the first tensor in a signal file's header."""
 
     def change(data: bytes) -> bytes:
         length = int.from_bytes(data[:8], "little")
@@ -316,7 +316,7 @@ def forge_header(**changes: Any) -> Alteration:
 
 
 def annotate(table: pa.Table) -> pa.Table:
-    """What pyarrow before 14.0.1 unpickled when it read the column."""
+    """Add the metadata that pyarrow before 14.0.1 unpickles when it reads the column."""
     spell = {"ARROW:extension:name": "arrow.py_extension_type", "ARROW:extension:metadata": "cos\nmkdir\n."}
     return table.cast(table.schema.set(0, table.schema.field(0).with_metadata(spell)))
 

@@ -1,4 +1,4 @@
-"""Ways to alter a file of a store or a probe, and a pickle that tells when somebody runs it."""
+"""Functions that alter a file of a store or a probe, and a pickle that reveals when it is loaded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Alteration = Callable[[Path, random.Random], str]
 
 
 class Bomb:
-    """Makes a file when it is unpickled."""
+    """An object that creates a file when it is unpickled."""
 
     def __init__(self, marker: Path) -> None:
         self.marker = marker
@@ -25,12 +25,12 @@ class Bomb:
 
 
 def bomb(folder: Path) -> bytes:
-    """A pickle that makes the folder ``executed`` beside `folder`."""
+    """Return a pickle that creates the folder ``executed`` beside `folder` when it is loaded."""
     return pickle.dumps(Bomb(folder.parent / "executed"))
 
 
 def lie(path: Path, rng: random.Random) -> None:
-    """Let a safetensors header say what is not so."""
+    """Write false information into a safetensors header."""
     content = path.read_bytes()
     length = int.from_bytes(content[:8], "little")
     header, body = json.loads(content[8 : 8 + length]), content[8 + length :]
@@ -55,7 +55,7 @@ def lie(path: Path, rng: random.Random) -> None:
 
 
 def set_field(name: str, *values: Any) -> Callable[[dict[str, Any], random.Random], None]:
-    """Put one of the values under a dotted name."""
+    """Set a field with a dotted name to one of the values."""
 
     def change(record: dict[str, Any], rng: random.Random) -> None:
         *path, last = name.split(".")
@@ -67,7 +67,7 @@ def set_field(name: str, *values: Any) -> Callable[[dict[str, Any], random.Rando
 
 
 def bad_json_contents() -> dict[str, bytes]:
-    """Contents by name that are no JSON object, or are more than one."""
+    """Return named contents that are not a single JSON object."""
     return {
         "empty": b"",
         "half an object": b"{",
@@ -82,6 +82,6 @@ def bad_json_contents() -> dict[str, bytes]:
 
 
 def bad_json(folder: Path, name: str, rng: random.Random) -> str:
-    """A JSON file that is none, or is more than one is."""
+    """Replace a JSON file by contents that are not a single JSON object."""
     (folder / name).write_bytes(rng.choice([*bad_json_contents().values(), bomb(folder)]))
     return name

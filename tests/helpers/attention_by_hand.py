@@ -1,4 +1,4 @@
-"""Every signal of attention by its definition: whole T × T matrices in numpy and float64, from eager attention, row by row."""
+"""Definitions of all attention signals, with whole T × T matrices in numpy and float64, from eager attention."""
 
 from __future__ import annotations
 
@@ -44,9 +44,10 @@ def family_model(family: str, **changes: Any) -> Any:
 
 @torch.no_grad()
 def seen_eagerly(model: Any, ids: list[int]) -> tuple[Array, Array, Array]:
-    """Weights [layer, head, token, token], residuals before attention and what it adds, [layer, token, d_model], float64.
+    """Return attention weights [layer, head, token, token], and float64 residuals and updates [layer, token, d_model].
 
-    `model` has eager attention. What attention adds is the output of its module, or of the norm behind it.
+    The residuals are those before attention. The update is the output of the attention module, or of the norm after it.
+    `model` must use eager attention.
     """
     added: list[Array] = []
     handles = []
@@ -88,7 +89,7 @@ def entropies_by_hand(model: Any, answer: Answer) -> dict[str, Array]:
 
 
 def spread(weights: Array) -> float:
-    """Entropy over the largest possible."""
+    """Return the entropy divided by its maximum."""
     if len(weights) < 2:
         return 0.0
     p = weights / weights.sum()
@@ -96,7 +97,7 @@ def spread(weights: Array) -> float:
 
 
 def shares_by_hand(h: Array, o: Array) -> dict[str, Array]:
-    """Attention's share of each token, [token] by mix."""
+    """Return attention's share of each token as a dict from mix to [token]."""
     s = h + o
 
     def length(x: Array) -> Array:
@@ -113,7 +114,7 @@ def shares_by_hand(h: Array, o: Array) -> dict[str, Array]:
 
 
 def with_field(mean: Array, field: str) -> Array:
-    """Ã of attention's mean over heads [T, T]."""
+    """Return Ã [T, T], computed from the mean attention over heads."""
     T = len(mean)
     out = np.zeros_like(mean)
     for i in range(T):
@@ -125,7 +126,7 @@ def with_field(mean: Array, field: str) -> Array:
 
 
 def product_by_hand(attention: Array, residuals: Array, added: Array, T: int, mix: str, field: str) -> Array:
-    """R [T, T] = Â_L … Â_1 of the first T tokens."""
+    """Return R = Â_L … Â_1 [T, T] for the first T tokens."""
     product = np.eye(T)
     for heads, h, o in zip(attention, residuals, added, strict=True):
         a = shares_by_hand(h, o)[mix][:T, None]
@@ -134,7 +135,7 @@ def product_by_hand(attention: Array, residuals: Array, added: Array, T: int, mi
 
 
 def rollout_by_hand(model: Any, answer: Answer) -> dict[str, Array]:
-    """`rollout` and `rollout_max` of one answer."""
+    """Return `rollout` and `rollout_max` of one answer."""
     P, N = len(answer.prompt), len(answer.prompt) + len(answer.content)
     seen = seen_eagerly(model, [*answer.prompt, *answer.content])
     found = {}
@@ -169,7 +170,7 @@ def macs_by_hand(model: Any, answer: Answer) -> dict[str, Array]:
 
 
 def read_rows(model: Any, answers: list[Answer], signal: str, **options: Any) -> list[dict[str, np.ndarray]]:
-    """A signal's numbers of each answer by key."""
+    """Return a signal's values for each answer by key."""
     read = read_answers(model, answers, [signal], **options)[signal]
     rows = {key: [one.numpy() for one in ragged.rows()] for key, ragged in read.items()}
     return [{key: of_rows[i] for key, of_rows in rows.items()} for i in range(len(answers))]

@@ -1,4 +1,4 @@
-"""Short runs of `train.py`."""
+"""Helpers for short runs of `train.py`."""
 
 from __future__ import annotations
 

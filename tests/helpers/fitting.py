@@ -1,4 +1,4 @@
-"""Probes fitted by a bare trainer."""
+"""Helpers that fit probes with a minimal trainer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from probes.linear import Linear
 def descend(
     module: ProbeModule, data: FeatureDataModule, epochs: int, every: int, folder: Path | None = None
 ) -> ProbeModule:
-    """Fit a probe, validating every so many epochs, and keep checkpoints where there is a folder for them."""
+    """Fit a probe with validation at regular epochs, and save checkpoints if a folder is given."""
     trainer = L.Trainer(
         max_epochs=epochs,
         check_val_every_n_epoch=every,

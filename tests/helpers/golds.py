@@ -1,4 +1,4 @@
-"""Gold answers of GSM8K, SVAMP and MATH-500, and perturbations that keep or change their value."""
+"""Reference answers of GSM8K, SVAMP and MATH-500, and modifications that keep or change their value."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DATA = Path(__file__).parents[3] / "shared/data"
 
 
 class Written(NamedTuple):
-    """An answer made of a gold answer: what was done to it, whether it is right, and its text."""
+    """A modified reference answer: the name of the modification, whether the answer is right, and its text."""
 
     how: str
     right: bool
@@ -24,7 +24,7 @@ class Written(NamedTuple):
 
 
 def written_numbers(gold: str, others: list[str]) -> Iterator[Written]:
-    """A number in other words, and other numbers."""
+    """Return other forms of a number, and other numbers."""
     value = Fraction(gold.replace(",", ""))
     plain = str(value) if value.denominator == 1 else str(float(value))
     grouped = f"{int(value):,}" if value.denominator == 1 else f"{float(value):,}"
@@ -58,7 +58,7 @@ def written_numbers(gold: str, others: list[str]) -> Iterator[Written]:
 
 
 def written_latex(gold: str, others: list[str]) -> Iterator[Written]:
-    """LaTeX in other words, and other LaTeX."""
+    """Return other forms of a LaTeX expression, and other expressions."""
     worth = values(gold)
     number = worth[0].real if worth and len(worth) == 1 and re.fullmatch(r"[-\d.,\\!]+", gold) else None
     for how, latex in {
@@ -104,7 +104,7 @@ def written_latex(gold: str, others: list[str]) -> Iterator[Written]:
 
 
 def _reversed(gold: str) -> str:
-    """A point's coordinates or a matrix's rows from the last to the first; other golds as they are."""
+    """Reverse the coordinates of a point or the rows of a matrix. Other references are returned unchanged."""
     if found := re.fullmatch(r"(\\left)?\((.+?)(\\right)?\)", gold):
         return gold if "cup" in gold else f"({','.join(reversed(found[2].split(',')))})"
     if found := re.fullmatch(r"\\begin\{pmatrix\}(.+)\\end\{pmatrix\}", gold):
@@ -114,14 +114,17 @@ def _reversed(gold: str) -> str:
 
 
 def _with_digits(gold: str, change: Callable[[str], str]) -> list[str]:
-    """Gold answers with one of their runs of digits changed; of a numeral never its base."""
+    """Return reference answers with one run of digits changed, but never the base of a numeral."""
     return [
         gold[: run.start()] + change(run[0]) + gold[run.end() :] for run in re.finditer(r"(?<![_\d])(?<!_\{)\d+", gold)
     ]
 
 
 def _differ(gold: str, other: str) -> bool:
-    """Whether two golds differ in every reading: x = 5 is also 5. Words and numerals of bases differ by their letters."""
+    """Whether two references differ in every reading (x = 5 can mean 5).
+
+    Words, and numerals in a base, differ if their letters differ.
+    """
     if any(re.fullmatch(r"[a-z]\s*=.*", one) for one in (gold, other)):
         return values(gold.split("=")[-1]) != values(other.split("=")[-1]) and values(other.split("=")[-1]) is not None
     ours, theirs = values(gold), values(other)
@@ -135,7 +138,7 @@ def _bare_words(gold: str) -> str:
 
 
 def golds() -> dict[str, tuple[str, list[str], Callable[[str, list[str]], Iterator[Written]]]]:
-    """For each set its grader, its gold answers, and how they are written otherwise."""
+    """Return the grader, the reference answers and their modified forms for each set."""
     lines = (DATA / "gsm8k_test.jsonl").read_text(encoding="utf-8").splitlines()
     gsm8k = [json.loads(line)["answer"].split("####")[1].strip() for line in lines]
     svamp = [str(one["Answer"]) for one in json.loads((DATA / "svamp.json").read_text(encoding="utf-8"))]
@@ -150,7 +153,7 @@ def golds() -> dict[str, tuple[str, list[str], Callable[[str, list[str]], Iterat
 def cases_of(
     name: str, references: list[str], written: Callable[[str, list[str]], Iterator[Written]], every: int = 1
 ) -> list[tuple[Question, Written]]:
-    """Each gold answer's question with everything that is written for it; of every so many golds."""
+    """Return each question with every form of its reference answer, or only every n-th question."""
     return [
         (Question(str(number), name, "?", references=(gold,)), one)
         for number, gold in list(enumerate(references))[::every]

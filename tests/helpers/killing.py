@@ -1,4 +1,4 @@
-"""Commands on a tiny model that are killed at random moments."""
+"""Helpers that kill commands on a tiny model at random moments."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 
 class Commands:
-    """`sample` and `read` on a tiny model and some questions, as processes."""
+    """The commands `sample` and `read`, as processes on a tiny model and a few questions."""
 
     def __init__(self, folder: Path, n_questions: int) -> None:
         self.folder = folder
@@ -24,7 +24,7 @@ class Commands:
         write_questions(folder / "questions.jsonl", n_questions)
 
     def line(self, command: str, store: Path) -> list[str]:
-        """The command's arguments."""
+        """Return the command line."""
         model = ["--store", str(store), "--model", str(self.folder / "model")]
         if command == "read":
             return ["-m", "extract", "read", *model]
@@ -42,7 +42,7 @@ class Commands:
         ]
 
     def start(self, command: str, store: Path) -> subprocess.Popen[str]:
-        """Start it, listening to Ctrl-C even where this process runs in the background and does not."""
+        """Start the command so that it handles Ctrl-C even if this process runs in the background."""
         before = signal.signal(signal.SIGINT, signal.default_int_handler)  # what is handled here is not ignored there
         try:
             return subprocess.Popen(
@@ -52,7 +52,7 @@ class Commands:
             signal.signal(signal.SIGINT, before)
 
     def finish(self, command: str, store: Path, workers: int = 1) -> tuple[int, str]:
-        """Run it to its end: status and what it said on standard error."""
+        """Run the command to its end, and return its exit status and standard error."""
         launcher = [sys.executable]
         if workers > 1:
             launcher += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={workers}"]
@@ -63,7 +63,7 @@ class Commands:
 
 
 def content(store: Path) -> dict[str, bytes]:
-    """Every file by its name, but for locks."""
+    """Return the content of every file by name, except lock files."""
     return {
         str(path.relative_to(store)): path.read_bytes()
         for path in sorted(store.rglob("*"))
@@ -72,7 +72,7 @@ def content(store: Path) -> dict[str, bytes]:
 
 
 def finished(store: Path) -> dict[str, tuple[int, int]]:
-    """Inode and time of change of every file that is vouched for, and of what vouches for it."""
+    """Return the inode and modification time of every finished file and of its sidecar."""
     stamps = {}
     for voucher in store.rglob("*.json"):
         for path in (voucher, voucher.with_suffix(".parquet"), voucher.with_suffix(".safetensors")):
@@ -82,17 +82,17 @@ def finished(store: Path) -> dict[str, tuple[int, int]]:
 
 
 def kill_often(commands: Commands, command: str, store: Path, kills: int, spread: float) -> dict[str, int]:
-    """Start a command again and again, kill it at random moments of its work, then let it finish.
+    """Start a command and kill it at random moments, several times, then let it finish.
 
     Args:
         commands: The commands.
-        command: Which one.
+        command: Name of the command to run.
         store: The store.
-        kills: How often.
-        spread: Longest time in seconds from the first file that a run finishes to its end.
+        kills: Number of kills.
+        spread: Maximum time in seconds between the first finished file of a run and the kill.
 
     Returns:
-        Counts: kills while it worked, files finished before that were changed, runs that ended badly.
+        Counts of kills during work, of finished files that were changed, and of runs that failed.
     """
     chance, n_kills, n_changed = random.Random(command), 0, 0
     before = finished(store)
@@ -117,5 +117,5 @@ def kill_often(commands: Commands, command: str, store: Path, kills: int, spread
 
 
 def changed(before: dict[str, tuple[int, int]], after: dict[str, tuple[int, int]]) -> int:
-    """How many files that were finished before are others now."""
+    """Return how many finished files have changed."""
     return sum(after.get(name) != stamp for name, stamp in before.items())

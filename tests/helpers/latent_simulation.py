@@ -27,7 +27,7 @@ TRAIN, VAL, TEST = slice(0, 300), slice(300, 400), slice(400, 700)
 
 
 class Simulated(NamedTuple):
-    """Questions: hidden states [question, d_model], answers' embeddings [question, sample, d], true spread [question]."""
+    """Hidden states [question, d_model], answer embeddings [question, sample, d] and true spread [question]."""
 
     hidden: Tensor
     embeddings: Tensor
@@ -35,7 +35,7 @@ class Simulated(NamedTuple):
 
     @property
     def agreement(self) -> Tensor:
-        """Mean cosine of two answers, 1 − SEU, [question]."""
+        """Return the mean cosine similarity of two answers, 1 − SEU, [question]."""
         n = self.embeddings.shape[1]
         return (self.embeddings.sum(1).square().sum(-1) - n) / (n * (n - 1))
 
@@ -44,12 +44,12 @@ def simulate(told: bool, seed: int, d_model: int = 576, d: int = 64, n: int = 70
     """Draw questions.
 
     Args:
-        told: Whether the hidden state knows the direction of the answers.
-        seed: Seed.
+        told: Whether the hidden state determines the direction of the answers.
+        seed: Random seed.
         d_model: Width of the hidden states.
         d: Width of the embeddings.
-        n: Questions.
-        k: Answers a question.
+        n: Number of questions.
+        k: Number of answers per question.
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -66,7 +66,7 @@ def simulate(told: bool, seed: int, d_model: int = 576, d: int = 64, n: int = 70
 
 
 class Fitted(NamedTuple):
-    """What an encoder makes of every question: μ and σ, Σ τ², scores [question], and what has collapsed."""
+    """An encoder's outputs for every question: μ and σ, Σ τ², scores [question], and a report of collapses."""
 
     predicted: Gaussian
     shared: Tensor
@@ -74,20 +74,20 @@ class Fitted(NamedTuple):
     collapsed: str | None
 
     def rank(self, data: Simulated) -> float:
-        """Rank correlation of the scores with the planted spread, the other way round, on test questions."""
+        """Return the rank correlation of the scores with the negative planted spread on test questions."""
         narrow = 1 / (1 + data.spread[TEST])
         return float(rank_correlations(self.scores[TEST, None], narrow))
 
 
 def fit(data: Simulated, hierarchical: bool = True, l2: float = 0.0, epochs: int = 40, seed: int = 0) -> Fitted:
-    """Train an encoder by Adam; of every fifth epoch, keep that which ranks validation questions most like SEU.
+    """Train an encoder with Adam, and keep the epoch whose validation ranking agrees best with SEU.
 
     Args:
         data: Questions.
-        hierarchical: Whether the answers to a question share what μ(h) doesn't tell.
-        l2: Penalty of the squares of all weights.
-        epochs: Passes over the training questions.
-        seed: Seed of weights and batches.
+        hierarchical: Whether the answers to a question share a component that μ(h) does not predict.
+        l2: Penalty on the squares of all weights.
+        epochs: Number of passes over the training questions.
+        seed: Seed of the weights and batches.
     """
     torch.manual_seed(seed)
     width = data.embeddings.shape[-1]
@@ -119,7 +119,7 @@ def fit(data: Simulated, hierarchical: bool = True, l2: float = 0.0, epochs: int
 
 
 def forced(data: Simulated) -> dict[str, Fitted]:
-    """Encoders that can't know the spread: hidden states of other questions, none at all, weights that are held at 0."""
+    """Return encoders that cannot learn the spread: shuffled or constant hidden states, or a very large penalty."""
     shuffled = data.hidden[torch.randperm(len(data.hidden), generator=torch.Generator().manual_seed(0))]
     return {
         "shuffled": fit(data._replace(hidden=shuffled)),

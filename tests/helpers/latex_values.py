@@ -1,7 +1,8 @@
-r"""What LaTeX is worth as numbers, by a small parser of its own, to tell without the graders whether two golds differ.
+"""Convert LaTeX to numbers with an independent parser, to check without the graders whether two references differ.
 
-Brackets, commas, unions and matrices are taken apart: a gold is worth the sorted values of its parts, letters standing for
-fixed numbers. Two golds whose values differ are different in every reading, as a set, a point or an interval.
+Brackets, commas, unions and matrices are split into parts. The value of a reference is the sorted list of the values of
+its parts, where each letter stands for a fixed number. Two references with different values differ in every reading: as
+a set, a point or an interval.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def values(latex: str) -> list[complex] | None:
 
 
 def _bare(latex: str) -> str:
-    """Without units, degrees, currencies and spacing."""
+    """Remove units, degrees, currencies and spacing."""
     for pattern, kept in (
         (r"\\(?:text|mbox)\s*\{[^{}]*\}(?:\^\d)?", ""),
         (r"\\left|\\right|\\!|\\,|\^\{?\\circ\}?|\\?\$", ""),
@@ -42,7 +43,7 @@ def _bare(latex: str) -> str:
 
 
 def _parts(latex: str) -> Iterator[str]:
-    r"""Entries, ends and elements; an equation as the difference of its sides, \pm as both."""
+    r"""Return entries, interval ends and elements. An equation becomes the difference of its sides, and \pm both signs."""
     matrix = re.fullmatch(r"\s*\\begin\{pmatrix\}(.*)\\end\{pmatrix\}\s*", latex)
     if matrix:
         pieces = re.split(r"\\\\|&", matrix[1])
@@ -63,7 +64,7 @@ def _is_list(text: str) -> bool:
 
 
 class _Parser:
-    """Recursive descent over sums, products, powers, fractions and roots."""
+    """A recursive-descent parser for sums, products, powers, fractions and roots."""
 
     def __init__(self, latex: str) -> None:
         self.tokens = _TOKEN.findall(latex)

@@ -1,4 +1,4 @@
-"""The most bytes of tensors that are alive at once while something runs."""
+"""Measure the peak size of all tensors that exist at the same time."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch.utils._pytree import tree_leaves
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the storages of all tensors that operations return in the context, from then until they are freed.
+    """Count the storages of all tensors that operations return in the context, until they are freed.
 
-    What was there before the context, and what an operation needs inside itself, does not count.
+    Tensors created before the context and the internal memory of operations do not count.
 
     Attributes:
-        now: Bytes that are alive.
-        peak: The most that were.
+        now: Bytes that are currently allocated.
+        peak: Maximum of `now`.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,10 @@ class LiveBytes(TorchDispatchMode):
 
 
 def peak_bytes(action: Callable[[], object]) -> int:
-    """Most bytes alive at once, beyond those before: on a GPU as its allocator counts them, on a CPU as `LiveBytes` does."""
+    """Return the peak bytes beyond those allocated before.
+
+    They are counted by the allocator on a GPU, and by `LiveBytes` on a CPU.
+    """
     if torch.cuda.is_available():
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()

@@ -1,4 +1,4 @@
-"""What an offline W&B run holds, read from the file that `wandb sync` would upload."""
+"""Read an offline W&B run from the file that `wandb sync` would upload."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BLOCK = 32768  # of a LevelDB log, which a .wandb file is after its 7 bytes of m
 
 
 def records(data: bytes) -> Iterator[Record]:
-    """Every whole record in the bytes of a .wandb file."""
+    """Return every complete record in the bytes of a .wandb file."""
     place, parts = 7, b""
     while place + 7 <= len(data):
         if BLOCK - place % BLOCK < 7:  # no room for a header: padding
@@ -32,7 +32,7 @@ def records(data: bytes) -> Iterator[Record]:
 
 
 def finished_records(folder: Path) -> list[Record]:
-    """The records of the only offline run in a run's folder; W&B's service writes the last ones after `finish` returns."""
+    """Return the records of the only offline run in a folder, and wait for those written after `finish` returns."""
     (path,) = folder.glob("wandb/offline-run-*/*.wandb")
     for _ in range(600):
         found = list(records(path.read_bytes()))
@@ -43,7 +43,7 @@ def finished_records(folder: Path) -> list[Record]:
 
 
 class OfflineRun:
-    """Config, summary, history, artifacts and exit code of the offline run in a run's folder."""
+    """Config, summary, history, artifacts and exit code of the offline run in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.config: dict[str, Any] = {}
@@ -68,7 +68,7 @@ class OfflineRun:
                 self.exit_code = record.exit.exit_code
 
     def media(self, key: str) -> Path:
-        """The file behind a logged table or picture."""
+        """Return the file of a logged table or picture."""
         (logged,) = [row[key] for row in self.history if key in row]
         return self.files / logged["path"]
 

@@ -1,4 +1,4 @@
-"""Stores and features with a planted truth."""
+"""Make stores and features with a planted truth."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from extract.signals.reading import read_questions
 
 
 def plant_grades(store: Any, seed: int) -> None:
-    """Grade the answers by coins whose bias is a direction of layer 2."""
+    """Draw grades with probabilities given by a direction of layer 2."""
     hidden = store.signals.read("hidden", "2/last_prompt").numpy()
     rng = np.random.default_rng(seed)
     standardised = (hidden - hidden.mean(0)) / hidden.std(0)
@@ -35,13 +35,13 @@ def plant_grades(store: Any, seed: int) -> None:
 def read_hidden(
     model: Any, prompts: Sequence[Sequence[int]], layers: Sequence[int] | None = None, batch_tokens: int = 2048
 ) -> torch.Tensor:
-    """Hidden states [question, layer, d_model] at `last_prompt`, of every layer for None."""
+    """Return hidden states [question, layer, d_model] at `last_prompt`, of every layer if `layers` is None."""
     wanted = range(model.config.num_hidden_layers + 1) if layers is None else layers
     return torch.stack(list(read_questions(model, prompts, ["hidden"], wanted, batch_tokens)["hidden"].values()), dim=1)
 
 
 def planted(n: int = 120, layers: int = 3, width: int = 8, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Features of which one direction of the last layer is the log-odds of the accuracy, and the accuracies."""
+    """Return the accuracies, and features in which a direction of the last layer is their log-odds."""
     rng = np.random.default_rng(seed)
     features = rng.normal(size=(n, layers, width)).astype(np.float32)
     accuracy = 1 / (1 + np.exp(-2 * features[:, layers - 1, 0]))
@@ -49,7 +49,7 @@ def planted(n: int = 120, layers: int = 3, width: int = 8, seed: int = 0) -> tup
 
 
 def simulated(n: int = 60, k: int = 10, seed: int = 0, ties: bool = True) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Confidence, right, known, and the true p."""
+    """Return the confidence, right and known counts, and the true p."""
     rng = np.random.default_rng(seed)
     p = rng.beta(0.8, 1.2, n)
     f = np.clip(p + rng.normal(0, 0.2, n), 0.01, 0.99)

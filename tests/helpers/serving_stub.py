@@ -1,6 +1,6 @@
-"""An OpenAI-compatible endpoint on loopback whose answers can be told from invented ones, and a proxy that breaks replies.
+"""An OpenAI-compatible server with recognisable answers on the loopback interface, and a proxy that breaks replies.
 
-Each runs in a process of its own, by the standard library alone, and ends with its context or with its parent::
+Each runs in a separate process, needs only the standard library, and ends with its context or with its parent::
 
     with stub() as server, faults(server.url) as proxy:
         …ask proxy.url…
@@ -30,20 +30,20 @@ FAULTS = ("429", "429 with Retry-After", "500", "502 with HTML", "cut", "stall",
 
 @dataclass(frozen=True)
 class Options:
-    """What the stub does.
+    """Behaviour of the stub.
 
     Attributes:
-        model: Name of its model; another one is refused with 404.
-        says_model: Name in its replies; None says `model`.
-        lists: Name in its list of models; None lists what its replies say.
-        key: Key that requests must carry; None takes any.
-        answers: Texts that answers are drawn from; None makes each answer a text of its own.
-        length: Characters of an answer where `answers` is None.
-        ignores: What has no effect or is not told: n, logprobs, temperature, max_tokens, usage, finish_reason.
-        copies: Whether all answers of one request are the same.
-        refuses: Fields that are answered with 422.
-        rejects: Text of a prompt that is answered with 400.
-        seconds: Time before each answer.
+        model: Name of the model. Requests for another model are refused with 404.
+        says_model: Name in the replies, or None for `model`.
+        lists: Name in the list of models, or None for the name in the replies.
+        key: Key that requests must contain, or None to accept any.
+        answers: Texts from which answers are drawn, or None to make each answer unique.
+        length: Number of characters per answer if `answers` is None.
+        ignores: Options without effect and missing fields: n, logprobs, temperature, max_tokens, usage, finish_reason.
+        copies: Whether all answers to one request are identical.
+        refuses: Fields that are refused with 422.
+        rejects: Text in a prompt that is rejected with 400.
+        seconds: Delay before each answer.
     """
 
     model: str = MODEL
@@ -60,9 +60,10 @@ class Options:
 
 
 def answer_text(options: Options, prompt: Any, seed: int | None, temperature: float, index: int) -> str:
-    """The stub's answer `index` to a prompt: at temperature 0 a function of the prompt, else of seed and index too.
+    """Return the stub's answer `index` to a prompt.
 
-    Without a seed at a temperature above 0, the stub gives the number of the request as seed.
+    It depends only on the prompt at temperature 0, and otherwise on the seed and index too. If there is no seed, the
+    number of the request is used.
     """
     drawn = [] if temperature == 0 else [temperature, seed, index]
     number = int.from_bytes(blake2b(json.dumps([prompt, *drawn]).encode(), digest_size=8).digest())
@@ -74,16 +75,16 @@ def answer_text(options: Options, prompt: Any, seed: int | None, temperature: fl
 
 @dataclass(frozen=True)
 class Running:
-    """A stub or a proxy that runs. Its `url` goes into `Server`."""
+    """A running stub or proxy. Pass its `url` to `Server`."""
 
     url: str
 
     def answered(self) -> list[dict[str, Any]]:
-        """Of a stub: prompt, seed, temperature, n, logprobs and texts of every request that it has answered, in that order."""
+        """Return prompt, seed, temperature, n, logprobs and texts of every request that the stub answered, in order."""
         return self._told("answered")
 
     def faults(self) -> Counter[str]:
-        """Of a proxy: how often it did what; "none" where it let a reply through."""
+        """Return how often the proxy applied each fault, with "none" for unchanged replies."""
         return Counter(self._told("faults"))
 
     def _told(self, what: str) -> Any:
@@ -100,7 +101,7 @@ def stub(**options: Any) -> Iterator[Running]:
 
 @contextmanager
 def faults(url: str, share: float = 0.3, seed: int = 0, stall: float = 30.0) -> Iterator[Running]:
-    """Run a proxy before `url` that breaks a share of the replies; stalled ones are cut after `stall` seconds."""
+    """Run a proxy in front of `url` that breaks a share of the replies. Stalled replies are cut after `stall` seconds."""
     with _running("proxy", {"url": url, "share": share, "seed": seed, "stall": stall}) as running:
         yield running
 
@@ -126,7 +127,7 @@ def _running(what: str, options: dict[str, Any]) -> Iterator[Running]:
 
 @dataclass(frozen=True)
 class _Asked:
-    """A request as it came."""
+    """A received request."""
 
     path: str
     headers: dict[str, str]
@@ -135,7 +136,7 @@ class _Asked:
 
 @dataclass(frozen=True)
 class _Answer:
-    """A reply; `sent` bytes of the body go out before the connection is cut, all of them for None."""
+    """A reply. `sent` bytes of the body are sent before the connection is cut, or all of them if it is None."""
 
     status: int
     body: bytes
@@ -144,7 +145,7 @@ class _Answer:
 
 
 class _Http(asyncio.Protocol):
-    """HTTP/1.1 with Content-Length, one request of a connection after the other: no more than the stub needs."""
+    """A minimal HTTP/1.1 server with Content-Length, which handles the requests of a connection in order."""
 
     def __init__(self, answer: Callable[[_Asked], _Answer | Awaitable[_Answer]]) -> None:
         self._answer, self._received = answer, b""

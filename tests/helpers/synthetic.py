@@ -1,4 +1,4 @@
-"""Stores without a model, whose accuracies and hidden states are made: for simulations with a truth to recover."""
+"""Make stores without a model, with given accuracies and hidden states, for simulations with a known truth."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ def make_store(
     name: str = "q",
     longest: int = 1,
 ) -> Store:
-    """A store of questions whose answers are right with the given probabilities.
+    """Make a store of questions whose answers are right with the given probabilities.
 
-    A right answer says "right", a wrong one one of some words, and its tokens are less likely. Of answers of several
-    tokens wrong ones are longer, those of `longest` tokens are cut off there, and one in fifty is empty.
+    A right answer is "right". A wrong answer is one of several other words, and its tokens are less likely. If answers
+    have several tokens, wrong answers are longer, those of `longest` tokens are truncated, and one in fifty is empty.
 
     Args:
-        folder: Where the store is made.
+        folder: Folder of the store.
         features: [question, layer, d_model] hidden states at `last_prompt`.
         accuracy: [question] probability that an answer is right.
-        k: Answers to each question.
-        n_groups: Groups of the questions, in turn.
+        k: Number of answers per question.
+        n_groups: Number of groups, assigned to the questions in turn.
         seed: Seed of the answers.
-        block_size: Questions of a block.
-        name: What the ids of the questions begin with.
-        longest: Most content tokens of an answer; all have one where it is 1.
+        block_size: Number of questions per block.
+        name: Prefix of the question ids.
+        longest: Maximum number of content tokens per answer. If it is 1, all answers have one token.
     """
     rng, of_lengths = np.random.default_rng(seed), np.random.default_rng([seed, 1])
     n, layers, _ = features.shape
@@ -75,9 +75,9 @@ def make_store(
 
 
 def add_answer_signals(store: Store, seed: int = 0, width: int = 8) -> None:
-    """Hidden states, token signals and embeddings of the answers, and what the model says when it is asked.
+    """Add hidden states, token signals and embeddings of the answers, and asked confidences.
 
-    The first coordinate of `last_answer` is higher for right answers; equal texts have embeddings near each other.
+    The first coordinate of `last_answer` is higher for right answers, and identical texts have similar embeddings.
     """
     rng, of_tokens = np.random.default_rng(seed), np.random.default_rng([seed, 1])
     of_text = {text: _unit(rng.normal(size=(1, width)))[0] for text in ("right", *WORDS)}
@@ -118,7 +118,7 @@ def add_answer_signals(store: Store, seed: int = 0, width: int = 8) -> None:
 def _token_signals(
     level: NDArray[np.float64], lengths: NDArray[np.int64], rng: np.random.Generator
 ) -> dict[str, dict[str, Ragged]]:
-    """Signals of tokens of answers [row], whose entropies lie about the `level` [row] of theirs, in nats."""
+    """Return token signals of answers [row] with entropies around the `level` [row] of each answer, in nats."""
     offsets = torch.from_numpy(np.concatenate([[0], lengths.cumsum()]))
     entropy = np.repeat(level, lengths) * rng.gamma(4, 1 / 4, size=lengths.sum())
     nll = rng.exponential(entropy)
@@ -135,7 +135,7 @@ def _token_signals(
 
 
 def _first_token(entropy: NDArray[np.float64], rng: np.random.Generator) -> dict[str, dict[str, NDArray[np.float64]]]:
-    """Signals that questions have too, of distributions of the given entropies; the first layer says nothing of them."""
+    """Return signals of first tokens with the given entropies, about which the first layer contains no information."""
     weight = np.arange(LAST)[:, None] / (LAST - 1)
     profile = weight * entropy + (1 - weight) * rng.gamma(9, 1 / 2, size=(LAST, len(entropy)))
     rest = 1 - np.exp(-entropy)
@@ -150,7 +150,7 @@ def _unit(vectors: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _said(question: str, accuracy: float, rng: np.random.Generator) -> dict[str, Any]:
-    """A number with noise, and one in ten that does not parse."""
+    """Return a noisy number, which is unparsable in one of ten cases."""
     value = float(np.clip(accuracy + 0.3 * rng.normal(), 0, 1)) if rng.random() < 0.9 else None
     told = {"text": "", "mass": None, "prompt_tokens": 30, "completion_tokens": 5, "attempts": 1}
     return {"question_id": question, "value": value, **told}
@@ -165,7 +165,7 @@ def _answer(question: str, sample: int, right: bool, rng: np.random.Generator) -
 
 
 def _tokens(right: bool, longest: int, rng: np.random.Generator) -> dict[str, Any]:
-    """Tokens of an answer, the longest of which come to no end."""
+    """Return the tokens of an answer. The longest answers have no end token."""
     n = 0 if rng.random() < 0.02 else 1 + int(longest * rng.random() ** (1.5 if right else 1))
     whole = n < longest
     drawn = -rng.exponential(0.3 if right else 0.8, size=n + whole)

@@ -1,4 +1,4 @@
-"""Tiny random models made from configs, a byte tokenizer, and questions: for tests, and for figures that need no real model."""
+"""Tiny random models, a byte tokenizer, and questions, for tests and benchmarks that need no real model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}</s>{% end
 
 
 def byte_tokenizer() -> Any:
-    """One token a byte, with a chat template."""
+    """Return a tokenizer with one token per byte and a chat template."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -27,7 +27,7 @@ def byte_tokenizer() -> Any:
 
 
 def tiny_model(family: str = "llama", seed: int = 0, **changes: Any) -> Any:
-    """A random model of a family: 3 blocks, width 32, grouped-query attention where the family has it."""
+    """Return a random model of a family with 3 blocks and width 32, with grouped-query attention if supported."""
     import transformers
 
     sizes: dict[str, Any] = {
@@ -80,14 +80,14 @@ def tiny_model(family: str = "llama", seed: int = 0, **changes: Any) -> Any:
 
 
 def save_model(model: Any, folder: Path) -> Path:
-    """Keep a model, with the byte tokenizer, as a folder that `load_model` takes."""
+    """Save a model and the byte tokenizer in a folder that `load_model` can read."""
     model.save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)
     return folder
 
 
 def write_questions(path: Path, n: int) -> Path:
-    """Questions whose gold answers a random byte model says some of the time."""
+    """Write questions with reference answers that a random byte model sometimes gives."""
     letters = "etaoinshrdlu"
     records = [
         {"id": f"q{i}", "text": f"Say {i} " + "word " * (i % 5), "references": ["x"], "group": letters[i % 3]}

@@ -1,4 +1,4 @@
-"""`transformers serve` on loopback."""
+"""Run `transformers serve` on the loopback interface."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ DRAWS = {"generation_config": {"do_sample": True, "top_k": 0}}
 
 @contextmanager
 def transformers_serve(model: Path, seconds: float = 120.0) -> Iterator[str]:
-    """Run `transformers serve` on loopback, without a network; gives its address. It calls the model by its folder's name.
+    """Run `transformers serve` without a network, and yield its address. The model has the name of its folder.
 
     Args:
-        model: The model's folder.
-        seconds: Longest time to start.
+        model: Folder of the model.
+        seconds: Maximum time to start.
 
     Raises:
-        RuntimeError: It did not start.
+        RuntimeError: The server did not start.
     """
     with tempfile.TemporaryDirectory() as folder:
         said = Path(folder) / "said.txt"
@@ -64,6 +64,6 @@ def transformers_serve(model: Path, seconds: float = 120.0) -> Iterator[str]:
 
 
 def prompt_lengths(store: Store) -> dict[str, int]:
-    """Prompt tokens of each question."""
+    """Return the number of prompt tokens for each question."""
     rows = store.samples.read().select(["question_id", "prompt_tokens"]).to_pylist()
     return {row["question_id"]: row["prompt_tokens"] for row in rows}

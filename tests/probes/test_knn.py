@@ -1,4 +1,4 @@
-"""Nearest neighbours: scikit-learn's where it is defined, fair where it is not, chosen on validation, saved and loaded."""
+"""Tests of nearest neighbours: comparison with scikit-learn, ties, selection on validation data, and saving."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ from tests.helpers.synthetic import add_answer_signals, make_store
 
 
 def problem(d: int = 6, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Queries, of which some are points, and points, of which some are there twice with other labels; soft labels."""
+    """Return queries, points and soft labels.
+
+    Some queries are points, and some points occur twice with different labels.
+    """
     generator = torch.Generator().manual_seed(seed)
     points = torch.randn(80, d, generator=generator) * 3 + 1
     points[70:] = points[:10]
@@ -37,7 +40,7 @@ def problem(d: int = 6, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torc
 
 
 def by_hand(query: np.ndarray, points: np.ndarray, labels: np.ndarray, k: int) -> float:
-    """The same in a loop, where points at the same distance share the places that are left."""
+    """Compute the same in a loop. Points at the same distance share the remaining places."""
     distances = [math.dist(query, point) for point in points]
     edge = sorted(distances)[k - 1]
     n_nearer, n_tied = sum(one < edge for one in distances), sum(one == edge for one in distances)
@@ -120,7 +123,7 @@ def test_a_head_takes_any_leading_axes_and_floats_and_leaves_missing_rows_missin
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Answers of up to 12 tokens, with their signals."""
+    """Make a store with answers of up to 12 tokens and their signals."""
     folder = tmp_path_factory.mktemp("stores") / "full"
     add_answer_signals(make_store(folder, *planted(), k=6, longest=12))
     return folder
@@ -128,7 +131,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def data(store: Path) -> FeatureDataModule:
-    """Questions by hidden states."""
+    """Return questions with hidden states."""
     module = FeatureDataModule(str(store))
     module.setup()
     return module
@@ -234,12 +237,12 @@ def run(data: FeatureDataModule, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 @pytest.fixture
 def saved(run: Path, tmp_path: Path) -> Path:
-    """A saved probe that a test may alter."""
+    """Return a saved probe that a test can alter."""
     return Path(shutil.copytree(run / "probe", tmp_path / "probe"))
 
 
 def _restate(probe: Path, tensors: dict[str, torch.Tensor] | None = None, **sizes: int) -> None:
-    """Other tensors or sizes, with a checksum that fits."""
+    """Write different tensors or sizes, with a matching checksum."""
     if tensors:
         save_file({**load_file(probe / "model.safetensors"), **tensors}, probe / "model.safetensors")
     config = json.loads((probe / "config.json").read_text())

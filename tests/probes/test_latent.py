@@ -1,4 +1,4 @@
-"""The latent probe: its likelihood and score against loops, planted spreads, collapses that are said, and a whole fit."""
+"""Tests of the latent probe: likelihood and score against loops, planted spreads, reported collapses, and a full fit."""
 
 from __future__ import annotations
 
@@ -43,7 +43,10 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
 
 @pytest.fixture
 def answers() -> Tensor:
-    """Five questions with four answers of three components: some are missing, one question has none, one has one."""
+    """Return five questions with four answers and three components.
+
+    Some answers are missing, one question has none, and one has a single answer.
+    """
     embeddings = drawn(5, 4, 3)
     embeddings[1, 2] = embeddings[3] = embeddings[4, 1:] = torch.nan
     return embeddings
@@ -204,7 +207,7 @@ def test_a_collapse_to_the_floor_or_to_flat_scores_is_said() -> None:
 
 
 def plant(folder: Path, seed: int = 0, k: int = 8) -> Path:
-    """A store whose answers say the same where they are right, which a direction of layer 2 tells."""
+    """Make a store in which a direction of layer 2 determines correctness, and right answers are identical."""
     rng = np.random.default_rng(seed)
     features = rng.normal(size=(160, 3, 16)).astype(np.float32)
     accuracy = 1 / (1 + np.exp(-3 * features[:, 2, 0]))

@@ -1,4 +1,4 @@
-"""Calibration, baselines, the linear probe and the report."""
+"""Tests of calibration, baselines, the linear probe and the report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The registry of probes: names, classes, needs, and what derives from them."""
+"""Tests of the registry of probes: names, classes, requirements, and everything generated from it."""
 
 from __future__ import annotations
 

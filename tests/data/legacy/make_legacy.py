@@ -1,13 +1,13 @@
-"""Small stores, runs and probes as confidence-probes wrote them at commit 5763a08, before the redesign.
+"""Make small stores, runs and probes with confidence-probes at commit 5763a08, before the redesign.
 
-Run at commit 5763a08, with the old code first on the path, in the folder that the data is to lie in::
+Run this script at commit 5763a08 in the folder for the data, with the old code first on the path::
 
     cd tests/data/legacy
     PYTHONPATH=CHECKOUT:CHECKOUT/tests OMP_NUM_THREADS=1 python make_legacy.py
 
-CHECKOUT is a checkout of that commit. The data is committed and never made anew: this file is kept to say how it was made.
-All paths are relative to the folder, so that no file holds one of the machine. What is imported here is the old code, in
-functions, so that this file can be imported without it.
+CHECKOUT is a checkout of that commit. The data are committed and must not be made again: this file documents how they
+were made. All paths are relative to the folder, so the files contain no paths of a machine. The old code is imported
+inside the functions, so this file can be imported without it.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ SUMMED = {
 
 
 def make_models() -> None:
-    """A random model with tokens for Yes and No, and a random sentence encoder."""
+    """Save a random model with tokens for Yes and No, and a random sentence encoder."""
     import torch
     import transformers
 
@@ -109,14 +109,14 @@ def make_models() -> None:
 
 
 def write_questions(name: str, records: list[dict[str, Any]]) -> str:
-    """A file of questions; returns its path."""
+    """Write a file of questions and return its path."""
     path = SCRATCH / f"{name}.jsonl"
     path.write_text("\n".join(map(json.dumps, records)) + "\n", encoding="utf-8")
     return str(path)
 
 
 def recipe(questions: str, k: int) -> Any:
-    """Of the local store."""
+    """Return the options for the local store."""
     from extract import Decoding, StoreRecipe
 
     policy = Decoding(max_new_tokens=8, temperature=0.7, stop=("5", "\x13"), seed=3)
@@ -126,9 +126,9 @@ def recipe(questions: str, k: int) -> Any:
 
 
 def with_references(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Questions whose accepted answers are some of those that the model gives, more often where its inside says so.
+    """Return questions whose references are some of the model's answers, more often for certain hidden states.
 
-    Some references are whole answers, others one word of an answer, which the graders short and exact judge differently.
+    Some references are whole answers and others are single words, which the graders short and exact treat differently.
     """
     import numpy as np
 
@@ -142,7 +142,8 @@ def with_references(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
         read(tried, [signal], scope, None, str(SCRATCH / "tiny"), "cpu")
 
     def planted(values: Any) -> Any:
-        """A random direction of [row, width] values, of mean 0 and deviation 1."""
+        """Project [row, width] values on a random direction, and scale the result to mean 0 and standard deviation 1.
+        """
         along = values @ rng.normal(size=values.shape[1])
         return (along - np.nanmean(along)) / np.nanstd(along)
 
@@ -160,7 +161,7 @@ def with_references(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def make_local_store() -> None:
-    """A store of a model in this process: two ranges of samples, two graders, signals of both scopes, asked baselines."""
+    """Make a local model's store with two sample ranges, two graders, signals of both scopes and asked baselines."""
     from extract import Store, grade, read, sample
     from extract.asking.commands import ask
 
@@ -193,7 +194,7 @@ def make_local_store() -> None:
 
 
 def make_served_store() -> None:
-    """A store of a model behind a server whose run its budget ended: whole parts, and one with its log."""
+    """Make a served model's store from a run that reached its budget: complete parts, and one part with its log."""
     from serving_stub import MODEL, stub
 
     from extract import Decoding, InputError, StoreRecipe, grade, read, sample
@@ -235,7 +236,7 @@ def make_served_store() -> None:
 
 
 def make_runs() -> None:
-    """A run of `train.py` for each of `RUNS`, without logs and pictures."""
+    """Run `train.py` for each of `RUNS`, without logs and pictures."""
     import train
 
     for name, options in RUNS.items():
@@ -247,7 +248,7 @@ def make_runs() -> None:
 
 
 def store_facts(folder: str) -> dict[str, Any]:
-    """What a store holds, in numbers."""
+    """Return a numerical summary of a store."""
     from extract import Store
 
     store = Store.open(folder)
@@ -291,7 +292,7 @@ def store_facts(folder: str) -> dict[str, Any]:
 
 
 def probe_facts(name: str) -> tuple[dict[str, Any], Any]:
-    """Confidences of a saved probe for five rows of the test split, and the features of these rows."""
+    """Return a saved probe's confidences for five rows of the test split, and the features of these rows."""
     import pyarrow.parquet as pq
     import torch
 
@@ -343,7 +344,7 @@ def probe_facts(name: str) -> tuple[dict[str, Any], Any]:
 
 
 def write_expected() -> None:
-    """expected.json and features.safetensors."""
+    """Write expected.json and features.safetensors."""
     from importlib.metadata import version
 
     from safetensors.torch import save_file
@@ -362,7 +363,7 @@ def write_expected() -> None:
 
 
 def main() -> None:
-    """Make everything in the current folder, anew."""
+    """Make all data in the current folder."""
     import extract
 
     code = Path(extract.__file__).parents[1]

@@ -1,4 +1,4 @@
-"""What a model says of itself: parsed numbers, Yes against No, and the command that keeps them in a store."""
+"""Tests of asked confidences: parsed numbers, P(True), and the command that saves them in a store."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FORMS = ["Yes", " yes", "YES", "No", " no"]
 
 @pytest.fixture(scope="module")
 def yes_no_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model whose tokenizer has single tokens for Yes and No."""
+    """Save a tiny model whose tokenizer has single tokens for Yes and No."""
     folder = tmp_path_factory.mktemp("models") / "yesno"
     tokenizer = byte_tokenizer()
     tokenizer.add_tokens(FORMS)
@@ -39,7 +39,7 @@ def yes_no_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def sampled(tmp_path_factory: pytest.TempPathFactory, yes_no_folder: Path) -> Path:
-    """A store of 20 questions in two blocks, with 3 answers each."""
+    """Make a store of 20 questions in two blocks, with 3 answers each."""
     folder = tmp_path_factory.mktemp("asked")
     questions = write_questions(folder / "questions.jsonl", 20)
     recipe = StoreRecipe(
@@ -57,7 +57,7 @@ def store(sampled: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def asking(store: Path, yes_no_folder: Path) -> Callable[..., Store]:
-    """Asks the store's model with short replies."""
+    """Return a function that asks the store's model for short replies."""
 
     def ask_(*baselines: str, **options: Any) -> Store:
         return ask(str(store), baselines, **{"model": str(yes_no_folder), "max_new_tokens": 5, **options})

@@ -1,4 +1,4 @@
-"""Sentence encoders and entailment classifiers: what they are, what they make of texts, and what is refused."""
+"""Tests of sentence encoders and entailment classifiers: their outputs, and unsuitable models."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SIZES = {
 
 
 def save_tiny(folder: Path, family: str = "Bert", head: str = "Model", **changes: Any) -> Path:
-    """A random model that reads, with the byte tokenizer."""
+    """Save a random model with the byte tokenizer."""
     import transformers
 
     torch.manual_seed(0)
@@ -56,7 +56,7 @@ def nli_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def sampled(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
-    """A graded store of 20 questions in two blocks, with 3 answers each."""
+    """Make a graded store of 20 questions in two blocks, with 3 answers each."""
     folder = tmp_path_factory.mktemp("embedded")
     sample(str(folder / "store"), recipe(folder, tiny_folder, k=3))
     grade(str(folder / "store"))
@@ -242,7 +242,7 @@ def answers_of(rng: np.random.Generator, n: int, n_forms: int) -> list[Answer]:
 
 
 def planted(rng: np.random.Generator, n_forms: int) -> Callable[[Any], list[tuple[bool, int]]]:
-    """Any relation between texts, neither symmetric nor transitive; keeps what it was asked."""
+    """An arbitrary relation between texts, neither symmetric nor transitive, which records its inputs."""
     relation = rng.random((n_forms, n_forms)) < 0.6
 
     def entails(pairs: Any) -> list[tuple[bool, int]]:
@@ -256,7 +256,7 @@ def planted(rng: np.random.Generator, n_forms: int) -> Callable[[Any], list[tupl
 
 
 def plain_clusters(answers: list[Answer], relation: Any) -> list[int]:
-    """One answer after another: the first cluster whose first member it entails and is entailed by."""
+    """Add each answer to the first cluster whose first member it entails and is entailed by."""
     firsts: list[Answer] = []
     numbers: list[int] = []
     for one in answers:

@@ -1,4 +1,4 @@
-"""Gold answers of real sets graded against themselves, against other spellings, and against wrong values."""
+"""Grade the reference answers of real question sets, other spellings of them, and wrong values."""
 
 from __future__ import annotations
 

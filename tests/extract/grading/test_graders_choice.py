@@ -1,4 +1,4 @@
-"""The grader `choice`."""
+"""Tests of the grader `choice`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The grader `math`: what is equal, and that threads, event loops, time and crashes change no grade."""
+"""Tests of the grader `math`: accepted answers, and grades that do not depend on threads, event loops or crashes."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ CASES = [
 
 
 def grades() -> list[Grade]:
-    """Of all cases, as `grade` has them graded."""
+    """Grade all cases with `grade`."""
     answers = [
         (Question(str(n), "t", "?", references=(gold,), kind="math"), text) for n, (gold, text) in enumerate(CASES)
     ]

@@ -1,4 +1,4 @@
-"""The graders `number`, `number-strict` and `boxed-integer`."""
+"""Tests of the graders `number`, `number-strict` and `boxed-integer`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The graders `exact`, `contains` and `f1`, and what every grader does with empty, long and odd answers."""
+"""Tests of the graders `exact`, `contains` and `f1`, and of all graders on empty, long and unusual answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The `short` grader."""
+"""Tests of the grader `short`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The grader `judge`, and what is graded again: judges that are unsure, unreachable, cut off, or told what to say."""
+"""Tests of the grader `judge`, and of grading again after an unsure, truncated, failed or manipulated verdict."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Says = Callable[[str], str | Exception]
 
 
 class FakeClient:
-    """Answers at once with what `says` makes of what it is asked, and keeps that."""
+    """A client that records each request and immediately returns `says(request)`."""
 
     asked: ClassVar[list[str]]
     says: ClassVar[Says]

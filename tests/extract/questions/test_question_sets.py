@@ -1,4 +1,4 @@
-"""Question sets by name, by file and by folder: the columns that each really has, in small files of our own."""
+"""Tests of question sets by name, file and folder, with small files that have the original columns."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ SVAMP = {
 
 
 def write(path: Path, *rows: dict[str, Any]) -> Path:
-    """Rows as the file that the suffix says."""
+    """Write rows to a file in the format given by its suffix."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".csv":
         with path.open("w", newline="", encoding="utf-8") as file:
@@ -110,7 +110,7 @@ def write(path: Path, *rows: dict[str, Any]) -> Path:
 
 
 def hub_folder(folder: Path, config: str, **splits: Path) -> Path:
-    """A folder that `datasets` loads as it loads a dataset of the Hub."""
+    """Make a folder that `datasets` loads like a dataset on the Hub."""
     files = [{"split": split, "path": str(path.relative_to(folder))} for split, path in splits.items()]
     card = {"configs": [{"config_name": config, "data_files": files}]}
     (folder / "README.md").write_text(f"---\n{yaml.safe_dump(card)}---\n", encoding="utf-8")
@@ -580,7 +580,7 @@ REAL = {
 
 @pytest.fixture(params=REAL)
 def real(request: pytest.FixtureRequest) -> tuple[str, list[Question]]:
-    """A set's name and the questions of its real file."""
+    """Return the name of a set and the questions in its original file."""
     name = str(request.param)
     path = DATA / REAL[name][0]
     if not path.is_file():

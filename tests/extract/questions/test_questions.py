@@ -1,4 +1,4 @@
-"""Question sets and files."""
+"""Tests of question sets and files."""
 
 from __future__ import annotations
 

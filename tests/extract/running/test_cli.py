@@ -1,4 +1,4 @@
-"""Errors of the command line, whatever the parser says: one line, the nearest option, the type that is expected."""
+"""Tests of command-line errors: one line with the nearest option and the expected type, for all parser errors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from extract.running.progress import quiet_loggers
 
 
 def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """The line that a wrong command line prints."""
+    """Return the line that an invalid command line prints."""
     with pytest.raises(SystemExit) as stopped:
         cli.run(COMMANDS, "extract", list(arguments))
     assert stopped.value.code == 2

@@ -1,4 +1,4 @@
-"""Keyed uniforms and inverse-CDF draws."""
+"""Tests of keyed uniform random numbers and inverse-CDF draws."""
 
 from __future__ import annotations
 

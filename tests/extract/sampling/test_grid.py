@@ -1,4 +1,4 @@
-"""Grids of temperatures: one store for each, each prompt read once, and commands on all of them."""
+"""Tests of temperature grids: one store for each temperature, prompts processed once, and commands on all stores."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def encoded(tokenizer: Any, before: str = "") -> list[list[int]]:
 
 
 def prompt_tokens_read(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The prompt tokens of every pass over more than one token, padding left out."""
+    """Return the numbers of prompt tokens in all passes over more than one token, without padding."""
     read: list[int] = []
     forward = model.forward
 
@@ -154,7 +154,7 @@ def test_greedy_answers_of_a_grid_are_drawn_once(tokenizer: Any) -> None:
 
 
 def test_one_temperature_is_drawn_as_it_always_was(tokenizer: Any) -> None:
-    """The hash is of what the sampler drew before it knew grids."""
+    """Compare the hash with that of the draws before grids were introduced."""
     drawn = []
     for temperature, changes in ((0, {}), (0.7, {}), (1.0, {"top_p": 0.8, "top_k": 20}), (1.3, {"stop": ("e",)})):
         for max_rows in (320, 3):
@@ -301,11 +301,11 @@ def test_commands_on_a_family_do_each_of_its_stores(
 
 
 def test_a_grid_is_no_time_of_day(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """YAML 1.1 reads 0:1:0.5 as sixty seconds and a half."""
+    """Check that 0:1:0.5 is not parsed as sixty and a half seconds, as in YAML 1.1."""
     seen = []
 
     def command(store: str, recipe: StoreRecipe) -> None:
-        """Look at the options."""
+        """Record the options."""
         seen.append(recipe.policy.temperature)
 
     config = tmp_path / "config.yaml"

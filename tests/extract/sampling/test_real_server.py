@@ -1,4 +1,4 @@
-"""`transformers serve` with the embedded model, started on loopback and ended with the test."""
+"""Tests with `transformers serve` and the embedded model, which is started on the loopback interface."""
 
 from __future__ import annotations
 

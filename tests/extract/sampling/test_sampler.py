@@ -1,4 +1,4 @@
-"""The local sampler, on tiny random models."""
+"""Tests of the local sampler on tiny random models."""
 
 from __future__ import annotations
 

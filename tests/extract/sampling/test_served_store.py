@@ -1,4 +1,4 @@
-"""Stores of a served model: what is asked and kept, resuming, budgets and failures, and reading them with a local copy."""
+"""Tests of stores of served models: requests, results, resuming, budgets, failures, and signals from a local copy."""
 
 from __future__ import annotations
 
@@ -60,7 +60,10 @@ def questions(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def recipe(url: str, questions: str, k: int = 2, **changes: Any) -> StoreRecipe:
-    """20 questions in blocks of 8, 8 tokens an answer, 10 requests in flight; what is changed is the server's."""
+    """Return a recipe with 20 questions in blocks of 8, 8 tokens per answer and 10 concurrent requests.
+
+    Keyword arguments change options of the server.
+    """
     options = {"max_concurrency": 10, "timeout": 5.0, "attempts": 3, **changes}
     return StoreRecipe(
         questions=questions,
@@ -74,23 +77,23 @@ def recipe(url: str, questions: str, k: int = 2, **changes: Any) -> StoreRecipe:
 
 
 def asked(server: Running) -> Counter[int]:
-    """How often the stub was asked for a question's answers with each seed; the trial asks for other things too."""
+    """Return how often the stub was asked for an answer with each seed, without the requests of the preflight."""
     return Counter(one["seed"] for one in server.answered() if "Say " in json.dumps(one["prompt"]))
 
 
 def seeds_of(answers: Iterable[tuple[str, int]]) -> set[int]:
-    """The seeds of questions and samples."""
+    """Return the seeds of all questions and samples."""
     return {request_seed(0, *one) for one in answers}
 
 
 def logged(store: Path) -> list[dict[str, Any]]:
-    """Every answer in the logs of a store, as JSON has them; while they are written, too."""
+    """Return every answer in the logs of a store as parsed JSON, even while the logs are being written."""
     logs = [path.read_bytes() for path in store.glob("samples/*.jsonl")]
     return [row for log in logs for line in log[: log.rfind(b"\n") + 1].splitlines()[1:] for row in json.loads(line)]
 
 
 def check_whole(store: Store, k: int) -> None:
-    """Each question has each sample once, with the stub's own answer to it, and no log is left."""
+    """Check that each question has each sample once, with the stub's answer to it, and that no log is left."""
     rows = store.samples.read().to_pylist()
     assert Counter((row["question_id"], row["sample"]) for row in rows) == Counter(
         (question.id, j) for question in store.questions for j in range(k)
@@ -261,7 +264,7 @@ def test_a_signal_ends_it_with_one_line_and_what_arrived_is_kept(
 
 
 def stopped_early(server: Running, questions: str, path: Path, k: int = 3, **changes: Any) -> Store:
-    """A store whose run was stopped by its budget, with unfinished parts."""
+    """Make a store with unfinished parts, from a run that reached its budget."""
     with pytest.raises(InputError, match="budget"):
         sample(str(path), recipe(server.url, questions, k=k, budget_requests=18, max_concurrency=3, **changes))
     return Store.open(path)
@@ -521,7 +524,7 @@ def test_more_answers_than_were_asked_for_are_left_out() -> None:
 
 
 def refusing(words: str, refuses: Callable[[Request], bool]) -> Any:
-    """A client's `ask` where the server refuses some requests with status 400."""
+    """Return an `ask` method for a client of a server that refuses some requests with status 400."""
     ask = Client.ask
 
     async def ask_or_refuse(self: Client, request: Request) -> Reply:

@@ -1,4 +1,4 @@
-"""The client of model servers and its trial, against an endpoint and a fault proxy on loopback."""
+"""Tests of the client for model servers and its preflight, with a stub and a fault proxy on the loopback interface."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def server() -> Iterator[Running]:
 
 
 def run(server: Server, work: Callable[[Client], Awaitable[T]], model: str = MODEL, **options: Any) -> T:
-    """What `work` makes of a client whose waits between attempts take no time."""
+    """Run `work` with a client that does not wait between attempts, and return its result."""
 
     async def go() -> T:
         async with Client(server, model, options.pop("spend", Spending(server)), **options) as client:
@@ -62,7 +62,11 @@ def ask(server: Server, request: Request = ASKED, **options: Any) -> Reply:
 
 @contextmanager
 def answering(*answers: tuple[int, bytes, dict[str, str]]) -> Iterator[tuple[str, list[dict[str, str]]]]:
-    """A server that gives these replies in turn, the last one again and again; its address and the headers that came."""
+    """Start a server that returns these replies in turn and then repeats the last one.
+
+    Yields:
+        The address of the server, and the received headers.
+    """
     left, came = list(answers), []
 
     class Handler(BaseHTTPRequestHandler):
@@ -167,7 +171,7 @@ def test_a_broken_reply_is_no_answer(body: bytes, said: str) -> None:
 
 
 def answers(*choices: dict[str, Any], request: Request = ASKED, **usage: Any) -> Reply:
-    """What is read in a reply with such choices, which end where they don't say."""
+    """Parse a reply with these choices, with `stop` as the default finish reason."""
     whole = [{"finish_reason": "stop", **choice} for choice in choices]
     return read_reply(json.dumps({"choices": whole, "usage": usage}).encode(), request)
 

@@ -1,4 +1,4 @@
-"""A third sampler, which replays answers from a file of JSON lines, from `sample` to a report."""
+"""Test a third sampler, which replays answers from a JSON Lines file, from `sample` to a report."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.helpers.tiny import write_questions
 
 
 class Replay(Sampler):
-    """Answers of the file that `model` names."""
+    """A sampler that replays the answers in the file given by `model`."""
 
     def __init__(self, options: SamplingOptions, decoding: Decoding, worker: Worker) -> None:
         self.path, self.worker = Path(options.model), worker

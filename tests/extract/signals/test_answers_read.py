@@ -1,4 +1,4 @@
-"""Answers read by one teacher-forced pass: against transformers' own outputs, what moves what, and what lands in a store."""
+"""Tests of reading answers in a teacher-forced pass, compared with transformers' outputs and checked in a store."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Store
 
 @pytest.fixture(scope="module")
 def whole(recipe: StoreRecipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store in two parts a block, with signals of the answers."""
+    """Make a store with two parts per block and signals of the answers."""
     path = tmp_path_factory.mktemp("answers") / "store"
     for k in (2, 3):
         sample(str(path), StoreRecipe(**{**vars(recipe), "k": k}))

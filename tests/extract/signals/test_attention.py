@@ -1,4 +1,4 @@
-"""Attention read beside SDPA: against eager attention by hand, what moves what, and that the pass itself stays as it is."""
+"""Tests of attention signals read during SDPA, compared with eager attention. The pass itself must not change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the layers' distributions say: against float64 loops over transformers' own outputs, and what moves what."""
+"""Compare the lens signals with float64 loops over transformers' outputs, and check which inputs affect them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ANSWERS = [
 
 @torch.no_grad()
 def by_hand(model: Any, answer: Answer) -> dict[str, np.ndarray]:
-    """Every number by its definition in numpy and float64, token by token, from `output_hidden_states`."""
+    """Compute every value from its definition in numpy and float64, token by token, from `output_hidden_states`."""
     ids = torch.tensor([answer.prompt + answer.content])
     decoder = model.get_decoder()
     norm = decoder.ln_f if hasattr(decoder, "ln_f") else decoder.norm
@@ -129,7 +129,7 @@ def read_all(model: Any, answers: list[Answer] = ANSWERS, **options: Any) -> dic
 
 
 def ragged(read: dict[str, dict[str, torch.Tensor | Ragged]]) -> dict[str, Ragged]:
-    """Tensors of tokens by ``signal/key``."""
+    """Return the token tensors by ``signal/key``."""
     every = {f"{name}/{key}": tensor for name, tensors in read.items() for key, tensor in tensors.items()}
     of_tokens = {key: tensor for key, tensor in every.items() if isinstance(tensor, Ragged)}
     assert of_tokens.keys() == every.keys()

@@ -1,4 +1,4 @@
-"""Pooling: every form against plain loops over numpy arrays in float64, with the rows that have no answer of their own."""
+"""Compare all poolings with plain loops over numpy arrays in float64, including rows without an answer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def ragged(rows: list[Any]) -> Ragged:
 
 
 def made(seed: int, n_rows: int = 60, longest: int = 40) -> tuple[list[Array], list[Array]]:
-    """Values and weights of rows of every kind: empty, of one token, with ties, with weights of 0."""
+    """Return values and weights of all kinds of rows: empty, with one token, with ties, and with weights of 0."""
     rng = np.random.default_rng(seed)
     lengths = np.concatenate([[0, 1, 1, 2, 3], rng.integers(0, longest, n_rows - 5)])
     values = [rng.exponential(size=n).round(1 if i % 3 == 0 else 9).astype(np.float32) for i, n in enumerate(lengths)]

@@ -1,4 +1,4 @@
-"""Rollout by left vectors and blocks: against products of whole matrices by hand, its identities, and what moves what."""
+"""Tests of rollout: comparison with products of whole matrices, identities, and the inputs that affect it."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_model_in_half_precision_is_near_its_eager_attention() -> None:
 
 
 def layers_of(attention: Tensor, shares: Tensor) -> tuple[Any, ...]:
-    """What `rows_summed` takes of an answer behind no more than its place 0: attention [layer, T, T], shares [layer, mix, T]."""
+    """Return inputs for `rows_summed` for one answer, from attention [layer, T, T] and shares [layer, mix, T]."""
     T = attention.shape[1]
     place = torch.arange(T)[None]
     n_tokens = torch.tensor([T])

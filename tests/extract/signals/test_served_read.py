@@ -1,4 +1,4 @@
-"""Reading a store of a served model with a local copy: which copy, which tokens, and what is left out where numbers are missing."""
+"""Tests of reading a served model's store with a local copy: checks of the copy, tokens, and missing values."""
 
 from __future__ import annotations
 
@@ -51,7 +51,10 @@ def served_recipe(folder: Path, n: int, k: int) -> StoreRecipe:
 
 
 def make(folder: Path, n: int, k: int, answer: Callable[[int, int], dict[str, Any]]) -> Store:
-    """A store as the server sampler writes it. `answer` gives of question i and sample j what the server told."""
+    """Make a store in the format of the server sampler.
+
+    `answer` returns the server's reply for question i and sample j.
+    """
     recipe = served_recipe(folder, n, k)
     questions = Questions.of(load_questions(recipe.questions), recipe.block_size)
     policy = ServerSampler(recipe.sampling_options(), recipe.policy, Worker()).policy(recipe.policy)
@@ -70,7 +73,7 @@ def make(folder: Path, n: int, k: int, answer: Callable[[int, int], dict[str, An
 
 
 def told(i: int, j: int) -> dict[str, Any]:
-    """Everything that a server can tell, of the tiny model's byte tokens."""
+    """Return a complete server reply for the tiny model's byte tokens."""
     return {"text": "ab", "token_ids": [68, 69, 0], "logprobs": [-1.0, -0.5, -3.0], "n_tokens": 3}
 
 
@@ -177,7 +180,7 @@ def test_what_a_server_did_not_tell_is_no_number(tmp_path: Path) -> None:
 
 
 def plant(store: Store) -> None:
-    """Grades of both kinds for most questions."""
+    """Write both right and wrong grades for most questions."""
     for part in store.samples.ranges():
         rows = store.samples.read(part).to_pylist()
         graded = [
@@ -190,7 +193,7 @@ def plant(store: Store) -> None:
 
 @pytest.fixture(scope="module")
 def readable(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Store:
-    """100 questions with 4 answers each, of which the server told the text only, read with the local copy."""
+    """Make a store of 100 questions with 4 answers each from a server that returned only text, read with a local copy."""
     store = make(tmp_path_factory.mktemp("served"), 100, 4, lambda i, j: {"text": "abcd"[: 1 + (i + j) % 4]})
     read(str(store.path), model=str(tiny_folder))
     plant_grades(store, 0)

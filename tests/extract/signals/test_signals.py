@@ -1,4 +1,4 @@
-"""Hidden states against transformers' own, and what moves when something is perturbed."""
+"""Compare hidden states with those of transformers, and check which perturbations change them."""
 
 from __future__ import annotations
 

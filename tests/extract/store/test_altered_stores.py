@@ -1,4 +1,7 @@
-"""Altered stores are refused in one line that names the file. Forged ones may give wrong numbers, and nothing worse."""
+"""Test that altered stores are refused with one line that names the file.
+
+Forged stores may give wrong numbers, but must do nothing worse.
+"""
 
 from __future__ import annotations
 
@@ -43,12 +46,12 @@ def store(whole_store: Path, tmp_path: Path) -> Path:
 
 
 def load(store: Path) -> None:
-    """Read what training reads."""
+    """Read the data that training needs."""
     FeatureDataModule(str(store), val_fraction=0.6).setup()
 
 
 def refusal(read: Callable[[Path], Any], store: Path, named: str) -> str:
-    """The message with which reading a store is refused: one short line that names what was altered."""
+    """Return the error message for a store, and check that it is one short line that names the altered file."""
     with pytest.raises(InputError) as refused:
         read(store)
     message = str(refused.value)

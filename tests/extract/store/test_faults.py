@@ -1,4 +1,4 @@
-"""Kills, signals, full disks and memories, damage, and several processes at one store."""
+"""Tests of kills, signals, full disks, lack of memory, damaged files, and several processes on one store."""
 
 from __future__ import annotations
 

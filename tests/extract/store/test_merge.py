@@ -1,4 +1,4 @@
-"""Stores of one identity, made apart, become one; nothing is lost, mixed or written twice."""
+"""Tests of merging stores with the same identity: nothing may be lost, mixed or written twice."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def keep_only(store: Path, n_kept: int, rank: int) -> None:
-    """Delete what another machine would have made: every file of the blocks that are not this rank's."""
+    """Delete the files that another machine would have made: those of all blocks that belong to other ranks."""
     for path in store.rglob("[0-9]*"):
         if int(path.name[:5]) % n_kept != rank:
             path.unlink()
@@ -47,7 +47,7 @@ def keep_only(store: Path, n_kept: int, rank: int) -> None:
 
 @pytest.fixture
 def whole(tmp_path: Path) -> Path:
-    """A store of 3 blocks with samples, grades, signals and asked tables."""
+    """Make a store of 3 blocks with samples, grades, signals and asked baselines."""
     folder = altered_stores.add_tokens(altered_stores.make_store(tmp_path / "whole"))
     store = Store.open(folder)
     for place in store.shards("question"):
@@ -60,7 +60,7 @@ def whole(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def halves(tmp_path: Path, whole: Path) -> list[str]:
-    """What two machines made of it: blocks 0 and 2, and block 1."""
+    """Return the same store as made by two machines, with blocks 0 and 2 and with block 1."""
     for rank in range(2):
         keep_only(shutil.copytree(whole, tmp_path / f"half-{rank}"), 2, rank)
     return [str(tmp_path / f"half-{rank}") for rank in range(2)]

@@ -1,4 +1,4 @@
-"""Signals of tokens in the store: as they were written, read without padding, and refused when they are altered."""
+"""Tests of token signals in the store: exact values, reading without padding, and altered files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def store(whole_store: Path, tmp_path: Path) -> Store:
 
 
 def of_lengths(*lengths: int) -> Ragged:
-    """Values 0, 1, … in rows of these lengths."""
+    """Return the values 0, 1, … in rows of these lengths."""
     return Ragged.of(list(torch.arange(sum(lengths)).float().split(lengths)))
 
 

@@ -1,4 +1,4 @@
-"""The store: identity, adding without rewriting, damage."""
+"""Tests of the store: identity, adding files without rewriting others, and damage."""
 
 from __future__ import annotations
 

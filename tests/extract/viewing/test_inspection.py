@@ -1,4 +1,4 @@
-"""`python -m extract inspect`: the figures of a store by hand, and a page that a person can read; bars of progress."""
+"""Tests of `python -m extract inspect`: figures computed by hand, a readable page, and progress bars."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ GRADES = {"R": (True, "x"), "W": (False, "y"), "U": (None, "z"), "N": (False, No
 def make(
     folder: Path, questions: Sequence[Question], texts: Sequence[Sequence[str]], temperature: float = 0.7, **row: Any
 ) -> Store:
-    """A store of blocks of 3 questions, whose answers have these texts and as many tokens as letters."""
+    """Make a store with blocks of 3 questions, whose answers have these texts and one token per letter."""
     model = ModelIdentity("tiny", None, "a" * 64, "float32", "b" * 64, "c" * 64)
     policy = Policy(model, Decoding(temperature=temperature, max_new_tokens=1000))
     store = Store.create(folder, Identity(policy, questions_hash(questions), block_size=3), questions)

@@ -1,4 +1,4 @@
-"""The comparison of methods, and transfer between sets, on stores whose accuracies are made."""
+"""Tests of the comparison of methods, and of transfer between sets, on synthetic stores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calibrators against scikit-learn, SciPy and loops, and what a saved one may hold."""
+"""Compare calibrators with scikit-learn, SciPy and loops, and check the validation of saved calibrators."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KINDS = sorted(CALIBRATORS)
 
 
 def simulated(n: int = 300, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-odds that are twice too large, right and known answers."""
+    """Return log-odds that are twice too large, and the counts of right and known answers."""
     rng = np.random.default_rng(seed)
     score = rng.normal(0.5, 3, n)
     known = rng.integers(1, 11, n)
@@ -33,7 +33,7 @@ def simulated(n: int = 300, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def loss(calibrator: Calibrator, score: Tensor, right: Tensor, known: Tensor) -> float:
-    """Negative log-likelihood of the answers, in nats."""
+    """Return the negative log-likelihood of the answers, in nats."""
     f = calibrator(score)
     return float(-(right * f.log() + (known - right) * (1 - f).log()).sum())
 

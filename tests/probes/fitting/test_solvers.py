@@ -1,4 +1,4 @@
-"""The solvers against scikit-learn, loops in float64, and what must hold whatever the data."""
+"""Compare the solvers with scikit-learn and float64 loops, and check properties that hold for all data."""
 
 import math
 
@@ -14,7 +14,7 @@ PENALTIES = [0.001, 0.01, 0.1, 1.0, 10.0]
 
 
 def problem(rows=60, d=90, features=3, seed=0):
-    """Float32 features of very different spread and mean, soft labels of 10 answers."""
+    """Return float32 features with very different spreads and means, and soft labels from 10 answers."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(features, rows, d, generator=generator) * torch.logspace(0, -1, d) + torch.randn(
         features, 1, d, generator=generator
@@ -26,7 +26,10 @@ def problem(rows=60, d=90, features=3, seed=0):
 
 
 def sklearn_logistic(x, target, penalty):
-    """A soft label is two rows of weights y and 1 − y. The default solver, L-BFGS, stops 3e-4 short in the bias."""
+    """Fit soft labels as two rows with weights y and 1 − y.
+
+    The default solver, L-BFGS, stops with an error of 3e-4 in the bias.
+    """
     x, target = (tensor.double().numpy() for tensor in (x, target))
     model = LogisticRegression(C=1 / (penalty * len(target)), tol=1e-10, solver="newton-cholesky")
     labels = np.repeat([1, 0], len(target))

@@ -1,4 +1,7 @@
-"""The metrics against loops, scikit-learn, SciPy and torchmetrics. What they estimate is in test_statistics.py."""
+"""Compare the metrics with loops, scikit-learn, SciPy and torchmetrics.
+
+test_statistics.py tests what they estimate.
+"""
 
 from __future__ import annotations
 
@@ -127,7 +130,7 @@ def test_the_mean_of_other_folds_ranks_below_chance_but_not_within_folds() -> No
 
 
 def looped_aurc(f: list[float], risk: list[float]) -> float:
-    """The definition, averaged over all orders that put higher scores first."""
+    """Compute the definition, averaged over all orders that put higher scores first."""
     areas = []
     for order in permutations(range(len(f))):
         if all(f[a] >= f[b] for a, b in pairwise(order)):
@@ -152,7 +155,7 @@ def test_a_constant_has_the_mean_risk_and_a_better_order_less() -> None:
 
 
 def looped_squared_error(f: Tensor, right: Tensor, known: Tensor) -> float:
-    """The definition over ten bins of equally many questions."""
+    """Compute the definition over ten bins with the same number of questions."""
     gap, order = (f - right.double() / known).numpy(), np.argsort(f.numpy())
     bins = [gap[part] for part in np.array_split(order, 10)]
     return sum(len(one) / len(f) * (one.mean() ** 2 - one.var(ddof=1) / len(one)) for one in bins)

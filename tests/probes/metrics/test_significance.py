@@ -1,4 +1,4 @@
-"""P-values against enumeration, loops and simulation; resampling of answers with their questions."""
+"""Compare p-values with enumeration, loops and simulation, and test resampling of questions with their answers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.helpers.planted import simulated
 
 
 def enumerated(differences: list[float]) -> float:
-    """Share of all sign patterns whose sum lies as far from 0."""
+    """Return the share of all sign patterns whose sum is at least as far from 0."""
     sums = [
         abs(sum(s * d for s, d in zip(signs, differences, strict=True)))
         for signs in product([1, -1], repeat=len(differences))

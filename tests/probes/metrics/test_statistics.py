@@ -1,4 +1,4 @@
-"""What the figures estimate, and how often their intervals hold it: against loops, scikit-learn, SciPy and simulations."""
+"""Test what the figures estimate and how often their intervals contain it, with loops, libraries and simulations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.helpers.planted import simulated
 
 
 def looped_auroc(f: Tensor, right: Tensor, known: Tensor, owner: list[int] | None = None) -> float:
-    """The definition: pairs of different questions."""
+    """Compute the definition over pairs of different questions."""
     p, owner = (right.double() / known).tolist(), owner or list(range(len(f)))
     won = pairs = 0.0
     for i in range(len(f)):
@@ -149,7 +149,7 @@ def test_the_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
     rng, n, k, draws = np.random.default_rng(0), 150, 10, 150
 
     def questions(size: int) -> tuple[Tensor, Tensor, Tensor]:
-        """f ~ Beta(1, 2), p ~ Beta with mean f and a + b = 1, g halfway from f to noise."""
+        """Draw f ~ Beta(1, 2), p ~ Beta with mean f and a + b = 1, and g halfway between f and noise."""
         f = rng.beta(1, 2, size)
         return torch.tensor(rng.beta(f, 1 - f)), torch.tensor(f), torch.tensor((f + rng.random(size)) / 2)
 

@@ -1,4 +1,4 @@
-"""Pictures of signals: AUROC by layer and position, entropy profiles, and answers token by token."""
+"""Tests of signal pictures: AUROC by layer and position, entropy profiles, and answers token by token."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def told_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store of `TEXTS` with the entropies and influences of their tokens."""
+    """Make a store of `TEXTS` with token entropies and influences."""
     folder = tmp_path_factory.mktemp("stores") / "told"
     questions = [Question(id=f"q{i}", dataset="made", text=f"<b>{i}</b> & what?", references=("4",)) for i in range(2)]
     model = ModelIdentity("made", None, "a" * 64, "float32", tokenizer_hash(TOKENIZER), "c" * 64)
@@ -256,7 +256,7 @@ def test_special_tokens_and_broken_bytes_stand_with_their_neighbours() -> None:
 
 
 class Reader(HTMLParser):
-    """What a browser would make of a page: the texts of its answers, its tags, titles and addresses."""
+    """A parser that extracts answer texts, tags, titles and addresses from a page, as a browser would."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

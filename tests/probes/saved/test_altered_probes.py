@@ -1,4 +1,4 @@
-"""Altered probes, which people download from strangers, are refused in one line that names the problem, and run nothing."""
+"""Test that altered probes are refused with one line that names the problem, and that they run no code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The saved probe: round trip, damage, another model, and the same confidence by every way."""
+"""Tests of saved probes: loading, damage, different models, and the same confidence from all interfaces."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ QUESTIONS = ["Why?", "What is this long question about?", "Who", "Where is it, t
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory, model: Any, tokenizer: Any) -> Path:
-    """A probe of layer 2 of the tiny model with random weights."""
+    """Save a probe of layer 2 of the tiny model with random weights."""
     torch.manual_seed(3)
     head = LinearHead(32)
     head.weight.normal_()
@@ -60,7 +60,7 @@ def copied(saved: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def expected(saved: Path, model: Any, tokenizer: Any) -> torch.Tensor:
-    """Confidences by plain arithmetic on transformers' own hidden states."""
+    """Compute confidences directly from transformers' hidden states."""
     tensors, values = load_file(saved / "model.safetensors"), []
     for question in QUESTIONS:
         ids = PromptTemplate("Q: {question} A:").encode(tokenizer, question)
@@ -312,7 +312,7 @@ def test_the_same_weights_with_other_positions_are_another_model(saved: Path, to
 
 @pytest.fixture(scope="module")
 def reads_answers(tmp_path_factory: pytest.TempPathFactory, model: Any, tokenizer: Any) -> ConfidenceProbe:
-    """A probe of the mean over an answer's tokens at layer 2, with an isotonic calibrator, saved and loaded."""
+    """Save and load a probe of the mean over an answer's tokens at layer 2, with an isotonic calibrator."""
     torch.manual_seed(5)
     head = MLPHead(32, hidden=4)
     for name, tensor in head.state_dict().items():
@@ -337,7 +337,7 @@ def reads_answers(tmp_path_factory: pytest.TempPathFactory, model: Any, tokenize
 
 
 def by_hand(probe: ConfidenceProbe, model: Any, prompt: list[int], answer: list[int]) -> float:
-    """Confidence in an answer from transformers' own hidden states."""
+    """Compute the confidence in an answer from transformers' hidden states."""
     states = model(torch.tensor([prompt + answer]), output_hidden_states=True).hidden_states[2][0]
     h, head = states[len(prompt) :].mean(0), probe.head
     hidden = torch.relu(((h - head.mean) / head.scale) @ head.weight_in + head.bias_in)  # type: ignore[operator, arg-type]

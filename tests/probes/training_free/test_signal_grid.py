@@ -1,4 +1,4 @@
-"""The grid of signals as scores: AUROCs and their tests against loops, bootstrap and simulation; choices on made stores."""
+"""Tests of the grid of signals as scores: AUROCs, significance tests, and choices on synthetic stores."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ Made = dict[tuple[str, str], Callable[[np.ndarray, np.ndarray, np.random.Generat
 
 
 def noise(right: np.ndarray, n: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """The same for all tokens of an answer, so that no pooling sees its length, and nothing to do with being right."""
+    """Return noise that is constant within an answer, so that no pooling depends on its length or correctness."""
     return np.repeat(rng.gamma(2, 1, len(n)), n)
 
 
 def planted(right: np.ndarray, n: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Tokens of wrong answers have larger values."""
+    """Return tokens with larger values in wrong answers."""
     return np.repeat(np.where(right, 0.5, 1.0), n) * rng.gamma(2, 1, n.sum())
 
 
 def as_long(right: np.ndarray, n: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Larger in longer answers, and nothing else."""
+    """Return values that depend only on the length of the answer."""
     return np.repeat(n, n) + 0.1 * rng.random(n.sum())
 
 
@@ -70,7 +70,7 @@ ALL: Made = {
 
 
 def fill(folder: Path, made: Made = ALL, n: int = 100, k: int = 4, seed: int = 0) -> Store:
-    """A store whose answers have such signals. Wrong answers are longer, the longest ones were cut, and some are empty."""
+    """Make a store with these signals. Wrong answers are longer, the longest are truncated, and some are empty."""
     rng = np.random.default_rng(seed)
     store = make_store(folder, np.zeros((n, 1, 2), np.float32), rng.beta(1, 1.2, n), k=k, seed=seed, longest=12)
     for part in store.samples.ranges():
@@ -115,7 +115,7 @@ def rows_of(n_questions: int, k: int) -> tuple[Tensor, Tensor]:
 def drawn(
     rng: np.random.Generator, n_scores: int, n_questions: int, k: int, accuracy: float, shared: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """Scores that have nothing to do with grades, though both go together within a question."""
+    """Return scores independent of the grades, though both are correlated within a question."""
     p = rng.beta(1.5 * accuracy, 1.5 * (1 - accuracy), n_questions)
     right = rng.random((n_questions, k)) < p[:, None]
     scores = shared * rng.normal(size=(n_scores, n_questions, 1)) + rng.normal(size=(n_scores, n_questions, k))

@@ -23,7 +23,7 @@ from probes.comparison.record import cheap_baselines
 
 PAGES = Path(__file__).parents[1] / "docs" / "comparison"
 ASKED = ("verbalized", "p_true", "p_true_answer", "text_embedding")
-#: Layers of the answers' hidden states: all 31 of 10,000 answers would take 2 GB.
+#: Layers of the hidden states of answers. All 31 layers of 10,000 answers would take 2 GB.
 ANSWER_LAYERS = (6, 12, 18, 24, 30)
 
 

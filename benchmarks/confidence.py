@@ -39,7 +39,7 @@ def main() -> None:
         ways[f"attached, batches of {size}"] = [
             c for b in batches for c in attached.generate(b, max_new_tokens=2, do_sample=False).confidence.tolist()
         ]
-    # one far longer question pads all the others
+    # one question is much longer, so all others are padded
     padded = attached.generate(
         ["Tell me at length. " * 40, *questions[:20]], max_new_tokens=2, do_sample=False
     ).confidence.tolist()[1:]

@@ -60,8 +60,8 @@ def chain(weaker: np.ndarray, kept: tuple[float, float], rng: Generator) -> Ques
 
     Args:
         weaker: [question] g.
-        kept: a + b of the two Beta distributions; the smaller, the further from its mean.
-        rng: Where the numbers come from.
+        kept: Sum a + b of both Beta distributions. Smaller values put f and p further from their means.
+        rng: Random number generator.
     """
     first, second = kept
     confidence = rng.beta(first * weaker, first * (1 - weaker)).clip(1e-9, 1 - 1e-9)
@@ -89,7 +89,7 @@ def easy(n: int, rng: Generator) -> Questions:
     return questions._replace(confidence=(questions.confidence * 10).round() / 10)
 
 
-#: Draws that many questions.
+#: A function that draws a given number of questions.
 Regime = Callable[[int, Generator], Questions]
 REGIMES: dict[str, Regime] = {"hard": hard, "overconfident": overconfident, "easy": easy}
 
@@ -117,7 +117,7 @@ class Truth:
             "auroc_hard": float(hard_auroc(f, right, known)),
             "spearman": float(spearman(f, right, known)),
             "ece_width": float(expected_calibration_error(f, p, one)),
-            "rmsce": round(float(squared_calibration_error(f, p, one)), 4),  # before the root; 0 where f is calibrated
+            "rmsce": round(float(squared_calibration_error(f, p, one)), 4),  # before the root; 0 if f is calibrated
             "aurc": float(aurc(f, p, one)),
         }
 
@@ -172,9 +172,9 @@ def simulate(regime: Regime, draws: int, n: int, k: int, seed: int) -> dict[str,
 def main() -> None:
     """Print the coverage of every figure in every regime."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--draws", type=int, default=1000, help="simulated test splits a regime")
-    parser.add_argument("--questions", type=int, default=150, help="questions of a test split")
-    parser.add_argument("--k", type=int, default=10, help="answers a question")
+    parser.add_argument("--draws", type=int, default=1000, help="number of simulated test splits per regime")
+    parser.add_argument("--questions", type=int, default=150, help="number of questions per test split")
+    parser.add_argument("--k", type=int, default=10, help="number of answers per question")
     options = parser.parse_args()
     counts = {
         name: simulate(regime, options.draws, options.questions, options.k, seed)

@@ -19,7 +19,7 @@ from tests.helpers.golds import (
 def main() -> None:
     """Print the share of answers that are graded right for each modification, and the figure."""
     if not DATA.is_dir():
-        raise SystemExit("golds: the question sets in ../shared/data are not there, so that nothing is measured")
+        raise SystemExit("golds: nothing is measured, because ../shared/data with the question sets does not exist")
     shares: dict[str, dict[str, tuple[int, int]]] = {}
     wrong_right, right = [], {}
     for name, (grader, references, written) in golds().items():

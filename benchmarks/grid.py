@@ -142,7 +142,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument(
-        "--questions", type=int, default=32, help="one block; a quarter of it where each has examples of its own"
+        "--questions",
+        type=int,
+        default=32,
+        help="number of questions in the block; a quarter if each has different examples",
     )
     parser.add_argument("--examples", type=int, default=20)
     parser.add_argument("--grid", default=GRID)

@@ -15,7 +15,7 @@ import torch
 from benchmarks.result import report
 from extract.store.shards import Block
 
-WIDTH = 1024  # float32 values a row
+WIDTH = 1024  # float32 values per row
 
 
 def make_store(folder: Path, layers: int, megabytes: int, block_size: int) -> None:
@@ -78,13 +78,13 @@ def measure(folder: Path, key: str, small: Path) -> dict[str, float]:
             taken.append(part.nbytes)
             return part
 
-    # the stand-in replaces a class of safetensors, which its type forbids
+    # assigning to a class of safetensors is a type error
     signals_open, signals.safe_open = signals.safe_open, Counting  # type: ignore[misc, assignment]
     Store.open(small).signals.read("hidden", "0/last_prompt")
     taken.clear()
     store = Store.open(folder)
-    _ = store.questions  # which reading a signal has no part in
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    _ = store.questions  # which does not depend on reading a signal
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak
     before = resident("VmRSS")
     layer = store.signals.read("hidden", key)
     return {"layer": layer.nbytes, "taken": sum(taken), "grown": resident("VmHWM") - before}
@@ -95,7 +95,7 @@ def resident(name: str) -> int:
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024
-    raise RuntimeError(f"the kernel tells no {name}")
+    raise RuntimeError(f"the kernel does not report {name}")
 
 
 def main() -> None:
@@ -104,7 +104,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--megabytes", type=int, default=64)
     parser.add_argument("--block-size", type=int, default=1024)
-    parser.add_argument("--read", type=Path, help="only read one layer of this store, and print what that took")
+    parser.add_argument("--read", type=Path, help="read only one layer of this store, and print the cost")
     options = parser.parse_args()
     key = f"{options.layers // 2}/last_prompt"
     if options.read is not None:

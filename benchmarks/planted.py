@@ -1,8 +1,10 @@
 """Test the probes on a planted direction, which they must find, and on pure noise, where they must find nothing.
 
-- Planted: The log-odds of a question's accuracy are a direction of one layer. The figure is the normalised AUROC (2A − 1) / (2A_max − 1), where A_max is the AUROC of the true accuracies on the same answers.
+Planted direction: the log-odds of a question's accuracy are a direction of one layer. The figure is the normalised
+AUROC (2A − 1) / (2A_max − 1), where A_max is the AUROC of the true accuracies on the same answers.
 
-- Noise: The accuracies are independent of the features. A simulation is lost if any probe is significantly better than the constant, by AUROC or by Brier score, at 5 % after Holm's correction over all probes.
+Noise: the accuracies are independent of the features. A simulation is lost if any probe is significantly better than
+the constant, by AUROC or by Brier score, at 5 % after Holm's correction over all probes.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from probes.comparison.record import paired_tests, scored
 from probes.metrics.functional import capability_auroc
 from tests.helpers.synthetic import make_store
 
-#: Probes that need nothing but hidden states and grades.
+#: Probes that need only hidden states and grades.
 PROBES = ("linear", "logistic", "ridge", "difference_of_means", "mlp")
 
 
@@ -65,7 +67,7 @@ def main() -> None:
     parser.add_argument("--simulations", type=int, default=200)
     parser.add_argument("--questions", type=int, default=120)
     options = parser.parse_args()
-    torch.set_num_threads(1)  # many small problems
+    torch.set_num_threads(1)  # one thread is faster for many small problems
     with tempfile.TemporaryDirectory() as folder:
         found = planted(Path(folder) / "planted", 600, seed=0)
         rng = np.random.default_rng(1)

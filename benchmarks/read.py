@@ -17,7 +17,7 @@ from benchmarks.result import alternating, report
 from extract.signals.base import Answer
 from extract.signals.reading import read_answers
 
-#: tokens is negative log-likelihood and entropy; rollout_max costs n³ and is no part of the bar.
+#: `tokens` includes negative log-likelihood and entropy. The bar excludes `rollout_max`, which takes O(n³).
 SIGNALS = ("tokens", "entropy_profile", "evolution", "early_exit", "attention_entropy", "rollout", "macs")
 
 

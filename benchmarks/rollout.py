@@ -90,10 +90,10 @@ def operations(model: Any, n_prompt: int, n_answer: int) -> dict[str, float]:
     n_tokens, heads, layers = n_prompt + n_answer, config.num_attention_heads, config.num_hidden_layers
     d_head = getattr(config, "head_dim", None) or config.hidden_size // heads
     weights = sum(parameter.numel() for block in decoder_of(model).layers for parameter in block.parameters())
-    seen = sum(range(n_prompt, n_tokens + 1))  # keys that the answer's n + 1 places see
+    seen = sum(range(n_prompt, n_tokens + 1))  # keys seen from the n + 1 positions of the answer
     counts = {
         "blocks": weights * n_tokens,
-        "attention": layers * heads * n_tokens * (n_tokens + 1) * d_head,  # two products over half of T × T
+        "attention": layers * heads * n_tokens * (n_tokens + 1) * d_head,  # two products over half of the T × T matrix
         "logits": n_answer * config.vocab_size * config.hidden_size,
         "scores": layers * heads * seen * d_head,
         "exponentials": layers * heads * seen,

@@ -142,7 +142,7 @@ def flop_per_token(model: Any, prompts: Prompts, k: int, n_drawn: int) -> float:
     inner = sum(p.numel() for p in model.model.layers.parameters() if p.dim() == 2)
     shared = len(common_prefix(prompts))
     n_read = shared + sum(len(prompt) - shared for prompt in prompts)
-    # the token drawn last is not read; of a prompt only the last token goes through the head
+    # the last drawn token is not processed, and only the last token of a prompt passes through the head
     n_rows = len(prompts) * k
     return 2 * (inner * (n_read + n_drawn - n_rows) + head * (len(prompts) + n_drawn - n_rows)) / n_drawn
 
@@ -157,7 +157,7 @@ def main() -> None:
     model, tokenizer, plain, few_shot = (random_llama if options.random else embedded)(options.questions)
     sides = Sides(model, tokenizer, max_new_tokens=64 if options.random else 16)
     for action in (sides.ours, sides.generate):
-        action(plain[:2], 2)  # warm
+        action(plain[:2], 2)  # warm-up
 
     speed, limit, shared = [], [], []
     for _ in range(options.pairs):

@@ -36,7 +36,7 @@ from extract.store.verify import find_problems, write_manifest
 from extract.viewing.inspection import describe
 
 WORDS = np.array("the of a is in it answer river city was born year thus we so that sum equals times and".split())
-TOKENS_OF_TEXT = 4.5  # letters and a space for each token, about as English has
+TOKENS_OF_TEXT = 4.5  # letters and a space per token, about as in English
 
 
 def make_store(folder: Path, n_blocks: int, n_rows: int) -> Store:
@@ -140,10 +140,10 @@ def main() -> None:
     """Print the bytes and seconds."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--parts", type=int, nargs="+", default=[250, 1000, 4000])
-    parser.add_argument("--rows", type=int, default=64, help="questions of a block")
-    parser.add_argument("--k", type=int, default=50, help="samples, each a part")
+    parser.add_argument("--rows", type=int, default=64, help="number of questions per block")
+    parser.add_argument("--k", type=int, default=50, help="number of samples, each in a separate part")
     options = parser.parse_args()
-    by_parts(options.k, options.rows, options.k)  # warm
+    by_parts(options.k, options.rows, options.k)  # warm-up
     sizes = {f"{n} tokens": bytes_of(n) for n in (20, 200)}
     times = {}
     for n in options.parts:

@@ -64,7 +64,7 @@ def held(store: Path) -> Counter[tuple[str, int]]:
 
 def written(store: Path) -> int:
     """Return the bytes of finished tables and of logs, including unfinished ones."""
-    with suppress(FileNotFoundError):  # a log that has become a table
+    with suppress(FileNotFoundError):  # a log can be replaced by a table at any time
         return sum(path.stat().st_size for path in (store / "samples").glob("*[0-9].*") if path.suffix != ".json")
     return 0
 
@@ -95,7 +95,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--questions", type=int, default=400)
-    parser.add_argument("--spread", type=float, default=1.0, help="longest time from a run's first answer to its kill")
+    parser.add_argument(
+        "--spread",
+        type=float,
+        default=1.0,
+        help="maximum time in seconds between the first answer of a run and the kill",
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name, stub(seconds=0.02) as server, faults(server.url, stall=10) as proxy:
         folder = Path(name)

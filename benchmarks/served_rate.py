@@ -28,7 +28,7 @@ IN_FLIGHT, K = 500, 4
 async def bare_loop(url: str, prompts: list[str]) -> list[str | None]:
     """K answers to each prompt, by nothing but the openai client and a semaphore."""
     free = asyncio.Semaphore(IN_FLIGHT)
-    # 500 connections at once take longer on a busy machine than the 5 seconds that it gives them itself
+    # on a busy machine, 500 concurrent connections take longer than its default limit of 5 seconds
     async with AsyncOpenAI(base_url=url, api_key="none", timeout=600) as api:
 
         async def ask(prompt: str, seed: int) -> str | None:

@@ -28,7 +28,7 @@ from probes.commands import pictures, signals
 DOCS = Path(__file__).parents[1] / "docs"
 FACTS, WIKIDATA = "stores/signals-facts", "stores/signals-qa_wikidata"
 ANSWER_LAYERS = (6, 12, 18, 24, 30)
-#: Of 100 questions the usual fifth would be 20, which say little; nothing is trained, so that the others can be spared.
+#: The default fifth of 100 questions would be only 20. More can be used for testing, because nothing is trained.
 TEST_FRACTION = 0.4
 
 
@@ -73,7 +73,7 @@ def keep(folder: Path, name: str) -> None:
 def main() -> None:
     """Print the seconds for reading and for the grid."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--keep_read", action="store_true", help="do not read the signals anew")
+    parser.add_argument("--keep_read", action="store_true", help="do not read the signals again")
     options = parser.parse_args()
     reading, grid = 0.0, 0.0
     chosen: dict[str, Any] = {}

@@ -40,7 +40,7 @@ def main() -> None:
     options = parser.parse_args()
     quiet_lightning()
     data = default_data()
-    data.recipe, data.batch_size = None, options.batch_size  # the store is there: nothing to be checked in a fit
+    data.recipe, data.batch_size = None, options.batch_size  # the store exists, so a fit does not need to check it
     varies = data.batch("train").features.std(0).amax(-1) > 0
     singles = [one_layer(data, place) for place in varies.nonzero()[:, 0].tolist()]
     seconds_each: list[float] = []

@@ -56,7 +56,7 @@ def loop(data: FeatureDataModule, epochs: int, device: torch.device) -> Linear:
     module = Unlogged()
     batches, validation = data.train_dataloader(), data.val_dataloader()
     run = SimpleNamespace(datamodule=data, estimated_stepping_batches=epochs * len(batches), sanity_checking=False)
-    module.trainer = run  # type: ignore[assignment]  # it says the epoch and the data, all that is asked of it
+    module.trainer = run  # type: ignore[assignment]  # it has the epoch and the data, which is all that is needed
     module.setup("fit")
     module.to(device)
     configured: Any = module.configure_optimizers()
@@ -87,7 +87,7 @@ def main() -> None:
     quiet_lightning()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     data = default_data()
-    data.recipe, data.batch_size = None, options.batch_size  # the store is there: nothing to be checked in a fit
+    data.recipe, data.batch_size = None, options.batch_size  # the store exists, so a fit does not need to check it
     one, other = fit(data, options.epochs), loop(data, options.epochs, device)
     difference = float((one.weight.detach().cpu() - other.weight.detach().cpu()).abs().max())
     ratio, with_trainer, without = alternating(

@@ -17,7 +17,7 @@ from typing import Any
 DATA = Path(__file__).parents[2] / "shared" / "data" / "qa_wikidata.json"
 STORE = "stores/qa_wikidata"
 PER_RELATION = 40
-#: Relations with at least 40 facts whose answers are words that can be told apart, and that the embedded model knows some of.
+#: Relations with at least 40 facts and distinguishable answers, some of which the embedded model gives.
 RELATIONS = (
     "basin country",
     "capital",
@@ -35,7 +35,7 @@ RELATIONS = (
     "original country",
     "religion",
 )
-#: Facts that show the form; their subjects are not asked about.
+#: Facts that serve as worked examples. There are no questions about their subjects.
 SHOWN = {
     "The capital of Spain is": "Madrid",
     "The native language of Victor Hugo is": "French",

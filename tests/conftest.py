@@ -29,7 +29,7 @@ MODELS = {"model", "tiny_folder", "make_small_store", "small_store"}
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark tests that run a model as slow."""
     for item in items:
-        fixtures = getattr(item, "fixturenames", [])  # the example in a docstring has none
+        fixtures = getattr(item, "fixturenames", [])  # docstring examples have none
         if item.get_closest_marker("real_model") or not MODELS.isdisjoint(fixtures):
             item.add_marker("slow")
 
@@ -37,7 +37,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     """Use the value of a case as its id where pytest would use a number."""
     if isinstance(val, str | bytes | int | float | complex | None) or hasattr(val, "__name__"):
-        return None  # pytest shows these itself
+        return None  # pytest uses these values itself
     return shorten(f"{argname}={val!r}".encode("ascii", "backslashreplace").decode(), 60, placeholder="...")
 
 

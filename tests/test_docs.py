@@ -34,7 +34,7 @@ PAGES = [
     *(str(page.relative_to(ROOT)) for page in sorted((ROOT / "docs").glob("*.md"))),
 ]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-#: Required options that commands in the running text may leave out.
+#: Required options that commands in the running text may omit.
 REQUIRED = (
     "compare --store s",
     "--store s",
@@ -230,7 +230,7 @@ def workplace(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> It
     (line,) = blocks(text_of("docs/measure.md"), "json")
     questions = [json.loads(line) | {"id": f"q{i}", "text": f"Say {i}", "references": list("aeiou")} for i in range(60)]
     load_model = extract.models.loading.load_model
-    (folder / tiny_folder.name).symlink_to(tiny_folder)  # the store's model has a folder's name, not the Hub's
+    (folder / tiny_folder.name).symlink_to(tiny_folder)  # the store's model is named after a folder
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setattr(extract.models.loading, "load_model", lambda *_, **__: load_model(str(tiny_folder)))

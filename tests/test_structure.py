@@ -19,13 +19,13 @@ FILES = [
     ROOT / "train.py",
     *(path for name in ("extract", "datamodules", "probes") for path in (ROOT / name).rglob("*.py")),
 ]
-#: Most modules on a path of module-level imports that begins at train.py.
+#: Maximum number of modules on a path of module-level imports from train.py.
 CHAIN = 12
-#: Modules that import each other, in functions: one is a facade that loads the other when it is used.
+#: Modules that import each other in functions. One is a facade that loads the other on first use.
 FACADES = {frozenset({"probes.saved.artefact", "probes.saved.confidence"})}
-#: Cycles that are still to be cut.
+#: Cycles that should be removed.
 CYCLES: set[frozenset[str]] = set()
-#: Layers from the bottom to the top. A module may import from its own layer and from those before it.
+#: Layers from bottom to top. A module may import from its own layer and from lower ones.
 LAYERS = [
     ("extract.errors", "extract.text", "extract.hashing", "extract.registry", "extract.running"),
     ("extract.schemas", "extract.samplers", "extract.prompts", "extract.policy", "extract.questions"),
@@ -38,14 +38,14 @@ LAYERS = [
 ]
 #: Imports of a higher layer that are allowed.
 UPWARD: set[str] = set()
-#: Those that are still to go.
+#: Such imports that should be removed.
 UPWARD_YET: set[str] = set()
-#: What is not imported at module level where a store is only read: models, and what runs them.
+#: Modules that code for reading a store must not import at module level, because they load or run models.
 MODEL_CODE = (
     "transformers",
     *(f"extract.{name}" for name in ("models", "sampling", "signals", "asking", "commands", "prompts")),
 )
-#: Names of signals and of asked baselines, and what becomes of their numbers, without a model.
+#: Modules for the names and values of signals and asked baselines, which need no model.
 WITHOUT_MODEL = (
     "extract.asking.registry",
     "extract.signals.registry",

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 try:
     from wandb.sdk.launch.sweeps.utils import create_sweep_command_args
-except ImportError:  # it is private
+except ImportError:  # the function is private
 
     def create_sweep_command_args(command: dict[str, Any]) -> dict[str, Any]:
         return {"args": [f"--{key}={one['value']}" for key, one in command["args"].items()]}
@@ -150,7 +150,7 @@ def start_run(monkeypatch: pytest.MonkeyPatch, whole_store: Path, tmp_path: Path
         monkeypatch.setenv("WANDB_DIR", str(tmp_path / "elsewhere"))
         command = agent_command(sweep, values, before_args=[f"--config={tmp_path / 'small.yaml'}"])
         if in_process:
-            wandb.teardown()  # W&B remembers the environment of the last run
+            wandb.teardown()  # W&B keeps the environment of the last run
             monkeypatch.chdir(ROOT)
             train.run(command[command.index(sweep["program"]) + 1 :])
         else:
@@ -160,7 +160,7 @@ def start_run(monkeypatch: pytest.MonkeyPatch, whole_store: Path, tmp_path: Path
 
     yield start
     wandb.teardown()
-    gc.collect()  # W&B leaves the file of drawn values open, which is a warning here and not in a later test
+    gc.collect()  # W&B leaves the file of drawn values open. The warning must occur here, not in a later test
 
 
 @every_sweep

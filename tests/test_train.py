@@ -99,7 +99,7 @@ def sampled(tmp_path_factory: pytest.TempPathFactory, recipe: list[str]) -> Path
     return folder / "store"
 
 
-#: Configs that are named by what they read, and not by their probe.
+#: Configs that are named after their signal rather than their probe.
 NAMED_OTHERWISE = {
     "default": "linear",
     "debug": "linear",
@@ -400,7 +400,7 @@ def test_no_secret_of_the_environment_reaches_a_run(
     monkeypatch.setenv("WANDB_API_KEY", secret)
     monkeypatch.setenv("HF_TOKEN", "hf_" + secret)
     folder = experiment(small_store, tmp_path)
-    assert OfflineRun(folder).config  # once all of it is written
+    assert OfflineRun(folder).config  # after everything is written
     for path in folder.rglob("*"):
         if path.is_file():
             assert secret.encode() not in path.read_bytes(), path

@@ -172,4 +172,4 @@ def test_a_run_that_breaks_is_a_failed_one(
     with pytest.raises(RuntimeError, match="no space left"):
         experiment(small_store, tmp_path, "--name=broken")
     assert OfflineRun(tmp_path / "runs/broken").exit_code == 1
-    assert "anonymous" not in capfd.readouterr().err  # a setting that Lightning passes and W&B warns of
+    assert "anonymous" not in capfd.readouterr().err  # Lightning passes a setting that causes a warning in W&B

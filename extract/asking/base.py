@@ -143,14 +143,14 @@ def fill_asked(store: Store, baselines: Sequence[AskedBaseline], worker: Worker)
         baseline.prepare()
         n_rows = store.questions.n_rows
         n_unusable = sum(fill(f"ask {baseline.name}", "asked", shards, n_rows, baseline.fill, worker))
-        say(f"ask: {baseline.name} asked for {sum(map(n_rows, shards))} values, {n_unusable} of them unusable")
+        say(f"ask: computed {sum(map(n_rows, shards))} values of {baseline.name}, {n_unusable} of them unusable")
 
 
 def asking_prompt(policy: dict[str, Any], template: str) -> PromptTemplate:
     """Build the prompt template for asking the store's model.
 
     The prompt uses the tokenizer's chat template if there is one, even if the policy's own prompt is plain text. A chat
-    keeps the policy's system message.
+    prompt keeps the policy's system message.
 
     Args:
         policy: The `policy` entry of a store's identity.

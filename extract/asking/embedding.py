@@ -15,7 +15,7 @@ from extract.store.signals import Signals
 
 
 def mean_pooled(states: Tensor, mask: Tensor) -> Tensor:
-    """Average the hidden states of unmasked tokens and scale the result to length 1.
+    """Average the hidden states of unmasked tokens and scale the result to unit length.
 
     Args:
         states: [row, token, d_model] hidden states.
@@ -47,7 +47,7 @@ class Encoder(TextReader):
             raise self.refusal("its tokens attend only to earlier tokens, as in a generative model")
 
     def embed(self, texts: Sequence[str], progress: Done = lambda items, tokens: None) -> Tensor:
-        """Compute embeddings of length 1, [text, d_model] float32 on the CPU. Identical texts are encoded once."""
+        """Compute unit-length embeddings [text, d_model] float32 on the CPU. Identical texts are encoded once."""
         distinct = list(dict.fromkeys(texts))
         encoded = self.encode(distinct)
         embedded = self.read(encoded, lambda output, mask: mean_pooled(output.last_hidden_state, mask), progress)

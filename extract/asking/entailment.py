@@ -47,16 +47,16 @@ def cluster(
     questions: Sequence[tuple[Clusters, Iterable[Answer]]],
     entails: Callable[[Sequence[tuple[str, str]]], Sequence[tuple[bool, int]]],
 ) -> None:
-    """Assign answers to clusters. All questions advance together, so that their pairs can share batches.
+    """Assign answers to clusters. Questions are processed together, so that their pairs can share batches.
 
     The result is the same as if the answers were assigned one by one. Answers with identical normalised forms
-    count as one. No pair is classified twice. A pair is classified in reverse only if its first direction is entailed.
+    count as one. No pair is classified twice. The reverse of a pair is classified only if the pair is an entailment.
 
     Args:
         questions: Clusters and new answers of each question. The clusters are extended in place, and the answers are in
             order of sample index.
-        entails: Function that takes (premise, hypothesis) pairs. It returns, for each pair, whether the hypothesis is
-            entailed, and the number of tokens read.
+        entails: Function that takes (premise, hypothesis) pairs. For each pair, it returns whether the
+            hypothesis is entailed, and the number of tokens read.
     """
     pending: list[list[Answer]] = []  # per question: first answer of each form without a cluster
     for clusters, answers in questions:
@@ -103,7 +103,7 @@ class Classifier(TextReader):
         self._entailment = next(i for i, label in labels.items() if label == "entailment")
 
     def __call__(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[bool, int]]:
-        """Return whether each (premise, hypothesis) pair is most likely an entailment, and its number of tokens."""
+        """For each (premise, hypothesis) pair, return whether entailment is most likely, and the number of tokens."""
         encoded = self.encode(pairs)
         logits = self.read(encoded, lambda output, mask: output.logits)
         entailed = (logits.argmax(-1) == self._entailment).tolist()

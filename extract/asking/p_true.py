@@ -31,7 +31,7 @@ _BATCH_TOKENS = 2048
 
 
 def surface_forms(tokenizer: Any, n_vocab: int) -> tuple[list[int], list[int]]:
-    """Return the token ids of Yes and of No, in any case and with any surrounding spaces (`` Yes``, ``YES``, …).
+    """Return the token ids of Yes and of No, with any capitalisation and surrounding spaces (`` Yes``, ``YES``, …).
 
     Args:
         n_vocab: Number of tokens for which the model has logits.
@@ -147,7 +147,7 @@ class PTrue(AskedTable):
 
 
 class PTrueAnswer(PTrue):
-    """Shows the store's model each answer and asks whether it is right.
+    """Shows the store's model each answer and asks whether the answer is right.
 
     Identical answers to a question are read once, but each of their rows has the full token count.
     """

@@ -34,7 +34,7 @@ class TextReader:
         auto_class: Name of the transformers class that loads the model.
         model: The model in evaluation mode.
         batch_tokens: Maximum tokens per batch, halved when memory runs out. It can affect the last bits of results.
-        settings: Model name without its path, hashes of weights and tokenizer, and the token limit of a text.
+        settings: Model name without its path, hashes of weights and tokenizer, and maximum number of tokens per text.
 
     Raises:
         InputError: If the model can't be loaded or its weights are incomplete.
@@ -94,11 +94,11 @@ class TextReader:
         result: Callable[[Any, Tensor], Tensor],
         progress: Callable[[int, int], None] = lambda items, tokens: None,
     ) -> Tensor:
-        """Run the model on encoded texts, in batches of similar length.
+        """Run the model on encoded texts. Texts of similar length are batched together.
 
         Args:
             encoded: Output of `encode`, with at least one entry.
-            result: Function from the model's output and the mask [row, token] of a batch to a tensor [row, …].
+            result: Function of the model's output and the mask [row, token] of a batch. Returns a tensor [row, …].
             progress: Callback that receives the numbers of texts and tokens in each finished batch.
 
         Returns:

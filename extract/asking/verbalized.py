@@ -35,7 +35,7 @@ _BARE = re.compile(rf"{_NAMED}{_NUMBER}\.?", re.IGNORECASE)
 
 
 def parse_confidence(text: str, ended: bool = True) -> float | None:
-    r"""Return the probability that a reply states, or None if it states none.
+    r"""Return the probability stated in a reply, or None if there is none.
 
     The last ``\boxed{number}`` with a value from 0 to 1 counts. The number may follow ``P =`` and may be a percentage.
     Boxes with fractions, ranges or words are ignored, and so is everything up to ``</think>``. Without a valid box, the

@@ -96,7 +96,7 @@ def from_decisions(
     rule: str,
     kinds: tuple[Kind, ...] = (),
 ) -> Grader:
-    """Build a grader that decides only once on each distinct answer to a question, because deciding is expensive.
+    """Build a grader with expensive decisions. It decides only once on each distinct answer to a question.
 
     Args:
         parse: Function that takes a question and an answer without its reasoning. Returns the parsed answer or None.

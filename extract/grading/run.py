@@ -1,4 +1,4 @@
-"""Grade the answers of a store that have no grade yet, and retry those that the grader could not decide."""
+"""Grade a store's ungraded answers, and retry undecided ones."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -53,7 +53,7 @@ def fill_grades(store: Store, grader: Grader, worker: Worker) -> None:
 
 
 def _n_undecided(store: Store, grader: Grader, samples: SampleRange) -> int:
-    """Count the undecided answers in a range that should be retried, and check that the grading rule is unchanged."""
+    """Count the undecided answers to retry in a range, and check that the grading rule is unchanged."""
     if not grader.may_decide_later:
         return 0
     if store.grades.rule(grader.name, samples) != grader.rule:
@@ -71,7 +71,7 @@ def _n_undecided(store: Store, grader: Grader, samples: SampleRange) -> int:
 def _grade_range(
     store: Store, grader: Grader, samples: SampleRange, old: list[dict[str, Any]], grade_all: Callable[..., list[Grade]]
 ) -> list[str]:
-    """Grade the answers in a range that have no known grade in `old`, write all grades, and return the new verdicts."""
+    """Grade the answers in a range that lack a known grade in `old`. Write all grades, and return the new verdicts."""
     rows = {(row["question_id"], row["sample"]): row for row in old if row["right"] is not None}
     questions = {question.id: question for question in store.questions.block(samples)}
     answers = store.samples.read(samples).select(["question_id", "sample", "text", "finish_reason"]).to_pylist()

@@ -18,7 +18,7 @@ _NO_PLURAL = ("s", "sh", "ch", "se", "z", "o", "ic", "asy", "man")
 
 
 def facts() -> list[Question]:
-    """Build all questions of the set: about 770 questions on countries, chemical elements, sums and products.
+    """Build the set: about 770 questions on countries, chemical elements, sums and products.
 
     Raises:
         InputError: If the `countryinfo` package is not installed.

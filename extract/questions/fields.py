@@ -53,7 +53,7 @@ class Row:
         return value
 
     def text(self, given: str) -> str:
-        """Return the text of a column, or of a template such as ``{Body} {Question}``. An empty cell becomes ""."""
+        """Return the text of a column, or fill a template such as ``{Body} {Question}``. An empty cell becomes ""."""
         if _COLUMN.search(given):
             return _COLUMN.sub(lambda match: self.text(match[1]), given).strip()
         return self._text(self.value(given), given)
@@ -115,7 +115,7 @@ def by_fields(fields: Mapping[str, Any]) -> Read:
     kind `number`, text up to the last ``####`` is ignored. For kind `choice`, see `right_option`.
 
     Raises:
-        InputError: If the mapping is invalid. The returned function raises it for missing columns and invalid rows.
+        InputError: If the mapping is invalid. The returned function raises `InputError` for invalid rows.
 
     >>> row = Row({"q": "1 + 1?", "a": "It is\n#### 1,002.0", "level": 3}, "row 1")
     >>> by_fields({"text": "{q} Say it.", "references": "a", "kind": "number", "meta": {"level": "level"}})(row, 0)

@@ -58,7 +58,7 @@ _BETWEEN = re.compile(r"\bbetween[ \t\\$€£¥]*$", re.IGNORECASE)
 _AND = re.compile(r"[^\d\n]{0,20}\band[ \t\\$€£¥]*", re.IGNORECASE)
 #: A number with thousands separators, including Indian grouping. The comma in "1,5" is a decimal separator.
 _THOUSANDS = re.compile(r"[-+]?\s*[1-9]\d{0,2}(?:,\d{2,3})*,\d{3}(?:\.\d*)?")
-_MOST_DIGITS = 300  # maximum for a gold number, on either side of the decimal point
+_MOST_DIGITS = 300  # in a gold number, on either side of the decimal point
 
 
 def numbers(text: str) -> list[Fraction]:
@@ -148,7 +148,7 @@ def _value(match: re.Match[str]) -> Fraction | None:
 
 
 def _is_negative(text: str, match: re.Match[str]) -> bool:
-    """Whether the minus before a number is its sign. Between two values ("7 - 5", "7-5"), it means subtraction."""
+    """Whether a minus sign makes the number negative. Between two values ("7 - 5", "7-5"), it means subtraction."""
     before = text[max(0, match.start() - 2) : match.start()]
     last = (before if match["sign"] == "-" else before.rstrip())[-1:]
     return bool(match["sign"]) and not (last.isalnum() or last in (")", "]", "}"))
@@ -158,7 +158,7 @@ def gold_number(text: str, where: str) -> str:
     """Convert a gold number to its canonical form without losing digits. Text up to the last ``####`` is ignored.
 
     Raises:
-        InputError: If there is no number, it has more than 300 digits, or its commas are not thousands separators.
+        InputError: If the text is not a number, or the number has more than 300 digits or misplaced commas.
 
     >>> gold_number("145.0", "row 1"), gold_number("3 apples of 2 each: #### $1,006.", "row 2")
     ('145', '1006')

@@ -22,7 +22,7 @@ class QuestionSet:
         config: Hub configuration; None if there is only one.
         split: Split that contains the questions.
         revision: Hub commit; None for the newest commit.
-        train: Split that contains worked examples. If None, questions of `split` serve as examples and are not asked.
+        train: Split that contains worked examples. If None, examples come from `split` and are not asked.
         gated: Whether users must accept terms on the Hub. The texts of gated sets are never shown.
         in_csv: Whether the Hub stores the set as CSV.
         columns: Column names of the original CSV file, which has no header.
@@ -101,7 +101,7 @@ _FORMS = (
 
 
 def qa_wikidata(row: Row, seed: int) -> Draft:
-    """Read the beginning of a sentence and accepted completions. The group is the relation stated by the sentence."""
+    """Read an incomplete sentence and its accepted completions. The group is the relation stated by the sentence."""
     text = row.text("input").removesuffix("[MASK]").strip()
     relation = next((found[1] for form in _FORMS if (found := form.fullmatch(text))), "")
     return {"text": text, "references": row.texts("target"), "kind": "cloze", "group": relation}

@@ -184,7 +184,7 @@ def _with_options(
 def _merged(drafts: Iterable[tuple[Draft, str]], dataset: str) -> list[Question]:
     """Convert drafts to questions and merge duplicates. A question without an id gets a hash as its id.
 
-    Questions of kind `short` or `cloze` with the same prompt are merged, and the answers of all of them are accepted.
+    Questions of kind `short` or `cloze` with the same prompt are merged, and all of their answers are accepted.
     Questions of other kinds are merged only if their answers are also identical.
     """
     questions: dict[str, Question] = {}
@@ -273,7 +273,7 @@ def _problems(question: Question, where: str) -> Iterator[str]:
         yield f"{where} to have `choices`, but it has none. Its kind is `choice`"
     letters = tuple(ascii_uppercase[: len(choices) or None])
     if kind == "choice" and (len(choices) > len(letters) or references[0] not in letters):
-        expected = "to begin with the letter of one of at most 26 `choices`, as in [B, Lima]"
+        expected = "to begin with the letter of one of its `choices` (at most 26), for example [B, Lima]"
         yield f"`references` of {where} {expected}, {got(references[0])}"
 
 

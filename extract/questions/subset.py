@@ -1,4 +1,4 @@
-"""Selection and order of questions, and selection of worked examples."""
+"""Functions that select and order questions, and select worked examples."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -55,8 +55,8 @@ def subset(
 def with_examples(source: Source, prompt: PromptTemplate, seed: int) -> tuple[list[Question], PromptTemplate]:
     """Select worked examples. Returns the questions to ask, and the prompt template with the examples.
 
-    Examples come from the train split of the source, except for rows that repeat a question. Without a train split,
-    they come from the questions themselves. A question with the same words as an example is not asked.
+    Examples are taken from the source's train split, unless they repeat a question. Without a train split, they are
+    taken from the questions themselves. Questions with the same words as an example are not asked.
 
     Args:
         prompt: Template that gives the number of examples (`shots`) or already contains the examples.

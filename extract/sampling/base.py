@@ -49,7 +49,7 @@ class Sampler(Protocol):
     def __init__(self, options: SamplingOptions, decoding: Decoding, worker: Worker) -> None: ...
 
     def known_policy(self, decoding: Decoding, model: Mapping[str, Any]) -> Policy:
-        """Return the policy as far as it is known before `prepare`, to compare it with an existing store.
+        """Return the policy as known before `prepare`, for comparison with an existing store.
 
         Args:
             decoding: Decoding options with one temperature.
@@ -135,7 +135,7 @@ def sample_stores(
 def check_identity(
     store: Store, name: str, options: SamplingOptions, questions_sha256: str, decoding: Decoding
 ) -> None:
-    """Check that the identity of an existing store matches this run, before loading a model or contacting a server.
+    """Check that the identity of an existing store matches this run.
 
     `decoding` has a single temperature and includes the worked examples in the prompt.
 

@@ -13,7 +13,7 @@ from extract.store.identity import member_stores
 
 
 def member_name(temperature: float) -> str:
-    """Folder name of the store for one temperature. Names of temperatures below 10 sort in numerical order.
+    """Folder name of the store for one temperature. For temperatures below 10, names sort in numerical order.
 
     >>> [member_name(temperature) for temperature in (0, 0.05, 0.1, 1.0, 1e-05)]
     ['t0.0', 't0.05', 't0.1', 't1.0', 't0.00001']

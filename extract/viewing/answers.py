@@ -16,9 +16,9 @@ from extract.viewing.summary import MARKS
 
 #: Default number of questions.
 N_QUESTIONS = 4
-#: Influence that is shown by default if it was read. It is computed from norms, for each token's own position.
+#: Token weights that are shown as influence by default, if they were read.
 INFLUENCE = "norm_element_mean_token"
-#: Maximum number of tokens in an answer that is divided into pieces.
+#: Answers with more tokens than this are not divided into pieces.
 LONGEST = 4096
 #: Question id and sample index of an answer.
 Key = tuple[str, int]

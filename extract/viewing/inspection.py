@@ -18,7 +18,7 @@ from extract.viewing.summary import MARKS, GradeCounts, interval, summarize
 
 #: Maximum number of groups in a table.
 _MOST_GROUPS = 40
-#: Groups with a single question are left out if there are more groups than this.
+#: If there are more groups than this, those with a single question are left out.
 _FEW_GROUPS = 10
 #: Maximum number of prompt lines to show.
 _MOST_LINES = 30
@@ -91,7 +91,7 @@ def _plural(count: int, noun: str) -> str:
 
 
 def compared(stores: Sequence[Store], grader: str | None = None) -> str:
-    """Format a table of a grid's stores: temperature, accuracy, distinct texts and share of answers cut at the limit.
+    """Format a table of a grid's stores: temperature, accuracy, distinct texts and share of truncated answers.
 
     Stores without grades are allowed. If `grader` is None, the grader of each store is chosen as in `describe`.
     """

@@ -90,7 +90,7 @@ def _tokenizer_of(store: Store, model: str | None) -> Any:
         ) from error
     if tokenizer_hash(tokenizer) != expected["tokenizer"]:
         raise InputError(
-            f"Expected `model` to have the tokenizer of {expected['id']!r}, which generated the answers in "
-            f"{str(store.path)!r}, but {place!r} has a different tokenizer. Pass the store's model with --model."
+            f"Expected `model` to have the tokenizer of {expected['id']!r}, but {place!r} has a different tokenizer. "
+            f"The answers in {str(store.path)!r} come from {expected['id']!r}. Pass that model with --model."
         )
     return tokenizer

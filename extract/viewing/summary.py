@@ -29,7 +29,7 @@ class GradeCounts:
     Attributes:
         right: [question] int64 number of right answers.
         wrong: [question] int64 number of wrong answers.
-        unknown: [question] int64 number of answers that the grader could not decide.
+        unknown: [question] int64 number of answers with an unknown grade.
         no_answer: [question] int64 number of texts without a readable answer, which are included in `right` or `wrong`.
     """
 
@@ -169,7 +169,7 @@ def _spread(left: dict[bool | None, list[Shown]], n: int) -> list[Shown]:
 
 
 def interval(values: NDArray[np.float64]) -> tuple[float, float, float] | None:
-    """Return the mean of `values` [question] and its 95 % interval (Student's t); None for fewer than two known values.
+    """Return the mean of the known `values` [question] and its 95 % interval (Student's t). None for fewer than two.
 
     The interval is clipped to [0, 1]. If all values are identical, the half-width is 1 − 0.025^(1/n), which is the
     exact binomial bound for values of 0 or 1.

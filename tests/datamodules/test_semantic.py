@@ -53,7 +53,7 @@ def test_equally_likely_answers_have_the_discrete_entropy() -> None:
 
 def test_answers_without_tokens_have_no_likelihood() -> None:
     assert likelihood_entropy(np.array([-1.0, nan, -1.0]), ["a", "b", "c"]) == pytest.approx(log(2))
-    assert likelihood_entropy(np.array([0.0, -3000.0]), ["a", "b"]) == 0  # e to the -3000 is no number above 0
+    assert likelihood_entropy(np.array([0.0, -3000.0]), ["a", "b"]) == 0  # exp(-3000) underflows to 0
     assert np.isnan(likelihood_entropy(np.array([nan]), ["a"]))
 
 

@@ -123,7 +123,7 @@ def test_a_validation_split_too_small_for_isotonic_masks_the_method_and_says_so(
     report = Report(fit(data), data, seed=0, n_resamples=50)
     assert "at least 30 validation rows" in report.record["masked"]["verbalized_isotonic"]
     assert "verbalized_isotonic" not in report.methods
-    assert report.methods["verbalized"].confidence.isnan().any()  # what did not parse is no number
+    assert report.methods["verbalized"].confidence.isnan().any()  # unparsed replies are NaN
     masked = Comparison(str(full_store), probes=["logistic"], n_folds=3).run().masked
     assert "at least 30 validation rows" in masked["p_true_isotonic"]
 

@@ -278,7 +278,7 @@ def test_a_saved_probe_gives_an_answer_the_confidence_of_its_run(
     for row in pq.read_table(folder / "predictions.parquet").to_pylist():
         drawn = said[row["question_id"], row["sample"]]
         content = [token for token in drawn["token_ids"] if token != tokenizer.eos_token_id]
-        if tokenizer(drawn["text"], add_special_tokens=False)["input_ids"] == content:  # text says its tokens
+        if tokenizer(drawn["text"], add_special_tokens=False)["input_ids"] == content:  # the text determines the tokens
             asked.append(texts[row["question_id"]])
             answers.append(drawn["text"])
             expected.append(row[probe.config["name"]])
@@ -290,7 +290,7 @@ def test_a_saved_probe_gives_an_answer_the_confidence_of_its_run(
     torch.manual_seed(0)
     attached, several = probe.attach(model, tokenizer), {"do_sample": True, "num_return_sequences": 4}
     given = attached.generate(asked[:20], max_new_tokens=3, **several)
-    plain = [row for row, text in enumerate(given.text) if text and text.isascii()]  # of which the text says the tokens
+    plain = [row for row, text in enumerate(given.text) if text and text.isascii()]  # whose text determines the tokens
     assert len(plain) > 5
     again = probe.score(model, tokenizer, [asked[given.question[row]] for row in plain], [given.text[i] for i in plain])
     torch.testing.assert_close(given.confidence[plain], again, atol=1e-4, rtol=0)

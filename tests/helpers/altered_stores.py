@@ -25,7 +25,7 @@ from extract.store.shards import Block, SampleRange
 from extract.store.verify import write_manifest
 from tests.helpers.altering import bad_json_contents, bomb
 
-#: Alters the store in a folder.
+#: A function that alters the store in a folder.
 Alteration = Callable[[Path], object]
 QUESTIONS = "questions.parquet"
 SAMPLES = "samples/00001.000-002.parquet"
@@ -70,7 +70,7 @@ def add_tokens(folder: Path) -> Path:
     return folder
 
 
-# With the checksums of the files as they were
+# With the original checksums
 
 
 def content(file: str, change: Callable[[bytes], bytes]) -> Alteration:
@@ -158,7 +158,7 @@ def identity(change: Callable[[dict[str, Any]], object], sealed: bool = True) ->
     return alter
 
 
-#: What a refusal has to name, and the alteration.
+#: The text that an error message must contain, and the alteration.
 ALTERATIONS: dict[str, tuple[str, Alteration]] = {
     **{f"{kind}: a flipped bit": (Path(file).name, content(file, flip)) for kind, file in FILES.items()},
     **{f"{kind}: truncated": (Path(file).name, content(file, lambda data: data[:-9])) for kind, file in FILES.items()},
@@ -233,7 +233,7 @@ ALTERATIONS: dict[str, tuple[str, Alteration]] = {
 }
 
 
-# With checksums that fit
+# With matching checksums
 
 
 def forge_table(file: str, change: Callable[[pa.Table], pa.Table]) -> Alteration:

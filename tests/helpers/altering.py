@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-#: Alters a folder, and says what a refusal has to name.
+#: A function that alters a folder and returns the text that an error message must contain.
 Alteration = Callable[[Path, random.Random], str]
 
 

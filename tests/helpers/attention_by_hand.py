@@ -14,7 +14,7 @@ from tests.helpers.tiny import tiny_model
 
 Array = np.ndarray
 
-#: Of the windowed families, windows smaller than the texts, in some layers or in all.
+#: For model families with sliding windows, windows shorter than the texts in some or all layers.
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
     "gpt2": {},
@@ -66,7 +66,7 @@ def seen_eagerly(model: Any, ids: list[int]) -> tuple[Array, Array, Array]:
     for handle in handles:
         handle.remove()
     attention = np.stack([one[0].double().numpy() for one in out.attentions])
-    attention /= attention.sum(-1, keepdims=True)  # GPT-OSS leaves out what its sinks take
+    attention /= attention.sum(-1, keepdims=True)  # GPT-OSS omits the attention of its sinks
     residuals = np.stack([one[0].double().numpy() for one in out.hidden_states[:-1]])
     return attention, residuals, np.stack(added)
 

@@ -43,7 +43,7 @@ class Commands:
 
     def start(self, command: str, store: Path) -> subprocess.Popen[str]:
         """Start the command so that it handles Ctrl-C even if this process runs in the background."""
-        before = signal.signal(signal.SIGINT, signal.default_int_handler)  # what is handled here is not ignored there
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)  # not ignored in the child
         try:
             return subprocess.Popen(
                 [sys.executable, *self.line(command, store)], env=ENVIRONMENT, stderr=subprocess.PIPE, text=True

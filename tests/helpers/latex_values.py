@@ -43,7 +43,7 @@ def _bare(latex: str) -> str:
 
 
 def _parts(latex: str) -> Iterator[str]:
-    r"""Return entries, interval ends and elements. An equation becomes the difference of its sides, and \pm both signs."""
+    r"""Return entries, interval ends and elements. An equation becomes the difference of its sides, \pm both signs."""
     matrix = re.fullmatch(r"\s*\\begin\{pmatrix\}(.*)\\end\{pmatrix\}\s*", latex)
     if matrix:
         pieces = re.split(r"\\\\|&", matrix[1])

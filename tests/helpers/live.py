@@ -28,7 +28,7 @@ class LiveBytes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for tensor in tree_leaves((args, kwargs)):
-            self._note(tensor, 0)  # not made here
+            self._note(tensor, 0)  # not created in this context
         result = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
             self._note(tensor, None)

@@ -18,7 +18,7 @@ def records(data: bytes) -> Iterator[Record]:
     """Return every complete record in the bytes of a .wandb file."""
     place, parts = 7, b""
     while place + 7 <= len(data):
-        if BLOCK - place % BLOCK < 7:  # no room for a header: padding
+        if BLOCK - place % BLOCK < 7:  # no space for a header, so the rest is padding
             place += BLOCK - place % BLOCK
             continue
         _, size, kind = struct.unpack_from("<IHB", data, place)

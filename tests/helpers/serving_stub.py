@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 MODEL = "stub-model"
-#: What the proxy does to a request that it does not let through.
+#: Faults that the proxy applies to requests that it does not pass on.
 FAULTS = ("429", "429 with Retry-After", "500", "502 with HTML", "cut", "stall", "broken JSON")
 
 
@@ -101,7 +101,7 @@ def stub(**options: Any) -> Iterator[Running]:
 
 @contextmanager
 def faults(url: str, share: float = 0.3, seed: int = 0, stall: float = 30.0) -> Iterator[Running]:
-    """Run a proxy in front of `url` that breaks a share of the replies. Stalled replies are cut after `stall` seconds."""
+    """Run a proxy in front of `url` that breaks a share of the replies. Stalled ones are cut after `stall` seconds."""
     with _running("proxy", {"url": url, "share": share, "seed": seed, "stall": stall}) as running:
         yield running
 
@@ -110,7 +110,7 @@ def faults(url: str, share: float = 0.3, seed: int = 0, stall: float = 30.0) -> 
 def _running(what: str, options: dict[str, Any]) -> Iterator[Running]:
     process = subprocess.Popen(
         [sys.executable, str(Path(__file__)), what, json.dumps(options)],
-        stdin=subprocess.PIPE,  # its end is the child's end, also when this process is killed
+        stdin=subprocess.PIPE,  # the child ends when this pipe closes, even if this process is killed
         stdout=subprocess.PIPE,
         text=True,
     )

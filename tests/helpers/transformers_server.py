@@ -14,7 +14,7 @@ from pathlib import Path
 
 from extract.store.store import Store
 
-#: Makes it draw from the model's whole distribution; without it, it takes the most likely token at any temperature.
+#: Enables sampling from the full distribution. Without this, the server decodes greedily at any temperature.
 DRAWS = {"generation_config": {"do_sample": True, "top_k": 0}}
 
 

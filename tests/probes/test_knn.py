@@ -58,7 +58,7 @@ def test_soft_labels_give_what_scikit_learns_regressor_gives(d: int) -> None:
     )
     for k in (1, 2, 25, 80):
         model = KNeighborsRegressor(k, weights="distance").fit(points.double().numpy(), labels.double().numpy())
-        # of points that are there twice, which one is the last neighbour is up to chance there
+        # for duplicate points, the choice of the last neighbour is arbitrary there
         sure = distances[:, k - 1] < distances[:, k] - 1e-9 if k < 80 else torch.ones(55, dtype=torch.bool)
         assert sure.sum() > 30
         [ours] = neighbour_means(queries, points, labels, [k])
@@ -225,7 +225,7 @@ def test_what_can_not_be_fitted_is_refused(data: FeatureDataModule) -> None:
         KNN(calibrator="temperature")
 
 
-# A saved head that no training gives
+# Saved heads that training cannot produce
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Tests of the latent probe: likelihood and score against loops, planted spreads, reported collapses, and a full fit."""
+"""Tests of the latent probe: likelihood and score against loops, planted spreads, reported collapses, and a fit."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_the_score_falls_as_the_deviation_grows_and_is_near_its_expectation() ->
     predicted = Gaussian(torch.full((20, 64), 0.125 / 2), deviation)
     score = sampled_score(predicted, torch.tensor(0.75), drawn_noise(64))
     assert (score.diff() < 0).all()
-    agreed = predicted.mean.square().sum(-1) + 0.75  # what the score approaches with the number of components
+    agreed = predicted.mean.square().sum(-1) + 0.75  # limit of the score as the number of components grows
     expected = agreed / (agreed + predicted.deviation.square().sum(-1))
     torch.testing.assert_close(score, expected, atol=0.05, rtol=0)
 
@@ -137,7 +137,7 @@ def test_the_axes_are_those_of_an_uncentred_decomposition() -> None:
     rows = embeddings.flatten(0, 1)
     _, _, reference = np.linalg.svd(rows[rows.isfinite().all(-1)].numpy())
     assert torch.allclose((axes @ torch.from_numpy(reference[:2]).T).abs(), torch.eye(2, dtype=torch.float64))
-    assert abs(float(axes[0, 0])) > 0.999  # what all embeddings share is kept
+    assert abs(float(axes[0, 0])) > 0.999  # the common component of all embeddings is kept
 
 
 @pytest.mark.slow

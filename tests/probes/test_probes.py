@@ -77,7 +77,7 @@ def test_a_feature_whose_mean_overflows_is_left_out() -> None:
 def test_choice_and_calibrator_come_from_validation_alone(data: FeatureDataModule, small_store: Path) -> None:
     other = FeatureDataModule(str(small_store))
     other.setup()
-    other.batch("test").right[:] = 0  # whatever the test split says
+    other.batch("test").right[:] = 0  # regardless of the test split
     other.batch("test").target[:] = 0
     same, first = fit(other).choice, fit(data).choice
     assert same is not None

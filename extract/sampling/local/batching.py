@@ -11,7 +11,7 @@ _PREFIX_STEP = 16
 
 
 def left_padded(prompts: Sequence[Sequence[int]], pad: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Pad prompts on the left to the longest one. Returns ids and mask, both [question, token] int64."""
+    """Pad prompts on the left to the length of the longest one. Returns ids and mask, both [question, token] int64."""
     longest = max(map(len, prompts))
     ids = torch.tensor([[pad] * (longest - len(prompt)) + list(prompt) for prompt in prompts], device=device)
     mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=device)
@@ -21,7 +21,7 @@ def left_padded(prompts: Sequence[Sequence[int]], pad: int, device: torch.device
 def common_prefix(prompts: Sequence[Sequence[int]]) -> list[int]:
     """Find the longest common prefix that leaves at least one token of every prompt.
 
-    Its length is rounded down to a multiple of 16. Otherwise, it would often change with the first words of questions.
+    Its length is rounded down to a multiple of 16. Otherwise, it would often depend on the first words of questions.
     """
     first, last = min(map(list, prompts)), max(map(list, prompts))  # the common prefix of these two is common to all
     shared = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
@@ -37,7 +37,7 @@ class Row(NamedTuple):
 
 
 def rows_of(temperatures: Sequence[float], samples: range) -> list[Row]:
-    """List the answers to draw per question. A grid has only one at temperature 0, because all would be identical."""
+    """List the answers to draw per question. A grid needs only one at temperature 0, where all are identical."""
     once = len(temperatures) > 1
     return [Row(t, j) for t in temperatures for j in (samples[:1] if once and t == 0 else samples)]
 

@@ -23,7 +23,7 @@ class AnswerLayer(DynamicLayer):
     Attributes:
         prefix: Keys and values [1, head, token, d_head] of the common prefix, or None.
         prompts: Keys and values [question, head, token, d_head] of the prompts; None unless answers share them.
-        handed_out: Keys and values that `update` last returned while prompts were read.
+        handed_out: Keys and values that the last call of `update` returned, while prompts are being read.
         keys: Keys [row, head, token, d_head] of the answers. Unless prompts are shared, prompt keys come first.
         values: Values, with the shape of `keys`.
     """
@@ -60,7 +60,7 @@ class AnswerLayer(DynamicLayer):
         return sum(part[0].shape[2] for part in parts if part is not None and part[0].numel())
 
     def start_answers(self, n_samples: int, shared: bool) -> None:
-        """Create `n_samples` rows per question, one per answer. If `shared`, they attend to one copy of the prompt."""
+        """Create `n_samples` rows per question, one per answer. If `shared`, they use one copy of the prompt."""
         self.handed_out = None
         if shared:
             self.prompts = (self.keys, self.values)
@@ -72,7 +72,7 @@ class AnswerLayer(DynamicLayer):
         self._make_room(keys, values, keys.shape[2] + _FIRST_TOKENS)
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep only the rows `indices` [row]."""
+        """Keep only the rows with the given `indices` [row]."""
         assert self._buffers is not None
         self._make_room(self.keys[indices], self.values[indices], self._buffers[0].shape[2])
 
@@ -93,8 +93,8 @@ class AnswerLayer(DynamicLayer):
 class AnswerCache(DynamicCache):
     """Key/value cache for reading a batch of prompts and then drawing several answers to each.
 
-    Layers with full attention become an `AnswerLayer`. Layers with a sliding window keep their transformers class. A
-    model with a sliding window does not share prompts.
+    Each layer with full attention becomes an `AnswerLayer`. Layers with a sliding window keep their transformers
+    class. If a model has such layers, prompts are not shared.
 
     Args:
         mask: [question, token] int64 mask of the prompts, including the common prefix. Padding is 0.
@@ -102,12 +102,12 @@ class AnswerCache(DynamicCache):
 
     Attributes:
         shares_prompts: Whether all answers to a question attend to one copy of its prompt.
-        slots: [question, slot] rows of each question's answers, padded with arbitrary rows.
+        slots: [question, slot] row indices of each question's answers, padded with arbitrary rows.
         places: [row] index of each row in the flattened `slots`.
-        prompt_bias: [question, 1, 1, token] float32, −inf at the padding of prompts and 0 elsewhere.
+        prompt_bias: [question, 1, 1, token] float32, −inf for padding and 0 elsewhere.
 
     Raises:
-        InputError: If the model caches more than keys and values, or its attention chunks would count padding.
+        InputError: If the model caches more than keys and values, or its chunked attention would count padding.
     """
 
     layers: list[Any]
@@ -123,7 +123,7 @@ class AnswerCache(DynamicCache):
         if chunks and not bool(mask.all()):
             raise InputError(
                 f"Expected prompts of the same length, but their lengths differ. {type(model).__name__} would count "
-                "padding in its attention chunks. Sample single questions with --block_size 1, or use another model."
+                "padding in its attention chunks. Sample one question at a time (--block_size 1), or use another model."
             )
         for i, layer in enumerate(self.layers):
             of_prefix = None if prefix is None else prefix.layers[i]
@@ -138,7 +138,7 @@ class AnswerCache(DynamicCache):
         self._questions = torch.arange(len(mask), device=mask.device)
 
     def note_call(self, layer: int, key: Tensor, value: Tensor, kwargs: dict[str, Any]) -> None:
-        """Record whether a layer computes plain attention to its own keys and values while prompts are read.
+        """While prompts are being read, record whether a layer computes plain attention to its own keys and values.
 
         Some architectures transform the cached keys, attend to another layer's keys, or add their own bias.
         """
@@ -151,9 +151,10 @@ class AnswerCache(DynamicCache):
 
     @property
     def may_be_prefix(self) -> bool:
-        """Whether padding may follow the cached tokens. If so, all layers use only the mask and the position ids.
+        """Whether padding may follow the cached tokens.
 
-        Architectures that bypass transformers' attention registry may use indices in the cache instead.
+        This requires that all layers use only the mask and the position ids. Architectures that bypass transformers'
+        attention registry may use indices in the cache instead.
         """
         return self._called == set(range(len(self.layers)))
 
@@ -190,7 +191,7 @@ class AnswerCache(DynamicCache):
         return None if self.shares_prompts else torch.nn.functional.pad(self._mask, (0, n_answer_tokens), value=1)
 
     def keep(self, rows: Tensor) -> None:
-        """Keep only the given rows [row] and their prompts."""
+        """Keep only the rows with the given indices, and their prompts."""
         self.batch_select_indices(rows)
         self._questions = self._questions[rows]
         if not self.shares_prompts:

@@ -85,7 +85,7 @@ def _draw_rows(logits: Tensor, uniforms: Tensor, temperature: float | Tensor, to
 
 
 def truncate(logits: Tensor, top_p: float, top_k: int) -> Tensor:
-    """Apply top-k, then top-p. Excluded logits [row, vocab] become −inf. Ties with the last kept token are kept."""
+    """Apply top-k, then top-p. Excluded logits [row, vocab] become −inf. Ties with the last kept token also stay."""
     if 0 < top_k < logits.shape[-1]:
         logits = logits.masked_fill(logits < logits.topk(top_k).values[:, -1:], -torch.inf)
     if top_p < 1:
@@ -100,8 +100,8 @@ def truncate(logits: Tensor, top_p: float, top_k: int) -> Tensor:
 def inverse_cdf(logits: Tensor, uniforms: Tensor) -> Tensor:
     """Find the first token [row] at which the cumulative softmax of `logits` [row, vocab] exceeds `uniforms` [row].
 
-    Sums over chunks of the vocabulary locate the token's chunk, and only this chunk is summed token by token. Tokens
-    with probability 0 are never drawn.
+    The vocabulary is divided into chunks. The sums of the chunks show which chunk contains the token, and only that
+    chunk is summed token by token. Tokens with probability 0 are never drawn.
     """
     weights = (logits - logits.amax(-1, keepdim=True)).exp_()
     weights = torch.nn.functional.pad(weights, (0, -weights.shape[-1] % _CHUNK)).unflatten(-1, (-1, _CHUNK))
@@ -115,6 +115,6 @@ def inverse_cdf(logits: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def _first_above(ends: Tensor, targets: Tensor) -> Tensor:
-    """Index [row, 1] of the first cumulative sum above the target. If rounding leaves none, of the last increase."""
+    """Find the first cumulative sum [row, 1] above the target, or the last increase if rounding leaves none."""
     last_step_up = torch.searchsorted(ends, ends[:, -1:].contiguous(), right=False)
     return torch.minimum(torch.searchsorted(ends, targets, right=True), last_step_up)

@@ -32,7 +32,7 @@ class LocalSampler(Sampler):
         self.options, self.decoding, self.worker = options, decoding, worker
 
     def known_policy(self, decoding: Decoding, model: Mapping[str, Any]) -> Policy:
-        """Return a policy with the store's `model`, except for the name, dtype and commit that this run requests."""
+        """Return a policy with the store's `model`, but with the name, dtype and commit requested by this run."""
         folder, options = Path(self.options.model), self.options
         known: dict[str, Any] = {"id": folder.resolve().name if folder.is_dir() else options.model}
         if options.dtype != "auto":

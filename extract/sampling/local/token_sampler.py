@@ -119,7 +119,7 @@ class TokenSampler:
         with shared_attention(self.model):
             logits = self._forward(ids, cache.seen(0), positions, cache)
             starts, answers = torch.tensor([len(prompt) for prompt in prompts], device=ids.device), []
-            for first in range(0, len(rows), self.max_rows):  # several passes only if the batch is a single question
+            for first in range(0, len(rows), self.max_rows):  # several passes only if the batch has one question
                 now = rows[first : first + self.max_rows]
                 n, indices = len(now), np.array([row.sample for row in now], dtype=np.uint64)
                 uniforms = keyed_uniforms(np.repeat(keys, n), np.tile(indices, len(keys)), self.decoding.max_new_tokens)
@@ -143,7 +143,7 @@ class TokenSampler:
         return answers
 
     def _prepare(self, prompts: Sequence[Sequence[int]], prefix: Sequence[int]) -> tuple[AnswerCache, Tensor, Tensor]:
-        """Prepare a cache with the prefix, and ids and positions [question, token] of the remaining prompt tokens."""
+        """Return a cache with the prefix, and ids and positions [question, token] of the remaining prompt tokens."""
         n_further = max(map(len, prompts)) - len(prefix) + self.decoding.max_new_tokens
         if len(prefix) + n_further > smallest_window(self.model):
             prefix = ()  # a sliding window would count the padding between prefix and prompt
@@ -156,7 +156,7 @@ class TokenSampler:
         return AnswerCache(self.model, mask, read), ids, positions
 
     def _read_prefix(self, prefix: Sequence[int]) -> AnswerCache | None:
-        """One-row cache of the prefix, reused until the prefix changes. None if the model does not support it."""
+        """One-row cache of the prefix, reused until the prefix changes. None if the model can't use one."""
         if self._prefix[0] != tuple(prefix):
             ids = torch.tensor([prefix], device=self.model.device)
             cache, positions = AnswerCache(self.model, torch.ones_like(ids)), torch.arange(len(prefix))[None]

@@ -19,15 +19,15 @@ from extract.sampling.server.protocol import Reply, Request
 _VERSION = re.compile(r"(@[^/]*|:latest|-\d{4}-\d{2}-\d{2}|-\d{8})$")
 #: Number of consecutive failed requests after which the run ends.
 _MOST_GIVEN_UP = 16
-#: Maximum wait between two attempts, in seconds: for the client's own backoff, and if the server requests a wait.
+#: Maximum client backoff between two attempts, and maximum wait that a server can request, in seconds.
 _LONGEST_WAIT, _LONGEST_ASKED_WAIT = 30.0, 120.0
-#: Prompt tokens per byte that are assumed before the first reply. English text has about 0.25.
+#: Number of prompt tokens per byte, assumed before the first reply. English text has about 0.25.
 _TOKENS_PER_BYTE = 0.5
 _GO_ON = "A budget applies to one run. Run the same command again to continue."
 
 
 class Unanswered(Exception):
-    """Raised if all attempts at a request failed or the client was stopped. The message is the reason, on one line."""
+    """Raised if all attempts at a request failed or the client was stopped. The message is a one-line reason."""
 
 
 class BudgetSpent(Exception):
@@ -42,8 +42,8 @@ class Spending:
         server: Server options with budgets and prices.
         requests: Number of attempts.
         retries: Number of attempts that repeat a failed attempt.
-        prompt_tokens: Prompt tokens of all replies. They are estimated if the server does not report them.
-        answer_tokens: Answer tokens of all replies. The maximum is assumed if the server does not report them.
+        prompt_tokens: Total number of prompt tokens. It is estimated if the server does not report it.
+        answer_tokens: Total number of answer tokens. The maximum is assumed if the server does not report it.
     """
 
     server: Server
@@ -152,11 +152,11 @@ class Client(AbstractAsyncContextManager["Client"]):
             raise self._give_up(failure) from None
 
     def stop(self) -> None:
-        """Stop sending attempts. A pending `ask` raises `Unanswered`, unless its attempt in flight succeeds."""
+        """Stop making attempts. A pending `ask` raises `Unanswered`, unless its current attempt succeeds."""
         self._stopping.set()
 
     async def _attempt(self, request: Request) -> Reply:
-        """Make one attempt at the least busy endpoint. Endpoints that rest after failures are used last."""
+        """Make one attempt, using the least busy endpoint. Endpoints that rest after failures are used last."""
         async with self._free, self.spending.reserved(request):
             if self._stopping.is_set():
                 raise Unanswered("no further requests are sent")
@@ -180,7 +180,7 @@ class Client(AbstractAsyncContextManager["Client"]):
             await asyncio.wait_for(self._stopping.wait(), seconds)
 
     def _note_retry(self, state: Any) -> None:
-        """Count a retry. Report the first one if nothing has been answered yet, because retries can take a minute."""
+        """Count a retry. Report the first one if no request has been answered, because retries can take a minute."""
         self.spending.retries += 1
         if not self.has_answered and not self._has_warned:
             self._has_warned = True
@@ -222,7 +222,7 @@ def retry_wait(state: Any) -> float:
 
 
 def same_model(requested: str, replied: str) -> bool:
-    """Whether the model name in a reply refers to the requested model. One name may add a path, version, date or tag.
+    """Whether two names refer to the same model. A path, version, date or tag in only one of them is ignored.
 
     >>> same_model("gpt-4o", "gpt-4o-2024-08-06"), same_model("SmolLM2", "HuggingFaceTB/SmolLM2@main")
     (True, True)

@@ -25,7 +25,7 @@ _MOST_FAILURES, _LONGEST_REST = 3, 30.0
 _POOL = 8
 #: Connection timeout in seconds. A busy server can take a long time to accept a connection.
 _CONNECT = 30.0
-#: Statuses that are retried, in addition to 5xx, and statuses that concern only a single request.
+#: Statuses that are retried (like all 5xx), and statuses that concern only a single request.
 _TRANSIENT, _ABOUT_REQUEST = (408, 409, 425, 429), (400, 413, 422)
 
 
@@ -39,7 +39,7 @@ class Failure(Exception):
     Args:
         reached: Whether a server was reached.
         wait: Wait requested by the server, in seconds.
-        brief: Reason without the server's text, which may repeat a question. None if `reason` contains no such text.
+        brief: Reason without the server's text, which may repeat a question. None uses `reason`.
     """
 
     def __init__(self, reason: str, reached: bool = True, wait: float | None = None, brief: str | None = None) -> None:
@@ -176,7 +176,7 @@ def _api_key(server: Server) -> str | None:
     if key and not (key.isascii() and key.isprintable()):
         raise InputError(
             f"Expected the environment variable {server.api_key_env} to contain only printable ASCII characters, but "
-            "it contains others. Set it to the API key alone."
+            "it contains other characters. Set it to the API key alone."
         )
     return key or None
 

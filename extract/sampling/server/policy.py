@@ -17,9 +17,9 @@ from extract.schemas import Field, check_options, number, or_null, whole
 from extract.text import shown
 
 _SECRET = re.compile("(?i)key|token$|secret|password|auth(?!ors?$)|bearer|credential")
-#: Shortest API key for which `extra_body` is searched. Placeholders for servers without keys are shorter.
+#: Minimum length of API keys to search for in `extra_body`. Placeholders for servers without keys are shorter.
 _SHORTEST_KEY = 8
-#: Request fields that other options set. A null in `extra_body` removes a field that a server names differently.
+#: Request fields that other options set. `extra_body` can only remove them, with the value null.
 _SET_BY_OPTIONS = frozenset("model messages prompt stream n temperature top_p max_tokens stop seed logprobs".split())
 _BUDGET = or_null(Field("at least 1", lambda value: value >= 1))
 _PRICE = or_null(number("at least 0", lambda value: value >= 0))
@@ -40,9 +40,9 @@ class Server:
     """Options for an OpenAI-compatible server, such as vLLM, SGLang, llama.cpp, LiteLLM or `transformers serve`.
 
     Attributes:
-        url: Base address, without /chat/completions. Several addresses with the same model share the requests.
+        url: Base address, without /chat/completions. If there are several, the requests are divided among them.
         max_concurrency: Maximum number of concurrent requests.
-        n: Number of answers per request. If above 1, prompts are read less often. Not all servers support this.
+        n: Number of answers per request. With several, prompts are read less often, but not all servers support this.
         logprobs: Whether to request the log-probability of each token.
         seeds: Whether to send a seed with each request. It is derived from policy.seed, the question and the sample.
         timeout: Time limit for one attempt, in seconds.
@@ -118,8 +118,8 @@ def _check_url(url: str) -> None:
         )
     if parts.username or parts.password or parts.query:
         raise InputError(
-            "Expected `server.url` to contain no user name, password or query, because these may be secret. Put the "
-            "API key into the environment variable named by `server.api_key_env`."
+            "Expected `server.url` to contain no user name, password or query, but it does. These parts may be "
+            "secret. Put the API key into the environment variable named by `server.api_key_env`."
         )
 
 

@@ -90,7 +90,9 @@ def run_preflight(asks: Sequence[Ask], model: str, decoding: Decoding, server: S
 async def try_server(
     server: Server, model: str, spending: Spending, requests: Mapping[tuple[str, int], Request]
 ) -> Preflight:
-    """Send each address a request of the run and, above temperature 0, four short ones whose answers must vary.
+    """Send each address a request of the run.
+
+    Above temperature 0, also send each address four short requests. Their answers must vary.
 
     Args:
         requests: Requests of the run, one per address, by question id and first sample index.

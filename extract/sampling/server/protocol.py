@@ -27,7 +27,7 @@ class Request:
     Attributes:
         prompt: Plain text for /completions, or a list of ``{"role", "content"}`` messages for /chat/completions.
         n: Number of answers.
-        top_k: Number of tokens to keep. If 0, all are kept and the field is not sent, as not every server supports it.
+        top_k: Number of tokens to keep. 0 keeps all and omits the field, which not every server supports.
         max_tokens: Maximum number of tokens per answer.
         seed: Seed that the server uses for sampling. If None, no seed is sent.
         logprobs: Whether to request the log-probability of each answer token.
@@ -118,7 +118,7 @@ class Reply:
 
     @property
     def tokens_of_only_choice(self) -> int | None:
-        """Token count that the server reports for a single answer. None if the count includes anything else."""
+        """Token count of the only answer, as reported by the server. None if the count includes anything else."""
         alone = len(self.choices) == 1 and not self.n_left_out and not self.choices[0].cut
         return self.completion_tokens if alone else None
 
@@ -258,5 +258,5 @@ def _valid_text(text: str) -> str:
 
 
 def _repr(value: Any) -> str:
-    """Format a value on one line. Only the end is cut, because API keys are recognised by their first characters."""
+    """Format a value on one line. Only the end is cut off, because API keys are recognised by their beginning."""
     return one_line(repr(value), 300)

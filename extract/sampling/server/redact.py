@@ -6,7 +6,7 @@ from extract.questions.question import Question
 
 #: Number of consecutive characters that a message must share with a question to count as repeating it.
 _SHARED = 20
-#: Number of first characters by which a key is recognised. Shorter keys are matched as a whole.
+#: Number of characters at the beginning of a key that identify it. Shorter keys are matched as a whole.
 _HEAD = 8
 _LEAST = 4  # minimum length of a key; shorter values are placeholders for servers without keys
 #: Masked key whose ends are still visible.

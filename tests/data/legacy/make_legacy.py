@@ -23,7 +23,7 @@ from typing import Any
 COMMIT = "5763a08"
 SCRATCH = Path("scratch")
 LOCAL, SERVED = "local_store", "served_store"
-#: Options of `train.py` by the run's name, beside `COMMON`.
+#: Options of `train.py` by the name of the run, in addition to `COMMON`.
 RUNS: dict[str, list[str]] = {
     "linear": ["--model=Linear", "--trainer.max_epochs=20"],
     "difference_of_means": ["--model=DifferenceOfMeans", "--data.layers=[1,3]"],
@@ -63,7 +63,7 @@ RUNS: dict[str, list[str]] = {
 }
 COMMON = [f"--data.store={LOCAL}", "--data.recipe=null", "--data.grader=short", "--n_resamples=50", "--runs=runs"]
 KEPT = {"config.yaml", "report.json", "report.md", "predictions.parquet", "probe"}
-#: Tensors whose sums are kept, by store: scope, signal, key, whether it is ragged.
+#: Tensors whose sums are saved, by store: scope, signal, key, and whether the tensor is ragged.
 SUMMED = {
     LOCAL: [
         ("question", "hidden", "3/last_prompt", False),
@@ -185,7 +185,7 @@ def make_local_store() -> None:
     encoder = str(SCRATCH / "encoder")
     for baseline in ("p_true", "verbalized", "p_true_answer", "text_embedding"):
         ask(LOCAL, [baseline], model, "cpu", embedding_model=encoder, max_new_tokens=5)
-    # a question none of whose answers has words made the weights of `latent` NaN at this commit
+    # at this commit, a question without words in any answer made the weights of `latent` NaN
     store = Store.open(LOCAL)
     embedded = store.read_signal("text_embedding", "0/answer", "sample").isfinite().all(1).tolist()
     assert {one for one, found in zip(store.samples()["question_id"].to_pylist(), embedded, strict=True) if found} == {
@@ -320,7 +320,7 @@ def probe_facts(name: str) -> tuple[dict[str, Any], Any]:
         place = {key: row for row, key in enumerate(keys)}
         of_row = {place[one["question_id"], one["sample"]]: one for one in predicted}
     test = sorted((one[probe.config["name"]], row) for row, one in of_row.items() if one["split"] == "test")
-    rows = sorted(test[i * (len(test) - 1) // 4][1] for i in range(5))  # from the least confidence to the largest
+    rows = sorted(test[i * (len(test) - 1) // 4][1] for i in range(5))  # from the lowest confidence to the highest
     chosen = features[rows].contiguous()
     confidences = [float(one) for one in probe.confidence(chosen)]
     assert max(confidences) - min(confidences) > 0.05, f"{name} tells nothing apart: {confidences}"

@@ -94,7 +94,7 @@ def last_logits(model: Any, prompt: list[int]) -> torch.Tensor:
         ("0.39", 0.39),
         ("Not easy.\n\nProbability: 15%.", 0.15),
         ("p = 1.0", 1.0),
-        ("1", None),  # as likely an answer to the question
+        ("1", None),  # could just as well be an answer to the question
         ("It is 0.9 or so.", None),
         ("0.9\nbecause I know it", None),
         (r"\boxed{P}", None),
@@ -155,7 +155,7 @@ def test_replies_that_do_not_parse_are_null_and_counted(
     assert {row["value"] for row in rows} == {None}
     assert {row["attempts"] for row in rows} == {verbalized.ATTEMPTS}
     assert all(3 <= row["completion_tokens"] <= 15 for row in rows)
-    assert "verbalized asked for 20 values, 20 of them unusable" in capsys.readouterr().err
+    assert "computed 20 values of verbalized, 20 of them unusable" in capsys.readouterr().err
 
 
 def test_without_a_temperature_there_is_one_attempt(tmp_path: Path, yes_no_folder: Path) -> None:
@@ -230,7 +230,7 @@ def test_a_yes_and_no_that_the_model_would_not_say_are_no_value(
     rows = asking("p_true").asked.read("p_true").to_pylist()
     assert {row["value"] for row in rows} == {None}
     assert all(0 < row["mass"] < 1 for row in rows)
-    assert "p_true asked for 20 values, 20 of them unusable" in capsys.readouterr().err
+    assert "computed 20 values of p_true, 20 of them unusable" in capsys.readouterr().err
 
 
 def test_equal_answers_are_asked_about_once_and_each_has_the_cost(

@@ -215,7 +215,7 @@ def without_a_layer(folder: Path) -> Path:
 def test_a_model_trained_on_words_in_gaps_is_an_encoder_and_loads_in_silence(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    folder = save_tiny(tmp_path / "masked", head="ForMaskedLM")  # a head too many, a pooler too few
+    folder = save_tiny(tmp_path / "masked", head="ForMaskedLM")  # one head too many, and no pooler
     capfd.readouterr()
     assert Encoder(str(folder)).embed(["a", "b"]).shape == (2, 32)
     assert capfd.readouterr() == ("", "")
@@ -360,7 +360,7 @@ def test_answers_of_a_store_are_clustered_and_more_of_them_join(
         for key in [(question.id, j) for j in range(6)]:
             said = text[key].strip().split("\n", 1)[0]
             line = f"{question.text} {said}"
-            form[key] = form[key] or said  # what the grader could not read
+            form[key] = form[key] or said  # the grader could not read this answer
             if form[key] not in seen:
                 both = (j for j, first in firsts.items() if verdict[first, line] and verdict[line, first])
                 seen[form[key]] = next(both, key[1])

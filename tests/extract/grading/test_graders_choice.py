@@ -45,7 +45,7 @@ LIST = "A. Paris\nB. Rome\nC. Berlin\nD. New Rome\n"
         ("A Roman would say Rome", "B"),  # an article
         ("The answer is a city, Rome", "B"),
         ("I think Rome", "B"),
-        ("New Rome", "D"),  # and not the Rome in it
+        ("New Rome", "D"),  # not the option Rome within it
         ("rome!", "B"),
         (f"{LIST}Answer: B", "B"),
         (f"{LIST}\nI take C", "C"),
@@ -103,8 +103,8 @@ def test_the_option_that_an_answer_takes(text: str, letter: str) -> None:
         "none of these",
         "The answer is neither A nor C.",
         LIST,
-        LIST[:-5],  # cut
-        "A. Paris\nB.",  # cut, too
+        LIST[:-5],  # truncated
+        "A. Paris\nB.",  # also truncated
         "A. Paris\nB. Rome\nC",
         "A. Paris\nA. Paris\nB. Oslo\nC",
         "A. Paris\nB. Paris\nC.",

@@ -82,7 +82,7 @@ def test_the_same_is_right_however_it_is_written(gold: str, answer: str, algebra
     ("gold", "answer"),
     [
         (".0000672", ".0000671"),  # math-verify alone rounds to 6 places
-        ("9", r"900\%"),  # which it takes for 9
+        ("9", r"900\%"),  # which it reads as 9
         (r"\frac{1}{3}", "0.333333"),
         (r"\sqrt{2}", "1.414214"),
         ("52_8", "52_9"),
@@ -99,7 +99,7 @@ def test_the_same_is_right_however_it_is_written(gold: str, answer: str, algebra
         ("5", r"5\mathrm{i}"),
         ("0", "1 000"),
         ("0", "100 000"),
-        ("2m", "2"),  # whose letters it takes for units
+        ("2m", "2"),  # whose letters it reads as units
         ("2m", "2g"),
         ("5", "5m"),
         ("1+2i", "1-2i"),

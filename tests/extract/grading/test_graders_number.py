@@ -35,7 +35,7 @@ def right(grader: str, reference: str, text: str) -> bool | None:
         ("1,250", "$1,250.00"),
         ("1250", r"1{,}250"),
         ("1250", r"$1,\!250$"),
-        ("18", "The answer is 18!"),  # a cry and no factorial
+        ("18", "The answer is 18!"),  # an exclamation mark, not a factorial
         ("1250.5", "1,250.50 dollars"),
         ("-5", "−5"),
         ("-5", "it is -$5"),
@@ -77,8 +77,8 @@ def test_the_same_value_is_right_however_it_is_written(reference: str, text: str
         ("18", "180"),
         ("18", "18,000"),
         ("5", "5 million"),
-        ("0.3", "0.30000000000000004"),  # which a float takes for 0.1 + 0.2
-        ("10000000000000000", "10000000000000001"),  # which a float takes for the same
+        ("0.3", "0.30000000000000004"),  # as a float, it equals 0.1 + 0.2
+        ("10000000000000000", "10000000000000001"),  # identical as floats
         ("2", "12 cm^2"),
         ("10", "2^{10}"),
         ("1", "x_1"),
@@ -95,7 +95,7 @@ def test_another_value_is_wrong(reference: str, text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "1 000",  # whose last three digits are no number
+        "1 000",  # whose last three digits are not a number of their own
         "1\u00a0000",
         "1'000",
         "€70.000,00",

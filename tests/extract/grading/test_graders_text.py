@@ -17,7 +17,7 @@ from extract.grading.text import token_f1
 from extract.questions import Question
 
 LIMA = Question("q", "t", "Capital of Peru?", references=("Lima", "The City of Kings"))
-#: A question that each grader can grade, with an answer that is right.
+#: For each grader, a question that it can grade and a right answer.
 EASY = {
     **dict.fromkeys(("short", "exact", "contains", "f1"), (LIMA, "Lima")),
     **dict.fromkeys(("number",), (Question("n", "t", "?", references=("1250",), kind="number"), "1250")),
@@ -123,11 +123,9 @@ HOSTILE = {
 def test_an_answer_of_100_kb_is_graded_by_every_grader(text: str) -> None:
     for grader, (question, _) in EASY.items():
         if grader == "math":
-            stated_answer(text)  # what it hands on has at most 2,000 characters, and time of its own
+            stated_answer(text)  # it passes on at most 2,000 characters, and has a time limit
         else:
-            load_grader(grader).grade(
-                question, text
-            )  # about a second; where it were quadratic, this test would not end
+            load_grader(grader).grade(question, text)  # about a second; quadratic time would never end
 
 
 @pytest.mark.slow

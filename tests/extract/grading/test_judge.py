@@ -130,7 +130,7 @@ def test_equal_answers_to_a_question_are_asked_about_once_also_over_parts(
     assert sorted(client.asked) == sorted(question.id for question in Store.open(store).questions)
     recipe = StoreRecipe(questions=str(store.parent / "questions.jsonl"), k=5)
     kept = Store.open(store)
-    for part in kept.samples.missing(recipe.k):  # more answers, which say the same
+    for part in kept.samples.missing(recipe.k):  # more answers with the same meaning
         first = kept.samples.read(next(one for one in kept.samples.ranges() if one.block == part.block)).to_pylist()
         by_question = {row["question_id"]: row for row in first}
         new = [{**by_question[id_], "sample": j} for id_ in by_question for j in range(part.start, part.stop)]
@@ -289,7 +289,7 @@ def test_a_server_is_asked_from_the_command_line_and_its_key_is_in_no_file(
     assert not any(b"sk-very-secret" in path.read_bytes() for path in store.rglob("*") if path.is_file())
 
 
-# What is graded, by whichever grader
+# Answers that any grader grades
 
 
 def test_grading_again_grades_nothing_and_says_so(store: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -326,7 +326,7 @@ def test_answers_that_could_not_be_read_are_never_the_same(store: Path) -> None:
         ]
         kept.grades.write("made", part, [{**one, "right": False, "answer": None} for one in key], "by hand")
     table = load_table(kept, "made")
-    assert set(table.consistency.tolist()) == {1 / 2}  # each of the two answers of the half is alone
+    assert set(table.consistency.tolist()) == {1 / 2}  # the two answers in this half differ
     assert table.known.tolist() == [3] * 10
     assert modal_share(["a", None, None, None]) == 1 / 4
     assert len(set(clusters_of(["a", None, "a", None]))) == 3

@@ -626,7 +626,7 @@ def test_the_page_about_questions_does_as_it_says(tmp_path: Path, monkeypatch: p
     page = Path(__file__).parents[3] / "docs" / "questions.md"
     monkeypatch.chdir(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setitem(SETS, "riddles", SETS["facts"])  # which the page replaces, and which goes with the patch
+        patch.setitem(SETS, "riddles", SETS["facts"])  # the page replaces this entry, and the patch removes it
         result = doctest.testfile(str(page), module_relative=False)
     assert result.attempted > 8
     assert result.failed == 0

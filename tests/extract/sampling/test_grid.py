@@ -36,7 +36,7 @@ PROMPTS = ["Say", "Say a longer thing", "What?", "An A", "Something of another l
 EXAMPLES = "Examples that every prompt begins with, as a set of few-shot prompts has. "
 GRID = (0.0, 0.5, 1.0)
 IDS = [str(i) for i in range(len(PROMPTS))]
-#: SHA-256 of what the sampler of version local-2 draws in `test_one_temperature_is_drawn_as_it_always_was`.
+#: SHA-256 of the draws of sampler version local-2 in `test_one_temperature_is_drawn_as_it_always_was`.
 HASH_BEFORE_GRIDS = "039e18a2e53fecc98617647a5590ccc3e7059107401cd117f21a13a6fd4f1da7"
 
 
@@ -187,7 +187,7 @@ def test_a_grid_makes_a_store_of_each_temperature_that_is_as_one_made_alone(
         assert store.identity == alone.identity
         assert answers(store) == answers(alone)
         assert list(find_problems(store)) == []
-        sample(str(store.path), recipe(temperature))  # there is nothing to add
+        sample(str(store.path), recipe(temperature))  # nothing is missing
 
 
 def test_a_grid_of_one_temperature_has_the_bytes_of_one_store(
@@ -295,7 +295,7 @@ def test_commands_on_a_family_do_each_of_its_stores(
     (tmp_path / "family/t0.5/samples/00000.000-003.json").unlink()
     assert run(COMMANDS, "extract", ["verify", "--store", family]) == 2
     seen = capsys.readouterr()
-    assert f"{family}/t1.0: " in seen.out  # what fails for one stops no other
+    assert f"{family}/t1.0: " in seen.out  # a failure in one store does not stop the others
     assert seen.err.splitlines()[-1].startswith("error: Expected the command to succeed for all 3 stores")
     assert "but it failed for t0.5. See the errors above." in seen.err
 

@@ -87,7 +87,7 @@ def test_attention_to_parts_merges_to_attention_to_all() -> None:
     ("prompts", "shared"),
     [
         ([[1] * 20 + [2], [1] * 20 + [3, 4]], 16),
-        ([[1] * 16, [1] * 16], 0),  # a token of each is left, so fewer than 16
+        ([[1] * 16, [1] * 16], 0),  # one token of each is left, so there are fewer than 16
         ([[1] * 40, [1] * 35 + [2]], 32),
         ([[1] * 100], 96),
         ([[1] * 15 + [2], [1] * 15 + [3]], 0),

@@ -167,7 +167,7 @@ def test_more_samples_ask_only_for_those_that_are_missing(server: Running, quest
     assert set(new) == seeds_of((question.id, j) for question in store.questions for j in (2, 3, 4))
     assert new.total() == 60
     before = asked(server)
-    sample(str(path), recipe(server.url, questions, k=5))  # nothing is missing: nobody is asked
+    sample(str(path), recipe(server.url, questions, k=5))  # nothing is missing, so no request is sent
     assert asked(server) == before
 
 
@@ -176,7 +176,7 @@ def test_several_answers_of_one_request_are_several_samples(server: Running, que
     assert {(part.start, part.stop) for part in store.samples.ranges()} == {(0, 2), (2, 4), (4, 5)}
     rows = store.samples.read().to_pylist()
     assert len({(row["question_id"], row["sample"]) for row in rows}) == len({row["text"] for row in rows}) == 100
-    assert {row["n_tokens"] for row in rows} == {3}  # of the log-probabilities, because usage is of both together
+    assert {row["n_tokens"] for row in rows} == {3}  # from log-probabilities: `usage` is the total for both
 
 
 def test_a_raw_prompt_goes_to_completions_and_thinking_to_the_chat_template(
@@ -211,7 +211,7 @@ def command(store: Path, questions: str, url: str, *further: str) -> list[str]:
 
 
 def start(line: list[str]) -> subprocess.Popen[str]:
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # what is handled here is not ignored there
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # not ignored in the child
     try:
         return subprocess.Popen(line, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
     finally:
@@ -339,7 +339,7 @@ def test_a_whole_log_becomes_its_part_without_asking_anyone(server: Running, que
         for row in reversed(rows):
             log.append([row])
         log.close()
-        store.samples.file(part).with_suffix(".json").unlink()  # killed between the table and what vouches for it
+        store.samples.file(part).with_suffix(".json").unlink()  # killed after writing the table but before its sidecar
     check_whole(sample(str(store.path), recipe("http://127.0.0.1:9/v1", questions)), 2)
 
 
@@ -370,7 +370,7 @@ def test_a_budget_stops_it_balanced_and_the_next_run_goes_on(server: Running, qu
     counts = Counter(row["question_id"] for row in [*Store.open(path).samples.read().to_pylist(), *logged(path)])
     assert len(counts) == 20
     assert set(counts.values()) <= {1, 2}
-    assert counts.total() == 34 - 4  # the trial asks for four short texts
+    assert counts.total() == 34 - 4  # the preflight requests four short texts
     check_whole(sample(str(path), recipe(server.url, questions, k=3)), 3)
 
 
@@ -485,7 +485,7 @@ def served(server: Running, questions: str, tmp_path_factory: pytest.TempPathFac
     return sample(str(tmp_path_factory.mktemp("served") / "store"), recipe(server.url, questions))
 
 
-# What is kept of a reply
+# Stored parts of a reply
 
 
 def choice(**changes: Any) -> Choice:
@@ -500,7 +500,7 @@ def choice(**changes: Any) -> Choice:
         ({}, 2, (None, None, 2)),
         ({}, None, (None, None, None)),
         ({"logprobs": [-0.5, -0.1]}, None, (None, [-0.5, -0.1], 2)),
-        ({"logprobs": [-0.5], "token_ids": [7]}, 4, ([7], None, 4)),  # some of the tokens were not told
+        ({"logprobs": [-0.5], "token_ids": [7]}, 4, ([7], None, 4)),  # some tokens were not reported
         ({"logprobs": [-0.5], "token_ids": [7, 8]}, None, (None, [-0.5], 1)),
         ({"logprobs": [-0.5, float("-inf")], "token_ids": [7, 8]}, None, ([7, 8], None, 2)),
         ({"logprobs": [0.5]}, None, (None, None, None)),
@@ -520,7 +520,7 @@ def test_more_answers_than_were_asked_for_are_left_out() -> None:
     assert [(row["sample"], row["text"], row["n_tokens"]) for row in rows] == [(3, "a", None), (4, "b", None)]
 
 
-# What goes wrong with one thing stays with it
+# Isolated failures
 
 
 def refusing(words: str, refuses: Callable[[Request], bool]) -> Any:
@@ -541,7 +541,7 @@ def test_a_rejected_question_blocks_no_other_and_its_answers_are_unknown(
     path, questions = tmp_path / "store", str(write_questions(tmp_path / "questions.jsonl", 20))
     first = find_source(questions).questions(seed=0)[0]
     with stub(rejects=first.prompt, ignores=("usage",)) as server:
-        for k in (2, 3):  # the trial goes on to another question, for a new store and for one that is there
+        for k in (2, 3):  # the preflight tries another question, for a new and an existing store
             store = sample(str(path), recipe(server.url, questions, k=k))
             said = capsys.readouterr().err
             assert re.search(rf"rejected 1 question \({first.id!r}\)[^\n]*too long[^\n]*recorded as rejected", said)
@@ -639,7 +639,7 @@ def test_one_failing_file_lets_what_is_in_flight_be_kept(
             with pytest.raises(InputError, match="No space left on device"):
                 sample(str(path), recipe(server.url, questions))
         held = {(row["question_id"], row["sample"]) for row in logged(path)}
-        assert seeds_of(held) == set(asked(server))  # nothing was asked that is not kept
+        assert seeds_of(held) == set(asked(server))  # every requested answer is stored
         assert 8 <= len(held) < 40
         check_whole(sample(str(path), recipe(server.url, questions)), 2)
         assert set(asked(server).values()) == {1}

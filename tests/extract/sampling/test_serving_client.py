@@ -97,7 +97,7 @@ def answering(*answers: tuple[int, bytes, dict[str, str]]) -> Iterator[tuple[str
 GOOD = b'{"model": "stub-model", "choices": [{"message": {"content": "yes"}, "finish_reason": "stop"}]}'
 
 
-# What is asked and what comes
+# Requests and replies
 
 
 def test_a_chat_and_a_text_are_answered_with_all_that_the_server_tells(server: Running) -> None:
@@ -194,7 +194,7 @@ def test_whole_answers_are_kept_by_index_when_others_of_the_reply_are_broken_or_
     reply = answers({"index": 1, "text": "broken", "finish_reason": "abort"}, *texts, completion_tokens=9)
     assert ([choice.text for choice in reply.choices], reply.n_left_out) == (["a", "c", "d"], 2)
     one = answers({"text": "a"}, {"text": "b", "finish_reason": "abort"}, completion_tokens=9)
-    assert one.rows("q", [0, 1])[0]["n_tokens"] is None  # they are the tokens of both
+    assert one.rows("q", [0, 1])[0]["n_tokens"] is None  # the count includes the tokens of both
 
 
 def test_tokens_of_what_is_cut_off_are_not_the_answers() -> None:
@@ -217,7 +217,7 @@ def test_log_probabilities_of_some_tokens_are_none() -> None:
     assert kept(3, **thought)["logprobs"] == [-0.5] * 3
 
 
-# Trying again
+# Retries
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_log_probabilities_of_some_tokens_are_none() -> None:
         (503, b"<html></html>", {"content-type": "text/html"}),
         (200, b"<html></html>", {"content-type": "text/html"}),
         (200, GOOD[:-20], {"content-type": "application/json"}),
-        (200, GOOD[:-20], {"content-length": str(len(GOOD))}),  # the connection ends before the body does
+        (200, GOOD[:-20], {"content-length": str(len(GOOD))}),  # the connection is closed before the body is complete
         (200, b'{"error": "busy"}', {}),
     ],
 )
@@ -351,7 +351,7 @@ def test_a_client_that_is_stopped_begins_no_attempt_and_waits_for_those_under_wa
 
     with answering((503, b"", {"retry-after": "100"})) as (url, came):
         began = time.monotonic()
-        assert asyncio.run(stopping(url, 4)) == ["Unanswered"] * 4  # out of their pauses
+        assert asyncio.run(stopping(url, 4)) == ["Unanswered"] * 4  # the pauses between attempts end early
         assert time.monotonic() - began < 10
     assert len(came) == 4
     with stub(seconds=1.0) as slow:
@@ -359,7 +359,7 @@ def test_a_client_that_is_stopped_begins_no_attempt_and_waits_for_those_under_wa
         assert len(slow.answered()) == 1
 
 
-# What no retry mends
+# Permanent errors
 
 
 def test_a_request_that_is_refused_is_told_from_a_server_that_refuses() -> None:
@@ -400,7 +400,7 @@ def test_a_proxy_that_can_not_be_used_is_one_line(monkeypatch: pytest.MonkeyPatc
 def test_a_server_that_is_not_there_is_one_line_with_its_address(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(InputError, match=r"at http://127\.0\.0\.1:9/v1, but the connection failed: .*`server\.url`"):
         ask(Server("http://127.0.0.1:9/v1", attempts=3))
-    assert capsys.readouterr().err.count("\n") == 1  # said once that it is tried again
+    assert capsys.readouterr().err.count("\n") == 1  # the retry is announced once
 
 
 @pytest.mark.parametrize(
@@ -446,7 +446,7 @@ def test_a_key_in_an_answer_is_in_no_message(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_key_that_is_a_part_of_the_models_name_changes_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPENAI_API_KEY", "stub")  # as a server without keys takes anything
+    monkeypatch.setenv("OPENAI_API_KEY", "stub")  # a server without keys accepts anything
     with stub() as server:
         assert ask(Server(server.url), known_as=[MODEL]).model == MODEL
         assert trial(Server(server.url)).known_as == {MODEL}
@@ -484,7 +484,7 @@ def test_a_key_is_in_no_message_and_no_log(
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     caplog.set_level(logging.DEBUG)
     with stub(key="another") as refuses, pytest.raises(InputError, match="OPENAI_API_KEY") as error:
-        ask(Server(refuses.url))  # the stub repeats the key that it was given
+        ask(Server(refuses.url))  # the stub repeats the key that it received
     with answering((500, f"bad key {KEY}".encode(), {})) as (url, _), pytest.raises(InputError) as failed:
         ask(Server(url, attempts=2))
     with answering((200, f"bad key {KEY}".encode(), {})) as (url, _), pytest.raises(InputError) as broken:
@@ -608,7 +608,7 @@ def test_a_budget_of_tokens_is_never_passed_and_used_up_to_the_last_request(igno
         n = len(server.answered())
     assert set(ends) == {"Reply", "BudgetSpent"}
     assert ends.count("Reply") == n == spend.requests
-    assert 200 - 16 < spend.tokens <= 200  # a request takes 6 or, of a server that tells nothing, at most 16
+    assert 200 - 16 < spend.tokens <= 200  # a request uses 6 tokens, or at most 16 if the server reports no usage
 
 
 # Several servers
@@ -625,7 +625,7 @@ def test_several_servers_share_the_requests_and_one_that_fails_gets_few(server: 
     assert len(came) < 40
 
 
-# The trial
+# The preflight
 
 
 def trial(server: Server, request: Request = ASKED, model: str = MODEL, spend: Spending | None = None) -> Preflight:

@@ -82,8 +82,8 @@ def test_an_answer_without_content_is_nan_as_a_whole_and_equal_answers_are_read_
     monkeypatch.setattr(model.model, "forward", counting)
     done: list[tuple[int, int]] = []
     signals = read_answers(model, ANSWERS, SIGNALS, range(4), progress=lambda *counts: done.append(counts))
-    assert n_read == [1, 3]  # one token, to learn what the decoder returns, and three distinct answers
-    assert "_call_impl" not in model.model.__dict__  # the decoder that stood aside is back
+    assert n_read == [1, 3]  # one token to determine what the decoder returns, and three distinct answers
+    assert "_call_impl" not in model.model.__dict__  # the original decoder is restored
     assert [sum(counts) for counts in zip(*done, strict=True)] == [5, 7 + 6 + 3]
     for tensor in signals["hidden"].values():
         assert isinstance(tensor, torch.Tensor)
@@ -347,7 +347,7 @@ def test_the_command_reads_answers_and_an_unknown_scope_is_refused_in_one_line(
 
 def test_a_store_is_made_with_signals_of_its_answers(tmp_path: Path, recipe: StoreRecipe) -> None:
     path = str(tmp_path / "store")
-    for _ in range(2):  # the second time nothing is missing
+    for _ in range(2):  # nothing is missing in the second run
         made = make_store(path, recipe, "short", ["hidden"], "sample")
     assert made.signals.missing("hidden", "sample") == []
     assert made.signals.missing("hidden", "question") == [Block(block) for block in range(3)]

@@ -101,7 +101,7 @@ def test_entropies_are_exact_where_the_first_token_takes_everything() -> None:
     assert list(map(float, unseen)) == pytest.approx([1, 1])
 
 
-# What moves what
+# Dependence on the inputs
 
 
 def test_a_changed_head_moves_its_own_layer_and_later_ones_only() -> None:
@@ -112,7 +112,7 @@ def test_a_changed_head_moves_its_own_layer_and_later_ones_only() -> None:
     for before, after in zip(base, moved, strict=True):
         assert np.array_equal(before["1/normalised"], after["1/normalised"])
         for layer in (2, 3):
-            if before["1/normalised"].any():  # else there was one key to see
+            if before["1/normalised"].any():  # otherwise, only one key was visible
                 assert not np.allclose(before[f"{layer}/normalised"], after[f"{layer}/normalised"])
 
 
@@ -227,7 +227,7 @@ def test_no_heads_are_kept_and_few_are_there_at_a_time(monkeypatch: pytest.Monke
         kept = reader.answers([answer])
     assert len(kept.attention.layers) == 3
     blocks = 3 * 129 * 129 * 4
-    assert blocks < of_reading.now < 2 * blocks  # and the last hidden state, and fields that are made once
+    assert blocks < of_reading.now < 2 * blocks  # also the last hidden state, and fields that are made once
     by_hand = eager(model)
     with torch.inference_mode(), LiveBytes() as of_eager:
         by_hand(torch.tensor([answer.prompt + answer.content]), output_attentions=True, logits_to_keep=1)
@@ -249,7 +249,7 @@ def test_behind_an_answer_everything_is_0() -> None:
             assert not layer["mean"][row].triu(1).any()
 
 
-# Models that can't be read
+# Unsupported models
 
 
 @pytest.mark.parametrize(

@@ -248,7 +248,7 @@ def test_the_signal_that_the_docs_add_is_one_function_and_one_line(model: Any, m
     page = Path(__file__).parents[3].joinpath("docs/extending.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(def renyi.*?)```", page, re.DOTALL)
     module = types.ModuleType("renyi")
-    # the page's own code is what is tested
+    # this tests the code in the page
     exec(compile(f"from __future__ import annotations\nimport torch\n{code}", "extending.md", "exec"), vars(module))
     monkeypatch.setitem(sys.modules, "renyi", module)
     monkeypatch.setitem(SIGNALS, "renyi", Signal("renyi:renyi", "Rényi entropy of order 2"))
@@ -275,7 +275,7 @@ def test_a_model_with_more_than_a_norm_behind_its_last_block_is_refused() -> Non
     renamed.model.__dict__["norm"] = renamed.model.last_norm.forward
     with pytest.raises(InputError, match="LlamaForCausalLM to be followed only by its final norm, named norm, ln_f"):
         read_answers(renamed, ANSWERS, ["entropy_profile"])
-    assert read_answers(renamed, ANSWERS, ["tokens"])  # which reads what the model itself says
+    assert read_answers(renamed, ANSWERS, ["tokens"])  # which reads the model's own output
 
 
 def test_entropy_of_one_word_is_0_of_all_alike_log_v_and_words_that_are_ruled_out_do_not_matter() -> None:

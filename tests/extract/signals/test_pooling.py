@@ -52,7 +52,7 @@ def weighted(u: Array, w: Array, how: str) -> float:
         return plainly(u, how) if not np.isnan(w).any() else math.nan
     if how.startswith("top_"):
         k = max(1, len(u) * int(how[4:]) // 100)
-        chosen = sorted(range(len(u)), key=lambda t: -w[t])[:k]  # a stable sort: of equal weights the earlier token
+        chosen = sorted(range(len(u)), key=lambda t: -w[t])[:k]  # stable: ties go to the earlier token
         return float(sum(w[t] * u[t] for t in chosen) / sum(w[t] for t in chosen))
     share = w / w.sum()
     mean = float((share * u).sum())

@@ -139,7 +139,7 @@ def test_shares_of_attention_are_between_0_and_1_and_residual_takes_the_rest() -
     assert [float(against[name]) for name in MIXES[3:]] == pytest.approx([1 / 3, 0, 0])
 
 
-# What moves what
+# Dependence on the inputs
 
 
 def test_the_last_token_has_no_influence_before_it_was_drawn() -> None:

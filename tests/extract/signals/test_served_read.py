@@ -172,7 +172,7 @@ def test_what_a_server_did_not_tell_is_no_number(tmp_path: Path) -> None:
     assert np.isnan(table.answers.mean_nll[table.answers.sample == 0]).all()
     assert np.isnan(table.answers.n_tokens[table.answers.sample == 0]).all()
     assert np.isnan(table.prompt_tokens).all()
-    # whether a server's log-probabilities hold the end token's is unknown, so that none is left out
+    # it is unknown whether the server's log-probabilities include the end token, so none is left out
     assert table.answers.mean_nll[table.answers.sample == 1] == pytest.approx(1.5)
     assert table.answers.max_nll[table.answers.sample == 1] == pytest.approx(3.0)
     assert (table.answers.n_tokens[table.answers.sample == 1] == 3).all()
@@ -193,7 +193,7 @@ def plant(store: Store) -> None:
 
 @pytest.fixture(scope="module")
 def readable(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Store:
-    """Make a store of 100 questions with 4 answers each from a server that returned only text, read with a local copy."""
+    """Make a store of 100 questions with 4 answers each, from a text-only server, read with a local copy."""
     store = make(tmp_path_factory.mktemp("served"), 100, 4, lambda i, j: {"text": "abcd"[: 1 + (i + j) % 4]})
     read(str(store.path), model=str(tiny_folder))
     plant_grades(store, 0)
@@ -262,6 +262,6 @@ def test_a_whole_store_is_left_alone_and_one_that_lacks_signals_asks_for_the_loc
     with pytest.raises(InputError, match="local copy"):
         make_store(str(store.path), recipe, "short", ["hidden"])
     read(str(store.path), model=str(tiny_folder))
-    make_store(str(store.path), recipe, "short", ["hidden"])  # nobody is asked, and no model is loaded
+    make_store(str(store.path), recipe, "short", ["hidden"])  # no request is sent, and no model is loaded
     with pytest.raises(InputError, match=r"model\.id"):
         make_store(str(store.path), replace(recipe, model="other"), "short", ["hidden"])

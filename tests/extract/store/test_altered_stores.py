@@ -143,7 +143,7 @@ def test_forged_lines_of_a_log_are_left_out(store: Path, row: str | dict[str, An
 
 
 def test_tables_of_random_bytes_never_crash(whole_store: Path, tmp_path: Path) -> None:
-    for seed in (373, 2235, *range(20)):  # of the first two, pyarrow ended the process
+    for seed in (373, 2235, *range(20)):  # the first two made pyarrow end the process
         rng = random.Random(seed)
         store = Path(shutil.copytree(whole_store, tmp_path / str(seed)))
         path = rng.choice(sorted(store.rglob("*.parquet")))

@@ -248,7 +248,7 @@ def test_work_is_done_with_half_as_much_while_memory_runs_out(capsys: pytest.Cap
         out_of_memory_above(100, str), 320, "answers", lambda items, tokens: seen.append((items, tokens))
     )
     assert done == ("80", 80)
-    assert [sum(column) for column in zip(*seen, strict=True)] == [1, 10]  # what was done again is counted once
+    assert [sum(column) for column in zip(*seen, strict=True)] == [1, 10]  # repeated work is counted once
     assert "out of memory: continuing with 160 answers at a time" in capsys.readouterr().err
 
 
@@ -276,7 +276,7 @@ def test_sampling_goes_on_with_fewer_answers_at_a_time_and_records_it(
         (tmp_path / "whole" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "whole" / name).write_bytes(data)
     fewer, many = (made.samples.read()["text"].to_pylist() for made in (store, Store.open(tmp_path / "whole")))
-    # rounding is another, so that a uniform next to a token's border may fall on its other side
+    # rounding differs, so a uniform number near the boundary between two tokens may select the other one
     assert sum(a == b for a, b in zip(fewer, many, strict=True)) >= 63
     assert len(fewer) == 66
 

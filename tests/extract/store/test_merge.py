@@ -263,7 +263,7 @@ def test_answers_of_unfinished_parts_come_along_and_none_twice(tmp_path: Path) -
     log(b, SampleRange(0, 0, 2), [row("q0", 0, "other"), row("q1", 1, "b")])
     log(b, SampleRange(1, 0, 2), [row("q2", 0, "b")])
     with b.samples.log_file(SampleRange(1, 0, 2)).open("a") as file:
-        file.write('[{"question_id": "q3", "sam')  # torn
+        file.write('[{"question_id": "q3", "sam')  # an incomplete line
     before = contents(b.path)
     for _ in range(2):
         (merged,) = merge(str(a.path), [str(b.path)])

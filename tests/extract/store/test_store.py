@@ -241,7 +241,7 @@ def test_a_store_whose_model_was_a_folder_asks_for_its_place(
         read(str(store))
 
 
-# What a model was asked, and signals of the answers: a store of 20 questions in 3 blocks of two parts, without a model
+# Asked baselines and signals of answers, in a store of 20 questions in 3 blocks of two parts, without a model
 
 HOW = {"model": "tiny", "prompts": ["Are you sure?"], "options": {"attempts": 3}}
 

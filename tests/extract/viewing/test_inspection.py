@@ -62,7 +62,7 @@ def grade(store: Store, name: str, planted: Sequence[str]) -> None:
             for j, letter in enumerate(of[id_]):
                 right, answer = GRADES[letter]
                 rows.append({"question_id": id_, "sample": j, "right": right, "answer": answer})
-        store.grades.write(name, part, rows[::-1], "planted")  # in another order than the samples
+        store.grades.write(name, part, rows[::-1], "planted")  # in a different order from the samples
 
 
 def ask(n: int, **changes: Any) -> list[Question]:
@@ -213,7 +213,7 @@ def test_questions_that_are_all_alike_are_no_certainty() -> None:
     assert interval(np.zeros(20)) == (0.0, 0.0, pytest.approx(1 - 0.025**0.05))
     assert (
         pytest.approx(0.025, rel=0.03) == (1 - 0.168) ** 20
-    )  # that often, 20 questions of that accuracy have no right answer
+    )  # the probability that 20 questions of this accuracy have no right answer
     assert interval(np.full(3, 0.2)) != (0.2, 0.2, 0.2)
 
 

@@ -187,7 +187,7 @@ def test_few_answers_leave_no_half_to_be_scored_on(tmp_path: Path, k: int, said:
 def test_accuracies_that_are_all_alike_have_no_skill_and_no_ceiling(tmp_path: Path) -> None:
     features, _ = planted()
     store = make_store(tmp_path / "store", features, np.full(120, 0.5))
-    for part in store.samples.ranges():  # five right and five wrong answers to every question
+    for part in store.samples.ranges():  # five right and five wrong answers per question
         rows = [{**row, "right": row["sample"] % 2 == 0} for row in store.grades.read("made", part).to_pylist()]
         store.grades.write("alike", part, rows, "every second")
     folder = compare(
@@ -226,7 +226,7 @@ def test_transfer_shows_where_a_direction_holds(tmp_path: Path) -> None:
     assert "| all others |" in (folder / "transfer.md").read_text()
     record["cells"] = [cell for cell in record["cells"] if cell["train"] == "all others"]
     n_above = sum(cell["auroc"]["low"] > 0.5 for cell in record["cells"])
-    shown = f"ranks answers better than chance on {n_above} of {len(record['cells'])} sets."
+    shown = f"rank answers better than chance on {n_above} of {len(record['cells'])} sets."
     assert shown in transfer_page(record)
 
 

@@ -107,7 +107,7 @@ def test_the_temperature_has_the_greatest_likelihood() -> None:
         method="bounded",
         options={"xatol": 1e-9},
     )
-    assert float(found.temperature) == pytest.approx(np.exp(best.x), rel=3e-3)  # but for the small penalty
+    assert float(found.temperature) == pytest.approx(np.exp(best.x), rel=3e-3)  # except for the small penalty
     assert float(found.temperature) == pytest.approx(2, abs=0.3)
     assert float(fit_temperature(score * 1e3, right, known).temperature) == pytest.approx(
         float(found.temperature) * 1e3
@@ -169,9 +169,9 @@ def test_the_cross_fitted_loss_is_that_of_new_rows_and_not_of_those_of_the_fit(k
     of_new_rows = float(-(p * f.log() + (1 - p) * (1 - f).log()).mean())
     rows = torch.arange(300)
     assert cross_fitted_loss(kind, score, right, known, rows) == pytest.approx(of_new_rows, rel=0.1)
-    few = slice(0, 35)  # too few for isotonic regression once some are held out
+    few = slice(0, 35)  # too few for isotonic regression after some are held out
     assert (cross_fitted_loss(kind, score[few], right[few], known[few], rows[few]) is None) == (kind == "isotonic")
-    # all rows are of one question, which is held out as a whole: none is left for the fit
+    # all rows belong to one question, which is held out as a whole, so none are left for the fit
     same = cross_fitted_loss(kind, score, right, known, torch.zeros(300, dtype=torch.int64))
     assert same is None
 

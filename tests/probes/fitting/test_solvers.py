@@ -125,7 +125,7 @@ def test_the_same_call_gives_the_same_bits_and_leaves_its_arguments(solve):
 @every_solver
 def test_a_constant_coordinate_gets_no_weight(solve):
     x, target = problem()
-    x[:, :, 4] = 0  # what an infinite scale makes of it
+    x[:, :, 4] = 0  # the result of an infinite scale
     assert solve(x, target)[0][:, :, 4].abs().max() < 1e-12
 
 

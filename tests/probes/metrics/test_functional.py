@@ -1,7 +1,4 @@
-"""Compare the metrics with loops, scikit-learn, SciPy and torchmetrics.
-
-test_statistics.py tests what they estimate.
-"""
+"""Compare the metrics with loops, scikit-learn, SciPy and torchmetrics (their meaning: test_statistics.py)."""
 
 from __future__ import annotations
 
@@ -183,7 +180,7 @@ def test_the_squared_calibration_error_is_unbiased_where_the_plain_one_is_not(mi
         plain.append(float(F.expected_calibration_error(f, right, known, by="mass")))
     standard_error = np.std(errors) / draws**0.5
     assert abs(np.mean(errors) - truth) < 3 * standard_error
-    if not miscalibrated:  # far from 0 the noise of a gap cancels
+    if not miscalibrated:  # far from 0, the noise of a gap cancels
         assert np.mean(plain) ** 2 > 10 * standard_error
 
 

@@ -149,7 +149,7 @@ def test_a_map_of_few_or_many_layers_says_what_it_is(full_store: Path) -> None:
     title = layer_heat_map({"capability": found}, "made").axes[0].get_title(loc="left")
     assert f"best of {np.size(found['auroc'])}" in str(title)
     wide = layer_heat_map({"capability": one_with_layers(found, 81)}, "made")
-    assert not wide.axes[0].texts  # no room for numbers: the bar of colours has to do
+    assert not wide.axes[0].texts  # there is no space for numbers, only for the colour bar
     assert "not corrected" in wide.axes[0].get_title(loc="left")
 
 
@@ -184,7 +184,7 @@ def test_bands_are_about_the_plain_means_and_take_the_question_as_the_unit(full_
             assert band["low"] < band["value"] < band["high"]
     assert found["difference"][0]["value"] == pytest.approx(found["wrong"][0]["value"] - found["right"][0]["value"])
     assert found["n_missing"] == 1
-    repeated = of(5)  # more answers that say the same make no band narrower
+    repeated = of(5)  # additional identical answers do not make a band narrower
     for one, other in zip(*(bands["right"] + bands["difference"] for bands in (found, repeated)), strict=True):
         assert one == pytest.approx(other)
     assert "1 answers without" in str(profile_picture(found, "made").get_suptitle())
@@ -401,7 +401,7 @@ def test_what_is_too_long_for_a_picture_is_not_drawn_and_stays_whole_on_a_page()
     assert pieces(byte_tokenizer(), ids_of(text), text) == [Piece(text, range(2 * LONGEST))]
 
 
-# What can't be shown
+# Missing data
 
 
 def test_what_can_not_be_shown_is_one_line_with_what_to_do(

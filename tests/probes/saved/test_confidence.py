@@ -369,7 +369,7 @@ def test_a_probe_that_reads_answers_gives_each_answer_of_generate_its_own_confid
     reads_answers: ConfidenceProbe, model: Any, tokenizer: Any
 ) -> None:
     torch.manual_seed(0)
-    before = hooks(model)  # transformers leaves some of its own
+    before = hooks(model)  # transformers leaves some hooks of its own
     attached = reads_answers.attach(model, tokenizer)
     answers = attached.generate(QUESTIONS, max_new_tokens=6, do_sample=True, num_return_sequences=2)
     assert len(answers) == 10

@@ -37,7 +37,7 @@ from probes.training_free.record import (
 from probes.training_free.scores import Score
 from tests.helpers.synthetic import make_store
 
-#: Signal and key to values of the tokens of answers, from whether each is right, how long it is, and chance.
+#: Functions that draw token values by signal and key, given the correctness and length of each answer.
 Made = dict[tuple[str, str], Callable[[np.ndarray, np.ndarray, np.random.Generator], np.ndarray]]
 
 
@@ -180,7 +180,7 @@ def test_no_number_is_made_up_where_there_is_none() -> None:
     assert float(found.auroc[0]) == 0.5  # all are ties
     assert found.auroc[1:3].isnan().all()
     assert float(found.auroc[3]) == 1
-    assert found.standard_error.isnan().all()  # nothing varies, so nothing says how far off they may be
+    assert found.standard_error.isnan().all()  # nothing varies, so the standard error cannot be estimated
     assert torch.stack(found.interval()).isnan().all()
     p_values = max_t(scores, right, question, sample, 99)
     assert p_values[:3].isnan().all()
@@ -261,7 +261,7 @@ def test_scores_are_the_pooled_signals_turned_so_that_higher_is_right(store: Sto
     wanted = {
         Score("tokens", "3/entropy", "max"): -pool(entropy, "max"),
         Score("tokens", "3/margin", "q25"): pool(margin, "q25"),
-        Score("tokens", "3/margin", "std"): -pool(margin, "std"),  # that of 1 − margin, which speaks for wrong
+        Score("tokens", "3/margin", "std"): -pool(margin, "std"),  # as for 1 − margin, higher for wrong answers
         Score("tokens", "3/nll", "mean", "entropy"): -pool(nll, "mean", entropy),
         Score("tokens", "3/margin", "top_20", "rollout/norm_none_mean_emit"): pool(margin, "top_20", weights),
         Score("tokens", "3/nll", "sum"): -pool(nll, "mean") * nll.lengths,

@@ -1,7 +1,7 @@
 """Run one experiment: fit a probe, test it once, and write a report and the saved probe.
 
-`python train.py` runs configs/default.yaml and creates the store that it needs. Options are flat, such as
-`--model=Linear --model.l2=0.1`. To use a different config, pass `--config configs/NAME.yaml` before the options.
+`python train.py` uses configs/default.yaml and creates the store if it does not exist. Options override the config, as
+in `--model=Linear --model.l2=0.1`. To use a different config, pass `--config configs/NAME.yaml` before the options.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class KeepConfig(SaveConfigCallback):
     """Write the resolved config to the run's folder, and log it to W&B with the store's identity and the git commit."""
 
     def save_config(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Write and log the config. Lightning calls this once, in the first process, after the store was created."""
+        """Write and log the config. Lightning calls this once, in the first process, when the store exists."""
         dump = partial(self.parser.dump, self.config, skip_none=False)
         Path(trainer.default_root_dir, "config.yaml").write_text(dump(), encoding="utf-8")
         store = trainer.datamodule.store
@@ -88,7 +88,7 @@ class TrainCLI(LightningCLI):
         parser.add_lightning_class_args(FeatureDataModule, "data")
         run = parser.add_argument_group("The run")
         run.add_argument("--runs", type=str, default="runs", help="Folder of all runs.")
-        run.add_argument("--name", type=str | None, default=None, help="Name of this run's folder; null generates one.")
+        run.add_argument("--name", type=str | None, default=None, help="Name of the run's folder; generated if null.")
         run.add_argument("--n_resamples", type=int, default=2000, help="Number of bootstrap resamples per interval.")
         parser.add_lightning_class_args(self.trainer_class, "trainer")
 
@@ -165,7 +165,7 @@ def discarding(folder: Path, errors: type[BaseException] = BaseException) -> Ite
         for name in ("logs", "wandb"):
             shutil.rmtree(folder / name, ignore_errors=True)
         (folder / "config.yaml").unlink(missing_ok=True)
-        with suppress(OSError):  # not empty, for example with a user's store
+        with suppress(OSError):  # not empty, for example if it contains a store
             folder.rmdir()
         raise
 

@@ -18,15 +18,15 @@ from extract.store.store import Store
 class FeatureSpec:
     """Specification of the features: their signals, positions and layers.
 
-    A vector signal (`hidden`) gives one feature per layer and position. The values of the token signals form a vector,
-    which is the only feature or is appended to every feature of the vector signal.
+    A vector signal (`hidden`) gives one feature per layer and position. The values of the token signals form a vector.
+    It is appended to every feature of the vector signal. Without a vector signal, it is the only feature.
 
     Args:
         scope: Whether a row is a question or an answer.
         signal, positions, layers, join, pooling, weights: See `FeatureDataModule`.
 
     Raises:
-        InputError: If a signal cannot be joined or pooled, or pooling or weights are passed without tokens to pool.
+        InputError: If a signal cannot be joined or pooled, or `pooling` or `weights` is passed without a token signal.
     """
 
     scope: Scope
@@ -131,9 +131,9 @@ def choose_keys(
     layers: Sequence[int] | None,
     option: str = "positions",
 ) -> list[str]:
-    """Return the keys ``layer/position`` of a signal at the given positions and layers. None selects all of them.
+    """Return the keys ``layer/position`` of a signal at the given positions and layers (None for all).
 
-    Error messages refer to the positions by the name `option`.
+    Error messages use the name `option` for the positions.
 
     Raises:
         InputError: If the store lacks the signal, a layer or a position.

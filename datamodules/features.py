@@ -17,7 +17,7 @@ from extract.registry import Registry
 from extract.store.shards import Scope
 from extract.store.store import Store
 
-#: Minimum number of questions in the validation split. Fewer are not enough to choose a layer.
+#: Minimum number of questions in the validation split. Fewer questions are not enough to choose a layer.
 LEAST_VALIDATION = 10
 
 #: Scope of each probe target: whether it is a property of a question or of an answer.
@@ -31,23 +31,24 @@ class FeatureDataModule(L.LightningDataModule):
 
     Args:
         store: Folder of the store.
-        recipe: Recipe of the store. A missing store is created from it, and an existing store must match it. null
-            accepts any existing store.
-        grader: Grader whose grades define the target. null uses the store's only grader, or the default grader for the
-            questions' kind if the store is new.
+        recipe: Recipe of the store. A missing store is created from it, and an existing store must match it. If null,
+            the store must exist, and its settings are not checked.
+        grader: Grader whose grades define the target. If null, the store's only grader is used. A new store
+            is graded with the default grader for its kind of questions.
         target: Target of the probe. `capability`: how often the question is answered correctly. `semantic_entropy`:
             whether the semantic entropy of the question's answers is low. `seu`: the mean cosine similarity between
-            the embeddings of the question's answers. `response`: whether a single answer is right.
+            the embeddings of the question's answers. `response`: whether an answer is right.
         signal: Signal to read. A vector signal gives one feature per layer and position. The values of a token signal
             form a single feature.
-        positions: Named token positions of the signal. null uses `last_prompt` for questions, `last_answer` for
-            answers, and all positions of a token signal.
-        layers: Layers to use; null uses all layers.
+        positions: Named token positions of the signal. If null, `last_prompt` is used for questions, `last_answer` for
+            answers, and all positions for token signals.
+        layers: Layers to use. If null, all layers are used.
         join: Token signals whose values are appended to every feature. Each entry is a signal or signal/position.
         pooling: One or more ways to pool the tokens of an answer: poolings in `extract.signals.pooling`, `windows_4`
             (means over quarters of the answer), or `distribution` (shape of the entropy curve, for tokens/entropy
-            only). null uses mean, std and max.
-        weights: Weights of the pooled tokens: entropy, prob (1 − p_max), or the signal/position of an influence.
+            only). If null, mean, std and max are used.
+        weights: Weights of the pooled tokens: entropy, prob (1 − p_max), or a signal/position such as
+            rollout/norm_element_mean_token.
         val_fraction: Fraction of the questions in the validation split.
         test_fraction: Fraction of the questions in the test split.
         split_seed: Seed of the split.

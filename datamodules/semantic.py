@@ -28,7 +28,7 @@ def discrete_entropy(clusters: Sequence[Hashable]) -> float:
 
 
 def likelihood_entropy(mean_logprobs: NDArray[np.float64], clusters: Sequence[Hashable]) -> float:
-    """Compute the cluster entropy in nats, weighted by the answers' likelihoods ("rao" estimator of Farquhar et al.).
+    """Compute the entropy of likelihood-weighted clusters in nats (the "rao" estimator of Farquhar et al.).
 
     Args:
         mean_logprobs: [sample] mean log-probability of each answer's tokens, in nats. Its exponential is the weight of
@@ -95,7 +95,7 @@ def entropy_threshold(entropies: NDArray[np.float64]) -> float:
 
 
 def clusters_of(answers: Iterable[str | None]) -> list[Hashable]:
-    """Cluster identical normalised answers. Each answer that the grader could not read forms its own cluster.
+    """Assign identical normalised answers to the same cluster. Each unreadable answer forms its own cluster.
 
     >>> clusters_of(["lima", None, "lima", None])
     ['lima', 1, 'lima', 3]

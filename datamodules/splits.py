@@ -16,7 +16,7 @@ def split_questions(ids: Sequence[str], groups: Sequence[str], fractions: Sequen
     """Split questions into parts, stratified by group, and return the index of each question's part.
 
     The questions of a group are ordered by a hash of the seed and the id, and spread evenly over the unit interval.
-    `fractions` divide the interval into parts. Other questions affect a question's part only by changing its rank.
+    The interval is then divided into parts according to `fractions`.
 
     Raises:
         InputError: If fractions are negative or do not sum to 1.

@@ -27,7 +27,7 @@ class AnswerTable:
         truncated: [row] whether the answer was cut off at the token limit.
         mean_nll: [row] mean negative log-probability of the tokens in nats; NaN without tokens or log-probabilities.
         max_nll: [row] largest negative log-probability of a token in nats; NaN in the same cases as `mean_nll`.
-        rejected: [row] whether a server rejected the question, so that there is no answer.
+        rejected: [row] whether a server rejected the question. If so, there is no answer.
     """
 
     question: NDArray[np.int64]
@@ -43,7 +43,7 @@ class AnswerTable:
 
     @property
     def held_out(self) -> NDArray[np.bool_]:
-        """[row] whether an answer is in the half (odd j) held out to evaluate methods that use the other half."""
+        """[row] whether an answer is held out (odd j) to evaluate methods that use the other answers."""
         return self.sample % 2 == 1
 
     def rows_by_question(self, n_questions: int, included: NDArray[np.bool_] | None = None) -> list[NDArray[np.int64]]:
@@ -63,13 +63,13 @@ class QuestionTable:
         texts: Texts of the questions for display. The texts of private questions are hidden.
         prompt_tokens: [question] prompt length in tokens; NaN if a server did not report it.
         right, known, unknown: [question] numbers of right answers, of answers graded right or wrong, and of answers
-            that the grader could not decide.
+            whose grade is unknown.
         held_right, held_known, held_unknown: The same counts for the held-out half (odd j).
         consistency: [question] share of the most frequent answer in the other half (even j); NaN without answers.
         grader: Name of the grader.
         answers: All answers to these questions.
-        asked: Tables of the asked question-level baselines that are complete, by name. Their columns are `value`
-            (in [0, 1] or null), `prompt_tokens` and `completion_tokens`.
+        asked: Tables of the complete question-level asked baselines, by name. The columns are `value` (in [0, 1] or
+            null), `prompt_tokens` and `completion_tokens`.
     """
 
     ids: list[str]
@@ -98,8 +98,8 @@ def load_table(store: Store, grader: str | None = None) -> QuestionTable:
     """Join a store's questions and samples with the grades of one grader, by default the store's only grader.
 
     Raises:
-        InputError: If there are no grades, `grader` is None although there are several graders, a sample has no grade,
-            or a file is damaged.
+        InputError: If there are no grades, `grader` is None but there are several graders, a sample has no grade, or a
+            file is damaged.
     """
     grader = store.grades.choose(grader)
     if store.grades.missing(grader):

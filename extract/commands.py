@@ -50,7 +50,7 @@ def sample_family(store: str, recipe: StoreRecipe, worker: Worker | None = None)
         store: Folder of a new store, or of an existing store with the same settings. For a grid of temperatures, the
             parent folder of its stores.
         recipe: Questions, model and policy.
-        worker: Which of several parallel workers this process is. None reads the variables that `torchrun` sets.
+        worker: Which of several parallel workers this process is. By default, read from the environment.
 
     Returns:
         One store for each temperature.
@@ -71,7 +71,7 @@ def make_store(
     Args:
         store: Folder of the store.
         recipe: Recipe of the store.
-        grader: Name of the grader. None uses the store's first grader, or else the default for the questions' kind.
+        grader: Name of the grader. By default, the store's first grader, or else the default for the questions' kind.
         signals: Names of the signals.
         scope: Whether to read the signals from the questions or from their answers.
 
@@ -105,9 +105,9 @@ def grade(store: str, grader: str | None = None, worker: Worker | None = None, j
 
     Args:
         store: Folder of the store.
-        grader: One of {graders}. null uses the default for the questions' kind.
+        grader: One of {graders}. By default, it depends on the questions' kind.
         worker: See `sample_family`.
-        judge: Model used if the grader is judge.
+        judge: Model that the grader judge uses.
 
     Returns:
         The store.
@@ -138,10 +138,10 @@ def read(
         store: Folder of the store.
         signals: Signals to read. For questions and answers: {signals}. For answers only: {answer_signals}.
         scope: Whether to read signals from the questions (question) or from their answers (sample).
-        layers: Layers to keep, from 0 (embeddings) to the number of transformer blocks. null keeps the layers that are
-            already in the store, or all layers if there are none.
-        model: Path of the store's model if it was loaded from a folder, or a local copy of a served model. null uses
-            the name in the store.
+        layers: Layers to keep, from 0 (embeddings) to the number of transformer blocks. By default, the layers that
+            are already in the store, or all layers if there are none.
+        model: Path of the store's model if it was loaded from a folder, or a local copy of a served model. By
+            default, the name in the store.
         device: auto, cpu, cuda or cuda:N.
         device_map: How to distribute a large model over several devices, as in transformers (auto, balanced, …).
         worker: See `sample_family`.
@@ -177,13 +177,13 @@ def ask(
     Args:
         store: Folder of the store.
         baselines: Baselines to compute: {baselines}.
-        model: Path of the store's model if it was loaded from a folder, or a local copy of a served model. null uses
-            the name in the store.
+        model: Path of the store's model if it was loaded from a folder, or a local copy of a served model. By
+            default, the name in the store.
         device: auto, cpu, cuda or cuda:N.
         device_map: How to distribute a large model over several devices, as in transformers (auto, balanced, …).
         embedding_model: Sentence encoder for text_embedding: the name of the embedded encoder, a Hub id or a folder.
         nli_model: Classifier for entailment: a Hub id or a folder.
-        grader: For entailment, the grader that provides the normalised answers. null uses the store's only grader.
+        grader: For entailment, the grader that provides the normalised answers. By default, the store's only grader.
         max_new_tokens: For verbalized, the maximum length of a reply in tokens. Reasoning models need a higher value.
         worker: See `sample_family`.
 
@@ -213,8 +213,8 @@ def inspect(store: str, grader: str | None = None, answers: int = 10) -> None:
 
     Args:
         store: Folder of a store, or of a temperature grid. The stores of a grid are shown one by one and then compared.
-        grader: Grader for the detailed tables. null uses the default for the questions' kind if it has graded
-            the store, and otherwise the first grader in the store.
+        grader: Grader for the detailed tables. By default, the grader for the questions' kind if it has graded
+            the store, and otherwise the store's first grader.
         answers: Number of example answers, divided among right, wrong and unknown answers.
     """
     from extract.viewing.inspection import compared, describe
@@ -236,8 +236,8 @@ def verify(store: str) -> None:
     opened = Store.open(store)
     if problems := list(find_problems(opened)):
         raise InputError(
-            f"Expected the files of {store!r} to be intact, but {len(problems)} are not: {'; '.join(problems)}. Run "
-            "the command that wrote them (sample, grade, read or ask) again, and delete files that no command wrote."
+            f"Expected the files of {store!r} to be intact, but {len(problems)} are not: {'; '.join(problems)}. Rerun "
+            "the commands that wrote them (sample, grade, read or ask), and delete files that no command wrote."
         )
     n_files = len(write_manifest(opened)["files"])
     print(

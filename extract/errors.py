@@ -19,8 +19,8 @@ class Damaged(InputError):
 
     def __init__(self, path: Path, problem: str) -> None:
         super().__init__(
-            f"Expected {str(path)!r} to be intact, but {problem}. To replace the file, run the command that wrote it "
-            "(sample, grade, read or ask) again. If no command wrote it, delete it."
+            f"Expected {str(path)!r} to be intact, but {problem}. To replace the file, rerun the command that wrote "
+            "it (sample, grade, read or ask). If no command wrote it, delete it."
         )
         self.path, self.problem = path, problem
 

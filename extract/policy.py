@@ -60,7 +60,7 @@ class Decoding:
 
 
 def grid(text: str) -> tuple[float, ...]:
-    """Parse a temperature or a grid START:STOP:STEP of temperatures. A grid includes STOP if a step reaches it.
+    """Parse a temperature, or a grid of temperatures START:STOP:STEP. A grid includes STOP if a step reaches it.
 
     Raises:
         InputError: If `text` is neither a number nor a grid, or the grid has more than 1,000 temperatures.

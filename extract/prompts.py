@@ -31,10 +31,10 @@ class PromptTemplate:
     Attributes:
         template: Text that contains ``{question}`` once, or the name of a template: instruction, cloze (only the
             question, which the model continues), qa, number, boxed, choice or choice-steps.
-        system: System message of the chat. None keeps the default of the chat template.
+        system: System message of the chat. If None, the default of the chat template is used.
         chat: Whether the tokenizer's chat template is applied. If False, the prompt is plain text.
-        thinking: Whether the model thinks before it answers, if its chat template supports this option. None keeps the
-            default of the chat template.
+        thinking: Whether the model thinks before it answers, if its chat template supports this option. If None, the
+            default of the chat template is used.
         shots: Number of worked examples before the question. They come from training questions, which are never asked.
         examples: Worked examples, as pairs of question text and answer. If empty, `shots` examples are chosen.
     """

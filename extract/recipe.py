@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from extract.store.store import Store
 
 _OPTIONS = {
-    "k": whole(2, 1_000_000, "a whole number from 2 to 1000000 (one answer cannot show how often a model is right)"),
+    "k": whole(2, 1_000_000),
     "max_rows": whole(1, 2**31),
     "block_size": BLOCK_SIZE,
 }
@@ -36,14 +36,14 @@ class StoreRecipe:
         questions: Source of the questions: the name of a set ({sets}), NAME:CONFIG for another configuration of it,
             NAME=PATH to read it from a file, the path of your own .jsonl, .json, .csv or .parquet file, or a Hugging
             Face Hub id (ORG/NAME or ORG/NAME:CONFIG). docs/questions.md describes the sets.
-        n_questions: Number of questions in a random subset. null uses all questions.
+        n_questions: Number of questions in a random subset. By default, all questions.
         question_seed: Seed for the subset, the order of the questions, shuffled choices and worked examples.
-        stratify_by: Field of the questions (group, or a key of meta) whose values get equal shares of n_questions.
-        fields: Column names of a file or Hub set, such as '{text: question, references: answer}'. Further fields are
+        stratify_by: Field of the questions (group, or a key of meta). Each value gets an equal share of n_questions.
+        fields: Column names of a file or Hub set, such as '{text: question, references: answer}'. Other fields are
             id, kind, choices, group and meta (see docs/questions.md). Use null for a named set, and for a file whose
             columns already have these names.
-        split: Split of a Hub set. null uses the default split.
-        questions_revision: Commit of a Hub set. null uses the default revision.
+        split: Split of a Hub set. By default, the set's default split.
+        questions_revision: Commit of a Hub set. By default, the newest commit.
         sampler: Whether to run the model in this process (local) or to send requests to server.url (server).
         model: Name of the embedded model, a Hub id or a folder. For the server sampler, the model's name on the server.
         revision: Commit, branch or tag of a Hub model.
@@ -55,8 +55,8 @@ class StoreRecipe:
         server: Settings of the server sampler.
         max_rows: Maximum number of answers per batch. It is halved when GPU memory runs out. Not part of the store's
             identity.
-        block_size: Number of questions per block. Work is shared among workers, and resumed, in whole blocks. Use 32 on
-            a laptop and 1024 for a large set.
+        block_size: Number of questions per block. Workers share and resume work in whole blocks. Use 32 on a
+            laptop and 1024 for a large set.
     """
 
     questions: str = "facts"
@@ -105,7 +105,7 @@ class StoreRecipe:
         Only the name of the model is compared. Its weights are compared later, before anything is sampled or read.
 
         Raises:
-            InputError: If the decoding, questions, model name, block size or sampler differ.
+            InputError: If the decoding settings, questions, model name, block size or sampler differ.
         """
         from extract.sampling.base import check_identity
 

@@ -15,7 +15,7 @@ class Declaration:
 
     Attributes:
         version: Name and version number of the sampler, for example ``local-2``. Part of a store's identity. The
-            number is increased when the same policy produces different samples.
+            number is increased if a change affects the samples.
         implementation: The class, or its location ``module:attribute``, which is imported on first use.
         weights: Whether the model's weights are available. If not, a store records only the model's name, and reading
             signals requires a local copy of the model.

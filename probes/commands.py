@@ -41,9 +41,9 @@ def compare(
 
     Args:
         store: Folder of the store. It must contain samples, grades and the signal `hidden`.
-        out: Folder to create for the page, record, predictions and pictures. Null means runs/compare-STORE.
-        probes: Names of the probes to compare. Choose from {probes}. Null means all.
-        grader: Grader whose grades are used. Null is allowed if the store has only one grader.
+        out: Folder to create for the page, record, predictions and pictures. The default is runs/compare-STORE.
+        probes: Names of the probes to compare. Choose from {probes}. The default is all of them.
+        grader: Grader whose grades are used. Required if the store has several graders.
         folds: Number of folds.
         seed: Seed for the folds, training and resampling.
         n_resamples: Number of bootstrap resamples of the questions for each interval.
@@ -79,9 +79,9 @@ def transfer(
     Args:
         stores: Folders of the stores, one per question set, all from the same model. If there is only one store, each
             of its question groups is treated as a question set.
-        out: Folder to create for the page, record and picture. Null means runs/transfer-STORE.
+        out: Folder to create for the page, record and picture. The default is runs/transfer-STORE.
         probe: Name of the probe. Choose from {probes}.
-        grader: Grader whose grades are used. Null is allowed if each store has only one grader.
+        grader: Grader whose grades are used. Required if a store has several graders.
         folds: Number of cross-validation folds for testing a probe on its own training set.
         seed: Seed for the folds, training and resampling.
         n_resamples: Number of bootstrap resamples of the questions for each interval.
@@ -115,8 +115,8 @@ def signals(
 
     Args:
         store: Folder of the store. It must contain samples, grades and token signals for the answers.
-        out: Folder to create for the page, record, table of scores and pictures. Null means runs/signals-STORE.
-        grader: Grader whose grades are used. Null is allowed if the store has only one grader.
+        out: Folder to create for the page, record, table of scores and pictures. The default is runs/signals-STORE.
+        grader: Grader whose grades are used. Required if the store has several graders.
         test_fraction: Fraction of the questions to use for testing.
         seed: Seed for the split, permutations and resampling.
         n_resamples: Number of bootstrap resamples of the questions for each interval.
@@ -148,12 +148,12 @@ def pictures(
 ) -> Path:
     """Plot the AUROC by layer and position, and the mean entropy profiles of right and wrong answers.
 
-    Pictures are skipped if their signal is missing from the store. The plotted numbers are saved in pictures.json.
+    A picture is skipped if its signal is missing from the store. The plotted numbers are saved in pictures.json.
 
     Args:
         store: Folder of the store. It must contain samples, grades, and the signal `hidden` or `entropy_profile`.
-        out: Folder to create for the page, record and pictures. Null means runs/pictures-STORE.
-        grader: Grader whose grades are used. Null is allowed if the store has only one grader.
+        out: Folder to create for the page, record and pictures. The default is runs/pictures-STORE.
+        grader: Grader whose grades are used. Required if the store has several graders.
         probe: Probe to fit at each layer and position: ridge or difference_of_means.
         folds: Number of folds.
         seed: Seed for the folds and resampling.

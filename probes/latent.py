@@ -148,7 +148,7 @@ class Latent(Descent):
         return choice
 
     def _keep_best(self, scores: Tensor, batch: Batch) -> Tensor:
-        """Save the best weights of each candidate so far, and return the rank correlations [penalty, feature]."""
+        """Save each candidate's best weights so far, and return the rank correlations [penalty, feature]."""
         agreement = self.answer_agreement[batch.question]
         rank = torch.stack([rank_correlations(candidates, agreement) for candidates in scores])
         better = rank > self.best_rank

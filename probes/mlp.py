@@ -16,9 +16,9 @@ class MLP(Descent):
 
     Args:
         hidden: Number of hidden units.
-        lr: Initial learning rate of Adam, annealed to 0 on a cosine schedule. Null means 0.003.
+        lr: Initial learning rate of Adam, annealed to 0 on a cosine schedule. The default is 0.003.
         l2: L2 penalty λ, or a list of penalties to try. λ/2 times the sum of squared weights is added to the mean loss.
-            Null means three penalties from 0.01 to 0.1.
+            The default is three penalties from 0.01 to 0.1.
         calibrator: Calibrator for the scores, fitted on the validation split: platt, temperature or isotonic.
     """
 

@@ -29,9 +29,9 @@ _USER = (
     "Does the proposed answer mean the same as the expected answer? One word: yes, no or unclear."
 )
 _MOST_REFERENCES = 20
-#: Number of rejected requests after which a judge that never replied counts as unusable.
+#: Number of rejected requests after which a judge that has never replied counts as unusable.
 _MOST_REJECTED = 10
-_HALF = 2000  # characters kept from each end of a longer answer
+_HALF = 2000  # characters kept from each end of a long answer
 _VERDICTS = {"yes": True, "no": False, "unclear": None}
 #: A verdict at the start of a reply, alone on its line or before punctuation.
 _FIRST = re.compile(r"""\W*(?:yes|no|unclear)\b[*_"'”)]*\s*(?:$|[.,:;!(—–-])""")
@@ -44,7 +44,7 @@ class Judge:
     Attributes:
         model: Name of the model on the server.
         server: Server of the judge. Each request asks for one reply at temperature 0, without log-probabilities.
-        name: Grades are stored in the folder `judge-NAME`. null uses the name of the model.
+        name: Name of the judge. Its grades are stored in the folder `judge-NAME`. If null, the model name is used.
         max_tokens: Maximum number of tokens in a reply. Reasoning models need a high limit.
     """
 
@@ -68,7 +68,7 @@ def judge_grader(judge: Judge) -> Grader:
     """Build a grader from the options of a judge.
 
     Raises:
-        InputError: If the judge has no model or name, or `max_tokens` is smaller than 1.
+        InputError: If the judge has no model or name, or if `max_tokens` is smaller than 1.
     """
     name = re.sub(r"[^A-Za-z0-9_.-]+", "-", judge.name or judge.model).strip("-.")[:90]
     if not judge.model or not name:
@@ -93,7 +93,7 @@ def judge_grader(judge: Judge) -> Grader:
 
 
 def parse_for_judge(question: Question, text: str) -> str | None:
-    """Normalize an answer's white space, and its case unless the question is case-sensitive."""
+    """Normalise an answer's whitespace, and its case unless the question is case-sensitive."""
     text = " ".join(_both_ends(text).split())
     return (text if question.meta.get("case_sensitive") else text.casefold()) or None
 
@@ -126,7 +126,7 @@ def _both_ends(text: str) -> str:
 
 
 class _Asking:
-    """Sends many answers to a judge concurrently, and remembers the error that stopped it."""
+    """Sends many answers to a judge concurrently, and remembers the error that stopped the judge."""
 
     def __init__(self, judge: Judge) -> None:
         self.judge = judge
@@ -135,7 +135,7 @@ class _Asking:
         self._n_rejected = 0
 
     async def decide(self, cases: Sequence[Case], count: Counts) -> list[Grade]:
-        """Grade each case as right, wrong or unknown. Raises `InputError` if the judge stopped before any verdict."""
+        """Grade each case as right, wrong or unknown. Raises `InputError` if the judge stopped without a verdict."""
         self.refuse_to_go_on()
         verdicts: list[bool | None] = [None] * len(cases)
 

@@ -19,7 +19,7 @@ _WORD = re.compile(
     r"(?<![\\A-Za-z])(?!(?:sqrt|sin|cos|tan|cot|sec|csc|log|exp)(?![A-Za-z]))"
     r"(?:[^\W\d_]{3,}|is|of|or|to|so|we|in|it)(?![A-Za-z])"
 )
-#: Words that make the formula or number next to them only a part of the answer: "10 or 20", "20 times x", "not 20".
+#: Words next to a formula or number that is only a part of the answer: "10 or 20", "20 times x", "not 20".
 _PART = (
     r"or|and|not|\w*n['’]t|between|minus|plus|times|over|than|least|most|twice|half|double|squared|cubed|hundred"
     r"|thousand|million|billion|trillion|dozen"
@@ -51,12 +51,12 @@ _SPELLINGS = [
     (re.compile(r"(?<![A-Za-z\d]) | (?![A-Za-z\d])|(?<=\d) (?=[A-Za-z])|(?<=[A-Za-z]) (?=\d)"), ""),
 ]
 _SEVERAL = re.compile(r"-?\d[\d.,]*(?: -?\d[\d.,]*)+")
-#: Digits and base of a numeral with a stated base, such as 52_8.
+#: Digits and base of a numeral such as 52_8.
 NUMERAL = re.compile(r"(-?[0-9A-F]+)_(\d+)")
 
 
 def last_boxed(text: str) -> str | None:
-    r"""Return the content of the last closed box, or None without a box. Of nested boxes, the innermost one counts.
+    r"""Return the content of the last closed box, or None if there is no box. For nested boxes, use the innermost.
 
     >>> last_boxed(r"\boxed{1}, or rather \boxed{\frac{1}{2}}. And \boxed{3")
     '\\frac{1}{2}'
@@ -77,8 +77,8 @@ def stated_answer(text: str) -> str | None:
     r"""Extract the final answer from a text, normalised by `spelled`; None if there is no answer.
 
     The answer is the last \boxed{}, else the text after the last "answer is", else the last formula, else the last
-    line. From prose, the only number is extracted, or the words if there is no number. The result is also None if a
-    word makes the number or formula only a part of the answer ("10 or 20", "not 20", "20 times x").
+    line. In prose, the answer is the only number, or the words if there is no number. The result is also None if the
+    number or formula is only a part of the answer ("10 or 20", "not 20", "20 times x").
 
     >>> stated_answer(r"So $x = 2$ and the answer is \boxed{\dfrac 12 }."), stated_answer("The answer is 7 apples.")
     ('1/2', '7')
@@ -121,7 +121,7 @@ def spelled(latex: str) -> str | None:
     latex = latex.strip(" ,;:").rstrip(" .")
     if (number := value(latex)) is not None:
         return str(number)
-    return None if _SEVERAL.fullmatch(latex) else latex or None  # of several numbers, math-verify would use only one
+    return None if _SEVERAL.fullmatch(latex) else latex or None  # math-verify would use only one of several numbers
 
 
 def value(spelling: str) -> Fraction | None:

@@ -1,7 +1,8 @@
-r"""Worker process that compares LaTeX expressions with math-verify. It runs as a script, without this package.
+r"""Worker process that compares LaTeX expressions with math-verify. This script imports nothing from `extract`.
 
 math-verify limits its run time with SIGALRM, and silently gives wrong verdicts outside the main thread. This worker
-disables those limits. Instead, SIGALRM ends the whole process, even inside C code, as does the end of standard input.
+disables those limits. Instead, SIGALRM ends the whole process, even inside C code. The process also ends when standard
+input ends.
 
 Each input line is JSON: ``{"golds": [...], "answer": "...", "seconds": 10}``. Each output line is JSON: true, false,
 null if undecided, or "unread" if the answer is not an expression. The first line is null and means that the
@@ -46,11 +47,11 @@ def main() -> None:
 
 
 def load_equal() -> Callable[[list[str], str], Verdict]:
-    """Load math-verify and return a function that compares gold answers with an answer, in LaTeX without delimiters."""
+    """Return a function that compares an answer with gold answers, all in LaTeX without delimiters."""
     from latex2sympy2_extended.latex2sympy2 import NormalizationConfig
     from math_verify import LatexExtractionConfig, parse, verify
 
-    # its unit removal would read 2m as 2; units marked as text are removed earlier
+    # with units=True, 2m would become 2; units marked as text are removed earlier
     spelling = NormalizationConfig(
         basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="all", equations=False
     )

@@ -79,7 +79,7 @@ def resolve_device(device: str) -> torch.device:
         return torch.empty(0, device=device).device
     except (RuntimeError, AssertionError, NotImplementedError):  # torch raises one of these, depending on the device
         raise InputError(
-            f"Expected `device` to be auto, cpu, cuda or cuda:N and available on this machine, but got {device!r}. "
+            f"Expected `device` to be auto, cpu, cuda or cuda:N, and available on this machine, but got {device!r}. "
             "Use --device auto."
         ) from None
 
@@ -111,7 +111,7 @@ def check_model(model: Any, tokenizer: Any, expected: dict[str, Any], owner: str
     if differing := list(differences(asdict(model_identity(model, tokenizer)) | names, expected)):
         revision = f" at revision {expected['revision']}" if expected["revision"] else ""
         raise InputError(
-            f"Expected the model of {owner}, {expected['id']!r}{revision} in {expected['dtype']}, but got "
+            f"Expected the model of {owner} ({expected['id']!r}{revision} in {expected['dtype']}), but got "
             f"{model.name_or_path!r}, which differs in {'; '.join(differing)}. Load the expected model with "
             f"`load_model({expected['id']!r}, dtype={expected['dtype']!r})`."
         )
@@ -156,7 +156,7 @@ _NOT_COMPUTING = re.compile(
 
 
 def tokenizer_hash(tokenizer: Any) -> str:
-    """SHA-256 of a tokenizer's serialised state without its padding and truncation settings, which calls can change."""
+    """SHA-256 of a tokenizer's state. Padding and truncation are excluded, because tokenizer calls change them."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return sha256_text(json.dumps([sorted(tokenizer.get_vocab().items()), str(tokenizer.special_tokens_map)]))

@@ -29,10 +29,10 @@ def prompt_of(store: Store) -> PromptTemplate:
 def load_store_model(store: Store, model: str | None, device: str, device_map: str | None) -> tuple[Any, Any]:
     """Load the model from which a store's signals are read, and its tokenizer.
 
-    The first local copy of a served model that fits the prompts is recorded in reader.json. Later copies must match it.
+    For a served model, the first local copy that fits the prompts is recorded in reader.json. Later copies must match.
 
     Args:
-        model: Hub id or folder. None uses the name recorded in the store.
+        model: Hub id or folder. If None, the name recorded in the store is used.
         device: See `load_model`.
         device_map: See `load_model`.
 

@@ -25,7 +25,7 @@ _FLOAT = r"[-+]?(\d[\d_]*\.[\d_]*|\.\d[\d_]*)([eE][-+]?\d+)?|[-+]?\d+[eE][-+]?\d
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML loader that reads only decimal numbers. Plain YAML 1.1 reads the grid 0:1:0.5 in base 60, and 010 as 8."""
+    """YAML loader in which all numbers are decimal. Plain YAML 1.1 reads the grid 0:1:0.5 in base 60, and 010 as 8."""
 
     def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
         """Return the YAML tag of a value."""
@@ -49,7 +49,7 @@ set_loader("yaml", load_yaml, exceptions=(yaml.YAMLError,))
 
 
 class OneLineErrors:
-    """Mixin for parsers with one-line errors and no abbreviated options. Among the bases, list it before the parser."""
+    """Mixin for parsers with one-line errors and no abbreviated options. List it before the parser class."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -122,7 +122,7 @@ def run(commands: dict[str, Callable[..., Any]], program: str, arguments: list[s
         commands: Dict from command names to functions. The first line of a function's docstring is the command's help.
             If a function has a parameter `recipe`, the fields of the recipe become options without a prefix.
         program: Program name shown in the help.
-        arguments: Command line without the program name. None uses ``sys.argv``.
+        arguments: Command line without the program name. If None, ``sys.argv`` is used.
 
     Returns:
         Exit status (see `exit_status`).

@@ -24,7 +24,7 @@ class Terminated(KeyboardInterrupt):
 def exit_status(command: Callable[[], object]) -> int:
     """Run a command and return its exit status.
 
-    If the command is interrupted, or fails for a reason that the user can correct, a one-line message is printed.
+    If the command is interrupted, or fails with an error that the user can correct, a one-line message is printed.
 
     Returns:
         0 on success, 2 after an `InputError` or an operating system error, 130 after Ctrl-C, and 143 after SIGTERM.

@@ -22,7 +22,7 @@ def retry_with_smaller_batch(
         work: Function that takes the batch size and a progress callback. Each call starts from the beginning.
         size: Batch size of the first attempt.
         what: What a batch contains, for example ``"answers"``. Used in messages.
-        progress: Progress callback. The counts of failed attempts are subtracted again.
+        progress: Progress callback. The counts of failed attempts are subtracted.
 
     Returns:
         The result, and the batch size of the successful attempt.

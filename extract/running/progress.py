@@ -1,4 +1,4 @@
-"""Output on standard error: progress bars and messages for the user, without the messages of libraries."""
+"""Output on standard error: progress bars and messages for the user. Library messages can be silenced."""
 
 import logging
 import sys

@@ -2,9 +2,9 @@
 
 Attention rollout (Abnar & Zuidema 2020) models each layer as a matrix Â = a Ã + (1 − a) I that mixes the states of the
 tokens. Ã is the attention averaged over heads, a is its share, and I is the identity. The rollout matrix of L layers is
-R = Â_L … Â_1. All these matrices are lower triangular. The answer's columns of R therefore depend only on the answer's
-rows and columns of each Ã, and on the normalisers of these rows. To sum the rows of R for n tokens, a vector is
-multiplied by one layer after another, which takes O(n²) time instead of O(n³).
+R = Â_L … Â_1. All these matrices are lower triangular. Therefore, the columns of R for the answer tokens depend only on
+the same rows and columns of each Ã, and on the normalisers of these rows. The rows of R are summed by multiplying a
+vector by one layer after another. For n tokens, this takes O(n²) time instead of O(n³).
 """
 
 import math
@@ -35,7 +35,7 @@ COLUMNS_AT_ONCE = 128  #: Number of columns of R that are computed at a time.
 def attention_entropy(batch: Pass) -> dict[str, Tensor]:
     """Return the attention entropies of the queries at which the answer's tokens were drawn.
 
-    The result is a dict from ``layer/name``, with layers from 1, to tensors [row, token] in [0, 1]. The names are:
+    The result is a dict from ``layer/name`` to tensors [row, token] in [0, 1]. Layers start at 1. The names are:
 
     - ``normalised``: entropy divided by the logarithm of the number of visible keys, averaged over heads.
     - ``sink_free``: the same average, but without the first token, which many heads use as an attention sink.
@@ -57,7 +57,7 @@ def macs(batch: Pass) -> dict[str, Tensor]:
 
     - AGG: `rf_mean` and `max` are the mean and the maximum over all queries from the token itself to the last one.
       `last` is the value of the last query.
-    - ALIGN: `emit` uses the positions at which the answer's tokens were drawn, and `token` uses their own positions.
+    - ALIGN: For `token`, attention is read at the tokens' own positions. For `emit`, it is read where they were drawn.
     """
     found: dict[str, Tensor] = {}
     width, valid = batch.spans.widest, batch.attention.places.valid[:, 1:]
@@ -85,7 +85,7 @@ def rollout(batch: Pass) -> dict[str, Tensor]:
 
     - MIX: rule for the share of attention (see `attention_shares`).
     - FIELD: receptive field that weights attention: `none`, `column` (`column_field`) or `element` (`element_field`).
-    - AGG: average over all rows of R (`mean`), over the rows that see the token (`rf_mean`), or the last row (`last`).
+    - AGG: mean over all rows of R (`mean`), mean over rows that see the token (`rf_mean`), or last row (`last`).
     - ALIGN: For `token`, the influence is that of the token's own position. For `emit`, it is that of the position at
       which the token was drawn, and R has no row for the last token of the answer.
     """
@@ -152,8 +152,8 @@ def rows_summed(
     """Compute the sum of all rows of the rollout matrix R, and its last row: [row, field, mix, 2, alignment, key].
 
     R = Â_L … Â_1 is the product over L layers of Â = a Ã + (1 − a) I, where Ã is the attention weighted by a field and
-    normalised by rows, a is the share of attention, and I is the identity. In the result, which is float32, the axis of
-    size 2 contains the sum and the last row.
+    normalised by rows, a is the share of attention, and I is the identity. The result is float32. Its axis of size
+    2 contains the sum and the last row.
 
     Args:
         blocks: For each layer, the attention averaged over heads, [row, query, key]. Queries and keys run from the last

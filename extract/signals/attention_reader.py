@@ -35,10 +35,10 @@ class MixingCapture(Hooks):
     The residual stream h is the input of a block, and the block adds the attention output o to it.
 
     Attributes:
-        index: Indices of the tokens to read in the next pass, [row, query] int64. With None, nothing is read.
+        index: Indices of the tokens to read in the next pass, [row, query] int64. If None, nothing is read.
 
     Raises:
-        InputError: If a block does not compute h + o. The constructor or the first pass raises it.
+        InputError: If a block does not compute h + o. Raised by the constructor or by the first pass.
     """
 
     def __init__(self, model: Any) -> None:
@@ -116,7 +116,7 @@ class AttentionReader(Hooks):
 
     Raises:
         InputError: If the model does not call transformers' attention function once per layer, or if its blocks do not
-            add the attention output to the residual stream. The constructor, the pass or `finish` raises it.
+            add the attention output to the residual stream. Raised by the constructor, the pass or `finish`.
     """
 
     def __init__(self, model: Any, needs: Collection[str]) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 from extract.errors import InputError
 from extract.signals.base import Places
 
-#: Score of a hidden key, which the query can't see. Its exponential is 0. It is finite, so that 0 times it is 0.
+#: Score of a hidden key, which the query can't see. Its exponential is 0. It is finite, so its product with 0 is 0.
 HIDDEN = -1e30
 
 #: Names of entropies: the mean over heads with and without the first token, and the smallest of any head.
@@ -39,14 +39,14 @@ def read_layer(
         mask: [row, 1, token, key]. Either bool with True for visible keys, or float values to add to the scores. None
             for causal attention.
         needs: Any of attention_entropy, attention_blocks and attention_macs.
-        scaling: Factor of the scores. None for 1/√d_head.
-        softcap: Cap that replaces scores s by softcap · tanh(s / softcap). None for no cap.
+        scaling: Factor by which the scores are multiplied. None for 1/√d_head.
+        softcap: Soft cap of the scores: s becomes softcap · tanh(s / softcap). None for no cap.
 
     Returns:
-        Dict of tensors. For attention_entropy, it contains the three `ENTROPIES`, [row, query]. For attention_blocks,
-        it contains `mean` [row, query, key], the attention between the answer's places averaged over heads, and `sums`
-        [row, query, normaliser], the `normalisers` of whole rows. For attention_macs, it contains `largest`
-        [row, query, key], the maximum over heads.
+        Dict of tensors. For attention_entropy, it contains the three `ENTROPIES` [row, query]. For attention_blocks, it
+        contains `mean` and `sums`. `mean` [row, query, key] is the attention between the answer's places, averaged over
+        heads. `sums` [row, query, normaliser] contains the `normalisers` of whole rows. For attention_macs, the dict
+        contains `largest` [row, query, key], the largest attention of any head.
 
     Raises:
         InputError: If the mask differs between heads.
@@ -111,8 +111,8 @@ def _score_chunks(
     (n_rows, n_heads, _, d_head), n_key_heads = query.shape, key.shape[1]
     if mask is not None and mask.shape[1] != 1:
         raise InputError(
-            f"Expected one attention mask for all heads, but got {mask.shape[1]}. The attention of this architecture "
-            "can't be read. Use another model."
+            f"Expected one attention mask shared by all heads, but got {mask.shape[1]}. The attention of this "
+            "architecture can't be read. Use another model."
         )
     at = places.index[:, None, :, None].expand(-1, n_heads, -1, d_head)
     queries = query.gather(2, at).float() * (d_head**-0.5 if scaling is None else scaling)
@@ -148,8 +148,8 @@ def _score_chunks(
 def _visibility(mask: Tensor | None, places: Places, part: slice, n_keys: int) -> tuple[Tensor, Tensor, Tensor | None]:
     """Determine which of the first `n_keys` keys the queries in `part` can see.
 
-    The result contains the number of keys that each query sees, [row, query] int64, a mask of the hidden keys among the
-    last ones, [row, query, key] bool, and a float32 bias to add to the scores of these last keys, or None.
+    The result contains the number of keys that each query sees ([row, query] int64), a mask of hidden keys
+    ([row, query, key] bool), and a float32 bias for the scores, or None. Mask and bias cover only the last keys.
     """
     index = places.index[:, part]
     if mask is None:
@@ -206,7 +206,7 @@ def column_field(key: Tensor, n_tokens: Tensor) -> Tensor:
 
 
 def element_field(query: Tensor, key: Tensor) -> Tensor:
-    """Compute the element field 1 / (i − j + 1), [row, query, key], of query places i and key places j; 1 if j > i."""
+    """Compute the element field 1 / (i − j + 1) of query places i and key places j, [row, query, key]; 1 if j > i."""
     return (query.float()[..., None] - key.float()[:, None] + 1).clamp_min_(1).reciprocal_()
 
 

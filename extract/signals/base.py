@@ -1,4 +1,4 @@
-"""Data of one forward pass from which signals are computed: `Pass` and the classes of its attributes."""
+"""Data of one forward pass, used to compute signals: `Pass` and the classes of its attributes."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class TokenSpans:
     """Indices of the answer's tokens in each row of a batch.
 
     After a prompt of P tokens, answer token y_t is at index P + t − 1. It was drawn from the distribution at index
-    P + t − 2. At question scope, each row has one answer token, y_1, which has not been drawn yet.
+    P + t − 2. At question scope, only the distribution of y_1 is read, so `n_tokens` is 1 in each row.
 
     Attributes:
         first: Index of the last prompt token in each row, at which y_1 is drawn.
@@ -96,7 +96,7 @@ class Places:
 class Lens(dict[str, Tensor]):
     """Statistics of the distributions from which the answers' tokens were drawn, float32 on the CPU, padded with NaN.
 
-    The first four describe the model's own distribution and have shape [row, token]. The others have shape
+    The first four keys describe the model's own distribution and have shape [row, token]. The others have shape
     [row, token, layer]. They describe the distributions p_l of layers l, which result from passing the residual stream
     through the final norm and the head. L is the last layer. Entropies and divergences are in nats.
 
@@ -156,7 +156,7 @@ class Pass:
     Attributes:
         model: The model.
         output: Output of the decoder. Its `last_hidden_state` [row, token, d_model] is taken after the final norm.
-        spans: Token indices. At question scope, each row has one answer token, which has not been drawn yet.
+        spans: Indices of the answer's tokens.
         tokens: Drawn tokens, [row, token] int64 on the CPU, padded with 0; None at question scope.
         states: Dict from layer to hidden states [row, position, d_model]. Positions are in the order of `POSITIONS`.
         lens: Statistics of the layers' token distributions.
@@ -177,7 +177,7 @@ class Pass:
         return n_layers(self.model)
 
     def final_states(self) -> Tensor:
-        """Return the states, after the final norm, from which the tokens were drawn, [sum of n_tokens, d_model]."""
+        """Return the decoder outputs from which the tokens were drawn, [sum of n_tokens, d_model]."""
         states: Tensor = self.output.last_hidden_state
         return states[self.spans.drawn_at(states.device)]
 

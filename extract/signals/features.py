@@ -15,7 +15,7 @@ from extract.store.shards import Scope
 
 #: Default poolings of answers.
 DEFAULT_POOLING = ("mean", "std", "max")
-#: Pooling that is only for token entropies. See `peak_features`.
+#: Pooling that supports only token entropies. See `peak_features`.
 DISTRIBUTION = "distribution"
 _WINDOWS = re.compile(r"windows_([1-9]|[1-5][0-9]|6[0-4])")
 _KEY = re.compile(r"([a-z_]+)/((?:0|[1-9][0-9]{0,4})/([A-Za-z0-9_]+))")
@@ -72,7 +72,7 @@ class TokenFeatures:
         return [f"{pooling}_{i}" for i in range(int(match[1]))] if match else [pooling]
 
     def vector(self, read: Callable[[str, str], Any]) -> Tensor:
-        """Compute the features, [row, feature] float32. They are NaN if a row has no tokens or lacks a value.
+        """Compute the features, [row, feature] float32. A row that has no tokens or lacks a value is NaN.
 
         Args:
             read: Function from a signal and one of its keys to the values, [row] for questions or `Ragged` for answers.

@@ -97,11 +97,11 @@ class HiddenCapture(Hooks):
         self._means, self._model = list[Callable[[Tensor], Tensor]](), model
 
     def start(self, positions: Sequence[Sequence[range]]) -> None:
-        """Set the token ranges [position][row] to average in the next passes. An empty list keeps no states."""
+        """Set the token ranges [position][row] to average in the next passes. Without ranges, no states are kept."""
         self._means = [_mean_over(rows, self._model.device) for rows in positions]
 
     def finish(self) -> dict[int, Tensor]:
-        """Return the last pass's states by layer, in the model's dtype, and keep no more until `start` is called."""
+        """Return the last pass's states, in the model's dtype, by layer. Ignore later passes until the next `start`."""
         states, self.states, self._means = self.states, {}, []
         return states
 

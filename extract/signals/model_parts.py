@@ -63,7 +63,7 @@ class ModelHead:
     """Language-model head as a function from hidden states to logits.
 
     It calls the model's own `forward` with a decoder that returns the given states, so that scales and soft caps apply.
-    The constructor reads one token to find out the type of the decoder's output.
+    The constructor runs the decoder on one token to find out the type of its output.
     """
 
     @torch.inference_mode()

@@ -70,7 +70,7 @@ class Reader(ExitStack):
         return self
 
     def questions(self, prompts: Sequence[Sequence[int]]) -> Pass:
-        """Run a pass over prompts. Each row has one answer token, the first one, which has not been drawn yet."""
+        """Run a pass over prompts. Signals are read where the first answer token would be drawn."""
         n_prompt = [len(prompt) for prompt in prompts]
         self._hidden.start(position_ranges("question", n_prompt, [0] * len(prompts)))
         spans = TokenSpans([n - 1 for n in n_prompt], [1] * len(prompts))
@@ -81,7 +81,7 @@ class Reader(ExitStack):
 
         Args:
             answers: Answers with at least one content token each.
-            shared: Cache of a prefix of all prompts. With None, the pass reads the whole prompts.
+            shared: Cache of a prefix that all prompts share. If None, the whole prompts are read.
         """
         n_before = 0 if shared is None else len(shared.tokens)
         n_prompt = [len(answer.prompt) - n_before for answer in answers]

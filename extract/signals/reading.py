@@ -30,7 +30,7 @@ def read_questions(
 
     Args:
         model: Causal language model in evaluation mode.
-        prompts: Prompt token ids of each question, at least one.
+        prompts: Prompt token ids of each question. At least one question is required.
         signals: Names of the signals.
         layers: Layers whose hidden states are kept.
         batch_tokens: Maximum number of tokens in a batch, including padding. Longer prompts are read one at a time.
@@ -148,8 +148,8 @@ def _batches(
 ) -> Iterator[tuple[SharedPrompt | None, list[int]]]:
     """Yield batches of answer indices, each with the cached prefix that the prompts in the batch share.
 
-    Several answers to a prompt are batched together. Prompts with one answer share batches. Cached tokens count
-    toward the size of a batch, because every row keeps a copy of their keys and values in memory.
+    If a prompt has several answers, they form batches of their own. All other answers are batched together. Cached
+    tokens count toward the size of a batch, because every row keeps a copy of their keys and values in memory.
     """
 
     def batches(indices: Sequence[int]) -> Iterator[list[int]]:

@@ -39,7 +39,7 @@ def fill_signals(
 
     Args:
         load: Function that returns the model and the tokenizer. It is called only if a signal is missing.
-        layers: Layers to keep. None keeps the layers already stored, or all layers if none are stored.
+        layers: Layers to keep. By default, the layers already stored, or all layers if none are stored.
 
     Raises:
         InputError: If `names` is empty, a signal is unknown or does not support the scope, the stored layers do not

@@ -1,7 +1,7 @@
-"""`AnswerLog`: a log that saves answers as they arrive, so that a crash does not lose them.
+"""`AnswerLog`: a log that saves answers as they arrive, so that they survive a crash.
 
 Each unfinished range of samples has a log, which is a JSON Lines file. The first line identifies the store and the
-range. Each further line contains the rows of one reply. A line is written in a single call, so it survives a crash of
+range. Each later line contains the rows of one reply. A line is written in a single call, so it survives a crash of
 the process. `sync` also protects it against a power failure.
 """
 

@@ -1,4 +1,4 @@
-"""Find the shards of a store whose files are missing or damaged, and make them."""
+"""Find shards with missing or damaged files, and write these files."""
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -62,7 +62,7 @@ def fill(
 
 
 def is_damaged(store: Store, path: Path, check: Callable[[], object] | None = None) -> bool:
-    """Whether a finished file fails `check`, which by default verifies its checksum. Prints the problem."""
+    """Whether a finished file fails `check`, by default a checksum test. If it fails, the problem is printed."""
     try:
         check_file(path, store.path) if check is None else check()
     except Damaged as error:

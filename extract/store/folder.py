@@ -93,7 +93,7 @@ class ShardFiles:
     Args:
         folder: Directory of the store.
         subfolder: Format string of the subfolder, for example ``"grades/{name}"``. It can also contain ``{scope}``.
-        noun: What the names stand for, for example ``"grader"``. Used in messages and provenance records.
+        noun: What a name refers to, such as ``"grader"``. Used in messages and provenance records.
         suffix: File name suffix.
     """
 
@@ -116,7 +116,7 @@ class ShardFiles:
         return self._place(name, shard.scope) / f"{shard.stem}{self._suffix}"
 
     def finished(self, name: str, scope: Scope) -> list[Shard]:
-        """Return the shards whose file is finished."""
+        """Return the shards that have a finished file."""
         return [shard for shard in self._folder.shards(scope) if is_finished(self.file(name, shard))]
 
     def missing(self, name: str, scope: Scope = "question") -> list[Shard]:

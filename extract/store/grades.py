@@ -25,11 +25,11 @@ class Grades(ShardFiles):
         return [name for name in super().names() if self.ranges(name)]
 
     def choose(self, grader: str | None) -> str:
-        """Return the named grader, or the only grader if `grader` is None.
+        """Return `grader`, or the name of the store's only grader if `grader` is None.
 
         Raises:
-            InputError: If the named grader has no grades in the store, or if `grader` is None and the store does not
-                have exactly one grader.
+            InputError: If `grader` has no grades in the store, or if it is None and the store does not have exactly one
+                grader.
         """
         names, path = self.names(), self._folder.path
         if not names:
@@ -39,7 +39,7 @@ class Grades(ShardFiles):
             )
         if grader not in names and (grader is not None or len(names) > 1):
             raise InputError(
-                f"Expected `grader` to be one of {', '.join(names)}, the graders with grades in {str(path)!r}, "
+                f"Expected `grader` to be one of {', '.join(names)} (the graders with grades in {str(path)!r}), "
                 f"but got {grader!r}.{nearest(grader or '', names)} Use one of them, or run `python -m extract grade`."
             )
         return grader or names[0]
@@ -91,5 +91,5 @@ class Grades(ShardFiles):
         # early versions did not record which samples were graded
         graded, there = metadata.get("samples"), self._folder.samples_sha256(samples)
         if None not in (graded, there) and graded != there:
-            raise Damaged(file, "the samples that it grades have been replaced")
+            raise Damaged(file, "its samples have been replaced since they were graded")
         return table.replace_schema_metadata(None), metadata

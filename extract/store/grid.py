@@ -19,7 +19,7 @@ def copy_known(
     Args:
         store: The store.
         missing: Names of the missing signals for each block.
-        layers: For each signal with layers, the layers to keep (None keeps all). Updated in place with the layers of
+        layers: For each signal with layers, the layers to keep (None for all). Updated in place with the layers of
             the copied signals.
 
     Returns:

@@ -1,4 +1,4 @@
-"""JSON records of a store: its identity (identity.json), and the local copy of a served model (reader.json)."""
+"""JSON records of a store: the store's identity (identity.json) and that of its local model (reader.json)."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Ragged tensors, whose rows can have different lengths, for example because answers differ in length."""
+"""Ragged tensors, whose rows can differ in length."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Self

@@ -40,7 +40,7 @@ class Samples:
         return self._folder.ranges()
 
     def missing(self, k: int) -> list[SampleRange]:
-        """Return the ranges that are still to be sampled so that every question has k samples."""
+        """Return the ranges that must still be sampled so that every question has k samples."""
         return missing_ranges(self.ranges(), self._folder.questions.n_blocks, k)
 
     def file(self, samples: SampleRange) -> Path:

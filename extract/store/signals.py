@@ -135,7 +135,7 @@ class Signals(ShardFiles):
         return self._keys[signal, scope]
 
     def read(self, signal: str, key: str, scope: Scope = "question") -> Tensor:
-        """Read one tensor [row, …] for all questions or all answers. Missing rows are NaN.
+        """Read one tensor [row, …] for all questions or all answers. Rows without values are NaN.
 
         The first call verifies the checksums of the files. Later calls read only the bytes of the tensor.
 
@@ -146,7 +146,7 @@ class Signals(ShardFiles):
         return self._values(signal, key, shards, [self._folder.questions.n_rows(shard) for shard in shards])
 
     def read_ragged(self, signal: str, key: str, scope: Scope = "sample") -> Ragged:
-        """Read the values [token, …] of every token in all answers or all questions. Missing rows are NaN.
+        """Read the values [token, …] of every token in all answers or all questions. Rows without values are empty.
 
         Raises:
             InputError: If a file is missing or damaged, the key is unknown, or its tensor is not ragged.
@@ -182,7 +182,7 @@ class Signals(ShardFiles):
         return common.layout
 
     def shard_layout(self, signal: str, shard: Shard) -> Layout:
-        """Return the dtypes and shapes of a shard's tensors by key. Its file is verified on first access.
+        """Return the dtypes and shapes of a shard's tensors by key. The file is verified on first access.
 
         Raises:
             Damaged: If the file is damaged or was written for another shard.

@@ -29,7 +29,7 @@ class Baseline(NamedTuple):
 
     Attributes:
         scores: Dict from scope to score function. The function takes the data and the rows of each split, and can use
-            the grades of the training split. It scores all questions or all answers, with NaN if there is no score.
+            the grades of the training split. It scores all questions or all answers, with NaN for missing scores.
         calibrator: Calibrator that is fitted on the validation split; None if the scores are already probabilities.
         half: Whether questions are scored with half of their answers and evaluated on the other half.
         needs: Asked baselines and answer signals that the store must contain.
@@ -94,7 +94,7 @@ def available(name: str, data: FeatureDataModule) -> bool:
 
 
 def needed_commands(name: str) -> str:
-    """Return the commands that compute the data that a baseline needs.
+    """Return the commands that compute the data needed by a baseline.
 
     >>> needed_commands("max_entropy")
     'python -m extract read --store STORE --signals [tokens] --scope sample'
@@ -107,8 +107,8 @@ def cost_of(name: str, data: FeatureDataModule) -> tuple[NDArray[Any], NDArray[A
     """Count the prompt tokens and the generated tokens that a question-level baseline uses, each [question].
 
     For a baseline that uses half of the answers, the prompt and these answers are counted. For a baseline that asks the
-    model, its prompts and replies are counted. Counts that a server did not report are NaN. The counts of all other
-    baselines are 0, because tokens read by text encoders and entailment classifiers are not counted.
+    model, its prompts and replies are counted. For all other baselines, the counts are 0, because tokens read by text
+    encoders and entailment classifiers are not counted. Counts that a server did not report are NaN.
     """
     table, baseline = data.table, BASELINES[name]
     if baseline.half:
@@ -149,6 +149,6 @@ def confidence(name: str, data: FeatureDataModule, rows: Rows, scope: Scope = "q
 
 
 def counts(table: QuestionTable, half: bool) -> tuple[Tensor, Tensor]:
-    """Return the numbers of right and graded answers, each [question], for all answers or only the held-out half."""
+    """Count the right answers and the graded answers, [question] each, among all answers or the held-out half."""
     right, known = (table.held_right, table.held_known) if half else (table.right, table.known)
     return torch.from_numpy(right), torch.from_numpy(known)

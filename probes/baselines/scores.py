@@ -20,7 +20,7 @@ from extract.signals.pooling import pool
 from extract.store.shards import Scope
 from probes.fitting.calibration import fit_platt
 
-#: Dict from split to rows of the question table or of the answer table.
+#: Dict from each split to its rows in the question table or the answer table.
 Rows = dict[str, Tensor]
 #: Function that maps the data and the rows of each split to scores of all rows. Higher means more likely right.
 Score = Callable[[FeatureDataModule, Rows], Tensor]
@@ -54,7 +54,7 @@ def length(data: FeatureDataModule, rows: Rows) -> Tensor:
     """Score questions by logistic regression on the prompt length in tokens, fitted on the training split.
 
     Raises:
-        InputError: If a server did not report all prompt lengths.
+        InputError: If a server did not report some of the prompt lengths.
     """
     tokens, train = torch.from_numpy(data.table.prompt_tokens), rows["train"]
     if tokens.isnan().any():

@@ -1,4 +1,4 @@
-"""Cross-validation by question. Each question is tested once, by probes that were trained without it."""
+"""Cross-validation by question. Each question is used once for testing, with probes that were trained without it."""
 
 import math
 import warnings
@@ -13,7 +13,7 @@ from datamodules.splits import split_questions
 from extract.errors import InputError
 from probes.fitting.module import ProbeModule, quiet_lightning
 
-#: Share of the questions outside the test fold that is used for validation.
+#: Validation fraction of the questions outside the test fold.
 VAL_SHARE = 0.25
 
 
@@ -37,8 +37,8 @@ def folds(
     least = max(4 * n_folds, math.ceil(least_val / VAL_SHARE * n_folds / (n_folds - 1)))
     if len(questions) < least:
         raise InputError(
-            f"Expected at least {least} questions with two graded answers for {n_folds} folds with {least_val} "
-            f"validation questions each, but got {len(questions)}. Use fewer folds or a store with more questions."
+            f"Expected at least {least} questions with two graded answers, but got {len(questions)}. Each of the "
+            f"{n_folds} folds needs {least_val} validation questions. Use fewer folds or a store with more questions."
         )
     for test in split_rows(table, questions, [1 / n_folds] * n_folds, seed):
         rest = questions[~torch.isin(questions, test)]

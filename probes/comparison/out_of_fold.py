@@ -1,4 +1,4 @@
-"""Compute out-of-fold confidences of all probes and baselines, for questions and for single answers."""
+"""Compute out-of-fold confidences of all probes and baselines, for questions and for individual answers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ from probes.comparison.folds import fit, folds
 from probes.metrics.intervals import check_resampling
 from probes.registry import METHODS, PROBES, ProbeMethod
 
-#: Name of the method that uses the probe chosen on validation questions in each fold.
+#: Name of the method that combines the probes chosen in each fold on the validation questions.
 BEST = "best_probe"
 
 
@@ -62,8 +62,8 @@ class Comparison:
 
     Args:
         store: Folder of the store.
-        grader: Grader whose grades are used. None is allowed if the store has only one grader.
-        probes: Names of the probes to compare. None means all probes.
+        grader: Grader whose grades are used. Required if the store has several graders.
+        probes: Names of the probes to compare. The default is all of them.
         n_folds: Number of folds.
         seed: Seed for the folds and for training.
     """
@@ -177,10 +177,10 @@ class Comparison:
         return {**chosen, "val_loss": float(loss), "warning": module.warning}
 
     def _choose(self, choices: Sequence[dict[str, Any]], fold: int, test: Tensor) -> None:
-        """Choose the probe with the lowest validation loss. Probes with warnings are chosen only if all have one."""
+        """Choose the probe with the lowest validation loss, if possible among the probes without warnings."""
         if not choices:
             reasons = "; ".join(f"{name}: {self.out.masked[name]}" for name in self._methods if name in self.out.masked)
-            raise InputError(f"Expected a probe that can be fitted on {self.store!r}, but all probes failed. {reasons}")
+            raise InputError(f"Expected to fit at least one probe on {self.store!r}, but all probes failed. {reasons}")
         sound = [choice for choice in choices if not choice["warning"]] or choices
         best = min(sound, key=lambda choice: float(choice["val_loss"]))
         self.out.add("question", BEST, test, self.out.confidence[best["probe"]][test])

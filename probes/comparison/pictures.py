@@ -1,4 +1,4 @@
-"""Pictures of a comparison of methods, and of a transfer between question sets."""
+"""Pictures for comparisons of methods and for transfer between question sets."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ _CURVE_COLOURS = (RED, *(colour for colour in METHOD_COLOURS if colour != RED))
 
 
 def comparison_pictures(out: OutOfFold, record: dict[str, Any]) -> dict[str, Figure]:
-    """Draw the pictures of a comparison, as a dict from names to figures."""
+    """Draw the pictures of a comparison and return them by name."""
     curves = {name: scored(out, name, half=False) for name in _CURVES if name in out.confidence}
     curves = {name: method.take(method.usable) for name, method in curves.items() if method.usable.any()}
     return {
@@ -41,7 +41,7 @@ def comparison_pictures(out: OutOfFold, record: dict[str, Any]) -> dict[str, Fig
 
 @styled
 def forest(methods: dict[str, Any]) -> Figure:
-    """Draw a forest plot of the AUROCs and Brier skills of all methods with 95 % intervals, sorted by AUROC."""
+    """Draw a forest plot of each method's AUROC and Brier skill with 95 % intervals, sorted by AUROC."""
     shown = {name: figures for name, figures in methods.items() if figures["auroc"] is not None}
     order = sorted(shown, key=lambda name: float(shown[name]["auroc"]["value"]))
     figure, axes = new_figure(8.4, 0.8 + 0.27 * len(order), ncols=2, sharey=True)
@@ -75,7 +75,7 @@ def _label(name: str, figures: dict[str, Any]) -> str:
 
 @styled
 def risk_coverage(methods: dict[str, Scored]) -> Figure:
-    """Plot the share of wrong answers against the share of questions answered, most confident questions first.
+    """Plot the share of wrong answers against the share of questions answered, from most to least confident.
 
     Questions with identical confidences are answered together.
     """

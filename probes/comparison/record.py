@@ -1,4 +1,4 @@
-"""Record and Markdown page of a comparison, with the metrics and costs of all methods and corrected tests."""
+"""Record and Markdown page of a comparison: metrics and costs of all methods, and corrected tests."""
 
 import math
 from collections import Counter
@@ -33,7 +33,7 @@ def comparison_record(out: OutOfFold, n_folds: int, n_resamples: int, seed: int)
     Returns:
         The content of comparison.json. `methods` contains the metrics of each method on all answers. Methods that use
         half of the answers are scored on the other half. `on_half` contains the chosen probe's metrics on that half.
-        `answers` contains metrics on single answers. `tests` comes from `paired_tests`, and `chosen`, `masked` and
+        `answers` contains metrics on individual answers. `tests` comes from `paired_tests`, and `chosen`, `masked` and
         `notes` come from `OutOfFold`.
     """
     table, names = out.data.table, list(out.confidence)
@@ -91,7 +91,7 @@ def cheap_baselines(record: dict[str, Any]) -> list[str]:
 
 
 def predictions(out: OutOfFold) -> pa.Table:
-    """Return a table of the tested questions with their folds, grades and confidences, which are null if missing."""
+    """Return a table of the tested questions with their folds, grades and confidences (null if missing)."""
     table, rows = out.data.table, out.questions
     return pa.table(
         {
@@ -114,8 +114,8 @@ def scored(out: OutOfFold, name: str, half: bool) -> Scored:
 def figures(out: OutOfFold, name: str, half: bool, n_resamples: int, seed: int) -> dict[str, Any]:
     """Compute the question-level metrics of a method: those of `evaluate`, plus `response_brier` and `gap`.
 
-    `response_brier` is the Brier score against single answers. `gap` is `response_brier` minus the debiased Brier
-    score. It equals the mean of p(1−p), so no question-level confidence can reduce it.
+    `response_brier` is the Brier score on individual answers. `gap` is `response_brier` minus the debiased Brier
+    score. The gap equals the mean of p(1−p), so no question-level confidence can reduce it.
     """
     method, reference = scored(out, name, half), scored(out, "constant", half).confidence
     unknown = out.data.table.held_unknown if half else out.data.table.unknown
@@ -128,7 +128,7 @@ def figures(out: OutOfFold, name: str, half: bool, n_resamples: int, seed: int) 
 
 
 def answer_figures(out: OutOfFold, name: str, n_resamples: int, seed: int) -> dict[str, Any]:
-    """Compute a method's metrics on single answers. Question-level confidences are repeated for each answer."""
+    """Compute a method's metrics on individual answers. Question-level confidences are repeated for each answer."""
     answers = out.data.table.answers
     question, right, known = (torch.from_numpy(column) for column in (answers.question, answers.right, answers.known))
     tested = out.fold[question] >= 0
@@ -145,7 +145,7 @@ def paired_tests(
 
     Args:
         out: Out-of-fold confidences.
-        pairs: Names of the two methods a and b of each test.
+        pairs: Names (a, b) of the two methods in each test.
         n_resamples: Number of resamples or sign flips for each p-value; see `difference`.
         seed: Seed of the resamples and sign flips.
 

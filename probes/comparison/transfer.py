@@ -44,7 +44,7 @@ def transfer_record(
 
     Args:
         stores: Folders of the stores.
-        grader: Grader whose grades are used. None is allowed if each store has only one grader.
+        grader: Grader whose grades are used. Required if a store has several graders.
         probe: Name of the probe.
         n_folds: Number of folds.
         n_resamples: Number of resamples for each interval.
@@ -200,7 +200,7 @@ def sets_of(record: dict[str, Any]) -> tuple[list[str], list[str]]:
 
 
 def transfer_page(record: dict[str, Any]) -> str:
-    """Render the Markdown page of a transfer from its record."""
+    """Render the record of a transfer as a Markdown page."""
     trains, tests = sets_of(record)
     cells = record["cells"]
     return render(

@@ -38,7 +38,7 @@ def fit_platt(scores: Tensor, right: Tensor, known: Tensor, ridge: float = RIDGE
         The calibrator. If the fitted slope is negative, the calibrator returns the mean accuracy for every score.
 
     Raises:
-        InputError: If all answers are right or all are wrong.
+        InputError: If the answers are all right or all wrong.
 
     >>> scores, right, known = torch.tensor([0.0, 1.0]), torch.tensor([1, 3]), torch.tensor([4, 4])
     >>> fit_platt(scores, right, known, ridge=0.0)(scores)  # the measured accuracies
@@ -90,7 +90,7 @@ def fit_temperature(scores: Tensor, right: Tensor, known: Tensor) -> Temperature
 
     The confidence for the score s is σ(s/T), where σ is the logistic function. Brent's method searches for T between
     1e-5 and 1e3 times the root mean square of the scores. A small ridge penalty on 1/T keeps T above 0 for separable
-    classes. If higher scores indicate wrong answers, T takes its upper bound, and all confidences are close to ½.
+    classes. If higher scores indicate wrong answers, T is set to its upper bound, and all confidences are close to ½.
 
     See `fit_platt` for the arguments and errors. Here, the scores must be log-odds.
 
@@ -118,11 +118,11 @@ def fit_temperature(scores: Tensor, right: Tensor, known: Tensor) -> Temperature
 def fit_isotonic(scores: Tensor, right: Tensor, known: Tensor) -> Isotonic:
     """Fit isotonic regression of the accuracy c/n on the score, where a row has c right answers out of n and weight n.
 
-    Confidences are clipped to [m, 1 − m] with m = ½ / Σ n, because the log-loss is infinite at 0 and 1. The knots of
-    the calibrator are the two ends of each step. See `fit_platt` for the arguments.
+    Confidences are clipped to [m, 1 − m] with m = ½ / Σ n, because the log-loss can be infinite at 0 and 1. The knots
+    of the calibrator are the two ends of each step. See `fit_platt` for the arguments.
 
     Raises:
-        InputError: If all answers are right or all are wrong, or if there are fewer than `LEAST_ISOTONIC_ROWS` rows.
+        InputError: If the answers are all right or all wrong, or if there are fewer than `LEAST_ISOTONIC_ROWS` rows.
     """
     from sklearn.isotonic import IsotonicRegression  # takes a second to import
 

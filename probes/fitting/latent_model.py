@@ -70,14 +70,14 @@ def summarise(embeddings: Tensor, axes: Tensor) -> Answers:
 
 
 def encode(hidden: Tensor, weight_in: Tensor, bias_in: Tensor, weight: Tensor, bias: Tensor) -> Gaussian:
-    """Map hidden states to means and standard deviations with layer norm and two linear layers with GELU in between.
+    """Map hidden states to means and standard deviations by layer norm and a network with a hidden GELU layer.
 
     Args:
         hidden: [..., row, d_model] standardised hidden states.
         weight_in: [..., d_model, hidden] weights of the first layer.
         bias_in: [..., 1, hidden] biases of the first layer.
-        weight: [..., hidden, 2 · component] weights of the second layer. The first half of its outputs are the means.
-            The standard deviations are the softplus of the second half plus `FLOOR`.
+        weight: [..., hidden, 2 · component] weights of the second layer. The first half of its outputs contains the
+            means. The standard deviations are the softplus of the second half, plus `FLOOR`.
         bias: [..., 1, 2 · component] biases of the second layer.
     """
     normal = nn.functional.layer_norm(hidden, hidden.shape[-1:])
@@ -104,7 +104,7 @@ def answer_loss(predicted: Gaussian, shared: Tensor, answers: Answers) -> Tensor
     """Compute the negative log-likelihood of the answers, [...] in nats per answer.
 
     The n answers to a question scatter around their mean with variance σ². Their mean scatters around μ with variance
-    τ² + σ²/n. Here μ and σ are predicted, and τ² is the variance of the offset that the answers to a question share.
+    τ² + σ²/n. Here μ and σ are predicted, and τ² is the variance of the shared offset.
 
     Args:
         predicted: Distribution [..., question, component] with mean μ and standard deviation σ.
@@ -121,7 +121,7 @@ def answer_loss(predicted: Gaussian, shared: Tensor, answers: Answers) -> Tensor
 
 
 def drawn_noise(components: int, seed: int = 0) -> Tensor:
-    """Draw standard normal noise [draw, component] for all questions, so that identical inputs get identical scores."""
+    """Draw the standard normal noise [draw, component] that is used for every question."""
     return torch.randn(DRAWS, components, generator=torch.Generator().manual_seed(seed))
 
 
@@ -133,7 +133,7 @@ def sampled_score(predicted: Gaussian, shared: Tensor, noise: Tensor) -> Tensor:
 
     Args:
         predicted: Distribution [..., component] of the answer embeddings.
-        shared: [...] sum Σ τ² of the variances of the shared offset over the components.
+        shared: [...] sum Σ τ² of the variances of the shared offset.
         noise: [draw, component] noise from `drawn_noise`.
 
     Returns:
@@ -152,7 +152,7 @@ def rank_correlations(scores: Tensor, agreement: Tensor) -> Tensor:
 
     Args:
         scores: [row, candidate] scores. If they are constant, the correlation is set to −1.
-        agreement: [row] mean cosine similarity of two answers (1 − SEU). Rows with NaN are ignored.
+        agreement: [row] mean cosine similarity between answers (1 − SEU). Rows with NaN are ignored.
     """
     given = agreement.isfinite()
     share = ((1 + agreement[given]) / 2).clamp(0, 1)  # `spearman` takes accuracies in [0, 1]
@@ -170,7 +170,7 @@ def collapse(scores: Tensor, agreement: Tensor, deviation: Tensor) -> str | None
 
     Args:
         scores: [row] scores of one candidate.
-        agreement: [row] mean cosine similarity of two answers (1 − SEU). Rows with NaN are ignored.
+        agreement: [row] mean cosine similarity between answers (1 − SEU). Rows with NaN are ignored.
         deviation: [row, component] predicted standard deviations σ.
     """
     given = agreement.isfinite()

@@ -54,7 +54,7 @@ class Choice:
 
 
 class ProbeModule(L.LightningModule, ABC):
-    """Base class of all probes. One run trains a candidate for each penalty and feature (layer and position).
+    """Base class of all probes. Each combination of penalty and feature (layer and position) is a candidate.
 
     The candidate with the lowest validation loss is chosen, and its calibrator is fitted on the validation split.
     Subclasses implement `make_candidates`, `candidate_scores`, `candidate_head` and `training_step`.
@@ -274,7 +274,7 @@ def standardiser(features: Tensor) -> tuple[Tensor, Tensor]:
 def soft_label_loss(logits: Tensor, target: Tensor) -> Tensor:
     """Compute the mean binary cross-entropy between logits [penalty, row, feature] and soft labels [row].
 
-    Returns [penalty, feature] in nats. The expected loss is lowest for the conditional mean of the label.
+    Returns [penalty, feature] in nats.
     """
     label = target.to(logits.dtype)[None, :, None].expand_as(logits)
     return nn.functional.binary_cross_entropy_with_logits(logits, label, reduction="none").mean(1)

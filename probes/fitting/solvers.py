@@ -1,7 +1,7 @@
 """Solvers that fit linear probes for all layers and penalties at once. Coefficients are accurate to 10⁻⁵.
 
 The solvers take finite, standardised `features` [feature, row, d] and a `target` [row] of labels or expected accuracies
-in [0, 1]. `penalties` are one or several L2 penalties λ > 0. The results are weights [penalty, feature, d] and biases
+in [0, 1]. `penalties` contains one or more L2 penalties λ > 0. The results are weights [penalty, feature, d] and biases
 [penalty, feature] with the dtype and device of the features.
 
 All computations are in float64, because ridge regression in float32 had errors of up to 10⁻³ with a penalty of 0.001

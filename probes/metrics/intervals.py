@@ -1,9 +1,9 @@
 """Confidence intervals from the cluster bootstrap, which resamples questions together with all their answers.
 
 The intervals are bias-corrected and accelerated (BCa; Efron, Better Bootstrap Confidence Intervals, JASA 82, 1987).
-They use quantiles of Student's t distribution instead of the normal distribution, like `CI.bca` in the R package
-`resample` (Hesterberg, What Teachers Should Know about the Bootstrap, The American Statistician 69, 2015).
-docs/statistics.md reports their coverage.
+They use Student's t quantiles instead of normal quantiles, like `CI.bca` in the R package `resample` (Hesterberg, What
+Teachers Should Know about the Bootstrap, The American Statistician 69, 2015). docs/statistics.md reports their
+coverage.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ class Interval(TypedDict):
 
 
 def resample_weights(n_questions: int, n_resamples: int, seed: int) -> Tensor:
-    """Draw bootstrap resamples and return how often each contains each question, [resample, question] float64."""
+    """Draw bootstrap resamples and count how often each one contains each question, [resample, question] float64."""
     drawn = torch.randint(n_questions, (n_resamples, n_questions), generator=torch.Generator().manual_seed(seed))
     ones = torch.ones_like(drawn, dtype=torch.float64)
     return torch.zeros_like(ones).scatter_add_(1, drawn, ones)
@@ -56,7 +56,7 @@ def resampled(metric: WeightedMetric, n_questions: int, n_resamples: int, seed: 
 def bootstrap(metric: WeightedMetric, n_questions: int, n_resamples: int = 2000, seed: int = 0) -> Interval | None:
     """Compute a metric and its 95 % BCa interval over resampled questions.
 
-    Returns None if the metric is NaN or `resampled` returns None. A seed gives the same resamples for all metrics.
+    Returns None if the metric is NaN or `resampled` returns None. Metrics with the same seed use the same resamples.
     """
     weights = torch.ones(1, n_questions, dtype=torch.float64, requires_grad=True)
     with torch.enable_grad():

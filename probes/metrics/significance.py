@@ -21,8 +21,8 @@ def sign_flip(differences: Tensor, n_flips: int = 10_000, seed: int = 0) -> floa
     """Compute the p-value of the sign-flip test.
 
     Each sign pattern flips the signs of some differences. The p-value is the share of patterns for which the mean
-    difference is at least as far from 0 as observed. With up to 20 questions, all patterns are enumerated. With more,
-    random patterns are drawn, and the p-value is (1 + h) / (1 + n_flips) if the share is h / n_flips.
+    difference is at least as far from 0 as observed. With up to 20 questions, all patterns are enumerated. With more
+    questions, `n_flips` random patterns are drawn, and the observed pattern is added.
 
     Args:
         differences: [question] finite differences between two methods, for example in `functional.brier_terms`. If a
@@ -74,9 +74,9 @@ def bootstrap_p(
 def holm(p_values: Tensor) -> Tensor:
     """Adjust p-values for multiple tests by Holm's method (Holm 1979).
 
-    The smallest of m p-values is multiplied by m, the next by m − 1, and so on. If adjusted p-values below α are
-    rejected, the probability of any false rejection is at most α, even if the tests are dependent. NaN means that a
-    test was not made. It stays NaN and is not counted in m.
+    The smallest of m p-values is multiplied by m, the next by m − 1, and so on. If hypotheses with adjusted p-values
+    below α are rejected, the probability of any false rejection is at most α, even if the tests are dependent. NaN
+    means that there was no test. It stays NaN and is not counted in m.
 
     >>> holm(torch.tensor([0.01, 0.04, 0.03], dtype=torch.float64))
     tensor([0.0300, 0.0600, 0.0600], dtype=torch.float64)

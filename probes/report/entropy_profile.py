@@ -42,9 +42,9 @@ def entropy_profile(
         seed: Seed of the resampling.
 
     Returns:
-        A dict with `layers`, and with `right`, `wrong` and `difference` (wrong − right): one mean per layer in nats,
-        with a pointwise 95 % interval. `n_answers` contains the numbers of right and of wrong answers. `n_questions`
-        counts the questions with a right answer and those with a wrong answer. `n_missing` is the number of graded
+        A dict. `right`, `wrong` and `difference` (wrong − right) contain the mean in nats at each of the `layers`, with
+        a pointwise 95 % interval. `n_answers` contains the numbers of right and of wrong answers. `n_questions`
+        contains the numbers of questions with right answers and with wrong answers. `n_missing` is the number of graded
         answers without entropies.
 
     Raises:
@@ -56,8 +56,8 @@ def entropy_profile(
     n_answers = [int(rows.sum()) for rows in classes]
     if not all(n_answers):
         raise InputError(
-            f"Expected right and wrong answers with entropies, but {n_answers[0]} are right and {n_answers[1]} are "
-            "wrong. Use a store with more questions or with different questions."
+            f"Expected right and wrong answers with entropies, but got {n_answers[0]} right and {n_answers[1]} wrong "
+            "answers. Use a store with more questions or with different questions."
         )
     own, place = question[used].unique(return_inverse=True)
 

@@ -56,7 +56,7 @@ def layer_map(
     """Compute the out-of-fold AUROC of a probe at every layer and position of the hidden states.
 
     For the target `capability`, the probe reads hidden states of questions. For `response`, it reads hidden states of
-    answers. The probe is `ridge` with λ = 1 or `difference_of_means`.
+    answers. The probe is `difference_of_means`, or `ridge` with λ = 1.
 
     Returns:
         A dict with `auroc` [position][layer], where None marks a missing cell. `best` describes the cell with the
@@ -139,7 +139,7 @@ def out_of_fold(features: Tensor, accuracy: Tensor, fold: Tensor, solver: Solver
 
 @styled
 def layer_heat_map(maps: Mapping[Any, dict[str, Any]], model: str) -> Figure:
-    """Plot the AUROCs as heat maps of layer (x) and position (y), with one panel per target and one colour scale."""
+    """Plot the AUROCs as heat maps of layer (x) and position (y), with a panel per target and a shared colour scale."""
     layers = sorted({layer for map_ in maps.values() for layer in map_["layers"]})
     aurocs = [np.array(map_["auroc"], dtype=np.float64) for map_ in maps.values()]  # None becomes NaN
     scale = {

@@ -58,7 +58,7 @@ def frame_cell(axes: Axes, row: int, column: int, colour: str) -> None:
 
 
 def calibration_bins(scored: Scored, n_bins: int, by: str) -> tuple[list[float], list[float], list[float], list[int]]:
-    """Return the mean confidence, mean accuracy, standard error and count of each bin of equal `width` or `mass`."""
+    """Return the mean confidence, mean accuracy, standard error and count of each bin. `by` is `width` or `mass`."""
     accuracy = scored.accuracy
     bins = bin_index(scored.confidence, n_bins, by)
     members = [bins == i for i in bins.unique()]
@@ -133,8 +133,9 @@ def by_layer(
 ) -> Figure:
     """Plot the AUROC and the Brier score of a probe by layer, with 95 % bands.
 
-    `names` contains the name ``layer/position`` of each feature, and `intervals` contains its `auroc` and `brier`. The
-    feature `chosen` is circled. `references` contains the AUROC and Brier score of up to two baselines, drawn as lines.
+    `names` contains the name ``layer/position`` of each feature. `intervals` contains the intervals `auroc` and `brier`
+    of each feature. The feature `chosen` is circled. Up to two baselines are drawn as lines. `references` contains
+    their AUROC and Brier score.
     """
     figure, axes = new_figure(8.4, 3.4, ncols=2)
     labels = f"{target} AUROC", "Brier score" + (" (debiased)" if target == "capability" else "")

@@ -125,7 +125,7 @@ class Report:
 
     @torch.no_grad()
     def figures(self) -> dict[str, Figure]:
-        """Draw the pictures of the report, as a dict from file names (without extension) to figures."""
+        """Draw the pictures of the report and return them by file name (without extension)."""
         figures, probe = self.figures_of, self.module.name
         scored = {name: method.take(method.usable) for name, method in self.methods.items()}
         drawn = [name for name in scored if name in (probe, *_DRAWN[self.target]) and figures[name]["auroc"]]

@@ -26,7 +26,7 @@ _PACKAGES = "confidence-probes lightning torch transformers torchmetrics numpy s
 def result_folder(
     command: str, stores: Sequence[str], out: str | None, seed: int, n_resamples: int
 ) -> Iterator[tuple[Path, Path]]:
-    """Context manager that creates the result folder `out`, by default runs/COMMAND-STORE, atomically.
+    """Context manager that atomically creates the result folder `out`, by default runs/COMMAND-STORE.
 
     It yields a temporary folder for the results, and the final path. The temporary folder is renamed to the final path
     on success, and it is removed if an error occurs.

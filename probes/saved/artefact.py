@@ -31,7 +31,7 @@ class ConfidenceProbe:
     Args:
         head: Maps features to scores. Features are hidden states, pooled token signals, or both.
         calibrator: Maps scores to confidences.
-        config: Content of config.json: model identity, features, prompt, target, training set and test metrics.
+        config: Content of config.json (model identity, features, prompt, target, training set and test metrics).
     """
 
     def __init__(self, head: Head, calibrator: Calibrator, config: dict[str, Any]) -> None:
@@ -108,7 +108,7 @@ class ConfidenceProbe:
             [question] float32 confidences in [0, 1] on the CPU; NaN for an empty answer.
 
         Raises:
-            InputError: If this is not the probe's model, a prompt is empty, or `answers` is missing or not accepted.
+            InputError: If `hf_model` is the wrong model, a prompt is empty, or `answers` is missing or not accepted.
         """
         return self.attach(hf_model, tokenizer).score(prompts, answers, attention_mask)
 

@@ -1,4 +1,4 @@
-"""Calibrators, which are modules that map any score to a confidence.
+"""Calibrators, which are modules that map scores to confidences.
 
 Every calibrator is monotone, but isotonic regression can map different scores to the same confidence. Parameters are
 float64 buffers. Confidences are computed in float64 and returned in the score's dtype. Calibrators are fitted in
@@ -43,7 +43,7 @@ class Calibrator(nn.Module):
 
     @classmethod
     def of_zeros(cls, n_knots: int) -> Self:
-        """Create a calibrator of zeros, into which values can be loaded. Calibrators without knots ignore `n_knots`."""
+        """Create a calibrator filled with zeros. `n_knots` has no effect on calibrators without knots."""
         return cls(*(torch.zeros([n_knots] * cls.n_axes) for _ in cls.values))
 
 

@@ -77,7 +77,7 @@ class ConfidentModel:
         if not self.probe.reads_answers:
             if answers is not None:
                 raise InputError(
-                    "Expected no `answers`, because this probe reads only questions. Omit them, or train a probe "
+                    "Expected no `answers`, but got some. This probe reads only questions. Omit them, or train a probe "
                     "with --data.target=response."
                 )
             return self._read(ids)
@@ -94,8 +94,8 @@ class ConfidentModel:
         """Generate answers with confidences.
 
         If the probe reads only a hidden state of the prompt, the state is captured during generation. Otherwise, one
-        more forward pass is needed. If the probe reads answers, `text` ends before the stop strings of the probe's
-        policy. Generation stops at these strings unless `stop_strings` is passed.
+        more forward pass is needed. If the probe reads answers, `text` ends before the first stop string in the probe's
+        decoding settings. Generation also stops at these strings unless `stop_strings` is passed.
 
         Args:
             inputs: One or more texts, chats or lists of token ids. Alternatively, a left-padded tensor of token ids
@@ -154,8 +154,8 @@ class ConfidentModel:
             ids = torch.atleast_2d(prompts)
             if mask is None and len(ids) > 1 and bool((ids[:, [0, -1]] == self._pad_token()).any()):
                 raise InputError(
-                    "Expected an `attention_mask` with the tensor of prompts, because some prompts begin or end with "
-                    "the padding token. Pass the mask that the tokenizer returned."
+                    "Expected an `attention_mask` with the tensor of prompts, but got none. Some prompts begin or end "
+                    "with the padding token. Pass the mask that the tokenizer returned."
                 )
             masks = torch.ones_like(ids) if mask is None else torch.atleast_2d(mask)
             prompts = [row[present.bool()].tolist() for row, present in zip(ids, masks, strict=True)]
@@ -189,7 +189,7 @@ class ConfidentModel:
         return probe.confidence(probe.features(read_answers(self._model, pairs, probe.signals, layers=layers)))
 
     def _contents(self, drawn: list[list[int]], stop: Sequence[str]) -> tuple[list[str], list[list[int]]]:
-        """Cut answers as in the training data. Return the texts before any stop string and the content tokens."""
+        """Cut answers as in the training data. Return the texts up to the first stop string, and the content tokens."""
         from extract.models.loading import end_tokens
         from extract.signals.reading import content_tokens
 
@@ -204,7 +204,7 @@ class ConfidentModel:
 
 @contextmanager
 def _captured_prompt(model: Any, layer: int, n_prompt: int) -> Iterator[HiddenCapture]:
-    """Capture a layer's hidden state at the last prompt token during generation, even if the prompt is chunked."""
+    """Capture a layer's hidden state at the last prompt token during generation, even with chunked prefill."""
     from extract.signals.hidden import HiddenCapture
     from extract.signals.model_parts import decoder_of
 

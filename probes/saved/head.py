@@ -41,7 +41,7 @@ class Head(nn.Module):
         return self.score((hidden.float() - self.mean) / self.scale)
 
     def score(self, standardised: Tensor) -> Tensor:
-        """Compute scores [...] float32 from standardised features [..., d_model] float32. Subclasses implement it."""
+        """Compute scores [...] float32 from standardised features [..., d_model] float32. Implemented by subclasses."""
         raise NotImplementedError
 
     def filled(self, **values: Tensor) -> Self:
@@ -87,7 +87,6 @@ class MLPHead(Head):
     Args:
         d_model: Width of the features.
         hidden: Width of the hidden layer.
-
     """
 
     kind = "mlp"
@@ -113,7 +112,7 @@ class LatentHead(Head):
         components: Number of components of an answer embedding.
 
     Attributes:
-        shared: Scalar Σ τ², the variance shared by the answers to a question, summed over the components.
+        shared: Scalar Σ τ², the sum of the variances of the offset shared by all answers to a question.
         noise: [draw, component] standard normal draws, which are the same for all questions.
     """
 
@@ -138,7 +137,7 @@ class LatentHead(Head):
 
 
 class KNNHead(Head):
-    """Nearest-neighbour head, whose score is a weighted mean label of training rows. See `neighbour_means`.
+    """Nearest-neighbour head. Its score is computed by `neighbour_means` from the training rows.
 
     Args:
         d_model: Width of the features.
@@ -177,12 +176,12 @@ class KNNHead(Head):
 def neighbour_means(queries: Tensor, points: Tensor, labels: Tensor, n_neighbors: Sequence[int]) -> Tensor:
     """Average the labels of the nearest points, weighted by inverse distance, for several numbers of neighbours.
 
-    The result is that of scikit-learn's `KNeighborsRegressor(weights="distance")`, unless several points tie for the
-    last neighbour. scikit-learn picks some of these points arbitrarily, whereas this function splits the remaining
+    The result equals that of scikit-learn's `KNeighborsRegressor(weights="distance")`, unless several points tie for
+    the last neighbour. scikit-learn picks some of these points arbitrarily, whereas this function splits the remaining
     weight equally between them. A row at distance 0 from some points gets the mean label of those points.
 
     Args:
-        queries: [row, d] finite features. A row with NaN gives NaN.
+        queries: [row, d] features. The result for a row with NaN is NaN.
         points: [point, d] finite features of the points.
         labels: [point] labels of the points.
         n_neighbors: Numbers of neighbours, from 1 to the number of points.

@@ -22,7 +22,7 @@ from probes.saved.calibrators import CALIBRATORS, Calibrator
 from probes.saved.head import HEADS, Head
 
 FORMAT_VERSION = 3
-_READ_VERSIONS = (2, 3)  # 2 had no token signals
+_READ_VERSIONS = (2, 3)  # version 2 had no token signals
 _FILES = ["config.json", "model.safetensors", "README.md"]
 _LARGEST_CONFIG, _LARGEST_HEADER, _LARGEST_CALIBRATOR = 2**20, 2**16, 2**22  # bytes
 _CALIBRATOR = "calibrator."  # prefix of the calibrator's tensors

@@ -43,7 +43,7 @@ def grid_pictures(grid: Grid) -> dict[str, Figure]:
 
 
 def signal_rows(grid: Grid) -> list[Row]:
-    """Return the unweighted AUROCs, with one row per signal, position and layer, for at most five layers."""
+    """Return the unweighted AUROCs, with one row per signal, position and layer (at most five layers)."""
     keys_of: dict[tuple[str, str], dict[str, None]] = {}
     for name in grid.names:
         if not name.half:
@@ -141,7 +141,7 @@ def _heat_map(
 
 
 def _panels(rows: Sequence[Row], most: int) -> list[list[Row]]:
-    """Split rows into as few panels of about equal height as possible. Blocks are kept together where possible."""
+    """Split rows into as few panels as possible, with about equal heights. Blocks are kept together if they fit."""
     height = _height(rows)
     most = -(-height // -(-height // most))  # balance the panels
     panels: list[list[Row]] = [[]]

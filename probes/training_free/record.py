@@ -73,7 +73,7 @@ def _counts(grid: Grid, name: str) -> dict[str, int]:
 
 
 def length_stratum(n_tokens: Tensor) -> Tensor:
-    """Return the length class of each answer, [answer] int64. Lengths above 5 in a class differ by less than 25 %."""
+    """Return the length class of each answer [answer] int64. Lengths above 5 in one class differ by less than 25 %."""
     return (n_tokens.clamp_min(1).double().log() / math.log(1.25) + 1e-9).floor().long()
 
 
@@ -186,7 +186,7 @@ def _share_of_pairs(scored: Scored, stratum: Tensor) -> float | None:
 
 
 def signals_page(record: dict[str, Any], plots: Sequence[str]) -> str:
-    """Render the Markdown page of a grid from its record and the names of its pictures."""
+    """Render the record of a grid as a Markdown page. `plots` contains the names of its pictures."""
     roles = ("best", "reference", "control")
     rows = sorted(record["rows"], key=lambda row: (row["name"] != record["chosen"], roles.index(row["role"])))
     verdict, template = signals_verdict(record), "training_free/signals.md.j2"

@@ -722,13 +722,14 @@ def test_grades_of_answers_that_were_replaced_are_named_and_given_again(
     changed = [{**row, "text": "word"} for row in store.samples.read(part).to_pylist()]
     store.samples.write(part, changed)
     with pytest.raises(
-        InputError, match=r"grades/short/00001.000-001.parquet: the samples that it grades have been replaced"
+        InputError, match=r"grades/short/00001.000-001.parquet: its samples have been replaced since they were graded"
     ):
         verify(str(path))
     capsys.readouterr()
     grade(str(path))
     assert (
-        "grades/short/00001.000-001.parquet: the samples that it grades have been replaced" in capsys.readouterr().err
+        "grades/short/00001.000-001.parquet: its samples have been replaced since they were graded"
+        in capsys.readouterr().err
     )
     verify(str(path))
     assert store.grades.read("short").num_rows == 40

@@ -222,7 +222,7 @@ def test_bad_options_of_pictures_are_one_line(
         assert line.startswith("error: Expected")
     answers = load_table(Store.open(full_store)).answers
     answers.right[:] = 0
-    with pytest.raises(InputError, match="0 are right and 720 are wrong"):
+    with pytest.raises(InputError, match="got 0 right and 720 wrong answers"):
         entropy_profile([1], torch.rand(1, 720), answers)
 
 

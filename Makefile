@@ -6,7 +6,9 @@ JOBS ?= 2
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 READY := $(VENV)/.ready
 
-.PHONY: train test test-fast lint bench clean
+.PHONY: install train test test-fast lint bench clean
+
+install: $(READY)
 
 train: $(READY)
 	$(BIN)/python train.py

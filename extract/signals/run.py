@@ -52,8 +52,8 @@ def fill_signals(
     layers_of = {name: _choose_layers(store, name, scope, layers) for name in names if SIGNALS[name].by_layer}
     if layers is not None and not layers_of:
         raise InputError(
-            f"Expected `layers` only with signals whose layers can be chosen, but got {', '.join(names)}. "
-            "Leave out `layers`."
+            f"Expected `signals` to contain a signal whose layers can be chosen, but got "
+            f"{', '.join(names)}. Leave out --layers."
         )
     shards, unit = store.shards(scope), "answers" if scope == "sample" else "questions"
     if not shards:

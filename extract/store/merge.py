@@ -48,7 +48,10 @@ def _pairs(into: Path, others: Sequence[Path]) -> list[tuple[Path, Path]]:
     pairs = []
     for other in others:
         if other.resolve() == into.resolve():
-            raise InputError(f"Expected `others` not to contain the target store, but got {str(into)!r}. Remove it.")
+            raise InputError(
+                f"Expected `others` not to contain the target store, but it contains {str(into)!r}. "
+                "Leave it out of --others."
+            )
         members = member_stores(other)
         if members and (into / "identity.json").is_file():
             raise InputError(

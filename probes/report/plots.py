@@ -79,7 +79,7 @@ def reliability(
     top.plot([0, 1], [0, 1], color=GREY, lw=1, ls="--", label="perfectly calibrated")
     x, y, error, counts = calibration_bins(scored, n_bins, "width")
     label = f"{method} (bars: ± 1 standard error)"
-    top.errorbar(x, y, yerr=error, color=BLUE, marker="o", ms=5, lw=1.2, capsize=2, label=label)
+    top.errorbar(x, y, yerr=error, color=BLUE, fmt="o", ms=5, lw=1.2, capsize=2, label=label)
     top.set(xlim=(0, 1), ylim=(0, 1), ylabel="measured accuracy", title=f"Reliability of {method}")
     if ece is not None:
         top.text(0.97, 0.05, f"ECE {ece['value']:.3f}", ha="right", transform=top.transAxes, color=INK)
@@ -148,8 +148,8 @@ def by_layer(
             band(axis, [places[i][0] for i in rows], [values[i] for i in rows], **line)
         layer, best = places[names.index(chosen)][0], values[names.index(chosen)]
         if best is not None:
-            label = f"chosen on validation: layer {layer}"
-            axis.scatter(layer, best["value"], s=64, facecolors="none", edgecolors=INK, label=label)
+            circle = {"s": 64, "facecolors": "none", "edgecolors": INK}
+            axis.scatter(layer, best["value"], label=f"chosen on validation: layer {layer}", **circle)
         for (name, reference), style in zip(references.items(), (":", "--"), strict=False):
             axis.axhline(reference[column], color=GREY, lw=1, ls=style, label=name)
         axis.set(xlabel="layer (0: embeddings)", ylabel=label)

@@ -18,6 +18,7 @@ from probes.baselines.registry import available, baselines_of, confidence
 from probes.fitting.module import standardiser
 from probes.linear import Linear
 from probes.report.evaluate import compare
+from probes.report.plots import by_layer
 from probes.report.report import Report
 from tests.helpers.fitting import fit
 
@@ -175,6 +176,12 @@ def test_the_report_is_whole_and_its_pictures_are_pictures(
     assert all(path.read_bytes()[:4] == b"\x89PNG" for path in pictures.values())
     text = (tmp_path / "report.md").read_text()
     assert all(f"plots/{name}.png" in text for name in pictures)
+
+
+def test_every_axis_of_the_plot_by_layer_is_labelled_with_its_metric() -> None:
+    interval = {"value": 0.7, "low": 0.6, "high": 0.8}
+    figure = by_layer("linear", ["3/last_prompt"], {"auroc": [interval], "brier": [interval]}, "3/last_prompt", {})
+    assert [axes.get_ylabel() for axes in figure.axes] == ["capability AUROC", "Brier score (debiased)"]
 
 
 def test_the_predictions_are_those_of_the_saved_probe(data: FeatureDataModule, fitted: Linear, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ class AnswerLayer(DynamicLayer):
     Attributes:
         prefix: Keys and values [1, head, token, d_head] of the common prefix, or None.
         prompts: Keys and values [question, head, token, d_head] of the prompts; None unless answers share them.
-        handed_out: Keys and values that the last call of `update` returned, while prompts are being read.
+        handed_out: Keys and values returned by the last call to `update`. Set only while prompts are being read.
         keys: Keys [row, head, token, d_head] of the answers. Unless prompts are shared, prompt keys come first.
         values: Values, with the shape of `keys`.
     """

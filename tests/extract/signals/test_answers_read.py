@@ -298,7 +298,7 @@ def test_other_layers_than_those_that_there_are_are_refused(store: Path, recipe:
         read(str(store), [], "sample", model=recipe.model)
     with pytest.raises(InputError, match="at least one layer"):
         read(str(store), ["hidden"], "sample", [], model=recipe.model)
-    with pytest.raises(InputError, match="`layers` only with signals .* got tokens.* Leave out `layers`"):
+    with pytest.raises(InputError, match="a signal whose layers can be chosen.* got tokens. Leave out --layers"):
         read(str(store), ["tokens"], "sample", [1], model=recipe.model)
 
 

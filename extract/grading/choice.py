@@ -243,8 +243,8 @@ def _form(text: str) -> str:
 def _without_list(text: str, options: Mapping[str, str]) -> str:
     """Remove a repeated list of options: two or more options in alphabetical order, each with its letter.
 
-    The last option of the list may be truncated. A line that begins with an option's letter counts as listed, even if its
-    text differs. After the list, an option whose letter breaks the alphabetical order is an answer and is kept.
+    The last option of the list may be truncated. A line that begins with an option's letter counts as listed, even if
+    its text differs. After the list, an option whose letter breaks the alphabetical order is an answer and is kept.
     """
     letters = options.items()
     listed = {start: (end, letter) for letter, choice in letters for start, end in _listed(text, letter, choice)}
@@ -267,7 +267,7 @@ def _without_list(text: str, options: Mapping[str, str]) -> str:
 
 
 def _listed(text: str, letter: str, choice: str) -> Iterator[tuple[int, int]]:
-    """Yield the spans where an option is listed with its letter. The last option may be truncated by the end of the text."""
+    """Yield the spans where an option is listed with its letter. The end of the text may truncate the last option."""
     for match in re.finditer(rf"[(\[*]{{0,2}}\b{letter}(?:[)\].:*]{{1,3}}\s?|\Z)", text):
         rest = text[match.end() : match.end() + len(choice)]
         is_cut = match.end() + len(rest) == len(text) and choice.startswith(rest)

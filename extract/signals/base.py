@@ -106,14 +106,14 @@ class Lens(dict[str, Tensor]):
         largest: Largest probability.
         margin: Largest probability minus the second largest.
         entropies: Shannon entropies of layers 1 … L.
-        margins: Margins of layers 0 (the embeddings) … L.
-        agrees: 1 if the layer's most likely token is that of layer L, else 0, for layers 0 … L.
-        next_cosines: Cosine similarity of the residual streams of layers l and l + 1, for l = 0 … L − 1.
-        last_cosines: Cosine similarity of the residual streams of layers l and L, for l = 0 … L.
+        margins: Margins of layers 1 … L.
+        agrees: 1 if the layer's most likely token is that of layer L, else 0, for layers 1 … L.
+        previous_cosines: Cosine similarity of the residual streams of layers l − 1 and l, for l = 2 … L.
+        last_cosines: Cosine similarity of the residual streams of layers l and L, for l = 1 … L.
         kl: KL(p_l ‖ p_L) for the last `N_COMPARED` layers before L.
         jsd: Jensen–Shannon divergence between p_l and p_L for the same layers as `kl`.
         early_late: KL(p_E ‖ p_F), [row, token], where p_E and p_F are the mean distributions of the first and the
-            last quarter of the layers.
+            last ⌊L/4⌋ layers, at least one.
     """
 
 

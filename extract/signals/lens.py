@@ -103,8 +103,6 @@ class LensReader(Hooks):
         self._kept: dict[int, Tensor] = {}  # states by layer, or entropies of all layers but the last
 
     def __enter__(self) -> Self:
-        if "exit" in self._needs:
-            self.before(self._blocks[0], partial(self._read, 0))
         for layer, block in enumerate(self._blocks if self._reads_layers else (), 1):
             self.after(block, partial(self._read, layer))
         return self
@@ -141,9 +139,9 @@ class LensReader(Hooks):
             layers = [kept[layer] for layer in range(1, self._n_layers)]
             numbers["entropies"] = torch.stack([*layers, numbers["entropy"]], dim=1)
         if "exit" in self._needs:
-            stream = torch.stack([kept[layer] for layer in range(self._n_layers + 1)], dim=1)
+            stream = torch.stack([kept[layer] for layer in range(1, self._n_layers + 1)], dim=1)
             unit = nn.functional.normalize(stream.float(), dim=-1)
-            numbers["next_cosines"] = vecdot(unit[:, :-1], unit[:, 1:])
+            numbers["previous_cosines"] = vecdot(unit[:, :-1], unit[:, 1:])
             numbers["last_cosines"] = vecdot(unit, unit[:, -1:])
         return Lens({name: spans.pad(values) for name, values in numbers.items()})
 
@@ -168,10 +166,9 @@ class LensReader(Hooks):
         n_layers, columns, means = self._n_layers, defaultdict[str, list[Tensor]](list), dict[str, Tensor]()
         n_quarter = max(1, n_layers // 4)
         quarters = {"early": range(1, n_quarter + 1), "late": range(n_layers - n_quarter + 1, n_layers + 1)}
-        for layer in range(0 if "exit" in self._needs else 1, n_layers + 1):
+        for layer in range(1, n_layers + 1):
             p = last if layer == n_layers else softmax(self._head(self._norm(states[layer])))
-            if layer:
-                columns["entropies"].append(entropy(p))
+            columns["entropies"].append(entropy(p))
             if "exit" in self._needs:
                 own_token, _, margin = most_likely(p)
                 columns["margins"].append(margin)

@@ -16,7 +16,7 @@ NEEDS = {
     "hidden": "`states`: hidden states at named positions",
     "logits": "`lens`: log_p, entropy, largest and margin of the model's own distribution",
     "lens": "`lens`: entropies of every layer's distribution",
-    "exit": "`lens`: margins, agrees, next_cosines and last_cosines of every layer",
+    "exit": "`lens`: margins, agrees, previous_cosines and last_cosines of every layer",
     "divergence": "`lens`: kl, jsd and early_late",
     "attention_entropy": "`attention.layers`: entropies of attention",
     "attention_blocks": "`attention.layers`: attention among the answer's tokens, averaged over heads",
@@ -37,6 +37,8 @@ class Signal(NamedTuple):
         by_layer: Whether the layers to read can be chosen.
         weights: Whether the numbers measure how much a token matters, rather than how uncertain the model was.
         rising: Names whose larger values indicate a right answer. For others, larger values indicate a wrong one.
+        version: Version of the definition, recorded in the files of a store. Increase it if values or names change, so
+            that a store never contains files of different versions.
     """
 
     function: str
@@ -47,6 +49,12 @@ class Signal(NamedTuple):
     by_layer: bool = False
     weights: bool = False
     rising: tuple[str, ...] = ()
+    version: int = 1
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Settings that a store records with the values."""
+        return {"version": self.version}
 
 
 _influence = partial(Signal, scopes=("sample",), weights=True)
@@ -76,7 +84,10 @@ SIGNALS: Registry[Signal] = Registry(
             ("lens", "divergence"),
         ),
         "early_exit": Signal(
-            "extract.signals.lens_signals:early_exit", "layer at which the model could have stopped", ("lens", "exit")
+            "extract.signals.lens_signals:early_exit",
+            "layer at which the model could have stopped",
+            ("lens", "exit"),
+            version=2,
         ),
         "attention_entropy": Signal(
             "extract.signals.attention:attention_entropy", "entropy of every layer's attention", ("attention_entropy",)

@@ -42,13 +42,14 @@ def fill_signals(
         layers: Layers to keep. By default, the layers already stored, or all layers if none are stored.
 
     Raises:
-        InputError: If `names` is empty, a signal is unknown or does not support the scope, the stored layers do not
-            include `layers`, or the store has no answers to read.
+        InputError: If `names` is empty, a signal is unknown or does not support the scope, the store contains another
+            version of a signal, the stored layers do not include `layers`, or the store has no answers to read.
     """
     if not names:
         raise InputError(f"Expected `signals` to contain at least one of {', '.join(SIGNALS)}, but it is empty.")
     for name in names:
         load_signal(name, scope)  # before a model is loaded
+        store.signals.check_settings(name, scope, SIGNALS[name].settings)
     layers_of = {name: _choose_layers(store, name, scope, layers) for name in names if SIGNALS[name].by_layer}
     if layers is not None and not layers_of:
         raise InputError(
@@ -69,7 +70,7 @@ def fill_signals(
     if not missing:
         say(f"read: {', '.join(names)} already stored for all {unit}")
     elif scope == "question":
-        missing = copy_known(store, missing, layers_of)
+        missing = copy_known(store, missing, layers_of, {name: SIGNALS[name].settings for name in names})
     if not missing:
         return
     reader = _ShardReader(store, *load(), layers_of)
@@ -134,7 +135,7 @@ class _ShardReader:
             columns = [values.rows() if isinstance(values, Ragged) else values for values in tensors.values()]
             is_nan = [any(bool(row.isnan().any()) for row in rows) for rows in zip(*columns, strict=True)]
             self.n_nan[name] += sum(nan and numbers for nan, numbers in zip(is_nan, has_numbers, strict=True))
-            self._store.signals.write(name, shard, tensors, batch_tokens)
+            self._store.signals.write(name, shard, tensors, batch_tokens, SIGNALS[name].settings)
 
     def _answers(self, part: SampleRange) -> list[Answer]:
         """Return the answers of a range of samples, in the order of their rows in the store."""

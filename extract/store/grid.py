@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import suppress
+from typing import Any
 
 from extract.errors import InputError
 from extract.hashing import differences
@@ -12,7 +13,10 @@ from extract.store.store import Store
 
 
 def copy_known(
-    store: Store, missing: Mapping[Shard, list[str]], layers: dict[str, list[int] | None]
+    store: Store,
+    missing: Mapping[Shard, list[str]],
+    layers: dict[str, list[int] | None],
+    settings: Mapping[str, dict[str, Any]],
 ) -> dict[Shard, list[str]]:
     """Copy missing question signals into a store from stores that differ from it only in temperature.
 
@@ -21,6 +25,7 @@ def copy_known(
         missing: Names of the missing signals for each block.
         layers: For each signal with layers, the layers to keep (None for all). Updated in place with the layers of
             the copied signals.
+        settings: For each signal, the settings that its files must have to be copied.
 
     Returns:
         Names of the signals that are still missing, for each block.
@@ -32,7 +37,8 @@ def copy_known(
             shards = [shard for shard in lacking if _holds(other, signal, shard)]
             keys = {key for shard in shards for key in other.signals.shard_layout(signal, shard)}
             found = sorted({int(key.split("/")[0]) for key in keys})
-            if not shards or sorted(layers.get(signal) or found) != found:
+            is_same = other.signals.settings(signal, "question") == settings[signal]
+            if not shards or not is_same or sorted(layers.get(signal) or found) != found:
                 continue
             if signal in layers:
                 layers[signal] = found

@@ -29,6 +29,8 @@ _KEY = re.compile(r"\d+/[\w-]+")
 _OFFSETS = ".offsets"
 #: Number of bytes of a tensor that are copied at once.
 CHUNK_BYTES = 2**20
+#: Settings of a signal whose definition never changed. They are not recorded.
+_FIRST_VERSION = {"version": 1}
 #: Signals that `ask` computes with another model.
 _ASKED = ("text_embedding",)
 
@@ -49,10 +51,10 @@ Layout = dict[str, Entry]
 
 
 class _Header(NamedTuple):
-    """Layout of a file, and the settings of its signal if `ask` computed the signal."""
+    """Layout of a file, and the settings of its signal."""
 
     layout: Layout
-    settings: dict[str, Any] | None
+    settings: dict[str, Any]
 
 
 class Signals(ShardFiles):
@@ -73,7 +75,7 @@ class Signals(ShardFiles):
         shard: Shard,
         tensors: Mapping[str, Tensor | Ragged],
         batch_tokens: int | None = None,
-        settings: dict[str, Any] | None = None,
+        settings: dict[str, Any] = _FIRST_VERSION,
     ) -> None:
         """Write a signal for a shard.
 
@@ -83,14 +85,15 @@ class Signals(ShardFiles):
             tensors: Dict from ``layer/position`` keys to tensors [row, …] or ragged tensors with one row for each
                 question or sample.
             batch_tokens: Maximum number of tokens per batch, which affects the last bits of the values.
-            settings: Other settings that affect the values, as plain JSON types. They must be identical in all files.
+            settings: Version of the signal's definition, or other settings that affect the values, as plain JSON types.
+                They must be identical in all files.
 
         Raises:
             InputError: If existing files of the signal have different settings.
         """
         record = {**self._provenance(signal, shard), "batch_tokens": batch_tokens}
-        if settings is not None:
-            self.check_settings(signal, shard.scope, settings)
+        self.check_settings(signal, shard.scope, settings)
+        if settings != _FIRST_VERSION:
             record["how"] = settings
         arrays = {}
         for key, tensor in tensors.items():
@@ -171,7 +174,7 @@ class Signals(ShardFiles):
         """
         shards = self.finished(signal, scope)
         headers = {self.file(signal, shard): self._header(signal, shard) for shard in shards}
-        first, common = next(iter(headers.items()), (Path(), _Header({}, None)))
+        first, common = next(iter(headers.items()), (Path(), _Header({}, {})))
         for path, header in headers.items():
             if header.settings != common.settings:
                 raise Damaged(path, f"its settings differ from those in {first.name}")
@@ -225,8 +228,8 @@ class Signals(ShardFiles):
                 slices = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
         except (OSError, SafetensorError) as error:
             raise Damaged(path, f"it can't be read as safetensors ({one_line(error)})") from None
-        settings, _ = record.pop("how", None), record.pop("batch_tokens", None)
-        if record != (provenance := self._provenance(signal, shard)) or not isinstance(settings, dict | None):
+        settings, _ = record.pop("how", _FIRST_VERSION), record.pop("batch_tokens", None)
+        if record != (provenance := self._provenance(signal, shard)) or not isinstance(settings, dict):
             raise Damaged(path, f"its metadata is {shown(record)} instead of {canonical_json(provenance)}")
         layout = {
             key: Entry(tensor.get_dtype(), torch.Size(tensor.get_shape()[1:]), key + _OFFSETS in slices)
@@ -241,5 +244,5 @@ class Signals(ShardFiles):
         self._headers[path] = _Header(layout, settings)
         return self._headers[path]
 
-    def _read_settings(self, name: str, shard: Shard) -> dict[str, Any] | None:
+    def _read_settings(self, name: str, shard: Shard) -> dict[str, Any]:
         return self._header(name, shard).settings

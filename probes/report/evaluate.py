@@ -116,9 +116,9 @@ def evaluate(
         seed: Seed of the resampling.
 
     Returns:
-        A dict from each metric to the result of `estimate`. If the rows are questions, it includes `auroc_ceiling`, whose
-        `low` and `high` are the bounds from `functional.auroc_ceiling`. The dict also contains the counts `n_questions`,
-        `n_samples` (graded answers), `n_unknown`, and `n_masked` (rows that are not usable).
+        A dict from each metric to the result of `estimate`. If the rows are questions, it includes `auroc_ceiling`,
+        whose `low` and `high` are the bounds from `functional.auroc_ceiling`. The dict also contains the counts
+        `n_questions`, `n_samples` (graded answers), `n_unknown`, and `n_masked` (rows that are not usable).
     """
     usable = scored.usable
     method, figures = scored.take(usable), dict[str, Any]()

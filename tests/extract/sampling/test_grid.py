@@ -26,6 +26,7 @@ from extract.sampling.local.draws import draw
 from extract.sampling.local.token_sampler import TokenSampler
 from extract.sampling.server.policy import Server
 from extract.sampling.temperature_grid import member_name
+from extract.signals.registry import SIGNALS
 from extract.store.verify import find_problems
 from tests.helpers.serving_stub import MODEL, stub
 from tests.helpers.tiny import tiny_model, write_questions
@@ -337,6 +338,16 @@ def test_signals_of_questions_are_read_once_for_all_temperatures(
     sample(str(family / "other"), recipe(policy=Decoding(1.0, max_new_tokens=6, seed=1)))
     with pytest.raises(InputError, match="nowhere"):  # another seed is another policy
         read(str(family / "other"), model="nowhere")
+
+
+def test_signals_of_another_version_are_not_copied(
+    tmp_path: Path, recipe: Callable[..., StoreRecipe], tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sample_family(str(tmp_path), recipe())
+    read(str(tmp_path / "t0.0"), signals=["tokens"], model=str(tiny_folder))
+    monkeypatch.setitem(SIGNALS, "tokens", SIGNALS["tokens"]._replace(version=2))
+    with pytest.raises(InputError, match="nowhere"):
+        read(str(tmp_path / "t0.5"), signals=["tokens"], model="nowhere")
 
 
 def test_a_grid_that_was_killed_is_gone_on_with(

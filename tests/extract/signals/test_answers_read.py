@@ -14,6 +14,7 @@ from extract.__main__ import COMMANDS
 from extract.commands import make_store
 from extract.running.cli import run
 from extract.running.worker import Worker
+from extract.signals import registry
 from extract.signals.base import Answer
 from extract.signals.hidden import POSITIONS, position_ranges
 from extract.signals.reader import by_length
@@ -300,6 +301,27 @@ def test_other_layers_than_those_that_there_are_are_refused(store: Path, recipe:
         read(str(store), ["hidden"], "sample", [], model=recipe.model)
     with pytest.raises(InputError, match="a signal whose layers can be chosen.* got tokens. Leave out --layers"):
         read(str(store), ["tokens"], "sample", [1], model=recipe.model)
+
+
+def test_values_of_another_version_can_be_used_but_not_added_to(
+    store: Path, recipe: StoreRecipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read(str(store), ["early_exit"], "sample", model=recipe.model)
+    assert Store.open(store).signals.settings("early_exit", "sample") == {"version": 2}
+    assert not any(b"version" in content for name, content in signal_bytes(store).items() if "/tokens/" in name)
+    monkeypatch.setitem(registry.SIGNALS, "tokens", registry.SIGNALS["tokens"]._replace(version=2))
+    opened = Store.open(store)
+    assert opened.signals.read_ragged("tokens", "3/nll").values.isfinite().all()
+    assert list(find_problems(opened)) == []
+    refusal = "signals/tokens/sample.* differs in version: found 1, expected 2.* delete that folder to start over"
+    with pytest.raises(InputError, match=refusal):
+        read(str(store), ["tokens"], "sample", model="nowhere")
+    next((store / "signals/tokens/sample").glob("00001*.safetensors")).unlink()
+    with pytest.raises(InputError, match=refusal):
+        read(str(store), ["tokens"], "sample", model="nowhere")
+    shutil.rmtree(store / "signals/tokens")
+    read(str(store), ["tokens"], "sample", model=recipe.model)
+    assert Store.open(store).signals.settings("tokens", "sample") == {"version": 2}
 
 
 def test_a_store_without_answers_and_prompts_that_changed_are_refused(

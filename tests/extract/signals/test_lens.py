@@ -18,7 +18,7 @@ from extract.errors import InputError
 from extract.models.loading import load_model
 from extract.signals.base import Answer
 from extract.signals.lens import entropy, jensen_shannon, kl, most_likely, softmax
-from extract.signals.lens_signals import THRESHOLDS
+from extract.signals.lens_signals import CONFIDENCES, SIMILARITIES
 from extract.signals.reading import read_answers, read_questions
 from extract.signals.registry import SIGNALS, Signal
 from extract.store.ragged import Ragged
@@ -102,33 +102,36 @@ def of_token(h: list[np.ndarray], z: list[np.ndarray], word: int, last: int) -> 
     def cosine(a: np.ndarray, b: np.ndarray) -> float:
         return float(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
 
-    def first(holds: list[bool]) -> float:
-        return (holds.index(True) if True in holds else last) / last
+    def first(holds: dict[int, bool]) -> float:
+        return min((layer for layer, does_hold in holds.items() if does_hold), default=last) / last
 
-    def from_on(holds: list[bool]) -> float:
-        return min((layer for layer in range(last + 1) if all(holds[layer:])), default=last) / last
+    def from_on(holds: dict[int, bool]) -> float:
+        return first({layer: all(holds[later] for later in range(layer, last + 1)) for layer in holds})
 
-    tops = [np.sort(one)[::-1] for one in p]
-    found[f"early_exit/{last}/persistent"] = from_on([one.argmax() == p[last].argmax() for one in p])
-    for threshold in THRESHOLDS:
-        theta = threshold / 1000
+    layers = range(1, last + 1)
+    margins = {layer: float(np.diff(np.sort(p[layer])[-2:])[0]) for layer in layers}
+    found[f"early_exit/{last}/saturation_event"] = from_on({n: p[n].argmax() == p[last].argmax() for n in layers})
+    for threshold in CONFIDENCES:
         found |= {
-            f"early_exit/{last}/state_{threshold}": first(
-                [1 - cosine(h[layer], h[layer + 1]) <= theta for layer in range(last)]
+            f"early_exit/{last}/softmax_response_{threshold}": first(
+                {layer: margins[layer] >= threshold / 1000 for layer in layers}
             ),
-            f"early_exit/{last}/softmax_{threshold}": first(
-                [1 - (tops[layer][0] - tops[layer][1]) <= theta for layer in range(last)]
+            f"early_exit/{last}/state_saturation_{threshold}": first(
+                {layer: cosine(h[layer - 1], h[layer]) >= threshold / 1000 for layer in layers if layer > 1}
             ),
-            f"early_exit/{last}/saturated_{threshold}": from_on([cosine(one, h[last]) >= 1 - theta for one in h]),
         }
+    for threshold in SIMILARITIES:
+        found[f"early_exit/{last}/final_state_{threshold}"] = from_on(
+            {layer: cosine(h[layer], h[last]) >= threshold / 1000 for layer in layers}
+        )
     return found
 
 
 def read_all(model: Any, answers: list[Answer] = ANSWERS, **options: Any) -> dict[str, Ragged]:
-    return ragged(read_answers(model, answers, OF_THE_LENS, **options))
+    return ragged_of(read_answers(model, answers, OF_THE_LENS, **options))
 
 
-def ragged(read: dict[str, dict[str, torch.Tensor | Ragged]]) -> dict[str, Ragged]:
+def ragged_of(read: dict[str, dict[str, torch.Tensor | Ragged]]) -> dict[str, Ragged]:
     """Return the token tensors by ``signal/key``."""
     every = {f"{name}/{key}": tensor for name, tensors in read.items() for key, tensor in tensors.items()}
     of_tokens = {key: tensor for key, tensor in every.items() if isinstance(tensor, Ragged)}
@@ -168,6 +171,41 @@ def test_every_number_of_the_embedded_model_equals_its_definition_too() -> None:
     assert wanted.keys() == read.keys()
     for key, values in wanted.items():
         np.testing.assert_allclose(read[key].rows()[0], values, rtol=0, atol=1e-3, err_msg=key)
+
+
+@pytest.mark.real_model
+def test_every_early_exit_of_the_embedded_model_differs_between_tokens_and_none_is_in_the_embeddings() -> None:
+    model, tokenizer = load_model(dtype="float32")
+    prompt = "What is the {} of {}? Answer briefly."
+    texts = {
+        prompt.format("capital", "Peru"): "The capital of Peru is Lima.",
+        prompt.format("element", "W"): 'The chemical element with the symbol "W" is Uranium.',
+        prompt.format("demonym", "Austria"): "Albania is a nationality in Austria.",
+    }
+    answers = [Answer(*(tuple(tokenizer(text)["input_ids"]) for text in pair)) for pair in texts.items()]
+    for key, ragged in ragged_of(read_answers(model, answers, ["early_exit"])).items():
+        layers, counts = (ragged.values * 30).round().unique(return_counts=True)
+        assert layers.min() >= 1, key
+        assert counts.max() <= 0.9 * len(ragged.values), key
+
+
+def test_embeddings_that_repeat_the_input_token_are_no_early_exit() -> None:
+    model = tiny_model(tie_word_embeddings=True, num_hidden_layers=4)
+    model.lm_head.weight.mul_(1000)
+    answer = Answer((5, 6, 7), (40, 41, 42))
+    embedded = model.model.norm(model.model.embed_tokens(torch.tensor([7, 40, 41])))
+    best = model.lm_head(embedded).softmax(-1).max(-1)
+    assert best.indices.tolist() == [7, 40, 41]
+    assert best.values.min() > 0.99
+    exits = ragged_of(read_answers(model, [answer], ["early_exit"]))
+    assert torch.stack([ragged.values for ragged in exits.values()]).min() >= 1 / 4
+    assert exits["early_exit/4/softmax_response_800"].values.tolist() == [1 / 4] * 3
+    assert exits["early_exit/4/state_saturation_800"].values.tolist() == [2 / 4] * 3
+
+
+def test_a_model_with_one_block_can_stop_after_it_only() -> None:
+    exits = ragged_of(read_answers(tiny_model(num_hidden_layers=1), ANSWERS, ["early_exit"]))
+    assert all((ragged.values == 1).all() for ragged in exits.values())
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -218,7 +256,7 @@ def test_numbers_are_the_same_however_many_logits_are_in_memory(model: Any, monk
     monkeypatch.setattr("extract.signals.lens.LOGITS_AT_ONCE", {"cpu": 258 * 2})
     monkeypatch.setattr("extract.signals.lens.REDUCED_AT_ONCE", {"cpu": 258})
     assert_same(read_all(model), whole)
-    alone = ragged(read_answers(model, ANSWERS, ["entropy_profile"]))  # layer by layer, in the pass
+    alone = ragged_of(read_answers(model, ANSWERS, ["entropy_profile"]))  # layer by layer, in the pass
     assert_same(alone, {key: one for key, one in whole.items() if key.startswith("entropy_profile")})
 
 

@@ -13,8 +13,11 @@ distribution of the questions. They are computed from `TRUTH_SIZE` questions wit
 - ece_width: the calibration error of f against p, in the same ten bins as in the report.
 - rmsce: the squared calibration error (before the root), in ten bins of equal mass.
 - aurc: the mean share of wrong answers among the most confident questions.
+- e_aurc, prr, prr_50: computed against p̂, like spearman.
+- auprc, recall_at_fpr_1, recall_at_fpr_5: the detection of wrong answers by f, computed against p.
 
-The last five have no bar, because the ECE is known to be too large for few questions.
+All figures after the difference of the Brier scores have no bar, because the ECE is known to be too large for few
+questions.
 """
 
 from __future__ import annotations
@@ -31,18 +34,16 @@ from torch import Tensor
 
 from benchmarks.result import report
 from probes.metrics.functional import (
-    aurc,
     capability_auroc,
-    expected_calibration_error,
-    hard_auroc,
-    spearman,
     squared_calibration_error,
 )
 from probes.metrics.intervals import bootstrap
-from probes.report.evaluate import Scored, compare, metric_of
+from probes.report.evaluate import CAPABILITY, Scored, compare, metric_of
 
 BARRED = ("auroc", "brier", "brier_skill", "auroc_difference", "brier_difference")
-BESIDE = ("auroc_hard", "spearman", "ece_width", "rmsce", "aurc")
+OF_MEASURED = ("auroc_hard", "spearman", "e_aurc", "prr", "prr_50")
+OF_TRUE = ("aurc", "auprc", "recall_at_fpr_1", "recall_at_fpr_5", "ece_width")
+BESIDE = (*OF_MEASURED, *OF_TRUE, "rmsce")
 TRUTH_SIZE = 1_000_000
 TRAIN_SIZE = 300
 
@@ -114,11 +115,9 @@ class Truth:
             "brier": brier,
             "auroc_difference": auroc - weaker_auroc,
             "brier_difference": brier - weaker_brier,
-            "auroc_hard": float(hard_auroc(f, right, known)),
-            "spearman": float(spearman(f, right, known)),
-            "ece_width": float(expected_calibration_error(f, p, one)),
+            **{name: float(CAPABILITY[name](f, right, known)) for name in OF_MEASURED},
+            **{name: float(CAPABILITY[name](f, p, one)) for name in OF_TRUE},
             "rmsce": round(float(squared_calibration_error(f, p, one)), 4),  # before the root; 0 if f is calibrated
-            "aurc": float(aurc(f, p, one)),
         }
 
     def values(self, reference: float) -> dict[str, float]:

@@ -7,6 +7,7 @@ coverage.
 """
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, TypedDict
 
 import torch
@@ -17,8 +18,10 @@ from extract.errors import InputError
 
 #: Differentiable function that maps resampling weights [resample, question] float64 to values of a metric [resample].
 WeightedMetric = Callable[[Tensor], Tensor]
-#: Maximum number of weights in memory at once.
-_CHUNK = 2**24
+#: Number of weights for one call of a metric. Larger chunks are slower, because they do not fit into the CPU's cache.
+_CHUNK = 2**18
+#: Minimum number of resamples for one call of a metric, because every call sorts the scores again.
+_LEAST_RESAMPLES = 16
 
 
 class Interval(TypedDict):
@@ -29,8 +32,12 @@ class Interval(TypedDict):
     high: float
 
 
+@lru_cache(maxsize=1)  # all metrics of a method use the same resamples
 def resample_weights(n_questions: int, n_resamples: int, seed: int) -> Tensor:
-    """Draw bootstrap resamples and count how often each one contains each question, [resample, question] float64."""
+    """Draw bootstrap resamples and count how often each one contains each question, [resample, question] float64.
+
+    The result is cached, so do not modify it.
+    """
     drawn = torch.randint(n_questions, (n_resamples, n_questions), generator=torch.Generator().manual_seed(seed))
     ones = torch.ones_like(drawn, dtype=torch.float64)
     return torch.zeros_like(ones).scatter_add_(1, drawn, ones)
@@ -38,7 +45,7 @@ def resample_weights(n_questions: int, n_resamples: int, seed: int) -> Tensor:
 
 def by_question(metric: WeightedMetric, question: Tensor) -> WeightedMetric:
     """Convert a metric over rows into a metric over questions. `question` [row] int64 is the question of each row."""
-    step = max(1, _CHUNK // len(question))
+    step = max(_LEAST_RESAMPLES, _CHUNK // len(question))
     return lambda weights: torch.cat([metric(chunk[:, question]) for chunk in weights.split(step)])
 
 
@@ -47,7 +54,7 @@ def resampled(metric: WeightedMetric, n_questions: int, n_resamples: int, seed: 
 
     Returns None if there are fewer than two questions, or if more than a tenth of the values are not finite.
     """
-    step = max(1, _CHUNK // n_questions)
+    step = max(_LEAST_RESAMPLES, _CHUNK // n_questions)
     values = torch.cat([metric(weights) for weights in resample_weights(n_questions, n_resamples, seed).split(step)])
     usable = values[values.isfinite()]
     return None if n_questions < 2 or len(usable) < 0.9 * n_resamples else usable

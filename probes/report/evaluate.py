@@ -23,8 +23,16 @@ CAPABILITY: dict[str, Callable[..., Tensor]] = {
     "rmsce": functional.rmsce,
     "spearman": functional.spearman,
     "aurc": functional.aurc,
+    "e_aurc": functional.e_aurc,
+    "prr": functional.prediction_rejection_ratio,
+    "prr_50": partial(functional.prediction_rejection_ratio, max_rejection=0.5),
+    "auprc": functional.auprc,
+    "recall_at_fpr_1": partial(functional.recall_at_fpr, max_fpr=0.01),
+    "recall_at_fpr_5": partial(functional.recall_at_fpr, max_fpr=0.05),
 }
-_OF_ANSWERS = {name: CAPABILITY[name] for name in ("auroc", "brier", "ece_width", "ece_mass", "aurc")}
+#: Metrics that are computed only for questions.
+_OF_QUESTIONS = ("auroc_hard", "brier_skill", "rmsce", "spearman")
+_OF_ANSWERS = {name: metric for name, metric in CAPABILITY.items() if name not in _OF_QUESTIONS}
 #: Metrics for each target. The Brier score against single answers needs no debiasing.
 METRICS = {"capability": CAPABILITY, "response": _OF_ANSWERS | {"brier": functional.response_brier}}
 #: Metrics without a valid interval. A calibration error cannot be negative, so resampling biases it upwards.

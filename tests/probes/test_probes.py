@@ -160,9 +160,11 @@ def test_the_report_is_whole_and_its_pictures_are_pictures(
             "ece_width",
             "ece_mass",
             "spearman",
+            "prr_50",
+            "recall_at_fpr_1",
         } < set(figures)
         assert figures["n_questions"] == 24
-        for metric in ("auroc", "brier"):
+        for metric in ("auroc", "brier", "prr_50", "auprc"):
             assert figures[metric]["low"] <= figures[metric]["value"] <= figures[metric]["high"]
         for metric in ("ece_width", "ece_mass", "rmsce"):
             assert figures[metric]["value"] >= 0

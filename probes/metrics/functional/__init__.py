@@ -13,9 +13,11 @@ To evaluate confidences in single answers, pass one row per answer with `known` 
 
 from probes.metrics.functional.binned import bin_index, expected_calibration_error, rmsce, squared_calibration_error
 from probes.metrics.functional.brier import brier_skill, brier_terms, debiased_brier, response_brier
-from probes.metrics.functional.ranking import aurc, auroc_ceiling, capability_auroc, hard_auroc, spearman
+from probes.metrics.functional.ranking import auroc_ceiling, capability_auroc, hard_auroc, spearman
+from probes.metrics.functional.selective import auprc, aurc, e_aurc, prediction_rejection_ratio, recall_at_fpr
 
 __all__ = [
+    "auprc",
     "aurc",
     "auroc_ceiling",
     "bin_index",
@@ -23,8 +25,11 @@ __all__ = [
     "brier_terms",
     "capability_auroc",
     "debiased_brier",
+    "e_aurc",
     "expected_calibration_error",
     "hard_auroc",
+    "prediction_rejection_ratio",
+    "recall_at_fpr",
     "response_brier",
     "rmsce",
     "spearman",

@@ -1,4 +1,4 @@
-"""Ranking metrics: AUROC and its ceiling, rank correlation, and area under the risk–coverage curve."""
+"""Ranking metrics: AUROC and its ceiling, and rank correlation."""
 
 import math
 
@@ -103,28 +103,3 @@ def spearman(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None
     x, y = x - mean(x, weights)[..., None], y - mean(y, weights)[..., None]
     scale = (mean(x * x, weights) * mean(y * y, weights)).sqrt()
     return torch.where(scale > 1e-12, mean(x * y, weights) / scale, torch.nan)
-
-
-def aurc(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None = None) -> Tensor:
-    r"""Compute the area under the risk–coverage curve. Lower is better.
-
-    The risk of a question is 1 − p̂, where p̂ is its measured accuracy. The area is the mean risk of the k most
-    confident questions, averaged over all k (Geifman and El-Yaniv, Selective Classification for Deep Neural Networks,
-    2017). For an uninformative score, the expected area is the mean risk of all questions.
-
-    For tied scores, the area is averaged over all orders of the tied questions. If W questions with total risk E
-    precede a tie of m questions with mean risk ē, the tie adds
-
-    .. math:: \sum_{t=1}^m \frac{E + t \bar e}{W + t} = m \bar e + (E - W \bar e) [\psi(W+m+1) - \psi(W+1)]
-
-    where ψ is the digamma function. This form is differentiable with respect to the weights.
-    """
-    preds, right, known, weights = prepare(preds, right, known, weights)
-    distinct, group = (-preds).unique(sorted=True, return_inverse=True)
-    mass = by_group(weights, group, len(distinct))
-    risk = by_group(weights * (1 - right / known), group, len(distinct))
-    covered, risked = mass.cumsum(-1), risk.cumsum(-1) - risk
-    before = covered - mass
-    tie_mean = risk / torch.where(mass > 0, mass, 1.0)
-    harmonic = torch.digamma(covered + 1) - torch.digamma(before + 1)
-    return (risk + (risked - before * tie_mean) * harmonic).sum(-1) / weights.sum(-1)

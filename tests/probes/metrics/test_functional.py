@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from itertools import pairwise, permutations
 
 import numpy as np
 import pytest
@@ -126,31 +125,6 @@ def test_the_mean_of_other_folds_ranks_below_chance_but_not_within_folds() -> No
     assert float(F.capability_auroc(others, right, known, strata=folds)) == 0.5
 
 
-def looped_aurc(f: list[float], risk: list[float]) -> float:
-    """Compute the definition, averaged over all orders that put higher scores first."""
-    areas = []
-    for order in permutations(range(len(f))):
-        if all(f[a] >= f[b] for a, b in pairwise(order)):
-            ordered = np.array(risk)[list(order)]
-            areas.append((ordered.cumsum() / np.arange(1, len(f) + 1)).mean())
-    return float(np.mean(areas))
-
-
-def test_the_area_under_risk_and_coverage_averages_over_the_orders_of_ties() -> None:
-    f, right, known = [0.9, 0.5, 0.5, 0.5, 0.1, 0.1, 0.7], torch.tensor([3, 0, 4, 1, 2, 0, 2]), torch.full((7,), 4)
-    looped = looped_aurc(f, (1 - right / 4).tolist())
-    for order in (torch.arange(7), torch.randperm(7, generator=torch.Generator().manual_seed(0))):
-        ours = F.aurc(torch.tensor(f)[order], right[order], known)
-        assert float(ours) == pytest.approx(looped, abs=1e-12)
-
-
-def test_a_constant_has_the_mean_risk_and_a_better_order_less() -> None:
-    f, right, known, p = simulated()
-    mean = float((1 - right.double() / known).mean())
-    assert float(F.aurc(torch.zeros(60), right, known)) == pytest.approx(mean, abs=1e-12)
-    assert float(F.aurc(p, right, known)) < float(F.aurc(f, right, known)) < mean < float(F.aurc(-f, right, known))
-
-
 def looped_squared_error(f: Tensor, right: Tensor, known: Tensor) -> float:
     """Compute the definition over ten bins with the same number of questions."""
     gap, order = (f - right.double() / known).numpy(), np.argsort(f.numpy())
@@ -211,7 +185,7 @@ def test_a_bin_of_one_question_is_merged_with_its_neighbour() -> None:
 def test_of_the_new_metrics_too_weights_mean_copies() -> None:
     f, right, known, _ = simulated(20)
     weights = resample_weights(20, 30, 0)
-    for metric in (F.aurc, F.squared_calibration_error, F.rmsce):
+    for metric in (F.squared_calibration_error, F.rmsce):
         for one, of_many in zip(weights, metric(f, right, known, weights), strict=True):
             copies = torch.repeat_interleave(torch.arange(20), one.long())
             copied = float(metric(f[copies], right[copies], known[copies]))
@@ -219,7 +193,7 @@ def test_of_the_new_metrics_too_weights_mean_copies() -> None:
             assert float(of_many) == pytest.approx(copied, abs=1e-9)
 
 
-@pytest.mark.parametrize("metric", [F.aurc, F.squared_calibration_error, F.capability_auroc])
+@pytest.mark.parametrize("metric", [F.squared_calibration_error, F.capability_auroc])
 def test_metrics_have_a_derivative_by_the_weights(metric: Callable[..., Tensor]) -> None:
     _, right, known, p = simulated(20)
     f = p.clamp(0.01, 0.99)  # without ties, which would lie on an edge of a bin
@@ -284,7 +258,9 @@ def test_metrics_refuse_what_they_cannot_mean(change: dict[str, Tensor], message
         F.capability_auroc,
         F.debiased_brier,
         F.response_brier,
+        F.prediction_rejection_ratio,
         partial(F.brier_skill, reference=0.4),
+        partial(F.recall_at_fpr, max_fpr=0.01),
     ],
 )
 def test_metrics_over_batches_equal_the_function_over_all(function: Callable[..., Tensor]) -> None:

@@ -10,6 +10,7 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from probes.metrics import functional as F
+from probes.metrics import intervals
 from probes.metrics.intervals import bootstrap, paired_bootstrap, resample_weights
 from probes.report.evaluate import CAPABILITY, METRICS, WITHOUT_INTERVAL, Scored, compare, evaluate, metric_of
 from tests.helpers.planted import simulated
@@ -200,6 +201,18 @@ def test_few_questions_have_ordered_and_finite_intervals_or_none(n: int) -> None
             interval = bootstrap(metric_of(Scored(f, right, known), name, 0.4), n, 200, seed)
             if interval is not None:
                 assert -np.inf < interval["low"] <= interval["high"] < np.inf, name
+
+
+def test_resamples_are_drawn_once_and_their_values_do_not_depend_on_the_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    f, right, known, _ = simulated()
+    assert intervals.resample_weights(60, 100, 0) is intervals.resample_weights(60, 100, 0)
+    answers = Scored(f, (right > 2).long(), torch.ones_like(known), torch.arange(60) // 3)
+    metrics = [metric_of(scored, "prr_50") for scored in (Scored(f, right, known), answers)]
+    whole = [bootstrap(metric, n, 100) for metric, n in zip(metrics, (60, 20), strict=True)]
+    monkeypatch.setattr(intervals, "_CHUNK", 180)
+    monkeypatch.setattr(intervals, "_LEAST_RESAMPLES", 1)
+    metrics = [metric_of(scored, "prr_50") for scored in (Scored(f, right, known), answers)]
+    assert whole == [bootstrap(metric, n, 100) for metric, n in zip(metrics, (60, 20), strict=True)]
 
 
 def test_one_question_and_a_metric_that_is_not_a_number_have_no_interval() -> None:

@@ -1,0 +1,117 @@
+"""Metrics of selective prediction, which rejects the least confident answers, and of the detection of wrong answers.
+
+Sorting the scores costs O(N log N) for N questions. Every resample then costs O(N).
+"""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from probes.metrics.functional.inputs import by_group, mean, prepare
+
+
+def aurc(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None = None) -> Tensor:
+    r"""Compute the area under the risk–coverage curve. Lower is better.
+
+    The risk of a question is 1 − p̂, where p̂ is its measured accuracy. The area is the mean risk of the k most
+    confident questions, averaged over all k (Geifman and El-Yaniv, Selective Classification for Deep Neural Networks,
+    2017). For an uninformative score, the expected area is the mean risk of all questions.
+
+    For tied scores, the area is averaged over all orders of the tied questions. If W questions with total risk E
+    precede a tie of m questions with mean risk ē, the tie adds
+
+    .. math:: \sum_{t=1}^m \frac{E + t \bar e}{W + t} = m \bar e + (E - W \bar e) [\psi(W+m+1) - \psi(W+1)]
+
+    where ψ is the digamma function. This form is differentiable with respect to the weights.
+    """
+    preds, right, known, weights = prepare(preds, right, known, weights)
+    return _mean_risk(preds, 1 - right / known, weights)
+
+
+def e_aurc(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Compute the excess AURC, which is `aurc` minus the AURC of an oracle. It is at least 0, and lower is better.
+
+    The oracle ranks the questions by their measured accuracies (Geifman, Uziel and El-Yaniv, Bias-Reduced Uncertainty
+    Estimation for Deep Neural Classifiers, 2019). Its AURC is exact, not the approximation in the paper.
+    """
+    preds, right, known, weights = prepare(preds, right, known, weights)
+    accuracy = right / known
+    return _mean_risk(preds, 1 - accuracy, weights) - _mean_risk(accuracy, 1 - accuracy, weights)
+
+
+def prediction_rejection_ratio(
+    preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None = None, max_rejection: float = 1.0
+) -> Tensor:
+    """Compute the prediction–rejection ratio: 1 for the order of the measured accuracies, and 0 for a random order.
+
+    The rejection curve is the mean accuracy of the questions that remain after rejecting the r least confident ones.
+    The ratio is the area between this curve and that of a random order, divided by the same area for an oracle that
+    ranks the questions by their measured accuracies. The areas include r from 0 to `max_rejection` · N − 1. Ties are
+    treated as in `aurc`. The result is NaN if all accuracies are equal.
+
+    This is the definition of LM-Polygraph (Vashurin et al., Benchmarking Uncertainty Quantification Methods for Large
+    Language Models with LM-Polygraph, 2025), except that a fractional number of rejections is interpolated instead of
+    rounded. Malinin and Gales (2021) divide the errors by the number of all questions. For single answers, their ratio
+    is 2 · AUROC − 1.
+    """
+    preds, right, known, weights = prepare(preds, right, known, weights)
+    risk = 1 - right / known
+    gain, best = (mean(risk, weights) - _mean_risk(order, risk, weights, max_rejection) for order in (preds, -risk))
+    return torch.where(best > 1e-12, gain / best, torch.nan)
+
+
+def _mean_risk(scores: Tensor, risk: Tensor, weights: Tensor, max_rejection: float = 1.0) -> Tensor:
+    """Return the mean risk of the questions with the highest scores, averaged over the allowed numbers of rejections.
+
+    See `aurc` for the formula. `max_rejection` is the largest share of questions that are rejected.
+    """
+    distinct, group = (-scores).unique(sorted=True, return_inverse=True)
+    mass, tie_risk = (by_group(values, group, len(distinct)) for values in (weights, weights * risk))
+    covered, total = mass.cumsum(-1), weights.sum(-1, keepdim=True)
+    tie_mean = tie_risk / torch.where(mass > 0, mass, 1.0)
+    excess = tie_risk.cumsum(-1) - covered * tie_mean  # E − W ē
+    ends = torch.maximum(pad(covered, (1, 0)), (1 - max_rejection) * total)
+    areas = tie_mean * ends.diff() + excess * torch.digamma(ends + 1).diff()
+    return areas.sum(-1) / (max_rejection * total[..., 0])
+
+
+def auprc(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Compute the area under the precision–recall curve for detecting wrong answers by their low scores.
+
+    Wrong answers are the positive class. A question counts as p̂ right and 1 − p̂ wrong answers with the same score,
+    where p̂ is its measured accuracy. The area is the average precision, as in scikit-learn's
+    `average_precision_score`: tied answers are detected together, and the curve is not interpolated. For an
+    uninformative score, the expected area is about the share of wrong answers. The result is NaN without wrong answers.
+    """
+    wrong, right = _by_score(*prepare(preds, right, known, weights))
+    detected, flagged = wrong.cumsum(-1), (wrong + right).cumsum(-1)
+    precision = detected / torch.where(flagged > 0, flagged, 1.0)
+    total = detected[..., -1]
+    return torch.where(total > 1e-12, (wrong * precision).sum(-1) / total, torch.nan)
+
+
+def recall_at_fpr(
+    preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None = None, max_fpr: float = 0.05
+) -> Tensor:
+    """Compute the share of wrong answers that are detected by their low scores, at a given false positive rate.
+
+    Wrong answers are the positive class, and the false positive rate is the share of right answers that are flagged as
+    wrong. Questions count as in `auprc`. The result is the height of the ROC curve at `max_fpr`. Between the points of
+    the curve, it is interpolated linearly: a random share of the tied answers is flagged, so that the rate is exactly
+    `max_fpr`. The result is NaN unless there are both right and wrong answers.
+    """
+    wrong, right = _by_score(*prepare(preds, right, known, weights))
+    n_wrong, n_right = wrong.sum(-1), right.sum(-1)
+    left = (max_fpr * n_right)[..., None] - (right.cumsum(-1) - right)
+    flagged = (left / torch.where(right > 0, right, 1.0)).clamp(0, 1)
+    flagged = torch.where(right > 0, flagged, (left > -1e-9).double())
+    defined = (n_wrong > 1e-12) & (n_right > 1e-12)
+    return torch.where(defined, (wrong * flagged).sum(-1) / n_wrong, torch.nan)
+
+
+def _by_score(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the weights of wrong and of right answers [..., distinct score], from the lowest score to the highest."""
+    distinct, group = preds.unique(sorted=True, return_inverse=True)
+    accuracy = right / known
+    wrong, right = (by_group(weights * share, group, len(distinct)) for share in (1 - accuracy, accuracy))
+    return wrong, right

@@ -1,4 +1,4 @@
-"""Run one experiment: fit a probe, test it once, and write a report and the saved probe.
+"""Run one experiment: fit a probe, test it once, save it, and write a report.
 
 `python train.py` uses configs/default.yaml and creates the store if it does not exist. Options override the config, as
 in `--model=Linear --model.l2=0.1`. To use a different config, pass `--config configs/NAME.yaml` before the options.
@@ -40,7 +40,7 @@ HERE = Path(__file__).parent
 PARSER = {
     "default_config_files": [str(HERE / "configs/default.yaml")],
     "usage": "%(prog)s [--config FILE] [--model NAME] [OPTION=VALUE ...]",
-    "description": "Fit a probe, test it once, and write a report and the saved probe.",
+    "description": "Fit a probe, test it once, save it, and write a report.",
 }
 
 
@@ -56,7 +56,7 @@ class KeepConfig(SaveConfigCallback):
     """Write the resolved config to the run's folder, and log it to W&B with the store's identity and the git commit."""
 
     def save_config(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Write and log the config. Lightning calls this once, in the first process, when the store exists."""
+        """Write and log the config. Lightning calls this once, after the datamodule has been set up."""
         dump = partial(self.parser.dump, self.config, skip_none=False)
         Path(trainer.default_root_dir, "config.yaml").write_text(dump(), encoding="utf-8")
         store = trainer.datamodule.store
@@ -81,7 +81,7 @@ class TrainCLI(LightningCLI):
         return parser
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Add the options of the model, the data and the run before the options of Lightning's trainer."""
+        """Add the model, data and run options, followed by the options of Lightning's trainer."""
         for method in METHODS.values():
             method.load()  # registers the class, so that --model accepts its name
         parser.add_lightning_class_args(ProbeModule, "model", subclass_mode=True)
@@ -93,7 +93,7 @@ class TrainCLI(LightningCLI):
         parser.add_lightning_class_args(self.trainer_class, "trainer")
 
     def before_instantiate_classes(self) -> None:
-        """Check the numbers of devices and resamples, create the run's folder, and point the loggers to it."""
+        """Check the numbers of devices and resamples, create the run's folder, and point the loggers at it."""
         n_resamples, devices = self.config.n_resamples, self.config.trainer.devices
         if n_resamples < 1:
             raise InputError(f"Expected `n_resamples` to be at least 1, but got {n_resamples}. The default is 2000.")
@@ -115,13 +115,13 @@ class TrainCLI(LightningCLI):
                 logger.init_args.name, logger.init_args.version = "logs", ""
 
     def instantiate_classes(self) -> None:
-        """Create the model, the data and the trainer. After an error, remove the run's folder."""
+        """Create the model, the data and the trainer. If this fails, remove the run's folder."""
         with discarding(self.run_folder):
             super().instantiate_classes()
 
 
 def recipe_as_mappings(arguments: Sequence[str]) -> list[str]:
-    """Rewrite the recipe's options as mappings, because jsonargparse 4.53 loses escape sequences in other forms."""
+    """Rewrite dotted recipe options as mappings, because jsonargparse 4.53 loses escape sequences in them."""
     converted, rest = [], list(arguments)
     while rest:
         option, equals, value = (argument := rest.pop(0)).partition("=")
@@ -136,10 +136,10 @@ def recipe_as_mappings(arguments: Sequence[str]) -> list[str]:
 
 
 def new_run_folder(runs: Path, name: str | None, method: str) -> Path:
-    """Create ``runs/name``. By default, the name is the method and the time, plus a number if that folder exists.
+    """Create ``runs/name``. The default name is the method and the time, plus a number if that folder exists.
 
     Raises:
-        InputError: If `name` is not a valid name, or the folder exists.
+        InputError: If `name` is invalid, or the folder already exists.
     """
     check_name("run" if name is None else name, "name")
     stem = name or os.environ.get("WANDB_RUN_ID") or f"{method}-{datetime.now():%Y%m%d-%H%M%S}"
@@ -192,7 +192,7 @@ def git_commit() -> str | None:
 
 
 def prepare_wandb(loggers: Sequence[WandbLogger]) -> None:
-    """Make W&B log offline if there is no API key, and print a notice."""
+    """If there is no API key, make W&B log offline and print a notice."""
     for logger in loggers:  # W&B warns about `anonymous`, which Lightning passes even if it is not set
         logger._wandb_init.pop("anonymous", None)
     if not loggers or "WANDB_MODE" in os.environ or os.environ.get("WANDB_API_KEY"):
@@ -276,9 +276,9 @@ def run(arguments: Sequence[str] | None = None) -> Path:
     prepare_wandb(loggers)
     with discarding(cli.run_folder):
         for signal in cli.datamodule.feature_spec.signals:
-            load_signal(signal, cli.datamodule.scope)  # a saved probe can only read signals of the model
+            load_signal(signal, cli.datamodule.scope)  # a saved probe can only read the model's own signals
         cli.datamodule.needs |= set(cli.model.needs)
-        cli.datamodule.prepare_data()  # creates a missing store outside the trainer, which catches Ctrl-C
+        cli.datamodule.prepare_data()  # here, because the trainer would catch Ctrl-C while a store is created
     with discarding(cli.run_folder, InputError), closing_wandb():
         cli.trainer.fit(cli.model, cli.datamodule)
         if cli.model.choice is None:

@@ -18,8 +18,8 @@ from extract.store.store import Store
 class FeatureSpec:
     """Specification of the features: their signals, positions and layers.
 
-    A vector signal (`hidden`) gives one feature per layer and position. The values of the token signals form a vector.
-    It is appended to every feature of the vector signal. Without a vector signal, it is the only feature.
+    A vector signal such as `hidden` gives one feature per layer and position. The values of the token signals form one
+    vector, which is appended to each of these features. If there is no vector signal, this vector is the only feature.
 
     Args:
         scope: Whether a row is a question or an answer.
@@ -79,7 +79,7 @@ class FeatureSpec:
         Returns:
             - [row, feature, width] float32 features; NaN for missing values.
             - Names of the features: ``layer/position`` for a vector signal, or the name of the token signal.
-            - Specification of the token signals among the features; None if there are none.
+            - Specification of the token features; None if there are none.
 
         Raises:
             InputError: If the store lacks a signal, a position or a layer, or its tensors have inconsistent shapes.
@@ -133,7 +133,7 @@ def choose_keys(
 ) -> list[str]:
     """Return the keys ``layer/position`` of a signal at the given positions and layers (None for all).
 
-    Error messages use the name `option` for the positions.
+    Error messages refer to the positions as `option`.
 
     Raises:
         InputError: If the store lacks the signal, a layer or a position.

@@ -34,7 +34,7 @@ class FeatureDataModule(L.LightningDataModule):
         recipe: Recipe of the store. A missing store is created from it, and an existing store must match it. If null,
             the store must exist, and its settings are not checked.
         grader: Grader whose grades define the target. If null, the store's only grader is used. A new store
-            is graded with the default grader for its kind of questions.
+            is graded with the default grader for its questions.
         target: Target of the probe. `capability`: how often the question is answered correctly. `semantic_entropy`:
             whether the semantic entropy of the question's answers is low. `seu`: the mean cosine similarity between
             the embeddings of the question's answers. `response`: whether an answer is right.
@@ -59,8 +59,8 @@ class FeatureDataModule(L.LightningDataModule):
         question_rows: Rows of the question table in each split.
         split_rows: Rows of the question table in each split, or of the answer table for the target `response`.
         feature_names: Name of each feature: ``layer/position``, or the name of a token signal.
-        pooled: Specification of the token signals among the features; None if there are none.
-        n_unusable: Number of questions or answers that are unusable and therefore in no split.
+        pooled: Specification of the token features; None if there are none.
+        n_unusable: Number of questions or answers that are unusable and therefore not in any split.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class FeatureDataModule(L.LightningDataModule):
         return torch.from_numpy(self.table.answers.question)
 
     def _counts(self) -> tuple[Tensor, Tensor]:
-        """Return the number of right answers and the number of answers with a known grade, [row] each."""
+        """Return the number of right answers and the number of answers with a known grade, each [row]."""
         counted = self.table.answers if self.scope == "sample" else self.table
         return torch.from_numpy(counted.right), torch.from_numpy(counted.known)
 

@@ -68,8 +68,9 @@ def seu(embeddings: NDArray[np.floating]) -> float:
 def entropy_threshold(entropies: NDArray[np.float64]) -> float:
     """Fit the threshold between low and high semantic entropies (Kossen et al., arXiv 2406.15927).
 
-    The threshold g is one of 100 values from 1e-10 to the largest entropy. It minimises the sum of squared deviations
-    from the means of the two sides, H < g and H ≥ g. Pass only entropies of training questions.
+    The threshold g is one of 100 values from 1e-10 to the largest entropy. It splits the entropies H into H < g and
+    H ≥ g so that the sum of squared deviations from the means of the two sides is smallest. Pass only entropies of
+    training questions.
 
     Args:
         entropies: [question] semantic entropies in nats. NaN values are ignored.

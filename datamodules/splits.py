@@ -15,8 +15,8 @@ SPLITS = ("train", "val", "test")
 def split_questions(ids: Sequence[str], groups: Sequence[str], fractions: Sequence[float], seed: int = 0) -> list[int]:
     """Split questions into parts, stratified by group, and return the index of each question's part.
 
-    The questions of a group are ordered by a hash of the seed and the id, and spread evenly over the unit interval.
-    The interval is then divided into parts according to `fractions`.
+    The questions in each group are ordered by a hash of the seed and their ids, and spread evenly over [0, 1].
+    This interval is then divided into parts according to `fractions`.
 
     Raises:
         InputError: If fractions are negative or do not sum to 1.

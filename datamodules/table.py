@@ -24,7 +24,7 @@ class AnswerTable:
         known: [row] 1 if the answer is graded right or wrong, 0 if its grade is unknown.
         answer: [row] normalised answer that the grader found; None if it found none.
         n_tokens: [row] number of generated tokens, including the end token; NaN if a server did not report it.
-        truncated: [row] whether the answer was cut off at the token limit.
+        truncated: [row] whether the answer was truncated at the token limit.
         mean_nll: [row] mean negative log-probability of the tokens in nats; NaN without tokens or log-probabilities.
         max_nll: [row] largest negative log-probability of a token in nats; NaN in the same cases as `mean_nll`.
         rejected: [row] whether a server rejected the question. If so, there is no answer.
@@ -68,8 +68,8 @@ class QuestionTable:
         consistency: [question] share of the most frequent answer in the other half (even j); NaN without answers.
         grader: Name of the grader.
         answers: All answers to these questions.
-        asked: Tables of the complete question-level asked baselines, by name. The columns are `value` (in [0, 1] or
-            null), `prompt_tokens` and `completion_tokens`.
+        asked: Table of each question-level asked baseline that is complete, by name. The columns are `value` (in [0, 1]
+            or null), `prompt_tokens` and `completion_tokens`.
     """
 
     ids: list[str]
@@ -167,7 +167,7 @@ def _keys(table: pa.Table, row_of: dict[str, int]) -> tuple[NDArray[np.int64], N
 
 
 def _align(table: pa.Table, question: NDArray[np.int64], sample: NDArray[np.int64], row_of: dict[str, int]) -> pa.Table:
-    """Reorder a table of the same answers to match the order of `question` and `sample`, [row] each."""
+    """Reorder a table of the same answers to match `question` and `sample`, each [row]."""
     order = np.empty(len(question), dtype=np.int64)
     order[np.lexsort((sample, question))] = np.lexsort(_keys(table, row_of)[::-1])
     return table.take(order)

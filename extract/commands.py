@@ -50,7 +50,7 @@ def sample_family(store: str, recipe: StoreRecipe, worker: Worker | None = None)
         store: Folder of a new store, or of an existing store with the same settings. For a grid of temperatures, the
             parent folder of its stores.
         recipe: Questions, model and policy.
-        worker: Which of several parallel workers this process is. By default, read from the environment.
+        worker: Number of this process among several parallel workers. By default, read from the environment.
 
     Returns:
         One store for each temperature.
@@ -107,7 +107,7 @@ def grade(store: str, grader: str | None = None, worker: Worker | None = None, j
         store: Folder of the store.
         grader: One of {graders}. By default, it depends on the questions' kind.
         worker: See `sample_family`.
-        judge: Model that the grader judge uses.
+        judge: Model to use if the grader is judge.
 
     Returns:
         The store.
@@ -140,8 +140,8 @@ def read(
         scope: Whether to read signals from the questions (question) or from their answers (sample).
         layers: Layers to keep, from 0 (embeddings) to the number of transformer blocks. By default, the layers that
             are already in the store, or all layers if there are none.
-        model: Path of the store's model if it was loaded from a folder, or a local copy of a served model. By
-            default, the name in the store.
+        model: Hub id or folder of the store's model, or of a local copy of a served model. By default, the name
+            recorded in the store, which is never a path.
         device: auto, cpu, cuda or cuda:N.
         device_map: How to distribute a large model over several devices, as in transformers (auto, balanced, …).
         worker: See `sample_family`.
@@ -177,8 +177,8 @@ def ask(
     Args:
         store: Folder of the store.
         baselines: Baselines to compute: {baselines}.
-        model: Path of the store's model if it was loaded from a folder, or a local copy of a served model. By
-            default, the name in the store.
+        model: Hub id or folder of the store's model, or of a local copy of a served model. By default, the name
+            recorded in the store, which is never a path.
         device: auto, cpu, cuda or cuda:N.
         device_map: How to distribute a large model over several devices, as in transformers (auto, balanced, …).
         embedding_model: Sentence encoder for text_embedding: the name of the embedded encoder, a Hub id or a folder.

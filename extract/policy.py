@@ -23,7 +23,7 @@ class Decoding:
         top_p: Sample from the smallest set of tokens with at least this total probability (1 keeps all tokens).
         top_k: Sample from this many of the most likely tokens (0 keeps all tokens).
         max_new_tokens: Maximum length of an answer in tokens.
-        stop: Texts that end an answer. The answer is cut off before them.
+        stop: Texts that end an answer. They are not part of the answer.
         seed: Random seed.
         prompt: Prompt template.
     """

@@ -55,8 +55,8 @@ class StoreRecipe:
         server: Settings of the server sampler.
         max_rows: Maximum number of answers per batch. It is halved when GPU memory runs out. Not part of the store's
             identity.
-        block_size: Number of questions per block. Workers share and resume work in whole blocks. Use 32 on a
-            laptop and 1024 for a large set.
+        block_size: Number of questions per block. Work is divided among workers, and resumed, in whole blocks.
+            Use 32 on a laptop and 1024 for a large set.
     """
 
     questions: str = "facts"

@@ -163,7 +163,7 @@ def pictures(
         Path to the new folder.
 
     Raises:
-        InputError: If an option is invalid, the grades or both signals are missing, or there are too few questions.
+        InputError: If an option is invalid, if grades or both signals are missing, or if there are too few questions.
     """
     needs: list[tuple[str, Scope]] = [("hidden", "question"), ("hidden", "sample"), ("entropy_profile", "sample")]
     with result_folder("pictures", [store], out, seed, n_resamples) as (folder, final):

@@ -30,15 +30,15 @@ _PARAMETERS = ("weight_in", "bias_in", "weight", "bias", "log_shared")
 
 
 class Latent(Descent):
-    """Encoder that predicts the distribution of the embeddings of a question's answers.
+    """Encoder that predicts the distribution of a question's answer embeddings.
 
     The score is 1 − ASEU, the similarity of answers drawn from this distribution (`sampled_score`). Training maximises
     the likelihood of the answer embeddings (`answer_loss`) and does not use grades.
 
-    Each candidate keeps the weights of the epoch in which its scores have the highest rank correlation with the
-    agreement of the answers (1 − SEU) on the validation split. Checkpoints contain both the current and the best
-    weights. As with every probe, the layer and the penalty are chosen by the validation loss on the target, and the
-    score is calibrated.
+    Each candidate keeps the weights of its best epoch. In this epoch, its validation scores have the highest rank
+    correlation with the agreement of the answers (1 − SEU). Checkpoints contain both the current and the best weights.
+    As with every probe, the layer and the penalty are chosen by the validation loss on the target, and the score is
+    calibrated.
 
     Args:
         hidden: Number of hidden units.

@@ -1,4 +1,4 @@
-"""Base classes of asked baselines, their prompt template, and the loop that fills a store with their values."""
+"""Base classes for asked baselines, their prompt template, and the loop that fills a store with their values."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ from extract.store.shards import SampleRange, Scope, Shard
 from extract.store.signals import Signals
 from extract.store.store import Store
 
-#: Progress callback. It receives the number of newly finished questions or answers, and their number of tokens.
+#: Progress callback. It receives the number of newly finished questions or answers, and the number of tokens in them.
 Done = Callable[[int, int], None]
 
 
@@ -29,11 +29,11 @@ class AskContext:
 
     Attributes:
         load: Function that returns the store's model and tokenizer. The first call loads them.
-        device: Device of all other models: auto, cpu, cuda or cuda:N.
+        device: Device for all other models: auto, cpu, cuda or cuda:N.
         embedding_model: Name of the embedded sentence encoder, or the Hub id or folder of another one.
         nli_model: Hub id or folder of an entailment classifier. None if no baseline uses it.
-        grader: Grader whose normalised answers are compared. None selects the store's only grader.
-        max_new_tokens: Token limit of a reply for the baseline `verbalized`.
+        grader: Grader whose normalised answers are compared. By default, the store's only grader.
+        max_new_tokens: Maximum number of tokens in a reply for the baseline `verbalized`.
     """
 
     load: Callable[[], tuple[Any, Any]]
@@ -53,7 +53,7 @@ class AskedBaseline(ABC):
 
     @property
     def model(self) -> dict[str, Any]:
-        """Identity of the store's model. If the samples come from a server, this may load a local copy of the model."""
+        """Identity of the store's model. If a served model has no recorded local copy yet, one is loaded."""
         if not self.store.samples.provides.weights and self.store.reader is None:
             self.context.load()
         return self.store.model
@@ -81,7 +81,7 @@ class AskedBaseline(ABC):
         self.store.asked.read_shard(self.name, shard)
 
     def prepare(self) -> None:  # noqa: B027 (optional)
-        """Load everything that `settings` has not loaded. This is called once, before the first `fill`.
+        """Load everything that `settings` has not loaded. Called once, before the first `fill`.
 
         Raises:
             InputError: If a model can't be loaded or does not support this baseline.
@@ -92,7 +92,7 @@ class AskedBaseline(ABC):
         """Query the model for one shard, write its file, and return the number of rows without a usable value."""
 
     def questions(self, shard: Shard) -> dict[str, str]:
-        """Return a dict from id to text for a shard's questions. A chat has one line ``role: content`` per message."""
+        """Return a dict from id to text for a shard's questions. Each message of a chat is a line ``role: content``."""
         texts = {}
         for question in self.store.questions.block(shard):
             prompt = question.prompt

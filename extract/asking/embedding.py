@@ -57,7 +57,7 @@ class Encoder(TextReader):
 
 
 class TextEmbedding(AskedBaseline):
-    """Embeds each question, and each question followed by the first line of an answer. Empty answers have NaN rows.
+    """Embeds each question, both alone and followed by the first line of each answer. Empty answers have NaN rows.
 
     A short answer ("4", "Lima") means little without its question. Only the first line is embedded, because long
     solutions have similar embeddings even if their results differ.
@@ -73,7 +73,7 @@ class TextEmbedding(AskedBaseline):
         return Encoder(self.context.embedding_model, self.context.device)
 
     def settings(self, scope: Scope) -> dict[str, Any]:
-        """Return the settings of the encoder, the pooling, and a description of the embedded text."""
+        """Return the encoder's settings, the pooling, and a description of the embedded text."""
         text = "the question" if scope == "question" else "the question and the first line of the answer"
         return {**self._encoder.settings, "pooling": "mean", "text": text}
 

@@ -1,8 +1,7 @@
 """The `entailment` baseline: clusters of answers that entail each other according to a classifier.
 
-It follows Kuhn et al. 2023 (https://arxiv.org/abs/2302.09664) and Farquhar et al. 2024, with strict entailment. An
-answer joins the first cluster whose first member entails it and is entailed by it. It is compared only with first
-members.
+The method follows Kuhn et al. 2023 (https://arxiv.org/abs/2302.09664) and Farquhar et al. 2024, with strict entailment.
+An answer joins the first cluster whose first member entails it and is entailed by it. Other members are not compared.
 """
 
 from collections import Counter, defaultdict
@@ -21,7 +20,7 @@ _LABELS = ("entailment", "neutral", "contradiction")
 
 
 class Answer(NamedTuple):
-    """Answer with its sample index, its normalised form, and the text that the classifier reads."""
+    """Sample index and normalised form of an answer, and the text that the classifier reads."""
 
     sample: int
     normalised: str
@@ -47,7 +46,7 @@ def cluster(
     questions: Sequence[tuple[Clusters, Iterable[Answer]]],
     entails: Callable[[Sequence[tuple[str, str]]], Sequence[tuple[bool, int]]],
 ) -> None:
-    """Assign answers to clusters. Questions are processed together, so that their pairs can share batches.
+    """Assign answers to clusters. A batch can contain pairs from several questions.
 
     The result is the same as if the answers were assigned one by one. Answers with identical normalised forms
     count as one. No pair is classified twice. The reverse of a pair is classified only if the pair is an entailment.
@@ -58,7 +57,7 @@ def cluster(
         entails: Function that takes (premise, hypothesis) pairs. For each pair, it returns whether the
             hypothesis is entailed, and the number of tokens read.
     """
-    pending: list[list[Answer]] = []  # per question: first answer of each form without a cluster
+    pending: list[list[Answer]] = []  # per question: first answer of each new form
     for clusters, answers in questions:
         firsts = {answer.normalised: answer for answer in reversed([*answers]) if answer.normalised not in clusters.of}
         pending.append(sorted(firsts.values()))
@@ -103,7 +102,7 @@ class Classifier(TextReader):
         self._entailment = next(i for i, label in labels.items() if label == "entailment")
 
     def __call__(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[bool, int]]:
-        """For each (premise, hypothesis) pair, return whether entailment is most likely, and the number of tokens."""
+        """Return whether entailment is the most likely label, and the token count, for each (premise, hypothesis)."""
         encoded = self.encode(pairs)
         logits = self.read(encoded, lambda output, mask: output.logits)
         entailed = (logits.argmax(-1) == self._entailment).tolist()
@@ -121,7 +120,7 @@ class Entailment(AskedTable):
         super().__init__(name, store, context)
         if context.nli_model is None:
             raise InputError(
-                f"Expected `nli_model` for the baseline {name!r}, but got none. "
+                f"Expected `nli_model` to be set for the baseline {name!r}, but it is not. "
                 f"Pass the Hub id or folder of a classifier with the labels {', '.join(_LABELS)}."
             )
         self._grader = store.grades.choose(context.grader)

@@ -21,7 +21,7 @@ _STEPS = (
 )
 _SCALE = "\n".join(f"{i / 10:.1f} to {(i + 1) / 10:.1f}: {words}" for i, words in enumerate(_STEPS))
 #: The four boxes are spread evenly, so that copying one of them adds no bias. The question comes late in the prompt,
-#: because the text before it is computed once for many questions.
+#: because the text before it is processed only once for many questions.
 TEMPLATE = (
     f"How likely are you to answer a question correctly? The scale:\n{_SCALE}\n\nYou may think in one short sentence. "
     r"Your reply ends in \boxed{0.05}, \boxed{0.35}, \boxed{0.65}, \boxed{0.95} or another probability "

@@ -25,7 +25,7 @@ class Question:
             correct option.
         kind: Type of the expected answer. It determines the graders and parsers.
         choices: Options of a `choice` question, in display order; empty if `messages` contain the options.
-        group: Group of the question, such as "capital". It stratifies splits and the base-rate baseline.
+        group: Group of the question, such as "capital". Used to stratify splits and to compute base rates.
         meta: Further data. The `short` grader reads ``case_sensitive`` (bool) and ``rivals`` (wrong answers). An
             answer that states a rival before a reference is graded as wrong. ``worked`` is a solution that ends with
             the answer, for worked examples. ``private`` keeps the texts out of all displayed output.

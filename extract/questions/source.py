@@ -155,8 +155,8 @@ def _with_options(
     if known.build is not None:
         if path or config or fields or split or revision:
             raise InputError(
-                f"Expected no options for the set {dataset!r}, but got a file, a configuration, fields, a split or a "
-                "revision. This set is built at run time. Leave the options out."
+                f"Expected no file, configuration, fields, split or revision for the set {dataset!r}, but got at least "
+                "one. This set is built at run time. Leave these options out."
             )
         return source
     if path is None and known.hub is None:

@@ -1,4 +1,4 @@
-"""Functions that select and order questions, and select worked examples."""
+"""Select and order questions, and choose worked examples."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -69,9 +69,12 @@ def with_examples(source: Source, prompt: PromptTemplate, seed: int) -> tuple[li
     if prompt.shots > len(prompt.examples):
         hidden = next((question for question in questions if question.private or question.messages), None)
         if hidden is not None:
-            is_chat = f"question {hidden.id!r} is a chat, which is asked unchanged"
-            reason = "its authors ask users not to show its questions" if hidden.private else is_chat
-            raise InputError(f"Expected no `prompt.shots` with {source.dataset!r}, because {reason}. Leave it out.")
+            is_chat = f"Question {hidden.id!r} is a chat, which is asked unchanged"
+            reason = "Its authors ask users not to show its questions" if hidden.private else is_chat
+            raise InputError(
+                f"Expected no `prompt.shots` with {source.dataset!r}, but got {prompt.shots}. {reason}. "
+                "Leave out `prompt.shots`."
+            )
         train = source.examples(seed)
         order = hash_order([f"example/{question.id}" for question in questions], seed)
         taken = set() if train is None else {_words(question.prompt) for question in questions}

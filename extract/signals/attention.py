@@ -86,8 +86,8 @@ def rollout(batch: Pass) -> dict[str, Tensor]:
     - MIX: rule for the share of attention (see `attention_shares`).
     - FIELD: receptive field that weights attention: `none`, `column` (`column_field`) or `element` (`element_field`).
     - AGG: mean over all rows of R (`mean`), mean over rows that see the token (`rf_mean`), or last row (`last`).
-    - ALIGN: For `token`, the influence is that of the token's own position. For `emit`, it is that of the position at
-      which the token was drawn, and R has no row for the last token of the answer.
+    - ALIGN: For `token`, the influence is read at the token's own position. For `emit`, it is read where the token was
+      drawn, and R has no row for the last token of the answer.
     """
     places, width = batch.attention.places, batch.spans.widest
     sums = rows_summed(*_rollout_arguments(batch)).cpu()
@@ -106,7 +106,7 @@ def rollout(batch: Pass) -> dict[str, Tensor]:
 
 
 def rollout_max(batch: Pass) -> dict[str, Tensor]:
-    """Compute the largest influence of each token on any answer token. In the keys (see `rollout`), AGG is `max`."""
+    """Compute the largest influence of each token on any answer token. The keys are as in `rollout`, with AGG `max`."""
     width, largest = batch.spans.widest, rows_largest(*_rollout_arguments(batch)).cpu()
     return {
         f"{batch.n_layers}/{mix}_{field}_max_{align}": largest[:, f, m, a, a : a + width]
@@ -160,7 +160,7 @@ def rows_summed(
             token of the prompt to the last token of the answer. Padding queries have attention 0.
         norms: For each layer, the output of `normalisers`, [row, query, normaliser].
         shares: For each layer, the attention shares a, [row, mix, query].
-        query: Places of the queries, see `Places`, [row, query] int64.
+        query: Places of the queries (see `Places`), [row, query] int64.
         n_tokens: Number of prompt and answer tokens, [row] int64.
         valid: False for padding queries, [row, query] bool.
     """

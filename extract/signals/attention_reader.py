@@ -1,7 +1,7 @@
 """Hooks that read attention weights, and the contribution of attention to the residual stream.
 
-transformers looks up its attention function by name. The function that this module registers computes the attention of
-the answers' queries and then calls the model's own function, so that the output of the model is bit-identical.
+transformers looks up its attention function by name. This module registers a function that computes the attention of
+the answers' queries and then calls the model's own function. The output of the model therefore stays bit-identical.
 """
 
 import sys

@@ -18,7 +18,7 @@ ENTROPIES = ("normalised", "sink_free", "smallest_head")
 #: Number of scores in memory at a time on a CPU, chosen to fit into its cache.
 CACHED_SCORES = 1 << 19
 
-#: Number of scores per row in memory at a time on a GPU, for at most 8 rows. Small chunks would be slow to launch.
+#: Number of scores per row in memory at a time on a GPU, for at most 8 rows. Smaller chunks need more kernel launches.
 _SCORES_PER_ROW = 1 << 23
 
 
@@ -35,7 +35,7 @@ def read_layer(
 
     Args:
         query: Queries, [row, head, token, d_head] of any float dtype.
-        key: Keys, [row, key head, key, d_head]. Each key head serves the same number of consecutive heads.
+        key: Keys, [row, key head, key, d_head]. Each key head serves the same number of consecutive query heads.
         mask: [row, 1, token, key]. Either bool with True for visible keys, or float values to add to the scores. None
             for causal attention.
         needs: Any of attention_entropy, attention_blocks and attention_macs.
@@ -111,12 +111,12 @@ def _score_chunks(
     (n_rows, n_heads, _, d_head), n_key_heads = query.shape, key.shape[1]
     if mask is not None and mask.shape[1] != 1:
         raise InputError(
-            f"Expected one attention mask shared by all heads, but got {mask.shape[1]}. The attention of this "
+            f"Expected one attention mask shared by all heads, but got {mask.shape[1]} masks. The attention of this "
             "architecture can't be read. Use another model."
         )
     at = places.index[:, None, :, None].expand(-1, n_heads, -1, d_head)
     queries = query.gather(2, at).float() * (d_head**-0.5 if scaling is None else scaling)
-    queries = queries.unflatten(1, (n_key_heads, -1))  # [row, key head, head of it, query, d_head]
+    queries = queries.unflatten(1, (n_key_heads, -1))  # [row, key head, its query heads, query, d_head]
     keys = key.float().mT
     n_queries, row = places.index.shape[1], n_rows * (n_heads // n_key_heads) * key.shape[2]
     budget = CACHED_SCORES if query.device.type == "cpu" else _SCORES_PER_ROW * min(n_rows, 8)

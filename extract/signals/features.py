@@ -42,7 +42,7 @@ class TokenFeatures:
         others = [key for key in self.keys if key.split("/")[::2] != ["tokens", "entropy"]]
         if DISTRIBUTION in self.pooling and others:
             raise InputError(
-                f"Expected `pooling` {DISTRIBUTION} only for the entropy of the signal 'tokens', but got {others[0]!r}."
+                f"Expected the entropy of the signal 'tokens' for `pooling` {DISTRIBUTION}, but got {others[0]!r}."
                 " Pass --data.signal=tokens --data.positions=[entropy], or --data.join=[tokens/entropy]."
             )
         windowed = next(filter(_WINDOWS.fullmatch, self.pooling), None)
@@ -99,7 +99,7 @@ class TokenFeatures:
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Self:
-        """Build from a JSON record that has been checked with `is_key`, `is_pooling` and `is_weights`."""
+        """Build an instance from a JSON record that has been checked with `is_key`, `is_pooling` and `is_weights`."""
         return cls(tuple(record["keys"]), tuple(record["pooling"]), record["weights"])
 
 

@@ -91,7 +91,8 @@ class HiddenCapture(Hooks):
         last = n_layers(model)
         if outside := [layer for layer in self.layers if not 0 <= layer <= last]:
             raise InputError(
-                f"Expected `layers` between 0 (embeddings) and {last}, but got {outside}. This model has {last} blocks."
+                f"Expected `layers` to be between 0 (embeddings) and {last}, but got {outside}. "
+                f"This model has {last} blocks."
             )
         self.states: dict[int, Tensor] = {}
         self._means, self._model = list[Callable[[Tensor], Tensor]](), model
@@ -101,7 +102,7 @@ class HiddenCapture(Hooks):
         self._means = [_mean_over(rows, self._model.device) for rows in positions]
 
     def finish(self) -> dict[int, Tensor]:
-        """Return the last pass's states, in the model's dtype, by layer. Ignore later passes until the next `start`."""
+        """Return the states of the last pass by layer, in the model's dtype. Later passes are ignored until `start`."""
         states, self.states, self._means = self.states, {}, []
         return states
 

@@ -16,13 +16,13 @@ from torch.linalg import vecdot
 from extract.signals.base import Lens, TokenSpans
 from extract.signals.model_parts import Hooks, ModelHead, decoder_blocks, final_norm, n_layers, not_norm_alone
 
-#: Number of layers before the last one that are compared with it.
+#: Number of layers that are compared with the last one. They are the layers directly before it.
 N_COMPARED = 10
-#: Number of logits in memory at a time. On a CPU, they take 64 MB in float32. A GPU needs more to be fully used.
+#: Number of logits in memory at a time. On a CPU, they take 64 MB in float32. GPUs need larger chunks to be fully used.
 LOGITS_AT_ONCE = {"cpu": 2**24, "cuda": 2**27}
 #: Number of logits that are reduced at a time if no layers are compared. On a CPU, they fit into the cache.
 REDUCED_AT_ONCE = {"cpu": 2**20, "cuda": 2**25}
-#: Lower bound of a logit minus the largest one. Excluded tokens (−∞) get a finite logit and keep probability 0.
+#: Lower bound of logits relative to the largest one. Excluded tokens (−∞) get a finite logit and keep probability 0.
 _IMPOSSIBLE = -1e4
 #: Lower bound of exponents. Below it, exp gives subnormal numbers, which are ten times slower and have no effect.
 _NOTHING = -80.0
@@ -195,7 +195,7 @@ class LensReader(Hooks):
 
 
 def layer_entropy(head: ModelHead, norm: nn.Module, states: Tensor) -> Tensor:
-    """Compute the entropies [token] in nats of a layer's distributions from its residual stream [token, d_model]."""
+    """Compute the entropy of a layer's distributions in nats, [token], from its residual stream [token, d_model]."""
     few = head.chunk_size(REDUCED_AT_ONCE)
     chunks = states.split(head.chunk_size(LOGITS_AT_ONCE))
     return torch.cat([entropy(softmax(logits)) for chunk in chunks for logits in head(norm(chunk)).split(few)])

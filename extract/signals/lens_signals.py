@@ -106,5 +106,5 @@ def early_exit(batch: Pass) -> dict[str, Tensor]:
 
 
 def _n_leading(holds: Tensor) -> Tensor:
-    """Return how many layers in a row, from the first one, are True in `holds` [..., layer]."""
+    """Count the leading layers that are True in `holds` [..., layer]."""
     return holds.int().cumprod(-1).sum(-1)

@@ -51,7 +51,7 @@ class Hooks(ExitStack):
         self.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
 
     def after(self, module: nn.Module, act: Callable[[Tensor], object]) -> None:
-        """Add a hook that calls `act` with the hidden states that a module returns, alone or as its first output."""
+        """Add a hook that calls `act` with a module's output, or with its first output if there are several."""
 
         def hook(module: nn.Module, args: Any, output: Any) -> None:
             act(output if isinstance(output, Tensor) else output[0])

@@ -32,7 +32,7 @@ def _std(rows: Padded) -> Tensor:
 
 
 def _top(rows: Padded, percent: int) -> Tensor:
-    """Mean of the largest `percent` % of each row's values, but of at least one value."""
+    """Mean of the largest `percent` % of each row's values, at least one value."""
     k = _share(rows.n, percent)
     kept = (rows.step >= (rows.n - k)[:, None]) & rows.there
     return rows.ascending[0].masked_fill(~kept, 0.0).sum(-1) / k
@@ -56,7 +56,7 @@ def _weighted_std(rows: Padded) -> Tensor:
 
 
 def _weighted_top(rows: Padded, percent: int) -> Tensor:
-    """Weighted mean over the `percent` % of each row's tokens with the largest weights, but over at least one token."""
+    """Weighted mean over the `percent` % of each row's tokens that have the largest weights, at least one token."""
     weights, values = rows.by_weight
     weights = weights.masked_fill(rows.step >= _share(rows.n, percent)[:, None], 0.0)
     return (weights * values).sum(-1) / weights.sum(-1)

@@ -19,7 +19,7 @@ _ATTENTION = {"attention_entropy", "attention_blocks", "attention_macs", "mixing
 
 
 class SharedPrompt:
-    """Key/value cache of a prefix `tokens` that several sequences share. Requires `can_share(model)`."""
+    """Key/value cache of `tokens`, a prefix that several sequences share. Requires `can_share(model)`."""
 
     def __init__(self, model: Any) -> None:
         from transformers import DynamicCache

@@ -121,7 +121,7 @@ def read_answers(
     """
     if not answers or not all(answer.prompt for answer in answers):
         raise InputError(
-            "Expected at least one answer, each with a prompt, but `answers` is empty or an answer has no prompt. "
+            "Expected at least one answer, and a prompt for each answer, but `answers` or a prompt is empty. "
             "Leave out answers without a prompt."
         )
     counts = Counter(answer for answer in answers if answer.content)

@@ -36,7 +36,7 @@ class Signal(NamedTuple):
         per_token: Whether the signal has one number per answer token. Otherwise, it has one tensor per answer.
         by_layer: Whether the layers to read can be chosen.
         weights: Whether the numbers measure how much a token matters, rather than how uncertain the model was.
-        rising: Names whose larger values indicate a right answer. For others, larger values indicate a wrong one.
+        rising: Names whose larger values indicate a right answer. For all other names, they indicate a wrong one.
         version: Version of the definition, recorded in the files of a store. Increase it if values or names change, so
             that a store never contains files of different versions.
     """

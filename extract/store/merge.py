@@ -92,9 +92,9 @@ def _merge_into(folder: Path, other: Store, worker: Worker) -> Store:
                 say(f"merge: {part.stem} is now finished, so the answers in {log!r} are ignored")
         with alone(folder):
             write_manifest(into)
-    logged = f" and {n_answers:,} answers of unfinished ranges" if logs else ""
+    logged = f" and {n_answers:,} answers in unfinished ranges" if logs else ""
     copied = f"copied {len(missing):,} files{logged} from {str(other.path)!r} to {str(folder)!r}"
-    say(f"merge: {copied} ({n_there:,} files existed already)")
+    say(f"merge: {copied} ({n_there:,} files already existed)")
     return Store.open(folder)
 
 

@@ -29,7 +29,7 @@ _KEY = re.compile(r"\d+/[\w-]+")
 _OFFSETS = ".offsets"
 #: Number of bytes of a tensor that are copied at once.
 CHUNK_BYTES = 2**20
-#: Settings of a signal whose definition never changed. They are not recorded.
+#: Settings of a signal whose definition has never changed. They are not recorded.
 _FIRST_VERSION = {"version": 1}
 #: Signals that `ask` computes with another model.
 _ASKED = ("text_embedding",)

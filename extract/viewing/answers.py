@@ -87,11 +87,11 @@ def read_answers(
     Args:
         store: Store with the signal `tokens` of the answers.
         load: Function that loads the store's tokenizer. It is called after all checks.
-        questions: Question ids. None selects a few questions, with a right and a wrong answer to each.
-        samples: Sample indices to show for each question. None shows all answers to the given `questions`.
-        grader: Grader whose grades are shown. None uses the store's only grader, if any.
+        questions: Question ids. If None, a few questions are chosen, with a right and a wrong answer to each.
+        samples: Sample indices to show for each question. If None, all answers to the given `questions`.
+        grader: Grader whose grades are shown. By default, the store's only grader, if any.
         influence: Name of the token weights to show, with or without the signal's name, for example
-            ``rollout/norm_element_mean_token``. None shows ``norm_element_mean_token`` if it was read.
+            ``rollout/norm_element_mean_token``. By default, ``norm_element_mean_token`` if it was read.
 
     Raises:
         InputError: If an id or sample is unknown, a signal was not read, or a question must not be published.
@@ -140,9 +140,9 @@ def choose(right: dict[Key, bool | None], questions: Sequence[str] | None, sampl
 
     Args:
         right: Whether each answer is right; None if its grade is unknown.
-        questions: Question ids. None selects a few questions, with both right and wrong answers if possible.
-        samples: Sample indices. None selects all answers to the given questions, or a right and a wrong answer to each
-            question if `questions` is None.
+        questions: Question ids. If None, a few questions are chosen, with both right and wrong answers if possible.
+        samples: Sample indices. If None, all answers to the given questions are chosen, or a right and a wrong
+            answer to each question if `questions` is None.
 
     Raises:
         InputError: If an id or sample is unknown, or a list is empty.
@@ -205,7 +205,7 @@ def pieces(tokenizer: Any, token_ids: Sequence[int], text: str) -> list[Piece]:
     """Divide an answer's text at token boundaries.
 
     A token's text is the difference between the decoded prefixes with and without the token, because many tokenizers
-    decode a single token differently (leading spaces, bytes of a character). Tokens that add no text (bytes of an
+    decode a token differently on its own (leading spaces, bytes of a character). Tokens that add no text (bytes of an
     unfinished character, special tokens) join the piece of the next token, or the last piece.
 
     `token_ids` are the ids of the content tokens. `text` ends before any stop string, which can begin inside the last

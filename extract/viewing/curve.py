@@ -26,7 +26,7 @@ def entropy_curve(answer: ShownAnswer, model: str, influence: str | None = None)
     Args:
         answer: The answer.
         model: Name of the model, for the title.
-        influence: Name of the influence, for the title; None plots no influence.
+        influence: Name of the influence, for the title. If None, no influence is plotted.
 
     Raises:
         InputError: If the answer has no tokens, more than `LONGEST` tokens, or missing entropies.

@@ -29,8 +29,8 @@ def describe(store: Store, grader: str | None = None, n_answers: int = 10) -> st
 
     Args:
         store: The store.
-        grader: Grader for the detailed tables. None uses the default grader for the questions' kind if it graded the
-            store, else the store's first grader.
+        grader: Grader for the detailed tables. By default, the grader for the questions' kind if it graded the store,
+            and otherwise the store's first grader.
         n_answers: Number of example answers, evenly divided into right, wrong and unknown answers if possible.
 
     Raises:
@@ -42,7 +42,7 @@ def describe(store: Store, grader: str | None = None, n_answers: int = 10) -> st
     balance = Counter(sorted(summary.n_samples.tolist())).most_common()
     numbers = ", ".join(f"{k} to each of {n_questions:,} questions" for k, n_questions in balance[:4])
     endings = {
-        "stop": "ended by themselves",
+        "stop": "ended on their own",
         "length": f"cut at {policy['decoding']['max_new_tokens']} tokens",
         "content_filter": "filtered by the server",
         REJECTED: "rejected by the server",

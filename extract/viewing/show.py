@@ -30,12 +30,13 @@ def show(
 
     Args:
         store: Folder of the store. The signal `tokens` must have been read for its answers.
-        questions: Ids of the questions to show. null selects a few questions, with a right and a wrong answer to each.
-        samples: Indices of the answers to show, starting at 0. null shows all answers to the given questions.
-        out: Output file, either .html for a page of answers, or .png, .pdf or .svg for a plot of one answer.
-        grader: Grader whose grades are shown; null uses the store's only grader.
-        influence: Name of the token weights to show as influence. null shows norm_element_mean_token if the store has
-            it, and no influence otherwise.
+        questions: Ids of the questions to show. By default, a few questions are chosen, with a right and a wrong
+            answer to each.
+        samples: Indices of the answers to show, starting at 0. By default, all answers to the given questions.
+        out: Output file: .html for a page of answers, or .png, .pdf or .svg for a plot of one answer.
+        grader: Grader whose grades are shown. By default, the store's only grader.
+        influence: Name of the token weights to show as influence. By default, norm_element_mean_token if the store
+            has it, and otherwise none.
         model: Path to the store's model, required unless the model came from the Hub. Only the tokenizer is loaded.
 
     Returns:

@@ -102,7 +102,7 @@ def summarize(store: Store, show_of: str | None, n_shown: int) -> Summary:
 
     Args:
         store: The store.
-        show_of: Grader of the example answers; None draws no examples.
+        show_of: Grader of the example answers. If None, no examples are drawn.
         n_shown: Number of example answers. They are drawn with a fixed seed.
 
     Raises:
@@ -169,10 +169,10 @@ def _spread(left: dict[bool | None, list[Shown]], n: int) -> list[Shown]:
 
 
 def interval(values: NDArray[np.float64]) -> tuple[float, float, float] | None:
-    """Return the mean of the known `values` [question] and its 95 % interval (Student's t). None for fewer than two.
+    """Return the mean of the known `values` [question] and its 95 % interval (Student's t).
 
     The interval is clipped to [0, 1]. If all values are identical, the half-width is 1 − 0.025^(1/n), which is the
-    exact binomial bound for values of 0 or 1.
+    exact binomial bound for values of 0 or 1. If fewer than two values are known, the result is None.
     """
     known = values[~np.isnan(values)]
     n = len(known)

@@ -1,8 +1,8 @@
 """Registry of the baselines, which score questions and answers without hidden states.
 
 Like a probe, a baseline is fitted on the training split and calibrated on the validation split. To add a baseline,
-write a score function in `scores.py` and register it here. Baselines that ask the model are registered
-in `extract.asking.registry`.
+write a score function in `scores.py` and register it here. Baselines that ask the model are registered in
+`extract.asking.registry`.
 """
 
 from collections.abc import Mapping
@@ -149,6 +149,6 @@ def confidence(name: str, data: FeatureDataModule, rows: Rows, scope: Scope = "q
 
 
 def counts(table: QuestionTable, half: bool) -> tuple[Tensor, Tensor]:
-    """Count the right answers and the graded answers, [question] each, among all answers or the held-out half."""
+    """Count the right answers and the graded answers among all answers or the held-out half, each [question]."""
     right, known = (table.held_right, table.held_known) if half else (table.right, table.known)
     return torch.from_numpy(right), torch.from_numpy(known)

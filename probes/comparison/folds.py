@@ -37,8 +37,8 @@ def folds(
     least = max(4 * n_folds, math.ceil(least_val / VAL_SHARE * n_folds / (n_folds - 1)))
     if len(questions) < least:
         raise InputError(
-            f"Expected at least {least} questions with two graded answers, but got {len(questions)}. Each of the "
-            f"{n_folds} folds needs {least_val} validation questions. Use fewer folds or a store with more questions."
+            f"Expected at least {least} questions with at least two graded answers, but got {len(questions)}. Each of "
+            f"the {n_folds} folds needs {least_val} validation questions. Use fewer folds or more questions."
         )
     for test in split_rows(table, questions, [1 / n_folds] * n_folds, seed):
         rest = questions[~torch.isin(questions, test)]
@@ -54,7 +54,7 @@ def split_rows(table: QuestionTable, questions: Tensor, shares: list[float], see
 
 
 def fit(make: Callable[[], ProbeModule], data: FeatureDataModule, epochs: int, seed: int) -> ProbeModule:
-    """Fit a probe on the training split of a datamodule, then choose its options and calibrate it on validation data.
+    """Fit a probe on the training split of a datamodule. Choose its options and calibrate it on the validation split.
 
     Raises:
         InputError: If the probe or its calibrator cannot be fitted.

@@ -18,7 +18,7 @@ from probes.comparison.folds import fit, folds
 from probes.metrics.intervals import check_resampling
 from probes.registry import METHODS, PROBES, ProbeMethod
 
-#: Name of the method that combines the probes chosen in each fold on the validation questions.
+#: Name of the method that uses, in each fold, the probe chosen on the validation questions.
 BEST = "best_probe"
 
 
@@ -29,7 +29,7 @@ class OutOfFold:
     Attributes:
         data: Datamodule with all questions of the store.
         questions: [question] int64 rows of the question table that are tested.
-        fold: [question] int64 test fold of each row of the question table; −1 if it is not tested.
+        fold: [question] int64 test fold of each row of the question table; −1 if the row is not tested.
         confidence: A dict from methods to confidences [question] float64 for the question table; NaN if missing.
         of_answers: A dict from methods to confidences [answer] float64 for the answer table; NaN if missing.
         chosen: The probe chosen in each fold, with its layer, position, option and validation loss.
@@ -177,7 +177,7 @@ class Comparison:
         return {**chosen, "val_loss": float(loss), "warning": module.warning}
 
     def _choose(self, choices: Sequence[dict[str, Any]], fold: int, test: Tensor) -> None:
-        """Choose the probe with the lowest validation loss, if possible among the probes without warnings."""
+        """Choose the probe with the lowest validation loss. Ignore probes with warnings, unless all have warnings."""
         if not choices:
             reasons = "; ".join(f"{name}: {self.out.masked[name]}" for name in self._methods if name in self.out.masked)
             raise InputError(f"Expected to fit at least one probe on {self.store!r}, but all probes failed. {reasons}")

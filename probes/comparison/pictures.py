@@ -93,7 +93,7 @@ def risk_coverage(methods: dict[str, Scored]) -> Figure:
 
 @styled
 def calibration(methods: dict[str, Scored], n_bins: int = 8) -> Figure:
-    """Plot a reliability diagram for each method, with bins of equal mass and with standard errors."""
+    """Plot a reliability diagram for each method, with equal-mass bins and standard errors."""
     columns = min(3, len(methods))
     rows = -(-len(methods) // columns)
     figure, axes = new_figure(
@@ -114,7 +114,7 @@ def calibration(methods: dict[str, Scored], n_bins: int = 8) -> Figure:
 
 @styled
 def transfer_picture(record: dict[str, Any]) -> Figure:
-    """Plot a heat map of the AUROC for every pair of sets. Values whose intervals exclude 0.5 are in bold."""
+    """Plot a heat map of the AUROC for every training and test set. Values whose intervals exclude 0.5 are in bold."""
     trains, tests = sets_of(record)
     values = np.full((len(trains), len(tests)), np.nan)
     excludes_half = np.zeros_like(values, dtype=bool)

@@ -31,10 +31,10 @@ def comparison_record(out: OutOfFold, n_folds: int, n_resamples: int, seed: int)
         seed: Seed of the resampling.
 
     Returns:
-        The content of comparison.json. `methods` contains the metrics of each method on all answers. Methods that use
-        half of the answers are scored on the other half. `on_half` contains the chosen probe's metrics on that half.
-        `answers` contains metrics on individual answers. `tests` comes from `paired_tests`, and `chosen`, `masked` and
-        `notes` come from `OutOfFold`.
+        The content of comparison.json. `methods` contains the metrics of each method. Methods that use half of the
+        answers are scored on the held-out half, and all others on all answers. `on_half` contains the metrics of the
+        best probe on the held-out half. `answers` contains metrics on individual answers. `tests` comes from
+        `paired_tests`. `chosen`, `masked` and `notes` come from `OutOfFold`.
     """
     table, names = out.data.table, list(out.confidence)
     answer_names = [*out.of_answers, *(name for name in ("constant", "base_rate", BEST) if name in names)]
@@ -79,7 +79,7 @@ def _method(out: OutOfFold, name: str, n_resamples: int, seed: int) -> dict[str,
 
 
 def cheap_baselines(record: dict[str, Any]) -> list[str]:
-    """Return the baselines whose known token cost (tokens read and written) is at most that of the chosen probe."""
+    """Return the baselines whose known token cost (tokens read and written) is at most that of the best probe."""
     methods = record["methods"]
 
     def cost(name: str, unknown: float) -> float:
@@ -115,7 +115,7 @@ def figures(out: OutOfFold, name: str, half: bool, n_resamples: int, seed: int) 
     """Compute the question-level metrics of a method: those of `evaluate`, plus `response_brier` and `gap`.
 
     `response_brier` is the Brier score on individual answers. `gap` is `response_brier` minus the debiased Brier
-    score. The gap equals the mean of p(1−p), so no question-level confidence can reduce it.
+    score. It equals the mean of p(1−p), where p is the true accuracy, so no question-level confidence can reduce it.
     """
     method, reference = scored(out, name, half), scored(out, "constant", half).confidence
     unknown = out.data.table.held_unknown if half else out.data.table.unknown
@@ -151,8 +151,8 @@ def paired_tests(
 
     Returns:
         A list with one dict for each pair and metric. Undefined differences are left out. The keys are `a`, `b`,
-        `metric`, `half` and `n_questions`, the difference a − b as `value`, `low` and `high`, its p-value `p`, and the
-        corrected p-value `p_holm`.
+        `metric`, `half`, `n_questions`, `value`, `low`, `high`, `p` and `p_holm`. `value` is the difference a − b, and
+        `p_holm` is the corrected p-value.
     """
     tests: list[dict[str, Any]] = []
     for a, b in pairs:
@@ -195,7 +195,7 @@ def comparison_page(record: dict[str, Any], plots: Sequence[str]) -> str:
 
 
 def comparison_verdict(record: dict[str, Any]) -> str:
-    """Describe the chosen probe's results, and its differences from baselines with the same or a lower token cost."""
+    """Describe the results of the best probe, and its differences from baselines with equal or lower token cost."""
     tests = {(test["b"], test["metric"]): test for test in record["tests"] if test["a"] == BEST}
     chosen = Counter(fold["probe"] for fold in record["chosen"]).most_common()
     context: dict[str, Any] = {"baselines": cheap_baselines(record), "tests": tests, "chosen": chosen}

@@ -39,8 +39,8 @@ def transfer_record(
 ) -> dict[str, Any]:
     """Train a probe on each question set and test it on every set.
 
-    With several stores, each store is a set. With a single store, each of its question groups is a set, and each set is
-    additionally tested with a probe trained on all other sets. On its own training set, a probe is tested out of fold.
+    With several stores, each store is a set. With a single store, each of its question groups is a set. Each group is
+    then also tested with a probe trained on all other groups. On its own training set, a probe is tested out of fold.
 
     Args:
         stores: Folders of the stores.
@@ -65,7 +65,7 @@ def transfer_record(
         sizes = ", ".join(f"{group.name!r} with {len(group.questions)}" for group in every)
         raise InputError(
             f"Expected at least two sets with at least {LEAST_QUESTIONS} questions each, but got {sizes}. Pass several "
-            "--stores, or one store whose questions have groups."
+            "--stores, or one store with several groups of questions."
         )
     masked = {
         group.name: f"it has {len(group.questions)} questions, but at least {LEAST_QUESTIONS} are needed"
@@ -122,7 +122,7 @@ def _question_sets(stores: Sequence[str], grader: str | None, method: ProbeMetho
     names = [Path(store).resolve().name for store in stores]
     if not stores:
         raise InputError(
-            "Expected `stores` to contain at least one store, but it is empty. Pass --stores '[stores/facts]'."
+            "Expected `stores` to contain at least one store, but it is empty. Example: --stores '[stores/facts]'."
         )
     if len(set(names)) < len(names):
         raise InputError(
@@ -149,8 +149,8 @@ def _check_compatible(first: FeatureDataModule, other: FeatureDataModule) -> Non
     pair = f"{other.store_path!r} and {first.store_path!r}"
     if wrong := list(differences(other.store.model, first.store.model)):
         raise InputError(
-            f"Expected `stores` with the same model, but {pair} differ in {'; '.join(wrong)}. A probe can read hidden "
-            "states only from the model that it was trained on."
+            f"Expected `stores` with the same model, but {pair} differ in {'; '.join(wrong)}. A probe works only "
+            "with the model that it was trained on."
         )
     if (other.feature_names, other.pooled) != (first.feature_names, first.pooled):
         raise InputError(
@@ -159,8 +159,8 @@ def _check_compatible(first: FeatureDataModule, other: FeatureDataModule) -> Non
         )
     if shared := set(other.table.ids) & set(first.table.ids):
         raise InputError(
-            f"Expected `stores` without common questions, but {pair} share {len(shared)}, for example {min(shared)!r}. "
-            "A probe would be tested on its training questions. Use stores with different questions."
+            f"Expected `stores` without common questions, but {pair} share {len(shared)} questions, for example "
+            f"{min(shared)!r}. A probe would be tested on its training questions. Use stores with different questions."
         )
 
 

@@ -129,7 +129,7 @@ def fit_isotonic(scores: Tensor, right: Tensor, known: Tensor) -> Isotonic:
     if len(scores) < LEAST_ISOTONIC_ROWS:
         raise InputError(
             f"Expected at least {LEAST_ISOTONIC_ROWS} validation rows for an isotonic calibrator, but got "
-            f"{len(scores)}. Use platt instead, or more validation questions."
+            f"{len(scores)}. Use the calibrator platt, or use more validation questions."
         )
     scores, right, known, _ = _checked(scores, right, known)
     margin = 0.5 / float(known.sum())

@@ -36,7 +36,7 @@ class Gaussian(NamedTuple):
 
 
 class Answers(NamedTuple):
-    """Sufficient statistics of the answer embeddings of each question.
+    """Sufficient statistics of each question's answer embeddings.
 
     Attributes:
         number: [question] float32, number of answers with an embedding.
@@ -70,13 +70,13 @@ def summarise(embeddings: Tensor, axes: Tensor) -> Answers:
 
 
 def encode(hidden: Tensor, weight_in: Tensor, bias_in: Tensor, weight: Tensor, bias: Tensor) -> Gaussian:
-    """Map hidden states to means and standard deviations by layer norm and a network with a hidden GELU layer.
+    """Map hidden states to means and standard deviations by layer norm and a network with one hidden GELU layer.
 
     Args:
         hidden: [..., row, d_model] standardised hidden states.
         weight_in: [..., d_model, hidden] weights of the first layer.
         bias_in: [..., 1, hidden] biases of the first layer.
-        weight: [..., hidden, 2 · component] weights of the second layer. The first half of its outputs contains the
+        weight: [..., hidden, 2 · component] weights of the second layer. The first half of the outputs contains the
             means. The standard deviations are the softplus of the second half, plus `FLOOR`.
         bias: [..., 1, 2 · component] biases of the second layer.
     """

@@ -74,7 +74,7 @@ class ProbeModule(L.LightningModule, ABC):
     needs: ClassVar[tuple[str, ...]] = ()
     #: Whether the scores are log-odds of the target. If so, the validation loss is their cross-entropy.
     log_odds = True
-    _validation: tuple[Tensor, Batch]  # scores [penalty, row, feature] of the last choice, and their rows
+    _validation: tuple[Tensor, Batch]  # scores [penalty, row, feature] at the last choice, and their rows
 
     def __init__(self, l2: list[float] | float, calibrator: str = "platt") -> None:
         super().__init__()

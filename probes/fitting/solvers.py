@@ -150,8 +150,8 @@ def _minimise(rows: Tensor, target: Tensor, share: Tensor, l2: Tensor, dual: boo
 
     The inexact Newton method with line search (Nocedal & Wright, Numerical Optimization, alg. 7.1) starts from zero
     weights. Each step is found by conjugate gradients, with a residual of at most a tenth of the gradient norm. If the
-    gradient norm is below 10⁻⁵ times the penalty, each weight is within 10⁻⁵ of the minimum, and the candidate has
-    converged.
+    gradient norm is below 10⁻⁵ times the penalty, each weight is within 10⁻⁵ of its optimal value, and the candidate
+    has converged.
 
     The rows are rotated to principal coordinates. An additional coordinate is 1 in every row, and its weight is the
     bias. `rows` [feature, row, d] are centred, and `share` [row] are the row weights.

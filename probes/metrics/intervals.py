@@ -18,9 +18,9 @@ from extract.errors import InputError
 
 #: Differentiable function that maps resampling weights [resample, question] float64 to values of a metric [resample].
 WeightedMetric = Callable[[Tensor], Tensor]
-#: Number of weights for one call of a metric. Larger chunks are slower, because they do not fit into the CPU's cache.
+#: Number of weights per call of a metric. Larger chunks are slower, because they do not fit into the CPU cache.
 _CHUNK = 2**18
-#: Minimum number of resamples for one call of a metric, because every call sorts the scores again.
+#: Minimum number of resamples per call of a metric. Smaller chunks are slower, because every call sorts the scores.
 _LEAST_RESAMPLES = 16
 
 
@@ -85,8 +85,8 @@ def _bca_levels(value: float, influence: Tensor, resampled: Tensor) -> Tensor:
 
     where Φ is the standard normal distribution function, z₀ is the normal quantile of the value's rank among the
     resampled values, U_i is the influence of question i, and a measures the skewness of the influences. t is the 97.5 %
-    quantile of Student's t distribution with N − 1 degrees of freedom for N questions, times √(N/(N − 1)). This factor
-    is needed because the standard deviation of the resampled values is too small.
+    quantile of Student's t distribution with N − 1 degrees of freedom for N questions, times √(N/(N − 1)). The factor
+    √(N/(N − 1)) is needed because the standard deviation of the resampled values is too small.
     """
     n = len(influence)
     below = (resampled < value).double().mean() + (resampled == value).double().mean() / 2

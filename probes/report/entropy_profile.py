@@ -1,4 +1,4 @@
-"""Entropy profile: mean logit-lens entropy at every layer, for right and for wrong answers, with its picture."""
+"""Compute and plot the entropy profile: the mean logit-lens entropy of right and of wrong answers at every layer."""
 
 from typing import Any
 
@@ -57,7 +57,7 @@ def entropy_profile(
     if not all(n_answers):
         raise InputError(
             f"Expected right and wrong answers with entropies, but got {n_answers[0]} right and {n_answers[1]} wrong "
-            "answers. Use a store with more questions or with different questions."
+            "answers. Use a store with more or different questions."
         )
     own, place = question[used].unique(return_inverse=True)
 
@@ -95,6 +95,6 @@ def profile_picture(profile: dict[str, Any], model: str) -> Figure:
     right.set(xlabel="layer", ylabel="wrong − right (nats)")
     for axis in (left, right):
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-    missing = f" ({profile['n_missing']:,} answers without entropies left out)" if profile["n_missing"] else ""
+    missing = f" ({profile['n_missing']:,} answers without entropies are left out)" if profile["n_missing"] else ""
     figure.suptitle(f"{model}: entropy after every layer, pointwise 95 % bands over questions{missing}", fontsize=10)
     return figure

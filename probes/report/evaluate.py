@@ -33,7 +33,7 @@ CAPABILITY: dict[str, Callable[..., Tensor]] = {
 #: Metrics that are computed only for questions.
 _OF_QUESTIONS = ("auroc_hard", "brier_skill", "rmsce", "spearman")
 _OF_ANSWERS = {name: metric for name, metric in CAPABILITY.items() if name not in _OF_QUESTIONS}
-#: Metrics for each target. The Brier score against single answers needs no debiasing.
+#: Metrics for each target. The Brier score on individual answers needs no debiasing.
 METRICS = {"capability": CAPABILITY, "response": _OF_ANSWERS | {"brier": functional.response_brier}}
 #: Metrics without a valid interval. A calibration error cannot be negative, so resampling biases it upwards.
 WITHOUT_INTERVAL = ("ece_width", "ece_mass", "rmsce")
@@ -41,7 +41,7 @@ _STRATIFIED = ("auroc", "auroc_hard")
 
 
 class Scored(NamedTuple):
-    """Confidences of a method with the grades that they are scored against. A row is a question or a single answer.
+    """Confidences of a method, and the grades that they are scored against. Each row is a question or an answer.
 
     Attributes:
         confidence: [row] float64 confidence in [0, 1]; NaN if missing.
@@ -118,8 +118,8 @@ def evaluate(
 
     Args:
         scored: Confidences and grades.
-        n_unknown: Number of answers that the caller left out because their grade is unknown.
-        reference: Mean accuracy on the training split, for the Brier skill; either a number or [row] values.
+        n_unknown: Number of answers that the caller left out because their grades are unknown.
+        reference: Mean accuracy on the training split, for the Brier skill: a number, or one value per row.
         n_resamples: Number of bootstrap resamples of the questions.
         seed: Seed of the resampling.
 
@@ -151,10 +151,11 @@ def common_rows(a: Scored, b: Scored) -> tuple[Scored, Scored]:
 def difference(
     a: Scored, b: Scored, name: str, n_resamples: int = 2000, seed: int = 0, n_draws: int = 0
 ) -> Mapping[str, Any] | None:
-    """Compute the paired difference a − b in `auroc` or `brier` with its 95 % interval, or None if it is undefined.
+    """Compute the paired difference a − b in `auroc` or `brier`, with its 95 % interval.
 
-    Both methods must have the same rows; see `common_rows`. If `n_draws` is positive, the result includes a two-sided
-    p-value `p`. AUROC is tested with a paired bootstrap over questions, and the Brier score with sign flips.
+    Both methods must have the same rows; see `common_rows`. The result is None if the difference is undefined. If
+    `n_draws` is positive, the result includes a two-sided p-value `p`. AUROC is tested with a paired bootstrap over
+    questions, and the Brier score with sign flips.
     """
     if not a.n_questions:
         return None

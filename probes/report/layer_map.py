@@ -1,4 +1,4 @@
-"""Layer map: out-of-fold AUROC of a probe at every layer and position of the hidden states, with its picture.
+"""Compute and plot layer maps: the out-of-fold AUROC of a probe at every layer and position of the hidden states.
 
 Every cell of the map uses the same closed-form probe, so the cells differ only in their features. The AUROC of the best
 cell is biased upwards. To choose a layer, use `train.py` or `compare`, which choose it on validation questions.
@@ -40,7 +40,7 @@ SOLVERS: Registry[Solver] = Registry(
 )
 #: Token positions of the hidden states for each target.
 _POSITIONS = {"capability": ("last_prompt",), "response": ("first_answer", "mean_answer", "last_answer")}
-#: Colour map without its ends. White cells would look empty, and frames would not be visible on black cells.
+#: Colour map without its ends. White cells would look empty, and frames would be hard to see on very dark cells.
 _RAMP = ListedColormap(matplotlib.colormaps["Blues"](np.linspace(0.06, 0.96, 256)))
 
 
@@ -60,9 +60,9 @@ def layer_map(
 
     Returns:
         A dict with `auroc` [position][layer], where None marks a missing cell. `best` describes the cell with the
-        highest AUROC. Its 95 % interval is not corrected for the choice among `of` cells. `n_questions` and `n_rows`
-        count the tested questions and rows (questions or answers). `n_missing` counts the graded rows that are left out
-        because a hidden state is missing.
+        highest AUROC; its `of` is the number of cells. The 95 % interval is not corrected for this choice.
+        `n_questions` is the number of tested questions, and `n_rows` the number of tested rows (questions or answers).
+        `n_missing` is the number of graded rows that are left out because a hidden state is missing.
 
     Raises:
         InputError: If the probe is unknown, hidden states are missing, or there are too few questions.
@@ -117,7 +117,7 @@ def layer_map(
 
 
 def out_of_fold(features: Tensor, accuracy: Tensor, fold: Tensor, solver: Solver = SOLVERS["ridge"]) -> Tensor:
-    """Compute out-of-fold scores [row] float32 of a closed-form probe; NaN for unused rows and missing features.
+    """Compute out-of-fold scores [row] float32 of a closed-form probe; NaN for rows that are unused or lack features.
 
     Args:
         features: [row, d_model] float32 features; NaN if missing.
@@ -139,7 +139,7 @@ def out_of_fold(features: Tensor, accuracy: Tensor, fold: Tensor, solver: Solver
 
 @styled
 def layer_heat_map(maps: Mapping[Any, dict[str, Any]], model: str) -> Figure:
-    """Plot the AUROCs as heat maps of layer (x) and position (y), with a panel per target and a shared colour scale."""
+    """Plot AUROC heat maps of layer (x) and position (y), with one panel per target and a shared colour scale."""
     layers = sorted({layer for map_ in maps.values() for layer in map_["layers"]})
     aurocs = [np.array(map_["auroc"], dtype=np.float64) for map_ in maps.values()]  # None becomes NaN
     scale = {
@@ -182,7 +182,7 @@ def layer_heat_map(maps: Mapping[Any, dict[str, Any]], model: str) -> Figure:
 def _caption(target: str, map_: dict[str, Any], highest: float) -> str:
     """Return the title of a panel: the target, the numbers of answers and questions, and the best cell."""
     rows = f"{map_['n_rows']:,} answers to " if target == "response" else ""
-    missing = f" ({map_['n_missing']:,} without hidden states left out)" if map_["n_missing"] else ""
+    missing = f" ({map_['n_missing']:,} without hidden states are left out)" if map_["n_missing"] else ""
     best = map_["best"]
     return (
         f"{target}, {rows}{map_['n_questions']:,} questions{missing}\nframed: best of {best['of']} cells, layer "

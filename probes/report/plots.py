@@ -58,7 +58,7 @@ def frame_cell(axes: Axes, row: int, column: int, colour: str) -> None:
 
 
 def calibration_bins(scored: Scored, n_bins: int, by: str) -> tuple[list[float], list[float], list[float], list[int]]:
-    """Return the mean confidence, mean accuracy, standard error and count of each bin. `by` is `width` or `mass`."""
+    """Return the mean confidence, mean accuracy, standard error and size of each bin. `by` is `width` or `mass`."""
     accuracy = scored.accuracy
     bins = bin_index(scored.confidence, n_bins, by)
     members = [bins == i for i in bins.unique()]
@@ -133,9 +133,9 @@ def by_layer(
 ) -> Figure:
     """Plot the AUROC and the Brier score of a probe by layer, with 95 % bands.
 
-    `names` contains the name ``layer/position`` of each feature. `intervals` contains the intervals `auroc` and `brier`
-    of each feature. The feature `chosen` is circled. Up to two baselines are drawn as lines. `references` contains
-    their AUROC and Brier score.
+    `names` contains the name ``layer/position`` of each feature. `intervals` maps `auroc` and `brier` to one interval
+    per feature. The feature `chosen` is circled. `references` maps up to two baselines to their AUROC and Brier score,
+    which are drawn as lines.
     """
     figure, axes = new_figure(8.4, 3.4, ncols=2)
     labels = f"{target} AUROC", "Brier score" + (" (debiased)" if target == "capability" else "")

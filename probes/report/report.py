@@ -23,7 +23,7 @@ from probes.report.templates import COLUMNS, interval, render
 from probes.saved.artefact import ConfidenceProbe
 from probes.saved.card import model_card, what_is_read
 
-#: Baselines that are drawn as ROC curves next to the probe, by target.
+#: Baselines whose ROC curves are drawn together with that of the probe, by target.
 _DRAWN = {
     "capability": ("base_rate", "length", "consistency", "max_entropy", "verbalized"),
     "response": ("base_rate", "mean_nll", "max_entropy", "p_true_answer"),
@@ -34,8 +34,8 @@ class Report:
     """Report of a fitted probe. The constructor scores the probe and all baselines on the test split.
 
     Attributes:
-        target: `response` if rows are answers, else `capability`. The metrics refer to this target. The training target
-            can be different.
+        target: `response` if the rows are answers, else `capability`. The metrics are computed for this target. The
+            probe may have been trained on a different target.
         confidences: A dict from methods to confidences [row] float64 for all rows of the table; NaN if missing.
         methods: A dict from methods to their confidences and grades on the test split.
         masked: A dict from missing baselines to the reasons why they are missing.

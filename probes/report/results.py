@@ -28,8 +28,8 @@ def result_folder(
 ) -> Iterator[tuple[Path, Path]]:
     """Context manager that atomically creates the result folder `out`, by default runs/COMMAND-STORE.
 
-    It yields a temporary folder for the results, and the final path. The temporary folder is renamed to the final path
-    on success, and it is removed if an error occurs.
+    It yields the paths of a temporary folder for the results and of the final folder. The temporary folder is renamed
+    on success, and removed if an error occurs.
 
     Raises:
         InputError: If `seed` or `n_resamples` is out of range, or if the folder already exists or cannot be created.

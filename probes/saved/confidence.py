@@ -54,7 +54,7 @@ class ConfidentModel:
         tokenizer: Tokenizer of the model.
 
     Raises:
-        InputError: If the model's weights, dtype, tokenizer or chat template differ from those of the probe.
+        InputError: If the weights, dtype, tokenizer or chat template differ from those used to train the probe.
     """
 
     def __init__(self, probe: ConfidenceProbe, hf_model: Any, tokenizer: Any) -> None:
@@ -77,8 +77,8 @@ class ConfidentModel:
         if not self.probe.reads_answers:
             if answers is not None:
                 raise InputError(
-                    "Expected no `answers`, but got some. This probe reads only questions. Omit them, or train a probe "
-                    "with --data.target=response."
+                    "Expected no `answers`, but got some. This probe reads only questions. Omit `answers`, or train a "
+                    "probe with --data.target=response."
                 )
             return self._read(ids)
         texts = [answers] if isinstance(answers, str) else list(answers or ())
@@ -94,8 +94,9 @@ class ConfidentModel:
         """Generate answers with confidences.
 
         If the probe reads only a hidden state of the prompt, the state is captured during generation. Otherwise, one
-        more forward pass is needed. If the probe reads answers, `text` ends before the first stop string in the probe's
-        decoding settings. Generation also stops at these strings unless `stop_strings` is passed.
+        more forward pass is needed. If the probe reads answers, generation stops at the stop strings in the probe's
+        decoding settings, unless `stop_strings` is passed. In both cases, `text` ends before the first of the probe's
+        stop strings.
 
         Args:
             inputs: One or more texts, chats or lists of token ids. Alternatively, a left-padded tensor of token ids
@@ -189,7 +190,7 @@ class ConfidentModel:
         return probe.confidence(probe.features(read_answers(self._model, pairs, probe.signals, layers=layers)))
 
     def _contents(self, drawn: list[list[int]], stop: Sequence[str]) -> tuple[list[str], list[list[int]]]:
-        """Cut answers as in the training data. Return the texts up to the first stop string, and the content tokens."""
+        """Truncate answers at stop strings, as in the training data, and return their texts and content tokens."""
         from extract.models.loading import end_tokens
         from extract.signals.reading import content_tokens
 

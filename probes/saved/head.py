@@ -17,14 +17,14 @@ class Head(nn.Module):
     """Base class of the heads. A head standardises features and computes a score from them.
 
     To add a head, implement `score` in a subclass and add it to `HEADS`. Keep all tensors in buffers, because a saved
-    probe stores the `state_dict`. A loaded head is created from `d_model` and `sizes`, and then its buffers are filled.
+    probe stores the `state_dict`. A head is loaded by creating it from `d_model` and `sizes` and filling its buffers.
 
     Args:
         d_model: Width of the features.
 
     Attributes:
         mean: [d_model] float32 mean of the features over the training split.
-        scale: [d_model] float32 standard deviation over the training split; infinite if a feature is constant.
+        scale: [d_model] float32 standard deviation over the training split; infinite for constant features.
     """
 
     #: Name of the head in config.json.
@@ -104,7 +104,7 @@ class MLPHead(Head):
 
 
 class LatentHead(Head):
-    """Latent head, whose score is the median cosine similarity of drawn answer embeddings. See `latent_model`.
+    """Latent head, whose score is the median cosine similarity between drawn answer embeddings. See `latent_model`.
 
     Args:
         d_model: Width of the features.
@@ -178,7 +178,7 @@ def neighbour_means(queries: Tensor, points: Tensor, labels: Tensor, n_neighbors
 
     The result equals that of scikit-learn's `KNeighborsRegressor(weights="distance")`, unless several points tie for
     the last neighbour. scikit-learn picks some of these points arbitrarily, whereas this function splits the remaining
-    weight equally between them. A row at distance 0 from some points gets the mean label of those points.
+    weight equally among them. A row at distance 0 from some points gets the mean label of those points.
 
     Args:
         queries: [row, d] features. The result for a row with NaN is NaN.

@@ -2,8 +2,8 @@
 
 The placement of a right answer is the share of wrong answers with a lower score. The placement of a wrong answer is the
 share of right answers with a higher score. Ties count ½. The mean placement is the AUROC (DeLong et al. 1988). The
-placements also give the derivatives of the AUROC with respect to the weights of the questions, from which the standard
-error is computed (Obuchowski, Nonparametric Analysis of Clustered ROC Curve Data, Biometrics 53, 1997).
+placements also give the derivatives of the AUROC with respect to the question weights. The standard error is computed
+from these derivatives (Obuchowski, Nonparametric Analysis of Clustered ROC Curve Data, Biometrics 53, 1997).
 """
 
 from collections.abc import Iterator
@@ -123,7 +123,7 @@ def max_t(
 
     Suppose that no score is related to the grades and that all questions have the same number of answers. The
     probability that any p-value is below 0.05 is then at most 5 %, for any number of right and wrong answers.
-    Statistics based on clustered standard errors would only guarantee this for large samples.
+    Statistics based on clustered standard errors would guarantee this only for large samples.
 
     Args:
         scores: [score, answer] scores; NaN means missing.
@@ -135,7 +135,7 @@ def max_t(
         progress: Whether to show a progress bar.
 
     Returns:
-        [score] float64 in (0, 1]; NaN for scores that are constant or lack right or wrong answers.
+        [score] float64 in (0, 1]; NaN for scores that are constant or that cover only right or only wrong answers.
     """
     exchange = _Exchange(scores, right, question, sample)
     n_questions = int(question.max()) + 1

@@ -1,4 +1,4 @@
-"""Grid of all scores of a store's answers, with their AUROCs on validation and test questions."""
+"""Grid of all scores for a store's answers, with their AUROCs on validation and test questions."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -43,7 +43,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Grid:
-    """All scores of a store's answers, with their AUROCs on the validation and test questions.
+    """All scores for a store's answers, with their AUROCs on the validation and test questions.
 
     Attributes:
         store: Store that contains the answers.
@@ -72,7 +72,7 @@ class Grid:
     def choose(self, rows: list[int]) -> int | None:
         """Return the first row with the highest validation AUROC among `rows`, or None if no row qualifies.
 
-        A score qualifies if it has an AUROC, varies, and covers at least 95 % as many answers as any other score.
+        A row qualifies if its score has an AUROC, varies, and covers at least 95 % as many answers as any other score.
         """
         if not rows:
             return None
@@ -99,8 +99,8 @@ class Grid:
     def of_families(self) -> dict[str, int]:
         """Return a dict from each family to the row of its best score, in the order of the scores.
 
-        A weighted score is excluded if it is equivalent on the validation answers to an unweighted score with the
-        same signal and key. For example, the maximum does not depend on the weights.
+        A weighted score is excluded if an unweighted score with the same signal and key is equivalent to it on the
+        validation answers. For example, the maximum does not depend on the weights.
         """
         influence = self.aurocs["val"].influence
         unweighted: dict[tuple[str, ...], list[int]] = {}

@@ -13,7 +13,7 @@ from probes.report.plots import INK, annotate_cells, frame_cell, new_figure, sty
 from probes.training_free.grid import Grid
 from probes.training_free.scores import TOKENS, UNWEIGHTED, Score
 
-#: Maximum number of layers drawn per signal. They are evenly spaced and include the first and the last layer.
+#: Maximum number of layers drawn per signal. Drawn layers are evenly spaced and include the first and the last one.
 _LAYERS = 5
 _COLUMNS = list(POOLINGS)
 
@@ -56,7 +56,7 @@ def signal_rows(grid: Grid) -> list[Row]:
 
 
 def weighting_rows(grid: Grid) -> list[Row]:
-    """Return the differences from the unweighted AUROCs of token entropy, with one row per weighting."""
+    """Return AUROC differences between weighted and unweighted token entropy, with one row per weighting."""
     if grid.reference is None:
         return []
     key = grid.names[grid.reference].key

@@ -56,9 +56,10 @@ class Score(NamedTuple):
 
     @property
     def sign(self) -> int:
-        """Factor applied so that higher means more likely right: 1 for positions in `Signal.rising`, otherwise −1.
+        """Factor that is applied to the score so that higher means more likely right.
 
-        The factor does not depend on the data. For standard deviations, it is always −1.
+        It is 1 for positions in `Signal.rising`, except for standard deviations, and −1 otherwise. It does not depend
+        on the data.
         """
         rising = self.signal in SIGNALS and self.position in SIGNALS[self.signal].rising
         return 1 if rising and self.pooling != "std" else -1
@@ -150,8 +151,8 @@ class Scores:
     def _likelihoods(self, key: str) -> Tensor:
         """Compute three scores [3, answer] from the log-probabilities of the tokens.
 
-        The first is the negative log-likelihood of the answer. The second is its mean over half of the answers to the
-        question. The third is the negative log-likelihood per token, averaged over the same answers.
+        The first is the negative log-likelihood of the answer. The second is the mean of these values over half of the
+        answers to the question. The third is the negative log-likelihood per token, averaged over the same half.
         """
         nll = self._store.signals.read_ragged(TOKENS, key)
         mean = pool_each(nll, ["mean"])["mean"]

@@ -204,7 +204,7 @@ def test_chats_and_private_questions_have_no_shots(tmp_path: Path) -> None:
     chat = tmp_path / "chat.jsonl"
     chat.write_text(json.dumps({"id": "a", "messages": [{"role": "user", "content": "Why?"}], "references": ["b"]}))
     policy = Decoding(prompt=PromptTemplate(shots=1))
-    with pytest.raises(InputError, match="question 'a' is a chat"):
+    with pytest.raises(InputError, match="Question 'a' is a chat"):
         StoreRecipe(questions=str(chat), policy=policy).load()
     private = mine(tmp_path / "private.jsonl", 4, meta={"private": True})
     with pytest.raises(InputError, match="no `prompt.shots` with 'private'.*not to show its questions"):

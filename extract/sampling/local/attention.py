@@ -94,7 +94,7 @@ def attend(
     n_queries = n_heads // key.shape[1]
     queries = query.reshape(n_rows, key.shape[1], n_queries, d_head)  # [row, key head, queries of that head, d_head]
     parts = [attend_to(queries, key, value, scaling)]
-    # all answers of a question attend to its prompt together: [question, key head, slot · query, d_head]
+    # all answers to a question attend to its prompt together: [question, key head, slot · query, d_head]
     together = queries[slots.flatten()].unflatten(0, slots.shape).transpose(1, 2).flatten(2, 3)
     part = attend_to(together, layer.prompts[0], layer.prompts[1], scaling, cache.prompt_bias)
     parts.append(Part(*(t.unflatten(2, (-1, n_queries)).transpose(1, 2).flatten(0, 1)[cache.places] for t in part)))

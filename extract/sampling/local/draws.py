@@ -85,7 +85,7 @@ def _draw_rows(logits: Tensor, uniforms: Tensor, temperature: float | Tensor, to
 
 
 def truncate(logits: Tensor, top_p: float, top_k: int) -> Tensor:
-    """Apply top-k, then top-p. Excluded logits [row, vocab] become −inf. Ties with the last kept token also stay."""
+    """Apply top-k, then top-p. Excluded logits [row, vocab] become −inf. Ties with the last kept token are kept too."""
     if 0 < top_k < logits.shape[-1]:
         logits = logits.masked_fill(logits < logits.topk(top_k).values[:, -1:], -torch.inf)
     if top_p < 1:

@@ -156,7 +156,7 @@ class Client(AbstractAsyncContextManager["Client"]):
         self._stopping.set()
 
     async def _attempt(self, request: Request) -> Reply:
-        """Make one attempt, using the least busy endpoint. Endpoints that rest after failures are used last."""
+        """Make one attempt, using the least busy endpoint. Endpoints that are resting after failures are used last."""
         async with self._free, self.spending.reserved(request):
             if self._stopping.is_set():
                 raise Unanswered("no further requests are sent")

@@ -39,7 +39,7 @@ class Failure(Exception):
     Args:
         reached: Whether a server was reached.
         wait: Wait requested by the server, in seconds.
-        brief: Reason without the server's text, which may repeat a question. None uses `reason`.
+        brief: Reason without the server's text, which may repeat a question. By default, the same as `reason`.
     """
 
     def __init__(self, reason: str, reached: bool = True, wait: float | None = None, brief: str | None = None) -> None:
@@ -50,7 +50,7 @@ class Failure(Exception):
 class Endpoint:
     """One server address with several connection pools. After repeated failures it rests, for longer each time.
 
-    Its errors never contain the API key. `line` removes the key from other server texts.
+    Its errors never contain the API key, because `line` removes it from the server's texts.
 
     Args:
         server: Server options. The API key is read from the environment variable `server.api_key_env`.

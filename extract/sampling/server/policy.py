@@ -42,7 +42,7 @@ class Server:
     Attributes:
         url: Base address, without /chat/completions. If there are several, the requests are divided among them.
         max_concurrency: Maximum number of concurrent requests.
-        n: Number of answers per request. With several, prompts are read less often, but not all servers support this.
+        n: Number of answers per request. If it is above 1, prompts are read less often. Not all servers support this.
         logprobs: Whether to request the log-probability of each token.
         seeds: Whether to send a seed with each request. It is derived from policy.seed, the question and the sample.
         timeout: Time limit for one attempt, in seconds.
@@ -101,7 +101,7 @@ class Server:
         if conflict := next(filter(_SET_BY_OPTIONS.__contains__, given), None):
             raise InputError(
                 f"Expected `server.extra_body` to contain no field that another option sets, but got {conflict!r}. Use "
-                "`model`, a `server` option or a `policy` option instead. A null removes a field from requests."
+                "`model`, a `server` option or a `policy` option instead. The value null removes a field."
             )
 
 

@@ -27,7 +27,7 @@ class Request:
     Attributes:
         prompt: Plain text for /completions, or a list of ``{"role", "content"}`` messages for /chat/completions.
         n: Number of answers.
-        top_k: Number of tokens to keep. 0 keeps all and omits the field, which not every server supports.
+        top_k: Number of tokens to keep. If 0, all are kept and the field is left out, as not every server supports it.
         max_tokens: Maximum number of tokens per answer.
         seed: Seed that the server uses for sampling. If None, no seed is sent.
         logprobs: Whether to request the log-probability of each answer token.

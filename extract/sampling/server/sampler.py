@@ -65,7 +65,7 @@ class ServerSampler(Sampler):
             return
         allow_open_files(server.max_concurrency * len(server.urls) + min(2 * server.max_concurrency, len(ranges)))
         if not temperature:
-            say(f"sample: at temperature 0, the {k} answers to a question are mostly identical, but each uses tokens")
+            say(f"sample: at temperature 0, the {k} answers to a question are mostly identical, but each costs tokens")
         preflight = self._preflights.get(temperature)
         if preflight is None:
             asks = first_asks(store, ranges, server.n, TRIES * len(server.urls))

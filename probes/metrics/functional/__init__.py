@@ -8,7 +8,7 @@ The functions share these arguments:
 - `weights` [..., question]: how often each question counts, 1 by default. The leading axes are resamples.
 
 The results are [...] float64. Unbiased estimates require that `preds` do not depend on the answers counted in `right`.
-To evaluate confidences in single answers, pass one row per answer with `known` = 1.
+To evaluate confidences in individual answers, pass one row per answer with `known` = 1.
 """
 
 from probes.metrics.functional.binned import bin_index, expected_calibration_error, rmsce, squared_calibration_error

@@ -27,8 +27,8 @@ def expected_calibration_error(
 ) -> Tensor:
     """Compute the expected calibration error, which is in [0, 1].
 
-    It is the absolute difference between mean confidence and mean accuracy in a bin, averaged over bins weighted by
-    their size. See `bin_index` for `by`. Noise in the measured accuracies biases the error upwards, especially if there
+    The absolute difference between mean confidence and mean accuracy in each bin is averaged over bins, weighted by
+    bin size. See `bin_index` for `by`. Noise in the measured accuracies biases the error upwards, especially if there
     are few questions per bin. `rmsce` corrects for this noise.
     """
     preds, right, known, weights = prepare(preds, right, known, weights, probabilities=True)
@@ -78,7 +78,8 @@ def rmsce(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None = 
     """Compute the root mean squared calibration error, the square root of `squared_calibration_error`.
 
     Noise in the measured accuracies is subtracted. The result is in [0, 1]. It is 0 if the squared error is negative
-    and NaN for a single question. The root is biased. Over splits, average `squared_calibration_error` instead.
+    and NaN for a single question. Do not average it over splits, because the root is biased. Average
+    `squared_calibration_error` instead.
     """
     squared = squared_calibration_error(preds, right, known, weights, n_bins)
     root = squared.clamp_min(1e-300).sqrt()  # so that the root has a derivative at 0

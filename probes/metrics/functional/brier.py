@@ -20,13 +20,13 @@ def debiased_brier(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor 
 
 
 def response_brier(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Compute the Brier score against single answers, which is the mean of `brier_terms`."""
+    """Compute the Brier score against individual answers, which is the mean of `brier_terms`."""
     weights = torch.ones_like(preds, dtype=torch.float64) if weights is None else weights.double()
     return mean(brier_terms(preds, right, known), weights)
 
 
 def brier_terms(preds: Tensor, right: Tensor, known: Tensor) -> Tensor:
-    """Compute the Brier score of each question against its single answers, f² − 2fp̂ + p̂, as [question] float64.
+    """Compute the Brier score against the individual answers to each question, f² − 2fp̂ + p̂, [question] float64.
 
     f is the confidence and p̂ the measured accuracy of the question. The terms of `debiased_brier` differ from these
     values by an amount that does not depend on f. Both scores therefore give the same difference between methods.
@@ -40,7 +40,7 @@ def brier_skill(
 ) -> Tensor:
     """Compute the Brier skill score 1 − B / B₀. B and B₀ are the debiased Brier scores of `preds` and `reference`.
 
-    `reference` is one confidence for all questions, such as the mean accuracy of the training split, or a tensor
+    `reference` is a confidence shared by all questions, such as the mean accuracy of the training split, or a tensor
     [question] with a confidence for each question. The result is NaN if B₀ is not positive.
     """
     base = torch.as_tensor(reference, dtype=torch.float64, device=preds.device).expand(preds.shape)

@@ -56,16 +56,17 @@ def hard_auroc(
 
 
 def auroc_ceiling(right: Tensor, known: Tensor) -> tuple[float, float, float]:
-    r"""Estimate the capability AUROC of an oracle that knows the true accuracy of every question, with bounds.
+    r"""Estimate and bound the capability AUROC of an oracle that knows the true accuracy of every question.
 
     .. math:: \tfrac12 + \frac{E|p-p'|}{4 m (1-m)}, \qquad m = E[p]
 
     where p and p' are the true accuracies of two random questions. They are assumed to have a Beta distribution, which
-    is fitted by moments after subtracting the sampling noise. Every question needs at least two graded answers.
+    is fitted by the method of moments after subtracting the sampling noise. Every question needs at least two graded
+    answers.
 
     The upper bound is optimistic, because the questions are ranked by their measured accuracies and this ranking is
     evaluated on the same answers. The lower bound is pessimistic, because the ranking uses a random half of each
-    question's answers and is evaluated on the other half. This AUROC is averaged over 20 half-splits (fixed seed).
+    question's answers and is evaluated on the other half. This bound is a mean over 20 random half-splits (fixed seed).
 
     Returns:
         The estimate, the lower bound and the upper bound. All are NaN if no Beta distribution can be fitted.

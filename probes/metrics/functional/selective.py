@@ -51,8 +51,8 @@ def prediction_rejection_ratio(
 
     This is the definition of LM-Polygraph (Vashurin et al., Benchmarking Uncertainty Quantification Methods for Large
     Language Models with LM-Polygraph, 2025), except that a fractional number of rejections is interpolated instead of
-    rounded. Malinin and Gales (2021) divide the errors by the number of all questions. For single answers, their ratio
-    is 2 · AUROC − 1.
+    rounded. Malinin and Gales (2021) divide the errors by the number of all questions. For individual answers, their
+    ratio is 2 · AUROC − 1.
     """
     preds, right, known, weights = prepare(preds, right, known, weights)
     risk = 1 - right / known
@@ -96,9 +96,9 @@ def recall_at_fpr(
     """Compute the share of wrong answers that are detected by their low scores, at a given false positive rate.
 
     Wrong answers are the positive class, and the false positive rate is the share of right answers that are flagged as
-    wrong. Questions count as in `auprc`. The result is the height of the ROC curve at `max_fpr`. Between the points of
-    the curve, it is interpolated linearly: a random share of the tied answers is flagged, so that the rate is exactly
-    `max_fpr`. The result is NaN unless there are both right and wrong answers.
+    wrong. Questions count as in `auprc`. The result is the height of the ROC curve at `max_fpr`. The curve is linear
+    between its points: a random share of the tied answers is flagged, so that the rate is exactly `max_fpr`.
+    The result is NaN unless there are both right and wrong answers.
     """
     wrong, right = _by_score(*prepare(preds, right, known, weights))
     n_wrong, n_right = wrong.sum(-1), right.sum(-1)

@@ -95,7 +95,7 @@ def test_figures_are_those_counted_by_hand(store: Store) -> None:
 def test_the_page_says_them(store: Store) -> None:
     page = describe(store)
     assert "samples    12: 3 to each of 4 questions" in page
-    assert "endings    12 (100 %) ended by themselves" in page
+    assert "endings    12 (100 %) ended on their own" in page
     assert "tokens     mean 1.5, median 1, 95th percentile 3, 18 in total" in page
     assert "different  2.0 of 3 texts per question on average; 1 question always got the same text" in page
     assert "warning" not in page

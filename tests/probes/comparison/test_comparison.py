@@ -126,7 +126,7 @@ def test_the_verdict_begins_with_the_chosen_probe_and_has_a_line_for_each_cheap_
     record: dict[str, Any],
 ) -> None:
     first, *lines = comparison_verdict(record).splitlines()
-    assert first.startswith(f"The best probe (`{BEST}`) has an AUROC of 0.")
+    assert first.startswith(f"The best probe (`{BEST}`) has an out-of-fold AUROC of 0.")
     bullets = [line for line in lines if line.startswith("- ")]
     assert [line.split("`")[1] for line in bullets] == cheap_baselines(record)
     better = [["significantly better" in part for part in line.split(" Brier score ")] for line in bullets]
@@ -176,7 +176,7 @@ def test_impossible_comparisons_are_refused_and_leave_no_folder(
 
 
 @pytest.mark.parametrize(
-    ("k", "said"), [(2, "Left out: each question needs"), (3, "Left out"), (4, "(2 answers per question)")]
+    ("k", "said"), [(2, "Left out, because no question has"), (3, "Left out"), (4, "(2 answers per question)")]
 )
 def test_few_answers_leave_no_half_to_be_scored_on(tmp_path: Path, k: int, said: str) -> None:
     make_store(tmp_path / "store", *planted(), k=k)

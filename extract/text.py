@@ -1,4 +1,4 @@
-"""Text helpers: one-line texts for messages, and word-by-word comparison for graders and question sets."""
+"""Text helpers: one-line texts for messages, and comparison of words and recognition of denials for graders."""
 
 import re
 import reprlib
@@ -7,6 +7,30 @@ from collections.abc import Iterable
 
 #: A number with a decimal point or a minus sign, or else a run of letters and digits.
 _WORD = re.compile(r"(?<![\w.])-?\d+\.\d+(?!\w)|(?<!\w)-\d+(?!\w)|[^\W_]+")
+#: Words allowed between a negation and the value that it denies: "I don't think that the answer is 5".
+FILLERS = (
+    r"(?:\s+(?:be|(?:think|believe|say)(?=\s+(?:that|it|this|the)\b|\s*$)|that|it|it's|this|is|was|the|(?-i:an?)"
+    r"|equal|to|\w+ly|(?:correct|right|best)(?!\s*:|\s+(?:is|are)\b)|answers?|results?|options?|choices?|letter))*"
+)
+#: Brackets, quotes and markup around a value.
+OPENING = r"(?:[\s\"'“(\[*$]|\\[(\[]|\\f?box(?:ed)?\s*\{)*"
+_CLOSING = r"(?:[\"'”)\]}*$]|\\[)\]])*"
+_DENIED_BEFORE = re.compile(
+    r"(?:\b(?:not|cannot|neither|nor|never|unlike|unlikely|rather than|instead of)|n['’]t)"
+    rf"{FILLERS}{OPENING}$|(?:≠|(?<=\s)!=|\\neq?)[\s${{]*$",
+    re.IGNORECASE,
+)
+_GAP = r"(?:(?:\s|\\text\s*\{)+|(?<=\d))"
+_NOT = r"(?:(?:is|was|does|did|could|would|should|must|may|might)(?:\s+not|n['’]t)|cannot|can['’]t|can not|won['’]t)"
+_DENIED_BEHIND = re.compile(
+    rf"{_CLOSING}(?:,?{_GAP}[a-z]{{2,20}}{_CLOSING})?{_GAP}"  # a unit, "which" or "that"
+    r"(?:(?:is|was|seems|looks|(?:would|must|has to)\s+be)\s+(?:\w+ly\s+)?(?:wrong|incorrect|false|impossible|unlikely)"
+    rf"|{_NOT}(?:\s+(?:be|the|an?|my|\w+ly|correct|right|final|best))*"
+    r"(?:\s+(?:answer|solution|result|correct|right|true|possible|valid|it|work|fit)\b|\s*(?:[.,;!]|$)))"
+    rf"|{_CLOSING}\s*(?:\?\s*no\b(?! (?:doubt|question))|[:–—(-]\s*(?:wrong|incorrect)\b"
+    r"|≠|(?<=\s)!=|\\neq?(?![A-Za-z]))",
+    re.IGNORECASE,
+)
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 100
 
@@ -50,6 +74,17 @@ def normalize(text: str, case_sensitive: bool = False) -> str:
     text = re.sub(r"(?<=\b[^\W\d_])\.(?=[^\W\d_]\b)", "", text)  # D.C. and U.S. are one word
     text = " ".join(_WORD.findall(text))
     return text if case_sensitive else text.lower()
+
+
+def is_denied(text: str, start: int, end: int) -> bool:
+    """Whether the words next to ``text[start:end]`` deny it: those right behind it, or within 80 characters before it.
+
+    Phrases that can describe a count deny nothing, as in "4 are wrong" or "4 were not sold".
+
+    >>> [is_denied(text, text.index("4"), text.index("4") + 1) for text in ("It can't be 4.", "4 is wrong", "4, not 5")]
+    [True, True, False]
+    """
+    return bool(_DENIED_BEFORE.search(text, max(0, start - 80), start) or _DENIED_BEHIND.match(text, end))
 
 
 def contains_answer(

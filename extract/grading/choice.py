@@ -11,7 +11,7 @@ from extract.grading.base import Grade, from_function
 from extract.grading.latex import last_boxed
 from extract.questions.numbers import numbers, plain_number
 from extract.questions.question import Question
-from extract.text import normalize
+from extract.text import FILLERS, OPENING, is_denied, normalize
 
 #: Phrases that introduce an answer on the same line.
 _CUE = re.compile(
@@ -48,14 +48,19 @@ _AFTER_LETTER = re.compile(
     r"[ \t]+(?!(?:is|are|was|seems|looks|must|would|because|since|as|and|or|not|maybe|possibly|which|for|due|unlike"
     r"|rather)\b)[A-Za-z]{2}"
 )
-_DENIED_BEFORE = re.compile(
-    r"\b(?:not|neither|nor|never|except|unlike|unlikely|than|instead of|(?:any|every)thing but|all but|exclud\w+"
-    r"|eliminat\w+|rul\w+ out)(?:[\s:]+(?:be|to|think|believe|say|it|it's|is|that|the|an?|for|either|go|with|correct"
-    r"|right|best|answer|options?|choices?|letter))*"
-    r"[\s\"'(\[*]*$",
+#: Words before the only option that a following denial spares: "all options except B are wrong".
+_EXCEPTED = re.compile(
+    r"\b(?:except(?: for)?|other than|(?:all|any|every)(?:thing)?(?: options?| choices?| answers?)? but)"
+    rf"{FILLERS}{OPENING}$",
     re.IGNORECASE,
 )
-_DENIED_BEHIND = re.compile(
+#: Words next to an option that reject it, in addition to those of `is_denied`, which also fit numbers.
+_REJECTED_BEFORE = re.compile(
+    r"\b(?:than|exclud\w+|eliminat\w+|rul\w+ out|not(?:(?: go)? (?:with|for)| correct| right| best)?)"
+    rf"{FILLERS}:?{OPENING}$",
+    re.IGNORECASE,
+)
+_REJECTED_BEHIND = re.compile(
     r"\s*(?:(?:is|are|was|were|seems?|looks?|can|could|do|does|did|has|have|must|would|should|might|may)\s+"
     r"(?:(?:be|been|the|an?|all|both|also|just|thus|therefore|\w+ly)\s+)*"
     r"(?:not|wrong|incorrect|false|impossible|unlikely|eliminated|excluded|out|ruled out)\b"
@@ -164,29 +169,33 @@ def _match_letters(text: str, options: Mapping[str, str], start: int = 0, end: i
         is_word = match[0] in ("A", "I") and _AFTER_LETTER.match(text, match.end())
         if is_word or match[1] not in options:
             continue
-        if groups and _is_joined(text, groups[-1].end, match, end):
+        if groups and _is_joined(text, groups[-1].start, groups[-1].end, match, end):
             groups[-1] = _Letters(groups[-1].letters | {match[1]}, groups[-1].start, match.end())
         else:
             groups.append(_Letters({match[1]}, *match.span()))
     return [group for group in groups if not _is_denied(text, group.start, group.end)]
 
 
-def _is_joined(text: str, last: int, match: re.Match[str], end: int) -> bool:
+def _is_joined(text: str, first: int, last: int, match: re.Match[str], end: int) -> bool:
     """Whether only a joining word, a sign or white space separates a letter from the previous one.
 
-    If the white space follows a period or contains a line break, the letter must not begin a sentence.
+    If the white space follows a period or contains a line break, the letter must not begin a sentence, and a denial of
+    the previous letter ends there.
     """
     between = text[last : match.start()]
     if len(between) > 40 or not _BETWEEN.fullmatch(between):
         return False
     if between.strip() or ("\n" not in between and text[last - 1] not in ".:"):
         return True
-    return bool(_ALONE.match(text, match.end(), end))
+    return bool(_ALONE.match(text, match.end(), end)) and not _is_denied(text, first, last)
 
 
 def _is_denied(text: str, start: int, end: int) -> bool:
     """Whether the text right after an option, or within the 80 characters before it, denies the option."""
-    return bool(_DENIED_BEFORE.search(text, max(0, start - 80), start) or _DENIED_BEHIND.match(text, end))
+    is_rejected = _REJECTED_BEHIND.match(text, end) is not None
+    if _EXCEPTED.search(text, max(0, start - 80), start):
+        return not is_rejected
+    return is_rejected or is_denied(text, start, end) or bool(_REJECTED_BEFORE.search(text, max(0, start - 80), start))
 
 
 def _match_exact(text: str, options: Mapping[str, str]) -> set[str]:
@@ -278,10 +287,11 @@ def _listed(text: str, letter: str, choice: str) -> Iterator[tuple[int, int]]:
 CHOICE = from_function(
     "choice",
     _grade,
-    "An option's text and nothing else, else the letter or the option's text in the last \\boxed{}, else in the last "
-    "statement of an answer ('answer is B', 'answer:', 'B is correct', 'go with B', 'wait, C'), else in a first line "
-    "that is nothing else but a reason, else the last letter that stands by itself, else the option whose text is "
-    "said. Denied options ('not B', 'B is wrong') and a repeated list of options don't count. Nothing is taken where "
-    "several options are ('A or B'), which is wrong. Right when the reference's letter is taken.",
+    "The answer is the option that is the whole text, otherwise the one whose letter or text is in the last \\boxed{}, "
+    "otherwise in the last statement such as 'answer is B', 'answer:', 'B is correct', 'go with B' or 'wait, C', "
+    "otherwise in a first line that contains nothing else except a reason, otherwise the last single letter, otherwise "
+    "the option whose text appears. Denied options and boxes ('not B', 'B is wrong') and a repeated list of options "
+    "are ignored. A denial ends with its sentence, and 'all except B are wrong' chooses B. An answer that names "
+    "several options ('A or B') is wrong. It is right if its letter is the reference.",
     kinds=("choice",),
 )

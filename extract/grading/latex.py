@@ -3,12 +3,16 @@ r"""Find LaTeX answers in a text, and convert equivalent notations to one spelli
 import re
 from fractions import Fraction
 
-from extract.questions.numbers import number_with_unit, numbers
-from extract.text import normalize
+from extract.questions.numbers import has_terms, number_with_unit, numbers
+from extract.text import is_denied, normalize
 
 #: Start of a box, an escaped character (including \{ and \}), or a brace. Doubly escaped backslashes, as in JSON, also
 #: start a box.
 _BOX_PIECE = re.compile(r"\\{1,2}f?box(?:ed)?\s*\{|\\.|[{}]", re.DOTALL)
+#: An exponent or index behind a box. Degrees and ordinals (4^{th}) are neither.
+_SCRIPT = re.compile(r"\s*(?:[\^_]\s*(?:\{\s*-?[\dA-Za-z](?:[\d/]*)\s*\}|[\dA-Za-z](?![A-Za-z]))|[²³])")
+#: A minus sign in front of a box, which is neither a dash nor a subtraction.
+_MINUS = re.compile(r"(?<![\w)}\]\-–—])[-−]$")
 _TAIL = 2000  # characters searched at the end of a text without a box; also the maximum length of an answer
 _CUE = re.compile(r"\banswer\b[^.:\n]{0,40}?(?::|=|\bis\b)([^\n]*)", re.IGNORECASE)
 _FORMULA = re.compile(
@@ -30,7 +34,20 @@ _WITHIN = re.compile(rf"\b(?:{_PART}|to)\b", re.IGNORECASE)
 _ENVIRONMENT = re.compile(r"\\(?:begin|end)\s*\{[a-z]+\}")
 _TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|mbox|mathrm|mathbf)\s*\{([^{}]*)\}")
 _UNIT = re.compile(r"(?<=[\d}.)])\s*\\(?:text|textrm|mbox|mathrm)\s*\{([^{}]*)\}\s*(?:\^\s*\{?\s*[23]\s*\}?)?[\s.$]*$")
-_NO_UNITS = {"i", "e", "or", "and", "hundred", "thousand", "million", "billion", "trillion", "dozen"}
+_NO_UNITS = {
+    "i",
+    "e",
+    "or",
+    "and",
+    "hundred",
+    "thousand",
+    "million",
+    "billion",
+    "trillion",
+    "dozen",
+    "squared",
+    "cubed",
+}
 #: Equivalent spellings and their canonical form, applied in this order.
 _SPELLINGS = [
     (re.compile(r"\\(?:displaystyle|left|right|[bB]igg?[lr]?)(?![A-Za-z])"), ""),
@@ -56,21 +73,28 @@ NUMERAL = re.compile(r"(-?[0-9A-F]+)_(\d+)")
 
 
 def last_boxed(text: str) -> str | None:
-    r"""Return the content of the last closed box, or None if there is no box. For nested boxes, use the innermost.
+    r"""Return the content of the last closed box that is not denied, or None if there is none.
 
-    >>> last_boxed(r"\boxed{1}, or rather \boxed{\frac{1}{2}}. And \boxed{3")
-    '\\frac{1}{2}'
+    A minus sign directly before the box and an exponent or index directly after it belong to the content. For nested
+    boxes, use the innermost.
+
+    >>> last_boxed(r"\boxed{1}, or rather \boxed{\frac{1}{2}}. And \boxed{3"), last_boxed(r"\boxed{4}^2")
+    ('\\frac{1}{2}', '4^2')
     """
-    opened: list[int | None] = []  # for each open brace, the start of its content; None if it is not a box
-    last = (-1, -1)
+    opened: list[re.Match[str]] = []
+    boxes: list[tuple[int, int, int]] = []  # start of the command, start and end of the content
     for piece in _BOX_PIECE.finditer(text):
         if piece[0].endswith("{") and piece[0] != r"\{":
-            opened.append(None if piece[0] == "{" else piece.end())
-        elif piece[0] == "}" and opened:
-            start = opened.pop()
-            if start is not None and start > last[0]:
-                last = start, piece.start()
-    return None if last[0] < 0 else text[slice(*last)]
+            opened.append(piece)
+        elif piece[0] == "}" and opened and len((begin := opened.pop())[0]) > 1:
+            boxes.append((begin.start(), begin.end(), piece.start()))
+    for start, inside, end in sorted(boxes, reverse=True):
+        if not is_denied(text, start, end + 1):
+            content, script = text[inside:end], _SCRIPT.match(text, end + 1)
+            if script and not content.endswith("}"):  # else the exponent of a unit
+                content = f"{content if content.strip().isalnum() else f'({content})'}{script[0]}"
+            return f"-{content}" if _MINUS.search(text, max(0, start - 2), start) else content
+    return None
 
 
 def stated_answer(text: str) -> str | None:
@@ -90,7 +114,8 @@ def stated_answer(text: str) -> str | None:
     formulas = list(_FORMULA.finditer(cues[-1] if cues else tail))
     if formulas:
         formula = formulas[0 if cues else -1]
-        if _BEFORE.search(formula.string[: formula.start()]) or _BEHIND.match(formula.string, formula.end()):
+        of, start, end = formula.string, *formula.span()
+        if _BEFORE.search(of[:start]) or _BEHIND.match(of, end) or is_denied(of, start, end):
             return None
         return spelled(next(filter(None, formula.groups())))
     prose = (cues[-1] if cues else (tail.strip().splitlines() or [""])[-1]).strip(" *:").rstrip(". ")
@@ -98,7 +123,7 @@ def stated_answer(text: str) -> str | None:
     if answer is None or not _WORD.search(_ENVIRONMENT.sub("", prose)) or value(answer) is not None:
         return answer
     found = numbers(prose)
-    if len(found) == 1 and not _WITHIN.search(prose):
+    if len(found) == 1 and not _WITHIN.search(prose) and not has_terms(prose):
         return str(found[0])
     return None if re.search(r"\d", prose) else normalize(_TEXT.sub(r" \1 ", prose)) or None
 
@@ -114,6 +139,8 @@ def spelled(latex: str) -> str | None:
     if (words := wrapped_words(latex)) is not None:
         return words or None
     unit = _UNIT.search(latex)
+    if unit and is_denied(f"0 {unit[1]}", 0, 1):
+        return None
     if unit and not _NO_UNITS.intersection(unit[1].lower().split()):
         latex = latex[: unit.start()]
     for spelling, plain in _SPELLINGS:

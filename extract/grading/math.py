@@ -137,10 +137,12 @@ MATH = from_decisions(
     "math",
     lambda question, text: stated_answer(text),
     _deciding,
-    "The last \\boxed{}, else what follows the last 'answer is', else the last formula, else the last line; spacing, "
-    "units, degrees, currencies and percent signs don't count. Nothing is taken from prose that holds several numbers, "
-    "nor beside a word that makes of a number or formula a part ('10 or 20', 'not 20', '20 times x'). Right when it is "
-    "spelled like a reference, or has its exact value; where one of the two is no number, when math-verify 0.9 finds "
-    f"them equal. Unknown where that takes more than {SECONDS:g} seconds or fails.",
+    "The answer is the last \\boxed{} that is not denied ('not 5', '5 is wrong'), with a minus in front of it and an "
+    "exponent or index behind it, otherwise the text after the last 'answer is', otherwise the last formula, otherwise "
+    "the last line. Spacing, units, degrees, currencies and percent signs are ignored. There is no answer if a number "
+    "or formula is denied, a word makes it a part of the answer ('10 or 20', '20 times x'), or prose contains several "
+    "numbers or terms (4x). The answer is right if it has the same spelling or exact value as a reference or, if one "
+    "of the two is not a number, if math-verify 0.9 considers them equal. The grade is unknown if the comparison takes "
+    f"more than {SECONDS:g} seconds or fails.",
     kinds=("math",),
 )

@@ -57,11 +57,13 @@ def _grader(name: str, find: Callable[[str], Fraction | None], rule: str, kinds:
 NUMBER = _grader(
     "number",
     _stated_number,
-    "The number on the line after the first ####, else the last number in the last \\boxed{}, else the last number of "
-    "all; thousands separators, currencies, percent signs, units and a trailing period don't count; denied numbers "
-    "('not 5') and divisions that give a whole number are passed over. Nothing is taken where the last is a power, "
-    "glued to k, M or a comma, or ends a calculation or a choice ('7 - 5', '7 or 8', 'between 3 and 4'). Right when "
-    "its exact value is a reference's.",
+    "The answer is the first number on the line after the first ####, otherwise the last number in the last \\boxed{}, "
+    "otherwise the last number in the text. Thousands separators, currencies, percent signs, degrees, units and a "
+    "trailing period are ignored. Denied numbers and boxes ('not 5', 'it can't be 5', '5 is wrong', 'x ≠ 5') and "
+    "divisions with an integer result are skipped. There is no answer if that number is a power, a factorial or a part "
+    "of a root, has a variable (4x, x + 4), is followed directly by k, M or a comma, or ends a calculation, range, "
+    "date or alternative ('7 - 5', '7 or 8', 'between 3 and 4'). A minus in front of a box and an exponent behind it "
+    "belong to the answer. It is right if its exact value equals that of a reference.",
     kinds=("number",),
 )
 NUMBER_STRICT = _grader(
@@ -72,5 +74,6 @@ NUMBER_STRICT = _grader(
 BOXED_INTEGER = _grader(
     "boxed-integer",
     _boxed_integer,
-    "The last \\boxed{} holds a whole number from 0 to 999 and nothing else; right when it is a reference's.",
+    "The answer is an integer from 0 to 999 that is the only content of the last \\boxed{} that is not denied. A minus "
+    "in front of the box and an exponent behind it belong to the content. It is right if it equals a reference.",
 )

@@ -19,11 +19,23 @@ def fill_grades(store: Store, grader: Grader, worker: Worker) -> None:
     """Grade all ungraded answers in a worker's blocks, and retry undecided ones. Existing grades are kept.
 
     Raises:
-        InputError: If existing grades were made by a different rule, or the grader can't grade the questions.
+        InputError: If there are answers to grade and existing grades were made by a different rule, or the grader can't
+            grade the questions.
     """
     name, ranges = grader.name, store.samples.ranges()
     missing = missing_shards(store, ranges, worker, partial(store.grades.file, name), partial(store.grades.read, name))
     graded = [samples for samples in ranges if worker.has(samples.block) and samples not in missing]
+    by_other_rule = [samples for samples in graded if store.grades.rule(name, samples) != grader.rule]
+    if by_other_rule:
+        folder = str(store.grades.file(name, by_other_rule[0]).parent)
+        if not missing and not grader.may_decide_later:
+            say(f"grade: all answers are graded by a different rule of {name}; delete {folder!r} to grade them again")
+            return
+        option = ", or pass another --judge.name" if name.startswith("judge-") else ""
+        raise InputError(
+            f"Expected the grades in {folder!r} to follow this run's grading rule, but they follow a different "
+            f"rule. Delete that folder to grade again{option}."
+        )
     undecided = {samples: n for samples in graded if (n := _n_undecided(store, grader, samples))}
     if not missing and not undecided:
         say(f"grade: all answers are graded by {name}")
@@ -53,16 +65,9 @@ def fill_grades(store: Store, grader: Grader, worker: Worker) -> None:
 
 
 def _n_undecided(store: Store, grader: Grader, samples: SampleRange) -> int:
-    """Count the undecided answers to retry in a range, and check that the grading rule is unchanged."""
+    """Count the undecided answers to retry in a range."""
     if not grader.may_decide_later:
         return 0
-    if store.grades.rule(grader.name, samples) != grader.rule:
-        folder = str(store.grades.file(grader.name, samples).parent)
-        option = ", or pass another --judge.name" if grader.name.startswith("judge-") else ""
-        raise InputError(
-            f"Expected the grades in {folder!r} to follow this run's grading rule, but they follow a different "
-            f"rule. Delete that folder to grade again{option}."
-        )
     n_unknown = int(store.grades.read(grader.name, samples)["right"].null_count)
     # answers to rejected questions always stay unknown
     return n_unknown and n_unknown - store.samples.read(samples)["finish_reason"].to_pylist().count(REJECTED)

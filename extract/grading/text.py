@@ -18,6 +18,10 @@ from extract.text import contains_answer, normalize
 #: Minimum token F1 of a right answer, as in Farquhar et al. 2024 (Nature 630; metric "squad" in their code).
 THRESHOLD = 0.5
 
+#: Symbols that are words of a sentence if a lower-case word follows, as in "I think" and "In my opinion".
+_SENTENCE_WORD = re.compile(
+    r"(?<![\w'’])(?:A|Am|As|At|Be|He|I|In|No)(?=\s+(?!(?:is|stands|represents|means|for|because|and|or)\b)[a-z])"
+)
 _ARTICLE = re.compile(r"\b(a|an|the)\b")
 _NORMALISED = "lower case, without punctuation and without the articles a, an and the"
 
@@ -30,8 +34,10 @@ def first_line(text: str) -> str:
 def _grade_short(question: Question, text: str) -> Grade:
     """Grade by whole-word matches with the references. The parsed answer is the normalized first line."""
     case_sensitive = bool(question.meta.get("case_sensitive"))
-    answer = first_line(text)
-    right = contains_answer(answer, question.references, case_sensitive, question.meta.get("rivals", ()))
+    answer = compared = first_line(text)
+    if case_sensitive:
+        compared = _SENTENCE_WORD.sub(lambda match: "" if match[0] in question.references else match[0], answer)
+    right = contains_answer(compared, question.references, case_sensitive, question.meta.get("rivals", ()))
     return Grade(right, normalize(answer, case_sensitive) or None)
 
 
@@ -68,9 +74,11 @@ def _by_words(name: str, is_right: Callable[[str, str], bool], rule: str, read: 
 SHORT = from_function(
     "short",
     _grade_short,
-    "First line only; Unicode NFKC, accents and case folded away (case kept for case-sensitive questions), possessive "
-    "s dropped, punctuation to spaces; right when a reference stands in the answer as whole words and none of the "
-    "question's rivals before it.",
+    "The first line is right if it contains a reference as whole words and no rival of the question precedes it. "
+    "Unicode compatibility variants, accents, punctuation and the possessive s are ignored, and so is case unless the "
+    "question is case-sensitive. In case-sensitive questions, the references A, Am, As, At, Be, He, I, In and No don't "
+    "count if a lower-case word follows, as in 'I think', unless it is is, stands, represents, means, for, because, "
+    "and, or.",
     kinds=("short", "cloze"),
 )
 EXACT = _by_words(

@@ -4,9 +4,11 @@ import re
 from collections.abc import Callable
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
+from itertools import pairwise
 from unicodedata import normalize
 
 from extract.errors import InputError
+from extract.text import is_denied
 
 
 def _without_separators(match: re.Match[str]) -> str:
@@ -15,6 +17,7 @@ def _without_separators(match: re.Match[str]) -> str:
 
 #: Patterns for LaTeX and typographic spellings of numbers, with their plain replacements.
 _SPELLINGS: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
+    (re.compile(r"(?<=\d)!(?=\s?(?:[+/×÷=^]|[-*]\s?\d))"), "^!"),  # a factorial, spelled as a power
     (re.compile(r",\\!\s?|\{,\}|\\,(?=\d{3}(?!\d))"), ","),
     (re.compile(r"\\[,!;:]|\\left|\\right"), ""),
     (re.compile(r"\s?\\[dtc]?frac\s?\{\s?(\d+)\s?\}\s?\{\s?(\d+)\s?\}"), r" \1/\2 "),
@@ -39,21 +42,27 @@ _NUMBER = re.compile(
       |(?P<value>(?>\d{1,3}(?:,\d{3})++(?!\d)|\d++)?+(?:\.\d++)?+)(?<=\d)
        (?:\s?(?:×|x|\*|\\times|\\cdot)\s?10\^\{?(?P<power>-?\d{1,3})\}?|e(?P<e>[-+]?\d{1,3})(?!\w))?
     )
-    (?P<unread>\s?\^|,(?=\d)|(?-i:[kKM])(?![A-Za-z]))?       # a power, 1,5 and 18k
+    (?:(?P<unread>[)}]*\s?\^(?!\s?\{?\s?\\circ)|,(?=\d)|(?-i:[kKM])(?![A-Za-z]))  # a power, 1,5 and 18k
+      |(?P<term>\s?(?:√|π|\\?(?:sqrt|pi|squared|cubed|factorial)(?![A-Za-z]))         # 2√3 and 4x: the other letters
+         |(?-i:[abefijnoqru-zBDEGHIO-UX-Z])(?![A-Za-z])))?                             # are units, as in 4m
     (?:\s(?P<word>hundred|thousand|million|billion|trillion)\b)?
     """,
     re.VERBOSE | re.IGNORECASE,
 )
 _WORDS = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _UNIT = re.compile(r"(?:\s?[A-Za-z]{2,}\.?(?:\^\{?[23]\}?|[²³])?)*\s?(?:\\?%|°)?\s?\.?")
-_NO_UNITS = {*_WORDS, *"pi sqrt sin cos tan cot sec csc log ln exp or and mod dozen".split()}
+_NO_UNITS = {*_WORDS, *"pi sqrt sin cos tan cot sec csc log ln exp or and mod dozen squared cubed factorial".split()}
 _MOST_CHARACTERS = 1000  # longest number that is parsed
-_DENIED = re.compile(r"(?:\bnot|n['’]t)\s+\$?$", re.IGNORECASE)
 #: Text between two numbers that are operands or alternatives: an operator or "or", optionally after a unit.
 _JOINT = re.compile(
-    r"[ \t]*(?:\\?[$€£¥%°]|[A-Za-z]{1,20}\b)?[ \t]*(?:\bor\b|[-+*×÷/]|\bx\b|\\times|\\cdot|\\div|\\pm)[ \t\\$€£¥]*",
+    r"[ \t]*(?:\\?[$€£¥%°!]|[A-Za-z]{1,20}\b)?[ \t]*"
+    r"(?:\bor\b|[-+*×÷/≠]|(?<=\s)!=|\bx\b|\\times|\\cdot|\\div|\\pm|\\neq?)[ \t\\$€£¥]*",
     re.IGNORECASE,
 )
+#: Text before or behind a number that is the argument of a root, or an operand of a variable.
+_OPERATOR = r"\s?(?:[-+*/×÷]|\\times|\\cdot)\s?"
+_PART_BEFORE = re.compile(rf"(?:√|\\?\bsqrt(?:\[\d+\])?)[\s({{]*$|(?<![A-Za-z])[knqru-z]{_OPERATOR}$")
+_PART_BEHIND = re.compile(rf"{_OPERATOR}[knqru-z](?![A-Za-z])")
 _BETWEEN = re.compile(r"\bbetween[ \t\\$€£¥]*$", re.IGNORECASE)
 _AND = re.compile(r"[^\d\n]{0,20}\band[ \t\\$€£¥]*", re.IGNORECASE)
 #: A number with thousands separators, including Indian grouping. The comma in "1,5" is a decimal separator.
@@ -71,7 +80,7 @@ def numbers(text: str) -> list[Fraction]:
 
 
 def found_numbers(text: str) -> list[Fraction | None]:
-    """Find all numbers in a text. Powers, operands and alternatives are None, because they can't be answers."""
+    """Find all numbers in a text. Powers, roots, operands and alternatives are None: they can't be answers."""
     text = _spelled(text)
     found: list[Fraction | None] = []
     matches = list(_NUMBER.finditer(text))
@@ -79,11 +88,20 @@ def found_numbers(text: str) -> list[Fraction | None]:
         joined = last is not None and _is_joined(text, last, match)
         if joined and found:
             found[-1] = None
-        if _DENIED.search(text, max(0, match.start() - 9), match.start()) or _is_step(match):
+        if is_denied(text, *match.span()) or _is_step(match):
             continue
-        value = None if joined else _value(match)
+        value = None if joined or _is_part(text, match) else _value(match)
         found.append(-value if value is not None and _is_negative(text, match) else value)
     return found
+
+
+def has_terms(text: str) -> bool:
+    """Whether a text contains a number that is only a part of a term (4x, 2√3, x + 4) and not joined to one."""
+    text = _spelled(text)
+    matches = list(_NUMBER.finditer(text))
+    joined = [False, *(_is_joined(text, last, match) for last, match in pairwise(matches)), False]
+    terms = (match["term"] or _is_part(text, match) for match in matches)
+    return any(term and not any(sides) for term, sides in zip(terms, pairwise(joined), strict=True))
 
 
 def _is_joined(text: str, last: re.Match[str], match: re.Match[str]) -> bool:
@@ -94,6 +112,13 @@ def _is_joined(text: str, last: re.Match[str], match: re.Match[str]) -> bool:
         return False
     is_range = _AND.fullmatch(between) and _BETWEEN.search(text, max(0, last.start() - 15), last.start())
     return bool(_JOINT.fullmatch(between) or is_range)
+
+
+def _is_part(text: str, match: re.Match[str]) -> bool:
+    """Whether a number is the argument of a root, or an operand of a variable: √4, x + 4."""
+    start, end = match.span()
+    before = _PART_BEFORE.search(text, max(0, start - 20), start + len(match["sign"] or ""))
+    return bool(before or _PART_BEHIND.match(text, end))
 
 
 def plain_number(text: str) -> Fraction | None:
@@ -116,12 +141,14 @@ def number_with_unit(text: str) -> Fraction | None:
     """
     text = _spelled(text).strip()
     match = _NUMBER.match(text)
-    if match is None or not (unit := _UNIT.fullmatch(text, match.end())):
+    if match is None or is_denied(text, *match.span()) or not (unit := _UNIT.fullmatch(text, match.end())):
         return None
     return None if _NO_UNITS.intersection(unit[0].lower().split()) else plain_number(match[0])
 
 
 def _spelled(text: str) -> str:
+    if not re.search("[A-Za-z$=]", text):  # without words, an exclamation mark is a factorial
+        text = re.sub(r"(?<=\d)!", "^!", text)
     for spelling, plain in _SPELLINGS:
         text = spelling.sub(plain, text)
     return text
@@ -136,7 +163,8 @@ def _is_step(match: re.Match[str]) -> bool:
 def _value(match: re.Match[str]) -> Fraction | None:
     """Value of a matched number without its sign. None if it is too long, divides by zero, or is not a plain number."""
     of = match.groupdict()
-    if len(match[0]) > _MOST_CHARACTERS or of["unread"] or _is_step(match) or (of["of"] and not int(of["of"])):
+    is_plain = not (of["unread"] or of["term"] or _is_step(match) or (of["of"] and not int(of["of"])))
+    if len(match[0]) > _MOST_CHARACTERS or not is_plain:
         return None
     if of["mixed"]:
         value = int(of["mixed"]) + Fraction(int(of["part"]), int(of["of"]))

@@ -78,6 +78,15 @@ LIST = "A. Paris\nB. Rome\nC. Berlin\nD. New Rome\n"
         ("It weighs 100 C. Paris", "A"),
         ("Rome\n\nA is the first option", "B"),
         ("C.\nThe correct answer is:\nD.\n", "D"),
+        ("It's not A. B.", "B"),
+        ("It's not A\nB", "B"),
+        ("It's not A: B", "B"),
+        ("All options except B are wrong", "B"),
+        ("All options except Rome are wrong", "B"),
+        ("Everything except B is incorrect", "B"),
+        ("Any option other than B can be ruled out", "B"),
+        (r"\boxed{A}, not \boxed{B}", "A"),
+        ("I doubt it is B", "B"),  # a known error
     ],
 )
 def test_the_option_that_an_answer_takes(text: str, letter: str) -> None:
@@ -120,6 +129,12 @@ def test_the_option_that_an_answer_takes(text: str, letter: str) -> None:
         "I do not think that the answer is C",
         "It cannot be C",
         "All except C",
+        "Not A. B. C.",
+        "It's not A, B",
+        "Not correct: B",
+        "I don't believe B is right",
+        r"not \boxed{B}",
+        r"\boxed{B} is wrong",
         "Anything but C",
         "The answer is unlikely to be C",
         "The answer is not C",

@@ -128,6 +128,18 @@ def test_another_value_is_wrong(gold: str, answer: str, algebra: Algebra) -> Non
         (r"\boxed{1 00}", None),
         ("The answer is equal to $20$.", "20"),
         ("The answer is $20$, as $x > 3$ or $x < 2$.", "20"),
+        (r"\boxed{4}^{2}", "4^{2}"),
+        (r"\boxed{x+1}^2", "(x+1)^2"),
+        (r"\boxed{52}_8", "52_8"),
+        (r"-\boxed{4}", "-4"),
+        ("- \\boxed{4}", "4"),
+        (r"\boxed{90}^\circ", "90"),
+        (r"\boxed{4}^{\text{th}}", "4"),
+        (r"\boxed{4\text{ cm}}^2", "4"),
+        (r"\boxed{4}, not \boxed{5}", "4"),
+        ("They retrieved B + 2B + 4 = 5B + 4 = 19 balls.", "19"),
+        ("Now we know that 2/3 * x = 12.", None),
+        (r"2\boxed{4}", "4"),  # a known error
     ],
 )
 def test_what_an_answer_states(text: str, answer: str | None) -> None:
@@ -155,6 +167,16 @@ def test_what_an_answer_states(text: str, answer: str | None) -> None:
         "The answer is $20$ times $x$",
         "The answer is $20$ more than $x$",
         "The answer is $20$ million",
+        "20 is not the answer.",
+        "20 is wrong",
+        "It can't be 20",
+        "The answer is 20 squared",
+        "$20$ is wrong",
+        "The answer can't be $20$",
+        "I don't think it is $20$",
+        r"\boxed{20\text{ is wrong}}",
+        r"\boxed{20} is wrong",
+        r"It is not $\boxed{20}$",
     ],
 )
 def test_a_part_of_what_is_said_and_one_of_several_numbers_are_no_answer(text: str) -> None:

@@ -141,6 +141,119 @@ def test_a_number_is_read_as_it_was_written(value: Fraction, places: int) -> Non
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "It can't be 4.",
+        "It can’t be **4**",
+        "4 is wrong",
+        "4 dollars is wrong",
+        "4, which is incorrect",
+        "4 is not the answer",
+        "4 isn't right",
+        "4 cannot be",
+        "4? No.",
+        "4 (wrong)",
+        "I don't think that the answer is 4",
+        "It's unlikely to be $4",
+        "It is not equal to 4",
+        "neither 4 nor 4",
+        "rather than 4",
+        "x ≠ 4",
+        r"$x \neq 4$",
+        r"\boxed{4} is wrong",
+        r"\boxed{4\text{ is wrong}}",
+        r"It is not $\boxed{4}$.",
+    ],
+)
+def test_denied_numbers_are_skipped(text: str) -> None:
+    assert load_grader("number").grade(Question("q", "t", "?", references=("4",)), text) == (False, None)
+    assert right("number", "5", f"5. {text}")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "√4",
+        r"\sqrt{4}",
+        "sqrt(4)",
+        "4!",
+        r"\boxed{4!}",
+        "It is 4! + 4",
+        "4x",
+        "#### 4x",
+        "4i",
+        "4π",
+        r"4\pi",
+        r"4\sqrt{3}",
+        "4 squared",
+        "5 ≠ 4",
+        "5 != 4",
+        "(4)^2",
+        "x + 4",
+        "x - 4",
+        "4 - y",
+        r"4 \cdot x",
+        r"\boxed{4}^{2}",
+        r"\boxed{4}²",
+        r"-\boxed{4}",
+    ],
+)
+def test_a_number_with_an_operator_or_a_letter_is_no_answer(text: str) -> None:
+    assert right("number", "4", text) is False
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The answer is 4!",
+        "$4!",
+        "4 are wrong",
+        "4 were not sold",
+        "The number of students who did not pass is 4",
+        "The number of answers that are not correct is 4",
+        "Not correct: 4",
+        "All but 4",
+        "4 wrong answers",
+        "5 is wrong, it is 4",
+        "5 ≠ 3, so 4",
+        "4m",
+        "4 h",
+        "x = 4",
+        "Total - 4",
+        r"4^\circ",
+        r"\boxed{4}!",
+        r"\boxed{4}^\circ",
+        r"\boxed{4}^{th}",
+        r"\boxed{4\text{ cm}}^2",
+        r"2!\times 2!=\boxed{4}",
+        r"\boxed{4}, not \boxed{5}",
+    ],
+)
+def test_what_only_looks_like_a_denial_or_an_operator_changes_no_number(text: str) -> None:
+    assert right("number", "4", text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "anything but 4",
+        "I doubt it is 4",
+        "4? That's wrong",
+        "half of 4",
+        "≥ 4",
+        "4 x",
+        "4ab",
+        "4 + i",
+        r"\frac{x}{4}",
+        r"2\boxed{4}",
+        r"\boxed{4}x",
+    ],
+)
+def test_known_errors_that_the_page_lists(text: str) -> None:
+    assert right("number", "4", text)
+
+
+@pytest.mark.parametrize(
     ("text", "expected"),
     [
         ("#### 18", True),
@@ -184,6 +297,10 @@ def test_what_is_taken_strictly_is_never_another_number_flexibly(sign: str, text
         (r"\boxed{42 apples}", False),
         ("42", False),
         (r"\boxed{42", False),
+        (r"\boxed{42}^2", False),
+        (r"-\boxed{42}", False),
+        (r"\boxed{42} is wrong", False),
+        (r"\boxed{42}, not \boxed{41}", True),
     ],
 )
 def test_a_boxed_integer_is_a_whole_number_of_at_most_three_digits(text: str, expected: bool) -> None:

@@ -63,6 +63,28 @@ def test_symbols_are_case_sensitive() -> None:
     assert not grade(question, "It is co.")[0]
 
 
+@pytest.mark.parametrize(
+    ("symbol", "text", "right"),
+    [
+        ("I", "I think it is Io", False),
+        ("I", "Well, as far as I know, it is Io", False),
+        ("I", "I'm sure that it is Io", False),
+        ("I", "I think it is I", True),
+        ("I", "I is the symbol", True),
+        ("I", "I (iodine)", True),
+        ("In", "In my opinion, it is Id", False),
+        ("In", "It is In, for indium", True),
+        ("As", "As for arsenic", True),
+        ("Na", "Na comes from natrium", True),
+        ("In vitro", "In vitro is the term", True),
+        ("No", "No, it is Nb", True),  # a known error
+    ],
+)
+def test_a_symbol_that_is_a_word_of_the_sentence_does_not_count(symbol: str, text: str, right: bool) -> None:
+    question = Question(id="a", dataset="t", text="?", references=(symbol,), meta={"case_sensitive": True})
+    assert load_grader("short").grade(question, text).right is right
+
+
 def test_the_first_of_references_and_rivals_decides() -> None:
     def right(text: str) -> bool:
         return contains_answer(text, ["Africa"], rivals=["South Africa", "Asia"])

@@ -735,7 +735,9 @@ def test_grades_of_answers_that_were_replaced_are_named_and_given_again(
     assert store.grades.read("short").num_rows == 40
 
 
-def test_grades_that_do_not_say_of_which_answers_they_are_stay(served: Store, tmp_path: Path) -> None:
+def test_grades_that_do_not_say_of_which_answers_they_are_stay_and_an_earlier_rule_is_told(
+    served: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     store = Store.open(shutil.copytree(served.path, tmp_path / "store"))
     grade(str(store.path))
     for part in store.samples.ranges():
@@ -744,6 +746,11 @@ def test_grades_that_do_not_say_of_which_answers_they_are_stay(served: Store, tm
         assert b"samples" in table.schema.metadata
         write_table(file, table.replace_schema_metadata({"grader": "short", "rule": "as it was"}))
     before = [store.grades.file("short", part).read_bytes() for part in store.samples.ranges()]
+    capsys.readouterr()
     grade(str(store.path))
+    assert "graded by a different rule of short; delete" in capsys.readouterr().err
     verify(str(store.path))
     assert [store.grades.file("short", part).read_bytes() for part in store.samples.ranges()] == before
+    store.grades.file("short", part).unlink()
+    with pytest.raises(InputError, match="grades/short' to follow this run's grading rule.*to grade again"):
+        grade(str(store.path))

@@ -105,7 +105,7 @@ def grade(store: str, grader: str | None = None, worker: Worker | None = None, j
 
     Args:
         store: Folder of the store.
-        grader: One of {graders}. By default, it depends on the questions' kind.
+        grader: One of {graders}. The default depends on the kind of the questions.
         worker: See `sample_family`.
         judge: Model to use if the grader is judge.
 

@@ -8,7 +8,9 @@ from typing import Any
 
 
 def canonical_json(value: Any) -> str:
-    """Serialise a value as JSON with sorted keys and no spaces, so that equal values give equal texts. NaN is rejected.
+    """Serialise a value as JSON with sorted keys and no spaces, so that equal values produce identical strings.
+
+    NaN is rejected.
 
     >>> canonical_json({"k": 10, "a": ["é", None]})
     '{"a":["é",null],"k":10}'

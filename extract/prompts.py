@@ -114,7 +114,7 @@ class PromptTemplate:
 
     @property
     def next_question(self) -> str:
-        r"""Text between an answer and the next question in a plain-text prompt. It can serve as a stop text.
+        r"""Text between an answer and the next question in a plain-text prompt. It can be used as a stop string.
 
         >>> PromptTemplate("qa", chat=False, examples=(("1 + 1?", "2"),)).next_question
         '\n\nQuestion:'

@@ -19,7 +19,7 @@ class Declaration:
         implementation: The class, or its location ``module:attribute``, which is imported on first use.
         weights: Whether the model's weights are available. If not, a store records only the model's name, and reading
             signals requires a local copy of the model.
-        end_token: Whether the tokens of an answer include the end token, or the token that completed a stop text.
+        end_token: Whether the tokens of an answer include the end token, or the token that completed a stop string.
         nullable: Columns of the samples that can be null: a subset of `reasoning`, `token_ids`, `logprobs`, `n_tokens`
             and `prompt_tokens`. If empty, samples are stored in the compact schema.
     """

@@ -179,8 +179,8 @@ def _match_letters(text: str, options: Mapping[str, str], start: int = 0, end: i
 def _is_joined(text: str, first: int, last: int, match: re.Match[str], end: int) -> bool:
     """Whether only a joining word, a sign or white space separates a letter from the previous one.
 
-    If the white space follows a period or contains a line break, the letter must not begin a sentence, and a denial of
-    the previous letter ends there.
+    White space that follows a period or contains a line break joins letters only if the second letter does not begin a
+    sentence. A denial of the first letter does not extend past it.
     """
     between = text[last : match.start()]
     if len(between) > 40 or not _BETWEEN.fullmatch(between):
@@ -276,7 +276,7 @@ def _without_list(text: str, options: Mapping[str, str]) -> str:
 
 
 def _listed(text: str, letter: str, choice: str) -> Iterator[tuple[int, int]]:
-    """Yield the spans where an option is listed with its letter. The end of the text may truncate the last option."""
+    """Yield the spans where an option is listed with its letter. The end of the text can cut it off."""
     for match in re.finditer(rf"[(\[*]{{0,2}}\b{letter}(?:[)\].:*]{{1,3}}\s?|\Z)", text):
         rest = text[match.end() : match.end() + len(choice)]
         is_cut = match.end() + len(rest) == len(text) and choice.startswith(rest)

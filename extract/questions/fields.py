@@ -94,7 +94,7 @@ class Row:
             return str(value).replace("\r\n", "\n").strip()  # Windows line endings
         raise InputError(
             f"Expected the column {column!r} of {self.where} to contain text or a number, but got a "
-            f"{type(value).__name__}. Specify another column, or a path inside it such as {column}.NAME."
+            f"{type(value).__name__}. Specify another column, or a path inside this column, such as {column}.NAME."
         )
 
 
@@ -227,7 +227,7 @@ def right_option(answer: int | str, choices: Sequence[str], where: str) -> tuple
     if place is None or is_text_of_several or len(choices) > len(ascii_uppercase):
         problem = f"{n_equal} options have this text" if is_text_of_several else f"got {str(answer)[:40]!r}"
         raise InputError(
-            f"Expected the answer in {where} to be one of its {len(choices)} options (at most 26), but {problem}. "
-            "Write the letter, the text or the 0-based index of the correct option."
+            f"Expected the answer in {where} to be one of its {len(choices)} options, but {problem}. "
+            "Write the letter, the text or the 0-based index of the correct option. At most 26 options are possible."
         )
     return (letters[place], choices[place]) if choices[place] else (letters[place],)

@@ -104,7 +104,7 @@ def sample_stores(
     prompt = decoding.prompt
     if prompt.shots and not prompt.chat and not decoding.stop:
         say(
-            "sample: the prompt has worked examples, but no stop text is set. The model may add further questions, "
+            "sample: the prompt has worked examples, but no stop string is set. The model may add further questions, "
             f"which would be graded too. To prevent this, set --policy.stop '{json.dumps([prompt.next_question])}'"
         )
     sampler: Sampler = SAMPLERS[name].load()(options, decoding, worker)

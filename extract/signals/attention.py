@@ -225,10 +225,10 @@ def rows_largest(
 
 
 def _columns_of_product(layers: Iterable[Tensor], shares: list[Tensor], size: int) -> Tensor:
-    """Compute the first `size` columns of the product of a A + (1 − a) I over layers, [row, query, mix, column].
+    """Compute the first `size` columns of the product over layers of w A + (1 − w) I, [row, query, mix, column].
 
     The first layer is the rightmost factor, and I is the identity. `layers` yields the lower triangular matrices A
-    [row, query, query], and `shares` contains the weights a [row, mix, query]. Rows are computed in groups of `size`.
+    [row, query, query], and `shares` contains the weights w [row, mix, query]. Rows are computed in groups of `size`.
     """
     n_rows, n_mixes, n_queries = shares[0].shape
     width = min(size, n_queries)

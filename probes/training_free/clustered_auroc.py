@@ -182,9 +182,10 @@ class _Exchange:
         self._n_scores, self._step = len(scores), max(1, _CHUNK // max(len(scores), shape[0] * shape[1]))
 
     def distances(self, order: Tensor) -> Tensor:
-        """Compute |AUROC − ½| [draw, score] after question q has received the grades of question `order[:, q]`.
+        """Compute |AUROC − ½| [draw, score] after permuting the grades between questions.
 
-        `order` is [draw, question] int64. The result is NaN if there are no right or no wrong answers.
+        In each draw, question q gets the grades of question `order[draw, q]`, where `order` is [draw, question] int64.
+        The result is NaN if there are no right or no wrong answers.
         """
         grades = self._grades[:, order].flatten(2)  # [right or wrong, draw, answer]
         distances = torch.empty(len(order), self._n_scores)

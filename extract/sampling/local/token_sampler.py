@@ -27,9 +27,9 @@ class Sample:
     Attributes:
         sample: Index of the answer, from 0.
         token_ids: Generated tokens, including the end token if there is one.
-        text: Decoded answer without special tokens, cut before the first stop text.
+        text: Decoded answer without special tokens, cut before the first stop string.
         logprobs: Log-probability of each token in nats under the model's raw distribution (temperature 1).
-        finish_reason: "stop" (end token or stop text) or "length" (max_new_tokens reached).
+        finish_reason: "stop" (end token or stop string) or "length" (max_new_tokens reached).
         prompt_tokens: Length of the prompt in tokens.
     """
 

@@ -22,7 +22,7 @@ _LARGEST_FLOAT32 = 3e38
 
 @dataclass(frozen=True)
 class Request:
-    """Request for one or more answers to a prompt. See `Decoding` for temperature, top-p, top-k and stop texts.
+    """Request for one or more answers to a prompt. See `Decoding` for temperature, top-p, top-k and stop strings.
 
     Attributes:
         prompt: Plain text for /completions, or a list of ``{"role", "content"}`` messages for /chat/completions.
@@ -78,7 +78,7 @@ class Choice:
         finish_reason: "stop", "length" (max_tokens reached) or "content_filter".
         logprobs: Log-probability of each token in nats; None if the server returns none.
         token_ids: Ids of the answer's tokens; None if the server returns none.
-        cut: Whether the client cut the text at a stop text. If so, the server's token count does not match the text.
+        cut: Whether the client cut the text at a stop string. If so, the server's token count does not match the text.
     """
 
     text: str
@@ -157,7 +157,7 @@ class BrokenReply(ValueError):
 
 
 def read_reply(body: bytes, request: Request) -> Reply:
-    """Parse the JSON body of a reply. If the server did not remove a stop text, the answer is cut before it.
+    """Parse the JSON body of a reply. If the server did not remove a stop string, the answer is cut before it.
 
     Raises:
         BrokenReply: If the body is not valid JSON or contains no complete answer.

@@ -711,7 +711,7 @@ def test_a_trial_says_that_stop_texts_are_left_and_refuses_log_probabilities_of_
         with pytest.raises(InputError, match=r"but got 1 for 8 tokens\. .*`server\.logprobs` to false"):
             trial(Server(url), replace(ASKED, logprobs=True, temperature=0.0))
         learnt = trial(Server(url), replace(ASKED, stop=(" b",), temperature=0.0))
-    assert "leaves stop texts" in learnt.notices[0]
+    assert "leaves stop strings" in learnt.notices[0]
 
 
 def test_answers_that_never_differ_are_no_accident_from_30_questions_on(capsys: pytest.CaptureFixture[str]) -> None:

@@ -233,7 +233,7 @@ def test_bad_options_of_pictures_are_one_line(
 @given(st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=30), st.data())
 def test_texts_of_tokens_join_to_the_text_and_no_character_is_cut(text: str, data: st.DataObject) -> None:
     ids = ids_of(text)
-    cut = text[: data.draw(st.integers(max(0, len(text) - 1), len(text)))]  # a stop text may begin in the last token
+    cut = text[: data.draw(st.integers(max(0, len(text) - 1), len(text)))]  # a stop string may begin in the last token
     found = pieces(TOKENIZER, ids, cut)
     assert "".join(piece.text for piece in found) == cut
     assert [place for piece in found for place in piece.tokens] == list(range(len(ids)))

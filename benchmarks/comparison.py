@@ -1,7 +1,7 @@
 """Make the comparisons in docs/comparison/: all methods, out of fold, on `facts` and on 600 facts of `qa_wikidata`.
 
 Creates whatever the two stores lack: answers, grades, hidden states of questions and answers, token entropies, and
-asked baselines. `qa_wikidata` needs ../shared/data and is skipped if this folder does not exist.
+model-based baselines. `qa_wikidata` needs ../shared/data and is skipped if this folder does not exist.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ANSWER_LAYERS = (6, 12, 18, 24, 30)
 
 
 def complete(store: str) -> None:
-    """Add the missing signals and asked baselines to a store with questions, answers and grades."""
+    """Add the missing signals and model-based baselines to a store with questions, answers and grades."""
     read(store, ["hidden", "tokens"], "sample", ANSWER_LAYERS)
     ask(store, ASKED)
 

@@ -1,4 +1,4 @@
-"""Tables of a store's questions and answers, with likelihoods, asked baselines and counts of right answers."""
+"""Tables of a store's questions and answers, with likelihoods, model-based baselines and counts of right answers."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -68,8 +68,8 @@ class QuestionTable:
         consistency: [question] share of the most frequent answer in the other half (even j); NaN without answers.
         grader: Name of the grader.
         answers: All answers to these questions.
-        asked: Table of each question-level asked baseline that is complete, by name. The columns are `value` (in [0, 1]
-            or null), `prompt_tokens` and `completion_tokens`.
+        asked: Table of each complete question-level model-based baseline, by name. The columns are `value` (in [0, 1] or
+            null), `prompt_tokens` and `completion_tokens`.
     """
 
     ids: list[str]
@@ -174,7 +174,7 @@ def _align(table: pa.Table, question: NDArray[np.int64], sample: NDArray[np.int6
 
 
 def asked_of_answers(store: Store, table: QuestionTable, name: str) -> NDArray[np.float64]:
-    """Read the values [row] of an answer-level asked baseline, in the order of `table.answers`; NaN if missing."""
+    """Read the values [row] of an answer-level model-based baseline in the order of `table.answers`. NaN if missing."""
     row_of = {question: row for row, question in enumerate(table.ids)}
     asked = _align(store.asked.read(name, "sample"), table.answers.question, table.answers.sample, row_of)
     return asked["value"].to_numpy().astype(np.float64)

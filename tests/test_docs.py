@@ -144,6 +144,8 @@ def accept_pip(options: list[str]) -> None:
         parser.add_argument(flag, dest="files", action="append", default=[])
     given = parser.parse_args(options)
     assert all((ROOT / name).is_file() for name in given.files)
+    if given.name in re.findall(r"^([\w-]+)==", (ROOT / "constraints.txt").read_text(), re.MULTILINE):
+        return  # a dependency
     assert given.name.partition("[")[0] == PYPROJECT["name"]
     extras = re.findall(r"\w+", given.project + given.name.removeprefix(PYPROJECT["name"]))
     assert set(extras) <= set(PYPROJECT["optional-dependencies"]), extras

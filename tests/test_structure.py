@@ -45,7 +45,7 @@ MODEL_CODE = (
     "transformers",
     *(f"extract.{name}" for name in ("models", "sampling", "signals", "asking", "commands", "prompts")),
 )
-#: Modules for the names and values of signals and asked baselines, which need no model.
+#: Modules for the names and values of signals and model-based baselines, which need no model.
 WITHOUT_MODEL = (
     "extract.asking.registry",
     "extract.signals.registry",

@@ -193,7 +193,7 @@ def one_line(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def test_more_than_one_device_is_refused(small_store: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="`trainer.devices` to be 1, .* but got '7'"):
+    with pytest.raises(InputError, match="`trainer.devices` to be 1, but got '7'"):
         experiment(small_store, tmp_path, "--trainer.devices=7")
     assert not (tmp_path / "runs").exists()
 

@@ -1,4 +1,4 @@
-"""Base classes for asked baselines, their prompt template, and the loop that fills a store with their values."""
+"""Base classes for model-based baselines, their prompt template, and the loop that fills a store with their values."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ Done = Callable[[int, int], None]
 
 @dataclass
 class AskContext:
-    """Models and options of the asked baselines.
+    """Models and options of the model-based baselines.
 
     Attributes:
         load: Function that returns the store's model and tokenizer. The first call loads them.

@@ -1,4 +1,4 @@
-"""Registry of asked baselines. To add one, write a subclass of `AskedTable` in a new file, and register it here."""
+"""Registry of model-based baselines. To add one, register a subclass of `AskedTable` here."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -9,7 +9,7 @@ from extract.store.shards import Scope
 
 
 class AskedEntry(NamedTuple):
-    """Registry entry of an asked baseline.
+    """Registry entry of a model-based baseline.
 
     Attributes:
         implementation: Import path ``module:class``. The class is imported on first use.
@@ -69,7 +69,7 @@ ASKED: Registry[AskedEntry] = Registry(
 
 
 def ask_command(name: str, store: object = "STORE") -> str:
-    """Return the command that adds an asked baseline to a store.
+    """Return the command that adds a model-based baseline to a store.
 
     >>> ask_command("p_true")
     'python -m extract ask --store STORE --baselines [p_true]'

@@ -1,1 +1,1 @@
-"""The on-disk format of a store: a directory with questions, samples, grades, signals and asked baselines."""
+"""The on-disk format of a store: a directory with questions, samples, grades, signals and model-based baselines."""

@@ -88,7 +88,7 @@ class StoreFolder:
 
 
 class ShardFiles:
-    """Base class for the grades, signals or asked baselines of a store. There is one file per name and shard.
+    """Base class for the grades, signals or model-based baselines of a store. There is one file per name and shard.
 
     Args:
         folder: Directory of the store.

@@ -30,7 +30,7 @@ SAMPLES_SCHEMA = _schema(
 )
 #: `right` is null if the grader could not decide. `answer` is the answer that it found, or null if it found none.
 GRADES_SCHEMA = _schema("question_id:string sample:int32 right:bool answer:string")
-#: Results of asked baselines, by scope. `value` is null if the reply `text` contains no value. For clustered answers,
+#: Results of model-based baselines, by scope. `value` is null if the reply `text` contains no value. For clustered answers,
 #: `value` is the index of the cluster. `mass` is the total probability of the scored surface forms, if any.
 ASKED_SCHEMAS = {
     "question": _schema(

@@ -1,4 +1,4 @@
-"""`Store`, a directory with the questions, samples, grades, signals and asked baselines of one policy."""
+"""`Store`, a directory with the questions, samples, grades, signals and model-based baselines of one policy."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -30,7 +30,7 @@ class Store:
         samples: Sampled answers.
         grades: Grades of all graders.
         signals: All signals.
-        asked: Results of all asked baselines.
+        asked: Results of all model-based baselines.
     """
 
     def __init__(self, path: Path, identity: dict[str, Any]) -> None:

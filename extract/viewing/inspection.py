@@ -116,7 +116,7 @@ def _usual_grader(store: Store) -> str | None:
 
 
 def _computed(store: Store) -> Iterator[tuple[str, str, str]]:
-    """Yield the kind, the name and the progress of each signal and asked baseline."""
+    """Yield the kind, the name and the progress of each signal and model-based baseline."""
     scopes: tuple[tuple[Scope, str], ...] = (("question", "blocks of questions"), ("sample", "sample ranges"))
     asked = sorted({*store.asked.names("question"), *store.asked.names("sample")})
     for noun, names, part in (("signal", store.signals.names(), store.signals), ("asked", asked, store.asked)):

@@ -32,7 +32,7 @@ class Baseline(NamedTuple):
             the grades of the training split. It scores all questions or all answers, with NaN for missing scores.
         calibrator: Calibrator that is fitted on the validation split; None if the scores are already probabilities.
         half: Whether questions are scored with half of their answers and evaluated on the other half.
-        needs: Asked baselines and answer signals that the store must contain.
+        needs: Model-based baselines and answer signals that the store must contain.
     """
 
     scores: Mapping[Scope, Score]

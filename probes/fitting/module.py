@@ -31,8 +31,8 @@ class Choice:
     Attributes:
         feature: Index of its feature.
         name: Name of its feature.
-        candidate: Index of its penalty or other option.
-        value: Value of its penalty or other option.
+        candidate: Index of its penalty, or of its value of another option.
+        value: That penalty or value.
         calibrator: Calibrator for its scores.
     """
 
@@ -70,7 +70,7 @@ class ProbeModule(L.LightningModule, ABC):
     option = "l2"
     #: Description of the training objective, if the objective differs from the target of the datamodule.
     taught: str | None = None
-    #: Asked baselines that the store must contain for training, in addition to those for the target.
+    #: Model-based baselines that the store must contain for training, in addition to those for the target.
     needs: ClassVar[tuple[str, ...]] = ()
     #: Whether the scores are log-odds of the target. If so, the validation loss is their cross-entropy.
     log_odds = True

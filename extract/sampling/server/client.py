@@ -180,7 +180,7 @@ class Client(AbstractAsyncContextManager["Client"]):
             await asyncio.wait_for(self._stopping.wait(), seconds)
 
     def _note_retry(self, state: Any) -> None:
-        """Count a retry. Report the first one if no request has been answered, because retries can take a minute."""
+        """Count a retry. Report the first retry if no request has been answered yet. Retries can take a minute."""
         self.spending.retries += 1
         if not self.has_answered and not self._has_warned:
             self._has_warned = True

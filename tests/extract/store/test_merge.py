@@ -47,7 +47,7 @@ def keep_only(store: Path, n_kept: int, rank: int) -> None:
 
 @pytest.fixture
 def whole(tmp_path: Path) -> Path:
-    """Make a store of 3 blocks with samples, grades, signals and asked baselines."""
+    """Make a store of 3 blocks with samples, grades, signals and model-based baselines."""
     folder = altered_stores.add_tokens(altered_stores.make_store(tmp_path / "whole"))
     store = Store.open(folder)
     for place in store.shards("question"):
@@ -208,7 +208,7 @@ def test_a_grids_stores_are_merged_by_name(tmp_path: Path, whole: Path, halves: 
     assert contents(tmp_path / "grid/t0.0") == contents(whole)
     with pytest.raises(InputError, match="contains one store per temperature"):
         merge(str(tmp_path / "grid"), [halves[0]])
-    with pytest.raises(InputError, match="`store` to be the folder of a grid, because"):
+    with pytest.raises(InputError, match="`store` to be the folder of a grid, but"):
         merge(halves[0], [str(tmp_path / "grid")])
 
 

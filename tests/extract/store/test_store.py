@@ -241,7 +241,7 @@ def test_a_store_whose_model_was_a_folder_asks_for_its_place(
         read(str(store))
 
 
-# Asked baselines and signals of answers, in a store of 20 questions in 3 blocks of two parts, without a model
+# Model-based baselines and signals of answers, in a store of 20 questions in 3 blocks of two parts, without a model
 
 HOW = {"model": "tiny", "prompts": ["Are you sure?"], "options": {"attempts": 3}}
 
@@ -367,7 +367,7 @@ def test_embeddings_of_two_encoders_are_not_mixed(made: Store, scope: Scope) -> 
     parts = [load_file(made.signals.file("text_embedding", shard))["0/text"] for shard in made.shards(scope)]
     assert torch.equal(whole, torch.cat(parts))
     other = {**HOW, "model": "another"}
-    with pytest.raises(InputError, match="settings of the files in .* differs in model: found 'tiny', expected"):
+    with pytest.raises(InputError, match="settings as the files in .* differs in model: found 'tiny', expected"):
         embed(Store.open(made.path), scope, other)
     first = made.shards(scope)[0]
     file = made.signals.file("text_embedding", first)

@@ -156,7 +156,7 @@ def test_answers_of_one_kind_cannot_be_calibrated_on(kind: str) -> None:
 
 def test_what_cannot_be_fitted_is_refused_in_a_line() -> None:
     score, right, known = simulated()
-    with pytest.raises(InputError, match=r"at least 30 validation rows.*but got 29.*Use platt"):
+    with pytest.raises(InputError, match=r"at least 30 validation rows.*but got 29.*Use the calibrator platt"):
         fit_isotonic(score[:29], right[:29], known[:29])
 
 

@@ -229,7 +229,7 @@ def test_the_lower_bound_of_the_ceiling_is_the_mean_over_twenty_half_splits(monk
     assert len(aurocs) == 21  # the first is the upper bound
     assert high == aurocs[0]
     assert low == pytest.approx(np.mean(aurocs[1:]))
-    assert "20 such half-splits" in str(F.auroc_ceiling.__doc__)
+    assert "20 random half-splits" in str(F.auroc_ceiling.__doc__)
 
 
 def test_without_spread_there_is_no_ceiling() -> None:

@@ -141,7 +141,7 @@ def test_attaching_changes_neither_tokens_nor_model(saved: Path, model: Any, tok
 def test_another_model_dtype_or_template_is_refused(saved: Path, model: Any, tokenizer: Any) -> None:
     probe = load_probe(saved)
     with pytest.raises(
-        InputError, match="the probe, 'tiny-llama' in float32, but got 'tiny-llama', which differs in fingerprint"
+        InputError, match=r"the probe \('tiny-llama' in float32\), but got 'tiny-llama', which differs in fingerprint"
     ):
         probe.attach(tiny_model(seed=1), tokenizer)
     with pytest.raises(InputError, match="differs in dtype: found 'bfloat16', expected 'float32'"):

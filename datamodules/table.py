@@ -68,8 +68,8 @@ class QuestionTable:
         consistency: [question] share of the most frequent answer in the other half (even j); NaN without answers.
         grader: Name of the grader.
         answers: All answers to these questions.
-        asked: Table of each complete question-level model-based baseline, by name. The columns are `value` (in [0, 1] or
-            null), `prompt_tokens` and `completion_tokens`.
+        asked: Table of each complete question-level model-based baseline, by name. The columns are `value` (in [0, 1]
+            or null), `prompt_tokens` and `completion_tokens`.
     """
 
     ids: list[str]

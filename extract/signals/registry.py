@@ -80,7 +80,7 @@ SIGNALS: Registry[Signal] = Registry(
         ),
         "evolution": Signal(
             "extract.signals.lens_signals:evolution",
-            "divergence of the last layers' distributions from the final one",
+            "divergence between the output distribution and those of the layers just before it",
             ("lens", "divergence"),
         ),
         "early_exit": Signal(

@@ -149,6 +149,6 @@ def confidence(name: str, data: FeatureDataModule, rows: Rows, scope: Scope = "q
 
 
 def counts(table: QuestionTable, half: bool) -> tuple[Tensor, Tensor]:
-    """Count the right answers and the graded answers among all answers or the held-out half, each [question]."""
+    """Count the right and the graded answers to each question, among all answers or in the held-out half."""
     right, known = (table.held_right, table.held_known) if half else (table.right, table.known)
     return torch.from_numpy(right), torch.from_numpy(known)

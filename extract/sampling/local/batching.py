@@ -37,7 +37,7 @@ class Row(NamedTuple):
 
 
 def rows_of(temperatures: Sequence[float], samples: range) -> list[Row]:
-    """List the answers to draw per question. A grid needs only one at temperature 0, where all are identical."""
+    """List the answers to draw per question. A grid has only one answer at temperature 0, because it is deterministic."""
     once = len(temperatures) > 1
     return [Row(t, j) for t in temperatures for j in (samples[:1] if once and t == 0 else samples)]
 

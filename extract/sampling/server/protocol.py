@@ -258,5 +258,5 @@ def _valid_text(text: str) -> str:
 
 
 def _repr(value: Any) -> str:
-    """Format a value on one line, truncated at its end, so that API keys can be recognised by their prefix."""
+    """Format a value on one line. Only its end is truncated, so that API keys can be recognised by their prefix."""
     return one_line(repr(value), 300)

@@ -36,7 +36,7 @@ class Batch(NamedTuple):
 
 
 class TensorBatches:
-    """Iterate over a batch in slices whose sizes differ by at most one, so that all rows have similar weights.
+    """Iterate over slices of a batch. Their sizes differ by at most one, so that all rows have similar weights.
 
     Args:
         batch: All rows, on the training device.

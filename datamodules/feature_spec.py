@@ -1,4 +1,4 @@
-"""Specification of a datamodule's features, and how to read them from a store."""
+"""Specify the features of a datamodule and read them from a store."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +26,8 @@ class FeatureSpec:
         signal, positions, layers, join, pooling, weights: See `FeatureDataModule`.
 
     Raises:
-        InputError: If a signal cannot be joined or pooled, or `pooling` or `weights` is passed without a token signal.
+        InputError: If a signal cannot be joined or pooled, or if `pooling` or `weights` is passed without a token
+            signal.
     """
 
     scope: Scope
@@ -99,7 +100,7 @@ class FeatureSpec:
             weight_key = None
             if self._weight is not None:
                 name, position = self._weight
-                (key,) = choose_keys(store, name, scope, [position], None, "weights")  # weights have one layer
+                (key,) = choose_keys(store, name, scope, [position], None, "weights")  # weight signals have one layer
                 weight_key = f"{name}/{key}"
             pooling = tuple(self.pooling or DEFAULT_POOLING) if scope == "sample" else ()
             pooled = TokenFeatures(tuple(token_keys), pooling, weight_key)
@@ -133,7 +134,7 @@ def choose_keys(
 ) -> list[str]:
     """Return the keys ``layer/position`` of a signal at the given positions and layers (None for all).
 
-    Error messages refer to the positions as `option`.
+    Error messages use `option` as the name of `positions`.
 
     Raises:
         InputError: If the store lacks the signal, a layer or a position.

@@ -1,4 +1,4 @@
-"""The class `FeatureDataModule`, which provides a store's features and targets in batches, split by question."""
+"""Datamodule that provides the features and targets of a store in batches, split by question."""
 
 from collections.abc import Mapping, Sequence
 
@@ -43,11 +43,11 @@ class FeatureDataModule(L.LightningDataModule):
         positions: Named token positions of the signal. If null, `last_prompt` is used for questions, `last_answer` for
             answers, and all positions for token signals.
         layers: Layers to use. If null, all layers are used.
-        join: Token signals whose values are appended to every feature. Each entry is a signal or signal/position.
+        join: Token signals whose values are appended to every feature. Each entry is SIGNAL or SIGNAL/POSITION.
         pooling: One or more ways to pool the tokens of an answer: poolings in `extract.signals.pooling`, `windows_4`
             (means over quarters of the answer), or `distribution` (shape of the entropy curve, for tokens/entropy
             only). If null, mean, std and max are used.
-        weights: Weights of the pooled tokens: entropy, prob (1 − p_max), or a signal/position such as
+        weights: Weights of the pooled tokens: entropy, prob (1 − p_max), or SIGNAL/POSITION, such as
             rollout/norm_element_mean_token.
         val_fraction: Fraction of the questions in the validation split.
         test_fraction: Fraction of the questions in the test split.
@@ -228,7 +228,7 @@ class FeatureDataModule(L.LightningDataModule):
         return TensorBatches(self._batches[split].to(device), self.batch_size, shuffle)
 
     def train_dataloader(self) -> TensorBatches:
-        """Return the training batches, which are shuffled."""
+        """Return the shuffled training batches."""
         return self._loader("train", shuffle=True)
 
     def val_dataloader(self) -> TensorBatches:

@@ -14,7 +14,7 @@ from extract.errors import InputError
 
 
 def discrete_entropy(clusters: Sequence[Hashable]) -> float:
-    """Compute the entropy of the cluster frequencies in nats (Farquhar et al., Nature 630, 2024); NaN without answers.
+    """Compute the entropy in nats of the cluster frequencies (Farquhar et al., Nature 630, 2024); NaN without answers.
 
     `clusters` [sample] contains the cluster of each answer, from `clusters_of` or from entailment.
 
@@ -28,11 +28,11 @@ def discrete_entropy(clusters: Sequence[Hashable]) -> float:
 
 
 def likelihood_entropy(mean_logprobs: NDArray[np.float64], clusters: Sequence[Hashable]) -> float:
-    """Compute the entropy of likelihood-weighted clusters in nats (the "rao" estimator of Farquhar et al.).
+    """Compute the entropy in nats of likelihood-weighted clusters (the "rao" estimator of Farquhar et al.).
 
     Args:
         mean_logprobs: [sample] mean log-probability of each answer's tokens, in nats. Its exponential is the weight of
-            the answer. Answers without tokens have NaN and are ignored.
+            the answer. Answers without tokens (NaN) are ignored.
         clusters: [sample] cluster of each answer, as in `discrete_entropy`.
     """
     if np.isnan(mean_logprobs).all():
@@ -49,7 +49,7 @@ def seu(embeddings: NDArray[np.floating]) -> float:
 
     .. math:: 1 - \frac{\lVert \sum_m e_m \rVert^2 - M}{M (M-1)}
 
-    The value ranges from 0 for identical answers to M/(M−1) for opposite ones. It is NaN for fewer than two answers.
+    It ranges from 0 for identical answers to M/(M−1) if the embeddings sum to 0. It is NaN for fewer than two answers.
 
     Args:
         embeddings: [sample, d] embeddings e_m of the M answers, with norm 1. NaN rows (empty answers) are ignored.
@@ -68,9 +68,9 @@ def seu(embeddings: NDArray[np.floating]) -> float:
 def entropy_threshold(entropies: NDArray[np.float64]) -> float:
     """Fit the threshold between low and high semantic entropies (Kossen et al., arXiv 2406.15927).
 
-    The threshold g is one of 100 values from 1e-10 to the largest entropy. It splits the entropies H into H < g and
-    H ≥ g so that the sum of squared deviations from the means of the two sides is smallest. Pass only entropies of
-    training questions.
+    The threshold g is one of 100 values from 1e-10 to the largest entropy. It splits the entropies H into two
+    sides, H < g and H ≥ g, and minimises the sum of squared deviations from the mean of each side. Pass only entropies
+    of training questions.
 
     Args:
         entropies: [question] semantic entropies in nats. NaN values are ignored.

@@ -15,11 +15,11 @@ SPLITS = ("train", "val", "test")
 def split_questions(ids: Sequence[str], groups: Sequence[str], fractions: Sequence[float], seed: int = 0) -> list[int]:
     """Split questions into parts, stratified by group, and return the index of each question's part.
 
-    The questions in each group are ordered by a hash of the seed and their ids, and spread evenly over [0, 1].
+    The questions in each group are ordered by a hash of the seed and the question id, and spread evenly over [0, 1].
     This interval is then divided into parts according to `fractions`.
 
     Raises:
-        InputError: If fractions are negative or do not sum to 1.
+        InputError: If a fraction is negative or the fractions do not sum to 1.
 
     >>> split_questions(["a", "b", "c", "d", "e"], groups=["x"] * 5, fractions=(0.6, 0.2, 0.2))
     [1, 2, 0, 0, 0]
@@ -36,7 +36,7 @@ def split_questions(ids: Sequence[str], groups: Sequence[str], fractions: Sequen
     place = np.empty(len(ids))
     for group, members in by_group.items():
         digest = hashlib.sha256(f"{seed}\0{group}".encode()).digest()
-        offset = int.from_bytes(digest[:4], "big") / 2**32  # small groups start in different parts
+        offset = int.from_bytes(digest[:4], "big") / 2**32  # so that small groups start in different parts
         place[members] = (np.arange(len(members)) + offset) / len(members)
     ends = np.rint(len(ids) * np.cumsum(fractions))
     parts = np.empty(len(ids), dtype=np.int64)

@@ -47,7 +47,10 @@ class AnswerTable:
         return self.sample % 2 == 1
 
     def rows_by_question(self, n_questions: int, included: NDArray[np.bool_] | None = None) -> list[NDArray[np.int64]]:
-        """Return the rows of each question's answers, except rejected ones. `included` is an optional mask [row]."""
+        """For each question, return the rows of its answers that were not rejected.
+
+        If `included` [row] is passed, only the rows in this mask are returned.
+        """
         rows = np.flatnonzero(~self.rejected if included is None else ~self.rejected & included)
         rows = rows[np.argsort(self.question[rows], kind="stable")]
         return np.split(rows, np.searchsorted(self.question[rows], np.arange(1, n_questions)))
@@ -68,8 +71,8 @@ class QuestionTable:
         consistency: [question] share of the most frequent answer in the other half (even j); NaN without answers.
         grader: Name of the grader.
         answers: All answers to these questions.
-        asked: Table of each complete question-level model-based baseline, by name. The columns are `value` (in [0, 1]
-            or null), `prompt_tokens` and `completion_tokens`.
+        asked: Dict from question-level model-based baselines to their tables, without incomplete tables. The columns
+            are `value` (in [0, 1] or null), `prompt_tokens` and `completion_tokens`.
     """
 
     ids: list[str]

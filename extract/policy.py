@@ -21,9 +21,9 @@ class Decoding:
         temperature: Divisor of the logits. 0 means greedy decoding. For a grid START:STOP:STEP, such as 0:1.2:0.1,
             one store is made for each temperature, including STOP.
         top_p: Sample from the smallest set of tokens with at least this total probability (1 keeps all tokens).
-        top_k: Sample from this many of the most likely tokens (0 keeps all tokens).
+        top_k: Sample from the top_k most likely tokens (0 keeps all tokens).
         max_new_tokens: Maximum length of an answer in tokens.
-        stop: Texts that end an answer. They are not part of the answer.
+        stop: Stop strings. They end an answer and are not part of it.
         seed: Random seed.
         prompt: Prompt template.
     """

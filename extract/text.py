@@ -77,9 +77,9 @@ def normalize(text: str, case_sensitive: bool = False) -> str:
 
 
 def is_denied(text: str, start: int, end: int) -> bool:
-    """Whether the words next to ``text[start:end]`` deny it: those right behind it, or within 80 characters before it.
+    """Whether words right after ``text[start:end]``, or within the 80 characters before it, deny it.
 
-    Phrases that can describe a count deny nothing, as in "4 are wrong" or "4 were not sold".
+    Phrases that can describe a count are not denials, as in "4 are wrong" or "4 were not sold".
 
     >>> [is_denied(text, text.index("4"), text.index("4") + 1) for text in ("It can't be 4.", "4 is wrong", "4, not 5")]
     [True, True, False]

@@ -35,14 +35,14 @@ class Latent(Descent):
     The score is 1 − ASEU, the similarity of answers drawn from this distribution (`sampled_score`). Training maximises
     the likelihood of the answer embeddings (`answer_loss`) and does not use grades.
 
-    Each candidate keeps the weights of its best epoch. In this epoch, its validation scores have the highest rank
-    correlation with the agreement of the answers (1 − SEU). Checkpoints contain both the current and the best weights.
+    Each candidate keeps the weights from its best epoch, in which the rank correlation between its validation scores
+    and the agreement of the answers (1 − SEU) is highest. Checkpoints contain both the current and the best weights.
     As with every probe, the layer and the penalty are chosen by the validation loss on the target, and the score is
     calibrated.
 
     Args:
         hidden: Number of hidden units.
-        components: Number of uncentred principal components to predict. They are computed from the training answers.
+        components: Number of uncentred principal components to predict. They are computed on the training questions.
         lr: Initial learning rate of Adam, annealed to 0 on a cosine schedule.
         l2: L2 penalty λ, or a list of penalties to try. λ/2 times the sum of squared weights is added to the mean loss.
         calibrator: Calibrator for the scores, fitted on the validation split: platt or isotonic.

@@ -1,4 +1,4 @@
-"""Registry of the probes, with the class, target, features and comparison settings of each.
+"""Registry of the probes, with their classes, targets, features and comparison settings.
 
 To add a probe, write a subclass of `ProbeModule` in a new file and register it here. Classes are imported on first use.
 """

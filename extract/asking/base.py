@@ -30,7 +30,7 @@ class AskContext:
     Attributes:
         load: Function that returns the store's model and tokenizer. The first call loads them.
         device: Device for all other models: auto, cpu, cuda or cuda:N.
-        embedding_model: Name of the embedded sentence encoder, or the Hub id or folder of another one.
+        embedding_model: Name of the embedded sentence encoder, or the Hub id or folder of another encoder.
         nli_model: Hub id or folder of an entailment classifier. None if no baseline uses it.
         grader: Grader whose normalised answers are compared. By default, the store's only grader.
         max_new_tokens: Maximum number of tokens in a reply for the baseline `verbalized`.
@@ -53,7 +53,7 @@ class AskedBaseline(ABC):
 
     @property
     def model(self) -> dict[str, Any]:
-        """Identity of the store's model. If a served model has no recorded local copy yet, one is loaded."""
+        """Identity of the store's model. If a served model has no recorded local copy yet, a local copy is loaded."""
         if not self.store.samples.provides.weights and self.store.reader is None:
             self.context.load()
         return self.store.model
@@ -121,10 +121,10 @@ class AskedTable(AskedBaseline):
 
 
 def fill_asked(store: Store, baselines: Sequence[AskedBaseline], worker: Worker) -> None:
-    """Query the models for all missing values. Before the first query, settings are compared with the stored ones.
+    """Query the models for all missing values, after comparing the settings with the stored settings.
 
     Raises:
-        InputError: If settings differ from the stored ones, or a model can't be loaded or queried.
+        InputError: If settings differ from the stored settings, or a model can't be loaded or queried.
     """
     missing = {}
     for baseline in baselines:
@@ -147,7 +147,7 @@ def fill_asked(store: Store, baselines: Sequence[AskedBaseline], worker: Worker)
 
 
 def asking_prompt(policy: dict[str, Any], template: str) -> PromptTemplate:
-    """Build the prompt template for asking the store's model.
+    """Build the prompt template for querying the store's model.
 
     The prompt uses the tokenizer's chat template if there is one, even if the policy's own prompt is plain text. A chat
     prompt keeps the policy's system message.
@@ -161,5 +161,5 @@ def asking_prompt(policy: dict[str, Any], template: str) -> PromptTemplate:
 
 
 def answer_line(text: str) -> str:
-    """Return the first line of an answer, after any reasoning. It is empty if the answer is empty."""
+    """Return the first line of an answer without its reasoning, or an empty string if there is no such line."""
     return first_line(without_reasoning(text))

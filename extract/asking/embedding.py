@@ -65,7 +65,7 @@ class TextEmbedding(AskedBaseline):
 
     @property
     def always_compared(self) -> bool:
-        """Whether to always compare settings. The default encoder is exempt, because a comparison would load it."""
+        """Whether to always compare the settings. False for the default encoder, because a comparison would load it."""
         return self.context.embedding_model != EMBEDDED_ENCODER
 
     @cached_property

@@ -1,7 +1,8 @@
 """The `entailment` baseline: clusters of answers that entail each other according to a classifier.
 
 The method follows Kuhn et al. 2023 (https://arxiv.org/abs/2302.09664) and Farquhar et al. 2024, with strict entailment.
-An answer joins the first cluster whose first member entails it and is entailed by it. Other members are not compared.
+An answer joins the first cluster whose first member entails it and is entailed by it. It is not compared with other
+members.
 """
 
 from collections import Counter, defaultdict
@@ -49,7 +50,8 @@ def cluster(
     """Assign answers to clusters. A batch can contain pairs from several questions.
 
     The result is the same as if the answers were assigned one by one. Answers with identical normalised forms
-    count as one. No pair is classified twice. The reverse of a pair is classified only if the pair is an entailment.
+    count as one answer. No pair is classified twice. The reverse of a pair is classified only if the pair is an
+    entailment.
 
     Args:
         questions: Clusters and new answers of each question. The clusters are extended in place, and the answers are in

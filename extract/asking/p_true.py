@@ -24,8 +24,8 @@ from extract.sampling.local.token_sampler import TokenSampler
 from extract.signals.reader import by_length
 from extract.store.shards import Scope, Shard
 
-#: Minimum total probability of all forms of Yes and No. Below it, the model was about to write something else, and the
-#: ratio of Yes to No is meaningless.
+#: Minimum total probability of all forms of Yes and No. Below this minimum, the model was about to write something
+#: else, and the ratio of Yes to No is meaningless.
 LEAST_MASS = 1e-3
 _BATCH_TOKENS = 2048
 

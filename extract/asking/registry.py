@@ -15,7 +15,7 @@ class AskedEntry(NamedTuple):
         implementation: Import path ``module:class``. The class is imported on first use.
         scopes: Scopes that the baseline supports: question, sample or both.
         summary: Description for the help text.
-        confidences: Baselines of `probes` that use the values. Maps each name to its calibrator (``"platt"`` or
+        confidences: Baselines in `probes` that use the values. Maps each name to its calibrator (``"platt"`` or
             ``"isotonic"``), or to None if the value is already a probability. Empty if the values are not scores.
             Only for baselines with a single scope and one value per row.
         options: Additional options that `ask` requires, as typed on the command line.

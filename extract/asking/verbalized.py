@@ -93,7 +93,7 @@ class Verbalized(AskedTable):
         cost = {"prompt_tokens": 0, "completion_tokens": 0, "attempts": 0}
         rows: dict[str, dict[str, Any]] = {id_: {"question_id": id_, "mass": None, **cost} for id_ in questions}
         pending = list(rows)
-        # the first attempt usually suffices, and drawing the others together lets them share the prompt
+        # one attempt is usually enough; the remaining attempts are drawn together to share the prompt
         for attempts in (range(1), range(1, self.attempts)):
             if not (pending and attempts):
                 break

@@ -57,7 +57,7 @@ class Grader:
     may_decide_later: bool = False
 
     def grade(self, question: Question, text: str) -> Grade:
-        """Grade one answer. To grade many answers, use `running`, which starts the grader's resources only once.
+        """Grade one answer. To grade many answers, use `running`, which sets up the grader's resources only once.
 
         Args:
             text: Sampled answer, including any reasoning.
@@ -96,7 +96,7 @@ def from_decisions(
     rule: str,
     kinds: tuple[Kind, ...] = (),
 ) -> Grader:
-    """Build a grader with expensive decisions. It decides only once on each distinct answer to a question.
+    """Build a grader with expensive decisions. It makes only one decision on each distinct answer to a question.
 
     Args:
         parse: Function that takes a question and an answer without its reasoning. Returns the parsed answer or None.
@@ -128,7 +128,7 @@ def from_decisions(
 
 
 def without_reasoning(text: str) -> str:
-    """Remove the reasoning that precedes an answer. The result is empty if the reasoning was cut off.
+    """Remove the reasoning that precedes an answer. The result is empty if the reasoning is truncated.
 
     >>> without_reasoning("<think>4 or 5?</think> 5")
     ' 5'

@@ -48,13 +48,13 @@ _AFTER_LETTER = re.compile(
     r"[ \t]+(?!(?:is|are|was|seems|looks|must|would|because|since|as|and|or|not|maybe|possibly|which|for|due|unlike"
     r"|rather)\b)[A-Za-z]{2}"
 )
-#: Words before the only option that a following denial spares: "all options except B are wrong".
+#: Words that exempt the next option from a denial: "all options except B are wrong".
 _EXCEPTED = re.compile(
     r"\b(?:except(?: for)?|other than|(?:all|any|every)(?:thing)?(?: options?| choices?| answers?)? but)"
     rf"{FILLERS}{OPENING}$",
     re.IGNORECASE,
 )
-#: Words next to an option that reject it, in addition to those of `is_denied`, which also fit numbers.
+#: Words next to an option that reject it. Words that can also reject a number are in `is_denied`.
 _REJECTED_BEFORE = re.compile(
     r"\b(?:than|exclud\w+|eliminat\w+|rul\w+ out|not(?:(?: go)? (?:with|for)| correct| right| best)?)"
     rf"{FILLERS}:?{OPENING}$",
@@ -136,7 +136,7 @@ def _affirmed_or_cued(text: str, options: Mapping[str, str]) -> set[str]:
 
 
 def _behind(text: str, start: int) -> tuple[int, int]:
-    """Return the span of the text after a cue: the rest of its line or, if that is blank, the only line below."""
+    """Return the span of the rest of a line after a cue. If it is blank and one line follows, include that line."""
     line, _, below = text[start : start + _FAR].partition("\n")
     if not line.strip(" .:*") and "\n" not in below.strip() and start + _FAR >= len(text):
         return start, len(text)
@@ -179,8 +179,8 @@ def _match_letters(text: str, options: Mapping[str, str], start: int = 0, end: i
 def _is_joined(text: str, first: int, last: int, match: re.Match[str], end: int) -> bool:
     """Whether only a joining word, a sign or white space separates a letter from the previous one.
 
-    White space that follows a period or contains a line break joins letters only if the second letter does not begin a
-    sentence. A denial of the first letter does not extend past it.
+    White space that follows a period or contains a line break joins two letters only if the first letter is not denied
+    and the second does not begin a sentence.
     """
     between = text[last : match.start()]
     if len(between) > 40 or not _BETWEEN.fullmatch(between):
@@ -276,7 +276,7 @@ def _without_list(text: str, options: Mapping[str, str]) -> str:
 
 
 def _listed(text: str, letter: str, choice: str) -> Iterator[tuple[int, int]]:
-    """Yield the spans where an option is listed with its letter. The end of the text can cut it off."""
+    """Yield the spans where an option is listed with its letter. At the end of the text, it may be truncated."""
     for match in re.finditer(rf"[(\[*]{{0,2}}\b{letter}(?:[)\].:*]{{1,3}}\s?|\Z)", text):
         rest = text[match.end() : match.end() + len(choice)]
         is_cut = match.end() + len(rest) == len(text) and choice.startswith(rest)

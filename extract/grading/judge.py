@@ -105,7 +105,7 @@ def messages_for(case: Case) -> list[dict[str, str]]:
     expected = "\n".join(f"- {reference}" for reference in case.question.references[:_MOST_REFERENCES])
     mark = f"[{sha256(answer.encode(errors='replace')).hexdigest()[:16]}]"  # can't occur in the answer
     user = _USER.format(question=question, expected=expected, mark=mark, answer=answer)
-    sendable = user.encode(errors="replace").decode()  # without lone surrogates, which a request can't encode
+    sendable = user.encode(errors="replace").decode()  # without lone surrogates, which can't be encoded
     return [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": sendable}]
 
 

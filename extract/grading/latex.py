@@ -9,9 +9,9 @@ from extract.text import is_denied, normalize
 #: Start of a box, an escaped character (including \{ and \}), or a brace. Doubly escaped backslashes, as in JSON, also
 #: start a box.
 _BOX_PIECE = re.compile(r"\\{1,2}f?box(?:ed)?\s*\{|\\.|[{}]", re.DOTALL)
-#: An exponent or index behind a box. Degrees and ordinals (4^{th}) are neither.
+#: An exponent or index after a box, but not a degree sign or an ordinal (4^{th}).
 _SCRIPT = re.compile(r"\s*(?:[\^_]\s*(?:\{\s*-?[\dA-Za-z](?:[\d/]*)\s*\}|[\dA-Za-z](?![A-Za-z]))|[²³])")
-#: A minus sign in front of a box, which is neither a dash nor a subtraction.
+#: A minus sign (neither a dash nor a subtraction sign) in front of a box.
 _MINUS = re.compile(r"(?<![\w)}\]\-–—])[-−]$")
 _TAIL = 2000  # characters searched at the end of a text without a box; also the maximum length of an answer
 _CUE = re.compile(r"\banswer\b[^.:\n]{0,40}?(?::|=|\bis\b)([^\n]*)", re.IGNORECASE)
@@ -76,7 +76,7 @@ def last_boxed(text: str) -> str | None:
     r"""Return the content of the last closed box that is not denied, or None if there is none.
 
     A minus sign directly before the box and an exponent or index directly after it belong to the content. For nested
-    boxes, use the innermost.
+    boxes, use the innermost box.
 
     >>> last_boxed(r"\boxed{1}, or rather \boxed{\frac{1}{2}}. And \boxed{3"), last_boxed(r"\boxed{4}^2")
     ('\\frac{1}{2}', '4^2')
@@ -91,7 +91,7 @@ def last_boxed(text: str) -> str | None:
     for start, inside, end in sorted(boxes, reverse=True):
         if not is_denied(text, start, end + 1):
             content, script = text[inside:end], _SCRIPT.match(text, end + 1)
-            if script and not content.endswith("}"):  # else the exponent of a unit
+            if script and not content.endswith("}"):  # after a brace, it is the exponent of a unit
                 content = f"{content if content.strip().isalnum() else f'({content})'}{script[0]}"
             return f"-{content}" if _MINUS.search(text, max(0, start - 2), start) else content
     return None

@@ -50,7 +50,7 @@ def _squad_words(text: str) -> str:
 
 
 def token_f1(answer: str, reference: str) -> float:
-    """Compute the token F1 of two normalized texts, which is the harmonic mean of word precision and word recall.
+    """Compute the token F1 of two normalized texts: the harmonic mean of word precision and word recall.
 
     >>> token_f1("lima in peru", "lima")
     0.5

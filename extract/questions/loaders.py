@@ -24,7 +24,7 @@ def _json_object(line: bytes, where: str) -> Record:
         record = json.loads(line.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise InputError(f"Expected {where} to be UTF-8, but byte {error.start} is not. Save it as UTF-8.") from None
-    except (ValueError, RecursionError) as error:  # an integer with thousands of digits is a plain ValueError
+    except (ValueError, RecursionError) as error:  # an integer with thousands of digits raises a plain ValueError
         problem = f"it is not valid JSON ({getattr(error, 'msg', error)})"
     else:
         if isinstance(record, dict):

@@ -59,7 +59,7 @@ _JOINT = re.compile(
     r"(?:\bor\b|[-+*×÷/≠]|(?<=\s)!=|\bx\b|\\times|\\cdot|\\div|\\pm|\\neq?)[ \t\\$€£¥]*",
     re.IGNORECASE,
 )
-#: Text before or behind a number that is the argument of a root, or an operand of a variable.
+#: Text before or after a number that is the argument of a root, or an operand next to a variable.
 _OPERATOR = r"\s?(?:[-+*/×÷]|\\times|\\cdot)\s?"
 _PART_BEFORE = re.compile(rf"(?:√|\\?\bsqrt(?:\[\d+\])?)[\s({{]*$|(?<![A-Za-z])[knqru-z]{_OPERATOR}$")
 _PART_BEHIND = re.compile(rf"{_OPERATOR}[knqru-z](?![A-Za-z])")
@@ -96,7 +96,7 @@ def found_numbers(text: str) -> list[Fraction | None]:
 
 
 def has_terms(text: str) -> bool:
-    """Whether a text contains a number that is only a part of a term (4x, 2√3, x + 4) and not joined to one."""
+    """Whether a text has a number that is only a part of a term (4x, 2√3, x + 4) and is not joined to another."""
     text = _spelled(text)
     matches = list(_NUMBER.finditer(text))
     joined = [False, *(_is_joined(text, last, match) for last, match in pairwise(matches)), False]
@@ -115,7 +115,7 @@ def _is_joined(text: str, last: re.Match[str], match: re.Match[str]) -> bool:
 
 
 def _is_part(text: str, match: re.Match[str]) -> bool:
-    """Whether a number is the argument of a root, or an operand of a variable: √4, x + 4."""
+    """Whether a number is the argument of a root (√4), or an operand next to a variable (x + 4)."""
     start, end = match.span()
     before = _PART_BEFORE.search(text, max(0, start - 20), start + len(match["sign"] or ""))
     return bool(before or _PART_BEHIND.match(text, end))

@@ -28,7 +28,7 @@ class Question:
         group: Group of the question, such as "capital". Used to stratify splits and to compute base rates.
         meta: Further data. The `short` grader reads ``case_sensitive`` (bool) and ``rivals`` (wrong answers). An
             answer that states a rival before a reference is graded as wrong. ``worked`` is a solution that ends with
-            the answer, for worked examples. ``private`` keeps the texts out of all displayed output.
+            the answer, for worked examples. If ``private`` is true, the texts are never displayed.
     """
 
     id: str
@@ -67,7 +67,7 @@ class Question:
 
     @property
     def public_prompt(self) -> str:
-        """Prompt for display: the text with its options, or the last message. A placeholder if private."""
+        """Prompt for display: the text with its options, or the last message. For a private question, a placeholder."""
         return self.public(str(self.messages[-1]["content"] if self.messages else self.prompt))
 
     def record(self) -> dict[str, Any]:

@@ -39,7 +39,7 @@ class Progress:
         self._bar.update(items)
 
     def note(self, text: str) -> None:
-        """Set the text at the end of the bar, for example the result of `spent`. The next update shows it."""
+        """Set the text at the end of the bar, for example the result of `spent`. It is shown at the next update."""
         self._note = text
 
     def __enter__(self) -> Self:

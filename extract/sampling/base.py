@@ -79,7 +79,7 @@ class Sampler(Protocol):
             k: Number of samples per question.
 
         Raises:
-            InputError: If some samples could not be drawn. The others are kept.
+            InputError: If some samples could not be drawn. Samples drawn so far are kept.
         """
 
 

@@ -1,10 +1,10 @@
 """The attention signals `attention_entropy`, `macs`, `rollout` and `rollout_max`.
 
 Attention rollout (Abnar & Zuidema 2020) models each layer as a matrix Â = a Ã + (1 − a) I that mixes the states of the
-tokens. Ã is the attention averaged over heads, a is its share, and I is the identity. The rollout matrix of L layers is
-R = Â_L … Â_1. All these matrices are lower triangular. Therefore, the columns of R for the answer tokens depend only on
-the same rows and columns of each Ã, and on the normalisers of these rows. The rows of R are summed by multiplying a
-vector by one layer after another. For n tokens, this takes O(n²) time instead of O(n³).
+tokens. Ã is the attention averaged over heads, a is the share of attention, and I is the identity. The rollout matrix
+of L layers is R = Â_L … Â_1. All these matrices are lower triangular. Therefore, the columns of R for the answer tokens
+depend only on the same rows and columns of each Ã, and on the normalisers of these rows. The rows of R are summed by
+multiplying a vector by the matrix of one layer after another. For n tokens, this takes O(n²) time instead of O(n³).
 """
 
 import math

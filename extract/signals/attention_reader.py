@@ -20,7 +20,7 @@ from extract.signals.attention_scores import read_layer
 from extract.signals.base import Attention, Dots, Places, TokenSpans
 from extract.signals.model_parts import Hooks, decoder_blocks
 
-#: Floors ε of MACS, in hundredths. The paper's 1 − α is 20.
+#: Floors ε of MACS, in hundredths. The paper uses 20 and writes ε as 1 − α.
 FLOORS = (1, 20)
 #: Names of the module that returns the attention output (a norm in Gemma 2 and 3) and of the module after the addition.
 _ADDED = [

@@ -96,7 +96,7 @@ class Places:
 class Lens(dict[str, Tensor]):
     """Statistics of the distributions from which the answers' tokens were drawn, float32 on the CPU, padded with NaN.
 
-    The first four keys describe the model's own distribution and have shape [row, token]. The others have shape
+    The first four keys describe the model's own distribution and have shape [row, token]. The other keys have shape
     [row, token, layer]. They describe the distributions p_l of layers l, which result from passing the residual stream
     through the final norm and the head. L is the last layer. Entropies and divergences are in nats.
 
@@ -113,7 +113,7 @@ class Lens(dict[str, Tensor]):
         kl: KL(p_l ‖ p_L) for the last `N_COMPARED` layers before L.
         jsd: Jensen–Shannon divergence between p_l and p_L for the same layers as `kl`.
         early_late: KL(p_E ‖ p_F), [row, token], where p_E and p_F are the mean distributions of the first and the
-            last ⌊L/4⌋ layers, at least one.
+            last max(1, ⌊L/4⌋) layers.
     """
 
 

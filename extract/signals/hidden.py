@@ -98,11 +98,11 @@ class HiddenCapture(Hooks):
         self._means, self._model = list[Callable[[Tensor], Tensor]](), model
 
     def start(self, positions: Sequence[Sequence[range]]) -> None:
-        """Set the token ranges [position][row] to average in the next passes. Without ranges, no states are kept."""
+        """Set the token ranges [position][row] to average over in later passes. Without ranges, no states are kept."""
         self._means = [_mean_over(rows, self._model.device) for rows in positions]
 
     def finish(self) -> dict[int, Tensor]:
-        """Return the states of the last pass by layer, in the model's dtype. Later passes are ignored until `start`."""
+        """Return the states of the last pass by layer, in the model's dtype. Stop reading until the next `start`."""
         states, self.states, self._means = self.states, {}, []
         return states
 

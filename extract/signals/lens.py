@@ -18,13 +18,13 @@ from extract.signals.model_parts import Hooks, ModelHead, decoder_blocks, final_
 
 #: Number of layers that are compared with the last one. They are the layers directly before it.
 N_COMPARED = 10
-#: Number of logits in memory at a time. On a CPU, they take 64 MB in float32. GPUs need larger chunks to be fully used.
+#: Number of logits in memory at a time. On a CPU, they take 64 MB in float32. GPUs are faster with larger chunks.
 LOGITS_AT_ONCE = {"cpu": 2**24, "cuda": 2**27}
 #: Number of logits that are reduced at a time if no layers are compared. On a CPU, they fit into the cache.
 REDUCED_AT_ONCE = {"cpu": 2**20, "cuda": 2**25}
 #: Lower bound of logits relative to the largest one. Excluded tokens (−∞) get a finite logit and keep probability 0.
 _IMPOSSIBLE = -1e4
-#: Lower bound of exponents. Below it, exp gives subnormal numbers, which are ten times slower and have no effect.
+#: Lower bound of exponents. Below this bound, exp returns subnormal numbers, which are ten times slower.
 _NOTHING = -80.0
 
 

@@ -25,7 +25,7 @@ def tokens(batch: Pass) -> dict[str, Tensor]:
     - ``entropy``: −Σ p log p in nats.
     - ``plogp``: −p(y) log p(y) in nats, which is not monotone in p(y).
     - ``one_minus_pmax``: 1 minus the largest probability.
-    - ``margin``: largest probability minus the second largest. Unlike the others, it is small for uncertain tokens.
+    - ``margin``: largest probability minus the second largest. It is small if the model is uncertain.
 
     At question scope, no token has been drawn yet, so ``nll`` and ``plogp`` are left out.
     """
@@ -55,8 +55,8 @@ def evolution(batch: Pass) -> dict[str, Tensor]:
     - ``mean_kl_k``, ``var_kl_k``: mean and variance of the divergence KL(p_l ‖ p_L) from the last layer.
     - ``jsd_k``: mean Jensen–Shannon divergence between p_l and p_L.
     - ``mean_entropy_k``, ``var_entropy_k``: mean and variance of the entropy of p_l.
-    - ``early_late``: KL(p_E ‖ p_F), where p_E and p_F are the mean distributions of the first and the last ⌊L/4⌋
-      layers, at least one. With L = 30, these are layers 1 … 7 and 24 … 30.
+    - ``early_late``: KL(p_E ‖ p_F), where p_E and p_F are the mean distributions of the first and the last
+      max(1, ⌊L/4⌋) layers. With L = 30, these are layers 1 … 7 and 24 … 30.
     """
     lens, last = batch.lens, batch.n_layers
     found = {"early_late": lens["early_late"]}
@@ -87,8 +87,7 @@ def early_exit(batch: Pass) -> dict[str, Tensor]:
       L (Geva et al. 2022, arXiv 2203.14680).
 
     CALM calibrates λ for each task and lowers it along the answer. Here, λ is constant: one of `CONFIDENCES` in the
-    first two rules, and of `SIMILARITIES` in the third. In answers of SmolLM2-135M-Instruct to 40 questions of `facts`,
-    no key has the same value for more than three quarters of the tokens.
+    first two rules, and of `SIMILARITIES` in the third.
     """
     lens, last = batch.lens, batch.n_layers
     found = {"saturation_event": last + 1 - _n_leading(lens["agrees"].flip(-1) > 0)}

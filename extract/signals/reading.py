@@ -175,7 +175,8 @@ def content_tokens(tokenizer: Any, end: Sequence[int], token_ids: Sequence[int],
     """Return the tokens of an answer without its end token and its stop string.
 
     A sample's `token_ids` include the end token, if one was drawn, and the stop string. Its `text` ends before the stop
-    text. A token that spans the end of `text` and the start of the stop string is kept. `end` lists the end token ids.
+    string. A token that spans the end of `text` and the start of the stop string is kept. `end` lists the ids of the
+    end tokens.
     """
     content = list(token_ids)
     if content and content[-1] in end:

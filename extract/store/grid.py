@@ -25,7 +25,7 @@ def copy_known(
         missing: Names of the missing signals for each block.
         layers: For each signal with layers, the layers to keep (None for all). Updated in place with the layers of
             the copied signals.
-        settings: For each signal, the settings that its files must have to be copied.
+        settings: For each signal, its required settings. Files with other settings are not copied.
 
     Returns:
         Names of the signals that are still missing, for each block.
@@ -50,7 +50,7 @@ def copy_known(
 
 
 def same_but_temperature(store: Store) -> list[Store]:
-    """Return the stores next to `store` that have the same reader and differ from it only in temperature."""
+    """Return the stores next to `store` that have the same `reader` and differ from it only in temperature."""
     found = []
     for folder in member_stores(store.path.absolute().parent):
         with suppress(InputError):  # skip stores that cannot be opened

@@ -47,7 +47,7 @@ class ShownAnswer:
         references: Reference answers to the question.
         verdict: Grade in words: right, wrong, unknown, or not graded.
         taken: Answer that the grader found in the text; None if it found none.
-        cut: Whether the answer was cut at the token limit.
+        cut: Whether the answer was truncated at the token limit.
         pieces: Text of the answer, divided at token boundaries; empty if the answer has no tokens.
         entropy: [token] float64 entropy of the token's distribution, in nats; NaN if missing.
         one_minus_pmax: [token] float64, 1 − probability of the most likely token.

@@ -45,7 +45,7 @@ def _content(answer: ShownAnswer, top: float) -> dict[str, Any]:
     facts = [f"{answer.n_tokens} token{'s' * (answer.n_tokens != 1)}"]
     if answer.n_tokens and bool(answer.entropy.isfinite().all()):
         facts.append(f"mean entropy {float(answer.entropy.mean()):.2f} nats")
-    facts += ["cut at the token limit"] * answer.cut
+    facts += ["truncated at the token limit"] * answer.cut
     facts += [f"graded as “{one_line(answer.taken, 60)}”"] if answer.taken else []
     return {
         "answer": answer,

@@ -201,7 +201,7 @@ def _asked(store: Store) -> list[str]:
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Format rows as a text table. The first column is left-aligned, and the others are right-aligned."""
+    """Format rows as a text table. The first column is left-aligned. The other columns are right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for first, *others in rows:

@@ -102,7 +102,7 @@ def summarize(store: Store, show_of: str | None, n_shown: int) -> Summary:
 
     Args:
         store: The store.
-        show_of: Grader of the example answers. If None, no examples are drawn.
+        show_of: Grader whose grades are shown with the example answers. If None, no examples are drawn.
         n_shown: Number of example answers. They are drawn with a fixed seed.
 
     Raises:
@@ -157,7 +157,7 @@ def _draw(drawn: dict[bool | None, list[tuple[float, Shown]]], n: int, part: Sam
 
 
 def _spread(left: dict[bool | None, list[Shown]], n: int) -> list[Shown]:
-    """Choose `n` answers with evenly distributed grades, if possible from distinct questions. Right ones come first."""
+    """Choose `n` answers with evenly distributed grades, right answers first, from distinct questions if possible."""
     taken: dict[bool | None, list[Shown]] = {mark: [] for mark in left}
     seen: set[str] = set()
     while sum(map(len, taken.values())) < n and any(left.values()):

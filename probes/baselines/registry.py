@@ -1,7 +1,7 @@
 """Registry of the baselines, which score questions and answers without hidden states.
 
 Like a probe, a baseline is fitted on the training split and calibrated on the validation split. To add a baseline,
-write a score function in `scores.py` and register it here. Baselines that ask the model are registered in
+write a score function in `scores.py` and register it here. Model-based baselines are registered in
 `extract.asking.registry`.
 """
 

@@ -1,6 +1,7 @@
 """Score functions of the baselines, based on properties of the question or on its sampled answers.
 
-Answers are scored by negated uncertainty. Questions are scored by the negated uncertainty of half of their answers.
+An uncertainty baseline scores an answer by its negated uncertainty, and a question by the negated uncertainty of half
+of its answers.
 """
 
 from collections import defaultdict

@@ -13,7 +13,7 @@ from datamodules.splits import split_questions
 from extract.errors import InputError
 from probes.fitting.module import ProbeModule, quiet_lightning
 
-#: Validation fraction of the questions outside the test fold.
+#: Fraction of the questions outside the test fold that are used for validation.
 VAL_SHARE = 0.25
 
 
@@ -24,9 +24,9 @@ def folds(
 
     Args:
         table: The question table.
-        questions: [question] int64 rows of the question table that are used.
+        questions: [question] int64 rows of the question table to use.
         n_folds: Number of folds.
-        seed: Seed for the folds, and for the training and validation split in each fold.
+        seed: Seed for the folds, and for choosing the validation questions in each fold.
         least_val: Minimum number of validation questions in each fold.
 
     Raises:

@@ -18,7 +18,7 @@ from probes.comparison.folds import fit, folds
 from probes.metrics.intervals import check_resampling
 from probes.registry import METHODS, PROBES, ProbeMethod
 
-#: Name of the method that uses, in each fold, the probe chosen on the validation questions.
+#: Name of the method that uses the probe chosen on the validation questions of each fold.
 BEST = "best_probe"
 
 
@@ -177,7 +177,7 @@ class Comparison:
         return {**chosen, "val_loss": float(loss), "warning": module.warning}
 
     def _choose(self, choices: Sequence[dict[str, Any]], fold: int, test: Tensor) -> None:
-        """Choose the probe with the lowest validation loss. Ignore probes with warnings, unless all have warnings."""
+        """Choose the probe with the lowest validation loss. Ignore probes with warnings, unless every probe has one."""
         if not choices:
             reasons = "; ".join(f"{name}: {self.out.masked[name]}" for name in self._methods if name in self.out.masked)
             raise InputError(f"Expected to fit at least one probe on {self.store!r}, but all probes failed. {reasons}")

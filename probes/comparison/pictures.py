@@ -75,9 +75,9 @@ def _label(name: str, figures: dict[str, Any]) -> str:
 
 @styled
 def risk_coverage(methods: dict[str, Scored]) -> Figure:
-    """Plot the share of wrong answers against the share of questions answered, from most to least confident.
+    """Plot the risk (share of wrong answers) against the coverage (share of questions answered).
 
-    Questions with identical confidences are answered together.
+    The most confident questions are answered first. Questions with identical confidences are answered together.
     """
     figure, axes = new_figure(4.8, 3.8)
     for (name, method), colour in zip(methods.items(), _CURVE_COLOURS, strict=False):
@@ -114,7 +114,7 @@ def calibration(methods: dict[str, Scored], n_bins: int = 8) -> Figure:
 
 @styled
 def transfer_picture(record: dict[str, Any]) -> Figure:
-    """Plot a heat map of the AUROC for every training and test set. Values whose intervals exclude 0.5 are in bold."""
+    """Plot a heat map of the AUROC by training set and test set. Values whose intervals exclude 0.5 are in bold."""
     trains, tests = sets_of(record)
     values = np.full((len(trains), len(tests)), np.nan)
     excludes_half = np.zeros_like(values, dtype=bool)

@@ -79,7 +79,7 @@ def _method(out: OutOfFold, name: str, n_resamples: int, seed: int) -> dict[str,
 
 
 def cheap_baselines(record: dict[str, Any]) -> list[str]:
-    """Return the baselines whose known token cost (tokens read and written) is at most that of the best probe."""
+    """Return the baselines whose token cost (tokens read and written) is known and at most that of the best probe."""
     methods = record["methods"]
 
     def cost(name: str, unknown: float) -> float:
@@ -105,7 +105,7 @@ def predictions(out: OutOfFold) -> pa.Table:
 
 
 def scored(out: OutOfFold, name: str, half: bool) -> Scored:
-    """Return a method's confidences for the tested questions, with the grades of all answers or the held-out half."""
+    """Return a method's confidences for the tested questions, with grades of all answers or of the held-out half."""
     right, known = counts(out.data.table, half)
     rows = out.questions
     return Scored(out.confidence[name][rows], right[rows], known[rows], fold=out.fold[rows])

@@ -51,8 +51,8 @@ def transfer_record(
         seed: Seed for the folds, training and resampling.
 
     Returns:
-        The content of transfer.json. `cells` contains a dict for each pair of training and test set, with
-        `n_questions`, `auroc` and `brier_skill`. The skill is relative to the mean accuracy on the test questions.
+        The content of transfer.json. `cells` contains a dict for each pair of a training set and a test set,
+        with `n_questions`, `auroc` and `brier_skill`. The skill is relative to the mean accuracy on the test questions.
         `masked` contains the reasons why sets were left out.
 
     Raises:

@@ -26,7 +26,7 @@ def fit_platt(scores: Tensor, right: Tensor, known: Tensor, ridge: float = RIDGE
 
     where row i has the score s_i and c_i right answers out of n_i, σ is the logistic function, and s̄ and sd(s) are the
     mean and standard deviation of the scores. The calibrator maps s_i to the confidence f_i. The ridge term keeps the
-    slope a finite if the scores separate right from wrong answers. It shrinks a typical slope of 1 by less than 0.1 %.
+    slope finite if the scores separate right from wrong answers. It shrinks a typical slope of 1 by less than 0.1 %.
 
     Args:
         scores: [row] finite scores; higher means more likely right.
@@ -116,7 +116,7 @@ def fit_temperature(scores: Tensor, right: Tensor, known: Tensor) -> Temperature
 
 
 def fit_isotonic(scores: Tensor, right: Tensor, known: Tensor) -> Isotonic:
-    """Fit isotonic regression of the accuracy c/n on the score, where a row has c right answers out of n and weight n.
+    """Fit isotonic regression of the accuracy c/n on the score. A row with c right answers out of n has weight n.
 
     Confidences are clipped to [m, 1 − m] with m = ½ / Σ n, because the log-loss can be infinite at 0 and 1. The knots
     of the calibrator are the two ends of each step. See `fit_platt` for the arguments.

@@ -165,7 +165,7 @@ def collapse(scores: Tensor, agreement: Tensor, deviation: Tensor) -> str | None
     The spread has collapsed if one of these conditions is met on the validation questions:
         1. At least 99 % of the predicted standard deviations σ are within 1 % of `FLOOR`.
         2. The standard deviation of Σ σ² over questions is less than 1 % of its mean.
-        3. The standard deviation of the scores is less than 5 % of that of the agreements.
+        3. The standard deviation of the scores is less than 5 % of the standard deviation of the agreements.
         4. The rank correlation between scores and agreements is not significantly positive (level 5 %).
 
     Args:

@@ -31,8 +31,8 @@ class Choice:
     Attributes:
         feature: Index of its feature.
         name: Name of its feature.
-        candidate: Index of its penalty, or of its value of another option.
-        value: That penalty or value.
+        candidate: Index of its penalty or number of neighbours.
+        value: Its penalty or number of neighbours.
         calibrator: Calibrator for its scores.
     """
 
@@ -74,7 +74,7 @@ class ProbeModule(L.LightningModule, ABC):
     needs: ClassVar[tuple[str, ...]] = ()
     #: Whether the scores are log-odds of the target. If so, the validation loss is their cross-entropy.
     log_odds = True
-    _validation: tuple[Tensor, Batch]  # scores [penalty, row, feature] at the last choice, and their rows
+    _validation: tuple[Tensor, Batch]  # validation scores [penalty, row, feature] and their rows
 
     def __init__(self, l2: list[float] | float, calibrator: str = "platt") -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class ProbeModule(L.LightningModule, ABC):
 
     @abstractmethod
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
-        """Run one training step. Does nothing in probes that learn from all rows at once."""
+        """Run one training step. Probes that learn from all rows at once do nothing here."""
 
     def filled(self, head: Head, penalty: int, feature: int, *parameters: str, **values: Tensor) -> Head:
         """Copy the standardiser, the named parameters of one candidate and further values into a head."""
@@ -177,7 +177,7 @@ class ProbeModule(L.LightningModule, ABC):
 
     @torch.no_grad()
     def on_train_end(self) -> None:
-        """Choose and calibrate a candidate with the final weights, and set `val/loss` to the cross-fitted loss."""
+        """After training, choose and calibrate a candidate, and set `val/loss` to its cross-fitted loss."""
         choice = self._choose(*self._score_validation())
         scores, batch = self._validation
         chosen = scores[choice.candidate, :, choice.feature]

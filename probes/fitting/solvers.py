@@ -18,7 +18,7 @@ from extract.errors import InputError
 
 #: Maximum size in bytes of a chunk of float64 features that are fitted together on a GPU.
 CHUNK_BYTES = 2**28
-#: Maximum number of Newton steps. Most problems take six. Separable classes with λ = 10⁻⁶ take 20.
+#: Maximum number of Newton steps. Most problems take six steps. Separable classes with λ = 10⁻⁶ take 20.
 MOST_STEPS = 100
 #: Maximum number of conjugate-gradient iterations per Newton step. Later Newton steps correct the remaining error.
 MOST_INNER = 250
@@ -166,7 +166,7 @@ def _minimise(rows: Tensor, target: Tensor, share: Tensor, l2: Tensor, dual: boo
 
     start = squares.new_zeros(len(rows), len(l2), squares.shape[1])
     point = pad(start, (0, 1), value=float(torch.logit(share @ target)))
-    logits = point[..., -1:].expand(-1, -1, rows.shape[1])  # of the rows at this point
+    logits = point[..., -1:].expand(-1, -1, rows.shape[1])  # logits of all rows for these weights
     enough = (1e-5 * l2.clamp_max(0.1)).clamp_min(1e-12)
 
     def loss(point: Tensor, logits: Tensor) -> Tensor:

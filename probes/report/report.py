@@ -23,7 +23,7 @@ from probes.report.templates import COLUMNS, interval, render
 from probes.saved.artefact import ConfidenceProbe
 from probes.saved.card import model_card, what_is_read
 
-#: Baselines whose ROC curves are drawn together with that of the probe, by target.
+#: Dict from each target to the baselines whose ROC curves are drawn together with the probe's curve.
 _DRAWN = {
     "capability": ("base_rate", "length", "consistency", "max_entropy", "verbalized"),
     "response": ("base_rate", "mean_nll", "max_entropy", "p_true_answer"),

@@ -116,7 +116,7 @@ class ConfidenceProbe:
         """Attach the probe to its model. The returned object can generate answers with confidences.
 
         Raises:
-            InputError: If the model differs from the probe's model. The message shows both.
+            InputError: If the model differs from the probe's model.
         """
         return ConfidentModel(self, hf_model, tokenizer)
 

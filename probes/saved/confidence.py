@@ -94,9 +94,8 @@ class ConfidentModel:
         """Generate answers with confidences.
 
         If the probe reads only a hidden state of the prompt, the state is captured during generation. Otherwise, one
-        more forward pass is needed. If the probe reads answers, generation stops at the stop strings in the probe's
-        decoding settings, unless `stop_strings` is passed. In both cases, `text` ends before the first of the probe's
-        stop strings.
+        more forward pass is needed. If the probe reads answers, `text` is truncated at the stop strings in the probe's
+        decoding settings. Generation also stops at these strings, unless `stop_strings` is passed.
 
         Args:
             inputs: One or more texts, chats or lists of token ids. Alternatively, a left-padded tensor of token ids

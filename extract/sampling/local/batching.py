@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-#: The length of a common prefix is a multiple of this.
+#: The length of a common prefix is a multiple of this number.
 _PREFIX_STEP = 16
 
 
@@ -37,7 +37,10 @@ class Row(NamedTuple):
 
 
 def rows_of(temperatures: Sequence[float], samples: range) -> list[Row]:
-    """List the answers to draw per question. A grid has only one answer at temperature 0, because it is deterministic."""
+    """List the answers to draw per question.
+
+    In a grid, only one answer is drawn at temperature 0, because all answers would be identical.
+    """
     once = len(temperatures) > 1
     return [Row(t, j) for t in temperatures for j in (samples[:1] if once and t == 0 else samples)]
 

@@ -11,9 +11,9 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from extract.errors import InputError
 
-#: Attention arguments of architectures that compute more than softmax(q·k)·v. With these, prompts are not shared.
+#: Attention arguments of architectures that compute more than softmax(q·k)·v. Their prompts are not shared.
 _SPECIAL = ("softcap", "s_aux", "position_bias", "sliding_window")
-#: Initial capacity for answers, in tokens. It doubles whenever it is full.
+#: Initial capacity for answers, in tokens. The capacity is doubled whenever it is exhausted.
 _FIRST_TOKENS = 32
 
 
@@ -91,7 +91,7 @@ class AnswerLayer(DynamicLayer):
 
 
 class AnswerCache(DynamicCache):
-    """Key/value cache for reading a batch of prompts and then drawing several answers to each.
+    """Key/value cache for reading a batch of prompts and then drawing several answers to each prompt.
 
     Each layer with full attention becomes an `AnswerLayer`. Layers with a sliding window keep their transformers
     class. If a model has such layers, prompts are not shared.
@@ -107,7 +107,7 @@ class AnswerCache(DynamicCache):
         prompt_bias: [question, 1, 1, token] float32, −inf for padding and 0 elsewhere.
 
     Raises:
-        InputError: If the model caches more than keys and values, or its chunked attention would count padding.
+        InputError: If the model caches more than keys and values, or its chunked attention would count padding tokens.
     """
 
     layers: list[Any]

@@ -64,10 +64,10 @@ class Spending:
     async def reserved(self, request: Request) -> AsyncIterator[None]:
         """Reserve the maximum number of tokens for an attempt. Call `count` with its reply inside the with block.
 
-        If attempts in flight leave too little of the budget, wait until they end. Most use less than they reserve.
+        If attempts in flight leave too little of the budget, wait until they end. Most attempts use less than reserved.
 
         Raises:
-            BudgetSpent: If the attempt could exceed a budget even after all others have ended.
+            BudgetSpent: If the attempt could exceed a budget even after all other attempts have ended.
         """
         limit, tokens = self.server.budget_tokens or math.inf, self.most_tokens(request)
         while self._reserved and self.tokens + self._reserved + tokens > limit:

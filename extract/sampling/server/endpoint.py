@@ -235,7 +235,7 @@ def allow_open_files(n: int) -> None:
         import resource
     except ImportError:  # Windows has no such limit
         return
-    (soft, hard), needed = resource.getrlimit(resource.RLIMIT_NOFILE), n + 50  # Python and its libraries open some, too
+    (soft, hard), needed = resource.getrlimit(resource.RLIMIT_NOFILE), n + 50  # Python also opens files
     if hard != resource.RLIM_INFINITY and hard < needed:
         raise InputError(
             f"Expected a limit of at least {needed} open files and connections, but the limit is {hard}. "

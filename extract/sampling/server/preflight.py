@@ -55,7 +55,7 @@ class Preflight:
 
 
 def run_preflight(asks: Sequence[Ask], model: str, decoding: Decoding, server: Server) -> Preflight:
-    """Test a server with the first requests of a run, one per address. If they are rejected, the next ones are tried.
+    """Test a server with the first requests of a run, one per address. If they are rejected, try the next requests.
 
     Args:
         asks: Requests for different questions, up to `TRIES` per address.
@@ -117,7 +117,7 @@ async def try_server(
 
 
 async def _all(work: Iterable[Coroutine[Any, Any, Reply]]) -> list[Reply]:
-    """Run coroutines concurrently and return their results. After an error, the others are cancelled and awaited."""
+    """Run coroutines concurrently and return their results. After an error, cancel and await the other coroutines."""
     tasks = [asyncio.ensure_future(part) for part in work]
     try:
         return await asyncio.gather(*tasks)

@@ -10,7 +10,7 @@ from extract.text import one_line
 #: Types of the parts into which some servers split an answer.
 _TEXT_PARTS = ("text", "output_text")
 _REASONING_PARTS = ("thinking", "reasoning", "reasoning_text")
-#: Map from servers' finish reasons to the stored ones. A tool call counts as "stop", because no tools are offered.
+#: Map from a server's finish reasons to stored finish reasons. Tool calls count as "stop", as no tools are offered.
 _FINISH_REASONS: dict[str, Literal["stop", "length", "content_filter"]] = {
     **dict.fromkeys(("stop", "eos", "eos_token", "stop_sequence", "end_turn", "tool_calls", "function_call"), "stop"),
     **dict.fromkeys(("length", "max_tokens"), "length"),
@@ -27,7 +27,7 @@ class Request:
     Attributes:
         prompt: Plain text for /completions, or a list of ``{"role", "content"}`` messages for /chat/completions.
         n: Number of answers.
-        top_k: Number of tokens to keep. If 0, all are kept and the field is left out, as not every server supports it.
+        top_k: Number of tokens to keep, or 0 for all. If 0, the field is omitted, as some servers do not support it.
         max_tokens: Maximum number of tokens per answer.
         seed: Seed that the server uses for sampling. If None, no seed is sent.
         logprobs: Whether to request the log-probability of each answer token.

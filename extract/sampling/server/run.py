@@ -52,7 +52,7 @@ class Run:
     _stopped: Exception | None = None  # why no further requests are sent
 
     async def ask_all(self) -> None:
-        """Send all requests concurrently until all are answered or the run stops. Call `conclude` afterwards."""
+        """Send all requests concurrently until they are answered or the run stops. Call `conclude` afterwards."""
         requests, syncing = self._requests(), asyncio.create_task(self._sync())
         spending = replace(self.preflight.spending)  # a copy, because its event must belong to this event loop
         self._client = Client(self.server, self.store.model_id, spending, self.preflight.known_as)

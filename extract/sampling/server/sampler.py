@@ -19,7 +19,8 @@ from extract.store.fill import missing_shards
 from extract.store.questions import Questions
 from extract.store.store import Store
 
-#: Minimum number of questions for `check_variation`. With fewer, the answers of a confident model often do not vary.
+#: Minimum number of questions for `check_variation`. With fewer questions, the answers of a confident model often do
+#: not vary.
 _LEAST_REPEATED = 30
 
 

@@ -67,7 +67,7 @@ def _merged(sums: Tensor) -> Tensor:
     """Merge bins with fewer than two questions into a neighbouring bin. Takes and returns sums [3, ..., bin]."""
     bins = list(sums.unbind(-1))
     order = list(range(len(bins)))
-    for path in (order, order[::-1]):  # upwards, then downwards for a remainder at the top
+    for path in (order, order[::-1]):  # merge upwards, then downwards if the top bin is still too small
         for here, there in pairwise(path):
             moved = bins[here] * (bins[here][0] < 1.5)  # 1.5 is safe from rounding
             bins[here], bins[there] = bins[here] - moved, bins[there] + moved

@@ -1,4 +1,4 @@
-"""Metrics of selective prediction, which rejects the least confident answers, and of the detection of wrong answers.
+"""Metrics for selective prediction (rejecting the least confident answers) and for detecting wrong answers.
 
 Sorting the scores costs O(N log N) for N questions. Every resample then costs O(N).
 """
@@ -42,9 +42,9 @@ def e_aurc(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None =
 def prediction_rejection_ratio(
     preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None = None, max_rejection: float = 1.0
 ) -> Tensor:
-    """Compute the prediction–rejection ratio: 1 for the order of the measured accuracies, and 0 for a random order.
+    """Compute the prediction–rejection ratio, which is 1 for the best possible order and 0 for a random order.
 
-    The rejection curve is the mean accuracy of the questions that remain after rejecting the r least confident ones.
+    The rejection curve shows the mean accuracy of the questions that remain after rejecting the r least confident ones.
     The ratio is the area between this curve and that of a random order, divided by the same area for an oracle that
     ranks the questions by their measured accuracies. The areas include r from 0 to `max_rejection` · N − 1. Ties are
     treated as in `aurc`. The result is NaN if all accuracies are equal.

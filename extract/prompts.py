@@ -106,7 +106,7 @@ class PromptTemplate:
         """
         if not isinstance(prompt, str):
             raise InputError(
-                "Expected the question to be a text if `prompt.chat` is false, but got chat messages. Set "
+                "Expected the question to be a string if `prompt.chat` is false, but got chat messages. Set "
                 "`prompt.chat` to true."
             )
         examples, between = self._plain_examples()

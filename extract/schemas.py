@@ -66,16 +66,16 @@ def _is_model_id(value: Any) -> bool:
     return 1 <= len(parts) <= 2 and not any(part in ("", ".", "..", "~") for part in parts)
 
 
-TEXT = Field("a text", _is_text)
-TEXT_OR_NULL = Field("a text or null", lambda value: value is None or _is_text(value))
-TEXTS = Field("a list of non-empty texts", lambda value: _is_list(value, lambda item: _is_text(item) and item != ""))
+TEXT = Field("a string", _is_text)
+TEXT_OR_NULL = Field("a string or null", lambda value: value is None or _is_text(value))
+TEXTS = Field("a list of non-empty strings", lambda value: _is_list(value, lambda item: _is_text(item) and item != ""))
 FLAG = Field("true or false", lambda value: isinstance(value, bool))
 OBJECT = Field("an object", lambda value: isinstance(value, dict))
 SHA256 = Field(
     "a SHA-256 in hex", lambda value: isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None
 )
 TEMPLATE = Field(
-    "a text that contains {question} exactly once", lambda value: _is_text(value) and value.count("{question}") == 1
+    "a string that contains {question} exactly once", lambda value: _is_text(value) and value.count("{question}") == 1
 )
 
 MODEL: Schema = {

@@ -191,7 +191,7 @@ def own_form(row: Row, seed: int = 0) -> Draft:
         if value is None:
             continue
         if name in ("references", "choices"):
-            value, expected = [value] if isinstance(value, str) else value, "text or a list of texts, all non-empty"
+            value, expected = [value] if isinstance(value, str) else value, "string or a list of strings, all non-empty"
             is_valid = isinstance(value, list) and all(isinstance(text, str) and text.strip() for text in value)
         else:
             type_ = {"id": object, "messages": list, "meta": dict}.get(name, str)

@@ -63,7 +63,7 @@ def with_examples(source: Source, prompt: PromptTemplate, seed: int) -> tuple[li
         seed: Seed for selecting examples and for shuffling options.
 
     Raises:
-        InputError: If there are too few questions, or a question is a chat or private.
+        InputError: If there are too few questions, or if any question is private or consists of chat messages.
     """
     questions = source.questions(seed)
     if prompt.shots > len(prompt.examples):

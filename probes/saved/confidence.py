@@ -162,7 +162,7 @@ class ConfidentModel:
         prompts = [prompts] if isinstance(prompts, str) else prompts
         if isinstance(prompts, Mapping) or not isinstance(prompts, Iterable):
             raise InputError(
-                "Expected `prompts` to be a text, a chat (a list of messages), token ids, or a list of these, but got "
+                "Expected `prompts` to be a string, a chat (list of messages), token ids, or a list of these, but got "
                 f"{type(prompts).__name__}. Pass the `input_ids` from a tokenizer, or a single message in a list."
             )
         prompts = list(prompts)

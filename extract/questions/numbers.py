@@ -32,14 +32,15 @@ _SPELLINGS: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] =
     (re.compile(r"-\s?\\?[$€£¥]\s?|\\?[$€£¥]\s?-(?=[\d.])"), " -"),
     (re.compile(r"\\?[$€£¥]"), " "),
 ]
-# Atomic groups (?>…) and possessive ++ keep the matching time linear and never split a number.
+# Atomic groups (?>…) keep the matching time linear and never split a number. Possessive quantifiers would be shorter,
+# but they match wrongly before Python 3.11.5 (python/cpython#100061).
 _NUMBER = re.compile(
     r"""
     (?P<sign>-\s?)?
     (?<![\w.^/])(?<!\d,)(?<![\^_]\{)(?<![\^_]\{-)             # not part of a word, a number, an exponent or an index
     (?>(?P<mixed>\d{1,9})\s(?P<part>\d{1,9})/(?P<of>\d{1,9})(?![\d.,/]*\d)
       |(?P<over>\d{1,400})\s?/\s?(?P<under>\d{1,400})(?![\d.,/]*\d)
-      |(?P<value>(?>\d{1,3}(?:,\d{3})++(?!\d)|\d++)?+(?:\.\d++)?+)(?<=\d)
+      |(?P<value>(?>(?:\d{1,3}(?>(?:,\d{3})+)(?!\d)|\d+)?)(?>(?:\.\d+)?))(?<=\d)
        (?:\s?(?:×|x|\*|\\times|\\cdot)\s?10\^\{?(?P<power>-?\d{1,3})\}?|e(?P<e>[-+]?\d{1,3})(?!\w))?
     )
     (?:(?P<unread>[)}]*\s?\^(?!\s?\{?\s?\\circ)|,(?=\d)|(?-i:[kKM])(?![A-Za-z]))  # a power, 1,5 and 18k

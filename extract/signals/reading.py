@@ -66,7 +66,7 @@ def _read(
     passes: Callable[[Reader], Iterator[tuple[list[int], Pass]]],
     order: Sequence[int | None],
 ) -> dict[str, dict[str, Tensor | Ragged]]:
-    """Return a dict from signal to a dict from key to values, which are ragged for token signals.
+    """Return the values by signal and key. The values of token signals are ragged.
 
     `passes` yields the sequence indices of a batch and its `Pass`. `order` contains the sequence index of each row in
     the result, or None for a row without values.

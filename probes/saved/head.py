@@ -207,7 +207,7 @@ def _nearest(rows: Tensor, points: Tensor, lengths: Tensor, k: int) -> tuple[Ten
 
     Returns:
         Squared distances, their rounding errors, and the indices of the points, [row, near] each. There can be more
-        points than needed.
+        points per row than k and its ties.
     """
     sizes = rows.square().sum(1, keepdim=True) + lengths
     every, n_near = torch.addmm(sizes, rows, points.T, alpha=-2), k

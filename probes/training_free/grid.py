@@ -153,8 +153,8 @@ def make_grid(
         n_draws: Number of draws for the corrected p-values.
 
     Raises:
-        InputError: If token signals are missing, or if a part has too few questions, no right answers or no wrong
-            answers.
+        InputError: If token signals are missing, or if the validation or test split lacks questions, right answers or
+            wrong answers.
     """
     scores = Scores(store, table.answers)
     parts = split(table, test_fraction, seed)

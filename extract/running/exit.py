@@ -125,7 +125,10 @@ def _run_async(work: Coroutine[Any, Any, Result]) -> Result:
 
         for number in before:
             loop.add_signal_handler(number, cancel, number)
-        return await task
+        try:
+            return await task
+        finally:
+            signal.set_wakeup_fd(-1)  # while the loop closes, Python would print that it cannot write to the loop
 
     try:
         return asyncio.run(cancelled_by_signals())

@@ -25,7 +25,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveCon
 from lightning.pytorch.loggers import WandbLogger
 
 from datamodules.features import FeatureDataModule
-from extract.errors import InputError
+from extract.errors import InputError, at_least_one
 from extract.running.cli import OneLineErrors
 from extract.running.exit import exit_status
 from extract.signals.registry import load_signal
@@ -96,8 +96,7 @@ class TrainCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Check the numbers of devices and resamples, create the run's folder, and point the loggers at it."""
         n_resamples, devices = self.config.n_resamples, self.config.trainer.devices
-        if n_resamples < 1:
-            raise InputError(f"Expected `n_resamples` to be at least 1, but got {n_resamples}. The default is 2000.")
+        at_least_one("n_resamples", n_resamples, default=2000)
         if str(devices) != "1" and not (isinstance(devices, list) and len(devices) == 1):
             raise InputError(
                 f"Expected `trainer.devices` to be 1, but got {devices!r}. The probes of all layers are fitted on one "

@@ -12,7 +12,7 @@ from datamodules.semantic import clusters_of, discrete_entropy, entropy_threshol
 from datamodules.splits import SPLITS, split_questions
 from datamodules.table import QuestionTable, load_table
 from datamodules.token_states import TokenStates
-from extract.errors import InputError
+from extract.errors import InputError, at_least_one
 from extract.recipe import StoreRecipe
 from extract.registry import Registry
 from extract.store.shards import Scope
@@ -82,8 +82,7 @@ class FeatureDataModule(L.LightningDataModule):
         batch_size: int = 64,
     ) -> None:
         super().__init__()
-        if batch_size < 1:
-            raise InputError(f"Expected `batch_size` to be at least 1, but got {batch_size}. The default is 64.")
+        at_least_one("batch_size", batch_size, default=64)
         if layers is not None and not layers:
             raise InputError("Expected `layers` to contain at least one layer, but it is empty. Omit it to use all.")
         self.store_path, self.recipe, self.grader, self.signal = store, recipe, grader, signal

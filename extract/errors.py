@@ -6,11 +6,11 @@ from pathlib import Path
 
 
 class InputError(ValueError):
-    """Raised for invalid input. The message is one line that says what is wrong and how to fix it."""
+    """Error in the user's input. Its message is one line that says what is wrong and how to fix it."""
 
 
 class Damaged(InputError):
-    """Raised if a data file is damaged, for example if its checksum does not match.
+    """Error in a data file, for example a checksum that does not match.
 
     Args:
         path: The file.
@@ -29,3 +29,14 @@ def nearest(word: str, known: Iterable[str]) -> str:
     """Return a hint such as ``" Did you mean `limit`?"``, or an empty string if no known word is close to `word`."""
     match = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
     return f" Did you mean `{match[0]}`?" if match else ""
+
+
+def at_least_one(option: str, value: int, default: int) -> int:
+    """Return the value of an option that must be at least 1.
+
+    Raises:
+        InputError: If the value is less than 1.
+    """
+    if value < 1:
+        raise InputError(f"Expected `{option}` to be at least 1, but got {value}. The default is {default}.")
+    return value

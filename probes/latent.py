@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from datamodules.batches import Batch
 from datamodules.semantic import seu
-from extract.errors import InputError
+from extract.errors import InputError, at_least_one
 from probes.fitting.choice import Choice
 from probes.fitting.latent_model import (
     Answers,
@@ -70,11 +70,9 @@ class Latent(Descent):
         calibrator: str = "platt",
     ) -> None:
         super().__init__(lr, l2, calibrator)
-        for argument, value, default in (("hidden", hidden, 64), ("components", components, 128)):
-            if value < 1:
-                raise InputError(f"Expected `{argument}` to be at least 1, but got {value}. The default is {default}.")
         self.save_hyperparameters()
-        self.hidden, self.components = hidden, components
+        self.hidden = at_least_one("hidden", hidden, default=64)
+        self.components = at_least_one("components", components, default=128)
 
     def setup(self, stage: str) -> None:
         """Read the answer embeddings and compute their principal components.

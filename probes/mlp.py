@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from extract.errors import InputError
+from extract.errors import at_least_one
 from probes.fitting.training import Descent
 from probes.saved.head import Head, MLPHead
 
@@ -33,10 +33,8 @@ class MLP(Descent):
         calibrator: str = "platt",
     ) -> None:
         super().__init__(0.003 if lr is None else lr, [0.01, 0.03, 0.1] if l2 is None else l2, calibrator)
-        if hidden < 1:
-            raise InputError(f"Expected `hidden` to be at least 1, but got {hidden}. The default is 64.")
         self.save_hyperparameters()
-        self.hidden = hidden
+        self.hidden = at_least_one("hidden", hidden, default=64)
 
     def make_candidates(self, n_features: int, d_model: int) -> None:
         """Create random first-layer weights, which are identical for all penalties, and zero second-layer weights."""

@@ -1,12 +1,8 @@
 """Rolling probe: the largest rolling mean of a linear probe over the tokens of an answer."""
 
-import torch
-from torch import Tensor
-
-from extract.errors import InputError
+from extract.errors import at_least_one
 from probes.fitting.sequence import SequenceProbe
-from probes.saved.head import Head
-from probes.saved.sequence_head import RollingHead, rolling_pool
+from probes.saved.sequence_head import RollingHead
 
 
 class Rolling(SequenceProbe):
@@ -17,10 +13,7 @@ class Rolling(SequenceProbe):
 
     Args:
         window: Number of consecutive tokens in a window. A shorter answer is one window.
-        lr: Initial learning rate of Adam, annealed to 0 on a cosine schedule. The default is 0.003.
-        l2: L2 penalty λ, or a list of penalties to try. λ/2 · ‖w‖² is added to the mean loss. The default is five
-            penalties from 0.01 to 1.
-        calibrator: Calibrator for the scores, fitted on the validation split: platt, temperature or isotonic.
+        lr, l2, calibrator: See `SequenceProbe`.
     """
 
     name = "rolling"
@@ -33,19 +26,8 @@ class Rolling(SequenceProbe):
         calibrator: str = "platt",
     ) -> None:
         super().__init__(lr, l2, calibrator)
-        if window < 1:
-            raise InputError(f"Expected `window` to be at least 1, but got {window}. The default is 4.")
-        self.save_hyperparameters()
-        self.window = window
+        self.window = at_least_one("window", window, default=4)
 
-    def make_candidates(self, n_features: int, d_model: int) -> None:
-        """Create weights, all 0."""
-        self.make_weights(n_features, torch.zeros(1, d_model))
-
-    def pool(self, numbers: Tensor, there: Tensor) -> Tensor:
-        """See `SequenceProbe.pool`."""
-        return -rolling_pool(numbers, there, self.window)
-
-    def candidate_head(self, penalty: int, feature: int) -> Head:
-        """See `ProbeModule.candidate_head`."""
-        return self.filled(RollingHead(self.weight.shape[-1], self.window), penalty, feature, "weight", "bias")
+    def initial_head(self, d_model: int) -> RollingHead:
+        """Return a head with zero weights."""
+        return RollingHead(d_model, self.window)

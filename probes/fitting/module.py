@@ -90,7 +90,7 @@ class ProbeModule(L.LightningModule, ABC):
         """Create the parameters of all candidates."""
 
     @abstractmethod
-    def candidate_scores(self, features: Tensor) -> Tensor:
+    def candidate_scores(self, features: Any) -> Tensor:
         """Return scores [penalty, row, input] for standardised features [row, feature, d_model]."""
 
     @abstractmethod
@@ -166,7 +166,7 @@ class ProbeModule(L.LightningModule, ABC):
         """Return the features [row, d_model] of an input for its head."""
         return features[:, list(chosen)].flatten(1)
 
-    def standardised(self, features: Tensor) -> Tensor:
+    def standardised(self, features: Any) -> Any:
         """Standardise features [row, feature, d_model] with the mean and standard deviation of the fitted rows."""
         return (features - self.mean).div_(self.scale)  # in place, which saves an allocation per step
 

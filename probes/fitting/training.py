@@ -44,7 +44,7 @@ class Descent(ProbeModule):
 
     def penalty(self) -> Tensor:
         """Return λ/2 times the sum of squares of each candidate's penalised parameters, [penalty, feature]."""
-        weights: list[Tensor] = [getattr(self, name) for name in self.penalised]
+        weights: list[Tensor] = [self.get_parameter(name) for name in self.penalised]
         l2 = torch.tensor(self.penalties, device=weights[0].device)
         return l2[:, None] / 2 * sum(weight.square().sum(tuple(range(2, weight.dim()))) for weight in weights)
 

@@ -12,7 +12,7 @@ from tqdm import tqdm
 from datamodules import FeatureDataModule
 from datamodules.features import LEAST_VALIDATION
 from datamodules.table import AnswerTable
-from extract.errors import InputError
+from extract.errors import InputError, at_least_one
 from extract.registry import Registry
 from probes.comparison.folds import VAL_SHARE, fit, folds
 from probes.metrics.intervals import check_resampling
@@ -115,8 +115,7 @@ class LearningCurve:
 
     def __post_init__(self) -> None:
         check_resampling(self.seed)
-        if self.n_subsets < 1:
-            raise InputError(f"Expected `subsets` to be at least 1, but got {self.n_subsets}. The default is 5.")
+        at_least_one("subsets", self.n_subsets, default=5)
         self.method = CLOSED_FORM[self.probe]
         self.data = FeatureDataModule(self.store, None, self.grader)
         self.data.load()

@@ -1,7 +1,8 @@
 """Heads, which are modules that map features to a score. A saved probe consists of a head and a calibrator."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -13,12 +14,12 @@ ROUNDING = 1e-12
 CHUNK = 2**22  # number of distances in memory at once
 
 
-class Head(nn.Module):
+class Head(nn.Module, ABC):
     """Base class of the heads. A head standardises features and computes a score from them.
 
-    To add a head, implement `score` in a subclass and add it to `probes.saved.heads`. Keep all tensors in buffers,
-    because a saved probe stores the `state_dict`. A head is loaded by creating it from `d_model` and `sizes` and
-    filling its buffers.
+    To add a head, write a subclass of `VectorHead` or `SequenceHead` and add it to `probes.saved.heads`. Keep all
+    tensors in buffers, because a saved probe stores the `state_dict`. A head is loaded by creating it from `d_model`
+    and `sizes` and filling its buffers.
 
     Args:
         d_model: Width of the features.
@@ -37,13 +38,9 @@ class Head(nn.Module):
         super().__init__()
         self.mean, self.scale = zeros(d_model), nn.Buffer(torch.ones(d_model))
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Compute scores [...] float32 from raw features [..., d_model]. Higher means more likely right."""
-        return self.score((hidden.float() - self.mean) / self.scale)
-
-    def score(self, standardised: Tensor) -> Tensor:
-        """Compute scores [...] float32 from standardised features [..., d_model] float32. Implemented by subclasses."""
-        raise NotImplementedError
+    @abstractmethod
+    def forward(self, hidden: Any) -> Tensor:
+        """Compute float32 scores from raw features. Higher means more likely right."""
 
     def filled(self, **values: Tensor) -> Self:
         """Copy the given values into the buffers with the same names, and return the head."""
@@ -68,7 +65,19 @@ def zeros(*shape: int) -> nn.Buffer:
     return nn.Buffer(torch.zeros(shape))
 
 
-class LinearHead(Head):
+class VectorHead(Head):
+    """Base class of the heads that read one vector per question or answer."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Compute scores [...] float32 from raw features [..., d_model]."""
+        return self.score((hidden.float() - self.mean) / self.scale)
+
+    @abstractmethod
+    def score(self, standardised: Tensor) -> Tensor:
+        """Compute scores [...] float32 from standardised features [..., d_model] float32."""
+
+
+class LinearHead(VectorHead):
     """Linear head, which computes the score w · (h − mean) / scale + b."""
 
     kind = "linear"
@@ -78,11 +87,11 @@ class LinearHead(Head):
         self.weight, self.bias = zeros(d_model), zeros()
 
     def score(self, standardised: Tensor) -> Tensor:
-        """See `Head.score`."""
+        """See `VectorHead.score`."""
         return standardised @ self.weight + self.bias
 
 
-class CountsHead(Head):
+class CountsHead(VectorHead):
     """Classifier of the number of right answers. Its score is the log-odds of their expected share.
 
     Args:
@@ -99,7 +108,7 @@ class CountsHead(Head):
         self.weight, self.bias = zeros(n_classes, d_model), zeros(n_classes)
 
     def score(self, standardised: Tensor) -> Tensor:
-        """See `Head.score`."""
+        """See `VectorHead.score`."""
         return expected_log_odds(standardised @ self.weight.T + self.bias)
 
     def problem(self) -> str | None:
@@ -120,7 +129,7 @@ def expected_log_odds(logits: Tensor) -> Tensor:
     return (logits + j.log()).logsumexp(-1) - (logits + j.flip(0).log()).logsumexp(-1)
 
 
-class MLPHead(Head):
+class MLPHead(VectorHead):
     """Multilayer perceptron, which computes the score w₂ · relu(W₁ (h − mean) / scale + b₁) + b₂.
 
     Args:
@@ -138,11 +147,11 @@ class MLPHead(Head):
         self.weight, self.bias = zeros(hidden), zeros()
 
     def score(self, standardised: Tensor) -> Tensor:
-        """See `Head.score`."""
+        """See `VectorHead.score`."""
         return torch.relu(standardised @ self.weight_in + self.bias_in) @ self.weight + self.bias
 
 
-class LatentHead(Head):
+class LatentHead(VectorHead):
     """Latent head, whose score is the median cosine similarity between drawn answer embeddings. See `latent_model`.
 
     Args:
@@ -166,7 +175,7 @@ class LatentHead(Head):
         self.shared, self.noise = zeros(), zeros(DRAWS, components)
 
     def score(self, standardised: Tensor) -> Tensor:
-        """See `Head.score`."""
+        """See `VectorHead.score`."""
         predicted = encode(standardised, self.weight_in, self.bias_in, self.weight, self.bias)
         return sampled_score(predicted, self.shared, self.noise)
 
@@ -175,7 +184,7 @@ class LatentHead(Head):
         return super().problem() or (f"`shared` is {float(self.shared)}, below 0" if self.shared < 0 else None)
 
 
-class KNNHead(Head):
+class KNNHead(VectorHead):
     """Nearest-neighbour head. Its score is computed by `neighbour_means` from the training rows.
 
     Args:
@@ -197,7 +206,7 @@ class KNNHead(Head):
         self.points, self.labels = zeros(n_rows, d_model), zeros(n_rows)
 
     def score(self, standardised: Tensor) -> Tensor:
-        """See `Head.score`. The scores are in [0, 1]."""
+        """See `VectorHead.score`. The scores are in [0, 1]."""
         mps = standardised.device.type == "mps"  # MPS has no float64
         where = torch.device("cpu") if mps else standardised.device
         rows = standardised.reshape(-1, standardised.shape[-1]).to(where)

@@ -8,6 +8,7 @@ The pooling functions are shared with training, where the numbers have axes for 
 and return pooled numbers [row, ...], which do not depend on the padding. A row without tokens gives any value.
 """
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar
 
@@ -85,16 +86,21 @@ class SequenceHead(Head):
         super().__init__(d_model)
         self.weight, self.bias = zeros(n_numbers, d_model), zeros()
 
-    def forward(self, hidden: Ragged) -> Tensor:  # type: ignore[override]
+    def forward(self, hidden: Ragged) -> Tensor:
         """Compute scores [row] float32 from hidden states [row, token, d_model]; NaN for rows without tokens."""
         standardised = (hidden.values.float() - self.mean) / self.scale
-        padded = Ragged(standardised @ self.weight.T, hidden.offsets).padded(0.0)
-        there = torch.arange(padded.shape[1], device=padded.device) < hidden.lengths[:, None]
-        return (self.pool(padded, there) + self.bias).where(there.any(1), torch.nan)
+        scores = self.pooled(Ragged(standardised @ self.weight.T, hidden.offsets))
+        return scores.where(hidden.lengths.to(scores.device) > 0, torch.nan)
 
+    def pooled(self, numbers: Ragged) -> Tensor:
+        """Compute scores [row, ...] from numbers [row, token, ..., number], without the check for empty rows."""
+        padded = numbers.padded(0.0)
+        there = torch.arange(padded.shape[1], device=padded.device) < numbers.lengths[:, None]
+        return self.pool(padded, there) + self.bias
+
+    @abstractmethod
     def pool(self, numbers: Tensor, there: Tensor) -> Tensor:
-        """Pool numbers [row, token, number] to [row]. Implemented by subclasses."""
-        raise NotImplementedError
+        """Pool numbers [row, token, ..., number] to [row, ...]. See the module."""
 
 
 class AttentionHead(SequenceHead):

@@ -24,7 +24,7 @@ from probes.metrics.functional import capability_auroc
 from tests.helpers.synthetic import make_store
 
 #: Probes that need only hidden states and grades.
-PROBES = ("layer_average", "linear", "logistic", "ridge", "difference_of_means", "mlp")
+PROBES = ("layer_average", "linear", "logistic", "ridge", "difference_of_means", "counts", "mlp", "knn")
 
 
 def planted(folder: Path, n: int, seed: int) -> dict[str, float]:

@@ -2,13 +2,12 @@
 
 Reports the accuracy and its spread over questions, the share of answers that are cut off, the out-of-fold AUROC of the
 linear probe, the time to sample, and the agreement of the grader with labels for 100 random answers to each prompt. The
-labels are in benchmarks/hand_grades.json, see `benchmarks.sets`. Creates the stores if they do not exist.
+labels are in benchmarks/hand_grades.json. Creates the stores if they do not exist.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 import time
 from dataclasses import replace
@@ -17,9 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.labels import agreement, rows_of
 from benchmarks.quality import recipe_of
 from benchmarks.result import report
-from benchmarks.sets import LABELS, accuracy, key, rows_of
+from benchmarks.sets import accuracy
 from extract.commands import make_store, sample
 from extract.hashing import hash_order
 from extract.recipe import StoreRecipe
@@ -56,18 +56,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--stores", type=Path, default=Path("stores"))
     options = parser.parse_args()
-    labels: dict[str, bool] = json.loads(LABELS.read_text())
     figures: dict[str, Any] = {}
     for name in CONFIGS:
         recipe = recipe_of(name)
         store = make_store(str(options.stores / f"prompts-{name}"), recipe, "short", ["hidden"])
-        rows, questions = rows_of(store), {question.id: question for question in store.questions}
-        answers = labelled(rows)
-        for row in answers:
-            if key(row) not in labels:
-                question = questions[row["question_id"]]
-                print(json.dumps([key(row), question.prompt, question.references, row["text"], row["right"]]))
-        agreed = [labels[key(row)] == row["right"] for row in answers if key(row) in labels]
+        rows = rows_of(store)
         out = Comparison(str(store.path), probes=["linear"]).run()
         probe, reference = scored(out, "linear", half=False), scored(out, "constant", half=False).confidence
         metrics = evaluate(probe, 0, reference)
@@ -79,8 +72,7 @@ def main() -> None:
             "tokens": float(np.mean([len(row["token_ids"]) for row in rows])),
             **{metric: metrics[metric] for metric in ("auroc", "auroc_ceiling", "brier_skill")},
             "seconds_per_1000": seconds(recipe),
-            "agreed": sum(agreed),
-            "labelled": len(agreed),
+            **agreement(store, labelled(rows)),
         }
     default = figures["default"]
     report(
@@ -90,7 +82,7 @@ def main() -> None:
         default["cut"] <= 0.01
         and default["agreed"] >= 98
         and all(f["labelled"] == N_LABELLED for f in figures.values()),
-        n_questions=len(questions),
+        n_questions=len({row["question_id"] for row in rows}),
     )
 
 

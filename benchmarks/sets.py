@@ -1,21 +1,19 @@
 """Sample and grade answers to three well-known question sets, and compare the grades with manual labels.
 
 Reports accuracies with intervals, and the agreement of the grader with labels for 50 answers. Needs ../shared/data, or
-another folder with the same files (`--data`). The labels are in benchmarks/hand_grades.json. Their keys are hashes of
-question and answer, so they apply only to these answers.
+another folder with the same files (`--data`). See `benchmarks.labels` for the labels.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from scipy import stats
 
+from benchmarks.labels import agreement, key, rows_of
 from benchmarks.result import report
 from extract.commands import grade, sample
 from extract.hashing import hash_order
@@ -25,7 +23,6 @@ from extract.recipe import StoreRecipe
 from extract.store.store import Store
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
-LABELS = Path(__file__).with_name("hand_grades.json")
 N_LABELLED = 50
 RECIPES: dict[str, dict[str, Any]] = {
     "mmlu": {
@@ -53,14 +50,6 @@ def make(name: str, data: Path, folder: Path) -> Store:
     return grade(store)
 
 
-def rows_of(store: Store) -> list[dict[str, Any]]:
-    """Return the samples with their grades."""
-    grades = {
-        (row["question_id"], row["sample"]): row for row in store.grades.read(store.grades.names()[0]).to_pylist()
-    }
-    return [row | grades[row["question_id"], row["sample"]] for row in store.samples.read().to_pylist()]
-
-
 def accuracy(rows: list[dict[str, Any]]) -> dict[str, float]:
     """Return the expected accuracy with a 95 % interval (Student's t) over questions."""
     right: dict[str, list[bool]] = {}
@@ -70,11 +59,6 @@ def accuracy(rows: list[dict[str, Any]]) -> dict[str, float]:
     of_question = np.array([np.mean(one) for one in right.values()])
     low, high = stats.t.interval(0.95, len(of_question) - 1, of_question.mean(), stats.sem(of_question))
     return {"value": float(of_question.mean()), "low": float(low), "high": float(high)}
-
-
-def key(row: dict[str, Any]) -> str:
-    """Return the key of an answer in the file of labels."""
-    return hashlib.sha256(f"{row['question_id']}\0{row['text']}".encode()).hexdigest()[:16]
 
 
 def labelled(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -95,26 +79,17 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--stores", type=Path, default=Path("stores"))
     options = parser.parse_args()
-    labels: dict[str, bool] = json.loads(LABELS.read_text())
     figures: dict[str, Any] = {}
     for name in RECIPES:
         store = make(name, options.data, options.stores)
         rows = rows_of(store)
-        questions = {question.id: question for question in store.questions}
-        answers = labelled(rows)
-        for row in answers:
-            if key(row) not in labels:
-                question = questions[row["question_id"]]
-                print(json.dumps([key(row), question.prompt, question.references, row["text"], row["right"]]))
-        agreed = [labels[key(row)] == row["right"] for row in answers if key(row) in labels]
         figures[name] = {
             "accuracy": accuracy(rows),
             "unread": sum(row["answer"] is None for row in rows) / len(rows),
             "unknown": sum(row["right"] is None for row in rows),
             "cut": sum(row["finish_reason"] == "length" for row in rows) / len(rows),
             "tokens": float(np.mean([len(row["token_ids"]) for row in rows])),
-            "agreed": sum(agreed),
-            "labelled": len(agreed),
+            **agreement(store, labelled(rows)),
         }
     every = all(one["labelled"] == N_LABELLED for one in figures.values())
     report("sets", figures, "50 answers of each set are labelled", every)

@@ -105,7 +105,7 @@ def test_a_probe_with_a_warning_is_not_the_best_unless_all_have_one(store: Path)
 
 
 def test_validation_losses_are_compared_on_the_validation_questions_of_the_fold(store: Path) -> None:
-    """Check this for a cross-fitted probe, which also scores the training questions, and one that is not."""
+    """The logistic probe is cross-fitted and also scores the training questions; the linear probe is not."""
     comparison = Comparison(str(store), probes=["logistic", "linear"], n_folds=3)
     rows = comparison.folds[0]
     for name, method in comparison._methods.items():

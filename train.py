@@ -26,6 +26,7 @@ from lightning.pytorch.loggers import WandbLogger
 
 from datamodules.features import FeatureDataModule
 from extract.errors import InputError, at_least_one
+from extract.registry import import_object
 from extract.running.cli import OneLineErrors
 from extract.running.exit import exit_status
 from extract.signals.registry import load_signal
@@ -103,7 +104,8 @@ class TrainCLI(LightningCLI):
                 "device. Omit the option. Only `python -m extract` can use several devices, with `torchrun`."
             )
         recipes = [Path(str(path)).stem for path in self.config.config or []]
-        method = recipes[-1] if recipes else self.config.model.class_path.rsplit(".", 1)[-1].lower()
+        module, _, probe_class = self.config.model.class_path.rpartition(".")
+        method = recipes[-1] if recipes else import_object(f"{module}:{probe_class}").name
         self.run_folder = new_run_folder(Path(self.config.runs), self.config.name, method)
         self.config.trainer.default_root_dir = str(self.run_folder)
         loggers = self.config.trainer.logger

@@ -32,6 +32,7 @@ pytestmark = pytest.mark.slow
 
 def test_twice_in_a_row_gives_two_runs_with_everything_in_them(small_store: Path, tmp_path: Path) -> None:
     folders = [experiment(small_store, tmp_path) for _ in range(2)]
+    assert all(folder.name.startswith("layer_average-") for folder in folders)
     assert folders[0] != folders[1]
     for folder in folders:
         names = {str(path.relative_to(folder)) for path in folder.rglob("*")}

@@ -17,7 +17,7 @@ from scipy.sparse.csgraph import connected_components
 ROOT = Path(__file__).parents[1]
 FILES = [
     ROOT / "train.py",
-    *(path for name in ("extract", "datamodules", "probes") for path in (ROOT / name).rglob("*.py")),
+    *(path for name in ("extract", "datamodules", "probes", "applications") for path in (ROOT / name).rglob("*.py")),
 ]
 #: Maximum number of modules on a path of module-level imports from train.py.
 CHAIN = 12
@@ -34,6 +34,7 @@ LAYERS = [
     ("extract",),
     ("datamodules",),
     ("probes",),
+    ("applications",),
     ("train",),
 ]
 #: Imports of a higher layer that are allowed.
@@ -115,7 +116,9 @@ def test_imports_follow_the_layers() -> None:
     assert set(upward_imports()) <= UPWARD | UPWARD_YET
 
 
-@pytest.mark.parametrize("module", [module for module in MODULES if within(module, "datamodules", "probes")])
+@pytest.mark.parametrize(
+    "module", [module for module in MODULES if within(module, "datamodules", "probes", "applications")]
+)
 def test_what_only_reads_a_store_imports_no_model_code_at_module_level(module: str) -> None:
     names = {name for possible in imported_names(module, deferred=False) for name in possible}
     assert [name for name in names if within(name, *MODEL_CODE) and not within(name, *WITHOUT_MODEL)] == []
@@ -136,7 +139,7 @@ def test_no_file_has_more_than_300_lines(path: Path) -> None:
 
 
 def test_templates_and_data_files_are_package_data() -> None:
-    for name in ("extract", "datamodules", "probes"):
+    for name in ("extract", "datamodules", "probes", "applications"):
         for path in (path for ending in ("j2", "json") for path in (ROOT / name).rglob(f"*.{ending}")):
             package = module_of(path.parent / "__init__.py")
             assert files(package).joinpath(path.name).is_file(), path

@@ -25,14 +25,16 @@ LEVEL = 0.05
 
 
 def render(template: str, **context: Any) -> str:
-    """Render a template in a folder of ``probes/``, for example ``comparison/comparison.md.j2``."""
+    """Render a template in ``probes/`` or ``applications/``, for example ``comparison/comparison.md.j2``."""
     return _environment().get_template(template).render(**context)
 
 
 @cache
 def _environment() -> Environment:
+    packages = Path(__file__).parents[2]
     options: Any = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
-    environment = Environment(loader=FileSystemLoader(Path(__file__).parents[1]), undefined=StrictUndefined, **options)
+    loader = FileSystemLoader([packages / "probes", packages / "applications"])
+    environment = Environment(loader=loader, undefined=StrictUndefined, **options)
     filters = (interval, p_equation, relation, number, inline, spans)
     environment.filters |= {function.__name__: function for function in filters}
     environment.filters |= {"p": p_value, "difference": partial(interval, sign="+")}  # +0.051 [+0.026, +0.073]

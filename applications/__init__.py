@@ -1,0 +1,1 @@
+"""Applications of repeated sampling: pass@k, sampling budgets, voting and sequential sampling."""

@@ -1,0 +1,13 @@
+"""Command line of ``python -m applications COMMAND``."""
+
+from collections.abc import Callable
+from typing import Any
+
+from extract.running.cli import run
+from extract.running.exit import end_process
+
+#: Functions of `applications.commands` by their names on the command line.
+COMMANDS: dict[str, Callable[..., Any]] = {}
+
+if __name__ == "__main__":
+    end_process(lambda: run(COMMANDS, "python -m applications"))

@@ -1,0 +1,1 @@
+"""Functions that implement the commands of ``python -m applications``."""

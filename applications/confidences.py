@@ -1,0 +1,139 @@
+"""Read question-level confidences for the questions of a store: a saved probe, or a column of a table."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from extract.errors import InputError, nearest
+from extract.hashing import differences
+from extract.store.store import Store
+from probes.saved.artefact import load_probe
+
+#: Column with the question ids.
+ID = "question_id"
+#: Signal of which only the layers of a probe are read.
+HIDDEN = "hidden"
+
+
+def read_confidence(source: str, store: Store) -> NDArray[np.float64]:
+    """Read a confidence for each question of a store.
+
+    Args:
+        source: Folder of a saved probe, whose signals the store must contain. Alternatively, ``FILE:COLUMN``, a column
+            of a Parquet or CSV file with the column ``question_id``, for example
+            ``runs/compare-facts/predictions.parquet:layer_average``.
+        store: The store.
+
+    Returns:
+        [question] float64 probabilities in the order of `store.questions`; NaN if a question has none.
+
+    Raises:
+        InputError: If the source does not exist or has no such column, a value is not in [0, 1], a question is not in
+            the store or occurs twice, no question has a confidence, or the probe belongs to another model or was
+            trained on this store.
+    """
+    values = _of_probe(Path(source), store) if Path(source).is_dir() else _of_table(source, store)
+    wrong = values[(values < 0) | (values > 1)]
+    if len(wrong):
+        raise InputError(
+            f"Expected the confidences in {source!r} to be between 0 and 1, but got {wrong[0]:g}. Calibrate them first."
+        )
+    if np.isnan(values).all():
+        raise InputError(
+            f"Expected {source!r} to contain confidences for the questions of '{store.path}', but it contains none."
+        )
+    return values
+
+
+def confidence_name(source: str) -> str:
+    """Return a short name of a source for tables: the column, or the folder of the run of a saved probe.
+
+    >>> confidence_name("runs/compare-facts/predictions.parquet:ridge"), confidence_name("runs/mine/probe")
+    ('ridge', 'mine')
+    """
+    path, _, column = source.rpartition(":")
+    if path:
+        return column
+    folder = Path(source)
+    return folder.parent.name if folder.name == "probe" else folder.name
+
+
+def _of_probe(folder: Path, store: Store) -> NDArray[np.float64]:
+    """Compute the confidences of a saved probe from the signals in the store."""
+    probe = load_probe(folder)
+    if probe.reads_answers:
+        raise InputError(
+            f"Expected a probe that reads questions, but {str(folder)!r} reads answers (target "
+            f"{probe.config['target']!r}). Train one with --data.target=capability."
+        )
+    if different := differences(store.model, probe.config["model"]):
+        raise InputError(
+            f"Expected a probe of the model that answered '{store.path}', but {str(folder)!r} differs in "
+            f"{'; '.join(different)}. Use a probe that was trained on this model."
+        )
+    if probe.config["training"]["store"] == store.sha256:
+        raise InputError(
+            f"Expected a probe that was trained on another store, but {str(folder)!r} was trained on '{store.path}'. "
+            "Its confidences for its training questions are too good. Pass out-of-fold predictions of "
+            "`python -m probes compare` instead, as FILE:COLUMN."
+        )
+    keys = {signal: store.signals.keys(signal) for signal in probe.signals}
+    wanted = {f"{layer}/{probe.position}" for layer in probe.layers}
+    read = {
+        signal: {key: store.signals.read(signal, key) for key in of_signal if key in wanted or signal != HIDDEN}
+        for signal, of_signal in keys.items()
+    }
+    return probe.confidence(probe.features(read)).double().numpy()
+
+
+def _of_table(source: str, store: Store) -> NDArray[np.float64]:
+    """Read a column of a Parquet or CSV file."""
+    path, _, column = source.rpartition(":")
+    table = _read_table(Path(path or source), source)
+    for name in (ID, column):
+        if name not in table.column_names:
+            known = ", ".join(table.column_names)
+            raise InputError(
+                f"Expected {path or source!r} to have a column {name!r}, but it has {known}."
+                f"{nearest(name, table.column_names)} Pass FILE:COLUMN."
+            )
+    row_of = {question.id: row for row, question in enumerate(store.questions)}
+    ids = [str(id_) for id_ in table[ID].to_pylist()]
+    if strange := next((id_ for id_ in ids if id_ not in row_of), None):
+        raise InputError(
+            f"Expected the questions of {path!r} to be in the store '{store.path}', but {strange!r} is not. "
+            "Use a table of this store's questions."
+        )
+    if len(set(ids)) < len(ids):
+        twice = next(id_ for i, id_ in enumerate(ids) if id_ in ids[:i])
+        raise InputError(f"Expected one row per question in {path!r}, but {twice!r} has several.")
+    try:
+        numbers = pa.compute.cast(table[column], pa.float64())
+    except pa.ArrowInvalid as error:
+        raise InputError(
+            f"Expected the column {column!r} of {path!r} to contain numbers, but it has the type {table[column].type}."
+        ) from error
+    values = np.full(len(row_of), np.nan)
+    values[[row_of[id_] for id_ in ids]] = numbers.to_numpy(zero_copy_only=False)
+    return values
+
+
+def _read_table(path: Path, source: str) -> pa.Table:
+    """Read a Parquet or CSV file."""
+    readers = {".parquet": pq.read_table, ".csv": pa.csv.read_csv}
+    if path.suffix not in readers or not path.is_file():
+        raise InputError(
+            f"Expected `confidence` to be the folder of a saved probe, or FILE:COLUMN with a Parquet or CSV file, but "
+            f"got {source!r}. For example, pass runs/compare-facts/predictions.parquet:layer_average."
+        )
+    try:
+        table: pa.Table = readers[path.suffix](path)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise InputError(
+            f"Expected {str(path)!r} to be a {path.suffix[1:]} file, but reading it failed: {error}"
+        ) from error
+    return table

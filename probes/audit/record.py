@@ -10,12 +10,13 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
 
+from datamodules.splits import split_rows
 from datamodules.table import QuestionTable
 from extract.errors import InputError
 from extract.store.store import Store
 from probes.audit.smoothing import aurocs, cross_validate
 from probes.audit.sources import SOURCES, read_sources
-from probes.comparison.folds import split_rows
+from probes.comparison.folds import fold_of_questions
 from probes.metrics.functional import auroc_ceiling
 from probes.metrics.significance import add_holm
 from probes.report.evaluate import Scored, estimate
@@ -58,9 +59,7 @@ def audit_record(
             f"Expected at least {_least(n_folds)} questions with at least two graded answers and different accuracies, "
             f"but {reason}. Use fewer folds, or sample and grade more answers."
         )
-    fold = torch.full_like(known, -1)
-    for number, test in enumerate(split_rows(table, questions, [1 / n_folds] * n_folds, seed)):
-        fold[test] = number
+    fold = fold_of_questions(split_rows(table, questions, [1 / n_folds] * n_folds, seed), len(known))
     features, masked = read_sources(store)
     grades = Scored(torch.full(known.shape, torch.nan), right, known, fold=fold)
     sources, too_few = audit_sources(features, grades, n_resamples, seed)

@@ -10,9 +10,10 @@ from torch import Tensor
 from tqdm import tqdm
 
 from datamodules import FeatureDataModule
+from datamodules.splits import split_rows
 from extract.errors import InputError
 from extract.hashing import differences
-from probes.comparison.folds import VAL_SHARE, data_of, fit, folds, split_rows
+from probes.comparison.folds import VAL_SHARE, data_of, fit, folds
 from probes.registry import PROBES, ProbeMethod
 from probes.report.evaluate import Scored, estimate
 from probes.report.results import FORMAT_VERSION, versions

@@ -14,7 +14,7 @@ from datamodules.features import LEAST_VALIDATION
 from datamodules.table import AnswerTable
 from extract.errors import InputError, at_least_one
 from extract.registry import Registry
-from probes.comparison.folds import VAL_SHARE, fit, folds
+from probes.comparison.folds import VAL_SHARE, fit, fold_of_questions, folds
 from probes.metrics.intervals import check_resampling
 from probes.registry import PROBES
 
@@ -130,10 +130,7 @@ class LearningCurve:
     @property
     def fold(self) -> Tensor:
         """[question] int64 test fold of each row of the question table; −1 if the row is not tested."""
-        fold = torch.full((len(self.table.ids),), -1)
-        for number, test in enumerate(self.folds):
-            fold[test] = number
-        return fold
+        return fold_of_questions(self.folds, len(self.table.ids))
 
     def run(self) -> "LearningCurve":
         """Fit the probe for all numbers of questions and answers, and fill `cells` and `masked`.

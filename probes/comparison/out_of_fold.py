@@ -179,8 +179,7 @@ class Comparison:
             self.out.notes.append(f"`{name}`, fold {fold}: {module.warning}")
         test, choice = data.batch("test"), module.choice
         assert choice is not None
-        with torch.no_grad():
-            self.out.add(data.scope, name, test.row, module.predict(test.features))
+        self.out.add(data.scope, name, test.row, module.predict(test.features))
         losses = torch.full((len(data.question_of),), torch.nan, dtype=torch.float64)
         losses[module.val_rows] = module.val_losses
         losses[~torch.isin(data.question_of, rows["val"])] = torch.nan  # cross-fitted probes score more questions

@@ -173,7 +173,6 @@ def _train(probe: str, data: FeatureDataModule, questions: Tensor, seed: int) ->
     data.use_split({"train": train.tolist(), "val": val.tolist(), "test": rest.tolist()})
     module = fit(PROBES[probe].load(), data, PROBES[probe].epochs, seed)
 
-    @torch.no_grad()
     def scored(group: QuestionSet) -> Scored:
         every = group.data.every()
         batch = every.take(torch.isin(every.question, group.questions).nonzero()[:, 0])

@@ -83,10 +83,8 @@ class _Measured:
     def metrics(self, split: Split, name: str) -> list[WeightedMetric]:
         """Return a metric of each subset of a cell."""
         confidence = self._curve.cells[split].confidence[:, self._curve.questions]
-        return [
-            metric_of(Scored(values, self.right, self.known, fold=self._fold), name, self._reference)
-            for values in confidence
-        ]
+        scored = [Scored(values, self.right, self.known, fold=self._fold) for values in confidence]
+        return [metric_of(one, name, self._reference) for one in scored]
 
     def estimate(self, split: Split, name: str) -> dict[str, Any] | None:
         """Compute a metric of a cell with its interval."""

@@ -9,8 +9,8 @@ from torch import Tensor
 from datamodules.batches import Batch, TensorBatches
 from datamodules.feature_spec import FeatureSpec
 from datamodules.semantic import clusters_of, discrete_entropy, entropy_threshold, seu
-from datamodules.splits import SPLITS, split_questions, split_rows
-from datamodules.table import QuestionTable, load_table
+from datamodules.splits import SPLITS, split_questions
+from datamodules.table import QuestionTable, load_table, split_rows
 from datamodules.token_states import TokenStates
 from extract.errors import InputError, at_least_one
 from extract.recipe import StoreRecipe

@@ -5,10 +5,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from datamodules.table import QuestionTable
 from extract.errors import InputError
 from extract.hashing import hash_order
 
@@ -45,10 +42,3 @@ def split_questions(ids: Sequence[str], groups: Sequence[str], fractions: Sequen
     parts = np.empty(len(ids), dtype=np.int64)
     parts[sorted(order, key=place.__getitem__)] = np.searchsorted(ends, np.arange(len(ids)), side="right")
     return parts.tolist()
-
-
-def split_rows(table: QuestionTable, questions: Tensor, fractions: Sequence[float], seed: int = 0) -> list[Tensor]:
-    """Split rows [question] int64 of the question table into parts by `split_questions`, stratified by group."""
-    ids, groups = ([column[row] for row in questions.tolist()] for column in (table.ids, table.groups))
-    part = torch.tensor(split_questions(ids, groups, fractions, seed))
-    return [questions[part == number] for number in range(len(fractions))]

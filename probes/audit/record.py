@@ -10,8 +10,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
 
-from datamodules.splits import split_rows
-from datamodules.table import QuestionTable
+from datamodules.table import QuestionTable, split_rows
 from extract.errors import InputError
 from extract.store.store import Store
 from probes.audit.smoothing import aurocs, cross_validate

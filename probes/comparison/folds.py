@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from datamodules import FeatureDataModule, QuestionTable
-from datamodules.splits import split_rows
+from datamodules.table import split_rows
 from extract.errors import InputError
 from probes.fitting.module import ProbeModule
 from probes.fitting.quiet import quiet_lightning

@@ -10,7 +10,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from datamodules import FeatureDataModule
-from datamodules.splits import split_rows
+from datamodules.table import split_rows
 from extract.errors import InputError
 from extract.hashing import differences
 from probes.comparison.folds import VAL_SHARE, data_of, fit, folds

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from datamodules.features import LEAST_VALIDATION
-from datamodules.splits import split_rows
-from datamodules.table import QuestionTable
+from datamodules.table import QuestionTable, split_rows
 from extract.errors import InputError
 from extract.running.progress import Progress
 from extract.store.store import Store

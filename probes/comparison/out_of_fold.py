@@ -13,7 +13,7 @@ from datamodules.features import LEAST_VALIDATION, TARGETS
 from extract.errors import InputError
 from extract.store.shards import Scope
 from probes.baselines.registry import available, baselines_of, confidence, needed_commands
-from probes.comparison.folds import data_of, fit, folds
+from probes.comparison.folds import data_of, fit, fold_of_questions, folds
 from probes.metrics.intervals import check_resampling
 from probes.registry import METHODS, PROBES, ProbeMethod
 
@@ -103,10 +103,9 @@ class Comparison:
     def _begin(self) -> None:
         """Split the questions into folds, and create an empty result."""
         questions = self.data.every().question
-        self.out = OutOfFold(self.data, questions, torch.full((len(self.data.table.ids),), -1))
         self.folds = list(folds(self.data.table, questions, self.n_folds, self.seed, LEAST_VALIDATION))
-        for number, rows in enumerate(self.folds):
-            self.out.fold[rows["test"]] = number
+        fold = fold_of_questions((rows["test"] for rows in self.folds), len(self.data.table.ids))
+        self.out = OutOfFold(self.data, questions, fold)
 
     def _data_of(self, method: ProbeMethod) -> FeatureDataModule:
         """Return the datamodule for a probe. Probes with the same target and features share one datamodule."""
@@ -180,8 +179,7 @@ class Comparison:
             self.out.notes.append(f"`{name}`, fold {fold}: {module.warning}")
         test, choice = data.batch("test"), module.choice
         assert choice is not None
-        with torch.no_grad():
-            self.out.add(data.scope, name, test.row, module.predict(test.features))
+        self.out.add(data.scope, name, test.row, module.predict(test.features))
         losses = torch.full((len(data.question_of),), torch.nan, dtype=torch.float64)
         losses[module.val_rows] = module.val_losses
         losses[~torch.isin(data.question_of, rows["val"])] = torch.nan  # cross-fitted probes score more questions

@@ -10,9 +10,10 @@ from torch import Tensor
 from tqdm import tqdm
 
 from datamodules import FeatureDataModule
+from datamodules.table import split_rows
 from extract.errors import InputError
 from extract.hashing import differences
-from probes.comparison.folds import VAL_SHARE, data_of, fit, folds, split_rows
+from probes.comparison.folds import VAL_SHARE, data_of, fit, folds
 from probes.registry import PROBES, ProbeMethod
 from probes.report.evaluate import Scored, estimate
 from probes.report.results import FORMAT_VERSION, versions
@@ -172,7 +173,6 @@ def _train(probe: str, data: FeatureDataModule, questions: Tensor, seed: int) ->
     data.use_split({"train": train.tolist(), "val": val.tolist(), "test": rest.tolist()})
     module = fit(PROBES[probe].load(), data, PROBES[probe].epochs, seed)
 
-    @torch.no_grad()
     def scored(group: QuestionSet) -> Scored:
         every = group.data.every()
         batch = every.take(torch.isin(every.question, group.questions).nonzero()[:, 0])

@@ -268,6 +268,7 @@ class ProbeModule(L.LightningModule, ABC):
             raise RuntimeError("Expected a fitted probe, but no candidate has been chosen yet. Fit the probe first.")
         return self.candidate_head(self.choice.candidate, self.inputs.index(self.choice.features))
 
+    @torch.no_grad()
     def confidences_by_feature(self, features: Tensor) -> Tensor:
         """Return calibrated confidences [row, feature] for raw features [row, feature, d_model].
 
@@ -280,6 +281,7 @@ class ProbeModule(L.LightningModule, ABC):
         ]
         return torch.stack(columns, dim=1)
 
+    @torch.no_grad()
     def predict(self, features: Tensor) -> Tensor:
         """Return the confidences [row] of the chosen candidate for raw features [row, feature, d_model]."""
         head = self.head().to(features.device)

@@ -52,7 +52,7 @@ def audit_record(
         raise InputError(f"Expected `folds` to be at least 2, but got {n_folds}. The default is 5.")
     if reason := _too_few(table.accuracy[questions], n_folds):
         raise InputError(
-            f"Expected at least {_least(n_folds)} questions with at least two graded answers and different accuracies, "
+            f"Expected at least {_least(n_folds)} questions with at least two graded answers each and accuracies that are not all equal, "
             f"but {reason}. Use fewer folds, or sample and grade more answers."
         )
     fold = fold_of_questions(split_rows(table, questions, [1 / n_folds] * n_folds, seed), len(known))
@@ -123,10 +123,10 @@ def _too_few(accuracy: NDArray[np.float64], n_folds: int) -> str:
 def audit_source(features: Tensor, grades: Scored, n_resamples: int, seed: int) -> dict[str, Any]:
     r"""Compute the out-of-fold AUROC of features, with a 95 % interval and a one-sided p-value.
 
-    The p-value is the share of permutations with at least the observed AUROC A, which counts as one of them. The
-    bootstrap treats the predictions as fixed, although they depend on the accuracies in other folds. If the features
-    are uninformative, the AUROC is close to a quadratic form of the accuracies, and its variance is twice as large as
-    the bootstrap finds. The distance of each bound from A is therefore multiplied by
+    The p-value is the share of permutations whose AUROC is at least the observed AUROC A. The observed order counts as
+    a permutation. The bootstrap treats the predictions as fixed, although they depend on the accuracies in other folds.
+    If the features are uninformative, the AUROC is close to a quadratic form of the accuracies, and its variance is
+    twice as large as the bootstrap finds. The distance of each bound from A is therefore multiplied by
 
     .. math:: \sqrt{1 + \min\{1, (2 s / (A - \tfrac12))^2\}}
 

@@ -155,7 +155,9 @@ class Comparison:
         signals, of_target = self.data.store.signals, FeatureDataModule(target=method.target).needs
         needs: list[tuple[str, Scope]] = [(name, TARGETS[method.target]) for name in (method.signal, *method.join)]
         needs += [(signal, "sample") for signal in of_target.union(method.load().needs)]
-        missing = [f"the signal {signal} at {scope} scope" for signal, scope in needs if signals.missing(signal, scope)]
+        missing = [
+            f"the signal `{signal}` at {scope} scope" for signal, scope in needs if signals.missing(signal, scope)
+        ]
         if missing:
             self.out.masked[name] = f"the store does not contain {' and '.join(missing)}"
         return bool(missing)

@@ -141,8 +141,8 @@ def curve_record(curve: LearningCurve, n_resamples: int, seed: int) -> dict[str,
         question `k`, with `auroc`, `brier_skill` (see `over_subsets`), `n_subsets`, `n_fits` and `n_base_rate`.
         `budgets` contains, for each budget, the splits [n, k] with the `best` and second-best (`runner_up`) AUROC,
         their `difference`, and the difference `many_minus_few` between the splits with the most and the fewest
-        questions. `contrasts` contains differences to the largest cell. `masked` contains the reasons why cells are
-        missing.
+        questions. `contrasts` contains the difference of each cell from the largest one. `masked` contains the reasons
+        why cells are missing.
     """
     measured, table, rows = _Measured(curve, n_resamples, seed), curve.table, curve.questions
     budgets = splits_of_budgets(list(curve.cells))

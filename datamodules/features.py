@@ -111,8 +111,8 @@ class FeatureDataModule(L.LightningDataModule):
         """Read the features and split the questions.
 
         Raises:
-            InputError: If `load` fails, the validation split has fewer than 10 questions, or a split contains only
-                right or only wrong answers.
+            InputError: If `load` fails, the validation split has fewer than 10 questions, or all answers in the test
+                split, or all other answers, are right or all are wrong.
         """
         if self._batches:
             return
@@ -126,12 +126,13 @@ class FeatureDataModule(L.LightningDataModule):
                 f"Expected at least {LEAST_VALIDATION} questions in the validation split, but got {n_questions['val']} "
                 f"of {len(rows)} usable questions. Use more questions, or a `val_fraction` above {self.fractions[1]:g}."
             )
-        for split, batch in self._batches.items():
+        for splits in (("train", "val"), ("test",)):
+            batch = self.batch(*splits)
             right, known = int(batch.right.sum()), int(batch.known.sum())
             if right in (0, known):
                 raise InputError(
-                    f"Expected the {split} split to contain right and wrong answers, but all {known} answers to its "
-                    f"{n_questions[split]} questions are {'right' if right else 'wrong'}. Use more questions."
+                    f"Expected right and wrong answers in {' and '.join(splits)}, but all {known} answers are "
+                    f"{'right' if right else 'wrong'}. Use more questions."
                 )
 
     def load(self, table: QuestionTable | None = None) -> None:

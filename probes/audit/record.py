@@ -50,10 +50,10 @@ def audit_record(
     questions = (known >= 2).nonzero()[:, 0]
     if n_folds < 2:
         raise InputError(f"Expected `folds` to be at least 2, but got {n_folds}. The default is 5.")
-    if reason := _too_few(table.accuracy[questions], n_folds):
+    if reason := _too_few(table.accuracy[questions.numpy()], n_folds):
         raise InputError(
-            f"Expected at least {_least(n_folds)} questions with at least two graded answers each and accuracies that are not all equal, "
-            f"but {reason}. Use fewer folds, or sample and grade more answers."
+            f"Expected at least {_least(n_folds)} questions with at least two graded answers each and accuracies that "
+            f"are not all equal, but {reason}. Use fewer folds, or sample and grade more answers."
         )
     fold = fold_of_questions(split_rows(table, questions, [1 / n_folds] * n_folds, seed), len(known))
     features, masked = read_sources(store)

@@ -86,6 +86,7 @@ def transfer_record(
         for own in sets:
             others = [group for group in sets if group is not own]
             try:
+                _check_grades(own)
                 cells.append(cell(own.name, own, _out_of_fold(own, probe, n_folds, seed)))
                 scored = _train(probe, own.data, own.questions, seed)
                 cells += [cell(own.name, group, scored(group)) for group in others]
@@ -143,6 +144,14 @@ def _question_sets(stores: Sequence[str], grader: str | None, method: ProbeMetho
     for row in data.every().question.tolist():
         of_group[data.table.groups[row]].append(row)
     return [QuestionSet(group, data, torch.tensor(rows)) for group, rows in sorted(of_group.items())]
+
+
+def _check_grades(group: QuestionSet) -> None:
+    """Raise an InputError if the answers to a set are all right or all wrong."""
+    rows, table = group.questions.numpy(), group.data.table
+    right, known = int(table.right[rows].sum()), int(table.known[rows].sum())
+    if right in (0, known):
+        raise InputError(f"Expected right and wrong answers, but all {known} are {'right' if right else 'wrong'}.")
 
 
 def _check_compatible(first: FeatureDataModule, other: FeatureDataModule) -> None:

@@ -10,7 +10,7 @@ from datamodules.batches import Batch, TensorBatches
 from datamodules.feature_spec import FeatureSpec
 from datamodules.semantic import clusters_of, discrete_entropy, entropy_threshold, seu
 from datamodules.splits import SPLITS, split_questions
-from datamodules.table import QuestionTable, load_table
+from datamodules.table import QuestionTable, load_table, split_rows
 from datamodules.token_states import TokenStates
 from extract.errors import InputError, at_least_one
 from extract.recipe import StoreRecipe
@@ -111,28 +111,28 @@ class FeatureDataModule(L.LightningDataModule):
         """Read the features and split the questions.
 
         Raises:
-            InputError: If `load` fails, the validation split has fewer than 10 questions, or a split contains only
-                right or only wrong answers.
+            InputError: If `load` fails, the validation split has fewer than 10 questions, or all answers in the test
+                split, or all other answers, are right or all are wrong.
         """
         if self._batches:
             return
         self.load()
         rows = self.question_rows["train"]
-        ids, groups = ([column[row] for row in rows.tolist()] for column in (self.table.ids, self.table.groups))
-        split_of = torch.tensor(split_questions(ids, groups, self.fractions, self.split_seed))
-        self.use_split({split: rows[split_of == number].tolist() for number, split in enumerate(SPLITS)})
+        parts = split_rows(self.table, rows, self.fractions, self.split_seed)
+        self.use_split({split: part.tolist() for split, part in zip(SPLITS, parts, strict=True)})
         n_questions = {split: len(rows) for split, rows in self.question_rows.items()}
         if n_questions["val"] < LEAST_VALIDATION:
             raise InputError(
                 f"Expected at least {LEAST_VALIDATION} questions in the validation split, but got {n_questions['val']} "
-                f"of {len(ids)} usable questions. Use more questions, or a `val_fraction` above {self.fractions[1]:g}."
+                f"of {len(rows)} usable questions. Use more questions, or a `val_fraction` above {self.fractions[1]:g}."
             )
-        for split, batch in self._batches.items():
+        for splits in (("train", "val"), ("test",)):
+            batch = self.batch(*splits)
             right, known = int(batch.right.sum()), int(batch.known.sum())
             if right in (0, known):
                 raise InputError(
-                    f"Expected the {split} split to contain right and wrong answers, but all {known} answers to its "
-                    f"{n_questions[split]} questions are {'right' if right else 'wrong'}. Use more questions."
+                    f"Expected right and wrong answers in {' and '.join(splits)}, but all {known} answers are "
+                    f"{'right' if right else 'wrong'}. Use more questions."
                 )
 
     def load(self, table: QuestionTable | None = None) -> None:

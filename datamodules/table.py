@@ -1,14 +1,18 @@
 """Tables of a store's questions and answers, with likelihoods, model-based baselines and counts of right answers."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from datamodules.semantic import clusters_of
+from datamodules.splits import split_questions
 from extract.errors import InputError
 from extract.store.samples import REJECTED
 from extract.store.store import Store
@@ -203,3 +207,10 @@ def asked_of_answers(store: Store, table: QuestionTable, name: str) -> NDArray[n
 def modal_share(answers: list[str | None]) -> float:
     """Compute the share of the most frequent answer; NaN without answers. Each unreadable answer counts as distinct."""
     return max(Counter(clusters_of(answers)).values()) / len(answers) if answers else float("nan")
+
+
+def split_rows(table: QuestionTable, questions: Tensor, fractions: Sequence[float], seed: int = 0) -> list[Tensor]:
+    """Split rows [question] int64 of the question table into parts by `split_questions`, stratified by group."""
+    ids, groups = ([column[row] for row in questions.tolist()] for column in (table.ids, table.groups))
+    part = torch.tensor(split_questions(ids, groups, fractions, seed))
+    return [questions[part == number] for number in range(len(fractions))]

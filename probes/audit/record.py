@@ -1,7 +1,7 @@
 """Record, Markdown page and picture of an audit."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -10,23 +10,20 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
 
-from datamodules.table import QuestionTable
+from datamodules.table import QuestionTable, split_rows
 from extract.errors import InputError
 from extract.store.store import Store
 from probes.audit.smoothing import aurocs, cross_validate
 from probes.audit.sources import SOURCES, read_sources
-from probes.comparison.folds import split_rows
-from probes.metrics.functional import auroc_ceiling
+from probes.comparison.folds import fold_of_questions
 from probes.metrics.significance import add_holm
-from probes.report.evaluate import Scored, estimate
+from probes.report.evaluate import Scored, ceiling, estimate
 from probes.report.plots import BLUE, GREY, RED, new_figure, styled
 from probes.report.results import record_header
 from probes.report.templates import LEVEL, render
 
-#: Minimum number of questions.
-LEAST_QUESTIONS = 20
-#: Minimum number of questions per fold.
-_LEAST_PER_FOLD = 4
+#: Minimum numbers of questions, in total and per fold.
+LEAST_QUESTIONS, LEAST_PER_FOLD = 20, 4
 
 
 def audit_record(
@@ -53,18 +50,15 @@ def audit_record(
     questions = (known >= 2).nonzero()[:, 0]
     if n_folds < 2:
         raise InputError(f"Expected `folds` to be at least 2, but got {n_folds}. The default is 5.")
-    if reason := _too_few(table.accuracy[questions], n_folds):
+    if reason := _too_few(table.accuracy[questions.numpy()], n_folds):
         raise InputError(
-            f"Expected at least {_least(n_folds)} questions with at least two graded answers and different accuracies, "
-            f"but {reason}. Use fewer folds, or sample and grade more answers."
+            f"Expected at least {_least(n_folds)} questions with at least two graded answers each and accuracies that "
+            f"are not all equal, but {reason}. Use fewer folds, or sample and grade more answers."
         )
-    fold = torch.full_like(known, -1)
-    for number, test in enumerate(split_rows(table, questions, [1 / n_folds] * n_folds, seed)):
-        fold[test] = number
+    fold = fold_of_questions(split_rows(table, questions, [1 / n_folds] * n_folds, seed), len(known))
     features, masked = read_sources(store)
     grades = Scored(torch.full(known.shape, torch.nan), right, known, fold=fold)
     sources, too_few = audit_sources(features, grades, n_resamples, seed)
-    ceiling, low, high = auroc_ceiling(right[questions], known[questions])
     return {
         **record_header(store, table, seed, n_resamples),
         "folds": n_folds,
@@ -73,7 +67,7 @@ def audit_record(
         "n_answers": int(known[questions].sum()),
         "accuracy": float(np.mean(table.accuracy[questions])),
         "position": "store" if any(question.row is None for question in store.questions) else "source",
-        "auroc_ceiling": None if math.isnan(ceiling + low + high) else {"value": ceiling, "low": low, "high": high},
+        "auroc_ceiling": ceiling(right[questions], known[questions]),
         "sources": sources,
         "leaks": leaks(sources),
         "masked": masked | too_few,
@@ -116,7 +110,7 @@ def leaks(sources: Mapping[str, Any]) -> list[str]:
 
 
 def _least(n_folds: int) -> int:
-    return max(LEAST_QUESTIONS, _LEAST_PER_FOLD * n_folds)
+    return max(LEAST_QUESTIONS, LEAST_PER_FOLD * n_folds)
 
 
 def _too_few(accuracy: NDArray[np.float64], n_folds: int) -> str:
@@ -129,10 +123,10 @@ def _too_few(accuracy: NDArray[np.float64], n_folds: int) -> str:
 def audit_source(features: Tensor, grades: Scored, n_resamples: int, seed: int) -> dict[str, Any]:
     r"""Compute the out-of-fold AUROC of features, with a 95 % interval and a one-sided p-value.
 
-    The p-value is the share of permutations with at least the observed AUROC A, which counts as one of them. The
-    bootstrap treats the predictions as fixed, although they depend on the accuracies in other folds. If the features
-    are uninformative, the AUROC is close to a quadratic form of the accuracies, and its variance is twice as large as
-    the bootstrap finds. The distance of each bound from A is therefore multiplied by
+    The p-value is the share of permutations whose AUROC is at least the observed AUROC A. The observed order counts as
+    a permutation. The bootstrap treats the predictions as fixed, although they depend on the accuracies in other folds.
+    If the features are uninformative, the AUROC is close to a quadratic form of the accuracies, and its variance is
+    twice as large as the bootstrap finds. The distance of each bound from A is therefore multiplied by
 
     .. math:: \sqrt{1 + \min\{1, (2 s / (A - \tfrac12))^2\}}
 
@@ -163,9 +157,9 @@ def audit_source(features: Tensor, grades: Scored, n_resamples: int, seed: int) 
     }
 
 
-def audit_page(record: dict[str, Any], plots: Mapping[str, Figure]) -> str:
-    """Render the Markdown page of an audit with the pictures `plots`."""
-    context = {"labels": SOURCES, "verdict": audit_verdict(record), "level": LEVEL, "plots": list(plots)}
+def audit_page(record: dict[str, Any], plots: Collection[str]) -> str:
+    """Render the Markdown page of an audit. `plots` are the names of the pictures on the page."""
+    context = {"labels": SOURCES, "verdict": audit_verdict(record), "level": LEVEL, "plots": plots}
     return render("audit/audit.md.j2", record=record, **context)
 
 

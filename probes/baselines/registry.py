@@ -1,7 +1,7 @@
 """Registry of the baselines, which score questions and answers without a trained probe.
 
-Like a probe, a baseline is fitted on the training split and calibrated on the validation split. To add a baseline,
-write a score function in `scores.py` and register it here. Model-based baselines are registered in
+A baseline is fitted and calibrated on the training and validation splits together. To add a baseline, write a score
+function in `scores.py` and register it here. Model-based baselines are registered in
 `extract.asking.registry`.
 """
 
@@ -29,8 +29,8 @@ class Baseline(NamedTuple):
 
     Attributes:
         scores: Dict from scope to score function. The function takes the data and the rows of each split, and can use
-            the grades of the training split. It scores all questions or all answers, with NaN for missing scores.
-        calibrator: Calibrator that is fitted on the validation split; None if the scores are already probabilities.
+            the grades outside the test split. It scores all questions or all answers, with NaN for missing scores.
+        calibrator: Calibrator that is fitted outside the test split; None if the scores are already probabilities.
         half: Whether questions are scored with half of their answers and evaluated on the other half.
         needs: Model-based baselines and answer signals that the store must contain.
         prompt_needs: Signals of the prompt that the store must contain. They cost one pass over the prompt.
@@ -164,7 +164,7 @@ def cost_of(name: str, data: FeatureDataModule) -> tuple[NDArray[Any], NDArray[A
 
 
 def confidence(name: str, data: FeatureDataModule, rows: Rows, scope: Scope = "question") -> Tensor:
-    """Compute the confidences of a baseline, calibrated on the validation split.
+    """Compute the confidences of a baseline, calibrated on the training and validation splits.
 
     `rows` is a dict from split to rows of the question table, or of the answer table if `scope` is "sample".
 
@@ -172,7 +172,7 @@ def confidence(name: str, data: FeatureDataModule, rows: Rows, scope: Scope = "q
         [question] or [answer] float64; NaN if there is no score.
 
     Raises:
-        InputError: If the calibrator cannot be fitted to the validation split.
+        InputError: If there are no scores to which the calibrator can be fitted.
     """
     baseline = BASELINES[name]
     score = baseline.scores[scope](data, rows).double()
@@ -182,10 +182,11 @@ def confidence(name: str, data: FeatureDataModule, rows: Rows, scope: Scope = "q
         right, known = counts(data.table, baseline.half)
     else:
         right, known = torch.from_numpy(data.table.answers.right), torch.from_numpy(data.table.answers.known)
-    val = rows["val"][(known[rows["val"]] > 0) & score[rows["val"]].isfinite()]
-    if not len(val):
-        raise InputError("Expected scores for calibration on the validation split, but got none. Use more questions.")
-    return fit_calibrator(baseline.calibrator, score[val], right[val], known[val])(score)
+    fitted = scores.outside_test(rows)
+    fitted = fitted[(known[fitted] > 0) & score[fitted].isfinite()]
+    if not len(fitted):
+        raise InputError("Expected scores for calibration outside the test split, but got none. Use more questions.")
+    return fit_calibrator(baseline.calibrator, score[fitted], right[fitted], known[fitted])(score)
 
 
 def counts(table: QuestionTable, half: bool) -> tuple[Tensor, Tensor]:

@@ -64,12 +64,12 @@ def base_rate(data: FeatureDataModule, rows: Rows) -> Tensor:
 
 
 def length(data: FeatureDataModule, rows: Rows) -> Tensor:
-    """Score questions by logistic regression on the prompt length in tokens, fitted on the training split.
+    """Score questions by logistic regression on the prompt length in tokens, fitted outside the test split.
 
     Raises:
         InputError: If a server did not report some of the prompt lengths.
     """
-    tokens, train = torch.from_numpy(data.table.prompt_tokens), rows["train"]
+    tokens, train = torch.from_numpy(data.table.prompt_tokens), outside_test(rows)
     if tokens.isnan().any():
         raise InputError("Expected all prompt lengths, but a server did not report some of them. Use other baselines.")
     right, known = torch.from_numpy(data.table.right)[train], torch.from_numpy(data.table.known)[train]

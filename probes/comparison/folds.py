@@ -2,14 +2,14 @@
 
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import lightning as L
 import torch
 from torch import Tensor
 
 from datamodules import FeatureDataModule, QuestionTable
-from datamodules.splits import split_questions
+from datamodules.table import split_rows
 from extract.errors import InputError
 from probes.fitting.module import ProbeModule
 from probes.fitting.quiet import quiet_lightning
@@ -60,11 +60,15 @@ def folds(
         yield {"train": train, "val": val, "test": test}
 
 
-def split_rows(table: QuestionTable, questions: Tensor, shares: list[float], seed: int) -> list[Tensor]:
-    """Split rows of the question table into parts with the given shares, stratified by question group."""
-    ids, groups = ([column[row] for row in questions.tolist()] for column in (table.ids, table.groups))
-    part = torch.tensor(split_questions(ids, groups, shares, seed))
-    return [questions[part == number] for number in range(len(shares))]
+def fold_of_questions(tests: Iterable[Tensor], n_questions: int) -> Tensor:
+    """Return the fold in whose test rows each question is, [question] int64; −1 if it is not tested.
+
+    `tests` are the test rows of each fold, and `n_questions` is the number of rows of the question table.
+    """
+    fold = torch.full((n_questions,), -1)
+    for number, test in enumerate(tests):
+        fold[test] = number
+    return fold
 
 
 def fit(make: Callable[[], ProbeModule], data: FeatureDataModule, epochs: int, seed: int) -> ProbeModule:

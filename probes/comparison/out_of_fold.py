@@ -1,8 +1,8 @@
 """Compute out-of-fold confidences of all probes and baselines, for questions and for individual answers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from datamodules.features import LEAST_VALIDATION, TARGETS
 from extract.errors import InputError
 from extract.store.shards import Scope
 from probes.baselines.registry import available, baselines_of, confidence, needed_commands
-from probes.comparison.folds import data_of, fit, folds
+from probes.comparison.folds import data_of, fit, fold_of_questions, folds
 from probes.metrics.intervals import check_resampling
 from probes.registry import METHODS, PROBES, ProbeMethod
 
@@ -54,6 +54,18 @@ class OutOfFold:
     def of_scope(self, scope: Scope) -> dict[str, Tensor]:
         """Return the dict of question-level or answer-level confidences."""
         return self.confidence if scope == "question" else self.of_answers
+
+
+class Fit(NamedTuple):
+    """Result of fitting a probe in a fold.
+
+    Attributes:
+        chosen: Name of the probe, its chosen options, its validation loss in nats and its warning.
+        losses: [question] float64 validation losses in nats; NaN for questions outside the validation split.
+    """
+
+    chosen: dict[str, Any]
+    losses: Tensor
 
 
 def is_close(differences: Tensor) -> bool:
@@ -103,10 +115,9 @@ class Comparison:
     def _begin(self) -> None:
         """Split the questions into folds, and create an empty result."""
         questions = self.data.every().question
-        self.out = OutOfFold(self.data, questions, torch.full((len(self.data.table.ids),), -1))
         self.folds = list(folds(self.data.table, questions, self.n_folds, self.seed, LEAST_VALIDATION))
-        for number, rows in enumerate(self.folds):
-            self.out.fold[rows["test"]] = number
+        fold = fold_of_questions((rows["test"] for rows in self.folds), len(self.data.table.ids))
+        self.out = OutOfFold(self.data, questions, fold)
 
     def _data_of(self, method: ProbeMethod) -> FeatureDataModule:
         """Return the datamodule for a probe. Probes with the same target and features share one datamodule."""
@@ -131,24 +142,29 @@ class Comparison:
         for _, name, label in baselines:
             if not available(name, self.data):
                 self.out.masked[label] = f"its inputs are missing from the store. Run `{needed_commands(name)}`."
+        fits: list[dict[str, Fit]] = [{} for _ in self.folds]
         with tqdm(total=self.n_folds * len(methods), desc="compare", unit=" fits") as progress:
             for number, rows in enumerate(self.folds):
-                fits: list[tuple[dict[str, Any], Tensor]] = []
                 for name, method in methods.items():
                     progress.set_postfix_str(name)
                     if name not in self.out.masked:
                         try:
-                            fits.append(self._fit(name, method, number, rows))
+                            fits[number][name] = self._fit(name, method, number, rows)
                         except InputError as error:
                             self._mask(TARGETS[method.target], name, name, error)
                     progress.update()
-                self._choose([fit for fit in fits if fit[0]["probe"] in self._methods], number, rows)
                 for scope, name, label in baselines:
                     if label not in self.out.masked:
                         try:
                             self._apply_baseline(scope, name, rows)
                         except InputError as error:
                             self._mask(scope, name, label, error)
+        candidates = [name for name in self._methods if name not in self.out.masked]
+        if not candidates:
+            reasons = "; ".join(f"{name}: {self.out.masked[name]}" for name in self._methods)
+            raise InputError(f"Expected to fit at least one probe on {self.store!r}, but all probes failed. {reasons}")
+        for number, rows in enumerate(self.folds):
+            self._choose({name: fits[number][name] for name in candidates}, number, rows)
         return self.out
 
     def _is_missing(self, name: str, method: ProbeMethod) -> bool:
@@ -156,7 +172,9 @@ class Comparison:
         signals, of_target = self.data.store.signals, FeatureDataModule(target=method.target).needs
         needs: list[tuple[str, Scope]] = [(name, TARGETS[method.target]) for name in (method.signal, *method.join)]
         needs += [(signal, "sample") for signal in of_target.union(method.load().needs)]
-        missing = [f"the signal {signal} at {scope} scope" for signal, scope in needs if signals.missing(signal, scope)]
+        missing = [
+            f"the signal `{signal}` at {scope} scope" for signal, scope in needs if signals.missing(signal, scope)
+        ]
         if missing:
             self.out.masked[name] = f"the store does not contain {' and '.join(missing)}"
         return bool(missing)
@@ -166,13 +184,8 @@ class Comparison:
         self.out.masked[label] = str(error)
         self.out.of_scope(scope).pop(name, None)
 
-    def _fit(self, name: str, method: ProbeMethod, fold: int, rows: dict[str, Tensor]) -> tuple[dict[str, Any], Tensor]:
-        """Fit a probe in a fold and store its test confidences.
-
-        Returns:
-            - The chosen options and the validation loss.
-            - The validation loss of each question in nats, [question] float64; NaN for other questions.
-        """
+    def _fit(self, name: str, method: ProbeMethod, fold: int, rows: dict[str, Tensor]) -> Fit:
+        """Fit a probe in a fold and store its test confidences."""
         data = self._data_of(method)
         data.use_split({split: questions.tolist() for split, questions in rows.items()})
         module = fit(method.load(), data, method.epochs, self.seed)
@@ -180,26 +193,21 @@ class Comparison:
             self.out.notes.append(f"`{name}`, fold {fold}: {module.warning}")
         test, choice = data.batch("test"), module.choice
         assert choice is not None
-        with torch.no_grad():
-            self.out.add(data.scope, name, test.row, module.predict(test.features))
+        self.out.add(data.scope, name, test.row, module.predict(test.features))
         losses = torch.full((len(data.question_of),), torch.nan, dtype=torch.float64)
         losses[module.val_rows] = module.val_losses
         losses[~torch.isin(data.question_of, rows["val"])] = torch.nan  # cross-fitted probes score more questions
         chosen = {"probe": name, "layers": choice.layers, "position": choice.position, module.option: choice.value}
-        return {**chosen, "val_loss": float(losses.nanmean()), "warning": module.warning}, losses
+        return Fit({**chosen, "val_loss": float(losses.nanmean()), "warning": module.warning}, losses)
 
-    def _choose(self, fits: Sequence[tuple[dict[str, Any], Tensor]], fold: int, rows: dict[str, Tensor]) -> None:
+    def _choose(self, fits: Mapping[str, Fit], fold: int, rows: dict[str, Tensor]) -> None:
         """Choose the first probe whose validation loss is within one standard error of the lowest.
 
-        The standard error is that of the mean paired difference. Probes with warnings are ignored, unless every probe
-        has one.
+        The standard error is that of the mean paired difference. The loss of a probe that returns the base rate is the
+        loss of the base rate.
         """
-        if not fits:
-            reasons = "; ".join(f"{name}: {self.out.masked[name]}" for name in self._methods if name in self.out.masked)
-            raise InputError(f"Expected to fit at least one probe on {self.store!r}, but all probes failed. {reasons}")
-        sound = [fit for fit in fits if not fit[0]["warning"]] or fits
-        lowest = min((losses for _, losses in sound), key=lambda losses: float(losses.nanmean()))
-        chosen = next(choice for choice, losses in sound if is_close(losses - lowest))
+        lowest = min((fit.losses for fit in fits.values()), key=lambda losses: float(losses.nanmean()))
+        chosen = next(fit.chosen for fit in fits.values() if is_close(fit.losses - lowest))
         self.out.add("question", BEST, rows["test"], self.out.confidence[chosen["probe"]][rows["test"]])
         self.out.chosen.append({"fold": fold, **chosen})
 

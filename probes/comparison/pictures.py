@@ -3,12 +3,12 @@
 from typing import Any
 
 import numpy as np
-import torch
 from matplotlib.figure import Figure
 
 from probes.comparison.out_of_fold import BEST, OutOfFold
 from probes.comparison.record import scored
 from probes.comparison.transfer import sets_of
+from probes.metrics.functional.inputs import by_group
 from probes.report.evaluate import Scored
 from probes.report.plots import (
     BLUE,
@@ -84,7 +84,7 @@ def risk_coverage(methods: dict[str, Scored]) -> Figure:
         wrong = 1 - method.accuracy
         _, group, counts = (-method.confidence).unique(return_inverse=True, return_counts=True)
         answered = counts.cumsum(0)
-        n_wrong = torch.zeros(len(counts), dtype=torch.float64).index_add_(0, group, wrong).cumsum(0)
+        n_wrong = by_group(wrong, group, len(counts)).cumsum(0)
         axes.plot(answered / len(wrong), n_wrong / answered, color=colour, lw=2 if name == BEST else 1.3, label=name)
     axes.set(xlim=(0, 1), xlabel="share of questions answered", ylabel="share of wrong answers", ylim=(0, None))
     axes.legend(loc="lower right", fontsize=8)

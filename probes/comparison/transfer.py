@@ -10,9 +10,10 @@ from torch import Tensor
 from tqdm import tqdm
 
 from datamodules import FeatureDataModule
+from datamodules.table import split_rows
 from extract.errors import InputError
 from extract.hashing import differences
-from probes.comparison.folds import VAL_SHARE, data_of, fit, folds, split_rows
+from probes.comparison.folds import VAL_SHARE, data_of, fit, folds
 from probes.registry import PROBES, ProbeMethod
 from probes.report.evaluate import Scored, estimate
 from probes.report.results import FORMAT_VERSION, versions
@@ -85,6 +86,7 @@ def transfer_record(
         for own in sets:
             others = [group for group in sets if group is not own]
             try:
+                _check_grades(own)
                 cells.append(cell(own.name, own, _out_of_fold(own, probe, n_folds, seed)))
                 scored = _train(probe, own.data, own.questions, seed)
                 cells += [cell(own.name, group, scored(group)) for group in others]
@@ -144,6 +146,14 @@ def _question_sets(stores: Sequence[str], grader: str | None, method: ProbeMetho
     return [QuestionSet(group, data, torch.tensor(rows)) for group, rows in sorted(of_group.items())]
 
 
+def _check_grades(group: QuestionSet) -> None:
+    """Raise an InputError if the answers to a set are all right or all wrong."""
+    rows, table = group.questions.numpy(), group.data.table
+    right, known = int(table.right[rows].sum()), int(table.known[rows].sum())
+    if right in (0, known):
+        raise InputError(f"Expected right and wrong answers, but all {known} are {'right' if right else 'wrong'}.")
+
+
 def _check_compatible(first: FeatureDataModule, other: FeatureDataModule) -> None:
     """Raise an InputError if two stores have different models or features, or share questions."""
     pair = f"{other.store_path!r} and {first.store_path!r}"
@@ -172,7 +182,6 @@ def _train(probe: str, data: FeatureDataModule, questions: Tensor, seed: int) ->
     data.use_split({"train": train.tolist(), "val": val.tolist(), "test": rest.tolist()})
     module = fit(PROBES[probe].load(), data, PROBES[probe].epochs, seed)
 
-    @torch.no_grad()
     def scored(group: QuestionSet) -> Scored:
         every = group.data.every()
         batch = every.take(torch.isin(every.question, group.questions).nonzero()[:, 0])

@@ -35,10 +35,8 @@ def fit_platt(scores: Tensor, right: Tensor, known: Tensor, ridge: float = RIDGE
         ridge: Ridge coefficient ρ, at least 0.
 
     Returns:
-        The calibrator. If the fitted slope is negative, the calibrator returns the mean accuracy for every score.
-
-    Raises:
-        InputError: If the answers are all right or all wrong.
+        The calibrator. If the fitted slope is negative, or the answers are all right or all wrong, the calibrator
+        returns the base rate for every score. See `base_rate_calibrator`.
 
     >>> scores, right, known = torch.tensor([0.0, 1.0]), torch.tensor([1, 3]), torch.tensor([4, 4])
     >>> fit_platt(scores, right, known, ridge=0.0)(scores)  # the measured accuracies
@@ -53,17 +51,18 @@ def fit_platt(scores: Tensor, right: Tensor, known: Tensor, ridge: float = RIDGE
 def fit_platt_many(scores: Tensor, right: Tensor, known: Tensor, ridge: float = RIDGE) -> tuple[Tensor, Tensor]:
     """Fit Platt scaling for several candidates at once.
 
-    See `fit_platt` for the arguments and errors. Here, `scores` is [candidate, row] and can contain non-finite values.
+    See `fit_platt` for the arguments. Here, `scores` is [candidate, row] and can contain non-finite values.
 
     Returns:
-        Slopes and intercepts, each [candidate] float64. If a candidate's scores are constant or not all finite, or if
-        its slope would be negative, the slope is 0 and the intercept is the log-odds of the mean accuracy.
+        Slopes and intercepts, each [candidate] float64. If a candidate's scores are constant or not all finite, if its
+        slope would be negative, or if the answers are all right or all wrong, the slope is 0 and the intercept is the
+        log-odds of the base rate.
     """
-    scores, right, known, accuracy = _checked(scores, right, known)
-    base = math.log(accuracy / (1 - accuracy))
+    scores, right, known = scores.double(), right.double(), known.double()
+    base = float(base_rate_calibrator(right, known).intercept)
     centre = scores.mean(1)
     scale = scores.std(1) if scores.shape[1] > 1 else torch.zeros_like(centre)
-    varies = scale > 1e-9
+    varies = (scale > 1e-9) & (0 < right.sum() < known.sum())
     x = (scores - centre[:, None]) / torch.where(varies, scale, 1.0)[:, None]
     penalty = ridge * known.sum()
     a, b = torch.zeros_like(centre), torch.full_like(centre, base)
@@ -92,13 +91,13 @@ def fit_temperature(scores: Tensor, right: Tensor, known: Tensor) -> Temperature
     1e-5 and 1e3 times the root mean square of the scores. A small ridge penalty on 1/T keeps T above 0 for separable
     classes. If higher scores indicate wrong answers, T is set to its upper bound, and all confidences are close to ½.
 
-    See `fit_platt` for the arguments and errors. Here, the scores must be log-odds.
+    See `fit_platt` for the arguments. Here, the scores must be log-odds.
 
     >>> scores, right, known = torch.tensor([-2.0, 2.0]), torch.tensor([1, 3]), torch.tensor([4, 4])
     >>> fit_temperature(scores, right, known)(scores)  # close to the measured accuracies
     tensor([0.2501, 0.7499])
     """
-    scores, right, known, _ = _checked(scores, right, known)
+    scores, right, known = scores.double(), right.double(), known.double()
     size = float((known * scores.square()).sum() / known.sum()) ** 0.5
     if size < 1e-9:
         return Temperature(1.0)
@@ -122,16 +121,16 @@ def fit_isotonic(scores: Tensor, right: Tensor, known: Tensor) -> Isotonic:
     of the calibrator are the two ends of each step. See `fit_platt` for the arguments.
 
     Raises:
-        InputError: If the answers are all right or all wrong, or if there are fewer than `LEAST_ISOTONIC_ROWS` rows.
+        InputError: If there are fewer than `LEAST_ISOTONIC_ROWS` rows.
     """
     from sklearn.isotonic import IsotonicRegression  # takes a second to import
 
     if len(scores) < LEAST_ISOTONIC_ROWS:
         raise InputError(
-            f"Expected at least {LEAST_ISOTONIC_ROWS} validation rows for an isotonic calibrator, but got "
-            f"{len(scores)}. Use the calibrator platt, or use more validation questions."
+            f"Expected at least {LEAST_ISOTONIC_ROWS} rows for an isotonic calibrator, but got {len(scores)}. Use the "
+            "calibrator platt, or use more questions."
         )
-    scores, right, known, _ = _checked(scores, right, known)
+    scores, right, known = scores.double(), right.double(), known.double()
     margin = 0.5 / float(known.sum())
     regression = IsotonicRegression(y_min=margin, y_max=1 - margin, out_of_bounds="clip")
     regression.fit(scores.numpy(), (right / known).numpy(), sample_weight=known.numpy())
@@ -141,9 +140,13 @@ def fit_isotonic(scores: Tensor, right: Tensor, known: Tensor) -> Isotonic:
 def fit_calibrator(kind: str, scores: Tensor, right: Tensor, known: Tensor) -> Calibrator:
     """Fit the calibrator that is called `kind` in `CALIBRATORS`. See `fit_platt` for the other arguments.
 
+    If the answers are all right or all wrong, the calibrator returns the base rate.
+
     Raises:
-        InputError: If the calibrator cannot be fitted to the rows.
+        InputError: If there are too few rows for the calibrator.
     """
+    if right.sum() in (0, known.sum()):
+        return base_rate_calibrator(right, known)
     fits: dict[str, Callable[[Tensor, Tensor, Tensor], Calibrator]]
     fits = {Platt.kind: fit_platt, Temperature.kind: fit_temperature, Isotonic.kind: fit_isotonic}
     return fits[kind](scores, right, known)
@@ -188,15 +191,3 @@ def soft_label_loss(logits: Tensor, target: Tensor) -> Tensor:
     """
     label = target.to(logits.dtype)[None, :, None].expand_as(logits)
     return binary_cross_entropy_with_logits(logits, label, reduction="none").mean(1)
-
-
-def _checked(scores: Tensor, right: Tensor, known: Tensor) -> tuple[Tensor, Tensor, Tensor, float]:
-    """Return the arguments as float64, and the share of right answers, which must not be 0 or 1."""
-    scores, right, known = scores.double(), right.double(), known.double()
-    share = float(right.sum() / known.sum())
-    if not 0 < share < 1:
-        raise InputError(
-            f"Expected both right and wrong answers for calibration, but all {int(known.sum())} answers are "
-            f"{'right' if share else 'wrong'}. Use more questions."
-        )
-    return scores, right, known, share

@@ -1,5 +1,6 @@
 """`ProbeModule`, the base class of all probes, with standardisation, selection, calibration and testing."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -61,9 +62,9 @@ class ProbeModule(L.LightningModule, ABC):
     def __init__(self, l2: list[float] | float, calibrator: str = "platt") -> None:
         super().__init__()
         self.penalties = [l2] if isinstance(l2, (int, float)) else list(l2)
-        if not self.penalties or min(self.penalties) < 0:
+        if not self.penalties or not all(0 <= penalty < math.inf for penalty in self.penalties):
             raise InputError(
-                f"Expected `l2` to be one or more non-negative penalties, but got {l2!r}. Try --model.l2=0.1."
+                f"Expected `l2` to be one or more finite, non-negative penalties, but got {l2!r}. Try --model.l2=0.1."
             )
         kinds = [kind for kind in CALIBRATORS if self.log_odds or kind != "temperature"]
         if calibrator not in kinds:
@@ -268,6 +269,7 @@ class ProbeModule(L.LightningModule, ABC):
             raise RuntimeError("Expected a fitted probe, but no candidate has been chosen yet. Fit the probe first.")
         return self.candidate_head(self.choice.candidate, self.inputs.index(self.choice.features))
 
+    @torch.no_grad()
     def confidences_by_feature(self, features: Tensor) -> Tensor:
         """Return calibrated confidences [row, feature] for raw features [row, feature, d_model].
 
@@ -280,6 +282,7 @@ class ProbeModule(L.LightningModule, ABC):
         ]
         return torch.stack(columns, dim=1)
 
+    @torch.no_grad()
     def predict(self, features: Tensor) -> Tensor:
         """Return the confidences [row] of the chosen candidate for raw features [row, feature, d_model]."""
         head = self.head().to(features.device)

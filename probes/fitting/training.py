@@ -1,5 +1,6 @@
 """Base classes of probes that are trained with Adam, learn from all rows at once, or have a closed-form solver."""
 
+import math
 from abc import abstractmethod
 from typing import ClassVar
 
@@ -33,8 +34,8 @@ class Descent(ProbeModule):
 
     def __init__(self, lr: float, l2: list[float] | float, calibrator: str = "platt") -> None:
         super().__init__(l2, calibrator)
-        if lr <= 0:
-            raise InputError(f"Expected `lr` to be above 0, but got {lr}. Try 0.01.")
+        if not 0 < lr < math.inf:
+            raise InputError(f"Expected `lr` to be above 0 and finite, but got {lr}. Try 0.01.")
         self.lr = lr
         self._passed: list[tuple[Tensor, int]] = []
 
@@ -147,7 +148,11 @@ class ClosedForm(Directions, AtOnce):
         """
 
     def learn(self, features: Tensor, target: Tensor) -> None:
-        """See `AtOnce.learn`."""
+        """See `AtOnce.learn`. If all targets are equal, all weights are 0."""
+        if target.min() == target.max():
+            self.weight.zero_()
+            self.bias.zero_()
+            return
         weight, bias = self.solve(features.transpose(0, 1), target)
         self.weight.copy_(weight)
         self.bias.copy_(bias)

@@ -14,7 +14,7 @@ from datamodules.features import LEAST_VALIDATION
 from datamodules.table import AnswerTable
 from extract.errors import InputError, at_least_one
 from extract.registry import Registry
-from probes.comparison.folds import VAL_SHARE, fit, folds
+from probes.comparison.folds import VAL_SHARE, fit, fold_of_questions, folds
 from probes.metrics.intervals import check_resampling
 from probes.registry import PROBES
 
@@ -130,10 +130,7 @@ class LearningCurve:
     @property
     def fold(self) -> Tensor:
         """[question] int64 test fold of each row of the question table; −1 if the row is not tested."""
-        fold = torch.full((len(self.table.ids),), -1)
-        for number, test in enumerate(self.folds):
-            fold[test] = number
-        return fold
+        return fold_of_questions(self.folds, len(self.table.ids))
 
     def run(self) -> "LearningCurve":
         """Fit the probe for all numbers of questions and answers, and fill `cells` and `masked`.
@@ -142,8 +139,8 @@ class LearningCurve:
             InputError: If every cell is masked.
         """
         grid = [(n, k) for n in self.n or () for k in self.k or ()]
-        n_fits = {(n, k): len(self.folds) * len(self.subsets(n, k)) for n, k in grid}
-        with tqdm(total=sum(n_fits.values()), desc="curve", unit=" fits") as progress:
+        n_fits = len(self.folds) * sum(self._n_subsets(n, k) for n, k in grid)
+        with tqdm(total=n_fits, desc="curve", unit=" fits") as progress:
             for n, k in grid:
                 progress.set_postfix_str(f"{n} questions, {k} answers")
                 self._fill(n, k, progress)
@@ -155,13 +152,13 @@ class LearningCurve:
         return self
 
     def subsets(self, n: int, k: int) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """Return the random order of the question table and the `random_ranks` of the answers for each subset.
-
-        There is only one subset if it contains all questions and answers.
-        """
-        n_subsets = 1 if (n, k) == (self.n_most, self.k_most) else self.n_subsets
-        generators = [np.random.default_rng([self.seed, subset]) for subset in range(n_subsets)]
+        """Return the random order of the question table and the `random_ranks` of the answers for each subset."""
+        generators = [np.random.default_rng([self.seed, subset]) for subset in range(self._n_subsets(n, k))]
         return [(rng.permutation(len(self.table.ids)), random_ranks(self.table.answers, rng)) for rng in generators]
+
+    def _n_subsets(self, n: int, k: int) -> int:
+        """Return the number of subsets, which is 1 if they contain all questions and answers."""
+        return 1 if (n, k) == (self.n_most, self.k_most) else self.n_subsets
 
     def _fill(self, n: int, k: int, progress: tqdm) -> None:
         """Compute a cell, or add the reason to `masked` if a fit fails."""
@@ -198,9 +195,7 @@ class LearningCurve:
         parts = {"train": train, "val": train[:0], "test": test, "unused": unused}
         self.data.use_split({split: rows.tolist() for split, rows in parts.items()})
         module = fit(self.method.load(), self.data, self.method.epochs, self.seed)
-        batch = self.data.batch("test")
-        with torch.no_grad():
-            return module.predict(batch.features).double(), module.warning is not None
+        return module.predict(self.data.batch("test").features).double(), module.warning is not None
 
 
 def _grid(option: str, values: Sequence[int] | None, default: list[int], least: int, unit: str) -> list[int]:

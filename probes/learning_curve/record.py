@@ -11,9 +11,8 @@ from tqdm import tqdm
 
 from probes.baselines.scores import mean_accuracy
 from probes.learning_curve.curve import LearningCurve
-from probes.metrics import functional
 from probes.metrics.intervals import Interval, WeightedMetric, bootstrap
-from probes.report.evaluate import Scored, metric_of
+from probes.report.evaluate import Scored, ceiling, metric_of
 from probes.report.results import record_header
 from probes.report.templates import render
 
@@ -54,10 +53,8 @@ def over_subsets(
         return {**interval, "spread": None}
     ones = torch.ones(1, n_questions, dtype=torch.float64)
     spread = float(torch.cat([metric(ones) for metric in metrics]).std())
-    return {
-        **widened(interval, float(stdtrit(len(metrics) - 1, 0.975)) * spread / len(metrics) ** 0.5),
-        "spread": spread,
-    }
+    margin = float(stdtrit(len(metrics) - 1, 0.975)) * spread / len(metrics) ** 0.5
+    return {**widened(interval, margin), "spread": spread}
 
 
 def widened(interval: Interval, margin: float) -> Interval:
@@ -86,10 +83,8 @@ class _Measured:
     def metrics(self, split: Split, name: str) -> list[WeightedMetric]:
         """Return a metric of each subset of a cell."""
         confidence = self._curve.cells[split].confidence[:, self._curve.questions]
-        return [
-            metric_of(Scored(values, self.right, self.known, fold=self._fold), name, self._reference)
-            for values in confidence
-        ]
+        scored = [Scored(values, self.right, self.known, fold=self._fold) for values in confidence]
+        return [metric_of(one, name, self._reference) for one in scored]
 
     def estimate(self, split: Split, name: str) -> dict[str, Any] | None:
         """Compute a metric of a cell with its interval."""
@@ -146,8 +141,8 @@ def curve_record(curve: LearningCurve, n_resamples: int, seed: int) -> dict[str,
         question `k`, with `auroc`, `brier_skill` (see `over_subsets`), `n_subsets`, `n_fits` and `n_base_rate`.
         `budgets` contains, for each budget, the splits [n, k] with the `best` and second-best (`runner_up`) AUROC,
         their `difference`, and the difference `many_minus_few` between the splits with the most and the fewest
-        questions. `contrasts` contains differences to the largest cell. `masked` contains the reasons why cells are
-        missing.
+        questions. `contrasts` contains the difference of each cell from the largest one. `masked` contains the reasons
+        why cells are missing.
     """
     measured, table, rows = _Measured(curve, n_resamples, seed), curve.table, curve.questions
     budgets = splits_of_budgets(list(curve.cells))
@@ -173,7 +168,6 @@ def curve_record(curve: LearningCurve, n_resamples: int, seed: int) -> dict[str,
                 }
             )
             progress.update()
-    ceiling = functional.auroc_ceiling(measured.right, measured.known)
     return {
         **record_header(curve.data.store, table, seed, n_resamples),
         "probe": curve.probe,
@@ -186,9 +180,7 @@ def curve_record(curve: LearningCurve, n_resamples: int, seed: int) -> dict[str,
         "n_questions": len(rows),
         "n_answers": int(table.known[rows].sum()),
         "accuracy": float(np.mean(table.accuracy[rows])),
-        "auroc_ceiling": None
-        if math.isnan(sum(ceiling))
-        else dict(zip(("value", "low", "high"), ceiling, strict=True)),
+        "auroc_ceiling": ceiling(measured.right, measured.known),
         "cells": cells,
         "budgets": found,
         "contrasts": _contrasts(measured, list(curve.cells)),

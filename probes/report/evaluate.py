@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from probes.metrics import functional
-from probes.metrics.intervals import WeightedMetric, bootstrap, by_question, paired_bootstrap
+from probes.metrics.intervals import Interval, WeightedMetric, bootstrap, by_question, paired_bootstrap
 from probes.metrics.significance import bootstrap_p, sign_flip
 
 #: Metrics for question-level confidences, in the order of the report.
@@ -135,11 +135,15 @@ def evaluate(
     for name in METRICS[method.target]:
         figures[name] = estimate(method, name, n_resamples, seed, reference)
         if name == "auroc" and method.question is None:
-            ceiling, low, high = functional.auroc_ceiling(method.right, method.known)
-            bracket = {"value": ceiling, "low": low, "high": high}
-            figures["auroc_ceiling"] = None if math.isnan(ceiling + low + high) else bracket
+            figures["auroc_ceiling"] = ceiling(method.right, method.known)
     counts = {"n_questions": method.n_questions, "n_samples": int(method.known.sum())}
     return {**figures, **counts, "n_unknown": n_unknown, "n_masked": int((~usable).sum())}
+
+
+def ceiling(right: Tensor, known: Tensor) -> Interval | None:
+    """Return the result of `functional.auroc_ceiling` with its bounds as `low` and `high`, or None if it is NaN."""
+    value, low, high = functional.auroc_ceiling(right, known)
+    return None if math.isnan(value + low + high) else {"value": value, "low": low, "high": high}
 
 
 def common_rows(a: Scored, b: Scored) -> tuple[Scored, Scored]:

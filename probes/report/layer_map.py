@@ -21,7 +21,7 @@ from datamodules.table import QuestionTable
 from extract.errors import InputError
 from extract.registry import Registry
 from extract.store.store import Store
-from probes.comparison.folds import folds
+from probes.comparison.folds import fold_of_questions, folds
 from probes.fitting import solvers
 from probes.fitting.standardiser import standardiser
 from probes.metrics.functional import capability_auroc
@@ -71,10 +71,9 @@ def layer_map(
     stored = {key.split("/")[1] for key in store.signals.keys("hidden", scope)}
     positions = [name for name in _POSITIONS[target] if name in stored]
     keys = choose_keys(store, "hidden", scope, positions or _POSITIONS[target], None)
-    fold_of = torch.full((len(table.ids),), -1)
     questions = torch.from_numpy(np.flatnonzero(table.known >= 2))
-    for number, split in enumerate(folds(table, questions, n_folds, seed, least_val=1)):
-        fold_of[split["test"]] = number
+    tests = (rows["test"] for rows in folds(table, questions, n_folds, seed, least_val=1))
+    fold_of = fold_of_questions(tests, len(table.ids))
     counted = table if scope == "question" else table.answers
     right, known = torch.from_numpy(counted.right), torch.from_numpy(counted.known)
     question = None if scope == "question" else torch.from_numpy(table.answers.question)

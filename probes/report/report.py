@@ -54,7 +54,6 @@ class Report:
         self._resampling: dict[str, Any] = {"n_resamples": n_resamples, "seed": seed}
         self.record = self._record()
 
-    @torch.no_grad()
     def _probe_confidences(self) -> Tensor:
         """Return the probe's confidences [row] float64 for all rows of the table; NaN for rows in no split."""
         confidences = torch.full((len(self.data.question_of),), torch.nan, dtype=torch.float64)
@@ -124,7 +123,6 @@ class Report:
         """Metrics of each method on the test split."""
         return dict(self.record["splits"]["test"][self.target])
 
-    @torch.no_grad()
     def figures(self) -> dict[str, Figure]:
         """Draw the pictures of the report and return them by file name (without extension)."""
         figures, probe = self.figures_of, self.module.name
@@ -235,7 +233,6 @@ def report_page(record: dict[str, Any], plots: Sequence[str]) -> str:
     return render(
         "report/report.md.j2",
         record=record,
-        policy=record["policy"],
         plots=plots,
         target=target,
         methods=methods,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -109,6 +109,7 @@ class ConfidentModel:
             InputError: If the inputs are empty or right-padded, or the probe was detached.
         """
         from extract.sampling.local.batching import left_padded
+        from probes.saved.answer_states import captured_answers
 
         mask = options.pop("attention_mask", None)
         if mask is not None and not bool(torch.atleast_2d(mask)[:, -1].all()):
@@ -119,49 +120,37 @@ class ConfidentModel:
         prompts = self._encode(inputs, mask)
         probe, model, pad = self.probe, self._model, self._pad_token()
         ids, mask = left_padded(prompts, pad=pad, device=model.device)
-        stop = list(probe.config.get("decoding", {}).get("stop", []))
+        n_prompt, stop = ids.shape[1], list(probe.config.get("decoding", {}).get("stop", []))
         if stop:
             options = {"stop_strings": stop, "tokenizer": self.tokenizer, **options}
+        capturing: AbstractContextManager[Any] = nullcontext()
         if probe.reads_tokens:
-            return self._generate_and_read(prompts, ids, mask, pad, stop, options)
-        captured_layers = probe.layers if probe.pooled is None and not probe.reads_answers else []
-        with _captured_prompt(model, captured_layers, ids.shape[1]) if captured_layers else nullcontext() as capture:
+            capturing = captured_answers(model, probe.layers[0], n_prompt)
+            options["return_dict_in_generate"] = True
+        elif probe.layers and probe.pooled is None and not probe.reads_answers:
+            capturing = _captured_prompt(model, probe.layers, n_prompt)
+        with capturing as captured:
             output = model.generate(**{"input_ids": ids, "attention_mask": mask, "pad_token_id": pad, **options})
-        sequences = output if isinstance(output, Tensor) else output.sequences
-        per_question, drawn = len(sequences) // len(ids), sequences[:, ids.shape[1] :]
+            sequences = output if isinstance(output, Tensor) else output.sequences
+            per_question, drawn, states = len(sequences) // len(ids), sequences[:, n_prompt:], None
+            if probe.reads_answers:
+                texts, contents = self._contents(drawn.tolist(), stop)
+            if probe.reads_tokens:
+                repeated = mask.repeat_interleave(per_question, 0)
+                states = captured.of(drawn, repeated, output.past_key_values, [len(content) for content in contents])
         question = [row // per_question for row in range(len(sequences))]
         if probe.reads_answers:
-            texts, contents = self._contents(drawn.tolist(), stop)
-            return Answers(texts, self._read([prompts[i] for i in question], contents), sequences, question)
-        if capture is None:
+            rows = [prompts[i] for i in question], contents
+            confidence = self._read(*rows) if states is None else probe.confidence(states)
+            return Answers(texts, confidence, sequences, question)
+        if captured is None:
             confidence = self._read(prompts)
         else:
-            states = [capture.states[layer][:, 0].float().cpu() for layer in captured_layers]  # may be on several GPUs
-            captured = probe.confidence(torch.cat(states, 1))
-            confidence = captured[:: len(captured) // len(ids)]
+            of_layers = [captured.states[layer][:, 0].float().cpu() for layer in probe.layers]  # may be on several GPUs
+            of_rows = probe.confidence(torch.cat(of_layers, 1))
+            confidence = of_rows[:: len(of_rows) // len(ids)]
         texts = [_until(stop, text) for text in self.tokenizer.batch_decode(drawn, skip_special_tokens=True)]
         return Answers(texts, confidence.repeat_interleave(per_question), sequences, question)
-
-    def _generate_and_read(
-        self, prompts: list[list[int]], ids: Tensor, mask: Tensor, pad: int, stop: list[str], options: dict[str, Any]
-    ) -> Answers:
-        """Generate answers and keep the hidden states of their tokens. See `generate`."""
-        from probes.saved.answer_states import captured_answers
-
-        probe, n_prompt = self.probe, ids.shape[1]
-        inputs = {"input_ids": ids, "attention_mask": mask, "pad_token_id": pad}
-        with captured_answers(self._model, probe.layers[0], n_prompt) as captured:
-            output = self._model.generate(**{**inputs, **options, "return_dict_in_generate": True})
-            drawn, per_question = output.sequences[:, n_prompt:], len(output.sequences) // len(ids)
-            texts, contents = self._contents(drawn.tolist(), stop)
-            repeated = mask.repeat_interleave(per_question, 0)
-            states = captured.of(drawn, repeated, output.past_key_values, [len(content) for content in contents])
-        question = [row // per_question for row in range(len(drawn))]
-        if states is None:
-            confidence = self._read([prompts[i] for i in question], contents)
-        else:
-            confidence = probe.confidence(states)
-        return Answers(texts, confidence, output.sequences, question)
 
     def _encode(self, prompts: Any, mask: Tensor | None) -> list[list[int]]:
         """Convert one or more prompts to token ids without padding, using the probe's prompt template."""

@@ -113,6 +113,11 @@ def read_config(path: Path) -> dict[str, Any]:
         )
     sizes = {name: whole(1, largest) for name, largest in HEADS[config["head"]].sizes.items()}
     check_record(config["sizes"], sizes, path, prefix="sizes.")
+    if config["layers"] and config["d_model"] % len(config["layers"]):
+        raise InputError(
+            f"Expected `d_model` in {str(path)!r} to be a multiple of the {len(config['layers'])} layers, but got "
+            f"{config['d_model']}. Restore the file."
+        )
     if "pooled" in config:
         try:
             n = len(TokenFeatures.from_json(config["pooled"]).names)

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from datamodules.features import LEAST_VALIDATION
-from datamodules.table import QuestionTable
+from datamodules.table import QuestionTable, split_rows
 from extract.errors import InputError
 from extract.running.progress import Progress
 from extract.store.store import Store
-from probes.comparison.folds import split_rows
 from probes.training_free.clustered_auroc import ClusteredAuroc, clustered_auroc, max_t
 from probes.training_free.scores import TOKENS, UNWEIGHTED, Score, Scores
 

@@ -13,6 +13,7 @@ from extract.signals.pooling import POOLINGS, WEIGHTS, pool_each
 from extract.signals.registry import SIGNALS
 from extract.store.ragged import Ragged
 from extract.store.store import Store
+from probes.metrics.functional.inputs import by_group
 
 #: Value of `Score.weighting` for unweighted scores.
 UNWEIGHTED = "none"
@@ -167,7 +168,7 @@ class Scores:
         question, held_out = torch.from_numpy(self._answers.question), torch.from_numpy(self._answers.held_out)
         counted = ~held_out & values.isfinite()
         n_questions = int(question.max()) + 1
-        total = torch.zeros(n_questions, dtype=torch.float64).index_add_(0, question[counted], values[counted].double())
+        total = by_group(values[counted].double(), question[counted], n_questions)
         mean = total / torch.bincount(question[counted], minlength=n_questions)  # NaN if there is no such answer
         return torch.where(held_out, mean[question].float(), torch.nan)
 

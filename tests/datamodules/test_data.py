@@ -133,7 +133,7 @@ def test_a_split_with_one_class_is_refused(tmp_path: Path, small_store: Path) ->
         store.grades.write("harsh", part, rows, "all wrong")
     with pytest.raises(
         InputError,
-        match="train split to contain right and wrong answers, but all 432 answers to its 72 questions are wrong",
+        match="right and wrong answers in train and val, but all 576 answers are wrong",
     ):
         FeatureDataModule(str(tmp_path / "store"), grader="harsh").setup()
 

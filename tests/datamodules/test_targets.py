@@ -20,6 +20,7 @@ from extract.store.store import Store
 from probes.baselines.registry import BASELINES, Baseline, available, baselines_of, confidence
 from probes.comparison.out_of_fold import Comparison
 from probes.comparison.record import comparison_record
+from probes.fitting import calibration
 from probes.metrics.functional import capability_auroc
 from probes.report.report import Report
 from tests.helpers.fitting import fit
@@ -117,16 +118,28 @@ def test_every_baseline_is_a_confidence_and_knows_something_of_made_answers(full
             assert float(capability_auroc(given[kept], right[kept], known[kept])) > least, name
 
 
-def test_a_validation_split_too_small_for_isotonic_masks_the_method_and_says_so(full_store: Path) -> None:
+def test_too_few_questions_for_isotonic_mask_the_method_and_say_so(
+    full_store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calibration, "LEAST_ISOTONIC_ROWS", 100)
     data = data_of(full_store, "capability")
-    with pytest.raises(InputError, match="at least 30 validation rows"):
+    with pytest.raises(InputError, match="at least 100 rows"):
         confidence("verbalized_isotonic", data, data.question_rows)
     report = Report(fit(data), data, seed=0, n_resamples=50)
-    assert "at least 30 validation rows" in report.record["masked"]["verbalized_isotonic"]
+    assert "at least 100 rows" in report.record["masked"]["verbalized_isotonic"]
     assert "verbalized_isotonic" not in report.methods
     assert report.methods["verbalized"].confidence.isnan().any()  # unparsed replies are NaN
     masked = Comparison(str(full_store), probes=["logistic"], n_folds=3).run().masked
-    assert "at least 30 validation rows" in masked["p_true_isotonic"]
+    assert "at least 100 rows" in masked["p_true_isotonic"]
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_a_baseline_is_calibrated_on_all_questions_outside_the_test_split(full_store: Path, split: str) -> None:
+    data, other = data_of(full_store, "capability"), data_of(full_store, "capability")
+    rows = other.question_rows[split].numpy()
+    other.table.held_right[rows] = 0
+    a, b = (confidence("consistency", one, data.question_rows) for one in (data, other))
+    assert (b < a).all()
 
 
 def test_a_baseline_never_looks_at_grades_of_the_test_split(full_store: Path) -> None:

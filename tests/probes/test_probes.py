@@ -202,7 +202,7 @@ def test_the_predictions_are_those_of_the_saved_probe(data: FeatureDataModule, f
         assert row["linear"] == pytest.approx(expected[row["question_id"]], abs=1e-6)
 
 
-@pytest.mark.parametrize("l2", [[], [-1.0], -0.1])
+@pytest.mark.parametrize("l2", [[], [-1.0], -0.1, float("nan"), [0.1, float("inf")]])
 def test_impossible_penalties_are_refused(l2: Any) -> None:
-    with pytest.raises(InputError, match="`l2` to be one or more non-negative penalties"):
+    with pytest.raises(InputError, match="`l2` to be one or more finite, non-negative penalties"):
         Linear(l2=l2)

@@ -143,7 +143,7 @@ class TokenSampler:
         return answers
 
     def _prepare(self, prompts: Sequence[Sequence[int]], prefix: Sequence[int]) -> tuple[AnswerCache, Tensor, Tensor]:
-        """Return a cache with the prefix, and ids and positions [question, token] of the remaining prompt tokens."""
+        """Return a cache that contains the prefix, and the ids and positions [question, token] of the other tokens."""
         n_further = max(map(len, prompts)) - len(prefix) + self.decoding.max_new_tokens
         if len(prefix) + n_further > smallest_window(self.model):
             prefix = ()  # a sliding window would count the padding between prefix and prompt

@@ -14,7 +14,7 @@ import torch
 from extract.errors import InputError
 from probes.baselines.registry import BASELINES
 from probes.commands import compare, transfer
-from probes.comparison.out_of_fold import BEST, Comparison, OutOfFold
+from probes.comparison.out_of_fold import BEST, Comparison, Fit, OutOfFold
 from probes.comparison.record import (
     cheap_baselines,
     comparison_page,
@@ -24,6 +24,7 @@ from probes.comparison.record import (
     scored,
 )
 from probes.comparison.transfer import transfer_page
+from probes.logistic import Logistic
 from tests.helpers.planted import planted
 from tests.helpers.synthetic import make_store
 
@@ -86,22 +87,36 @@ def test_the_best_probe_is_the_first_within_one_standard_error_of_the_lowest_los
     losses[0, rows["val"]] = losses[1, rows["val"]] + torch.from_numpy(difference + mean * standard_error)
     for place, name in enumerate(PROBES):
         comparison.out.add("question", name, rows["test"], torch.full((len(rows["test"]),), float(place)))
-    fits = [({"probe": name, "warning": None}, loss) for name, loss in zip(PROBES, losses, strict=True)]
+    fits = {name: Fit({"probe": name, "warning": None}, loss) for name, loss in zip(PROBES, losses, strict=True)}
     comparison._choose(fits, 0, rows)
     assert comparison.out.chosen == [{"fold": 0, "probe": chosen, "warning": None}]
     assert comparison.out.confidence[BEST][rows["test"]].unique().tolist() == [PROBES.index(chosen)]
 
 
-def test_a_probe_with_a_warning_is_not_the_best_unless_all_have_one(store: Path) -> None:
-    comparison = Comparison(str(store), probes=PROBES, n_folds=3)
-    rows, losses = comparison.folds[0], torch.rand(120, dtype=torch.float64)
-    for name in PROBES:
-        comparison.out.add("question", name, rows["test"], torch.zeros(len(rows["test"])))
-    for second in (None, "too"):
-        warnings = ["it returns the base rate", second]
-        fits = [({"probe": name, "warning": one}, losses) for name, one in zip(PROBES, warnings, strict=True)]
-        comparison._choose(fits, 0, rows)
-    assert [one["probe"] for one in comparison.out.chosen] == ["difference_of_means", "logistic"]
+def test_a_probe_that_returns_the_base_rate_can_be_the_best(tmp_path: Path) -> None:
+    """The features are noise, so a probe with a slightly lower loss than the base rate is not significantly better."""
+    rng = np.random.default_rng(5)
+    make_store(tmp_path / "noise", rng.normal(size=(120, 3, 8)).astype(np.float32), rng.beta(1, 2, size=120))
+    out = Comparison(str(tmp_path / "noise"), probes=["layer_average", "mlp", "knn"], n_folds=3).run()
+    assert all(one["probe"] == "layer_average" and one["warning"] for one in out.chosen)
+    for number in range(3):
+        assert out.confidence[BEST][out.fold == number].unique().numel() == 1
+
+
+def test_a_probe_that_fails_in_a_later_fold_is_never_the_best(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = Comparison(str(store), n_folds=3).folds[2]["train"].tolist()
+    learn = Logistic.learn
+
+    def fail_in_the_last_fold(self: Logistic, features: torch.Tensor, target: torch.Tensor) -> None:
+        if self.data.question_rows["train"].tolist() == rows:
+            raise InputError("Expected another fold, but got the last one.")
+        learn(self, features, target)
+
+    monkeypatch.setattr(Logistic, "learn", fail_in_the_last_fold)
+    out = Comparison(str(store), probes=["logistic", "difference_of_means"], n_folds=3).run()
+    assert "logistic" in out.masked
+    assert "logistic" not in out.confidence
+    assert {one["probe"] for one in out.chosen} == {"difference_of_means"}
 
 
 def test_validation_losses_are_compared_on_the_validation_questions_of_the_fold(store: Path) -> None:
@@ -298,7 +313,7 @@ def test_a_set_that_nothing_can_be_learnt_from_is_left_out_with_its_reason(tmp_p
     assert list(record["masked"]) == ["trained on group 3"]
     assert {one["train"] for one in record["cells"]} == {"group 0", "group 1", "group 2", "all others"}
     assert (
-        "- `trained on group 3`: Expected `target` to contain right and wrong answers"
+        "- `trained on group 3`: Expected right and wrong answers, but all 400 are wrong."
         in (folder / "transfer.md").read_text()
     )
 

@@ -149,17 +149,17 @@ def test_isotonic_of_a_constant_or_a_falling_score_is_the_mean_accuracy() -> Non
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_answers_of_one_kind_cannot_be_calibrated_on(kind: str) -> None:
+def test_answers_of_one_kind_give_the_base_rate(kind: str) -> None:
     score, _, known = simulated()
-    with pytest.raises(InputError, match="right and wrong answers.*are wrong"):
-        fit_calibrator(kind, score, known * 0, known)
-    with pytest.raises(InputError, match="right and wrong answers.*are right"):
-        fit_calibrator(kind, score, known, known)
+    margin = 0.5 / float(known.sum())
+    for right, base_rate in ((known * 0, margin), (known, 1 - margin)):
+        confidence = fit_calibrator(kind, score, right, known)(score)
+        assert confidence.tolist() == pytest.approx([base_rate] * len(score), abs=1e-12)
 
 
 def test_what_cannot_be_fitted_is_refused_in_a_line() -> None:
     score, right, known = simulated()
-    with pytest.raises(InputError, match=r"at least 30 validation rows.*but got 29.*Use the calibrator platt"):
+    with pytest.raises(InputError, match=r"at least 30 rows.*but got 29.*Use the calibrator platt"):
         fit_isotonic(score[:29], right[:29], known[:29])
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from datamodules import FeatureDataModule
-from extract.errors import InputError
 from probes.comparison.out_of_fold import BEST, Comparison
 from probes.fitting.module import ProbeModule
 from probes.fitting.quiet import quiet_lightning
@@ -175,12 +174,12 @@ def test_a_probe_trained_by_descent_can_return_the_base_rate_too(make_data: Make
     assert float(module.predict(data.batch("test").features).std()) < 1e-6
 
 
-def few_right(folder: Path, n_right: int) -> Comparison:
+def few_right(folder: Path, n_right: int, probes: Sequence[str] = ("layer_average", "ridge")) -> Comparison:
     """Return a comparison of 60 questions of which `n_right` have right answers."""
     features, accuracy = planted(60)[0], np.zeros(60)
     accuracy[[0, 30, 15, 45][:n_right]] = 0.5
     make_store(folder / "store", features, accuracy)
-    return Comparison(str(folder / "store"), probes=["layer_average", "ridge"], n_folds=5)
+    return Comparison(str(folder / "store"), probes=probes, n_folds=5)
 
 
 @pytest.mark.slow
@@ -192,7 +191,8 @@ def test_few_questions_with_right_answers_give_finite_confidences(tmp_path: Path
         assert ((confidence > 0) & (confidence < 1)).all()
 
 
-def test_a_single_question_with_right_answers_is_refused_in_a_line(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="layer_average: Expected both right and wrong answers") as refused:
-        few_right(tmp_path, 1).run()
-    assert "\n" not in str(refused.value)
+def test_a_single_question_with_right_answers_gives_the_base_rate(tmp_path: Path) -> None:
+    out = few_right(tmp_path, 1, probes=["layer_average", "difference_of_means", "linear"]).run()
+    assert not {"layer_average", "difference_of_means", "linear", "consistency", "length"} & set(out.masked)
+    assert out.confidence[BEST][out.questions].max() < 0.1
+    assert any("returns the base rate" in note for note in out.notes)

@@ -211,6 +211,8 @@ def damage(folder: Path, how: str) -> None:
         config["format_version"] = 99
     elif how == "missing key":
         del config["layers"]
+    elif how == "width":
+        config["layers"] = [1, 2, 3]
     elif how == "huge":
         config["d_model"] = 10**12
     save_file(tensors, folder / "model.safetensors")
@@ -230,6 +232,7 @@ def damage(folder: Path, how: str) -> None:
         ("unknown head", "one of linear, .*but got 'os.system'"),
         ("newer", "format version 2 or 3 or 4, but got 99"),
         ("missing key", "lacks layers"),
+        ("width", "`d_model` .* multiple of the 3 layers, but got 32"),
         ("huge", "`d_model` .* positive width"),
     ],
 )

@@ -20,9 +20,9 @@ def estimate(metric: WeightedMetric, n_questions: int, n_resamples: int, seed: i
     There is no interval for a single question, or if the metric has the same value in all resamples.
     """
     interval = bootstrap(metric, n_questions, n_resamples, seed)
-    if interval is None or interval["low"] == interval["high"]:
+    if interval is None or interval["high"] - interval["low"] < 1e-12:
         value = float(metric(torch.ones(1, n_questions, dtype=torch.float64)))
-        return {"value": value, "low": None, "high": None}
+        return {"value": 0.0 if abs(value) < 1e-12 else value, "low": None, "high": None}
     return {**interval}
 
 

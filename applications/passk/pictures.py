@@ -37,24 +37,24 @@ def _drawn(intervals: list[dict[str, Any]]) -> list[dict[str, Any]]:
 @styled
 def curve_picture(store: dict[str, Any]) -> Figure:
     """Plot the measured Pass@K, the predictive bands of the confidences, and the extrapolations of both models."""
-    figure, axes = new_figure(8.4, 3.6, ncols=2, sharey=True)
-    curve = store["curve"]
+    curve, found = store["curve"], store["extrapolation"]
+    titles = ["predicted by confidences, 95 % predictive bands"] * bool(curve["predicted"])
+    titles += ["fitted models, 95 % intervals over questions" if found else "95 % intervals over questions"]
+    figure, axes = new_figure(4.2 * len(titles), 3.6, ncols=len(titles), sharey=True, squeeze=False)
     n_measured = len(curve["measured"])
-    for axis in axes:
+    for axis, title in zip(axes[0], titles, strict=True):
         line: Any = {"color": INK, "lw": 2.2, "zorder": 4, "label": "measured"}
         band(axis, curve["k"][:n_measured], _drawn(curve["measured"]), **line)
         _scale(axis, curve["k"][-1])
+        axis.set_title(title, fontsize=10)
     for (name, predicted), colour in zip(curve["predicted"].items(), METHOD_COLOURS, strict=False):
-        band(axes[0], curve["k"], predicted, color=colour, lw=1.5, label=name.replace("_", " "))
-    axes[0].set_title("predicted by confidences, 95 % predictive bands", fontsize=10)
+        band(axes[0, 0], curve["k"], predicted, color=colour, lw=1.5, label=name.replace("_", " "))
     most = curve["k"][n_measured - 1]
-    axes[1].axvline(most, color=GREY, lw=1, ls=":", label=f"{most} answers: extrapolation beyond")
-    for model, (name, colour) in _MODELS.items() if store["extrapolation"] else ():
-        found = store["extrapolation"]
-        band(axes[1], found["k"], found[model]["pass_at_k"], color=colour, lw=1.5, ls="--", label=name)
-    axes[1].set_title("fitted models, 95 % intervals over questions", fontsize=10)
-    axes[0].set_ylabel("Pass@K")
-    for axis in axes:
+    axes[0, -1].axvline(most, color=GREY, lw=1, ls=":", label=f"{most} answers: extrapolation beyond" if found else None)
+    for model, (name, colour) in _MODELS.items() if found else ():
+        band(axes[0, -1], found["k"], found[model]["pass_at_k"], color=colour, lw=1.5, ls="--", label=name)
+    axes[0, 0].set_ylabel("Pass@K")
+    for axis in axes[0]:
         axis.legend(loc="lower right", fontsize=8)
     return figure
 

@@ -26,9 +26,7 @@ def largest_difference() -> float:
     ks = range(1, N_ANSWERS + 1)
     right = np.arange(N_ANSWERS + 1)
     found = pass_at_k(right, np.full_like(right, N_ANSWERS), ks)
-    exact = [
-        [1 - math.comb(N_ANSWERS - c, k) / math.comb(N_ANSWERS, k) for c in range(N_ANSWERS + 1)] for k in ks
-    ]
+    exact = [[1 - math.comb(N_ANSWERS - c, k) / math.comb(N_ANSWERS, k) for c in range(N_ANSWERS + 1)] for k in ks]
     return float(np.abs(found - np.array(exact)).max())
 
 

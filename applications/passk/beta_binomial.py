@@ -4,11 +4,11 @@ The probability p of a right answer has a Beta(α, β) distribution over questio
 zero-inflated model, it is 0 for a share π₀ of the questions. The models give Pass@K for any k, also for k > n.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.optimize import brentq, minimize
+from scipy.optimize import minimize
 from scipy.special import betaln, digamma
 from scipy.stats import chi2
 
@@ -111,74 +111,142 @@ def fit(
         starts = [BetaBinomial(*moments(right, known, weights))]
         if zero_inflated and most_zeros < 1:
             starts.append(BetaBinomial(*moments(right, known, weights * np.where(zeros, 0.5, 1)), most_zeros / 2))
-    bounds = dict(zip(PARAMETERS, [(LEAST, MOST), (LEAST, MOST), (0.0, min(most_zeros, 1 - 1e-9))], strict=True))
-    bounds |= {name: (value, value) for name, value in (fixed or {}).items()}
-    limits = np.array([*np.log([bounds["alpha"], bounds["beta"]]), bounds["zero_share"]])
-
-    def loss(parameters: Values) -> tuple[float, Values]:
-        alpha, beta, share = *np.exp(parameters[:2]), parameters[2]
-        model = BetaBinomial(alpha, beta, share)
-        value = model.log_likelihood(right, known)
-        graded = BetaBinomial(alpha, beta).log_likelihood(right, known)
-        together = digamma(alpha + beta) - digamma(known + alpha + beta)
-        by_alpha = alpha * (digamma(alpha + right) - digamma(alpha) + together)
-        by_beta = beta * (digamma(beta + known - right) - digamma(beta) + together)
-        from_beta = (1 - share) * np.exp(graded - value)  # posterior probability of p > 0
-        by_share = np.where(zeros, np.exp(-value) - np.exp(graded - value), -1 / (1 - share))
-        slopes = np.stack([from_beta * by_alpha, from_beta * by_beta, by_share])
-        return -float(weights @ value), -slopes @ weights
-
+    limits = _limits(most_zeros, fixed or {})
     results = []
     for start in starts:
-        at = np.clip([np.log(start.alpha), np.log(start.beta), start.zero_share], *limits.T)
-        options = {"ftol": 1e-12, "gtol": 1e-6}
-        results.append(minimize(loss, at, jac=True, method="L-BFGS-B", bounds=limits, options=options))
-    best = min(results, key=lambda result: float(result.fun)).x
-    return BetaBinomial(float(np.exp(best[0])), float(np.exp(best[1])), float(best[2]))
+        at = np.clip(_coordinates(start), *limits.T)
+        results.append(
+            minimize(
+                _loss,
+                at,
+                args=(right, known, weights),
+                jac=True,
+                method="L-BFGS-B",
+                bounds=limits,
+                options={"ftol": 1e-12, "gtol": 1e-6},
+            )
+        )
+    return _model(min(results, key=lambda result: float(result.fun)).x)
 
 
-class Profile:
-    """Profile likelihood of a parameter: the maximum of the log-likelihood for each of its values.
+def _coordinates(model: BetaBinomial) -> Values:
+    """Return ln α, ln β and π₀, the coordinates [3] of all searches."""
+    return np.array([np.log(model.alpha), np.log(model.beta), model.zero_share])
+
+
+def _model(at: Values) -> BetaBinomial:
+    return BetaBinomial(float(np.exp(at[0])), float(np.exp(at[1])), float(at[2]))
+
+
+def _limits(most_zeros: float, fixed: Mapping[str, float]) -> Values:
+    """Return the bounds [3, 2] of the coordinates, with equal bounds for fixed parameters."""
+    bounds = dict(zip(PARAMETERS, [(LEAST, MOST), (LEAST, MOST), (0.0, min(most_zeros, 1 - 1e-9))], strict=True))
+    bounds |= {name: (value, value) for name, value in fixed.items()}
+    return np.array([*np.log([bounds["alpha"], bounds["beta"]]), bounds["zero_share"]])
+
+
+def _loss(at: Values, right: Counts, known: Counts, weights: Values) -> tuple[float, Values]:
+    """Return the weighted sum of the negative log-likelihoods at coordinates, and its gradient [3]."""
+    (alpha, beta), share, zeros = np.exp(at[:2]), at[2], right == 0
+    value = BetaBinomial(alpha, beta, share).log_likelihood(right, known)
+    graded = BetaBinomial(alpha, beta).log_likelihood(right, known)
+    together = digamma(alpha + beta) - digamma(known + alpha + beta)
+    by_alpha = alpha * (digamma(alpha + right) - digamma(alpha) + together)
+    by_beta = beta * (digamma(beta + known - right) - digamma(beta) + together)
+    from_beta = (1 - share) * np.exp(graded - value)  # posterior probability of p > 0
+    by_share = np.where(zeros, np.exp(-value) - np.exp(graded - value), -1 / (1 - share))
+    return -float(weights @ value), -np.stack([from_beta * by_alpha, from_beta * by_beta, by_share]) @ weights
+
+
+def deviance(
+    right: Counts, known: Counts, weights: Values, best: BetaBinomial, fixed: Mapping[str, float], zero_inflated: bool
+) -> float:
+    """Return twice the loss of log-likelihood from the fit `best` if some parameters are fixed.
+
+    This is the profile likelihood: the other parameters are fitted again.
+    """
+    starts = [best, BetaBinomial(*moments(right, known, weights), best.zero_share)]
+    other = fit(right, known, weights, zero_inflated, fixed, starts)
+    return max(0.0, 2 * float(weights @ (best.log_likelihood(right, known) - other.log_likelihood(right, known))))
+
+
+#: Function of the coordinates that returns a quantity and its gradient [3].
+Quantity = Callable[[Values], tuple[float, Values]]
+
+
+def coordinate(name: str) -> Quantity:
+    """Return a parameter as a function of the coordinates: ln α, ln β or π₀."""
+    slope = np.eye(3)[PARAMETERS.index(name)]
+    return lambda at: (float(slope @ at), slope)
+
+
+def pass_at(k: int) -> Quantity:
+    """Return Pass@K of the population as a function of the coordinates."""
+
+    def quantity(at: Values) -> tuple[float, Values]:
+        (alpha, beta), share = np.exp(at[:2]), at[2]
+        none = np.exp(betaln(alpha, beta + k) - betaln(alpha, beta))
+        together = digamma(alpha + beta) - digamma(alpha + beta + k)
+        by_beta = beta * (together + digamma(beta + k) - digamma(beta))
+        kept = (1 - share) * none
+        return float((1 - share) * (1 - none)), np.array([-kept * alpha * together, -kept * by_beta, none - 1])
+
+    return quantity
+
+
+def profile_interval(
+    right: Counts,
+    known: Counts,
+    weights: Values,
+    best: BetaBinomial,
+    quantity: Quantity,
+    zero_inflated: bool,
+    level: float = 0.95,
+) -> tuple[float, float]:
+    """Compute the profile-likelihood interval of a quantity: its range over all parameters that are likely enough.
+
+    Their deviance is at most the quantile of the χ² distribution with one degree of freedom. The ends are found by
+    sequential quadratic programming. At the boundary π₀ = 0, the interval is conservative.
 
     Args:
         right: [question] numbers of right answers.
         known: [question] numbers of graded answers.
         weights: [question] how often each question counts.
         best: The maximum likelihood fit.
-        name: Name of the parameter.
+        quantity: The quantity.
         zero_inflated: Whether π₀ is fitted.
+        level: Confidence level.
     """
+    n, center = weights.sum(), _coordinates(best)
+    most_zeros = float(weights[right == 0].sum() / n) if zero_inflated else 0.0
+    counts, limits = (right, known, weights), _limits(most_zeros, {})
+    allowed = _loss(center, *counts)[0] + float(chi2.ppf(level, 1)) / 2
+    likely: dict[str, Any] = {
+        "type": "ineq",
+        "fun": lambda at: allowed - _loss(at, *counts)[0],
+        "jac": lambda at: -_loss(at, *counts)[1],
+    }
+    ends = []
+    for sign in (-1, 1):
+        step, slope = sign * 1.0, quantity(center)[1]
+        while likely["fun"](start := np.clip(center + step * slope, *limits.T)) < 0:
+            step /= 2  # the search starts inside, but not at the maximum, where the constraint has no slope
+        found = minimize(
+            _scaled(quantity, -sign * n**0.5),  # slopes of order 1
+            start,
+            jac=True,
+            method="SLSQP",
+            bounds=limits,
+            constraints=[likely],
+            options={"ftol": 1e-6, "maxiter": 200},
+        )
+        ends.append(quantity(found.x)[0])
+    return ends[0], ends[1]
 
-    def __init__(
-        self, right: Counts, known: Counts, weights: Values, best: BetaBinomial, name: str, zero_inflated: bool
-    ) -> None:
-        self._right, self._known, self._weights = right, known, weights
-        self._best, self._name, self._zero_inflated = best, name, zero_inflated
-        self.value = float(best._asdict()[name])
 
-    def deviance(self, value: float) -> float:
-        """Return twice the loss of log-likelihood if the parameter is fixed to a value."""
-        fixed, counts = {self._name: value}, (self._right, self._known)
-        starts = [self._best, BetaBinomial(*moments(*counts, self._weights), self._best.zero_share)]
-        other = fit(*counts, self._weights, self._zero_inflated, fixed, starts)
-        loss = self._best.log_likelihood(*counts) - other.log_likelihood(*counts)
-        return max(0.0, 2 * float(self._weights @ loss))
+def _scaled(quantity: Quantity, factor: float) -> Quantity:
+    def scaled(at: Values) -> tuple[float, Values]:
+        value, slope = quantity(at)
+        return factor * value, factor * slope
 
-    def interval(self, level: float = 0.95) -> tuple[float, float]:
-        """Return the values whose deviance is at most the quantile of the χ² distribution with one degree of freedom.
-
-        An end that reaches the bounds of the parameter is that bound. At the boundary π₀ = 0, the interval is
-        conservative.
-        """
-        critical = float(chi2.ppf(level, 1))
-        none_right = self._right == 0
-        most = min(float(self._weights[none_right].sum() / self._weights.sum()), 1 - 1e-9)
-        share = self._name == "zero_share"
-        low, high = (0.0, most) if share else (float(np.log(LEAST)), float(np.log(MOST)))
-        best = self.value if share else float(np.log(self.value))
-
-        def excess(at: float) -> float:
-            return self.deviance(at if share else float(np.exp(at))) - critical
-
-        ends = [end if excess(end) <= 0 else brentq(excess, *sorted((best, end)), xtol=1e-4) for end in (low, high)]
-        return (ends[0], ends[1]) if share else (float(np.exp(ends[0])), float(np.exp(ends[1])))
+    return scaled

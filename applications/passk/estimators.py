@@ -51,7 +51,7 @@ def none_right(right: Counts, known: Counts, k: Sequence[int]) -> Values:
 
 
 def _none_right(right: Counts, known: Counts, k: Sequence[int]) -> Values:
-    """Compute the product of (n − c − j)/(n − j) over j < k for counts [...]. Returns [k, ...]; every k is at most n."""
+    """Compute the product of (n − c − j)/(n − j) over j < k for counts [...] with n ≥ k. Returns [k, ...]."""
     right, known = np.broadcast_arrays(right, known)
     drawn = np.arange(max(k, default=0)).reshape(-1, *(1,) * known.ndim)
     ratios = np.maximum(known - right - drawn, 0) / np.maximum(known - drawn, 1)

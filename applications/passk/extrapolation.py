@@ -1,12 +1,22 @@
 """Pass@K beyond the number of sampled answers, from beta-binomial models, with intervals and held-out likelihoods."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-from tqdm import tqdm
 
-from applications.passk.beta_binomial import LEAST, MOST, PARAMETERS, BetaBinomial, Profile, fit
+from applications.passk.beta_binomial import (
+    LEAST,
+    MOST,
+    PARAMETERS,
+    BetaBinomial,
+    coordinate,
+    deviance,
+    fit,
+    pass_at,
+    profile_interval,
+)
 from applications.passk.estimators import Counts, Values, distinct
 from applications.passk.intervals import estimate, mean_of
 
@@ -16,7 +26,7 @@ MODELS = {"beta_binomial": False, "zero_inflated": True}
 LEAST_QUESTIONS = 20
 _FOLDS = 5
 #: Number of values of π₀ in the profile.
-_PROFILE = 41
+_PROFILE = 25
 
 
 class Extrapolation(NamedTuple):
@@ -50,50 +60,46 @@ def why_not(right: Counts, known: Counts) -> str | None:
 def extrapolate(right: Counts, known: Counts, k: Sequence[int], n_resamples: int, seed: int) -> Extrapolation:
     """Fit both models to counts [question] that pass `why_not`, and estimate Pass@K for each k.
 
-    Pass@K has percentile intervals of a bootstrap over questions that repeats the fit. Parameters have intervals from
-    the profile likelihood. Held-out log-likelihoods are computed with five folds.
+    Parameters and Pass@K have intervals from the profile likelihood. A question bootstrap would be too narrow if π₀ is
+    at its boundary 0. Held-out log-likelihoods are computed with five folds.
 
     Returns:
         The models and a record with `k`, `likelier` (the model with the higher held-out log-likelihood), the mean
-        difference in held-out log-likelihood per question (`zero_inflated_minus_beta_binomial`), and the profile of π₀
-        (`zero_share` and `deviance`; None if every question has a right answer). For each model, it contains the
-        parameters, `pass_at_k` [k], the sum `held_out` of the held-out log-likelihoods, and `at_bounds`, the parameters
-        at a bound.
+        difference in held-out log-likelihood per question with its bootstrap interval
+        (`zero_inflated_minus_beta_binomial`), and the profile of π₀ (`zero_share` and `deviance`; None if every
+        question has a right answer). For each model, it contains the parameters, `pass_at_k` [k], the sum `held_out` of
+        the held-out log-likelihoods, and `at_bounds`, the parameters at a bound.
     """
     (c, n), place = distinct(right, known)
     weights = np.bincount(place).astype(np.float64)
     fold = np.random.default_rng(seed).permutation(len(right)) % _FOLDS
-    resamples = np.random.default_rng(seed).multinomial(len(right), weights / weights.sum(), n_resamples)
     models, held_out, records = dict[str, BetaBinomial](), dict[str, Values](), dict[str, Any]()
     for name, inflated in MODELS.items():
-        models[name] = model = fit(c, n, weights, inflated)
-        held_out[name] = _held_out(c, n, place, fold, inflated)
-        fits = (fit(c, n, drawn.astype(float), inflated, starts=[model]) for drawn in resamples)
-        drawn = np.stack([one.pass_at_k(k) for one in tqdm(fits, f"{name} resamples", n_resamples, leave=False)])
-        ends = model.pass_at_k(k), *np.quantile(drawn, [0.025, 0.975], axis=0)
+        model = fit(c, n, weights, inflated)
+        interval = partial(profile_interval, c, n, weights, model, zero_inflated=inflated)
+        ends = {key: interval(coordinate(key)) for key in PARAMETERS[: 2 + inflated]}
+        ends |= {key: tuple(np.exp(ends[key])) for key in ("alpha", "beta")}
+        models[name], held_out[name] = model, _held_out(c, n, place, fold, inflated)
         records[name] = {
-            **{key: _estimate(Profile(c, n, weights, model, key, inflated)) for key in PARAMETERS[: 2 + inflated]},
-            "pass_at_k": [dict(zip(("value", "low", "high"), map(float, one), strict=True)) for one in np.stack(ends).T],
+            **{key: _estimate(model._asdict()[key], *both) for key, both in ends.items()},
+            "pass_at_k": [_estimate(model.pass_at_k([one])[0], *interval(pass_at(one))) for one in k],
             "held_out": float(held_out[name].sum()),
             "at_bounds": [key for key in PARAMETERS[:2] if not 1.01 * LEAST < model._asdict()[key] < MOST / 1.01],
         }
     difference = held_out["zero_inflated"] - held_out["beta_binomial"]
-    zero = Profile(c, n, weights, models["zero_inflated"], "zero_share", True)
-    shares = np.linspace(0, weights[c == 0].sum() / weights.sum(), _PROFILE)[:-1]
+    shares = np.linspace(0, weights[c == 0].sum() / weights.sum(), _PROFILE)[:-1].tolist()
+    deviances = [deviance(c, n, weights, models["zero_inflated"], {"zero_share": share}, True) for share in shares]
     record = {
         "k": list(k),
         "likelier": "zero_inflated" if difference.sum() > 0 else "beta_binomial",
         "zero_inflated_minus_beta_binomial": estimate(mean_of(difference), len(right), n_resamples, seed),
-        "profile": {"zero_share": shares.tolist(), "deviance": [zero.deviance(share) for share in shares]}
-        if shares.any()
-        else None,
+        "profile": {"zero_share": shares, "deviance": deviances} if any(shares) else None,
     }
     return Extrapolation(models, record | records)
 
 
-def _estimate(profile: Profile) -> dict[str, float]:
-    low, high = profile.interval()
-    return {"value": profile.value, "low": low, "high": high}
+def _estimate(value: float, low: float, high: float) -> dict[str, float]:
+    return {"value": float(value), "low": float(low), "high": float(high)}
 
 
 def _held_out(c: Counts, n: Counts, place: Counts, fold: Counts, zero_inflated: bool) -> Values:

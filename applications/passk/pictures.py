@@ -39,7 +39,7 @@ def curve_picture(store: dict[str, Any]) -> Figure:
     """Plot the measured Pass@K, the predictive bands of the confidences, and the extrapolations of both models."""
     curve, found = store["curve"], store["extrapolation"]
     titles = ["predicted by confidences, 95 % predictive bands"] * bool(curve["predicted"])
-    titles += ["fitted models, 95 % intervals over questions" if found else "95 % intervals over questions"]
+    titles += ["fitted models, 95 % intervals" if found else "95 % intervals over questions"]
     figure, axes = new_figure(4.2 * len(titles), 3.6, ncols=len(titles), sharey=True, squeeze=False)
     n_measured = len(curve["measured"])
     for axis, title in zip(axes[0], titles, strict=True):
@@ -49,8 +49,9 @@ def curve_picture(store: dict[str, Any]) -> Figure:
         axis.set_title(title, fontsize=10)
     for (name, predicted), colour in zip(curve["predicted"].items(), METHOD_COLOURS, strict=False):
         band(axes[0, 0], curve["k"], predicted, color=colour, lw=1.5, label=name.replace("_", " "))
-    most = curve["k"][n_measured - 1]
-    axes[0, -1].axvline(most, color=GREY, lw=1, ls=":", label=f"{most} answers: extrapolation beyond" if found else None)
+    if found:
+        most = curve["k"][n_measured - 1]
+        axes[0, -1].axvline(most, color=GREY, lw=1, ls=":", label=f"{most} answers: extrapolation beyond")
     for model, (name, colour) in _MODELS.items() if found else ():
         band(axes[0, -1], found["k"], found[model]["pass_at_k"], color=colour, lw=1.5, ls="--", label=name)
     axes[0, 0].set_ylabel("Pass@K")

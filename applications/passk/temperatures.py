@@ -105,7 +105,11 @@ def temperature_record(
                 "of_single": [estimate(mean_of(one), **options) for one in single],
                 "of_best": estimate(best, **options),
                 "chosen": [temperatures[int(passed[:, half].mean(1).argmax())] for half in (~first, first)],
-                "split_minus_best": estimate(lambda w, a=mean_of(of_split), b=best: a(w) - b(w), **options),
+                "split_minus_best": estimate(_difference(mean_of(of_split), best), **options),
             }
         )
     return found
+
+
+def _difference(a: WeightedMetric, b: WeightedMetric) -> WeightedMetric:
+    return lambda weights: a(weights) - b(weights)

@@ -8,7 +8,18 @@ from scipy.integrate import quad
 from scipy.special import comb
 from scipy.stats import beta, betabinom
 
-from applications.passk.beta_binomial import LEAST, MOST, BetaBinomial, Profile, fit, moments
+from applications.passk.beta_binomial import (
+    LEAST,
+    MOST,
+    BetaBinomial,
+    Quantity,
+    coordinate,
+    deviance,
+    fit,
+    moments,
+    pass_at,
+    profile_interval,
+)
 from applications.passk.estimators import Counts, Values, distinct, pass_at_k
 
 ZERO_INFLATED = BetaBinomial(0.6, 1.5, 0.25)
@@ -54,7 +65,10 @@ def test_the_posterior_of_a_question_is_that_of_bayes(c: int) -> None:
     n, k = 6, 20
 
     def weighed(value: float) -> float:
-        return 0.75 * quad(lambda p: (1 - (1 - p) ** k) ** value * p**c * (1 - p) ** (n - c) * beta.pdf(p, 0.6, 1.5), 0, 1)[0]
+        return (
+            0.75
+            * quad(lambda p: (1 - (1 - p) ** k) ** value * p**c * (1 - p) ** (n - c) * beta.pdf(p, 0.6, 1.5), 0, 1)[0]
+        )
 
     expected = weighed(1) / (weighed(0) + 0.25 * (c == 0))
     found = ZERO_INFLATED.posterior_pass_at_k(np.array([c]), np.array([n]), [k])
@@ -64,7 +78,9 @@ def test_the_posterior_of_a_question_is_that_of_bayes(c: int) -> None:
 def test_the_mean_posterior_is_the_population_value() -> None:
     c, n = np.arange(8), np.full(8, 7)
     share = comb(7, c) * np.exp(ZERO_INFLATED.log_likelihood(c, n))
-    np.testing.assert_allclose(ZERO_INFLATED.posterior_pass_at_k(c, n, [9, 50]) @ share, ZERO_INFLATED.pass_at_k([9, 50]))
+    np.testing.assert_allclose(
+        ZERO_INFLATED.posterior_pass_at_k(c, n, [9, 50]) @ share, ZERO_INFLATED.pass_at_k([9, 50])
+    )
 
 
 # Fits
@@ -86,7 +102,7 @@ def test_a_fit_recovers_the_share_of_questions_that_are_never_answered_right() -
     found = fit(*counts, zero_inflated=True)
     assert found.zero_share == pytest.approx(0.25, abs=0.03)
     assert found.alpha == pytest.approx(0.6, rel=0.12)
-    low, high = Profile(*counts, found, "zero_share", True).interval()
+    low, high = profile_interval(*counts, found, coordinate("zero_share"), True)
     assert 0.15 < low < 0.25 < high < 0.3
     assert total(found, counts) > total(fit(*counts), counts) + 5
 
@@ -125,28 +141,58 @@ def test_any_counts_have_a_finite_fit_within_the_bounds(right: list[int], zero_i
 # Intervals
 
 
-def test_the_ends_of_a_profile_interval_have_the_critical_deviance() -> None:
+def interval(counts: tuple[Counts, Counts, Values], quantity: Quantity, zero_inflated: bool) -> tuple[float, float]:
+    return profile_interval(*counts, fit(*counts, zero_inflated), quantity, zero_inflated)
+
+
+def test_the_ends_of_an_interval_have_the_critical_deviance() -> None:
     counts = simulate(BetaBinomial(0.4, 1.2), 200, 10)
-    profile = Profile(*counts, fit(*counts), "alpha", False)
-    ends = profile.interval()
-    assert ends[0] < profile.value < ends[1]
-    np.testing.assert_allclose([profile.deviance(end) for end in ends], 3.841, rtol=0.01)
-    assert profile.deviance(profile.value) == pytest.approx(0, abs=1e-6)
+    best = fit(*counts)
+    low, high = np.exp(interval(counts, coordinate("alpha"), False))
+    assert low < best.alpha < high
+    for end in (low, high):
+        assert deviance(*counts, best, {"alpha": end}, False) == pytest.approx(3.841, rel=0.01)
+    assert deviance(*counts, best, {"alpha": best.alpha}, False) == pytest.approx(0, abs=1e-6)
 
 
 def test_a_profile_is_the_maximum_over_the_other_parameters() -> None:
     counts = simulate(BetaBinomial(0.4, 1.2), 100, 10)
-    found = fit(*counts)
+    best = fit(*counts)
     others = max(total(BetaBinomial(0.5, value), counts) for value in np.geomspace(0.1, 10, 2000))
-    expected = 2 * (total(found, counts) - others)
-    assert Profile(*counts, found, "alpha", False).deviance(0.5) == pytest.approx(expected, abs=1e-3)
+    found = deviance(*counts, best, {"alpha": 0.5}, False)
+    assert found == pytest.approx(2 * (total(best, counts) - others), abs=1e-3)
+
+
+@pytest.mark.parametrize("k", [1, 64, 1024])
+def test_the_interval_of_pass_at_k_is_its_range_over_likely_parameters(k: int) -> None:
+    counts = simulate(BetaBinomial(0.4, 1.2), 100, 10)
+    best = fit(*counts)
+    grid = [BetaBinomial(a, b) for a in np.geomspace(0.2, 0.8, 60) for b in np.geomspace(0.5, 3, 60)]
+    likely = [one for one in grid if 2 * (total(best, counts) - total(one, counts)) <= 3.841]
+    values = [one.pass_at_k([k])[0] for one in likely]
+    np.testing.assert_allclose(interval(counts, pass_at(k), False), (min(values), max(values)), atol=0.004)
+
+
+def test_at_the_boundary_of_the_zero_share_the_intervals_are_one_sided() -> None:
+    counts = simulate(BetaBinomial(0.8, 1.2), 400, 10, seed=2)
+    best = fit(*counts, zero_inflated=True)
+    assert best.zero_share < 1e-6
+    low, high = interval(counts, coordinate("zero_share"), True)
+    assert low == pytest.approx(0, abs=1e-9)
+    assert 0.01 < high < 0.1
+    below, above = interval(counts, pass_at(1024), True)
+    assert below < best.pass_at_k([1024])[0] - 0.01  # because a share of zeros cannot be excluded
+    plain = interval(counts, pass_at(1024), False)
+    assert below < plain[0]
+    assert above == pytest.approx(plain[1], abs=1e-3)
 
 
 @pytest.mark.slow
-def test_profile_intervals_contain_the_truth_in_95_of_100_simulations() -> None:
-    contain = 0
-    for seed in range(40):
-        counts = simulate(BetaBinomial(0.4, 1.2), 100, 10, seed)
-        low, high = Profile(*counts, fit(*counts), "alpha", False).interval()
-        contain += low <= 0.4 <= high
-    assert contain >= 35
+@pytest.mark.parametrize("zero_share", [0.0, 0.15])
+def test_intervals_contain_the_truth_in_95_of_100_simulations(zero_share: float) -> None:
+    truth, contain = BetaBinomial(0.5, 0.6, zero_share), 0
+    expected = truth.pass_at_k([64])[0]
+    for seed in range(60):
+        low, high = interval(simulate(truth, 300, 10, seed), pass_at(64), True)
+        contain += low <= expected <= high
+    assert contain >= 53

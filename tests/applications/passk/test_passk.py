@@ -37,7 +37,12 @@ def store_of(folder: Path, grades: Sequence[Row], temperature: float = 0.7) -> P
     store = make_store(folder, np.zeros((n, 1, 2), np.float32), np.zeros(n), k=k, temperature=temperature)
     for part in store.samples.ranges():
         rows = [
-            {"question_id": row["question_id"], "sample": row["sample"], "right": grades[int(row["question_id"][1:])][row["sample"]], "answer": "x"}
+            {
+                "question_id": row["question_id"],
+                "sample": row["sample"],
+                "right": grades[int(row["question_id"][1:])][row["sample"]],
+                "answer": "x",
+            }
             for row in store.samples.read(part).to_pylist()
         ]
         store.grades.write("given", part, rows, "as given")
@@ -70,7 +75,10 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.ndarray]
     folder = tmp_path_factory.mktemp("passk")
     p = np.random.default_rng(0).beta(0.4, 0.8, 60).round(3)
     store = store_of(folder / "store", drawn(p, 8))
-    sources = [column_file(folder / "true.csv", p.tolist(), "true"), column_file(folder / "half.csv", [0.5] * 60, "half")]
+    sources = [
+        column_file(folder / "true.csv", p.tolist(), "true"),
+        column_file(folder / "half.csv", [0.5] * 60, "half"),
+    ]
     return passk(str(store), sources, grader="given", out=str(folder / "out"), n_resamples=100), p
 
 
@@ -128,7 +136,7 @@ def test_the_command_prints_a_summary_and_a_table(
 
 
 def test_confidences_from_half_of_the_answers_are_scored_on_the_other_half(tmp_path: Path) -> None:
-    p = np.random.default_rng(0).random(20)
+    p = np.random.default_rng(0).random(19)
     store = store_of(tmp_path / "store", drawn(p, 8))
     table = load_table(Store.open(store), "given")
     source = column_file(tmp_path / "a.csv", p.tolist(), "consistency")

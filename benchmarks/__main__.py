@@ -45,6 +45,7 @@ NAMES = (
     "rollout",
     "read",
     "signals",
+    "passk",
 )
 PAGE = Path(__file__).parents[1] / "runs" / "benchmarks.md"
 

@@ -33,6 +33,7 @@ def make_store(
     name: str = "q",
     longest: int = 1,
     questions: Sequence[Question] = (),
+    temperature: float = 0.7,
 ) -> Store:
     """Make a store of questions whose answers are right with the given probabilities.
 
@@ -50,6 +51,7 @@ def make_store(
         name: Prefix of the question ids.
         longest: Maximum number of content tokens per answer. If it is 1, all answers have one token.
         questions: The questions, by default made ones.
+        temperature: Temperature in the store's identity.
     """
     rng, of_lengths = np.random.default_rng(seed), np.random.default_rng([seed, 1])
     n, layers, _ = features.shape
@@ -60,7 +62,8 @@ def make_store(
         for i in range(n)
     ]
     model = ModelIdentity("made", None, "a" * 64, "float32", "b" * 64, "c" * 64)
-    identity = Identity(Policy(model, Decoding(max_new_tokens=max(4, longest))), questions_hash(questions), block_size)
+    decoding = Decoding(temperature=temperature, max_new_tokens=max(4, longest))
+    identity = Identity(Policy(model, decoding), questions_hash(questions), block_size)
     store = Store.create(folder, identity, questions)
     for block in range(store.questions.n_blocks):
         held = range(block * block_size, min((block + 1) * block_size, n))

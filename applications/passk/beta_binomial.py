@@ -1,0 +1,252 @@
+"""Beta-binomial models of accuracies, with and without questions that are never answered right.
+
+The probability p of a right answer has a Beta(α, β) distribution over questions (arXiv 2510.05197). In the
+zero-inflated model, it is 0 for a share π₀ of the questions. The models give Pass@K for any k, also for k > n.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.optimize import minimize
+from scipy.special import betaln, digamma
+from scipy.stats import chi2
+
+from applications.passk.estimators import Counts, Values
+
+#: Bounds of α and β.
+LEAST, MOST = 1e-3, 1e4
+#: Names of the parameters, in the order of `BetaBinomial`.
+PARAMETERS = ("alpha", "beta", "zero_share")
+
+
+class BetaBinomial(NamedTuple):
+    """Parameters of a model.
+
+    Attributes:
+        alpha: First parameter α of the beta distribution.
+        beta: Second parameter β of the beta distribution.
+        zero_share: Share π₀ of the questions that are never answered right. It is 0 in the beta-binomial model.
+    """
+
+    alpha: float
+    beta: float
+    zero_share: float = 0.0
+
+    def pass_at_k(self, k: Sequence[int]) -> Values:
+        """Return Pass@K [k] for questions from the population, (1 − π₀)(1 − B(α, β + k)/B(α, β))."""
+        none = np.exp(betaln(self.alpha, self.beta + np.array(k)) - betaln(self.alpha, self.beta))
+        return (1 - self.zero_share) * (1 - none)
+
+    def posterior_pass_at_k(self, right: Counts, known: Counts, k: Sequence[int]) -> Values:
+        r"""Return the probability that at least one of k further answers is right, given c of n right ones.
+
+        .. math:: (1 - w) \Big(1 - \frac{B(\alpha+c, \beta+n-c+k)}{B(\alpha+c, \beta+n-c)}\Big)
+
+        where w is the posterior probability of p = 0. It is 0 if c > 0.
+
+        Returns:
+            [k, question] probabilities.
+        """
+        a, b = self.alpha + right, self.beta + known - right
+        none = np.exp(betaln(a, b + np.array(k)[:, None]) - betaln(a, b))
+        zero = np.where(right == 0, self.zero_share, 0) / np.exp(self.log_likelihood(right, known))
+        return (1 - zero) * (1 - none)
+
+    def log_likelihood(self, right: Counts, known: Counts) -> Values:
+        """Return the log-probability [question] of the grades of each question, in the order of the answers."""
+        graded = betaln(self.alpha + right, self.beta + known - right) - betaln(self.alpha, self.beta)
+        with np.errstate(divide="ignore"):  # ln 0 = −∞
+            return np.where(
+                right == 0,
+                np.logaddexp(np.log(self.zero_share), np.log1p(-self.zero_share) + graded),
+                np.log1p(-self.zero_share) + graded,
+            )
+
+
+def moments(right: Counts, known: Counts, weights: Values) -> tuple[float, float]:
+    """Estimate α and β by the method of moments, within the bounds.
+
+    The variance of p is the variance of c/n less the mean sampling variance c(n − c)/(n²(n − 1)). Questions with one
+    answer are used for the mean only.
+    """
+    mean = np.clip(np.average(right / known, weights=weights), 1e-3, 1 - 1e-3)
+    several = known >= 2
+    if not weights[several].any():
+        return float(mean), float(1 - mean)
+    c, n, w = right[several], known[several], weights[several]
+    variance = np.average((c / n - mean) ** 2 - c * (n - c) / (n**2 * (n - 1)), weights=w)
+    size = mean * (1 - mean) / max(variance, 1e-4) - 1
+    alpha, beta = np.clip([size * mean, size * (1 - mean)], 10 * LEAST, MOST / 10)
+    return float(alpha), float(beta)
+
+
+def fit(
+    right: Counts,
+    known: Counts,
+    weights: Values | None = None,
+    zero_inflated: bool = False,
+    fixed: Mapping[str, float] | None = None,
+    starts: Sequence[BetaBinomial] = (),
+) -> BetaBinomial:
+    """Fit a model by maximum likelihood, over ln α, ln β and π₀ (L-BFGS-B with exact gradients).
+
+    Args:
+        right: [question] numbers of right answers. Repeated pairs of counts are cheaper as one pair with a weight.
+        known: [question] numbers of graded answers.
+        weights: [question] how often each question counts, by default once.
+        zero_inflated: Whether π₀ is fitted. Otherwise, it is 0.
+        fixed: Parameters that are not fitted, by name.
+        starts: Where to start. By default, fits start from the moments and, if zero-inflated, from the moments of half
+            of the questions without right answers.
+
+    Returns:
+        The best fit of all starts. Every parameter is within its bounds, so that the fit exists for any counts.
+    """
+    weights = np.ones(len(right)) if weights is None else weights
+    weights = weights / weights.sum()
+    zeros = right == 0
+    most_zeros = float(weights[zeros].sum()) if zero_inflated else 0.0  # a higher π₀ is never more likely
+    if not starts:
+        starts = [BetaBinomial(*moments(right, known, weights))]
+        if zero_inflated and most_zeros < 1:
+            starts.append(BetaBinomial(*moments(right, known, weights * np.where(zeros, 0.5, 1)), most_zeros / 2))
+    limits = _limits(most_zeros, fixed or {})
+    results = []
+    for start in starts:
+        at = np.clip(_coordinates(start), *limits.T)
+        results.append(
+            minimize(
+                _loss,
+                at,
+                args=(right, known, weights),
+                jac=True,
+                method="L-BFGS-B",
+                bounds=limits,
+                options={"ftol": 1e-12, "gtol": 1e-6},
+            )
+        )
+    return _model(min(results, key=lambda result: float(result.fun)).x)
+
+
+def _coordinates(model: BetaBinomial) -> Values:
+    """Return ln α, ln β and π₀, the coordinates [3] of all searches."""
+    return np.array([np.log(model.alpha), np.log(model.beta), model.zero_share])
+
+
+def _model(at: Values) -> BetaBinomial:
+    return BetaBinomial(float(np.exp(at[0])), float(np.exp(at[1])), float(at[2]))
+
+
+def _limits(most_zeros: float, fixed: Mapping[str, float]) -> Values:
+    """Return the bounds [3, 2] of the coordinates, with equal bounds for fixed parameters."""
+    bounds = dict(zip(PARAMETERS, [(LEAST, MOST), (LEAST, MOST), (0.0, min(most_zeros, 1 - 1e-9))], strict=True))
+    bounds |= {name: (value, value) for name, value in fixed.items()}
+    return np.array([*np.log([bounds["alpha"], bounds["beta"]]), bounds["zero_share"]])
+
+
+def _loss(at: Values, right: Counts, known: Counts, weights: Values) -> tuple[float, Values]:
+    """Return the weighted sum of the negative log-likelihoods at coordinates, and its gradient [3]."""
+    (alpha, beta), share, zeros = np.exp(at[:2]), at[2], right == 0
+    value = BetaBinomial(alpha, beta, share).log_likelihood(right, known)
+    graded = BetaBinomial(alpha, beta).log_likelihood(right, known)
+    together = digamma(alpha + beta) - digamma(known + alpha + beta)
+    by_alpha = alpha * (digamma(alpha + right) - digamma(alpha) + together)
+    by_beta = beta * (digamma(beta + known - right) - digamma(beta) + together)
+    from_beta = (1 - share) * np.exp(graded - value)  # posterior probability of p > 0
+    by_share = np.where(zeros, np.exp(-value) - np.exp(graded - value), -1 / (1 - share))
+    return -float(weights @ value), -np.stack([from_beta * by_alpha, from_beta * by_beta, by_share]) @ weights
+
+
+def deviance(
+    right: Counts, known: Counts, weights: Values, best: BetaBinomial, fixed: Mapping[str, float], zero_inflated: bool
+) -> float:
+    """Return twice the loss of log-likelihood from the fit `best` if some parameters are fixed.
+
+    This is the profile likelihood: the other parameters are fitted again.
+    """
+    starts = [best, BetaBinomial(*moments(right, known, weights), best.zero_share)]
+    other = fit(right, known, weights, zero_inflated, fixed, starts)
+    return max(0.0, 2 * float(weights @ (best.log_likelihood(right, known) - other.log_likelihood(right, known))))
+
+
+#: Function of the coordinates that returns a quantity and its gradient [3].
+Quantity = Callable[[Values], tuple[float, Values]]
+
+
+def coordinate(name: str) -> Quantity:
+    """Return a parameter as a function of the coordinates: ln α, ln β or π₀."""
+    slope = np.eye(3)[PARAMETERS.index(name)]
+    return lambda at: (float(slope @ at), slope)
+
+
+def pass_at(k: int) -> Quantity:
+    """Return Pass@K of the population as a function of the coordinates."""
+
+    def quantity(at: Values) -> tuple[float, Values]:
+        (alpha, beta), share = np.exp(at[:2]), at[2]
+        none = np.exp(betaln(alpha, beta + k) - betaln(alpha, beta))
+        together = digamma(alpha + beta) - digamma(alpha + beta + k)
+        by_beta = beta * (together + digamma(beta + k) - digamma(beta))
+        kept = (1 - share) * none
+        return float((1 - share) * (1 - none)), np.array([-kept * alpha * together, -kept * by_beta, none - 1])
+
+    return quantity
+
+
+def profile_interval(
+    right: Counts,
+    known: Counts,
+    weights: Values,
+    best: BetaBinomial,
+    quantity: Quantity,
+    zero_inflated: bool,
+    level: float = 0.95,
+) -> tuple[float, float]:
+    """Compute the profile-likelihood interval of a quantity: its range over all parameters that are likely enough.
+
+    Their deviance is at most the quantile of the χ² distribution with one degree of freedom. The ends are found by
+    sequential quadratic programming. At the boundary π₀ = 0, the interval is conservative.
+
+    Args:
+        right: [question] numbers of right answers.
+        known: [question] numbers of graded answers.
+        weights: [question] how often each question counts.
+        best: The maximum likelihood fit.
+        quantity: The quantity.
+        zero_inflated: Whether π₀ is fitted.
+        level: Confidence level.
+    """
+    n, center = weights.sum(), _coordinates(best)
+    most_zeros = float(weights[right == 0].sum() / n) if zero_inflated else 0.0
+    counts, limits = (right, known, weights), _limits(most_zeros, {})
+    allowed = _loss(center, *counts)[0] + float(chi2.ppf(level, 1)) / 2
+    likely: dict[str, Any] = {
+        "type": "ineq",
+        "fun": lambda at: allowed - _loss(at, *counts)[0],
+        "jac": lambda at: -_loss(at, *counts)[1],
+    }
+    ends = []
+    for sign in (-1, 1):
+        step, slope = sign * 1.0, quantity(center)[1]
+        while likely["fun"](start := np.clip(center + step * slope, *limits.T)) < 0:
+            step /= 2  # the search starts inside, but not at the maximum, where the constraint has no slope
+        found = minimize(
+            _scaled(quantity, -sign * n**0.5),  # slopes of order 1
+            start,
+            jac=True,
+            method="SLSQP",
+            bounds=limits,
+            constraints=[likely],
+            options={"ftol": 1e-6, "maxiter": 200},
+        )
+        ends.append(quantity(found.x)[0])
+    return ends[0], ends[1]
+
+
+def _scaled(quantity: Quantity, factor: float) -> Quantity:
+    def scaled(at: Values) -> tuple[float, Values]:
+        value, slope = quantity(at)
+        return factor * value, factor * slope
+
+    return scaled

@@ -1,0 +1,139 @@
+"""Unbiased estimates of Pass@K and of the error of its predictions, from counts of right answers.
+
+The functions share these arguments:
+
+- `right`, `known` [question]: numbers c of right answers and n of graded answers. The answers must have been drawn in a
+  fixed number. If sampling stopped at a right answer, the estimates are biased.
+- `k` [k]: numbers of answers, each at least 1.
+
+The results are float64. Questions with the same n and c have the same values, which are computed once.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import hypergeom
+
+from extract.errors import InputError
+
+Values = NDArray[np.float64]
+Counts = NDArray[np.int64]
+
+
+def pass_at_k(right: Counts, known: Counts, k: Sequence[int]) -> Values:
+    r"""Estimate the probability that at least one of k answers is right (Chen et al., arXiv 2107.03374).
+
+    .. math:: 1 - \binom{n-c}{k} \Big/ \binom{n}{k}
+
+    Average the values over questions. A pooled estimate from the sums of c and n would be wrong.
+
+    Returns:
+        [k, question] estimates.
+
+    Raises:
+        InputError: If a k is below 1 or above the smallest n.
+    """
+    return 1 - none_right(right, known, k)
+
+
+def none_right(right: Counts, known: Counts, k: Sequence[int]) -> Values:
+    """Estimate the probability that none of k answers is right, 1 − `pass_at_k`. Returns [k, question]."""
+    for one in k:
+        if not 1 <= one <= known.min(initial=one):
+            raise InputError(
+                f"Expected `k` to be between 1 and {known.min()}, the smallest number of graded answers to a question, "
+                f"but got {one}. Use a smaller k, or sample and grade more answers."
+            )
+    (right, known), place = distinct(right, known)
+    return _none_right(right, known, k)[:, place]
+
+
+def _none_right(right: Counts, known: Counts, k: Sequence[int]) -> Values:
+    """Compute the product of (n − c − j)/(n − j) over j < k for counts [...] with n ≥ k. Returns [k, ...]."""
+    right, known = np.broadcast_arrays(right, known)
+    drawn = np.arange(max(k, default=0)).reshape(-1, *(1,) * known.ndim)
+    ratios = np.maximum(known - right - drawn, 0) / np.maximum(known - drawn, 1)
+    return np.cumprod(ratios, axis=0)[np.array(k, dtype=int) - 1]
+
+
+def distinct(*columns: Counts) -> tuple[tuple[Counts, ...], Counts]:
+    """Return the distinct rows of columns [question] as columns [row], and the row of each question."""
+    rows, place = np.unique(np.stack(columns), axis=1, return_inverse=True)
+    return tuple(rows), place.ravel()
+
+
+def pass_of_split(right: Counts, known: Counts, k: Sequence[int]) -> Values:
+    r"""Estimate the probability that at least one answer is right if k_t answers are drawn from each source t.
+
+    .. math:: 1 - \prod_t \binom{n_t-c_t}{k_t} \Big/ \binom{n_t}{k_t}
+
+    Args:
+        right: [source, question] numbers c_t of right answers, for example at each temperature.
+        known: [source, question] numbers n_t of graded answers.
+        k: Number of answers k_t from each source. A source with 0 is not used.
+
+    Returns:
+        [question] estimates.
+    """
+    sources = zip(right, known, k, strict=True)
+    return 1 - np.prod([none_right(c, n, [drawn])[0] for c, n, drawn in sources if drawn], axis=0)
+
+
+def predict(confidence: Values, k: Sequence[int]) -> Values:
+    """Predict Pass@K from confidences f [question] as 1 − (1 − f)^k. Returns [k, question]."""
+    return 1 - (1 - confidence) ** np.array(k)[:, None]
+
+
+def squared_errors(predicted: Values, right: Counts, known: Counts, k: Sequence[int]) -> Values:
+    r"""Estimate the squared error (S − θ)² of predictions S of the true Pass@K θ, without bias.
+
+    With the estimates a and b of θ from two disjoint halves of the answers, the expectation of (S − a)(S − b) is
+    (S − θ)². Its mean over all divisions into halves is
+
+    .. math:: (1-S)^2 - 2 (1-S) u_k + u_{2k}, \qquad u_k = \binom{n-c}{k} \Big/ \binom{n}{k}
+
+    For k = 1, this is the term of the debiased Brier score. A value can be negative.
+
+    Args:
+        predicted: [k, question] predictions that do not depend on these answers.
+        right: [question] numbers of right answers.
+        known: [question] numbers of graded answers, each at least 2 · max(k).
+        k: Numbers of answers.
+
+    Returns:
+        [k, question] estimates.
+    """
+    missed = 1 - predicted
+    return missed**2 - 2 * missed * none_right(right, known, k) + none_right(right, known, [2 * one for one in k])
+
+
+def oracle_errors(right: Counts, known: Counts, k: Sequence[int]) -> Values:
+    """Estimate the squared error of `predict` with the accuracy on half of the answers as the confidence.
+
+    The prediction from one half is scored on the other half, and the result is averaged over all divisions into halves.
+    The smaller half defines the confidence. Each n must be at least 2 · max(k). Returns [k, question].
+    """
+    both = none_right(right, known, [2 * one for one in k])
+    (right, known), place = distinct(right, known)
+    half = known // 2
+    seen = np.arange(half.max() + 1)[:, None]  # right answers in the half that defines the confidence
+    share = hypergeom.pmf(seen, known, right, half)  # 0 for impossible divisions
+    missed = (1 - seen / half) ** np.array(k)[:, None, None]
+    other = _none_right(np.clip(right - seen, 0, known - half), known - half, k)
+    return (share * (missed**2 - 2 * missed * other)).sum(1)[:, place] + both
+
+
+def predictive_band(confidence: Values, k: Sequence[int]) -> dict[str, Any]:
+    r"""Predict the share of questions that are solved in one run with k answers to each, with a 95 % predictive band.
+
+    If f is the probability that an answer is right, the share has the mean μ of S = 1 − (1 − f)^k and the standard
+    deviation :math:`\sqrt{\sum S (1-S)} / N`. The band is μ ± 1.96 standard deviations (arXiv 2602.13540).
+
+    Returns:
+        A dict with `value`, `low` and `high`, each [k].
+    """
+    solved = predict(confidence, k)
+    value, spread = solved.mean(1), 1.96 * np.sqrt((solved * (1 - solved)).sum(1)) / len(confidence)
+    return {"value": value, "low": np.maximum(value - spread, 0), "high": np.minimum(value + spread, 1)}

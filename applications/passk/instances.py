@@ -1,0 +1,69 @@
+"""Squared errors of predictions of Pass@K for single questions, scored without bias."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from applications.passk.estimators import Counts, Values, oracle_errors, pass_at_k, predict, squared_errors
+from applications.passk.intervals import estimate, mean_of
+from probes.baselines.registry import is_half
+
+
+def others_mean(values: Values) -> Values:
+    """Return the mean of the other questions for each question [..., question]. It needs two questions.
+
+    >>> others_mean(np.array([0.0, 0.5, 1.0])).tolist()
+    [0.75, 0.5, 0.25]
+    """
+    return (values.sum(-1, keepdims=True) - values) / (values.shape[-1] - 1)
+
+
+def error_records(
+    confidences: Mapping[str, Values],
+    counts: Mapping[bool, tuple[Counts, Counts]],
+    k: Sequence[int],
+    n_resamples: int,
+    seed: int,
+) -> list[dict[str, Any]]:
+    """Score the predictions of confidences and baselines for single questions.
+
+    The baselines are the mean accuracy of the other questions as a confidence (`base_rate`), the mean Pass@K of the
+    other questions (`mean_pass_at_k`), and the accuracy on half of the question's answers as a confidence (`oracle`).
+
+    Args:
+        confidences: Confidences [question] by name.
+        counts: The numbers of right and of graded answers [question], of all answers (False) and of the held-out half
+            (True). Methods that are computed from half of the answers are scored on the held-out half.
+        k: Numbers of answers, in ascending order.
+        n_resamples: Number of resamples for each interval.
+        seed: Seed of the resampling.
+
+    Returns:
+        A dict for each method with its `name`, whether it is a `baseline`, whether it is scored on `half` of the
+        answers, the mean `squared_error` [k] and the paired difference `minus_base_rate` [k]. The entries are None for
+        each k, in ascending order, for which a question has fewer than 2k answers. The list is empty if there is only
+        one question.
+    """
+    n = len(counts[False][0])
+    records: list[dict[str, Any]] = []
+    for half, (right, known) in counts.items() if n > 1 else ():
+        usable = [one for one in k if 2 * one <= known.min()]
+
+        def scored(predicted: Values, c: Counts = right, m: Counts = known, k: Sequence[int] = usable) -> Values:
+            return squared_errors(predicted, c, m, k)
+
+        baselines = {
+            "base_rate": scored(predict(others_mean(right / np.maximum(known, 1)), usable)),
+            "mean_pass_at_k": scored(others_mean(pass_at_k(right, known, usable))),
+            "oracle": oracle_errors(right, known, usable),
+        }
+        methods = {name: scored(predict(of, usable)) for name, of in confidences.items() if is_half(name) == half}
+        for is_baseline, of_kind in ((True, baselines), (False, methods)):
+            for name, errors in of_kind.items():
+                record: dict[str, Any] = {"name": name, "baseline": is_baseline, "half": half}
+                for figure, values in (("squared_error", errors), ("minus_base_rate", errors - baselines["base_rate"])):
+                    found = [estimate(mean_of(of_k), n, n_resamples, seed) for of_k in values]
+                    record[figure] = [*found, *[None] * (len(k) - len(found))]
+                records.append(record)
+    return records

@@ -1,0 +1,47 @@
+"""Question-bootstrap intervals of means over questions, and of means over groups of questions."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from probes.metrics.functional.inputs import by_group, mean
+from probes.metrics.intervals import WeightedMetric, bootstrap
+
+#: A `value` with the ends `low` and `high` of its interval, which are None if there is no valid interval.
+Estimate = dict[str, Any]
+
+
+def estimate(metric: WeightedMetric, n_questions: int, n_resamples: int, seed: int) -> Estimate:
+    """Compute a metric with its 95 % interval over resampled questions.
+
+    There is no interval for a single question, or if the metric has the same value in all resamples.
+    """
+    interval = bootstrap(metric, n_questions, n_resamples, seed)
+    if interval is None or interval["high"] - interval["low"] < 1e-12:
+        value = float(metric(torch.ones(1, n_questions, dtype=torch.float64)))
+        return {"value": 0.0 if abs(value) < 1e-12 else value, "low": None, "high": None}
+    return {**interval}
+
+
+def mean_of(values: NDArray[np.float64]) -> WeightedMetric:
+    """Return the mean of values [question] as a function of the resampling weights."""
+    return lambda weights: mean(torch.from_numpy(values), weights)
+
+
+def mean_over_groups(values: NDArray[np.float64], group: Tensor) -> WeightedMetric:
+    """Return the mean over groups of the mean of values [question] within each group, which all count the same.
+
+    `group` [question] int64 is the index of each question's group. Groups without questions in a resample are left out.
+    """
+    n_groups = int(group.max()) + 1
+
+    def metric(weights: Tensor) -> Tensor:
+        sizes = by_group(weights, group, n_groups)
+        sums = by_group(torch.from_numpy(values) * weights, group, n_groups)
+        drawn = (sizes > 0).double()
+        return (sums / sizes.clamp(min=1e-9)).sum(-1) / drawn.sum(-1)
+
+    return metric

@@ -1,0 +1,230 @@
+"""Record, table and Markdown page of Pass@K."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from applications.confidences import ID, confidence_name, read_confidence
+from applications.passk.estimators import Counts, Values, pass_at_k, predict, predictive_band
+from applications.passk.extrapolation import Extrapolation, extrapolate, why_not
+from applications.passk.instances import error_records
+from applications.passk.intervals import estimate, mean_of, mean_over_groups
+from applications.passk.temperatures import as_drawn, temperature_record
+from datamodules.table import QuestionTable, load_table
+from extract.errors import InputError
+from extract.store.store import Store
+from probes.baselines.registry import is_half
+from probes.report.results import record_header
+from probes.report.templates import render
+
+#: Default numbers of answers, of which those up to the smallest number of graded answers are used.
+DEFAULT_K = (1, 4, 16, 64)
+#: Maximum number of points of a curve.
+_POINTS = 48
+
+
+class Graded(NamedTuple):
+    """Counts of the answers to the questions that have a known grade at every temperature.
+
+    Attributes:
+        stores: The stores by temperature, in ascending order.
+        tables: Their question tables.
+        rows: [question] int64 rows of these questions in the stores.
+        right: [temperature, question] numbers of right answers.
+        known: [temperature, question] numbers of answers graded right or wrong, at least 1.
+    """
+
+    stores: dict[float, Store]
+    tables: list[QuestionTable]
+    rows: Counts
+    right: Counts
+    known: Counts
+
+
+def load_graded(stores: dict[float, Store], grader: str | None) -> Graded:
+    """Count the right answers in one store, or in the stores of a temperature grid.
+
+    Raises:
+        InputError: If grades are missing, or if no question has a known grade at every temperature.
+    """
+    tables = [load_table(store, grader) for store in stores.values()]
+    right, known = (np.stack([getattr(table, name) for table in tables]) for name in ("right", "known"))
+    rows = np.flatnonzero((known > 0).all(0))
+    if not len(rows):
+        raise InputError(
+            f"Expected a question with a known grade{' at every temperature' if len(stores) > 1 else ''}, but all "
+            f"{known.shape[1]} questions lack one. Grade the answers with another grader."
+        )
+    return Graded(stores, tables, rows, right[:, rows], known[:, rows])
+
+
+def read_confidences(graded: Graded, sources: Sequence[str]) -> list[dict[str, Values]]:
+    """Read the confidences [question] of each store, by name.
+
+    Raises:
+        InputError: If a source cannot be read, a question has no confidence, or two sources have the same name.
+    """
+    names = [confidence_name(source) for source in sources]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise InputError(f"Expected `confidences` with different names, but several are called {twice!r}. Pass one.")
+    found = []
+    for store, table in zip(graded.stores.values(), graded.tables, strict=True):
+        values = {name: read_confidence(source, store) for name, source in zip(names, sources, strict=True)}
+        for name, source in zip(names, sources, strict=True):
+            values[name] = values[name][graded.rows]
+            if (gaps := np.isnan(values[name])).any():
+                raise InputError(
+                    f"Expected a confidence for each of the {len(gaps)} graded questions of '{store.path}', but "
+                    f"{source!r} has none for {gaps.sum()} of them, such as "
+                    f"{table.ids[graded.rows[gaps.argmax()]]!r}. Use a complete column."
+                )
+        found.append(values)
+    return found
+
+
+def passk_record(
+    graded: Graded, sources: Sequence[str], k: Sequence[int] | None, n_resamples: int, seed: int
+) -> tuple[dict[str, Any], pa.Table]:
+    """Compute Pass@K, its predictions and extrapolations for each store, and compare the temperatures of a grid.
+
+    Args:
+        graded: The counts.
+        sources: Confidences (see `read_confidence`).
+        k: Numbers of answers. The default is 1, 4, 16 and 64, up to the smallest number of graded answers.
+        n_resamples: Number of resamples for each interval.
+        seed: Seed of the resampling.
+
+    Returns:
+        The content of passk.json, and a table with one row per temperature and question. `stores` contains the results
+        of `_store_record` for each temperature, and `temperatures` those of `temperature_record` (None for one store).
+
+    Raises:
+        InputError: If `k` or a source is invalid.
+    """
+    temperatures, first = list(graded.stores), next(iter(graded.stores.values()))
+    right, known = as_drawn(graded.right, graded.known, temperatures)
+    most = int(known.min())
+    k = [one for one in DEFAULT_K if one <= most] if k is None else sorted(set(k))
+    if not k:
+        raise InputError("Expected `k` to contain numbers of answers, but it is empty. For example, pass '[1,4]'.")
+    confidences = read_confidences(graded, sources)
+    groups, group = np.unique(np.array(graded.tables[0].groups)[graded.rows], return_inverse=True)
+    records, columns = [], []
+    for i, (temperature, table) in enumerate(zip(temperatures, graded.tables, strict=True)):
+        options: Any = {"n_resamples": n_resamples, "seed": seed}
+        measured = _Measured(right[i], known[i], k, torch.from_numpy(group) if len(groups) > 1 else None, options)
+        record, extrapolation = _store_record(measured, confidences[i], table, graded, i)
+        records.append({"temperature": temperature, "identity": list(graded.stores.values())[i].sha256, **record})
+        columns.append(_columns(measured, confidences[i], extrapolation, record["beyond"]))
+        ids = [graded.tables[0].ids[row] for row in graded.rows]
+        columns[-1] = {ID: ids, "temperature": np.full(len(ids), temperature), "group": groups[group], **columns[-1]}
+    record = {
+        **record_header(first, graded.tables[0], seed, n_resamples),
+        "k": k,
+        "n_questions": len(graded.rows),
+        "n_questions_left_out": len(graded.tables[0].ids) - len(graded.rows),
+        "n_groups": len(groups),
+        "confidences": list(confidences[0]),
+        "stores": records,
+        "temperatures": temperature_record(graded.right, graded.known, temperatures, ids, n_resamples, seed)
+        if len(temperatures) > 1
+        else None,
+    }
+    return record, pa.concat_tables([pa.table(of_store) for of_store in columns], promote_options="default")
+
+
+class _Measured(NamedTuple):
+    """Counts [question] of one store, with the numbers of answers `k` and the options of the resampling."""
+
+    right: Counts
+    known: Counts
+    k: Sequence[int]
+    group: torch.Tensor | None
+    options: dict[str, int]
+
+    def mean(self, values: Values) -> dict[str, Any]:
+        """Return the mean of values [question] with its interval."""
+        return estimate(mean_of(values), len(values), **self.options)
+
+
+def _store_record(
+    measured: _Measured, confidences: Mapping[str, Values], table: QuestionTable, graded: Graded, i: int
+) -> tuple[dict[str, Any], Extrapolation | None]:
+    """Compute the results of store i of a grid, and fit its models.
+
+    Returns:
+        A record and the fitted models. `avg_at_n` is the mean accuracy, `pass_at_k` [k] and `over_groups` [k] are means
+        over questions and over groups. `errors` comes from `error_records`. `curve` contains numbers of answers `k`,
+        the `measured` Pass@K of those up to the number of answers, and the predictive bands (`predicted`) of all of
+        them. `extrapolation` comes from `extrapolate`, or is None for the reason `not_extrapolated`. `beyond` are the
+        numbers of answers in the table of extrapolations.
+    """
+    right, known, k, group, options = measured
+    passed, most = pass_at_k(right, known, k), int(known.min())
+    beyond = [4**power for power in range(99) if 4**power > most][:3]
+    curve = sorted({*k, most, *beyond, *np.geomspace(1, beyond[-1], _POINTS).round().astype(int).tolist()})
+    within = [one for one in curve if one <= most]
+    counts = {False: (right, known)}
+    if any(map(is_half, confidences)):
+        counts[True] = (table.held_right[graded.rows], table.held_known[graded.rows])
+    reason = why_not(graded.right[i], graded.known[i])
+    found = None if reason else extrapolate(graded.right[i], graded.known[i], curve, **options)
+    predicted = {name: predictive_band(values, curve) for name, values in confidences.items()}
+    lengths = table.answers.n_tokens[~table.answers.rejected]
+    record = {
+        "n_answers": int(graded.known[i].sum()),
+        "n_unknown": int(table.unknown[graded.rows].sum()),
+        "fewest": int(graded.known[i].min()),
+        "tokens_per_answer": float(lengths.mean()) if np.isfinite(lengths).all() and len(lengths) else None,
+        "n_solved": int((right > 0).sum()),
+        "avg_at_n": measured.mean(right / known),
+        "pass_at_k": [measured.mean(values) for values in passed],
+        "over_groups": None
+        if group is None
+        else [estimate(mean_over_groups(values, group), len(values), **options) for values in passed],
+        "errors": error_records(confidences, counts, k, **options),
+        "curve": {
+            "k": curve,
+            "measured": [measured.mean(values) for values in pass_at_k(right, known, within)],
+            "predicted": {
+                name: [dict(zip(band, map(float, ends), strict=True)) for ends in zip(*band.values(), strict=True)]
+                for name, band in predicted.items()
+            },
+        },
+        "beyond": beyond,
+        "extrapolation": found and found.record,
+        "not_extrapolated": reason,
+    }
+    return record, found
+
+
+def _columns(
+    measured: _Measured, confidences: Mapping[str, Values], extrapolation: Extrapolation | None, beyond: Sequence[int]
+) -> dict[str, Any]:
+    """Return the columns of passk.parquet: counts, Pass@K, confidences, their predictions, and posterior Pass@K."""
+    right, known, k, *_ = measured
+    columns: dict[str, Any] = {"right": right, "known": known}
+    columns |= {f"pass_at_{one}": values for one, values in zip(k, pass_at_k(right, known, k), strict=True)}
+    for name, confidence in confidences.items():
+        columns[name] = confidence
+        columns |= {f"{name}_at_{one}": values for one, values in zip(k, predict(confidence, k), strict=True)}
+    if extrapolation is not None:
+        posterior = extrapolation.likelier.posterior_pass_at_k(right, known, beyond)
+        columns |= {f"posterior_at_{one}": values for one, values in zip(beyond, posterior, strict=True)}
+    return columns
+
+
+def passk_page(record: dict[str, Any], plots: Sequence[str]) -> str:
+    """Render the Markdown page with the pictures `plots`."""
+    decoding = record["policy"]["decoding"]
+    temperatures = ", ".join(f"{store['temperature']:g}" for store in record["stores"])
+    shown = {**record, "policy": {**record["policy"], "decoding": {**decoding, "temperature": temperatures}}}
+    return render("passk/passk.md.j2", record=record, shown=shown, plots=plots, summary=passk_summary(record))
+
+
+def passk_summary(record: dict[str, Any]) -> str:
+    """Describe the results in a few sentences, with a table of Pass@K."""
+    return render("passk/summary.md.j2", record=record)

@@ -1,0 +1,115 @@
+"""Pass rate of a budget that is split over temperatures, compared with single temperatures at the same budget."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from applications.passk.estimators import Counts, Values, pass_at_k, pass_of_split
+from applications.passk.intervals import estimate, mean_of
+from extract.hashing import hash_order
+from probes.metrics.intervals import WeightedMetric
+
+
+def as_drawn(right: Counts, known: Counts, temperatures: Sequence[float]) -> tuple[Counts, Counts]:
+    """Repeat the answers of temperature 0 if there is one per question, because further ones would be identical.
+
+    `right` and `known` are [temperature, question] counts of a grid. Returns both as counts of an equal total.
+    """
+    if temperatures[0] != 0 or len(temperatures) < 2 or known[0].max() > 1:
+        return right, known
+    times = np.where(np.arange(len(temperatures)) == 0, known[1:].max(), 1)[:, None]
+    return right * times, known * times
+
+
+def even_splits(temperatures: Sequence[float], most: int) -> list[list[int]]:
+    """Return even splits of budgets of up to `most` answers, as numbers of answers at each temperature.
+
+    Each temperature above 0 gets 1, 2, 4, … answers. Temperature 0 gets one, because further ones would be identical.
+
+    >>> even_splits([0.0, 0.5, 1.0], most=10)
+    [[1, 1, 1], [1, 2, 2], [1, 4, 4]]
+    """
+    splits = ([1 if t == 0 else 2**power for t in temperatures] for power in range(most.bit_length()))
+    return [split for split in splits if sum(split) <= most]
+
+
+def best_single(passed: Tensor, first: Tensor) -> WeightedMetric:
+    """Return the pass rate of the best single temperature, chosen on the other half of the questions.
+
+    The temperature with the highest mean in one half is used in the other half. It is chosen again in each resample.
+
+    Args:
+        passed: [temperature, question] float64 Pass@K.
+        first: [question] whether a question is in the first half.
+    """
+
+    def metric(weights: Tensor) -> Tensor:
+        sums = [(weights * half) @ passed.T for half in (first.double(), (~first).double())]  # [resample, temperature]
+        used = [sums[i].gather(1, sums[1 - i].argmax(1, keepdim=True)) for i in range(2)]
+        return (used[0] + used[1])[:, 0] / weights.sum(1)
+
+    return metric
+
+
+def temperature_record(
+    right: Counts,
+    known: Counts,
+    temperatures: Sequence[float],
+    ids: Sequence[str],
+    n_resamples: int,
+    seed: int,
+) -> dict[str, Any]:
+    """Compare even splits of a budget over temperatures with single temperatures.
+
+    Args:
+        right: [temperature, question] numbers of right answers.
+        known: [temperature, question] numbers of graded answers, at least 1.
+        temperatures: The temperatures, in ascending order.
+        ids: Question ids.
+        n_resamples: Number of resamples for each interval.
+        seed: Seed of the resampling and of the halves.
+
+    Returns:
+        A dict with `budgets` and `union`. Each budget contains the total `k`, the `split` over the temperatures, the
+        pass rates `of_split`, `of_single` [temperature] and `of_best` (see `best_single`), its two `chosen`
+        temperatures, and the paired difference `split_minus_best`. `union` is the share of questions with a right
+        answer at any temperature, and `solved` [temperature] that at each one, with all answers. `n_answers` counts the
+        answers per question behind the union. There are no budgets with fewer than two questions.
+    """
+    n = len(ids)
+    options: Any = {"n_questions": n, "n_resamples": n_resamples, "seed": seed}
+    solved = (right > 0).astype(np.float64)
+    found: dict[str, Any] = {
+        "temperatures": list(temperatures),
+        "union": estimate(mean_of(solved.max(0)), **options),
+        "solved": [estimate(mean_of(one), **options) for one in solved],
+        "n_answers": float(known.sum(0).mean()),
+        "budgets": [],
+    }
+    right, known = as_drawn(right, known, temperatures)
+    first = torch.zeros(n, dtype=torch.bool)
+    first[hash_order(list(ids), seed)[: n // 2]] = True
+    for split in even_splits(temperatures, int(known.min())) if n > 1 else []:
+        of_split = pass_of_split(right, known, split)
+        single: Values = np.stack([pass_at_k(c, m, [sum(split)])[0] for c, m in zip(right, known, strict=True)])
+        passed = torch.from_numpy(single)
+        best = best_single(passed, first)
+        found["budgets"].append(
+            {
+                "k": sum(split),
+                "split": split,
+                "of_split": estimate(mean_of(of_split), **options),
+                "of_single": [estimate(mean_of(one), **options) for one in single],
+                "of_best": estimate(best, **options),
+                "chosen": [temperatures[int(passed[:, half].mean(1).argmax())] for half in (~first, first)],
+                "split_minus_best": estimate(_difference(mean_of(of_split), best), **options),
+            }
+        )
+    return found
+
+
+def _difference(a: WeightedMetric, b: WeightedMetric) -> WeightedMetric:
+    return lambda weights: a(weights) - b(weights)

@@ -1,0 +1,37 @@
+"""Open the store, or the temperature grid, that a command is run on."""
+
+from pathlib import Path
+
+from extract.errors import InputError
+from extract.hashing import differences
+from extract.store.identity import member_stores
+from extract.store.store import Store
+
+_TEMPERATURE = "policy.decoding.temperature"
+
+
+def open_stores(path: str) -> dict[float, Store]:
+    """Open a store, or all stores of a temperature grid, by temperature in ascending order.
+
+    Raises:
+        InputError: If a store has no samples, or if the stores of a grid differ in more than the temperature.
+    """
+    stores = [Store.open(folder) for folder in member_stores(Path(path)) or [Path(path)]]
+    found: dict[float, Store] = {}
+    for store in stores:
+        different = [line for line in differences(store.identity, stores[0].identity) if _TEMPERATURE not in line]
+        temperature = float(store.identity["policy"]["decoding"]["temperature"])
+        if temperature in found:
+            different.append(f"nothing: '{found[temperature].path}' has the same temperature {temperature:g}")
+        if different:
+            raise InputError(
+                f"Expected the stores in {path!r} to differ only in temperature, but '{store.path}' differs from "
+                f"'{stores[0].path}' in {'; '.join(different)}. Pass one of the stores, or a folder with one grid."
+            )
+        if not store.samples.ranges():
+            raise InputError(
+                f"Expected '{store.path}' to contain samples, but temperature {temperature:g} has none. Complete it "
+                "with `python -m extract sample`, or move it out of the folder."
+            )
+        found[temperature] = store
+    return dict(sorted(found.items()))

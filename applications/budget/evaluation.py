@@ -107,9 +107,9 @@ def equal_budget(level: Tensor, curve: Tensor) -> Tensor:
     Returns:
         [row, budget] float64, linearly interpolated; NaN if the curve does not reach the level.
     """
-    curve = torch.nn.functional.pad(curve, (1, 0))
-    upper, share = _place(curve, level - 1e-12)  # levels that are equal up to rounding count as reached
-    return torch.where(level > curve[:, -1:] + 1e-12, torch.nan, upper - 1 + share)
+    level, curve = level.round(decimals=12), torch.nn.functional.pad(curve, (1, 0)).round(decimals=12)
+    upper, share = _place(curve, level)
+    return torch.where(level > curve[:, -1:], torch.nan, upper - 1 + share)
 
 
 def _curves(

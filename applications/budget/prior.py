@@ -38,10 +38,14 @@ def concentration(mean: Array, right: NDArray[np.int64], known: NDArray[np.int64
     return float(np.exp(minimize_scalar(loss, bounds=np.log(_RANGE), method="bounded").x))
 
 
-def concentrations(
+def beta_priors(
     mean: Array, right: NDArray[np.int64], known: NDArray[np.int64], fold: NDArray[np.int64]
-) -> Array | None:
-    """Estimate the concentration [question] of each fold on the other folds, or return None if it is undefined."""
+) -> tuple[Array, Array] | None:
+    """Return the parameters a and b [question] of Beta priors, whose concentrations are estimated on the other folds.
+
+    The result is None if a concentration is undefined. The arguments are those of `concentration`, and the `fold`
+    [question] of each question.
+    """
     found = np.empty(len(fold))
     for number in np.unique(fold):
         others = fold != number
@@ -49,7 +53,7 @@ def concentrations(
         if value is None:
             return None
         found[~others] = value
-    return found
+    return found * mean, found * (1 - mean)
 
 
 def base_rates(accuracy: Array, groups: Sequence[str], fold: NDArray[np.int64]) -> Array:

@@ -1,0 +1,177 @@
+"""Record, Markdown page and table of allocations of a sampling budget."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from applications.budget.allocation import Array, allocate
+from applications.budget.evaluation import equal_budget, success
+from applications.budget.methods import BASE_RATE, BAYESIAN, N_FOLDS, UNIFORM, Questions, Setting, read_questions
+from datamodules.table import QuestionTable
+from extract.errors import InputError
+from extract.store.store import Store
+from probes.metrics.intervals import Interval, bca_interval, enough_finite, resample_weights
+from probes.report.results import record_header
+from probes.report.templates import render
+
+#: Default mean budgets. Those for which a store has too few answers are left out.
+BUDGETS = (1, 2, 4, 8, 16, 32, 64)
+
+
+def budget_record(
+    store: Store,
+    table: QuestionTable,
+    confidences: Mapping[str, Array],
+    budgets: Sequence[int] | None,
+    n_resamples: int,
+    seed: int,
+) -> tuple[dict[str, Any], pa.Table]:
+    """Compute the expected success of all methods of allocating a budget.
+
+    Args:
+        store: The store.
+        table: Its question table.
+        confidences: Dict from name to confidences [row] of the questions in the table; NaN if missing.
+        budgets: Mean numbers of answers per question. The default is those of `BUDGETS` that can be spent.
+        n_resamples: Number of resamples for each interval.
+        seed: Seed of the folds and resamples.
+
+    Returns:
+        The content of budget.json, and the allocations as a table with the columns `question_id`, `confidence`, `gain`,
+        `budget` and `answers`. `settings` in the record contains the result of `evaluate_setting` for each setting.
+
+    Raises:
+        InputError: If there are too few questions, no answer is right, or a budget cannot be spent.
+    """
+    questions = read_questions(table, confidences, seed)
+    everything = questions.settings["all"]
+    limit = everything.limit(questions.fold)
+    chosen = sorted(set(BUDGETS if budgets is None else budgets))
+    if budgets is None:
+        chosen = [budget for budget in chosen if budget <= limit]
+    if not chosen or not 1 <= chosen[0] <= chosen[-1] <= limit:
+        got = next((budget for budget in chosen if not 1 <= budget <= limit), "no budget")
+        raise InputError(
+            f"Expected `budgets` to be between 1 and {limit:g}, the number of graded answers per question, but got "
+            f"{got}. Choose other budgets, or sample and grade more answers."
+        )
+    weights = resample_weights(len(questions.rows), n_resamples, seed)
+    record = {
+        **record_header(store, table, seed, n_resamples),
+        "folds": N_FOLDS,
+        "n_questions": len(questions.rows),
+        "n_questions_left_out": len(table.ids) - len(questions.rows),
+        "n_answers": int(everything.known.sum()),
+        "accuracy": float((everything.right / everything.known).mean()),
+        "budgets": chosen,
+        "confidences": list(confidences),
+        "concentration": questions.concentration,
+        "settings": {
+            name: evaluate_setting(setting, questions, chosen, weights) for name, setting in questions.settings.items()
+        },
+    }
+    return record, allocation_table(questions, table.ids, chosen)
+
+
+def evaluate_setting(setting: Setting, questions: Questions, budgets: Sequence[int], weights: Tensor) -> dict[str, Any]:
+    """Compute the expected success of the methods in a setting, and paired differences to the uniform allocation.
+
+    Args:
+        setting: The setting.
+        questions: The questions.
+        budgets: Mean numbers of answers per question. Those that cannot be spent in this setting are left out.
+        weights: [resample, question] float64 number of copies of each question.
+
+    Returns:
+        A dict with the `limit` of the budgets, the number `n_answers` of available answers, and `methods`. Each method
+        has its `confidence` and `gain`, and `success`, `difference` and `saved` by budget. `saved` is the budget at
+        which the uniform allocation has the same success, minus the budget; None if more than a tenth of its values in
+        resamples are unknown, because the uniform allocation would need more answers than there are.
+    """
+    counts, limit = (setting.right, setting.known), setting.limit(questions.fold)
+    used = [budget for budget in budgets if budget <= limit]
+
+    def of(method: tuple[str, str], at: Sequence[int]) -> tuple[Tensor, Tensor]:
+        return success(setting.gains[method], *counts, np.array(at), weights, questions.fold, setting.online)
+
+    curve = of((UNIFORM, ""), range(1, int(limit) + 1))
+    at = [budget - 1 for budget in used]
+    uniform, methods = [one[:, at] for one in curve], []
+    for name, gain in setting.gains:
+        found = of((name, gain), used)
+        figures: dict[str, Any] = {"success": _intervals(*found)}
+        if name != UNIFORM:
+            figures["difference"] = _intervals(*((a - b).round(decimals=12) + 0.0 for a, b in zip(found, uniform, strict=True)))
+            figures["saved"] = _saved(found, curve, used)
+        by_budget = {metric: dict(zip(map(str, used), values, strict=True)) for metric, values in figures.items()}
+        methods.append({"confidence": name, "gain": gain, **by_budget})
+    return {"limit": limit, "n_answers": int(setting.known.sum()), "budgets": used, "methods": methods}
+
+
+def _intervals(terms: Tensor, resampled: Tensor) -> list[Interval | None]:
+    """Return the mean of each column of `terms` [question, budget] with its interval."""
+    return [
+        bca_interval(float(of_question.mean()), of_question - of_question.mean(), of_resample)
+        for of_question, of_resample in zip(terms.T, resampled.T, strict=True)
+    ]
+
+
+def _saved(found: Sequence[Tensor], curve: Sequence[Tensor], budgets: Sequence[int]) -> list[Interval | None]:
+    """Return the answers per question that a method saves at equal success, given the curve of uniform allocations.
+
+    `found` and `curve` are terms [question, budget] and values [resample, budget]. A question influences the saved
+    answers in proportion to its influence on the difference in success at the two budgets.
+    """
+    (terms, resampled), (of_uniform, uniform_resampled) = found, curve
+    equal = equal_budget(terms.mean(0, keepdim=True), of_uniform.mean(0, keepdim=True))[0]
+    equal_resampled = equal_budget(resampled, uniform_resampled)
+    padded = torch.nn.functional.pad(of_uniform, (1, 0))
+    intervals: list[Interval | None] = []
+    for column, budget in enumerate(budgets):
+        usable, reached = enough_finite(equal_resampled[:, column]), float(equal[column])
+        if usable is None or reached != reached:
+            intervals.append(None)
+            continue
+        low = min(int(reached), padded.shape[1] - 2)
+        influence = terms[:, column] - torch.lerp(padded[:, low], padded[:, low + 1], reached - low)
+        intervals.append(bca_interval(reached - budget, influence - influence.mean(), usable - budget))
+    return intervals
+
+
+def allocation_table(questions: Questions, ids: Sequence[str], budgets: Sequence[int]) -> pa.Table:
+    """Return the numbers of answers that each method allocates to the questions, out of all their answers."""
+    setting, tables = questions.settings["all"], []
+    for (name, gain), gains in setting.gains.items():
+        for budget in budgets:
+            answers = np.empty(len(questions.rows), dtype=np.int64)
+            for number in np.unique(questions.fold):
+                rows = questions.fold == number
+                answers[rows] = allocate(gains[rows], setting.known[rows], budget * int(rows.sum()))
+            columns = {"confidence": name, "gain": gain, "budget": budget}
+            repeated = {key: [value] * len(answers) for key, value in columns.items()}
+            tables.append(
+                pa.table({"question_id": [ids[row] for row in questions.rows], **repeated, "answers": answers})
+            )
+    return pa.concat_tables(tables)
+
+
+def budget_verdict(record: dict[str, Any]) -> str:
+    """Describe the difference between each confidence and the uniform allocation at the middle budget."""
+    methods = {(one["confidence"], one["gain"]): one for one in record["settings"]["all"]["methods"]}
+    budget = record["budgets"][(len(record["budgets"]) - 1) // 2]
+    shown = [
+        methods[name, gain]
+        for name in (BASE_RATE, *record["confidences"])
+        for gain in (BAYESIAN, "plug-in")
+        if (name, gain) in methods
+    ]
+    return render("budget/verdict.md.j2", budget=budget, uniform=methods[UNIFORM, ""], shown=shown)
+
+
+def budget_page(record: dict[str, Any], plots: Sequence[str]) -> str:
+    """Render the Markdown page of a budget with the pictures `plots`."""
+    return render("budget/budget.md.j2", record=record, verdict=budget_verdict(record), plots=plots)

@@ -105,7 +105,9 @@ def evaluate_setting(setting: Setting, questions: Questions, budgets: Sequence[i
         found = of((name, gain), used)
         figures: dict[str, Any] = {"success": _intervals(*found)}
         if name != UNIFORM:
-            figures["difference"] = _intervals(*((a - b).round(decimals=12) + 0.0 for a, b in zip(found, uniform, strict=True)))
+            figures["difference"] = _intervals(
+                *((a - b).round(decimals=12) + 0.0 for a, b in zip(found, uniform, strict=True))
+            )
             figures["saved"] = _saved(found, curve, used)
         by_budget = {metric: dict(zip(map(str, used), values, strict=True)) for metric, values in figures.items()}
         methods.append({"confidence": name, "gain": gain, **by_budget})

@@ -50,7 +50,9 @@ def write_probe(folder: Path, store: Store, **changes: Any) -> Path:
 def test_a_column_is_read_in_the_order_of_the_store_and_questions_without_a_value_are_nan(
     tmp_path: Path, store: Store, ending: str
 ) -> None:
-    path = write_table(tmp_path / f"a.{ending}", question_id=["q7", "q0", "q3"], mine=[0.25, 1, None], other=["", "", ""])
+    path = write_table(
+        tmp_path / f"a.{ending}", question_id=["q7", "q0", "q3"], mine=[0.25, 1, None], other=["", "", ""]
+    )
     expected = np.full(N, np.nan)
     expected[[7, 0]] = 0.25, 1
     np.testing.assert_array_equal(read_confidence(f"{path}:mine", store), expected)

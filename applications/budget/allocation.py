@@ -4,6 +4,7 @@ The expected number of questions with at least one right answer is a sum of conc
 Taking the answers with the largest gains is therefore optimal, and one sort serves every budget.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -93,14 +94,16 @@ def rank(gains: Array, caps: NDArray[np.int64]) -> Ranking:
     return Ranking(question, answer, np.flatnonzero(last))
 
 
-def allocate(gains: Array, caps: NDArray[np.int64], total: int) -> NDArray[np.int64]:
-    """Return the allocation [question] of `total` answers with the largest sum of gains. See `rank`.
+def allocate(gains: Array, caps: NDArray[np.int64], totals: Sequence[int]) -> NDArray[np.int64]:
+    """Return the allocations [total, question] of numbers of answers with the largest sums of gains. See `rank`.
 
     Raises:
-        InputError: If `total` is not between 0 and the sum of the caps.
+        InputError: If a total is not between 0 and the sum of the caps.
     """
-    if not 0 <= total <= caps.sum():
+    if not 0 <= min(totals) <= max(totals) <= caps.sum():
         raise InputError(
-            f"Expected a budget between 0 and the {caps.sum()} available answers, but got {total}. Sample more answers."
+            f"Expected totals between 0 and the {caps.sum()} available answers, but got {list(totals)}. "
+            "Sample more answers."
         )
-    return np.bincount(rank(gains, caps).question[:total], minlength=len(caps))
+    question = rank(gains, caps).question
+    return np.stack([np.bincount(question[:total], minlength=len(caps)) for total in totals])

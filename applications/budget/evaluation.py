@@ -13,7 +13,7 @@ from torch import Tensor
 from applications.budget.allocation import Array, rank
 
 #: Number of questions times the maximum number of points of the curves in `success`.
-_CELLS = 2**20
+_CELLS = 2**17
 
 
 def all_wrong(right: NDArray[np.int64], known: NDArray[np.int64], most: int) -> Array:
@@ -64,9 +64,9 @@ def success(
     In each resample, the budget is allocated again. The answers of a tie share what is left of a budget for them, which
     is the expectation over a random order of the tie.
 
-    The curves of spending and success are computed exactly at up to 2²⁰ / N points for N questions, and at all given
-    budgets for the original questions. Between two points, answers with similar gains share the budget like a tie. With
-    fewer points than answers, only the resamples are affected.
+    The curves of spending and success are exact at up to 2¹⁷ / N points for N questions in a fold, and at all budgets
+    for the original questions. Between two points, answers with similar gains share the budget like a tie. This affects
+    only the resamples, and only if there are fewer points than ties.
 
     Args:
         gains: [question, answer] gains, which do not increase along `answer`.

@@ -148,16 +148,18 @@ def allocation_table(questions: Questions, ids: Sequence[str], budgets: Sequence
     """Return the numbers of answers that each method allocates to the questions, out of all their answers."""
     setting, tables = questions.settings["all"], []
     for (name, gain), gains in setting.gains.items():
-        for budget in budgets:
-            answers = np.empty(len(questions.rows), dtype=np.int64)
-            for number in np.unique(questions.fold):
-                rows = questions.fold == number
-                answers[rows] = allocate(gains[rows], setting.known[rows], budget * int(rows.sum()))
-            columns = {"confidence": name, "gain": gain, "budget": budget}
-            repeated = {key: [value] * len(answers) for key, value in columns.items()}
-            tables.append(
-                pa.table({"question_id": [ids[row] for row in questions.rows], **repeated, "answers": answers})
-            )
+        answers = np.empty((len(budgets), len(questions.rows)), dtype=np.int64)
+        for number in np.unique(questions.fold):
+            rows = np.flatnonzero(questions.fold == number)
+            answers[:, rows] = allocate(gains[rows], setting.known[rows], [budget * len(rows) for budget in budgets])
+        columns = {
+            "question_id": np.tile(np.array(ids)[questions.rows], len(budgets)),
+            "confidence": [name] * answers.size,
+            "gain": [gain] * answers.size,
+            "budget": np.repeat(budgets, len(questions.rows)),
+            "answers": answers.ravel(),
+        }
+        tables.append(pa.table(columns))
     return pa.concat_tables(tables)
 
 

@@ -48,7 +48,7 @@ def test_greedy_allocations_are_as_good_as_the_best_of_all_allocations(kind: str
         total = min(rng.integers(0, 7), caps.sum())
         f = rng.choice([0, 0.1, 0.3, 0.3, 0.5, 0.9, 1], n)
         gains = plug_in_gains(f, 4) if kind == "plug-in" else beta_gains(2 * f, 2 * (1 - f), 4)
-        found = allocate(gains, caps, total)
+        found = allocate(gains, caps, [total])[0]
         value = np.concatenate([np.zeros((n, 1)), gains.cumsum(axis=1)], axis=1)
         everything = [k for k in product(*(range(cap + 1) for cap in caps)) if sum(k) == total]
         best = max(value[range(n), k].sum() for k in everything)
@@ -65,7 +65,7 @@ def test_the_sum_of_plug_in_gains_is_the_probability_of_a_right_answer() -> None
 def test_a_question_with_confidence_0_gets_nothing_while_others_have_a_gain() -> None:
     gains = plug_in_gains(np.array([0, 0.9, 1]), 30)
     assert gains[1, 29] < 1e-28
-    assert allocate(gains, np.array([30, 30, 30]), 31).tolist() == [0, 30, 1]
+    assert allocate(gains, np.array([30, 30, 30]), [31])[0].tolist() == [0, 30, 1]
 
 
 def test_bayesian_gains_are_ratios_of_beta_functions() -> None:
@@ -90,8 +90,7 @@ def test_hazards_are_bayesian_gains_given_that_no_answer_was_right() -> None:
 
 def test_uniform_allocations_are_equal_up_to_the_caps() -> None:
     caps = np.array([2, 9, 9, 9])
-    assert allocate(uniform_gains(4, 9), caps, 8).tolist() == [2, 2, 2, 2]
-    assert allocate(uniform_gains(4, 9), caps, 20).tolist() == [2, 6, 6, 6]
+    assert allocate(uniform_gains(4, 9), caps, [8, 20]).tolist() == [[2, 2, 2, 2], [2, 6, 6, 6]]
 
 
 def test_ties_are_in_the_order_of_the_answers_and_then_of_the_questions() -> None:
@@ -103,8 +102,8 @@ def test_ties_are_in_the_order_of_the_answers_and_then_of_the_questions() -> Non
 
 @pytest.mark.parametrize("total", [-1, 7])
 def test_a_total_that_cannot_be_spent_is_refused(total: int) -> None:
-    with pytest.raises(InputError, match=f"between 0 and the 6 available answers, but got {total}"):
-        allocate(uniform_gains(2, 3), np.array([3, 3]), total)
+    with pytest.raises(InputError, match="between 0 and the 6 available answers, but got"):
+        allocate(uniform_gains(2, 3), np.array([3, 3]), [2, total])
 
 
 # Expected success
@@ -144,14 +143,14 @@ def test_the_curves_read_at_few_points_change_only_the_resamples_and_only_slight
 def test_every_fold_of_every_resample_is_allocated_again() -> None:
     _, right, known = drawn(1)
     fold, budgets, weights = np.arange(40) % 3, np.array([1, 2, 4]), resample_weights(40, 20, 0)
-    gains = plug_in_gains(0.05 + 0.9 * np.random.default_rng(0).permutation(40) / 40, 6)  # no ties
+    gains = plug_in_gains(np.random.default_rng(0).random(40), 6)  # no ties
     found = success(gains, right, known, budgets, weights, fold)
 
     def allocated(copies: np.ndarray, mean: int) -> float:
         n_right = 0.0
         for number in range(3):
             rows = np.repeat(np.arange(40), copies * (fold == number))
-            answers = allocate(gains[rows], known[rows], mean * len(rows))
+            answers = allocate(gains[rows], known[rows], [mean * len(rows)])[0]
             n_right += len(rows) * expected_success(right[rows], known[rows], answers)
         return n_right / 40
 
@@ -167,7 +166,7 @@ def test_ties_share_a_budget_as_in_a_random_order_of_the_questions() -> None:
     found = success(gains, right, known, np.array([1, 2]), torch.ones(1, 5).double(), np.zeros(5))
     for column, total in enumerate((5, 10)):
         orders = [list(order) for order in permutations(range(5))]
-        shares = [expected_success(right[i], known[i], allocate(gains[i], known[i], total)) for i in orders]
+        shares = [expected_success(right[i], known[i], allocate(gains[i], known[i], [total])[0]) for i in orders]
         assert float(found.resampled[0, column]) == pytest.approx(np.mean(shares), abs=1e-12)
 
 

@@ -3,8 +3,6 @@
 The answers are drawn without replacement from the graded answers of a question, so all expectations are exact.
 """
 
-from typing import NamedTuple
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -38,18 +36,6 @@ def expected_success(right: NDArray[np.int64], known: NDArray[np.int64], allocat
     return float(1 - wrong[np.arange(len(allocation)), allocation].mean())
 
 
-class Success(NamedTuple):
-    """Expected success at several budgets.
-
-    Attributes:
-        terms: [question, budget] float64 probability that a question has at least one right answer.
-        resampled: [resample, budget] float64 expected success in resamples of the questions.
-    """
-
-    terms: Tensor
-    resampled: Tensor
-
-
 def success(
     gains: Array,
     right: NDArray[np.int64],
@@ -58,7 +44,7 @@ def success(
     weights: Tensor,
     fold: NDArray[np.int64],
     online: bool = False,
-) -> Success:
+) -> Tensor:
     """Compute the expected success of drawing answers in the order of their gains, at several budgets.
 
     In each resample, the budget is allocated again. The answers of a tie share what is left of a budget for them, which
@@ -73,22 +59,24 @@ def success(
         right: [question] numbers of right answers.
         known: [question] numbers of graded answers, which limit the allocation.
         budgets: [budget] mean numbers of answers per question.
-        weights: [resample, question] float64 number of copies of each question.
+        weights: [resample, question] float64 number of copies of each question. With weights of 1, the result is the
+            expected success of the original questions.
         fold: [question] fold of each question. Each fold spends a budget of its own.
         online: Whether a question gets no more answers after its first right answer. The budget then limits the
             expected number of answers, over the random order of the answers to each question.
+
+    Returns:
+        [resample, budget] float64 expected share of questions with at least one right answer.
     """
-    terms = torch.zeros(len(gains), len(budgets), dtype=torch.float64)
     total = torch.zeros(len(weights), len(budgets), dtype=torch.float64)
     for number in np.unique(fold):
         rows = np.flatnonzero(fold == number)
         cost, gain = _curves(gains[rows], right[rows], known[rows], budgets, online)
-        place = _place(cost.sum(0, keepdim=True), torch.from_numpy(len(rows) * budgets)[None].double())
-        terms[rows] = _read(gain, *place)
         copies = weights[:, rows]
-        place = _place(copies @ cost, copies.sum(1, keepdim=True) * torch.from_numpy(budgets))
-        total += _read(copies @ gain, *place)
-    return Success(terms, total / weights.sum(1, keepdim=True))
+        upper, share = _place(copies @ cost, copies.sum(1, keepdim=True) * torch.from_numpy(budgets))
+        gained = copies @ gain
+        total += torch.lerp(gained.gather(1, upper - 1), gained.gather(1, upper), share)
+    return total / weights.sum(1, keepdim=True)
 
 
 def mean_cost(right: NDArray[np.int64], known: NDArray[np.int64]) -> float:
@@ -140,9 +128,3 @@ def _place(x: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
     upper = torch.searchsorted(x, at).clamp(1, x.shape[1] - 1)
     low, high = x.gather(1, upper - 1), x.gather(1, upper)
     return upper, ((at - low) / (high - low)).nan_to_num(0).clamp(0, 1)
-
-
-def _read(y: Tensor, upper: Tensor, share: Tensor) -> Tensor:
-    """Interpolate curves `y` [row, point] at the places from `_place`, which can be one row for all curves."""
-    upper, share = upper.expand(len(y), -1), share.expand(len(y), -1)
-    return torch.lerp(y.gather(1, upper - 1), y.gather(1, upper), share)

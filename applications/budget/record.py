@@ -14,7 +14,7 @@ from applications.budget.methods import BASE_RATE, BAYESIAN, N_FOLDS, UNIFORM, Q
 from datamodules.table import QuestionTable
 from extract.errors import InputError
 from extract.store.store import Store
-from probes.metrics.intervals import Interval, bca_interval, enough_finite, resample_weights
+from probes.metrics.intervals import Interval, resample_weights
 from probes.report.results import record_header
 from probes.report.templates import render
 
@@ -59,7 +59,8 @@ def budget_record(
             f"Expected `budgets` to be between 1 and {limit:g}, the number of graded answers per question, but got "
             f"{got}. Choose other budgets, or sample and grade more answers."
         )
-    weights = resample_weights(len(questions.rows), n_resamples, seed)
+    resamples = resample_weights(len(questions.rows), n_resamples, seed)
+    weights = torch.cat([torch.ones_like(resamples[:1]), resamples])
     record = {
         **record_header(store, table, seed, n_resamples),
         "folds": N_FOLDS,
@@ -84,7 +85,7 @@ def evaluate_setting(setting: Setting, questions: Questions, budgets: Sequence[i
         setting: The setting.
         questions: The questions.
         budgets: Mean numbers of answers per question. Those that cannot be spent in this setting are left out.
-        weights: [resample, question] float64 number of copies of each question.
+        weights: [resample, question] float64 number of copies of each question, which is 1 in the first row.
 
     Returns:
         A dict with the `limit` of the budgets, the number `n_answers` of available answers, and `methods`. Each method
@@ -95,53 +96,39 @@ def evaluate_setting(setting: Setting, questions: Questions, budgets: Sequence[i
     counts, limit = (setting.right, setting.known), setting.limit(questions.fold)
     used = [budget for budget in budgets if budget <= limit]
 
-    def of(method: tuple[str, str], at: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def of(method: tuple[str, str], at: Sequence[int]) -> Tensor:
         return success(setting.gains[method], *counts, np.array(at), weights, questions.fold, setting.online)
 
     curve = of((UNIFORM, ""), range(1, int(limit) + 1))
-    at = [budget - 1 for budget in used]
-    uniform, methods = [one[:, at] for one in curve], []
+    methods = []
     for name, gain in setting.gains:
         found = of((name, gain), used)
-        figures: dict[str, Any] = {"success": _intervals(*found)}
+        values = {"success": found}
         if name != UNIFORM:
-            figures["difference"] = _intervals(
-                *((a - b).round(decimals=12) + 0.0 for a, b in zip(found, uniform, strict=True))
-            )
-            figures["saved"] = _saved(found, curve, used)
-        by_budget = {metric: dict(zip(map(str, used), values, strict=True)) for metric, values in figures.items()}
-        methods.append({"confidence": name, "gain": gain, **by_budget})
+            at = torch.tensor(used, dtype=torch.int64)
+            values["difference"] = (found - curve[:, at - 1]).round(decimals=12) + 0.0  # without −0
+            values["saved"] = equal_budget(found, curve) - at
+        figures = {
+            metric: dict(zip(map(str, used), map(_interval, of_metric.T), strict=True))
+            for metric, of_metric in values.items()
+        }
+        methods.append({"confidence": name, "gain": gain, **figures})
     return {"limit": limit, "n_answers": int(setting.known.sum()), "budgets": used, "methods": methods}
 
 
-def _intervals(terms: Tensor, resampled: Tensor) -> list[Interval | None]:
-    """Return the mean of each column of `terms` [question, budget] with its interval."""
-    return [
-        bca_interval(float(of_question.mean()), of_question - of_question.mean(), of_resample)
-        for of_question, of_resample in zip(terms.T, resampled.T, strict=True)
-    ]
+def _interval(values: Tensor) -> Interval | None:
+    """Return the first value with the 95 % percentile interval of the others, which come from resamples.
 
-
-def _saved(found: Sequence[Tensor], curve: Sequence[Tensor], budgets: Sequence[int]) -> list[Interval | None]:
-    """Return the answers per question that a method saves at equal success, given the curve of uniform allocations.
-
-    `found` and `curve` are terms [question, budget] and values [resample, budget]. A question influences the saved
-    answers in proportion to its influence on the difference in success at the two budgets.
+    The result is None if the first value or more than a tenth of the others is not finite. In a resample, copies of a
+    question have the same gains, which makes the allocation slightly worse. The bias correction of BCa intervals would
+    double this bias: with 40 questions, they cover the expected difference in 83–88 % of simulations, and percentile
+    intervals in 92–96 %.
     """
-    (terms, resampled), (of_uniform, uniform_resampled) = found, curve
-    equal = equal_budget(terms.mean(0, keepdim=True), of_uniform.mean(0, keepdim=True))[0]
-    equal_resampled = equal_budget(resampled, uniform_resampled)
-    padded = torch.nn.functional.pad(of_uniform, (1, 0))
-    intervals: list[Interval | None] = []
-    for column, budget in enumerate(budgets):
-        usable, reached = enough_finite(equal_resampled[:, column]), float(equal[column])
-        if usable is None or reached != reached:
-            intervals.append(None)
-            continue
-        low = min(int(reached), padded.shape[1] - 2)
-        influence = terms[:, column] - torch.lerp(padded[:, low], padded[:, low + 1], reached - low)
-        intervals.append(bca_interval(reached - budget, influence - influence.mean(), usable - budget))
-    return intervals
+    resampled = values[1:][values[1:].isfinite()]
+    if not values[0].isfinite() or len(resampled) < 0.9 * (len(values) - 1):
+        return None
+    low, high = resampled.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    return {"value": float(values[0]), "low": low, "high": high}
 
 
 def allocation_table(questions: Questions, ids: Sequence[str], budgets: Sequence[int]) -> pa.Table:

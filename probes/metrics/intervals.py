@@ -56,13 +56,8 @@ def resampled(metric: WeightedMetric, n_questions: int, n_resamples: int, seed: 
     """
     step = max(_LEAST_RESAMPLES, _CHUNK // n_questions)
     values = torch.cat([metric(weights) for weights in resample_weights(n_questions, n_resamples, seed).split(step)])
-    return None if n_questions < 2 else enough_finite(values)
-
-
-def enough_finite(values: Tensor) -> Tensor | None:
-    """Return the finite values of `values` [resample], or None if more than a tenth are not finite."""
     usable = values[values.isfinite()]
-    return None if len(usable) < 0.9 * len(values) else usable
+    return None if n_questions < 2 or len(usable) < 0.9 * n_resamples else usable
 
 
 def bootstrap(metric: WeightedMetric, n_questions: int, n_resamples: int = 2000, seed: int = 0) -> Interval | None:
@@ -75,21 +70,10 @@ def bootstrap(metric: WeightedMetric, n_questions: int, n_resamples: int = 2000,
         value = metric(weights).sum()
     influence = torch.autograd.grad(value, weights)[0][0]
     usable = resampled(metric, n_questions, n_resamples, seed)
-    return None if usable is None else bca_interval(value.item(), influence, usable)
-
-
-def bca_interval(value: float, influence: Tensor, resampled: Tensor) -> Interval | None:
-    """Compute the 95 % BCa interval of a value, or return None if the value is NaN.
-
-    Args:
-        value: The value.
-        influence: [question] float64 influence of each question on the value, up to a constant factor.
-        resampled: [resample] float64 finite values in resamples of the questions.
-    """
-    if value != value:
+    if value.isnan() or usable is None:
         return None
-    low, high = resampled.quantile(_bca_levels(value, influence, resampled)).tolist()
-    return {"value": value, "low": low, "high": high}
+    low, high = usable.quantile(_bca_levels(value.item(), influence, usable)).tolist()
+    return {"value": value.item(), "low": low, "high": high}
 
 
 def _bca_levels(value: float, influence: Tensor, resampled: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """Read question-level confidences for the questions of a store: a saved probe, or a column of a table."""
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -70,12 +71,14 @@ def _of_probe(folder: Path, store: Store) -> NDArray[np.float64]:
             f"Expected a probe that reads questions, but {str(folder)!r} reads answers (target "
             f"{probe.config['target']!r}). Train one with --data.target=capability."
         )
-    if different := differences(store.model, probe.config["model"]):
+    expected = probe.config["model"]
+    names = {"id": expected["id"], "revision": expected["revision"]}  # not compared, see `check_model`
+    if different := "; ".join(differences(store.model | names, expected)):
         raise InputError(
-            f"Expected a probe of the model that answered '{store.path}', but {str(folder)!r} differs in "
-            f"{'; '.join(different)}. Use a probe that was trained on this model."
+            f"Expected a probe of the model that answered '{store.path}', but {str(folder)!r} differs in {different}. "
+            "Use a probe that was trained on this model."
         )
-    if probe.config["training"]["store"] == store.sha256:
+    if probe.config.get("training", {}).get("store") == store.sha256:
         raise InputError(
             f"Expected a probe that was trained on another store, but {str(folder)!r} was trained on '{store.path}'. "
             "Its confidences for its training questions are too good. Pass out-of-fold predictions of "
@@ -124,7 +127,8 @@ def _of_table(source: str, store: Store) -> NDArray[np.float64]:
 
 def _read_table(path: Path, source: str) -> pa.Table:
     """Read a Parquet or CSV file."""
-    readers = {".parquet": pq.read_table, ".csv": pa.csv.read_csv}
+    ids_as_text = pa.csv.ConvertOptions(column_types={ID: pa.string()})  # otherwise, 007 would become 7
+    readers = {".parquet": pq.read_table, ".csv": partial(pa.csv.read_csv, convert_options=ids_as_text)}
     if path.suffix not in readers or not path.is_file():
         raise InputError(
             f"Expected `confidence` to be the folder of a saved probe, or FILE:COLUMN with a Parquet or CSV file, but "

@@ -18,6 +18,7 @@ NAMES = (
     "sequence",
     "planted",
     "audit",
+    "budget",
     "coverage",
     "latent",
     "greedy",

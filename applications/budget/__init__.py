@@ -1,0 +1,1 @@
+"""Allocation of a sampling budget to the questions where further answers help most."""

@@ -1,0 +1,109 @@
+"""Allocate a budget of answers to questions, by the gains of further answers.
+
+The expected number of questions with at least one right answer is a sum of concave functions, one for each question.
+Taking the answers with the largest gains is therefore optimal, and one sort serves every budget.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from extract.errors import InputError
+
+Array = NDArray[np.float64]
+
+
+class Ranking(NamedTuple):
+    """Answers in the order in which they are drawn.
+
+    Attributes:
+        question: [rank] question of each answer.
+        answer: [rank] number of earlier answers to the same question.
+        last: [tie] rank of the last answer of each tie. A tie contains at most one answer to each question.
+    """
+
+    question: NDArray[np.int64]
+    answer: NDArray[np.int64]
+    last: NDArray[np.int64]
+
+
+def uniform_gains(n_questions: int, most: int) -> Array:
+    """Return gains [question, answer] with which all questions get the same number of answers, as far as possible."""
+    return np.tile(-np.arange(most, dtype=np.float64), (n_questions, 1))
+
+
+def plug_in_gains(confidence: Array, most: int) -> Array:
+    """Return the gains f (1 − f)^j of answer j = 0, 1, … if each answer is right with probability f.
+
+    Args:
+        confidence: [question] confidences f. They are not clipped, so a question with f = 0 has no gain.
+        most: Number of answers.
+
+    Returns:
+        [question, answer] float64 probabilities that the answer is right and all earlier ones are wrong.
+    """
+    f = confidence[:, None]
+    return _decreasing(f, np.repeat(1 - f, most - 1, axis=1))
+
+
+def beta_gains(a: Array, b: Array, most: int) -> Array:
+    """Return the gains E[p (1 − p)^j] = B(a + 1, b + j) / B(a, b) of answer j = 0, 1, … if p ~ Beta(a, b).
+
+    They decrease less than `plug_in_gains`, because early wrong answers are evidence of a low p.
+
+    Args:
+        a: [question] first parameters. If a is 0, p is 0.
+        b: [question] second parameters. If b is 0, p is 1.
+        most: Number of answers.
+
+    Returns:
+        [question, answer] float64 probabilities that the answer is right and all earlier ones are wrong.
+    """
+    a, b, earlier = a[:, None], b[:, None], np.arange(most - 1)
+    return _decreasing(a / (a + b), (b + earlier) / (a + b + 1 + earlier))
+
+
+def hazards(a: Array, b: Array, most: int) -> Array:
+    """Return the probabilities a / (a + b + j) that answer j is right, given that j answers were wrong.
+
+    They are the means of the posterior of p after each answer, where p ~ Beta(a, b) before the first one. The
+    arguments and the shape are those of `beta_gains`.
+    """
+    return a[:, None] / ((a + b)[:, None] + np.arange(most))
+
+
+def _decreasing(first: Array, factors: Array) -> Array:
+    """Return the running products of `first` and `factors` in [0, 1], which cannot increase by rounding errors."""
+    return np.concatenate([first, factors], axis=1).cumprod(axis=1)
+
+
+def rank(gains: Array, caps: NDArray[np.int64]) -> Ranking:
+    """Sort all answers by decreasing gain. Ties are in the order of `answer`, and then of the questions.
+
+    Args:
+        gains: [question, answer] gains, which do not increase along `answer`.
+        caps: [question] maximum number of answers to each question, at most the number of columns.
+    """
+    answer, question = np.divmod(np.argsort(-gains.T.ravel(), kind="stable"), len(gains))
+    kept = answer < caps[question]
+    answer, question = answer[kept], question[kept]
+    gain = gains[question, answer]
+    last = np.append((gain[1:] != gain[:-1]) | (answer[1:] != answer[:-1]), True)
+    return Ranking(question, answer, np.flatnonzero(last))
+
+
+def allocate(gains: Array, caps: NDArray[np.int64], totals: Sequence[int]) -> NDArray[np.int64]:
+    """Return the allocations [total, question] of numbers of answers with the largest sums of gains. See `rank`.
+
+    Raises:
+        InputError: If a total is not between 0 and the sum of the caps.
+    """
+    if not 0 <= min(totals) <= max(totals) <= caps.sum():
+        raise InputError(
+            f"Expected totals between 0 and the {caps.sum()} available answers, but got {list(totals)}. "
+            "Sample more answers."
+        )
+    question = rank(gains, caps).question
+    return np.stack([np.bincount(question[:total], minlength=len(caps)) for total in totals])

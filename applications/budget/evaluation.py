@@ -1,0 +1,130 @@
+"""Expected success of an allocation: the expected share of questions with at least one right answer.
+
+The answers are drawn without replacement from the graded answers of a question, so all expectations are exact.
+"""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from applications.budget.allocation import Array, rank
+
+#: Number of questions times the maximum number of points of the curves in `success`.
+_CELLS = 2**17
+
+
+def all_wrong(right: NDArray[np.int64], known: NDArray[np.int64], most: int) -> Array:
+    """Compute the probability C(n − c, j) / C(n, j) that j answers are all wrong, for j = 0 … `most`.
+
+    Args:
+        right: [question] numbers c of right answers.
+        known: [question] numbers n of graded answers.
+        most: Largest j.
+
+    Returns:
+        [question, j] float64; NaN if j is larger than n.
+    """
+    j, n, c = np.arange(most), known[:, None], right[:, None]
+    factors = np.where(j < n, np.maximum(n - c - j, 0) / np.maximum(n - j, 1), np.nan)
+    return np.concatenate([np.ones_like(n, dtype=np.float64), factors.cumprod(axis=1)], axis=1)
+
+
+def expected_success(right: NDArray[np.int64], known: NDArray[np.int64], allocation: NDArray[np.int64]) -> float:
+    """Compute the expected share of questions with at least one right answer, for an `allocation` [question]."""
+    wrong = all_wrong(right, known, int(allocation.max()))
+    return float(1 - wrong[np.arange(len(allocation)), allocation].mean())
+
+
+def success(
+    gains: Array,
+    right: NDArray[np.int64],
+    known: NDArray[np.int64],
+    budgets: NDArray[np.int64],
+    weights: Tensor,
+    fold: NDArray[np.int64],
+    online: bool = False,
+) -> Tensor:
+    """Compute the expected success of drawing answers in the order of their gains, at several budgets.
+
+    In each resample, the budget is allocated again. The answers of a tie share what is left of a budget for them, which
+    is the expectation over a random order of the tie.
+
+    The curves of spending and success are exact at up to 2¹⁷ / N points for N questions in a fold, and at all budgets
+    for the original questions. Between two points, answers with similar gains share the budget like a tie. This affects
+    only the resamples, and only if there are fewer points than ties.
+
+    Args:
+        gains: [question, answer] gains, which do not increase along `answer`.
+        right: [question] numbers of right answers.
+        known: [question] numbers of graded answers, which limit the allocation.
+        budgets: [budget] mean numbers of answers per question.
+        weights: [resample, question] float64 number of copies of each question. With weights of 1, the result is the
+            expected success of the original questions.
+        fold: [question] fold of each question. Each fold spends a budget of its own.
+        online: Whether a question gets no more answers after its first right answer. The budget then limits the
+            expected number of answers, over the random order of the answers to each question.
+
+    Returns:
+        [resample, budget] float64 expected share of questions with at least one right answer.
+    """
+    total = torch.zeros(len(weights), len(budgets), dtype=torch.float64)
+    for number in np.unique(fold):
+        rows = np.flatnonzero(fold == number)
+        cost, gain = _curves(gains[rows], right[rows], known[rows], budgets, online)
+        copies = weights[:, rows]
+        upper, share = _place(copies @ cost, copies.sum(1, keepdim=True) * torch.from_numpy(budgets))
+        gained = copies @ gain
+        total += torch.lerp(gained.gather(1, upper - 1), gained.gather(1, upper), share)
+    return total / weights.sum(1, keepdim=True)
+
+
+def mean_cost(right: NDArray[np.int64], known: NDArray[np.int64]) -> float:
+    """Compute the mean number of answers per question if each question is answered until the first right answer."""
+    most = int(known.max()) - 1
+    return float((all_wrong(right, known, most) * (np.arange(most + 1) < known[:, None])).sum(axis=1).mean())
+
+
+def equal_budget(level: Tensor, curve: Tensor) -> Tensor:
+    """Return the budgets at which a curve of success reaches given levels.
+
+    Args:
+        level: [row, budget] float64 levels of success.
+        curve: [row, budget] float64 success at 1, 2, 3, … answers per question. It is 0 without answers.
+
+    Returns:
+        [row, budget] float64, linearly interpolated; NaN if the curve does not reach the level.
+    """
+    level, curve = level.round(decimals=12), torch.nn.functional.pad(curve, (1, 0)).round(decimals=12)
+    upper, share = _place(curve, level)
+    return torch.where(level > curve[:, -1:], torch.nan, upper - 1 + share)
+
+
+def _curves(
+    gains: Array, right: NDArray[np.int64], known: NDArray[np.int64], budgets: NDArray[np.int64], online: bool
+) -> tuple[Tensor, Tensor]:
+    """Return each question's spending and success [question, point] float64 at increasing points of the ranking."""
+    n = len(gains)
+    question, answer, last = rank(gains, known)
+    wrong = all_wrong(right, known, gains.shape[1])
+    cost = wrong[question, answer] if online else np.ones(len(question))
+    gain = wrong[question, answer] - wrong[question, answer + 1]
+    end = np.searchsorted(cost.cumsum()[last], n * budgets).clip(1, len(last) - 1)
+    spread = np.linspace(0, len(last) - 1, min(len(last), max(64, _CELLS // n))).astype(np.int64)
+    points = np.unique(last[np.concatenate([spread, end - 1, end])])
+    cell = question * len(points) + np.searchsorted(points, np.arange(len(question)))
+    sums = (np.bincount(cell, values, n * len(points)).reshape(n, -1).cumsum(axis=1) for values in (cost, gain))
+    spent, gained = (torch.nn.functional.pad(torch.from_numpy(one), (1, 0)) for one in sums)
+    return spent, gained
+
+
+def _place(x: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
+    """Locate the values `at` [row, value] between the points of increasing curves `x` [row, point].
+
+    Returns:
+        The index of the upper point, and the share of the way to it from the point before. Values outside the curve
+        are moved to its ends.
+    """
+    upper = torch.searchsorted(x, at).clamp(1, x.shape[1] - 1)
+    low, high = x.gather(1, upper - 1), x.gather(1, upper)
+    return upper, ((at - low) / (high - low)).nan_to_num(0).clamp(0, 1)

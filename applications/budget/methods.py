@@ -1,0 +1,146 @@
+"""Methods of allocating a budget, and the answers on which they are compared."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from applications.budget.allocation import Array, beta_gains, hazards, plug_in_gains, uniform_gains
+from applications.budget.evaluation import mean_cost
+from applications.budget.prior import base_rates, beta_priors
+from applications.confidences import confidence_name, read_confidence
+from datamodules.table import QuestionTable
+from extract.errors import InputError
+from extract.store.store import Store
+from probes.baselines.registry import is_half
+from probes.comparison.folds import split_rows
+
+#: Number of folds. Base rates and concentrations are estimated on the other folds.
+N_FOLDS = 5
+#: Minimum number of questions.
+LEAST_QUESTIONS = 20
+#: Methods that are always compared.
+UNIFORM, BASE_RATE, ORACLE = "uniform", "base_rate", "oracle"
+PLUG_IN, BAYESIAN = "plug-in", "Bayesian"
+#: Name and kind of gain of a method.
+Method = tuple[str, str]
+
+
+class Setting(NamedTuple):
+    """Answers that a budget can be spent on, and the methods that allocate it.
+
+    Attributes:
+        right: [question] numbers of right answers.
+        known: [question] numbers of graded answers.
+        gains: Dict from method to gains [question, answer].
+        online: Whether a question gets no more answers after its first right answer.
+    """
+
+    right: NDArray[np.int64]
+    known: NDArray[np.int64]
+    gains: dict[Method, Array]
+    online: bool = False
+
+    def limit(self, fold: NDArray[np.int64]) -> float:
+        """Return the largest mean budget that every `fold` [question] can spend."""
+        parts = [(self.right[fold == number], self.known[fold == number]) for number in np.unique(fold)]
+        return min(mean_cost(*part) if self.online else float(part[1].mean()) for part in parts)
+
+
+class Questions(NamedTuple):
+    """Questions that a budget is allocated to.
+
+    Attributes:
+        rows: [question] rows of the question table.
+        fold: [question] fold, stratified by question group. Each fold has a budget of its own.
+        settings: The settings `all` (all answers), `half` (the held-out half) and `online` (all answers).
+        concentration: Dict from each confidence to the mean concentration of its priors; None if it is undefined.
+    """
+
+    rows: NDArray[np.int64]
+    fold: NDArray[np.int64]
+    settings: dict[str, Setting]
+    concentration: dict[str, float | None]
+
+
+def named_confidences(sources: Sequence[str], store: Store) -> dict[str, Array]:
+    """Read the confidences [row] of the questions of a store, and name them.
+
+    Raises:
+        InputError: If two sources have the same name, a name is that of another method, or see `read_confidence`.
+    """
+    taken = [UNIFORM, BASE_RATE, ORACLE]
+    found: dict[str, Array] = {}
+    for source in sources:
+        name = confidence_name(source)
+        if name in (*taken, *found):
+            raise InputError(
+                f"Expected `confidences` to have names other than {', '.join((*taken, *found))}, but got {source!r}. "
+                "Rename the column or the folder."
+            )
+        found[name] = read_confidence(source, store)
+    return found
+
+
+def read_questions(table: QuestionTable, confidences: Mapping[str, Array], seed: int) -> Questions:
+    """Compute the gains of all methods, for the questions with all confidences and graded answers in both halves.
+
+    A baseline that is computed from the other half of the answers is only in the setting `half`. So is the oracle.
+
+    Args:
+        table: The question table.
+        confidences: Dict from name to confidences [row] of the questions in the table; NaN if missing.
+        seed: Seed of the folds.
+
+    Raises:
+        InputError: If there are too few questions, or if no answer is right.
+    """
+    other_known = table.known - table.held_known
+    rows = np.flatnonzero(
+        np.isfinite([other_known, *confidences.values()]).all(axis=0) & (other_known > 0) & (table.held_known > 0)
+    )
+    if len(rows) < LEAST_QUESTIONS:
+        raise InputError(
+            f"Expected at least {LEAST_QUESTIONS} questions with confidences and with graded answers in both halves, "
+            f"but got {len(rows)}. Use more questions, or sample and grade more answers."
+        )
+    right, known, held_right, held_known, other_known = (
+        column[rows] for column in (table.right, table.known, table.held_right, table.held_known, other_known)
+    )
+    if not held_right.any():
+        raise InputError("Expected some right answers, but all of them are wrong. Use easier questions.")
+    fold, most = _folds(table, rows, seed), int(known.max())
+    rates = base_rates(right / known, [table.groups[row] for row in rows], fold)
+    of_all, of_half, online = ({(UNIFORM, ""): uniform_gains(len(rows), most)} for _ in range(3))
+    priors = {}
+    for name, mean in {BASE_RATE: rates, **{name: values[rows] for name, values in confidences.items()}}.items():
+        priors[name] = prior = beta_priors(mean, right, known, fold)
+        gains = {(name, PLUG_IN): plug_in_gains(mean, most)}
+        if prior is not None:
+            gains[name, BAYESIAN] = beta_gains(*prior, most)
+        of_half |= gains
+        if not is_half(name):
+            of_all |= gains
+            online |= {} if prior is None else {(name, BAYESIAN): hazards(*prior, most)}
+    other_right = right - held_right
+    of_half[ORACLE, PLUG_IN] = plug_in_gains(other_right / other_known, most)
+    if prior := priors[BASE_RATE]:
+        of_half[ORACLE, BAYESIAN] = beta_gains(prior[0] + other_right, prior[1] + other_known - other_right, most)
+    settings = {
+        "all": Setting(right, known, of_all),
+        "half": Setting(held_right, held_known, of_half),
+        "online": Setting(right, known, online, online=True),
+    }
+    return Questions(
+        rows, fold, settings, {name: prior and float(np.mean(prior[0] + prior[1])) for name, prior in priors.items()}
+    )
+
+
+def _folds(table: QuestionTable, rows: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
+    """Return the fold [question] of each question in `rows`. They are the folds of a comparison with the same seed."""
+    fold = np.empty(len(table.ids), dtype=np.int64)
+    for number, test in enumerate(split_rows(table, torch.from_numpy(rows), [1 / N_FOLDS] * N_FOLDS, seed)):
+        fold[test.numpy()] = number
+    return fold[rows]

@@ -1,0 +1,72 @@
+"""Beta priors of the accuracies, whose means are confidences or base rates."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import minimize_scalar
+from scipy.special import betaln
+
+from applications.budget.allocation import Array
+
+#: Range of the concentration. Above it, the prior is a point mass for all practical purposes.
+_RANGE = (1e-3, 1e4)
+
+
+def concentration(mean: Array, right: NDArray[np.int64], known: NDArray[np.int64]) -> float | None:
+    """Estimate the concentration ν of priors p ~ Beta(ν f, ν (1 − f)) with means f, by maximum likelihood.
+
+    The counts of right answers are beta-binomial. Means of 0 or 1 contain no information about ν.
+
+    Args:
+        mean: [question] prior means f.
+        right: [question] numbers of right answers.
+        known: [question] numbers of graded answers.
+
+    Returns:
+        ν between 0.001 and 10,000, or None if no question has a mean in (0, 1) and at least two graded answers.
+    """
+    used = (mean > 0) & (mean < 1) & (known >= 2)
+    f, c, n = mean[used], right[used], known[used]
+    if not len(f):
+        return None
+
+    def loss(log: float) -> float:
+        a, b = np.exp(log) * f, np.exp(log) * (1 - f)
+        return float((betaln(a, b) - betaln(a + c, b + n - c)).sum())
+
+    return float(np.exp(minimize_scalar(loss, bounds=np.log(_RANGE), method="bounded").x))
+
+
+def beta_priors(
+    mean: Array, right: NDArray[np.int64], known: NDArray[np.int64], fold: NDArray[np.int64]
+) -> tuple[Array, Array] | None:
+    """Return the parameters a and b [question] of Beta priors, whose concentrations are estimated on the other folds.
+
+    The result is None if a concentration is undefined. The arguments are those of `concentration`, and the `fold`
+    [question] of each question.
+    """
+    found = np.empty(len(fold))
+    for number in np.unique(fold):
+        others = fold != number
+        value = concentration(mean[others], right[others], known[others])
+        if value is None:
+            return None
+        found[~others] = value
+    return found * mean, found * (1 - mean)
+
+
+def base_rates(accuracy: Array, groups: Sequence[str], fold: NDArray[np.int64]) -> Array:
+    """Compute the mean accuracy [question] of each question's group in the other folds.
+
+    If the group does not occur in the other folds, it is the mean accuracy of all questions in the other folds.
+    """
+    group = np.unique(groups, return_inverse=True)[1]
+    rates = np.empty(len(accuracy))
+    for number in np.unique(fold):
+        others = fold != number
+        count = np.bincount(group[others], minlength=group.max() + 1)
+        total = np.bincount(group[others], accuracy[others], minlength=group.max() + 1)
+        means = np.where(count > 0, total / np.maximum(count, 1), accuracy[others].mean())
+        rates[~others] = means[group[~others]]
+    return rates

@@ -3,11 +3,12 @@
 from collections.abc import Callable
 from typing import Any
 
+from applications.commands import vote
 from extract.running.cli import run
 from extract.running.exit import end_process
 
 #: Functions of `applications.commands` by their names on the command line.
-COMMANDS: dict[str, Callable[..., Any]] = {}
+COMMANDS: dict[str, Callable[..., Any]] = {"vote": vote}
 
 if __name__ == "__main__":
     end_process(lambda: run(COMMANDS, "python -m applications"))

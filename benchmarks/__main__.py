@@ -45,6 +45,7 @@ NAMES = (
     "rollout",
     "read",
     "signals",
+    "vote",
 )
 PAGE = Path(__file__).parents[1] / "runs" / "benchmarks.md"
 

@@ -1,7 +1,7 @@
 """Picture of the accuracy of votes and stopping rules against the number of answers used."""
 
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter, ScalarFormatter
+from matplotlib.ticker import NullLocator, ScalarFormatter
 
 from applications.voting.evaluation import BASE_RATE, PRIOR, WEIGHTED, Evaluation
 from applications.voting.record import LABELS
@@ -25,7 +25,9 @@ def vote_picture(evaluation: Evaluation) -> Figure:
         if method.frontier is not None:
             answers, accuracy = method.frontier.answers.mean(1), method.frontier.accuracy.mean(1)
             order = answers.argsort()
-            axes.plot(answers[order], accuracy[order], color=_COLOURS[name], lw=1.5, label=LABELS[name])
+            axes.plot(
+                answers[order], accuracy[order], color=_COLOURS[name], lw=1.5, marker=".", ms=4, label=LABELS[name]
+            )
             chosen = method.outcome
             axes.plot(chosen.answers.mean(), chosen.accuracy.mean(), color=_COLOURS[name], marker="o", ms=6)
     if WEIGHTED in evaluation.methods:
@@ -35,7 +37,7 @@ def vote_picture(evaluation: Evaluation) -> Figure:
     axes.set(xscale="log", xlabel="mean number of answers used", ylabel="accuracy of the decision")
     axes.set_xticks([n for n in (1, 2, 5, 10, 20, 50, 100, 200, 500) if n <= evaluation.numbers[-1]])
     axes.xaxis.set_major_formatter(ScalarFormatter())
-    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.xaxis.set_minor_locator(NullLocator())
     axes.grid(color="#e4e4e4", lw=0.7)
     axes.set_axisbelow(True)
     axes.legend(loc="lower right", fontsize=8)

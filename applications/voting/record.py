@@ -75,8 +75,8 @@ def choose_rules(rules: Sequence[str] | None, poll: Poll) -> list[str]:
         return [name for name, rule in STOPPING_RULES.items() if is_grid or rule.needs != "temperatures"]
     if not is_grid and (wrong := [name for name in rules if STOPPING_RULES[name].needs == "temperatures"]):
         raise InputError(
-            f"Expected `rules` without {wrong[0]} for a single store, because it compares temperatures. Pass the folder "
-            "of a temperature grid."
+            f"Expected `rules` without {wrong[0]} for a single store, because it compares temperatures. Pass the "
+            "folder of a temperature grid."
         )
     return [name for name in rules if STOPPING_RULES[name]]
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from applications.voting.ballots import Ballots
 from extract.sampling.prior import Prior
-from extract.sampling.stopping import Answers, StoppingRule, leading
+from extract.sampling.stopping import Answers, StoppingRule
 
 
 class Outcome(NamedTuple):

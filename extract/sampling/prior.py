@@ -85,13 +85,15 @@ def fit_prior(
     return concentration, diversity
 
 
-def posterior_weights(prior: Prior, n: int) -> NDArray[np.float64]:
-    """Compute the weights w(m) of hypotheses after n answers, [n + 1] for m = 0 … n, with a maximum of 1."""
+def posterior_weights(prior: Prior, n: int) -> Iterator[NDArray[np.float64]]:
+    """Yield the weights w(m) after 1, 2, …, n answers, each [answers + 1] for m = 0, 1, …, with a maximum of 1."""
     (a, b), m = prior.beta, np.arange(n + 1)
-    log = gammaln(a + m) + gammaln(b + n - m) - gammaln(prior.diversity + n - m)
-    log[0] += np.log(prior.diversity)
-    log[1:] -= gammaln(m[1:])
-    return np.exp(log - log.max())
+    right = gammaln(a + m) - gammaln(np.maximum(m, 1))
+    right[0] += np.log(prior.diversity)
+    wrong = gammaln(b + m) - gammaln(prior.diversity + m)
+    for answers in range(1, n + 1):
+        log = right[: answers + 1] + wrong[answers::-1]
+        yield np.exp(log - log.max())
 
 
 def lead_probabilities(prior: Prior, budget: int) -> Iterator[tuple[int, NDArray[np.float64]]]:
@@ -113,8 +115,7 @@ def lead_probabilities(prior: Prior, budget: int) -> Iterator[tuple[int, NDArray
         x, y = side[: n + 1, None], side[: n + 1]
         right = (a + x) / (a + b + n)
         rival = (1 - right) / (prior.diversity + n - x) * np.minimum(y, n - x)
-        stay = ahead[:-1, :-1]
-        ahead = stay + right * (ahead[1:, :-1] - stay) + rival * (ahead[:-1, 1:] - stay)
+        ahead = right * ahead[1:, :-1] + rival * ahead[:-1, 1:] + (1 - right - rival) * ahead[:-1, :-1]
         yield n, ahead
 
 
@@ -135,22 +136,17 @@ def expected_gain(prior: Prior, counts: NDArray[np.integer], budget: int) -> NDA
     Returns:
         [order, answer] expected gain in accuracy. With the whole budget, it is 0 up to ties.
     """
+    n_answers = counts.shape[1]
     gain = np.zeros(counts.shape[:2])
+    pair = np.partition(np.pad(counts, ((0, 0), (0, 0), (1, 0))), -2, axis=-1)[..., -2:].astype(np.intp)
+    weights = list(posterior_weights(prior, n_answers))
     for n, ahead in lead_probabilities(prior, budget):
-        if not 0 < n <= counts.shape[1]:
+        if not 0 < n <= n_answers:
             continue
-        held, weights = counts[:, n - 1], posterior_weights(prior, n)
-        first, second = _two_largest(held)
-        unseen, seen, leading = weights[0], np.where(held > 0, weights[held], 0), weights[first]
-        wins = (seen * ahead[held, first[:, None]]).sum(1) + unseen * ahead[0, first]
+        held, (second, first) = counts[:, n - 1], pair[:, n - 1].T
+        weight = weights[n - 1]
+        unseen, seen, leading = weight[0], np.where(held > 0, weight[held], 0), weight[first]
+        wins = (seen * ahead.take(held * (n + 1) + first[:, None])).sum(1) + unseen * ahead[0, first]
         wins += leading * (ahead[first, second] - ahead[first, first])  # its largest rival is the second
         gain[:, n - 1] = (wins - leading) / (seen.sum(1) + unseen)
     return gain
-
-
-def _two_largest(counts: NDArray[np.integer]) -> tuple[NDArray[np.integer], NDArray[np.integer]]:
-    """Return the largest and the second largest number [order] of counts [order, class]. Missing classes count as 0."""
-    if counts.shape[-1] == 1:
-        return counts[..., 0], np.zeros_like(counts[..., 0])
-    largest = np.partition(counts, -2, axis=-1)
-    return largest[..., -1], largest[..., -2]

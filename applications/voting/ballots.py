@@ -72,9 +72,9 @@ def open_stores(path: str) -> dict[float, Store]:
     Raises:
         InputError: If the stores of a folder differ in anything but the temperature.
     """
-    opened = [Store.open(member) for member in member_stores(Path(path)) or [path]]
+    opened = [Store.open(member) for member in member_stores(Path(path)) or [Path(path)]]
     for store in opened[1:]:
-        different = differences(opened[0].identity, store.identity)
+        different = list(differences(opened[0].identity, store.identity))
         if [line.partition(":")[0] for line in different] != ["policy.decoding.temperature"]:
             raise InputError(
                 f"Expected the stores in {path!r} to differ only in temperature, but '{opened[0].path}' and "
@@ -88,18 +88,12 @@ def read_poll(path: str, grader: str | None = None) -> Poll:
     """Read the answers and grades of a store, or of a temperature grid. Temperature 0 of a grid counts as one answer.
 
     Raises:
-        InputError: If the stores do not form a grid, grades are missing, a temperature has no answers, or no question
-            has at least two answers that are all graded.
+        InputError: If the stores do not form a grid, samples or grades are missing, or no question has at least two answers that are all graded.
     """
     stores = open_stores(path)
     tables = {temperature: load_table(store, grader) for temperature, store in stores.items()}
     first = next(iter(tables.values()))
     rows_of = {temperature: table.answers.rows_by_question(len(table.ids)) for temperature, table in tables.items()}
-    if missing := next((temperature for temperature, rows in rows_of.items() if not any(map(len, rows))), None):
-        raise InputError(
-            f"Expected answers at all temperatures in {path!r}, but there are none at {missing:g}. Run "
-            f"`python -m extract sample --store {stores[missing].path}` with the settings of the grid."
-        )
     with Algebra() if first.grader == "math" else nullcontext() as algebra:
         equal = partial(_equal_expressions, algebra) if algebra else None
         ballots = [

@@ -164,7 +164,8 @@ def run_length(answers: Answers, prior: Prior | None = None) -> NDArray[np.float
     classes = answers.classes
     place = np.arange(classes.shape[1])
     changed = np.diff(classes, axis=1, prepend=-1) != 0
-    return place + 1.0 - np.maximum.accumulate(np.where(changed, place, 0), axis=1)
+    start = np.maximum.accumulate(np.where(changed, place, 0), axis=1)
+    return (place + 1 - start).astype(np.float64)
 
 
 def windows_agree(evidence: NDArray[np.float64], threshold: float) -> NDArray[np.bool_]:

@@ -88,7 +88,8 @@ def read_poll(path: str, grader: str | None = None) -> Poll:
     """Read the answers and grades of a store, or of a temperature grid. Temperature 0 of a grid counts as one answer.
 
     Raises:
-        InputError: If the stores do not form a grid, samples or grades are missing, or no question has at least two answers that are all graded.
+        InputError: If the stores do not form a grid, samples or grades are missing, or no question has at least two
+            answers that are all graded.
     """
     stores = open_stores(path)
     tables = {temperature: load_table(store, grader) for temperature, store in stores.items()}

@@ -11,6 +11,7 @@ from extract.running.exit import end_process
 COMMANDS: dict[str, Callable[..., Any]] = {
     "passk": commands.passk,
     "budget": commands.budget,
+    "vote": commands.vote,
 }
 
 if __name__ == "__main__":

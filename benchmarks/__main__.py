@@ -47,6 +47,7 @@ NAMES = (
     "read",
     "signals",
     "passk",
+    "vote",
 )
 PAGE = Path(__file__).parents[1] / "runs" / "benchmarks.md"
 

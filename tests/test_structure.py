@@ -46,8 +46,10 @@ MODEL_CODE = (
     "transformers",
     *(f"extract.{name}" for name in ("models", "sampling", "signals", "asking", "commands", "prompts")),
 )
-#: Modules for the names and values of signals and model-based baselines, which need no model.
+#: Modules for the names and values of signals and model-based baselines, and stopping rules, which need no model.
 WITHOUT_MODEL = (
+    "extract.sampling.prior",
+    "extract.sampling.stopping",
     "extract.asking.registry",
     "extract.signals.registry",
     "extract.signals.features",

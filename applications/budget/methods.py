@@ -11,11 +11,10 @@ from applications.budget.allocation import Array, beta_gains, hazards, plug_in_g
 from applications.budget.evaluation import mean_cost
 from applications.budget.prior import base_rates, beta_priors
 from applications.confidences import confidence_name, read_confidence
-from datamodules.table import QuestionTable
+from datamodules.table import QuestionTable, split_rows
 from extract.errors import InputError
 from extract.store.store import Store
 from probes.baselines.registry import is_half
-from probes.comparison.folds import split_rows
 
 #: Number of folds. Base rates and concentrations are estimated on the other folds.
 N_FOLDS = 5

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from extract import Decoding, Question, Store
 from extract.policy import Identity, ModelIdentity, Policy
 from extract.questions import questions_hash
+from extract.sampling.temperature_grid import member_name
 from extract.store.ragged import Ragged
 from extract.store.shards import Block, SampleRange
 from extract.store.verify import write_manifest
@@ -51,7 +52,7 @@ def make_store(
         name: Prefix of the question ids.
         longest: Maximum number of content tokens per answer. If it is 1, all answers have one token.
         questions: The questions, by default made ones.
-        temperature: Temperature in the store's identity.
+        temperature: Temperature of the policy. It does not affect the answers.
     """
     rng, of_lengths = np.random.default_rng(seed), np.random.default_rng([seed, 1])
     n, layers, _ = features.shape
@@ -62,8 +63,9 @@ def make_store(
         for i in range(n)
     ]
     model = ModelIdentity("made", None, "a" * 64, "float32", "b" * 64, "c" * 64)
-    decoding = Decoding(temperature=temperature, max_new_tokens=max(4, longest))
-    identity = Identity(Policy(model, decoding), questions_hash(questions), block_size)
+    identity = Identity(
+        Policy(model, Decoding(temperature, max_new_tokens=max(4, longest))), questions_hash(questions), block_size
+    )
     store = Store.create(folder, identity, questions)
     for block in range(store.questions.n_blocks):
         held = range(block * block_size, min((block + 1) * block_size, n))
@@ -78,6 +80,14 @@ def make_store(
         store.signals.write("hidden", Block(block), {f"{i}/last_prompt": states[:, i] for i in range(layers)})
     write_manifest(store)
     return store
+
+
+def make_grid(folder: Path, accuracy: NDArray[np.float64], temperatures: Sequence[float], k: int = 4) -> Path:
+    """Make a temperature grid with the same accuracies at all temperatures, and one answer at temperature 0."""
+    states = np.zeros((len(accuracy), 1, 2), np.float32)
+    for seed, t in enumerate(temperatures):
+        make_store(folder / member_name(t), states, accuracy, k if t else 1, seed=seed, temperature=t)
+    return folder
 
 
 def add_answer_signals(store: Store, seed: int = 0, width: int = 8) -> None:

@@ -1,0 +1,136 @@
+"""Read the answers of a store, or of the stores of a temperature grid, as votes."""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from applications.stores import open_stores
+from datamodules.semantic import clusters_of
+from datamodules.table import QuestionTable, load_table
+from extract.errors import InputError
+from extract.grading.latex import spelled
+from extract.grading.math import Algebra, equal_as_it_stands
+from extract.store.store import Store
+
+#: Function that returns whether two parsed answers are equal.
+Equal = Callable[[str, str], bool]
+_COLUMNS = ("n_tokens", "mean_nll")
+
+
+@dataclass(frozen=True)
+class Ballots:
+    """All answers to one question. With several temperatures, there is one answer per temperature in each round.
+
+    Attributes:
+        classes: [answer] int64 class of each answer. Equal answers have the same class.
+        right: [class] bool, whether most graded answers in the class are right.
+        temperatures: [answer] float64 temperatures.
+        n_tokens: [answer] float64 numbers of generated tokens; NaN if a server did not report them.
+        likelihood: [answer] float64 confidence in each answer, exp(−mean_nll); NaN without log-probabilities.
+    """
+
+    classes: NDArray[np.int64]
+    right: NDArray[np.bool_]
+    temperatures: NDArray[np.float64]
+    n_tokens: NDArray[np.float64]
+    likelihood: NDArray[np.float64]
+
+    def at(self, temperature: float) -> "Ballots":
+        """Return the answers at one temperature."""
+        kept = self.temperatures == temperature
+        columns = (self.temperatures, self.n_tokens, self.likelihood)
+        return Ballots(self.classes[kept], self.right, *(column[kept] for column in columns))
+
+
+@dataclass(frozen=True)
+class Poll:
+    """The answers to all questions of a store or temperature grid.
+
+    Attributes:
+        stores: The stores by temperature, in increasing order.
+        table: Question table of the first store.
+        questions: [question] rows of the question table with votes. Questions are left out if they have fewer than two
+            answers, no answer at a temperature, or a class of answers without a known grade.
+        ballots: Answers to each of these questions.
+    """
+
+    stores: dict[float, Store]
+    table: QuestionTable
+    questions: NDArray[np.int64]
+    ballots: list[Ballots]
+
+
+def read_poll(path: str, grader: str | None = None) -> Poll:
+    """Read the answers and grades of a store, or of a temperature grid. Temperature 0 of a grid counts as one answer.
+
+    Raises:
+        InputError: If the stores do not form a grid, samples or grades are missing, or no question has at least two
+            answers that are all graded.
+    """
+    stores = open_stores(path)
+    tables = {temperature: load_table(store, grader) for temperature, store in stores.items()}
+    first = next(iter(tables.values()))
+    rows_of = {temperature: table.answers.rows_by_question(len(table.ids)) for temperature, table in tables.items()}
+    with Algebra() if first.grader == "math" else nullcontext() as algebra:
+        equal = partial(_equal_expressions, algebra) if algebra else None
+        ballots = [
+            _ballots(tables, {temperature: rows[question] for temperature, rows in rows_of.items()}, equal)
+            for question in range(len(first.ids))
+        ]
+    kept = {row: one for row, one in enumerate(ballots) if one is not None}
+    if not kept:
+        raise InputError(
+            f"Expected {path!r} to have questions with at least two answers that are all graded, but it has none. "
+            "Sample and grade more answers."
+        )
+    return Poll(stores, first, np.array(list(kept)), list(kept.values()))
+
+
+def _ballots(
+    tables: Mapping[float, QuestionTable], rows: Mapping[float, NDArray[np.int64]], equal: Equal | None
+) -> Ballots | None:
+    """Join the answers to a question at all temperatures, or return None if the question has to be left out."""
+    drawn = {t: of[:1] if t == 0 and len(tables) > 1 else of for t, of in rows.items()}
+    turns = sorted((turn, t, row) for t, of in drawn.items() for turn, row in enumerate(of.tolist()))
+    if not all(map(len, drawn.values())) or len(turns) < 2:
+        return None
+    answers = [(tables[t].answers, row) for _, t, row in turns]
+    classes = number_classes([table.answer[row] for table, row in answers], equal)
+    known, right = (
+        np.bincount(classes, [getattr(table, column)[row] for table, row in answers]) for column in ("known", "right")
+    )
+    if not known.all():
+        return None
+    n_tokens, nll = (np.array([getattr(table, column)[row] for table, row in answers]) for column in _COLUMNS)
+    return Ballots(classes, right > known / 2, np.array([t for _, t, _ in turns]), n_tokens, np.exp(-nll))
+
+
+def number_classes(answers: Sequence[str | None], equal: Equal | None = None) -> NDArray[np.int64]:
+    """Number the classes of equal answers in the order of their first answers, [answer]. None equals no other answer.
+
+    Args:
+        answers: Parsed answers.
+        equal: Function that compares an answer with the first answer of a class. If None, identical texts are equal.
+
+    >>> number_classes(["lima", None, "lima", None])
+    array([0, 1, 0, 2])
+    """
+    number: dict[Hashable, int] = {}
+    firsts: list[str] = []
+    for answer in clusters_of(answers):
+        if answer not in number:
+            same = next((one for one in firsts if equal and isinstance(answer, str) and equal(one, answer)), answer)
+            number[answer] = number.get(same, len(set(number.values())))
+            if same is answer and isinstance(answer, str):
+                firsts.append(answer)
+    return np.array([number[answer] for answer in clusters_of(answers)])
+
+
+def _equal_expressions(algebra: Algebra, first: str, answer: str) -> bool:
+    """Whether two answers parsed by the grader `math` are equal. If math-verify cannot decide, they are not."""
+    equal = equal_as_it_stands(first, answer)
+    return algebra.equal([spelled(first) or first], answer) is True if equal is None else equal

@@ -1,0 +1,220 @@
+"""Choose the threshold of each rule on one half of the questions, and evaluate it on the other half."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from applications.voting.ballots import Ballots
+from applications.voting.replay import Outcome, Replay
+from applications.voting.weighting import weighted_winner
+from extract.errors import InputError
+from extract.sampling.prior import Prior, fit_prior
+from extract.sampling.stopping import STOPPING_RULES, StoppingRule
+
+#: Accuracy that a rule may lose on the questions on which its threshold is chosen.
+MAX_LOSS = 0.01
+#: Names of the rule `prior` with confidences, and with the base rate of the other half instead.
+PRIOR, BASE_RATE = "prior", "prior_base_rate"
+#: Votes that never stop early.
+MAJORITY, WEIGHTED, BEST_TEMPERATURE, SINGLE = "majority", "weighted", "best_temperature", "single"
+#: Function that chooses a setting, given outcomes [setting, question] and a mask of the questions to use.
+Choose = Callable[[Outcome, NDArray[np.bool_]], int]
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """A vote or a stopping rule, evaluated on all questions with settings that were chosen on other questions.
+
+    Attributes:
+        outcome: Outcome of the chosen settings, [question].
+        chosen: For each half of the questions, the threshold (or temperature) that was chosen on it. Empty without one.
+        priors: For each half, κ and θ fitted on it. Empty without a prior.
+        frontier: Outcome of each threshold, [threshold, question]. None without thresholds.
+    """
+
+    outcome: Outcome
+    chosen: tuple[float, ...] = ()
+    priors: tuple[tuple[float, float], ...] = ()
+    frontier: Outcome | None = None
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """All votes and rules of a comparison by name, and the accuracy of the majority vote by number of answers.
+
+    Attributes:
+        methods: The votes and rules.
+        numbers: Numbers of answers of the curve.
+        curve: [question, number] accuracy of the majority vote after these numbers of answers; NaN if there are fewer.
+    """
+
+    methods: dict[str, Evaluated]
+    numbers: list[int]
+    curve: NDArray[np.float64]
+
+    @property
+    def mean_curve(self) -> NDArray[np.float64]:
+        """[number] mean accuracy of the questions with so many answers."""
+        return np.nanmean(self.curve, axis=0)
+
+
+def check_orders(orders: int) -> None:
+    """Check the number of orders.
+
+    Raises:
+        InputError: If it is less than 10.
+    """
+    if orders < 10:
+        raise InputError(f"Expected `orders` to be at least 10, but got {orders}. The default is 200.")
+
+
+def evaluate_rules(
+    ballots: list[Ballots],
+    half: NDArray[np.int64],
+    rules: list[str],
+    confidence: NDArray[np.float64] | None,
+    orders: int,
+    seed: int,
+) -> Evaluation:
+    """Replay the answers to all questions with all rules, and evaluate the rules out of sample.
+
+    Args:
+        ballots: Answers to each question.
+        half: [question] half of each question, 0 or 1.
+        rules: Names of the rules.
+        confidence: [question] confidences for the rule `prior`. If None, it uses the base rate only.
+        orders: Number of random orders per question.
+        seed: Seed of the orders.
+    """
+    priors = dict[str, list[list[Prior]]]()  # for each rule and half, the prior of each question
+    if PRIOR in rules:
+        base_rate = [np.full(len(half), _share_right(ballots, half == part)) for part in (0, 1)]
+        priors[BASE_RATE] = [_priors(ballots, half == part, base_rate[part]) for part in (0, 1)]
+        if confidence is not None:
+            priors[PRIOR] = [_priors(ballots, half == part, confidence) for part in (0, 1)]
+    plain = [name for name in rules if name != PRIOR]
+    budget = max(len(one.classes) for one in ballots)
+    numbers = np.unique(np.geomspace(1, budget, 40).round().astype(int)).tolist()
+    replayed: dict[str, list[tuple[Outcome, Outcome]]] = {name: [] for name in (*plain, *priors)}
+    curve, full = [], []
+    for question, one in enumerate(ballots):
+        replay = Replay(one, orders, np.random.default_rng([seed, question]))
+        for name in plain:
+            replayed[name].append((replay.outcome(STOPPING_RULES[name]),) * 2)
+        for name, of_half in priors.items():
+            first, second = (replay.outcome(STOPPING_RULES[PRIOR], prior[question]) for prior in of_half)
+            replayed[name].append((first, second))
+        curve.append(replay.by_answers(numbers))
+        full.append(replay.outcome(_WHOLE))
+    majority = _only(Outcome.stack(full))
+    methods = {SINGLE: Evaluated(_single(ballots)), MAJORITY: Evaluated(majority)}
+    if weighted := _weighted(ballots, majority):
+        methods[WEIGHTED] = Evaluated(weighted)
+    if len(np.unique(ballots[0].temperatures)) > 1:
+        methods[BEST_TEMPERATURE] = _best_temperature(ballots, half, orders, seed)
+    for name in (*plain, *(name for name in (BASE_RATE, PRIOR) if name in priors)):
+        rule = STOPPING_RULES[PRIOR if name in priors else name]
+        of_halves = [Outcome.stack(outcomes) for outcomes in zip(*replayed[name], strict=True)]
+        choose = partial(choose_threshold, accuracy=majority.accuracy)
+        fitted = tuple((of_half[0].concentration, of_half[0].diversity) for of_half in priors.get(name, ()))
+        methods[name] = replace(_cross_tuned(of_halves, half, choose, rule.thresholds), priors=fitted)
+    return Evaluation(methods, numbers, np.stack(curve))
+
+
+def choose_threshold(outcome: Outcome, questions: NDArray[np.bool_], accuracy: NDArray[np.float64]) -> int:
+    """Choose the threshold that uses the fewest answers and loses at most `MAX_LOSS` accuracy on these questions.
+
+    If every threshold loses more, the most accurate one is chosen.
+
+    Args:
+        outcome: Outcome of each threshold, [threshold, question].
+        questions: [question] bool, the questions to use.
+        accuracy: [question] accuracy of the vote with the whole budget.
+
+    Returns:
+        The index of the threshold.
+    """
+    reached = outcome.accuracy[:, questions].mean(1)
+    enough = reached >= min(accuracy[questions].mean() - MAX_LOSS, reached.max())
+    return int(np.where(enough, outcome.answers[:, questions].mean(1), np.inf).argmin())
+
+
+def _cross_tuned(
+    of_halves: list[Outcome], half: NDArray[np.int64], choose: Choose, settings: Sequence[float]
+) -> Evaluated:
+    """Choose a setting on each half, and evaluate it on the other one.
+
+    Args:
+        of_halves: For each half on which a rule is tuned, the outcome of each setting for all questions.
+        half: [question] half of each question.
+        choose: Function that chooses a setting, given the outcomes and the questions to use.
+        settings: The settings.
+    """
+    chosen = np.array([choose(outcome, half == part) for part, outcome in enumerate(of_halves)])
+    other, row = 1 - half, np.arange(len(half))
+    tables = [np.stack(columns) for columns in zip(*of_halves, strict=True)]  # [half, setting, question]
+    return Evaluated(
+        Outcome(*(table[other, chosen[other], row] for table in tables)),
+        tuple(settings[index] for index in chosen),
+        frontier=Outcome(*(table[other, :, row].T for table in tables)),
+    )
+
+
+def _share_right(ballots: list[Ballots], questions: NDArray[np.bool_]) -> float:
+    """Return the mean share of right answers."""
+    return float(np.mean([ballots[i].right[ballots[i].classes].mean() for i in np.flatnonzero(questions)]))
+
+
+def _priors(ballots: list[Ballots], questions: NDArray[np.bool_], confidence: NDArray[np.float64]) -> list[Prior]:
+    """Fit κ and θ on some of the questions, and return the priors of all questions."""
+    counts = [
+        (one.right[one.classes].sum(), len(one.classes), (~one.right[np.unique(one.classes)]).sum()) for one in ballots
+    ]
+    fitted = fit_prior(confidence[questions], *np.array(counts)[questions].T)
+    return [Prior(value, *fitted) for value in confidence.tolist()]
+
+
+#: A rule that never stops.
+_WHOLE = StoppingRule("", "", lambda answers, prior: np.full(answers.classes.shape, -np.inf), (0.0,))
+
+
+def _only(outcome: Outcome) -> Outcome:
+    """Return the outcome of the only threshold, [question]."""
+    return Outcome(*(column[0] for column in outcome))
+
+
+def _single(ballots: list[Ballots]) -> Outcome:
+    """Return the outcome of taking one random answer."""
+    accuracy = np.array([one.right[one.classes].mean() for one in ballots])
+    tokens = np.array([one.n_tokens.mean() for one in ballots])
+    return Outcome(accuracy, np.ones(len(ballots)), tokens, np.ones(len(ballots)))
+
+
+def _weighted(ballots: list[Ballots], majority: Outcome) -> Outcome | None:
+    """Return the outcome of the vote weighted by likelihoods, or None if an answer has none."""
+    winners = [weighted_winner(one.classes, one.likelihood) for one in ballots]
+    if not any(np.isfinite(one.likelihood).any() for one in ballots):
+        return None
+    right = np.array([float(one.right[winner]) for one, winner in zip(ballots, winners, strict=True)])
+    return majority._replace(accuracy=right)
+
+
+def _best_temperature(ballots: list[Ballots], half: NDArray[np.int64], orders: int, seed: int) -> Evaluated:
+    """Return the vote at the temperature that is most accurate on the other half."""
+    temperatures = np.unique(ballots[0].temperatures)
+    outcomes = [
+        Outcome.stack(
+            Replay(one.at(temperature), orders, np.random.default_rng([seed, question])).outcome(_WHOLE)
+            for question, one in enumerate(ballots)
+        )
+        for temperature in temperatures
+    ]
+    outcome = Outcome(*(np.concatenate(columns) for columns in zip(*outcomes, strict=True)))
+
+    def best(outcome: Outcome, questions: NDArray[np.bool_]) -> int:
+        return int(outcome.accuracy[:, questions].mean(1).argmax())
+
+    return replace(_cross_tuned([outcome] * 2, half, best, temperatures.tolist()), frontier=None)

@@ -1,0 +1,152 @@
+r"""A model of the answers to a question, with a prior from a confidence, and the posterior after some answers.
+
+The share p of right answers to a question with the calibrated confidence f has the prior
+
+.. math:: p \sim \mathrm{Beta}(a, b), \quad a = \kappa f, \quad b = \kappa (1 - f)
+
+All right answers are equal. Wrong answers follow a Chinese restaurant process: after w of them, the next one is new
+with probability θ/(θ + w), and otherwise equal to a random earlier one. A high f therefore means that the answers
+agree on the right one. A low f means that they are spread, or agree on a wrong one.
+
+Let class c contain m_c of n answers. The posterior probability that c is right, or that the right answer has not
+occurred yet (m_c = 0), is proportional to
+
+.. math::
+    w(m) = \frac{\Gamma(a + m)\, \Gamma(b + n - m)}{\Gamma(m)\, \Gamma(\theta + n - m)}, \quad
+    w(0) = \theta\, \frac{\Gamma(a)\, \Gamma(b + n)}{\Gamma(\theta + n)}
+
+These are the Beta integrals of the right answers times the Ewens probabilities of the partition of the wrong ones,
+without common factors. After the first answer, the probability that it is right is f.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import minimize_scalar
+from scipy.special import betaln, gammaln
+
+#: Confidences are clipped to this distance from 0 and 1, where the prior would exclude right or wrong answers.
+_LEAST = 1e-3
+
+
+class Prior(NamedTuple):
+    """Prior of a question.
+
+    Attributes:
+        confidence: Calibrated probability f that an answer is right.
+        concentration: κ. The larger it is, the closer is the share of right answers to f.
+        diversity: θ. The larger it is, the more do wrong answers differ.
+    """
+
+    confidence: float
+    concentration: float
+    diversity: float
+
+    @property
+    def beta(self) -> tuple[float, float]:
+        """The parameters a and b."""
+        clipped = min(max(self.confidence, _LEAST), 1 - _LEAST)
+        return self.concentration * clipped, self.concentration * (1 - clipped)
+
+
+def fit_prior(
+    confidence: NDArray[np.float64],
+    right: NDArray[np.int64],
+    n_answers: NDArray[np.int64],
+    wrong_classes: NDArray[np.int64],
+) -> tuple[float, float]:
+    """Fit κ and θ by maximum likelihood. Pass only questions on which the rule is not evaluated.
+
+    Args:
+        confidence: [question] confidences.
+        right: [question] numbers of right answers.
+        n_answers: [question] numbers of answers.
+        wrong_classes: [question] numbers of different wrong answers.
+
+    Returns:
+        κ and θ, between 0.01 and 1000.
+    """
+    clipped, wrong = confidence.clip(_LEAST, 1 - _LEAST), n_answers - right
+
+    def of_counts(log_concentration: float) -> float:
+        a, b = np.exp(log_concentration) * np.stack([clipped, 1 - clipped])
+        return -float((betaln(a + right, b + wrong) - betaln(a, b)).sum())
+
+    def of_partitions(log_diversity: float) -> float:
+        diversity = np.exp(log_diversity)
+        return -float((wrong_classes * log_diversity - gammaln(diversity + wrong) + gammaln(diversity)).sum())
+
+    bounds = np.log([1e-2, 1e3])
+    concentration, diversity = (
+        float(np.exp(minimize_scalar(loss, bounds=bounds, method="bounded").x)) for loss in (of_counts, of_partitions)
+    )
+    return concentration, diversity
+
+
+def posterior_weights(prior: Prior, n: int) -> Iterator[NDArray[np.float64]]:
+    """Yield the weights w(m) after 1, 2, …, n answers, each [answers + 1] for m = 0, 1, …, with a maximum of 1."""
+    (a, b), m = prior.beta, np.arange(n + 1)
+    right = gammaln(a + m) - gammaln(np.maximum(m, 1))
+    right[0] += np.log(prior.diversity)
+    wrong = gammaln(b + m) - gammaln(prior.diversity + m)
+    for answers in range(1, n + 1):
+        log = right[: answers + 1] + wrong[answers::-1]
+        yield np.exp(log - log.max())
+
+
+def lead_probabilities(prior: Prior, budget: int) -> Iterator[tuple[int, NDArray[np.float64]]]:
+    """Yield n and the probabilities that the right class is ahead at the end, for n = budget, budget − 1, …, 0.
+
+    Element [x, y] (x + y ≤ n) is the probability, after n answers, that the right class has more answers than a rival
+    once all of the budget is used. The right class has x of the n answers and the rival, a wrong class, has y. A tie
+    counts as ½. The probabilities of the next answer are (a + x)/(a + b + n) for the right class, and, if it is wrong,
+    y/(θ + n − x) for the rival.
+
+    Yields:
+        n, and the probabilities [n + 1, n + 1] float64.
+    """
+    a, b = prior.beta
+    side = np.arange(budget + 1.0)
+    ahead = np.heaviside(side[:, None] - side, 0.5)
+    yield budget, ahead
+    for n in range(budget - 1, -1, -1):
+        x, y = side[: n + 1, None], side[: n + 1]
+        right = (a + x) / (a + b + n)
+        rival = (1 - right) / (prior.diversity + n - x) * np.minimum(y, n - x)
+        ahead = right * ahead[1:, :-1] + rival * ahead[:-1, 1:] + (1 - right - rival) * ahead[:-1, :-1]
+        yield n, ahead
+
+
+def expected_gain(prior: Prior, counts: NDArray[np.integer], budget: int) -> NDArray[np.float64]:
+    r"""Compute how much more often the vote with the whole budget is right than the leading answer is now.
+
+    .. math:: \sum_c P(c) \, P(c \text{ ahead of its largest rival at the end} \mid c) - P(\text{leading answer})
+
+    where P(c) is the posterior probability that class c is right, and c is a class that has occurred or the unseen
+    one. It is small if the leading answer is almost surely right, if no class that might be right can or will catch up
+    with it, or if more answers would do as much harm as good.
+
+    Args:
+        prior: Prior of the question.
+        counts: [order, answer, class] numbers of answers in each class after each answer.
+        budget: Number of answers in the vote with the whole budget.
+
+    Returns:
+        [order, answer] expected gain in accuracy. With the whole budget, it is 0 up to ties.
+    """
+    n_answers = counts.shape[1]
+    gain = np.zeros(counts.shape[:2])
+    pair = np.partition(np.pad(counts, ((0, 0), (0, 0), (1, 0))), -2, axis=-1)[..., -2:].astype(np.intp)
+    weights = list(posterior_weights(prior, n_answers))
+    for n, ahead in lead_probabilities(prior, budget):
+        if not 0 < n <= n_answers:
+            continue
+        held, (second, first) = counts[:, n - 1], pair[:, n - 1].T
+        weight = weights[n - 1]
+        unseen, seen, leading = weight[0], np.where(held > 0, weight[held], 0), weight[first]
+        wins = (seen * ahead.take(held * (n + 1) + first[:, None])).sum(1) + unseen * ahead[0, first]
+        wins += leading * (ahead[first, second] - ahead[first, first])  # its largest rival is the second
+        gain[:, n - 1] = (wins - leading) / (seen.sum(1) + unseen)
+    return gain

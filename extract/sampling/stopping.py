@@ -1,0 +1,218 @@
+"""Rules that stop sampling answers to a question once a vote is decided. To add a rule, register it here.
+
+A rule computes the evidence after each answer from the classes of the answers so far, and compares it with a threshold.
+Two answers are in the same class if they are equal. An unparsed answer is a class of its own. The decision is the
+leading answer. The functions are the same for one question that is being sampled and for many replays of stored
+answers.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import betainc
+
+from extract.registry import Registry
+from extract.sampling.prior import Prior, expected_gain
+
+#: Share of the temperatures that must agree in two-stage voting, and the minimum number of answers per temperature.
+CROSS, LEAST_ANSWERS = 1.0, 3
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Answers to one question, in one or several orders in which they were or could have been drawn.
+
+    Attributes:
+        classes: [order, answer] int64 class of each answer so far, numbered from 0.
+        temperatures: [budget] float64 temperature of each answer, including those that are not drawn yet.
+    """
+
+    classes: NDArray[np.int64]
+    temperatures: NDArray[np.float64]
+
+    @cached_property
+    def counts(self) -> NDArray[np.int16]:
+        """[order, answer, class] number of answers in each class after each answer."""
+        return count(self.classes, int(self.classes.max()) + 1)
+
+    @cached_property
+    def leader(self) -> NDArray[np.int64]:
+        """[order, answer] leading class after each answer. Of several, the one that occurred first leads."""
+        return leading(self.counts)
+
+
+class Decision(NamedTuple):
+    """Decision after the answers to a question so far.
+
+    Attributes:
+        stop: Whether to stop.
+        leader: Class of the leading answer.
+        n_answers: Number of answers on which the decision is based, which can be smaller than the number passed.
+    """
+
+    stop: bool
+    leader: int
+    n_answers: int
+
+
+@dataclass(frozen=True)
+class StoppingRule:
+    """A rule, with the thresholds from which one is chosen.
+
+    Attributes:
+        label: Name in tables.
+        description: When the rule stops, with the threshold as {threshold}.
+        evidence: Function from answers and the prior of the question to the evidence [order, answer] after each answer.
+            Most rules ignore the prior.
+        thresholds: Thresholds from which one is chosen on other questions.
+        needs: Whether the rule needs several temperatures, or a prior.
+        stops: Function from evidence and threshold to whether the rule stops [order, answer].
+    """
+
+    label: str
+    description: str
+    evidence: Callable[[Answers, Prior | None], NDArray[np.float64]]
+    thresholds: tuple[float, ...]
+    needs: Literal["temperatures", "prior"] | None = None
+    stops: Callable[[NDArray[np.float64], float], NDArray[np.bool_]] = np.greater_equal
+
+    def decide(self, answers: Answers, threshold: float, prior: Prior | None = None) -> Decision:
+        """Apply the rule to the answers to one question, in a single order.
+
+        The decision is based on the answers up to the first one after which the rule stops. It therefore does not
+        depend on how many answers are drawn at once.
+        """
+        stops = self.stops(self.evidence(answers, prior), threshold)[0]
+        n_answers = int(stops.argmax()) + 1 if stops.any() else len(stops)
+        stop = bool(stops.any()) or n_answers == len(answers.temperatures)
+        return Decision(stop, int(answers.leader[0, n_answers - 1]), n_answers)
+
+
+def count(classes: NDArray[np.int64], n_classes: int) -> NDArray[np.int16]:
+    """Count the answers in each class after each answer, [order, answer, class]."""
+    return (classes[..., None] == np.arange(n_classes)).cumsum(1, dtype=np.int16)
+
+
+def leading(counts: NDArray[np.int16]) -> NDArray[np.int64]:
+    """Return the leading class [order, answer] of counts [order, answer, class]. Ties go to the earliest class.
+
+    >>> leading(count(np.array([[2, 1, 1, 0]]), 3))
+    array([[2, 2, 1, 1]])
+    """
+    n = counts.shape[1]
+    unseen = (counts == 0).sum(1, dtype=np.int32, keepdims=True)
+    return (counts * np.int32(n + 1) - unseen).argmax(-1)
+
+
+def two_stage(
+    answers: Answers, prior: Prior | None = None, cross: float = CROSS, least: int = LEAST_ANSWERS
+) -> NDArray[np.float64]:
+    """Compute the evidence of two-stage voting over temperatures (arXiv 2510.02611).
+
+    It is the smallest share τ_intra of the most frequent answer at any temperature. It is −∞ if less than a share
+    `cross` (τ_cross) of the temperatures has the same most frequent answer, if a temperature has fewer than `least`
+    answers (n_min), or within a round of one answer per temperature. Temperature 0 is drawn once, and exempt from
+    n_min, which the source does not have. Without it, every share is 1 after the first round.
+    """
+    evidence = np.full(answers.classes.shape, -np.inf)
+    drawn = answers.classes.shape[1]
+    columns = {t: np.flatnonzero(answers.temperatures == t) for t in np.unique(answers.temperatures)}
+    rounds = [places for t, places in columns.items() if t > 0]
+    ends = np.max([places[: min(map(len, rounds))] for places in rounds], axis=0)
+    ends = np.maximum(ends, max(places[0] for places in columns.values()))
+    n_rounds = int((ends < drawn).sum())
+    if n_rounds < max(least, 1):
+        return evidence
+    n_classes = int(answers.classes.max()) + 1
+    modes, shares = [], []
+    for t, places in columns.items():
+        classes = answers.classes[:, places[: n_rounds if t > 0 else 1]]
+        held = count(classes, n_classes)
+        modes.append(np.broadcast_to(leading(held), (len(classes), n_rounds)))
+        shares.append(np.broadcast_to(held.max(-1) / held.sum(-1), (len(classes), n_rounds)))
+    agreeing = (np.array(modes)[..., None] == np.arange(n_classes)).mean(0).max(-1)
+    share = np.where(agreeing >= cross, np.min(shares, axis=0), -np.inf)
+    evidence[:, ends[least - 1 : n_rounds]] = share[:, least - 1 :]
+    return evidence
+
+
+def adaptive_consistency(answers: Answers, prior: Prior | None = None) -> NDArray[np.float64]:
+    r"""Compute the evidence of Adaptive-Consistency with the beta criterion (arXiv 2305.11860).
+
+    .. math:: P(q > \tfrac12), \quad q \sim \mathrm{Beta}(v_1 + 1, v_2 + 1)
+
+    where v₁ and v₂ are the numbers of the two most frequent answers.
+    """
+    largest = np.sort(answers.counts, axis=-1)[..., -2:]
+    first, second = largest[..., -1], largest[..., 0] if largest.shape[-1] > 1 else 0
+    return _beta_above_half(answers.classes.shape[1])[first, second]
+
+
+@lru_cache(maxsize=8)
+def _beta_above_half(n: int) -> NDArray[np.float64]:
+    """Return the probabilities [v₁, v₂] that a Beta(v₁ + 1, v₂ + 1) variable is above ½."""
+    side = np.arange(n + 1.0)
+    return betainc(side + 1, side[:, None] + 1, 0.5)
+
+
+def run_length(answers: Answers, prior: Prior | None = None) -> NDArray[np.float64]:
+    """Compute the evidence of early-stopping self-consistency: the number of equal answers in a row up to each one."""
+    classes = answers.classes
+    place = np.arange(classes.shape[1])
+    changed = np.diff(classes, axis=1, prepend=-1) != 0
+    start = np.maximum.accumulate(np.where(changed, place, 0), axis=1)
+    return (place + 1 - start).astype(np.float64)
+
+
+def windows_agree(evidence: NDArray[np.float64], threshold: float) -> NDArray[np.bool_]:
+    """Whether an answer ends a window of `threshold` answers that are all equal. Windows do not overlap."""
+    ends = np.arange(1, evidence.shape[1] + 1) % threshold == 0
+    return ends & (evidence >= threshold)
+
+
+def prior_evidence(answers: Answers, prior: Prior | None) -> NDArray[np.float64]:
+    """Compute the evidence of the rule `prior`: minus the expected gain of the rest of the budget."""
+    assert prior is not None
+    return -expected_gain(prior, answers.counts, len(answers.temperatures))
+
+
+#: Rules by name.
+STOPPING_RULES = Registry(
+    "rules",
+    {
+        "two_stage": StoppingRule(
+            "two-stage voting",
+            "all temperatures have the same most frequent answer, each with a share of at least {threshold}",
+            two_stage,
+            (0.5, 0.6, 0.7, 0.8, 0.9, 1.0),
+            needs="temperatures",
+        ),
+        "adaptive_consistency": StoppingRule(
+            "Adaptive-Consistency",
+            "the leading answer is more frequent than the second with a probability of at least {threshold}",
+            adaptive_consistency,
+            (*(0.7, 0.75, 0.8, 0.84, 0.87, 0.88, 0.9, 0.92, 0.94, 0.95, 0.96, 0.97, 0.98, 0.985, 0.99, 0.995, 0.999),),
+        ),
+        "early_stopping": StoppingRule(
+            "early-stopping self-consistency",
+            "all answers in a window of {threshold} are equal",
+            run_length,
+            (2, 3, 4, 5, 6, 8, 10),
+            stops=windows_agree,
+        ),
+        "prior": StoppingRule(
+            "sampling with a prior",
+            "the rest of the budget is expected to raise the accuracy by at most {threshold}",
+            prior_evidence,
+            tuple(
+                -e
+                for e in (0.2, 0.15, 0.1, 0.08, 0.06, 0.05, 0.04, 0.03, 0.025, 0.02, 0.015, 0.01, 0.005, 0.002, 0.001)
+            ),
+            needs="prior",
+        ),
+    },
+)

@@ -68,10 +68,8 @@ class AnswerTable:
     def answer(self) -> list[str | None]:
         """[row] normalised answer that the grader found; None if it found none."""
         grades = pa.concat_tables(self.store.grades.read(self.grader, part) for part in self.ranges)
-        answers: list[str | None] = _align(grades, self.question, self.sample, _row_of(self.store))[
-            "answer"
-        ].to_pylist()
-        return answers
+        grades = _align(grades, self.question, self.sample, _row_of(self.store))
+        return list(grades["answer"].to_pylist())
 
     @property
     def held_out(self) -> NDArray[np.bool_]:

@@ -181,7 +181,7 @@ class FeatureDataModule(L.LightningDataModule):
         if self.target == "semantic_entropy":
             answers = self.table.answers
             rows_of = answers.rows_by_question(len(self.table.ids))
-            clusters = [clusters_of(answers.answer[row] for row in rows) for rows in rows_of]
+            clusters = [clusters_of(answers.answer_class[rows].tolist()) for rows in rows_of]
             entropy = torch.tensor(list(map(discrete_entropy, clusters)), dtype=torch.float64)
             self.entropy_threshold = entropy_threshold(entropy[self.question_rows["train"]].numpy())
             return (entropy < self.entropy_threshold).float()

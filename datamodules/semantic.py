@@ -95,10 +95,13 @@ def entropy_threshold(entropies: NDArray[np.float64]) -> float:
     return float(min(squares, key=squares.__getitem__))
 
 
-def clusters_of(answers: Iterable[str | None]) -> list[Hashable]:
+def clusters_of(answers: Iterable[str | int | None]) -> list[Hashable]:
     """Assign identical normalised answers to the same cluster. Each unreadable answer forms its own cluster.
 
+    `answers` [sample] contains normalised answers, or their classes in an `AnswerTable`. An answer is unreadable if it
+    is None, empty or of class 0.
+
     >>> clusters_of(["lima", None, "lima", None])
-    ['lima', 1, 'lima', 3]
+    ['lima', -2, 'lima', -4]
     """
-    return [answer or number for number, answer in enumerate(answers)]
+    return [answer or ~number for number, answer in enumerate(answers)]

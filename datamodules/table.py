@@ -1,12 +1,16 @@
 """Tables of a store's questions and answers, with likelihoods, model-based baselines and counts of right answers."""
 
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -15,6 +19,7 @@ from datamodules.semantic import clusters_of
 from datamodules.splits import split_questions
 from extract.errors import InputError
 from extract.store.samples import REJECTED
+from extract.store.shards import SampleRange
 from extract.store.store import Store
 
 
@@ -22,33 +27,52 @@ from extract.store.store import Store
 class AnswerTable:
     """Table with one row per answer, in the order of `store.samples`. Log-probabilities exclude the end token.
 
+    The table holds less than 100 bytes per answer. Texts are read from the store on first use.
+
     Attributes:
         question: [row] index of the answer's question in the question table.
         sample: [row] sample index j of the answer.
         right: [row] 1 if the answer is right, else 0.
         known: [row] 1 if the answer is graded right or wrong, 0 if its grade is unknown.
-        answer: [row] normalised answer that the grader found; None if it found none.
-        text: [row] text of the answer.
+        answer_class: [row] class of the normalised answer. Answers to the same question are equal if they have the same
+            positive class. The class is 0 if the grader found no answer or an empty one.
         n_tokens: [row] number of generated tokens, including the end token; NaN if a server did not report it.
         truncated: [row] whether the answer was truncated at the token limit.
         mean_nll: [row] mean negative log-probability of the tokens in nats; NaN without tokens or log-probabilities.
         max_nll: [row] largest negative log-probability of a token in nats; NaN in the same cases as `mean_nll`.
         sequence_nll: [row] sum of the negative log-probabilities in nats; NaN in the same cases as `mean_nll`.
         rejected: [row] whether a server rejected the question. If so, there is no answer.
+        store: Store of the answers.
+        grader: Name of the grader.
+        ranges: Ranges of samples in the table.
     """
 
     question: NDArray[np.int64]
-    sample: NDArray[np.int64]
-    right: NDArray[np.int64]
-    known: NDArray[np.int64]
-    answer: list[str | None]
-    text: list[str]
+    sample: NDArray[np.int32]
+    right: NDArray[np.int32]
+    known: NDArray[np.int32]
+    answer_class: NDArray[np.int32]
     n_tokens: NDArray[np.float64]
     truncated: NDArray[np.bool_]
     mean_nll: NDArray[np.float64]
     max_nll: NDArray[np.float64]
     sequence_nll: NDArray[np.float64]
     rejected: NDArray[np.bool_]
+    store: Store
+    grader: str
+    ranges: list[SampleRange]
+
+    @cached_property
+    def text(self) -> list[str]:
+        """[row] text of the answer."""
+        return [text for part in self.ranges for text in self.store.samples.read(part)["text"].to_pylist()]
+
+    @cached_property
+    def answer(self) -> list[str | None]:
+        """[row] normalised answer that the grader found; None if it found none."""
+        grades = pa.concat_tables(self.store.grades.read(self.grader, part) for part in self.ranges)
+        grades = _align(grades, self.question, self.sample, _row_of(self.store))
+        return list(grades["answer"].to_pylist())
 
     @property
     def held_out(self) -> NDArray[np.bool_]:
@@ -72,7 +96,6 @@ class QuestionTable:
     Attributes:
         ids: Question ids.
         groups: Groups of the questions.
-        texts: Texts of the questions for display. The texts of private questions are hidden.
         prompt_tokens: [question] prompt length in tokens; NaN if a server did not report it.
         right, known, unknown: [question] numbers of right answers, of answers graded right or wrong, and of answers
             whose grade is unknown.
@@ -86,7 +109,6 @@ class QuestionTable:
 
     ids: list[str]
     groups: list[str]
-    texts: list[str]
     prompt_tokens: NDArray[np.float64]
     right: NDArray[np.int64]
     known: NDArray[np.int64]
@@ -98,6 +120,11 @@ class QuestionTable:
     grader: str
     answers: AnswerTable
     asked: dict[str, pa.Table]
+
+    @cached_property
+    def texts(self) -> list[str]:
+        """Texts of the questions for display. The texts of private questions are hidden."""
+        return [question.public_prompt for question in self.answers.store.questions]
 
     @property
     def accuracy(self) -> NDArray[np.float64]:
@@ -130,23 +157,28 @@ def load_table(store: Store, grader: str | None = None) -> QuestionTable:
             f"Expected a sample for every grade in '{store.path}', but some samples are missing. "
             "Run `python -m extract sample` again with the store's settings."
         )
-    row_of = {question.id: row for row, question in enumerate(store.questions)}
-    samples = store.samples.read()
-    answers = _answers(samples, store.grades.read(grader), row_of, store.samples.provides.end_token)
+    row_of, ranges = _row_of(store), store.samples.ranges()
+    blocks = [_columns(store, grader, [*parts], row_of) for _, parts in groupby(ranges, lambda part: part.block)]
+    columns: Any = {name: np.concatenate([block.pop(name) for block in blocks]) for name in [*blocks[0]]}
     prompt_tokens = np.zeros(len(row_of))
-    prompt_tokens[answers.question] = samples["prompt_tokens"].to_numpy()
+    prompt_tokens[columns["question"]] = columns.pop("prompt_tokens")
+    answers = AnswerTable(**columns, store=store, grader=grader, ranges=ranges)
     other_half = answers.rows_by_question(len(row_of), ~answers.held_out)
     return QuestionTable(
         ids=list(row_of),
-        groups=[question.group for question in store.questions],
-        texts=[question.public_prompt for question in store.questions],
+        groups=[*map(sys.intern, store.questions.table["group"].to_pylist())],
         prompt_tokens=prompt_tokens,
-        consistency=np.array([modal_share([answers.answer[row] for row in rows]) for rows in other_half]),
+        consistency=np.array([modal_share(answers.answer_class[rows].tolist()) for rows in other_half]),
         grader=grader,
         answers=answers,
         asked={name: store.asked.read(name) for name in store.asked.names("question") if not store.asked.missing(name)},
         **_count_grades(answers, len(row_of)),
     )
+
+
+def _row_of(store: Store) -> dict[str, int]:
+    """Return a dict from the id of each question to its index."""
+    return {question: row for row, question in enumerate(store.questions.table["question_id"].to_pylist())}
 
 
 def _count_grades(answers: AnswerTable, n_questions: int) -> dict[str, NDArray[np.int64]]:
@@ -159,38 +191,56 @@ def _count_grades(answers: AnswerTable, n_questions: int) -> dict[str, NDArray[n
     }
 
 
-def _answers(samples: pa.Table, grades: pa.Table, row_of: dict[str, int], end_token: bool) -> AnswerTable:
-    """Join samples with their grades, in the order of the samples."""
+def _columns(
+    store: Store, grader: str, parts: Sequence[SampleRange], row_of: dict[str, int]
+) -> dict[str, NDArray[np.generic]]:
+    """Read the columns of `AnswerTable` and the prompt lengths of all answers to one block of questions."""
+    samples = pa.concat_tables(store.samples.read(part).drop_columns(["text", "token_ids"]) for part in parts)
     question, sample = _keys(samples, row_of)
+    grades = pa.concat_tables(store.grades.read(grader, part) for part in parts)
     grades = _align(grades, question, sample, row_of)
-    reason = np.array(samples["finish_reason"].to_pylist())
-    logprobs = [
-        np.array([] if values is None else values[: len(values) - ended])
-        for values, ended in zip(samples["logprobs"].to_pylist(), (reason == "stop") & end_token, strict=True)
-    ]
-    return AnswerTable(
-        question=question,
-        sample=sample,
-        right=grades["right"].fill_null(False).to_numpy().astype(np.int64),
-        known=grades["right"].is_valid().to_numpy().astype(np.int64),
-        answer=grades["answer"].to_pylist(),
-        text=samples["text"].to_pylist(),
-        n_tokens=samples["n_tokens"].to_numpy().astype(np.float64),
-        truncated=reason == "length",
-        mean_nll=np.array([-values.mean() if len(values) else np.nan for values in logprobs]),
-        max_nll=np.array([-values.min() if len(values) else np.nan for values in logprobs]),
-        sequence_nll=np.array([-values.sum() if len(values) else np.nan for values in logprobs]),
-        rejected=reason == REJECTED,
-    )
+    found = pa.chunked_array([pa.array([""]), *grades["answer"].fill_null("").chunks])  # the empty answer is class 0
+    of_reason = {
+        reason: pc.equal(samples["finish_reason"], reason).fill_null(False).to_numpy()
+        for reason in ("stop", "length", REJECTED)
+    }
+    return {
+        "question": question,
+        "sample": sample,
+        "right": grades["right"].fill_null(False).to_numpy().astype(np.int32),
+        "known": grades["right"].is_valid().to_numpy().astype(np.int32),
+        "answer_class": found.combine_chunks().dictionary_encode().indices.to_numpy()[1:],
+        "n_tokens": samples["n_tokens"].to_numpy().astype(np.float64),
+        "truncated": of_reason["length"],
+        **_likelihoods(samples["logprobs"], of_reason["stop"] & store.samples.provides.end_token),
+        "rejected": of_reason[REJECTED],
+        "prompt_tokens": samples["prompt_tokens"].to_numpy(),
+    }
 
 
-def _keys(table: pa.Table, row_of: dict[str, int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _likelihoods(logprobs: pa.ChunkedArray, ended: NDArray[np.bool_]) -> dict[str, NDArray[np.float64]]:
+    """Compute the negative log-likelihoods of `AnswerTable` without the last token of the rows in the mask `ended`."""
+    n_tokens = pc.list_value_length(logprobs).fill_null(0).to_numpy()
+    ended = ended & (n_tokens > 0)
+    values = np.delete(pc.list_flatten(logprobs).to_numpy().astype(np.float64), n_tokens.cumsum()[ended] - 1)
+    n_tokens = n_tokens - ended
+    first = n_tokens.cumsum() - n_tokens
+
+    def reduce(ufunc: np.ufunc, initial: float) -> NDArray[np.float64]:
+        started = np.insert(values, first, initial)  # so that answers without tokens have a value, too
+        return np.where(n_tokens > 0, -ufunc.reduceat(started, first + np.arange(len(first))), np.nan)
+
+    total = reduce(np.add, 0)
+    return {"mean_nll": total / n_tokens, "max_nll": reduce(np.minimum, np.inf), "sequence_nll": total}
+
+
+def _keys(table: pa.Table, row_of: dict[str, int]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
     """Return the question index and the sample index of each row."""
     question = np.array([row_of[question] for question in table["question_id"].to_pylist()], dtype=np.int64)
-    return question, table["sample"].to_numpy().astype(np.int64)
+    return question, table["sample"].to_numpy()
 
 
-def _align(table: pa.Table, question: NDArray[np.int64], sample: NDArray[np.int64], row_of: dict[str, int]) -> pa.Table:
+def _align(table: pa.Table, question: NDArray[np.int64], sample: NDArray[np.int32], row_of: dict[str, int]) -> pa.Table:
     """Reorder a table of the same answers to match `question` and `sample`, each [row]."""
     order = np.empty(len(question), dtype=np.int64)
     order[np.lexsort((sample, question))] = np.lexsort(_keys(table, row_of)[::-1])
@@ -204,8 +254,11 @@ def asked_of_answers(store: Store, table: QuestionTable, name: str) -> NDArray[n
     return asked["value"].to_numpy().astype(np.float64)
 
 
-def modal_share(answers: list[str | None]) -> float:
-    """Compute the share of the most frequent answer; NaN without answers. Each unreadable answer counts as distinct."""
+def modal_share(answers: Sequence[str | int | None]) -> float:
+    """Compute the share of the most frequent answer; NaN without answers. Each unreadable answer counts as distinct.
+
+    `answers` [sample] contains normalised answers or their classes, as in `clusters_of`.
+    """
     return max(Counter(clusters_of(answers)).values()) / len(answers) if answers else float("nan")
 
 

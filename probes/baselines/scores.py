@@ -118,20 +118,20 @@ def first_token(data: FeatureDataModule, value: str) -> Tensor:
 
 def semantic_sets(data: FeatureDataModule) -> JointUncertainty:
     """Return a function that counts the clusters of answers, with a cluster for each distinct normalised answer."""
-    answer = data.table.answers.answer
-    return lambda rows: len(set(clusters_of(answer[row] for row in rows))) or float("nan")
+    answer = data.table.answers.answer_class
+    return lambda rows: len(set(clusters_of(answer[rows].tolist()))) or float("nan")
 
 
 def semantic_entropy(data: FeatureDataModule) -> JointUncertainty:
     """Return a function that computes discrete semantic entropy, with a cluster for each distinct normalised answer."""
-    answer = data.table.answers.answer
-    return lambda rows: discrete_entropy(clusters_of(answer[row] for row in rows))
+    answer = data.table.answers.answer_class
+    return lambda rows: discrete_entropy(clusters_of(answer[rows].tolist()))
 
 
 def semantic_entropy_likelihood(data: FeatureDataModule) -> JointUncertainty:
     """Return a function that computes likelihood-weighted semantic entropy, with a cluster for each distinct answer."""
     answers = data.table.answers
-    return lambda rows: likelihood_entropy(-answers.mean_nll[rows], clusters_of(answers.answer[row] for row in rows))
+    return lambda rows: likelihood_entropy(-answers.mean_nll[rows], clusters_of(answers.answer_class[rows].tolist()))
 
 
 def semantic_entropy_nli(data: FeatureDataModule) -> JointUncertainty:

@@ -171,7 +171,7 @@ class Report:
             "question": [table.texts[row] for row in questions],
         }
         if self.target == "response":
-            columns |= {name: getattr(table.answers, name)[rows] for name in ("sample", "right")}
+            columns |= {name: getattr(table.answers, name)[rows].astype(np.int64) for name in ("sample", "right")}
         else:
             columns |= {name: getattr(table, name)[rows] for name in ("right", "known", "unknown", "accuracy")}
         for name, confidences in self.confidences.items():

@@ -85,7 +85,7 @@ def test_semantic_sets_are_distinct_normalised_answers(data: FeatureDataModule) 
 
 def test_unreadable_answers_are_sets_of_their_own(data: FeatureDataModule, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = data.table.answers
-    unreadable = replace(data.table, answers=replace(answers, answer=[None] * len(answers.answer)))
+    unreadable = replace(data.table, answers=replace(answers, answer_class=0 * answers.answer_class))
     monkeypatch.setattr(data, "table", unreadable)
     assert scores(data, "semantic_sets") == [-3.0] * 120
 

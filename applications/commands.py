@@ -39,15 +39,15 @@ def passk(
 ) -> Path:
     """Estimate Pass@K, the probability that at least one of K answers is right, and how well confidences predict it.
 
-    The page also contains extrapolations to more answers than were sampled. For a temperature grid, it compares a
-    budget of answers that is split over the temperatures with single temperatures.
+    The page also contains extrapolations to more answers than were sampled. For a temperature grid, it compares
+    splitting a budget of answers over the temperatures with spending it at one temperature.
 
     Args:
         store: Folder of a store, or of a temperature grid. It must contain samples and grades.
         confidences: Confidences to predict Pass@K from: folders of saved probes, or FILE:COLUMN for columns of Parquet
             or CSV files. They must not depend on the grades of the same questions.
         k: Numbers of answers K, at most the number of graded answers to each question. The default is 1, 4, 16 and 64,
-            as far as possible.
+            up to this number.
         grader: Grader whose grades are used. Required if the store has several graders.
         out: Folder to create for the page, record, table and pictures. The default is runs/passk-STORE.
         seed: Seed for the resampling and for the halves of the questions.
@@ -81,8 +81,8 @@ def budget(
 ) -> Path:
     """Compare allocations of a sampling budget, by the share of questions with at least one right answer.
 
-    The budget is allocated equally, by the base rates of the question groups, by confidences, and by an oracle that
-    knows half of the grades. The page also shows an online allocation, which stops at the first right answer.
+    The budget is allocated uniformly, by the base rates of the question groups, by confidences, and by an oracle that
+    knows half of the grades. The page also shows an online allocation. It stops at a question's first right answer.
 
     Args:
         store: Folder of the store. It must contain samples and grades.
@@ -124,7 +124,7 @@ def vote(
     seed: int = 0,
     n_resamples: int = 2000,
 ) -> Path:
-    """Replay stored answers to measure how many answers votes and stopping rules need, and how often they are right.
+    """Replay stored answers to measure how often votes and stopping rules are right, and how many answers they need.
 
     The threshold of each rule is chosen on one half of the questions and evaluated on the other half.
 

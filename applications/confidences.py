@@ -1,4 +1,4 @@
-"""Read question-level confidences for the questions of a store: a saved probe, or a column of a table."""
+"""Read confidences for the questions of a store, from a saved probe or from a column of a table."""
 
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from probes.saved.artefact import load_probe
 
 #: Column with the question ids.
 ID = "question_id"
-#: Signal of which only the layers of a probe are read.
+#: Signal of which only the layers that a probe uses are read.
 HIDDEN = "hidden"
 
 
@@ -24,8 +24,8 @@ def read_confidence(source: str, store: Store) -> NDArray[np.float64]:
     """Read a confidence for each question of a store.
 
     Args:
-        source: Folder of a saved probe, whose signals the store must contain. Alternatively, ``FILE:COLUMN``, a column
-            of a Parquet or CSV file with the column ``question_id``, for example
+        source: Folder of a saved probe, whose signals the store must contain. Alternatively, ``FILE:COLUMN`` for a
+            column of a Parquet or CSV file that also has the column ``question_id``, for example
             ``runs/compare-facts/predictions.parquet:layer_average``.
         store: The store.
 

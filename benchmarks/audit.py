@@ -35,7 +35,7 @@ PHRASE = "all of the above"
 
 
 def made_questions(n: int, rng: np.random.Generator) -> list[Question]:
-    """Return questions with four options, all of random words. In two of five questions, an option is a fixed phrase."""
+    """Return questions of random words with four options. In two of five questions, one option is a fixed phrase."""
     words = np.array([f"word{number}" for number in range(400)])
     weights = 1 / np.arange(5, 405)
 
@@ -84,7 +84,7 @@ def accuracies(value: NDArray[np.float64], strength: float, rng: np.random.Gener
 
 
 def strength_of(value: NDArray[np.float64]) -> float:
-    """Return the strength with which a property [question] has the AUROC 0.65."""
+    """Return the strength with which a property [question] has an AUROC of 0.65."""
     value = np.resize(value, 100_000)
 
     def excess(strength: float) -> float:

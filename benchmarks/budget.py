@@ -1,8 +1,8 @@
 """Measure the time and memory of `budget_record` for 10,000 questions with 64 graded answers each.
 
 No resample sorts the answers again. Walking along the ranking of all 640,000 answers in each of 2,000 resamples would
-take 1.3 · 10⁹ steps for each of the 15 methods in the three settings. The curves at about 80 points of the ranking take
-3 · 10⁹ multiplications and additions for each method, in matrix products.
+take 1.3 · 10⁹ steps for each of the 15 methods in the three settings. Instead, each method has curves at about 80
+points of the ranking. They take 3 · 10⁹ multiplications and additions, but as matrix products these are fast.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def page(folder: Path, name: str, kind: str) -> None:
 
 
 def verdict(record: dict[str, Any]) -> dict[str, Any]:
-    """Compare the chosen probe with baselines that use no more tokens. P-values have Holm's correction."""
+    """Compare the chosen probe with baselines that use no more tokens than it. P-values have Holm's correction."""
     cheap = cheap_baselines(record)
     rows = [row for row in record["tests"] if row["a"] == BEST and row["b"] in cheap]
     return {

@@ -25,7 +25,7 @@ from probes.comparison.record import paired_tests, scored
 from probes.metrics.functional import brier_skill, capability_auroc
 from probes.registry import METHODS, PROBES
 
-#: Probes that the default probe is compared with. They are fitted in closed form.
+#: Probes to compare. They are fitted in closed form.
 FAMILIES = ("layer_average", "logistic", "ridge", "difference_of_means")
 #: Baselines that the best probe is compared with. The last three use five answers.
 BASELINES = ("text_embedding", "published_recipe", "consistency", "semantic_entropy", "mean_nll")

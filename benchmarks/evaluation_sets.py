@@ -29,7 +29,7 @@ class EvaluationSet(NamedTuple):
     """An evaluation set.
 
     Attributes:
-        questions: Returns the question records, or the name of a set or file that `StoreRecipe` accepts.
+        questions: Function that returns the question records, or the name of a set or file that `StoreRecipe` accepts.
         policy: Decoding settings with the prompt.
         grader: Name of the grader.
     """
@@ -73,7 +73,7 @@ SETS = {
 
 
 def make(name: str) -> str:
-    """Sample and grade a set, read its hidden states, and return the folder of its store. Continues after a stop."""
+    """Sample and grade a set, read its hidden states, and return its store's folder. Continues interrupted runs."""
     if name == "facts":
         recipe, grader, store = recipe_of("default"), "short", "stores/facts"
         make_store(store, recipe, grader, ["hidden"])

@@ -1,6 +1,6 @@
 """Manual labels of answers, in benchmarks/hand_grades.json.
 
-The keys of the file are hashes of question and answer, so a label applies only to this answer to this question.
+The keys of the file are hashes of question and answer, so a label applies only to that answer to that question.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Compare training-free methods and metrics with the code of lm-polygraph and uqlm, on the same samples.
 
 The samples are 10 answers to each of 60 questions of the default store. The question-level methods use the 5 answers
-with even index. Each package runs in the environment that `make peers` creates.
+with even indices. Each package runs in the environment that `make peers` creates.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Pair(NamedTuple):
         ours: Name of our baseline or metric.
         scope: Whether questions or answers are scored.
         formula: Their value as a function of ours, for the table.
-        change: The same function, of the uncertainty (the negated score) or of the metric.
+        change: This function, applied to the uncertainty (the negated score) or to the metric.
         same: Whether the values should be equal.
         ascii_only: Whether to compare only questions whose answers are all ASCII.
     """
@@ -104,7 +104,7 @@ PAIRS = {
 
 
 def make_samples(store: str, n_questions: int) -> FeatureDataModule:
-    """Sample and read the store, or continue with it, and return its data."""
+    """Create or complete the store, and return its data."""
     make_store(store, replace(recipe_of("default"), n_questions=n_questions), "short", ["hidden"])
     read(store, ["hidden", "tokens"], "sample", [LAYER])
     ask(store, ["text_embedding"])
@@ -114,12 +114,12 @@ def make_samples(store: str, n_questions: int) -> FeatureDataModule:
 
 
 def uncertainty(data: FeatureDataModule, name: str, scope: Scope = "question") -> NDArray[np.float64]:
-    """Return the uncertainty that is the negated score of a baseline, [question] or [answer]."""
+    """Return the uncertainty of a baseline (its negated score), [question] or [answer]."""
     return -BASELINES[name].scores[scope](data, {}).double().numpy()
 
 
 def samples(data: FeatureDataModule) -> dict[str, Any]:
-    """Return the inputs of both packages. All lists at question level contain the answers with even index."""
+    """Return the inputs of both packages. The question-level lists contain only the answers with even indices."""
     answers, signals = data.table.answers, data.store.signals
     entropy = signals.read_ragged("tokens", signals.keys("tokens", "sample")[0])
     states = signals.read("hidden", f"{LAYER}/last_answer", "sample").double().numpy()
@@ -160,7 +160,7 @@ def python_of(peer: str) -> Path:
 
 
 def score(peer: str, given: dict[str, Any]) -> dict[str, Any]:
-    """Score the samples in a peer's environment, and return its version and values."""
+    """Score the samples in a peer's environment, and return the peer's version and values."""
     script = Path(__file__).parent / "peers" / f"score_{peer.replace('-', '_')}.py"
     done = subprocess.run(
         [python_of(peer), script], input=json.dumps(given), capture_output=True, text=True, check=False
@@ -193,7 +193,7 @@ def our_metrics(uncertainty: list[float], accuracy: list[float], nll: list[float
 
 
 def compared(data: FeatureDataModule, given: dict[str, Any], peer: str, theirs: Values) -> Iterator[tuple[Pair, float]]:
-    """Return the pairs of a peer with the largest difference between their values and ours."""
+    """Yield each pair of a peer, and the largest difference between their values and ours."""
     metrics = our_metrics(**given["metrics"])
     is_ascii = np.array([all(map(str.isascii, texts)) for texts in given["questions"]["text"]])
     for pair in PAIRS[peer]:
@@ -203,7 +203,7 @@ def compared(data: FeatureDataModule, given: dict[str, Any], peer: str, theirs: 
 
 
 def main() -> None:
-    """Print a table of all differences, and the number of methods that are equal."""
+    """Print a table of all differences, and report whether enough methods are equal."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--store", default="stores/parity")
     parser.add_argument("--questions", type=int, default=60)

@@ -2,7 +2,7 @@
 
 Pass@K of 76,523 questions with 100 answers each is computed for all K from 1 to 100, and the squared errors of
 predictions and of the oracle for all K from 1 to 50. The estimates of questions with the same counts are computed once.
-The largest difference from the product over answers is computed for all pairs of counts.
+The estimates are compared with exact binomial coefficients for all c and K.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BAR_SECONDS, BAR_GIB = 60, 2
 
 
 def largest_difference() -> float:
-    """Return the largest difference from binomial coefficients in whole numbers, over all c and K for n = 100."""
+    """Return the largest difference from the formula with exact binomial coefficients, over all c and K for n = 100."""
     ks = range(1, N_ANSWERS + 1)
     right = np.arange(N_ANSWERS + 1)
     found = pass_at_k(right, np.full_like(right, N_ANSWERS), ks)

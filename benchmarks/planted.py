@@ -1,7 +1,7 @@
 """Test the probes on a planted direction, which they must find, and on pure noise, where they must find nothing.
 
-Planted direction: the log-odds of a question's accuracy are a direction of one layer. The figure is the normalised
-AUROC (2A − 1) / (2A_max − 1), where A_max is the AUROC of the true accuracies on the same answers.
+Planted direction: the log-odds of a question's accuracy are a linear function of one layer. The figure is the
+normalised AUROC (2A − 1) / (2A_max − 1), where A_max is the AUROC of the true accuracies on the same answers.
 
 Noise: the accuracies are independent of the features. A simulation is lost if any probe is significantly better than
 the constant, by AUROC or by Brier score, at 5 % after Holm's correction over all probes.

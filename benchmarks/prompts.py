@@ -1,6 +1,6 @@
 """Compare the prompts of configs/default.yaml and configs/brief.yaml on the same questions.
 
-Reports the accuracy and its spread over questions, the share of answers that are cut off, the out-of-fold AUROC of the
+Reports the accuracy and its spread over questions, the share of truncated answers, the out-of-fold AUROC of the
 linear probe, the time to sample, and the agreement of the grader with labels for 100 random answers to each prompt. The
 labels are in benchmarks/hand_grades.json. Creates the stores if they do not exist.
 """
@@ -41,7 +41,7 @@ def labelled(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def seconds(recipe: StoreRecipe) -> dict[str, float]:
-    """Return the seconds per 1,000 answers, on the clock and in all threads of this process."""
+    """Return the wall-clock seconds and the CPU seconds of this process per 1,000 answers."""
     with tempfile.TemporaryDirectory() as folder:
         sample(f"{folder}/warm", replace(recipe, n_questions=1, k=2))
         wall, cpu = time.perf_counter(), time.process_time()

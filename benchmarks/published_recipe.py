@@ -1,8 +1,8 @@
-"""The published recipe that is nearest to the default probe: mean over all layers, stochastic gradient descent.
+"""The published recipe that is closest to the default probe.
 
 The recipe is that of the probes for capability calibration (arXiv 2602.13540): a linear layer with a sigmoid on the mean
-of the hidden states over all layers, trained on the expected accuracy with SGD. The learning rate, z-scoring and the
-epoch are chosen by the squared error on the validation split.
+of the hidden states over all layers, trained on the expected accuracy with SGD. The learning rate, the epoch, and
+whether the features are z-scored are chosen by the squared error on the validation split.
 """
 
 import torch

@@ -28,7 +28,7 @@ STORE = "stores/sequence-facts"
 LAYERS = (12, 18, 24)
 SEQUENCE = ("attention", "multimax", "rolling", "softmax_sum")
 #: Probes of one state per answer: the method, and the positions that it reads. The logistic probes are cross-fitted on
-#: the training and validation questions. Those trained with Adam use them in the same way as the sequence probes.
+#: the training and validation questions. Those trained with Adam use these questions as the sequence probes do.
 SINGLE = {
     "last_answer": ("response", ("last_answer",)),
     "mean_answer": ("response", ("mean_answer",)),
@@ -40,7 +40,7 @@ BEST = "best_sequence"
 
 
 def recipe(n_questions: int) -> StoreRecipe:
-    """Return the recipe of configs/brief.yaml with a prompt that asks for a sentence, 64 tokens and 5 answers per question."""
+    """Return the recipe of configs/brief.yaml with 5 answers of at most 64 tokens and a prompt for one sentence."""
     default = recipe_of("brief")
     prompt = replace(default.policy.prompt, template="{question} Answer in one sentence.")
     policy = replace(default.policy, prompt=prompt, max_new_tokens=64)
@@ -65,8 +65,8 @@ def out_of_fold(seed: int) -> tuple[dict[str, Scored], dict[str, float], dict[st
     """Fit every probe in every fold.
 
     Returns:
-        Dicts from each probe to its confidences with the grades, to the seconds that it took to train, and to the
-        layers that were chosen. For `best_sequence`, the last dict contains the chosen probes.
+        Dicts from each probe to its confidences with the grades, to its training time in seconds, and to the layer
+        chosen in each fold. For `best_sequence`, the last dict contains the chosen probes.
     """
     tokens = data_of("hidden_tokens", ("answer_tokens",))
     data = dict.fromkeys(SEQUENCE, tokens) | {name: data_of("hidden", where) for name, (_, where) in SINGLE.items()}
@@ -100,7 +100,7 @@ def out_of_fold(seed: int) -> tuple[dict[str, Scored], dict[str, float], dict[st
 
 
 def main() -> None:
-    """Print the AUROC of each probe, and its difference from the probes of one state per answer."""
+    """Print the AUROC of each probe, and how the sequence probes differ from the probes of one state per answer."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--questions", type=int, default=480)
     parser.add_argument("--seed", type=int, default=0)

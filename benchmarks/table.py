@@ -1,6 +1,6 @@
 """Measure the memory that `load_table` keeps per answer, its peak while loading, and its time for a million answers.
 
-The store looks like one of a served model: see `benchmarks/scale.py`. The answers have log-probabilities, and every
+The store looks like that of a served model (see `benchmarks/scale.py`). The answers have log-probabilities, and every
 parsed answer is as long as its text. No model is needed.
 """
 
@@ -28,7 +28,7 @@ N_ROWS = 1000  # questions per block
 
 
 def build(folder: Path, n_questions: int, k: int, n_tokens: int) -> float:
-    """Make a graded store with k answers per question, and return the bytes of a shard of answers in memory."""
+    """Make a graded store with k answers per question, and return the bytes that a shard of answers takes in memory."""
     store, rng = make_store(folder, n_questions // N_ROWS, N_ROWS), np.random.default_rng(0)
     table = answers(store, SampleRange(0, 0, k), n_tokens, rng)
     for block in range(store.questions.n_blocks):

@@ -1,6 +1,6 @@
 """Measure the time and memory of `python -m applications vote` on a temperature grid, with all rules and a confidence.
 
-The answers are random words. The grid has no model.
+The answers are random words. No model is needed.
 """
 
 from __future__ import annotations

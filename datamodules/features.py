@@ -111,8 +111,8 @@ class FeatureDataModule(L.LightningDataModule):
         """Read the features and split the questions.
 
         Raises:
-            InputError: If `load` fails, the validation split has fewer than 10 questions, or all answers in the test
-                split, or all other answers, are right or all are wrong.
+            InputError: If `load` fails, the validation split has fewer than 10 questions, or the answers in the test
+                split, or the other answers, are all right or all wrong.
         """
         if self._batches:
             return

@@ -103,7 +103,7 @@ class QuestionTable:
         consistency: [question] share of the most frequent answer among the other answers (even j); NaN without answers.
         grader: Name of the grader.
         answers: All answers to these questions.
-        asked: Dict from question-level model-based baselines to their tables, without incomplete tables. The columns
+        asked: Complete tables of the question-level model-based baselines, by name of the baseline. The columns
             are `value` (in [0, 1] or null), `prompt_tokens` and `completion_tokens`.
     """
 

@@ -1,4 +1,4 @@
-"""Hidden states of all tokens of answers. They are kept once in memory, without padding, for all splits."""
+"""Hidden states of all tokens of answers. All splits share one copy in memory, without padding."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ from extract.store.ragged import Ragged
 
 @dataclass(frozen=True)
 class TokenStates:
-    """Rows of tokens in one shared tensor. A selection of rows copies only the places of the rows.
+    """Rows of tokens in one shared tensor. Selecting rows copies only their indices, not the states.
 
     Attributes:
         values: [feature, total tokens, d_model] states, float32 or bfloat16. A feature is a layer.
@@ -97,7 +97,7 @@ class TokenStates:
 
 
 def unreadable(probe: str, signal: str, options: str) -> InputError:
-    """Return the error for a probe that cannot read a signal. `options` are the value and options to pass instead."""
+    """Return the error for a probe that cannot read a signal. `options` follows --data.signal=."""
     return InputError(
         f"Expected a signal that {probe} can read, but got {signal!r}. Pass --data.signal={options}, or choose another "
         "probe with --model."

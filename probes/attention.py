@@ -7,8 +7,8 @@ from probes.saved.sequence_head import AttentionHead
 class Attention(MultiHeadProbe):
     """Attention probe with several heads and a position bias, as in EleutherAI's attention-probes.
 
-    Each head has a query, a value and a slope per token. The score is the sum over heads of the mean of the values,
-    weighted by the softmax of the attention logits. It equals a linear probe of `mean_answer` if all queries are 0.
+    Each head computes an attention logit and a value per token, and averages the values with the softmax of the logits
+    as weights. The score is the sum over heads. If all logits are 0, it equals a linear probe of `mean_answer`.
 
     Args:
         n_heads, lr, l2, calibrator: See `MultiHeadProbe`.
@@ -17,7 +17,7 @@ class Attention(MultiHeadProbe):
     name = "attention"
 
     def initial_head(self, d_model: int) -> AttentionHead:
-        """Return a head with random queries, and zero values and slopes."""
+        """Return a head with random query weights. Value weights and position biases are 0."""
         head = AttentionHead(d_model, self.n_heads)
         head.weight[: self.n_heads] = random_rows(self.n_heads, d_model)
         return head

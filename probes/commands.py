@@ -120,15 +120,15 @@ def curve(
     """Measure how a probe improves with more training questions and with more answers to each of them.
 
     The probe is trained on random subsets of the questions and answers outside each test fold. Test questions are
-    scored with all their answers. The page also shows the best split of a number of graded answers into questions and
-    answers per question.
+    scored with all their answers. The page also shows how best to split a number of graded answers into questions
+    and answers per question.
 
     Args:
         store: Folder of the store. It must contain samples, grades and the signal `hidden`.
         out: Folder to create for the page, record and pictures. The default is runs/curve-STORE.
         probe: Name of the probe. Choose from {probes}.
-        n: Numbers of training questions. The default is all questions outside a test fold, and repeated halves down to
-            40.
+        n: Numbers of training questions. The default is all questions outside a test fold, half of them, a quarter of
+            them, and so on down to 40.
         k: Numbers of graded answers per training question. The default is 1, 2, 5, 10, … and all.
         grader: Grader whose grades are used. Required if the store has several graders.
         folds: Number of folds.
@@ -167,7 +167,7 @@ def signals(
 
     Args:
         store: Folder of the store. It must contain samples, grades and token signals for the answers.
-        out: Folder to create for the page, record, table of scores and pictures. The default is runs/signals-STORE.
+        out: Folder to create for the page, record, pictures and table of scores. The default is runs/signals-STORE.
         grader: Grader whose grades are used. Required if the store has several graders.
         test_fraction: Fraction of the questions to use for testing.
         seed: Seed for the split, permutations and resampling.
@@ -197,10 +197,10 @@ def audit(
     seed: int = 0,
     n_resamples: int = 2000,
 ) -> Path:
-    """Report how far question text, options, length, group and position alone predict the measured accuracy.
+    """Report how well each property of the questions, such as their text or length, predicts the measured accuracy.
 
-    Options alone, length and position are reported as leaks if they predict the accuracy. No probe is trained, and no
-    hidden states are needed.
+    The options (without the question), the right option, the length and the position are reported as leaks if they
+    predict the accuracy. No probe is trained, and no hidden states are needed.
 
     Args:
         store: Folder of the store. It must contain samples and grades.
@@ -214,7 +214,8 @@ def audit(
         Path to the new folder.
 
     Raises:
-        InputError: If an option is invalid, if grades are missing, or if the accuracies are too few or all equal.
+        InputError: If an option is invalid, if grades are missing, if there are too few questions, or if all questions
+            have the same accuracy.
     """
     with result_folder("audit", [store], out, seed, n_resamples) as (folder, final):
         opened = Store.open(store)

@@ -11,12 +11,12 @@ from probes.saved.head import CountsHead, Head, expected_log_odds
 
 
 class Counts(Descent):
-    """Multinomial logistic regression on the number of right answers among k, read out as the expected share.
+    """Multinomial logistic regression that predicts how many of k answers to a question are right.
 
     There are k + 1 classes, from 0 to k, where k is the largest number of graded answers to a training question. If a
-    question has fewer graded answers, its label is split between the two classes around k p̂, so that the mean of the
-    label is k p̂. The score is the log-odds of the expected share of right answers, Σ j p_j / k (code of arXiv
-    2602.13540).
+    question has fewer graded answers, its label is split between the two classes nearest to k p̂, so that the mean
+    class is k p̂. The score is the log-odds of the expected share of right answers, Σ j p_j / k, as in the code of
+    arXiv 2602.13540.
 
     Args:
         lr: Initial learning rate of Adam, annealed to 0 on a cosine schedule. The default is 0.01.
@@ -26,7 +26,7 @@ class Counts(Descent):
     """
 
     name = "counts"
-    _n_classes: int | None = None  # in a checkpoint
+    _n_classes: int | None = None  # set when a checkpoint is loaded
     taught = "It learned the number of right answers to a question, as one of several classes."
 
     def __init__(
@@ -67,7 +67,7 @@ class Counts(Descent):
 
 
 def count_labels(target: Tensor, n_classes: int) -> Tensor:
-    """Return labels [row, class] for accuracies p̂ [row], whose mean class is p̂ times the largest class.
+    """Return labels [row, class] whose mean class is p̂ times the largest class, for accuracies p̂ [row].
 
     >>> count_labels(torch.tensor([0.0, 0.75, 1.0]), 3)
     tensor([[1.0000, 0.0000, 0.0000],

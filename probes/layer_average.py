@@ -7,10 +7,10 @@ from probes.ridge import Ridge
 
 
 class LayerAverage(Ridge):
-    """Average of ridge regressions on the expected accuracy p̂, one for each layer in the upper half of the layers.
+    """Average of ridge regressions that predict the expected accuracy p̂, one for each layer in the upper half.
 
-    All layers have the same L2 penalty. There is no layer to choose, so the result depends less on chance than that of
-    a single layer. If several positions are read, each of them is a candidate.
+    All layers have the same L2 penalty. There is no layer to choose, so chance affects the result less than with a
+    single layer. If several positions are read, each of them is a candidate.
 
     Args:
         l2, calibrator: See `Ridge`.

@@ -7,7 +7,7 @@ from probes.fitting.training import PENALTIES, ClosedForm
 
 
 class Logistic(ClosedForm):
-    """Logistic regression on the expected accuracy p̂. It has the same loss as `Linear` but minimises it exactly.
+    """Logistic regression that predicts the expected accuracy p̂. The loss of `Linear` is minimised exactly.
 
     Args:
         l2: L2 penalty λ, or a list of penalties to try. λ/2 · ‖w‖² is added to the mean loss, where w are the weights

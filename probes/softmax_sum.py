@@ -7,8 +7,8 @@ from probes.saved.sequence_head import SoftmaxSumHead
 class SoftmaxSum(SequenceProbe):
     """Sum over tokens of z = w · x, weighted by the softmax of z (Constitutional Classifiers++, arXiv 2601.04603).
 
-    x is the standardised state of a token, and z is evidence that the answer is wrong. Small weights give the mean over
-    the tokens, and large weights the maximum.
+    x is the standardised state of a token, and z is evidence that the answer is wrong. For small w, the sum is
+    close to the mean of z over the tokens. For large w, it is close to the maximum.
 
     Args:
         lr, l2, calibrator: See `SequenceProbe`.

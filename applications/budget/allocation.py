@@ -1,4 +1,4 @@
-"""Allocate a budget of answers to questions, by the gains of further answers.
+"""Allocate a sampling budget to questions by the expected gain of each further answer.
 
 The expected number of questions with at least one right answer is a sum of concave functions, one for each question.
 Taking the answers with the largest gains is therefore optimal, and one sort serves every budget.
@@ -30,7 +30,7 @@ class Ranking(NamedTuple):
 
 
 def uniform_gains(n_questions: int, most: int) -> Array:
-    """Return gains [question, answer] with which all questions get the same number of answers, as far as possible."""
+    """Return gains [question, answer] that spread the answers as evenly as possible over the questions."""
     return np.tile(-np.arange(most, dtype=np.float64), (n_questions, 1))
 
 
@@ -51,7 +51,8 @@ def plug_in_gains(confidence: Array, most: int) -> Array:
 def beta_gains(a: Array, b: Array, most: int) -> Array:
     """Return the gains E[p (1 − p)^j] = B(a + 1, b + j) / B(a, b) of answer j = 0, 1, … if p ~ Beta(a, b).
 
-    They decrease less than `plug_in_gains`, because early wrong answers are evidence of a low p.
+    At first, they decrease faster than `plug_in_gains`, because each wrong answer is evidence of a low p. Later, they
+    decrease more slowly.
 
     Args:
         a: [question] first parameters. If a is 0, p is 0.
@@ -66,21 +67,20 @@ def beta_gains(a: Array, b: Array, most: int) -> Array:
 
 
 def hazards(a: Array, b: Array, most: int) -> Array:
-    """Return the probabilities a / (a + b + j) that answer j is right, given that j answers were wrong.
+    """Return the probabilities a / (a + b + j) that answer j is right, given that the j answers before it were wrong.
 
-    They are the means of the posterior of p after each answer, where p ~ Beta(a, b) before the first one. The
-    arguments and the shape are those of `beta_gains`.
+    They are the posterior means of p for the prior Beta(a, b). The arguments and the shape are those of `beta_gains`.
     """
     return a[:, None] / ((a + b)[:, None] + np.arange(most))
 
 
 def _decreasing(first: Array, factors: Array) -> Array:
-    """Return the running products of `first` and `factors` in [0, 1], which cannot increase by rounding errors."""
+    """Return the running products of `first` and `factors` in [0, 1]. Rounding errors cannot make them increase."""
     return np.concatenate([first, factors], axis=1).cumprod(axis=1)
 
 
 def rank(gains: Array, caps: NDArray[np.int64]) -> Ranking:
-    """Sort all answers by decreasing gain. Ties are in the order of `answer`, and then of the questions.
+    """Sort all answers by decreasing gain. Ties are ordered by `answer`, and then by question.
 
     Args:
         gains: [question, answer] gains, which do not increase along `answer`.
@@ -95,7 +95,7 @@ def rank(gains: Array, caps: NDArray[np.int64]) -> Ranking:
 
 
 def allocate(gains: Array, caps: NDArray[np.int64], totals: Sequence[int]) -> NDArray[np.int64]:
-    """Return the allocations [total, question] of numbers of answers with the largest sums of gains. See `rank`.
+    """Return the numbers of answers [total, question] with the largest sum of gains for each total. See `rank`.
 
     Raises:
         InputError: If a total is not between 0 and the sum of the caps.

@@ -47,8 +47,8 @@ def success(
 ) -> Tensor:
     """Compute the expected success of drawing answers in the order of their gains, at several budgets.
 
-    In each resample, the budget is allocated again. The answers of a tie share what is left of a budget for them, which
-    is the expectation over a random order of the tie.
+    In each resample, the budget is allocated again. The answers in a tie share the rest of the budget equally. This
+    gives the expectation over random orders of the tie.
 
     The curves of spending and success are exact at up to 2¹⁷ / N points for N questions in a fold, and at all budgets
     for the original questions. Between two points, answers with similar gains share the budget like a tie. This affects
@@ -80,7 +80,7 @@ def success(
 
 
 def mean_cost(right: NDArray[np.int64], known: NDArray[np.int64]) -> float:
-    """Compute the mean number of answers per question if each question is answered until the first right answer."""
+    """Compute the mean number of answers per question if sampling stops at each question's first right answer."""
     most = int(known.max()) - 1
     return float((all_wrong(right, known, most) * (np.arange(most + 1) < known[:, None])).sum(axis=1).mean())
 
@@ -90,7 +90,7 @@ def equal_budget(level: Tensor, curve: Tensor) -> Tensor:
 
     Args:
         level: [row, budget] float64 levels of success.
-        curve: [row, budget] float64 success at 1, 2, 3, … answers per question. It is 0 without answers.
+        curve: [row, budget] float64 success at 1, 2, 3, … answers per question. At 0 answers, it is 0.
 
     Returns:
         [row, budget] float64, linearly interpolated; NaN if the curve does not reach the level.
@@ -122,8 +122,8 @@ def _place(x: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
     """Locate the values `at` [row, value] between the points of increasing curves `x` [row, point].
 
     Returns:
-        The index of the upper point, and the share of the way to it from the point before. Values outside the curve
-        are moved to its ends.
+        The index of the upper point, and the share of the way from the lower point to it. Values outside the curve are
+        moved to its ends.
     """
     upper = torch.searchsorted(x, at).clamp(1, x.shape[1] - 1)
     low, high = x.gather(1, upper - 1), x.gather(1, upper)

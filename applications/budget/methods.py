@@ -23,7 +23,7 @@ LEAST_QUESTIONS = 20
 #: Methods that are always compared.
 UNIFORM, BASE_RATE, ORACLE = "uniform", "base_rate", "oracle"
 PLUG_IN, BAYESIAN = "plug-in", "Bayesian"
-#: Name and kind of gain of a method.
+#: Confidence and gain of a method, both by name.
 Method = tuple[str, str]
 
 
@@ -65,10 +65,10 @@ class Questions(NamedTuple):
 
 
 def named_confidences(sources: Sequence[str], store: Store) -> dict[str, Array]:
-    """Read the confidences [row] of the questions of a store, and name them.
+    """Read the confidences [row] of a store's questions, and return them by name.
 
     Raises:
-        InputError: If two sources have the same name, a name is that of another method, or see `read_confidence`.
+        InputError: If a source cannot be read, or has the same name as another source or method.
     """
     taken = [UNIFORM, BASE_RATE, ORACLE]
     found: dict[str, Array] = {}
@@ -84,9 +84,9 @@ def named_confidences(sources: Sequence[str], store: Store) -> dict[str, Array]:
 
 
 def read_questions(table: QuestionTable, confidences: Mapping[str, Array], seed: int) -> Questions:
-    """Compute the gains of all methods, for the questions with all confidences and graded answers in both halves.
+    """Compute the gains of all methods for the questions that have all confidences and graded answers in both halves.
 
-    A baseline that is computed from the other half of the answers is only in the setting `half`. So is the oracle.
+    The oracle is only in the setting `half`, like all baselines that are computed from the other half of the answers.
 
     Args:
         table: The question table.

@@ -1,4 +1,4 @@
-"""Pictures of a budget: success, and differences to the uniform allocation."""
+"""Pictures of a budget: success, and differences from the uniform allocation."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ def budget_pictures(record: dict[str, Any]) -> dict[str, Figure]:
 
 @styled
 def success_by_budget(setting: dict[str, Any], confidences: list[str]) -> Figure:
-    """Plot the success, and its difference to the uniform allocation with 95 % intervals, by budget.
+    """Plot the success, and its difference from the uniform allocation with 95 % intervals, by budget.
 
     The lines of plug-in gains are dashed. The intervals at a budget are drawn side by side.
     """
@@ -41,7 +41,7 @@ def success_by_budget(setting: dict[str, Any], confidences: list[str]) -> Figure
             right.errorbar(places, value, yerr=np.clip([value - low, high - value], 0, None), elinewidth=1, **style)
     right.axhline(0, color=GREY, lw=1.5)
     left.set(ylabel="questions with a right answer")
-    right.set(ylabel="difference to uniform, 95 % interval")
+    right.set(ylabel="difference from uniform, 95 % interval")
     for axis in (left, right):
         axis.set_xscale("log", base=2)
         axis.set_xticks(budgets, [str(budget) for budget in budgets])

@@ -1,4 +1,4 @@
-"""Beta priors of the accuracies, whose means are confidences or base rates."""
+"""Beta priors of accuracies, with confidences or base rates as their means."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from scipy.special import betaln
 
 from applications.budget.allocation import Array
 
-#: Range of the concentration. Above it, the prior is a point mass for all practical purposes.
+#: Range of the concentration. Above it, the prior is practically a point mass.
 _RANGE = (1e-3, 1e4)
 
 
@@ -41,7 +41,7 @@ def concentration(mean: Array, right: NDArray[np.int64], known: NDArray[np.int64
 def beta_priors(
     mean: Array, right: NDArray[np.int64], known: NDArray[np.int64], fold: NDArray[np.int64]
 ) -> tuple[Array, Array] | None:
-    """Return the parameters a and b [question] of Beta priors, whose concentrations are estimated on the other folds.
+    """Return the parameters a and b [question] of Beta priors. Their concentrations are estimated on the other folds.
 
     The result is None if a concentration is undefined. The arguments are those of `concentration`, and the `fold`
     [question] of each question.
@@ -59,7 +59,7 @@ def beta_priors(
 def base_rates(accuracy: Array, groups: Sequence[str], fold: NDArray[np.int64]) -> Array:
     """Compute the mean accuracy [question] of each question's group in the other folds.
 
-    If the group does not occur in the other folds, it is the mean accuracy of all questions in the other folds.
+    If the group does not occur there, the result is the mean accuracy of all questions in the other folds.
     """
     group = np.unique(groups, return_inverse=True)[1]
     rates = np.empty(len(accuracy))

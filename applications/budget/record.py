@@ -36,7 +36,7 @@ def budget_record(
         store: The store.
         table: Its question table.
         confidences: Dict from name to confidences [row] of the questions in the table; NaN if missing.
-        budgets: Mean numbers of answers per question. The default is those of `BUDGETS` that can be spent.
+        budgets: Mean numbers of answers per question. By default, all of `BUDGETS` that can be spent are used.
         n_resamples: Number of resamples for each interval.
         seed: Seed of the folds and resamples.
 
@@ -79,19 +79,19 @@ def budget_record(
 
 
 def evaluate_setting(setting: Setting, questions: Questions, budgets: Sequence[int], weights: Tensor) -> dict[str, Any]:
-    """Compute the expected success of the methods in a setting, and paired differences to the uniform allocation.
+    """Compute the expected success of the methods in a setting, and paired differences from the uniform allocation.
 
     Args:
         setting: The setting.
         questions: The questions.
         budgets: Mean numbers of answers per question. Those that cannot be spent in this setting are left out.
-        weights: [resample, question] float64 number of copies of each question, which is 1 in the first row.
+        weights: [resample, question] float64 number of copies of each question. The first row contains only ones.
 
     Returns:
         A dict with the `limit` of the budgets, the number `n_answers` of available answers, and `methods`. Each method
-        has its `confidence` and `gain`, and `success`, `difference` and `saved` by budget. `saved` is the budget at
-        which the uniform allocation has the same success, minus the budget; None if more than a tenth of its values in
-        resamples are unknown, because the uniform allocation would need more answers than there are.
+        has its `confidence` and `gain`, and `success`, `difference` and `saved` by budget. `saved` is how many
+        more answers per question the uniform allocation needs for the same success. It is None if more than a tenth of
+        the resamples lack a value, because the uniform allocation would need more answers than there are.
     """
     counts, limit = (setting.right, setting.known), setting.limit(questions.fold)
     used = [budget for budget in budgets if budget <= limit]
@@ -119,10 +119,10 @@ def evaluate_setting(setting: Setting, questions: Questions, budgets: Sequence[i
 def _interval(values: Tensor) -> Interval | None:
     """Return the first value with the 95 % percentile interval of the others, which come from resamples.
 
-    The result is None if the first value or more than a tenth of the others is not finite. In a resample, copies of a
-    question have the same gains, which makes the allocation slightly worse. The bias correction of BCa intervals would
-    double this bias: with 40 questions, they cover the expected difference in 83–88 % of simulations, and percentile
-    intervals in 92–96 %.
+    The result is None if the first value is not finite, or more than a tenth of the others are not. In a resample,
+    copies of a question have the same gains, which makes the allocation slightly worse. The bias correction of BCa
+    intervals would double this bias. With 40 questions, BCa intervals cover the expected difference in 83–88 % of
+    simulations, and percentile intervals in 92–96 %.
     """
     resampled = values[1:][values[1:].isfinite()]
     if not values[0].isfinite() or len(resampled) < 0.9 * (len(values) - 1):
@@ -132,7 +132,7 @@ def _interval(values: Tensor) -> Interval | None:
 
 
 def allocation_table(questions: Questions, ids: Sequence[str], budgets: Sequence[int]) -> pa.Table:
-    """Return the numbers of answers that each method allocates to the questions, out of all their answers."""
+    """Return the number of answers that each method allocates to each question in the setting `all`."""
     setting, tables = questions.settings["all"], []
     for (name, gain), gains in setting.gains.items():
         answers = np.empty((len(budgets), len(questions.rows)), dtype=np.int64)

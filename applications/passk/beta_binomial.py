@@ -1,7 +1,7 @@
-"""Beta-binomial models of accuracies, with and without questions that are never answered right.
+"""Beta-binomial models of accuracies, with and without questions that are never answered correctly.
 
 The probability p of a right answer has a Beta(α, β) distribution over questions (arXiv 2510.05197). In the
-zero-inflated model, it is 0 for a share π₀ of the questions. The models give Pass@K for any k, also for k > n.
+zero-inflated model, it is 0 for a share π₀ of the questions. The models give Pass@K for any k, including k > n.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +26,7 @@ class BetaBinomial(NamedTuple):
     Attributes:
         alpha: First parameter α of the beta distribution.
         beta: Second parameter β of the beta distribution.
-        zero_share: Share π₀ of the questions that are never answered right. It is 0 in the beta-binomial model.
+        zero_share: Share π₀ of the questions that are never answered correctly. It is 0 in the beta-binomial model.
     """
 
     alpha: float
@@ -39,7 +39,7 @@ class BetaBinomial(NamedTuple):
         return (1 - self.zero_share) * (1 - none)
 
     def posterior_pass_at_k(self, right: Counts, known: Counts, k: Sequence[int]) -> Values:
-        r"""Return the probability that at least one of k further answers is right, given c of n right ones.
+        r"""Return the probability that at least one of k further answers is right after c of n right ones.
 
         .. math:: (1 - w) \Big(1 - \frac{B(\alpha+c, \beta+n-c+k)}{B(\alpha+c, \beta+n-c)}\Big)
 
@@ -54,7 +54,7 @@ class BetaBinomial(NamedTuple):
         return (1 - zero) * (1 - none)
 
     def log_likelihood(self, right: Counts, known: Counts) -> Values:
-        """Return the log-probability [question] of the grades of each question, in the order of the answers."""
+        """Return the log-probability [question] of the sequence of grades of each question."""
         graded = betaln(self.alpha + right, self.beta + known - right) - betaln(self.alpha, self.beta)
         with np.errstate(divide="ignore"):  # ln 0 = −∞
             return np.where(
@@ -92,16 +92,16 @@ def fit(
     """Fit a model by maximum likelihood, over ln α, ln β and π₀ (L-BFGS-B with exact gradients).
 
     Args:
-        right: [question] numbers of right answers. Repeated pairs of counts are cheaper as one pair with a weight.
+        right: [question] numbers of right answers. It is faster to pass equal pairs of counts once, with a weight.
         known: [question] numbers of graded answers.
-        weights: [question] how often each question counts, by default once.
+        weights: [question] how often each question counts. The default is once.
         zero_inflated: Whether π₀ is fitted. Otherwise, it is 0.
-        fixed: Parameters that are not fitted, by name.
-        starts: Where to start. By default, fits start from the moments and, if zero-inflated, from the moments of half
-            of the questions without right answers.
+        fixed: Values of parameters that are not fitted, by name.
+        starts: Where to start. By default, a fit starts from the moments. A zero-inflated fit also starts from moments
+            in which questions without right answers count half.
 
     Returns:
-        The best fit of all starts. Every parameter is within its bounds, so that the fit exists for any counts.
+        The best fit of all starts. Every parameter is within its bounds, so the fit exists for any counts.
     """
     weights = np.ones(len(right)) if weights is None else weights
     weights = weights / weights.sum()
@@ -146,7 +146,7 @@ def _limits(most_zeros: float, fixed: Mapping[str, float]) -> Values:
 
 
 def _loss(at: Values, right: Counts, known: Counts, weights: Values) -> tuple[float, Values]:
-    """Return the weighted sum of the negative log-likelihoods at coordinates, and its gradient [3]."""
+    """Return the weighted sum of the negative log-likelihoods at the given coordinates, and its gradient [3]."""
     (alpha, beta), share, zeros = np.exp(at[:2]), at[2], right == 0
     value = BetaBinomial(alpha, beta, share).log_likelihood(right, known)
     graded = BetaBinomial(alpha, beta).log_likelihood(right, known)
@@ -161,9 +161,9 @@ def _loss(at: Values, right: Counts, known: Counts, weights: Values) -> tuple[fl
 def deviance(
     right: Counts, known: Counts, weights: Values, best: BetaBinomial, fixed: Mapping[str, float], zero_inflated: bool
 ) -> float:
-    """Return twice the loss of log-likelihood from the fit `best` if some parameters are fixed.
+    """Return twice the drop in log-likelihood from the fit `best` if some parameters are fixed.
 
-    This is the profile likelihood: the other parameters are fitted again.
+    The other parameters are fitted again, which gives the profile likelihood.
     """
     starts = [best, BetaBinomial(*moments(right, known, weights), best.zero_share)]
     other = fit(right, known, weights, zero_inflated, fixed, starts)
@@ -205,8 +205,9 @@ def profile_interval(
 ) -> tuple[float, float]:
     """Compute the profile-likelihood interval of a quantity: its range over all parameters that are likely enough.
 
-    Their deviance is at most the quantile of the χ² distribution with one degree of freedom. The ends are found by
-    sequential quadratic programming. At the boundary π₀ = 0, the interval is conservative.
+    Parameters are likely enough if their deviance is at most the quantile of the χ² distribution with one degree of
+    freedom. The ends are found by sequential quadratic programming. At the boundary π₀ = 0, the interval is
+    conservative.
 
     Args:
         right: [question] numbers of right answers.

@@ -2,8 +2,8 @@
 
 The functions share these arguments:
 
-- `right`, `known` [question]: numbers c of right answers and n of graded answers. The answers must have been drawn in a
-  fixed number. If sampling stopped at a right answer, the estimates are biased.
+- `right`, `known` [question]: numbers c of right answers and n of graded answers. The number of answers
+  must have been fixed in advance. If sampling stopped at a right answer, the estimates are biased.
 - `k` [k]: numbers of answers, each at least 1.
 
 The results are float64. Questions with the same n and c have the same values, which are computed once.
@@ -72,7 +72,7 @@ def pass_of_split(right: Counts, known: Counts, k: Sequence[int]) -> Values:
     Args:
         right: [source, question] numbers c_t of right answers, for example at each temperature.
         known: [source, question] numbers n_t of graded answers.
-        k: Number of answers k_t from each source. A source with 0 is not used.
+        k: Number of answers k_t from each source. Sources with k_t = 0 are not used.
 
     Returns:
         [question] estimates.
@@ -87,14 +87,14 @@ def predict(confidence: Values, k: Sequence[int]) -> Values:
 
 
 def squared_errors(predicted: Values, right: Counts, known: Counts, k: Sequence[int]) -> Values:
-    r"""Estimate the squared error (S − θ)² of predictions S of the true Pass@K θ, without bias.
+    r"""Estimate the squared error (S − θ)² of predictions S without bias, where θ is the true Pass@K.
 
-    With the estimates a and b of θ from two disjoint halves of the answers, the expectation of (S − a)(S − b) is
-    (S − θ)². Its mean over all divisions into halves is
+    If a and b are estimates of θ from two disjoint halves of the answers, the expectation of (S − a)(S − b) is
+    (S − θ)². The mean of this product over all divisions into halves is
 
     .. math:: (1-S)^2 - 2 (1-S) u_k + u_{2k}, \qquad u_k = \binom{n-c}{k} \Big/ \binom{n}{k}
 
-    For k = 1, this is the term of the debiased Brier score. A value can be negative.
+    For k = 1, this is the debiased Brier score of the question. A value can be negative.
 
     Args:
         predicted: [k, question] predictions that do not depend on these answers.
@@ -126,7 +126,7 @@ def oracle_errors(right: Counts, known: Counts, k: Sequence[int]) -> Values:
 
 
 def predictive_band(confidence: Values, k: Sequence[int]) -> dict[str, Any]:
-    r"""Predict the share of questions that are solved in one run with k answers to each, with a 95 % predictive band.
+    r"""Predict the share of questions solved in one run with k answers per question, with a 95 % predictive band.
 
     If f is the probability that an answer is right, the share has the mean μ of S = 1 − (1 − f)^k and the standard
     deviation :math:`\sqrt{\sum S (1-S)} / N`. The band is μ ± 1.96 standard deviations (arXiv 2602.13540).

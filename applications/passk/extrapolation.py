@@ -60,15 +60,15 @@ def why_not(right: Counts, known: Counts) -> str | None:
 def extrapolate(right: Counts, known: Counts, k: Sequence[int], n_resamples: int, seed: int) -> Extrapolation:
     """Fit both models to counts [question] that pass `why_not`, and estimate Pass@K for each k.
 
-    Parameters and Pass@K have intervals from the profile likelihood. A question bootstrap would be too narrow if π₀ is
-    at its boundary 0. Held-out log-likelihoods are computed with five folds.
+    Parameters and Pass@K have intervals from the profile likelihood. Bootstrap intervals would be too narrow if π₀
+    is at its boundary 0. Held-out log-likelihoods are computed with five folds.
 
     Returns:
         The models and a record with `k`, `likelier` (the model with the higher held-out log-likelihood), the mean
         difference in held-out log-likelihood per question with its bootstrap interval
         (`zero_inflated_minus_beta_binomial`), and the profile of π₀ (`zero_share` and `deviance`; None if every
-        question has a right answer). For each model, it contains the parameters, `pass_at_k` [k], the sum `held_out` of
-        the held-out log-likelihoods, and `at_bounds`, the parameters at a bound.
+        question has a right answer). For each model, the record contains the parameters, `pass_at_k` [k], the sum
+        `held_out` of the held-out log-likelihoods, and `at_bounds`, the parameters at a bound.
     """
     (c, n), place = distinct(right, known)
     weights = np.bincount(place).astype(np.float64)

@@ -1,4 +1,4 @@
-"""Squared errors of predictions of Pass@K for single questions, scored without bias."""
+"""Unbiased squared errors of Pass@K predictions for individual questions."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from probes.baselines.registry import is_half
 
 
 def others_mean(values: Values) -> Values:
-    """Return the mean of the other questions for each question [..., question]. It needs two questions.
+    """Return, for each question, the mean over the other questions, [..., question]. At least two are required.
 
     >>> others_mean(np.array([0.0, 0.5, 1.0])).tolist()
     [0.75, 0.5, 0.25]
@@ -26,14 +26,14 @@ def error_records(
     n_resamples: int,
     seed: int,
 ) -> list[dict[str, Any]]:
-    """Score the predictions of confidences and baselines for single questions.
+    """Score the predictions of confidences and baselines for individual questions.
 
     The baselines are the mean accuracy of the other questions as a confidence (`base_rate`), the mean Pass@K of the
     other questions (`mean_pass_at_k`), and the accuracy on half of the question's answers as a confidence (`oracle`).
 
     Args:
         confidences: Confidences [question] by name.
-        counts: The numbers of right and of graded answers [question], of all answers (False) and of the held-out half
+        counts: Numbers of right and of graded answers [question], among all answers (False) and in the held-out half
             (True). Methods that are computed from half of the answers are scored on the held-out half.
         k: Numbers of answers, in ascending order.
         n_resamples: Number of resamples for each interval.
@@ -41,9 +41,8 @@ def error_records(
 
     Returns:
         A dict for each method with its `name`, whether it is a `baseline`, whether it is scored on `half` of the
-        answers, the mean `squared_error` [k] and the paired difference `minus_base_rate` [k]. The entries are None for
-        each k, in ascending order, for which a question has fewer than 2k answers. The list is empty if there is only
-        one question.
+        answers, the mean `squared_error` [k] and the paired difference `minus_base_rate` [k]. If a question
+        has fewer than 2k answers, the entry of k is None. The list is empty if there is only one question.
     """
     n = len(counts[False][0])
     records: list[dict[str, Any]] = []

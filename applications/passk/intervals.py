@@ -17,7 +17,7 @@ Estimate = dict[str, Any]
 def estimate(metric: WeightedMetric, n_questions: int, n_resamples: int, seed: int) -> Estimate:
     """Compute a metric with its 95 % interval over resampled questions.
 
-    There is no interval for a single question, or if the metric has the same value in all resamples.
+    There is no interval if there is only one question, or if the metric has the same value in all resamples.
     """
     interval = bootstrap(metric, n_questions, n_resamples, seed)
     if interval is None or interval["high"] - interval["low"] < 1e-12:
@@ -32,7 +32,7 @@ def mean_of(values: NDArray[np.float64]) -> WeightedMetric:
 
 
 def mean_over_groups(values: NDArray[np.float64], group: Tensor) -> WeightedMetric:
-    """Return the mean over groups of the mean of values [question] within each group, which all count the same.
+    """Average values [question] within each group, and return the mean over groups as a function of the weights.
 
     `group` [question] int64 is the index of each question's group. Groups without questions in a resample are left out.
     """

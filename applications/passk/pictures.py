@@ -30,7 +30,7 @@ def passk_pictures(record: dict[str, Any]) -> dict[str, Figure]:
 
 
 def _drawn(intervals: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Replace missing ends of intervals by the value."""
+    """Replace missing ends of intervals with the value."""
     return [{end: found["value"] if at is None else at for end, at in found.items()} for found in intervals]
 
 
@@ -61,7 +61,7 @@ def curve_picture(store: dict[str, Any]) -> Figure:
 
 
 def _scale(axis: Axes, most: int) -> None:
-    """Scale an axis of numbers of answers from 1 to `most` logarithmically, with numbers at powers of 4."""
+    """Set a logarithmic axis for numbers of answers from 1 to `most`, with labels at powers of 4."""
     axis.set(xscale="log", xlim=(1, most), ylim=(0, 1.02), xlabel="answers per question, K")
     axis.xaxis.set_major_locator(LogLocator(base=4))
     axis.xaxis.set_major_formatter(ScalarFormatter())
@@ -72,7 +72,7 @@ def _scale(axis: Axes, most: int) -> None:
 
 @styled
 def profile_picture(extrapolation: dict[str, Any]) -> Figure:
-    """Plot the deviance by the share π₀ of questions that are never answered right, and its 95 % interval."""
+    """Plot the deviance against the share π₀ of questions that are never answered correctly, and the interval of π₀."""
     figure, axes = new_figure(4.6, 3.2)
     profile, found = extrapolation["profile"], extrapolation["zero_inflated"]["zero_share"]
     axes.axvspan(found["low"], found["high"], color=BLUE, alpha=0.12, lw=0, label="95 % interval")
@@ -80,7 +80,7 @@ def profile_picture(extrapolation: dict[str, Any]) -> Figure:
     critical = float(chi2.ppf(0.95, 1))
     axes.axhline(critical, color=GREY, lw=1, ls="--")
     axes.axvline(found["value"], color=BLUE, lw=1, ls=":")
-    axes.set(xlabel="share π₀ of questions that are never answered right", ylabel="deviance")
+    axes.set(xlabel="share π₀ of questions that are never answered correctly", ylabel="deviance")
     axes.set(xlim=(0, max(profile["zero_share"])), ylim=(0, 4 * critical))
     axes.legend(loc="upper center", fontsize=8)
     return figure

@@ -20,7 +20,7 @@ from probes.baselines.registry import is_half
 from probes.report.results import record_header
 from probes.report.templates import render
 
-#: Default numbers of answers, of which those up to the smallest number of graded answers are used.
+#: Default numbers of answers. Those above the smallest number of graded answers are left out.
 DEFAULT_K = (1, 4, 16, 64)
 #: Maximum number of points of a curve.
 _POINTS = 48
@@ -156,11 +156,11 @@ def _store_record(
     """Compute the results of store i of a grid, and fit its models.
 
     Returns:
-        A record and the fitted models. `avg_at_n` is the mean accuracy, `pass_at_k` [k] and `over_groups` [k] are means
-        over questions and over groups. `errors` comes from `error_records`. `curve` contains numbers of answers `k`,
-        the `measured` Pass@K of those up to the number of answers, and the predictive bands (`predicted`) of all of
-        them. `extrapolation` comes from `extrapolate`, or is None for the reason `not_extrapolated`. `beyond` are the
-        numbers of answers in the table of extrapolations.
+        A record and the fitted models. `avg_at_n` is the mean accuracy. `pass_at_k` [k] and `over_groups` [k] are the
+        means of Pass@K over questions and over groups. `errors` comes from `error_records`. `curve` contains numbers of
+        answers `k`, the Pass@K `measured` for each k that the answers suffice for, and the predictive bands `predicted`
+        for each k. `extrapolation` comes from `extrapolate`, or is None for the reason `not_extrapolated`. `beyond`
+        contains the numbers of answers in the table of extrapolations.
     """
     right, known, k, group, options = measured
     passed, most = pass_at_k(right, known, k), int(known.min())

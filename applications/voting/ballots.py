@@ -23,7 +23,7 @@ _COLUMNS = ("n_tokens", "mean_nll")
 
 @dataclass(frozen=True)
 class Ballots:
-    """All answers to one question. With several temperatures, there is one answer per temperature in each round.
+    """All answers to one question. With several temperatures, they come in rounds of one answer per temperature.
 
     Attributes:
         classes: [answer] int64 class of each answer. Equal answers have the same class.
@@ -53,9 +53,9 @@ class Poll:
     Attributes:
         stores: The stores by temperature, in increasing order.
         table: Question table of the first store.
-        questions: [question] rows of the question table with votes. Questions are left out if they have fewer than two
-            answers, no answer at a temperature, or a class of answers without a known grade.
-        ballots: Answers to each of these questions.
+        questions: [question] rows of these questions in the question table. Questions are left out if they have fewer
+            than two answers, no answer at a temperature, or a class of answers without a known grade.
+        ballots: Answers to each question.
     """
 
     stores: dict[float, Store]
@@ -65,7 +65,9 @@ class Poll:
 
 
 def read_poll(path: str, grader: str | None = None) -> Poll:
-    """Read the answers and grades of a store, or of a temperature grid. Temperature 0 of a grid counts as one answer.
+    """Read the answers and grades of a store, or of a temperature grid.
+
+    In a grid, only one answer per question is used at temperature 0.
 
     Raises:
         InputError: If the stores do not form a grid, samples or grades are missing, or no question has at least two
@@ -110,7 +112,7 @@ def _ballots(
 
 
 def number_classes(answers: Sequence[str | None], equal: Equal | None = None) -> NDArray[np.int64]:
-    """Number the classes of equal answers in the order of their first answers, [answer]. None equals no other answer.
+    """Return the class of each answer, numbered in the order of first occurrence. None equals no other answer.
 
     Args:
         answers: Parsed answers.

@@ -30,7 +30,7 @@ class Evaluated:
 
     Attributes:
         outcome: Outcome of the chosen settings, [question].
-        chosen: For each half of the questions, the threshold (or temperature) that was chosen on it. Empty without one.
+        chosen: For each half of the questions, the threshold (or temperature) chosen on it. Empty if nothing is chosen.
         priors: For each half, κ and θ fitted on it. Empty without a prior.
         frontier: Outcome of each threshold, [threshold, question]. None without thresholds.
     """
@@ -48,7 +48,7 @@ class Evaluation:
     Attributes:
         methods: The votes and rules.
         numbers: Numbers of answers of the curve.
-        curve: [question, number] accuracy of the majority vote after these numbers of answers; NaN if there are fewer.
+        curve: [question, number] accuracy of the majority vote; NaN for numbers that exceed the question's answers.
     """
 
     methods: dict[str, Evaluated]
@@ -57,7 +57,7 @@ class Evaluation:
 
     @property
     def mean_curve(self) -> NDArray[np.float64]:
-        """[number] mean accuracy of the questions with so many answers."""
+        """[number] mean accuracy over the questions with enough answers."""
         return np.nanmean(self.curve, axis=0)
 
 
@@ -194,7 +194,7 @@ def _single(ballots: list[Ballots]) -> Outcome:
 
 
 def _weighted(ballots: list[Ballots], majority: Outcome) -> Outcome | None:
-    """Return the outcome of the vote weighted by likelihoods, or None if an answer has none."""
+    """Return the outcome of the vote weighted by likelihoods, or None if no answer has a likelihood."""
     winners = [weighted_winner(one.classes, one.likelihood) for one in ballots]
     if not any(np.isfinite(one.likelihood).any() for one in ballots):
         return None

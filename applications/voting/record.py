@@ -50,7 +50,7 @@ _PAIRS = (
 
 
 def halves(poll: Poll, seed: int) -> NDArray[np.int64]:
-    """Divide the questions into two halves, stratified by group, [question] 0 or 1.
+    """Divide the questions into halves, stratified by group. Returns the half of each question, 0 or 1.
 
     Raises:
         InputError: If there are too few questions.
@@ -68,7 +68,7 @@ def choose_rules(rules: Sequence[str] | None, poll: Poll) -> list[str]:
     """Return the names of the rules to evaluate, by default all that apply.
 
     Raises:
-        InputError: If a rule is unknown, or needs a temperature grid.
+        InputError: If a rule is unknown, or needs a temperature grid and there is none.
     """
     is_grid = len(poll.stores) > 1
     if rules is None:

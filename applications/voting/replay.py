@@ -33,9 +33,9 @@ class Outcome(NamedTuple):
 
 
 class Replay:
-    """Answers to one question in random orders. Answers at the same temperature are exchanged with each other.
+    """Answers to one question in random orders. Only answers at the same temperature change places.
 
-    All such orders are equally likely for a new run of the sampler, so means over them are unbiased.
+    In a new run of the sampler, all such orders would be equally likely, so means over them are unbiased.
 
     Args:
         ballots: The answers.
@@ -68,7 +68,7 @@ class Replay:
 
 
 def shuffled(temperatures: NDArray[np.float64], orders: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Draw random orders [order, answer] of the answers that leave the sequence of temperatures as it is."""
+    """Draw random orders [order, answer] of the answers. The sequence of temperatures stays the same."""
     order = np.tile(np.arange(len(temperatures)), (orders, 1))
     for temperature in np.unique(temperatures):
         places = np.flatnonzero(temperatures == temperature)

@@ -5,11 +5,11 @@ from numpy.typing import NDArray
 
 
 def weighted_winner(classes: NDArray[np.int64], weights: NDArray[np.float64]) -> int:
-    """Return the class with the largest sum of weights. Of several, the one that occurred first wins.
+    """Return the class with the largest sum of weights. If several tie, the one that occurred first wins.
 
     Args:
         classes: [answer] class of each answer, numbered from 0 in the order of the first answers.
-        weights: [answer] weights. Answers with the weight NaN are ignored, unless all are NaN.
+        weights: [answer] weights. NaN counts as 0.
 
     >>> weighted_winner(np.array([0, 0, 1]), np.array([0.2, 0.3, 0.9]))
     1

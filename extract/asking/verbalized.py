@@ -20,8 +20,8 @@ _STEPS = (
     *("better than even", "likely", "very good chance", "highly likely", "almost certain"),
 )
 _SCALE = "\n".join(f"{i / 10:.1f} to {(i + 1) / 10:.1f}: {words}" for i, words in enumerate(_STEPS))
-#: The four boxes are spread evenly, so that copying one of them adds no bias. The question comes late in the prompt,
-#: because the text before it is processed only once for many questions.
+#: The four example probabilities are symmetric around 0.5, so that copying one of them adds no bias. The question comes
+#: late in the prompt, because the text before it is processed only once for many questions.
 TEMPLATE = (
     f"How likely are you to answer a question correctly? The scale:\n{_SCALE}\n\nYou may think in one short sentence. "
     r"Your reply ends in \boxed{0.05}, \boxed{0.35}, \boxed{0.65}, \boxed{0.95} or another probability "
@@ -110,7 +110,7 @@ class Verbalized(AskedTable):
         self, ids: Sequence[str], prompts: Sequence[Sequence[int]], attempts: range, progress: Done
     ) -> list[list[Sample]]:
         """Draw the replies to each question, one per attempt."""
-        # the prefix makes the draws independent of those for the answers
+        # other ids than for the answers, so that the random numbers differ
         names = [f"verbalized\0{id_}" for id_ in ids]
 
         def draw(max_rows: int, counted: Count) -> list[Sample]:

@@ -109,8 +109,8 @@ def _stated(text: str, options: Mapping[str, str]) -> Iterator[set[str]]:
 def _stated_in(text: str, start: int, end: int, options: Mapping[str, str]) -> set[str]:
     """Find the options that a statement chooses.
 
-    Returns the option that equals the statement, if any. Otherwise, returns the first options named by letter. If there
-    are none, or if other words precede them, includes the options whose text occurs in the statement.
+    Returns the option that equals the statement, if any. Otherwise, returns the options in the first group of letters.
+    If there are no letters, or if other words precede them, includes the options whose text occurs in the statement.
     """
     statement = text[start:end]
     exact, letters = _match_exact(statement, options), _match_letters(text, options, start, end)

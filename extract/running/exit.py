@@ -128,7 +128,7 @@ def _run_async(work: Coroutine[Any, Any, Result]) -> Result:
         try:
             return await task
         finally:
-            signal.set_wakeup_fd(-1)  # while the loop closes, Python would print that it cannot write to the loop
+            signal.set_wakeup_fd(-1)  # otherwise, a signal during closing would print an error
 
     try:
         return asyncio.run(cancelled_by_signals())

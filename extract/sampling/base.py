@@ -49,7 +49,7 @@ class Sampler(Protocol):
     def __init__(self, options: SamplingOptions, decoding: Decoding, worker: Worker) -> None: ...
 
     def known_policy(self, decoding: Decoding, model: Mapping[str, Any]) -> Policy:
-        """Return the policy as known before `prepare`, for comparison with an existing store.
+        """Return what is known of the policy before `prepare`, to compare it with that of an existing store.
 
         Args:
             decoding: Decoding options with one temperature.

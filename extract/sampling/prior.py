@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
 from scipy.special import betaln, gammaln
 
-#: Confidences are clipped to this distance from 0 and 1, where the prior would exclude right or wrong answers.
+#: Confidences are clipped to at least this distance from 0 and 1. At 0 or 1, one kind of answer would be impossible.
 _LEAST = 1e-3
 
 
@@ -36,8 +36,8 @@ class Prior(NamedTuple):
 
     Attributes:
         confidence: Calibrated probability f that an answer is right.
-        concentration: κ. The larger it is, the closer is the share of right answers to f.
-        diversity: θ. The larger it is, the more do wrong answers differ.
+        concentration: κ. The larger it is, the closer the share of right answers is to f.
+        diversity: θ. The larger it is, the more often wrong answers differ from each other.
     """
 
     confidence: float
@@ -63,7 +63,7 @@ def fit_prior(
         confidence: [question] confidences.
         right: [question] numbers of right answers.
         n_answers: [question] numbers of answers.
-        wrong_classes: [question] numbers of different wrong answers.
+        wrong_classes: [question] numbers of distinct wrong answers.
 
     Returns:
         κ and θ, between 0.01 and 1000.
@@ -100,7 +100,7 @@ def lead_probabilities(prior: Prior, budget: int) -> Iterator[tuple[int, NDArray
     """Yield n and the probabilities that the right class is ahead at the end, for n = budget, budget − 1, …, 0.
 
     Element [x, y] (x + y ≤ n) is the probability, after n answers, that the right class has more answers than a rival
-    once all of the budget is used. The right class has x of the n answers and the rival, a wrong class, has y. A tie
+    once the whole budget is used. The right class has x of the n answers and the rival, a wrong class, has y. A tie
     counts as ½. The probabilities of the next answer are (a + x)/(a + b + n) for the right class, and, if it is wrong,
     y/(θ + n − x) for the rival.
 
@@ -120,13 +120,13 @@ def lead_probabilities(prior: Prior, budget: int) -> Iterator[tuple[int, NDArray
 
 
 def expected_gain(prior: Prior, counts: NDArray[np.integer], budget: int) -> NDArray[np.float64]:
-    r"""Compute how much more often the vote with the whole budget is right than the leading answer is now.
+    r"""Compute how much more likely the vote with the whole budget is to be right than the current leading answer.
 
     .. math:: \sum_c P(c) \, P(c \text{ ahead of its largest rival at the end} \mid c) - P(\text{leading answer})
 
-    where P(c) is the posterior probability that class c is right, and c is a class that has occurred or the unseen
-    one. It is small if the leading answer is almost surely right, if no class that might be right can or will catch up
-    with it, or if more answers would do as much harm as good.
+    where P(c) is the posterior probability that class c is right. The sum is over the classes that have occurred and
+    the unseen one. The gain is small if the leading answer is almost surely right, if no class that might be right is
+    likely to catch up with it, or if more answers would do as much harm as good.
 
     Args:
         prior: Prior of the question.
@@ -134,7 +134,7 @@ def expected_gain(prior: Prior, counts: NDArray[np.integer], budget: int) -> NDA
         budget: Number of answers in the vote with the whole budget.
 
     Returns:
-        [order, answer] expected gain in accuracy. With the whole budget, it is 0 up to ties.
+        [order, answer] expected gain in accuracy. After the whole budget, it is 0 except for ties.
     """
     n_answers = counts.shape[1]
     gain = np.zeros(counts.shape[:2])
@@ -147,6 +147,6 @@ def expected_gain(prior: Prior, counts: NDArray[np.integer], budget: int) -> NDA
         weight = weights[n - 1]
         unseen, seen, leading = weight[0], np.where(held > 0, weight[held], 0), weight[first]
         wins = (seen * ahead.take(held * (n + 1) + first[:, None])).sum(1) + unseen * ahead[0, first]
-        wins += leading * (ahead[first, second] - ahead[first, first])  # its largest rival is the second
+        wins += leading * (ahead[first, second] - ahead[first, first])  # the leader's largest rival is the second
         gain[:, n - 1] = (wins - leading) / (seen.sum(1) + unseen)
     return gain

@@ -2,8 +2,7 @@
 
 A rule computes the evidence after each answer from the classes of the answers so far, and compares it with a threshold.
 Two answers are in the same class if they are equal. An unparsed answer is a class of its own. The decision is the
-leading answer. The functions are the same for one question that is being sampled and for many replays of stored
-answers.
+leading answer. The same functions are used for a question that is being sampled and for replays of stored answers.
 """
 
 from collections.abc import Callable
@@ -28,7 +27,7 @@ class Answers:
 
     Attributes:
         classes: [order, answer] int64 class of each answer so far, numbered from 0.
-        temperatures: [budget] float64 temperature of each answer, including those that are not drawn yet.
+        temperatures: [budget] float64 temperature of each answer, including answers that have not been drawn yet.
     """
 
     classes: NDArray[np.int64]
@@ -41,7 +40,7 @@ class Answers:
 
     @cached_property
     def leader(self) -> NDArray[np.int64]:
-        """[order, answer] leading class after each answer. Of several, the one that occurred first leads."""
+        """[order, answer] leading class after each answer. Ties go to the class that occurred first."""
         return leading(self.counts)
 
 
@@ -61,7 +60,7 @@ class Decision(NamedTuple):
 
 @dataclass(frozen=True)
 class StoppingRule:
-    """A rule, with the thresholds from which one is chosen.
+    """A stopping rule, with its possible thresholds.
 
     Attributes:
         label: Name in tables.
@@ -113,10 +112,10 @@ def two_stage(
 ) -> NDArray[np.float64]:
     """Compute the evidence of two-stage voting over temperatures (arXiv 2510.02611).
 
-    It is the smallest share τ_intra of the most frequent answer at any temperature. It is −∞ if less than a share
-    `cross` (τ_cross) of the temperatures has the same most frequent answer, if a temperature has fewer than `least`
-    answers (n_min), or within a round of one answer per temperature. Temperature 0 is drawn once, and exempt from
-    n_min, which the source does not have. Without it, every share is 1 after the first round.
+    It is the smallest share τ_intra of the most frequent answer at any temperature. It is −∞ if the share of
+    temperatures that agree on this answer is below `cross` (τ_cross), if a temperature has fewer than `least` answers
+    (n_min), or within a round of one answer per temperature. The paper does not have n_min, but without n_min, every
+    share would be 1 after the first round. Temperature 0 is drawn only once, and is exempt from n_min.
     """
     evidence = np.full(answers.classes.shape, -np.inf)
     drawn = answers.classes.shape[1]
@@ -145,7 +144,7 @@ def adaptive_consistency(answers: Answers, prior: Prior | None = None) -> NDArra
 
     .. math:: P(q > \tfrac12), \quad q \sim \mathrm{Beta}(v_1 + 1, v_2 + 1)
 
-    where v₁ and v₂ are the numbers of the two most frequent answers.
+    where v₁ and v₂ are the counts of the two most frequent answers.
     """
     largest = np.sort(answers.counts, axis=-1)[..., -2:]
     first, second = largest[..., -1], largest[..., 0] if largest.shape[-1] > 1 else 0
@@ -160,7 +159,7 @@ def _beta_above_half(n: int) -> NDArray[np.float64]:
 
 
 def run_length(answers: Answers, prior: Prior | None = None) -> NDArray[np.float64]:
-    """Compute the evidence of early-stopping self-consistency: the number of equal answers in a row up to each one."""
+    """Compute the evidence of early-stopping self-consistency: the length of the run of equal answers so far."""
     classes = answers.classes
     place = np.arange(classes.shape[1])
     changed = np.diff(classes, axis=1, prepend=-1) != 0

@@ -57,7 +57,7 @@ def macs(batch: Pass) -> dict[str, Tensor]:
 
     - AGG: `rf_mean` and `max` are the mean and the maximum over all queries from the token itself to the last one.
       `last` is the value of the last query.
-    - ALIGN: For `token`, attention is read at the tokens' own positions. For `emit`, it is read where they were drawn.
+    - ALIGN: For `token`, a token is represented by its own position. For `emit`, by the position where it was drawn.
     """
     found: dict[str, Tensor] = {}
     width, valid = batch.spans.widest, batch.attention.places.valid[:, 1:]

@@ -147,7 +147,7 @@ def right_padded(sequences: Sequence[Sequence[int]], device: torch.device) -> Te
 def can_share(model: Any) -> bool:
     """Whether the model's key/value cache stores a whole prompt in transformers' standard cache layers.
 
-    This is false for models with sliding windows, which drop tokens, and for recurrent or compressed states.
+    This is false for models with sliding windows, which drop tokens, or with recurrent or compressed states.
     """
     from transformers import DynamicCache
     from transformers.cache_utils import DynamicLayer

@@ -1,1 +1,1 @@
-"""Audit of a question set: how far properties of the questions alone predict the measured accuracy."""
+"""Audit of a question set: how well properties of the questions predict the measured accuracy."""

@@ -29,7 +29,7 @@ LEAST_QUESTIONS, LEAST_PER_FOLD = 20, 4
 def audit_record(
     store: Store, table: QuestionTable, n_folds: int = 5, n_resamples: int = 2000, seed: int = 0
 ) -> dict[str, Any]:
-    """Compute how far each source predicts the measured accuracies.
+    """Compute how well each source predicts the measured accuracies.
 
     Args:
         store: The store.
@@ -77,7 +77,7 @@ def audit_record(
 def audit_sources(
     features: Mapping[str, NDArray[np.float64]], grades: Scored, n_resamples: int, seed: int
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Compute how far each source predicts the accuracies, with Holm's correction for the sources that can be leaks.
+    """Compute how well each source predicts the accuracies, with Holm's correction for the sources that can be leaks.
 
     Args:
         features: Dict from source to features [question, feature]; NaN for questions without the source.
@@ -86,8 +86,8 @@ def audit_sources(
         seed: Seed for both.
 
     Returns:
-        A dict from source to the result of `audit_source` with the keys `leak` and `p_holm` added, and a dict from each
-        source that too few questions have to the reason.
+        A dict from source to the result of `audit_source` with the keys `leak` and `p_holm` added, and a dict from
+        each left-out source to the reason. A source is left out if too few questions have it.
     """
     assert grades.fold is not None
     sources, masked = dict[str, Any](), dict[str, str]()
@@ -126,7 +126,7 @@ def audit_source(features: Tensor, grades: Scored, n_resamples: int, seed: int) 
     The p-value is the share of permutations whose AUROC is at least the observed AUROC A. The observed order counts as
     a permutation. The bootstrap treats the predictions as fixed, although they depend on the accuracies in other folds.
     If the features are uninformative, the AUROC is close to a quadratic form of the accuracies, and its variance is
-    twice as large as the bootstrap finds. The distance of each bound from A is therefore multiplied by
+    twice the bootstrap estimate. The distance of each bound from A is therefore multiplied by
 
     .. math:: \sqrt{1 + \min\{1, (2 s / (A - \tfrac12))^2\}}
 

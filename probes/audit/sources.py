@@ -15,7 +15,7 @@ from extract.store.store import Store
 Features = NDArray[np.float64]
 #: Maximum number of features made from n-grams, and maximum number of groups that are told apart.
 _MOST_FEATURES = 128
-#: Number of cosines for each number. The last one has four full periods.
+#: Number of cosines for each numeric property. The last one has four full periods.
 _N_COSINES = 8
 
 
@@ -25,7 +25,7 @@ class Source(NamedTuple):
     Attributes:
         label: Name for display.
         description: Description for display.
-        leak: Whether the source leaks the accuracy if it predicts it. Other sources are legitimate predictors.
+        leak: Whether the source is a leak if it predicts the accuracy. Other sources are legitimate predictors.
     """
 
     label: str
@@ -48,8 +48,8 @@ def read_sources(store: Store) -> tuple[dict[str, Features], dict[str, str]]:
     """Compute the features of each source for all questions of a store.
 
     Returns:
-        A dict from source to features [question, feature], in the order of `SOURCES`, and a dict from each source that
-        does not exist in the store to the reason. A question without the source has NaN features.
+        A dict from source to features [question, feature], in the order of `SOURCES`, and a dict from each missing
+        source to the reason why it is missing. A question without the source has NaN features.
     """
     found, masked = question_sources(store.questions)
     if "text_embedding" not in store.signals.names() or store.signals.missing("text_embedding"):
@@ -92,10 +92,10 @@ def _option_features(questions: Sequence[Question]) -> dict[str, Features]:
 
 
 def ngrams(texts: Sequence[str]) -> Features:
-    """Return TF-IDF weights of words and pairs of words, projected on their first 128 singular vectors.
+    """Return TF-IDF weights of words and pairs of words, projected onto their first 128 singular vectors.
 
-    Numbers and punctuation marks count as words. The vocabulary and the projection come from all texts, but not from
-    the accuracies.
+    Numbers and punctuation marks count as words. The vocabulary and the projection are computed from all texts,
+    without the accuracies.
 
     Returns:
         [text, feature] float64, all 0 if the texts are identical or empty.
@@ -114,7 +114,7 @@ def cosines(values: NDArray[np.float64]) -> Features:
 
     A relative rank is the midrank of a question divided by the number of questions, in (0, 1). A linear function of
     these features can approximate any smooth function of a number, whether or not it is monotone. A ridge penalty
-    prefers slow changes, because the features of high frequencies are small.
+    favours smooth functions, because features with high frequencies are small.
 
     Args:
         values: [question, number].

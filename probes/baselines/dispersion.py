@@ -10,7 +10,7 @@ from scipy.special import entr
 
 
 def mean_distance(similarity: NDArray[np.float64]) -> float:
-    """Compute the mean of 1 − S_ij over all pairs i ≠ j. For ROUGE-L, this is 1 − the lexical similarity."""
+    """Compute the mean of 1 − S_ij over all pairs i ≠ j. For ROUGE-L, this is 1 minus the lexical similarity."""
     n = len(similarity)
     return float(1 - (similarity.sum() - n) / (n * (n - 1)))
 
@@ -51,8 +51,8 @@ def kernel_entropy(similarity: NDArray[np.float64], time: float = 0.3) -> float:
     """Compute the kernel language entropy with a heat kernel, divided by its maximum ln n (Nikitin et al., 2405.20003).
 
     The kernel exp(−t L), where L is the graph Laplacian D − W, is scaled to a diagonal of 1/n. The result is its
-    von Neumann entropy: the entropy of its eigenvalues. As in the paper, the weights W sum the similarities in both
-    directions, so W = 2 S.
+    von Neumann entropy: the entropy of its eigenvalues. As in the paper, each weight in W is the sum of the
+    similarities in both directions, so W = 2 S.
     """
     n, weights = len(similarity), 2 * similarity
     values, vectors = np.linalg.eigh(np.diag(weights.sum(1)) - weights)

@@ -30,7 +30,7 @@ class Baseline(NamedTuple):
     Attributes:
         scores: Dict from scope to score function. The function takes the data and the rows of each split, and can use
             the grades outside the test split. It scores all questions or all answers, with NaN for missing scores.
-        calibrator: Calibrator that is fitted outside the test split; None if the scores are already probabilities.
+        calibrator: Calibrator, fitted on the training and validation splits; None if the scores are probabilities.
         half: Whether questions are scored with half of their answers and evaluated on the other half.
         needs: Model-based baselines and answer signals that the store must contain.
         prompt_needs: Signals of the prompt that the store must contain. They cost one pass over the prompt.
@@ -141,12 +141,12 @@ def needed_commands(name: str) -> str:
 
 
 def cost_of(name: str, data: FeatureDataModule) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return a question-level baseline's counts of prompt tokens and generated tokens, both [question].
+    """Return the numbers of prompt tokens and generated tokens of a question-level baseline, both [question].
 
     For a baseline that uses half of the answers, the prompt and these answers are counted. For a baseline that uses
-    signals of the prompt, the prompt is counted. For a baseline that asks the model, its prompts and replies are
-    counted. All other counts are 0. Tokens read by text encoders and entailment classifiers are not counted. Counts
-    that a server did not report are NaN.
+    signals of the prompt, the prompt is counted. For a model-based baseline, its prompts and replies are counted.
+    All other counts are 0. Tokens read by text encoders and entailment classifiers are not counted. Counts that a
+    server did not report are NaN.
     """
     table, baseline = data.table, BASELINES[name]
     if baseline.half:

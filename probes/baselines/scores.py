@@ -111,7 +111,7 @@ def token_entropy(pooling: str) -> AnswerUncertainty:
 
 
 def first_token(data: FeatureDataModule, value: str) -> Tensor:
-    """Read a value [question] of the distribution at the last prompt token, which the first answer token follows."""
+    """Read a value [question] of the model's next-token distribution at the last prompt token."""
     (key,) = choose_keys(data.store, "tokens", "question", [value], layers=None)
     return data.store.signals.read("tokens", key)
 
@@ -189,7 +189,7 @@ def dispersed(
 def hidden_eigenscore(data: FeatureDataModule) -> JointUncertainty:
     """Return a function that computes the EigenScore of the hidden states at the answers' last content tokens.
 
-    The layer is the middle one: of the stored layers, the one nearest to half of the last.
+    The middle layer is used: the stored layer whose index is nearest to half that of the last stored layer.
     """
     keys = choose_keys(data.store, "hidden", "sample", ["last_answer"], layers=None)
     layer_of = {key: int(key.partition("/")[0]) for key in keys}

@@ -48,7 +48,7 @@ def cosine(embeddings: NDArray[np.floating]) -> NDArray[np.float64]:
 
 
 def _of_pairs(items: Sequence, similarity: Callable[..., float]) -> NDArray[np.float64]:
-    """Return the matrix of the similarities of all pairs."""
+    """Return the matrix of similarities for all pairs."""
     matrix = np.eye(len(items))
     for i, j in combinations(range(len(items)), 2):
         matrix[i, j] = matrix[j, i] = similarity(items[i], items[j])

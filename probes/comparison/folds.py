@@ -61,7 +61,7 @@ def folds(
 
 
 def fold_of_questions(tests: Iterable[Tensor], n_questions: int) -> Tensor:
-    """Return the fold in whose test rows each question is, [question] int64; −1 if it is not tested.
+    """Return the fold in which each question is tested, [question] int64; −1 if it is not tested.
 
     `tests` are the test rows of each fold, and `n_questions` is the number of rows of the question table.
     """

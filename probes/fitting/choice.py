@@ -1,4 +1,4 @@
-"""The candidate that a probe chose."""
+"""The chosen candidate of a probe."""
 
 from dataclasses import dataclass
 

@@ -82,7 +82,7 @@ class ProbeModule(L.LightningModule, ABC):
         self.warning: str | None = None
         #: Validation loss of each candidate in nats, [penalty, input] float64.
         self.val_loss: Tensor | None = None
-        #: Validation loss of each row in nats, [row] float64, with cross-fitted calibrators, and the rows [row] int64.
+        #: Loss of each validation row in nats with cross-fitted calibrators, [row] float64, and its index, [row] int64.
         self.val_losses, self.val_rows = torch.empty(0), torch.empty(0)
         self.val_figures: dict[str, float] = {}
 
@@ -229,7 +229,7 @@ class ProbeModule(L.LightningModule, ABC):
         return self.choice
 
     def _figures(self, confidence: Tensor) -> dict[str, float]:
-        """Compute the AUROC and the Brier score of confidences in the validation rows, [row]."""
+        """Compute the AUROC and the Brier score of the confidences [row] on the validation rows."""
         _, batch = self._validation
         brier = debiased_brier if batch.known.min() > 1 else response_brier  # one answer per row cannot be debiased
         metrics = {"val/auroc": capability_auroc, "val/brier": brier}

@@ -93,7 +93,7 @@ class AtOnce(ProbeModule):
         """Do nothing, because `learn` uses all rows at the end of the epoch."""
 
     def on_validation_epoch_end(self) -> None:
-        """Do nothing, because validation precedes the end of the epoch."""
+        """Do nothing, because validation runs before the probe is fitted."""
 
     @torch.no_grad()
     def on_train_epoch_end(self) -> None:
@@ -129,7 +129,7 @@ class ClosedForm(Directions, AtOnce):
 
     These probes are cross-fitted, because solving is fast. The questions of the training and validation splits are
     divided into five folds. The validation scores of each fold come from a probe that was fitted on the other folds, so
-    all these questions serve to choose and calibrate a candidate. The final probe is fitted on all of them.
+    all these questions are used to choose and calibrate a candidate. The final probe is fitted on all of them.
     """
 
     cross_fitted = True

@@ -1,4 +1,4 @@
-"""Compute out-of-fold confidences of a probe by the numbers of training questions and of answers per question."""
+"""Compute a probe's out-of-fold confidences for different numbers of training questions and answers per question."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,21 +18,21 @@ from probes.comparison.folds import VAL_SHARE, fit, fold_of_questions, folds
 from probes.metrics.intervals import check_resampling
 from probes.registry import PROBES
 
-#: Probes with a closed-form solution. They are cross-fitted, so all training questions also serve for calibration.
+#: Probes with a closed-form solution. They are cross-fitted, so all training questions are also used for calibration.
 CLOSED_FORM = Registry(
     "probe", {name: PROBES[name] for name in ("layer_average", "logistic", "ridge", "difference_of_means")}
 )
-#: Minimum number of training questions of the default grid.
+#: Minimum number of training questions in the default grid.
 LEAST_QUESTIONS = round(LEAST_VALIDATION / VAL_SHARE)
 
 
 @dataclass(frozen=True)
 class Cell:
-    """Out-of-fold confidences of probes that were trained on equally many questions and answers per question.
+    """Out-of-fold confidences of probes trained on the same numbers of questions and of answers per question.
 
     Attributes:
-        confidence: [subset, question] float64, with one row for each random subset of questions and answers. Columns
-            are rows of the question table; NaN for questions that are not tested.
+        confidence: [subset, question] float64, with one row for each random subset. The columns correspond to the rows
+            of the question table; NaN for questions that are not tested.
         n_fits: Number of fits.
         n_base_rate: Number of fits that return the base rate.
     """
@@ -43,7 +43,7 @@ class Cell:
 
 
 def halvings(most: int) -> list[int]:
-    """Return `most` and its repeated halves down to `LEAST_QUESTIONS`, in increasing order.
+    """Return `most`, half of it, a quarter of it, and so on down to `LEAST_QUESTIONS`, in increasing order.
 
     >>> halvings(384)
     [48, 96, 192, 384]
@@ -64,7 +64,7 @@ def round_numbers(most: int) -> list[int]:
 
 
 def random_ranks(answers: AnswerTable, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Put the graded answers to each question in random order, and return the place [answer] of each, from 0.
+    """Put the graded answers to each question in random order, and return their ranks [answer], starting at 0.
 
     Answers with unknown grades come last.
     """
@@ -79,8 +79,8 @@ def random_ranks(answers: AnswerTable, rng: np.random.Generator) -> NDArray[np.i
 class LearningCurve:
     """Train a probe on random subsets of the questions and answers outside each test fold, and score the test fold.
 
-    A subset consists of n questions, each with k graded answers (or all its graded answers, if it has fewer). Subset s
-    is nested: its questions and answers are the first ones in random orders that depend only on `seed` and s. Probes
+    A subset consists of n questions, each with k graded answers (or all its graded answers, if it has fewer). Smaller
+    subsets are contained in larger ones, because the random orders depend only on `seed` and the subset number. Probes
     are fitted, chosen and calibrated on the grades of the subset. Test questions are scored with all their grades.
 
     Args:
@@ -88,7 +88,7 @@ class LearningCurve:
         grader: Grader whose grades are used. Required if the store has several graders.
         probe: Name of the probe in `CLOSED_FORM`.
         n: Numbers of training questions. The default is `halvings` of all questions outside a test fold.
-        k: Numbers of graded answers per training question. The default is `round_numbers` up to that of the store.
+        k: Numbers of graded answers per training question. The default is `round_numbers` up to the largest one.
         n_folds: Number of folds.
         n_subsets: Number of random subsets.
         seed: Seed for the folds and subsets.

@@ -106,7 +106,7 @@ def _minus(a: WeightedMetric, b: WeightedMetric) -> WeightedMetric:
 
 
 def splits_of_budgets(splits: Sequence[Split]) -> dict[int, list[Split]]:
-    """Return the splits of each labelling budget, with most questions first.
+    """Return the splits of each labelling budget, ordered from the most to the fewest questions.
 
     A budget is a number n · k of graded answers on the grid. Its splits use at most the budget and more than half of
     it. For each k, only the split with the highest n is kept. Budgets with a single split are left out, and so are
@@ -141,7 +141,7 @@ def curve_record(curve: LearningCurve, n_resamples: int, seed: int) -> dict[str,
         question `k`, with `auroc`, `brier_skill` (see `over_subsets`), `n_subsets`, `n_fits` and `n_base_rate`.
         `budgets` contains, for each budget, the splits [n, k] with the `best` and second-best (`runner_up`) AUROC,
         their `difference`, and the difference `many_minus_few` between the splits with the most and the fewest
-        questions. `contrasts` contains the difference of each cell from the largest one. `masked` contains the reasons
+        questions. `contrasts` compares the largest cell with two smaller cells. `masked` contains the reasons
         why cells are missing.
     """
     measured, table, rows = _Measured(curve, n_resamples, seed), curve.table, curve.questions
@@ -189,7 +189,7 @@ def curve_record(curve: LearningCurve, n_resamples: int, seed: int) -> dict[str,
 
 
 def _contrasts(measured: _Measured, splits: Sequence[Split]) -> list[dict[str, Any]]:
-    """Compare the largest cell with that with the next fewer questions, and with that with the fewest answers.
+    """Compare the largest cell with two others: one has the next lower n, and the other has the lowest k.
 
     `splits` are sorted.
     """
@@ -209,7 +209,7 @@ def curve_page(record: dict[str, Any], plots: Sequence[str]) -> str:
 
 
 def curve_verdict(record: dict[str, Any]) -> str:
-    """Describe the largest cell, the loss with fewer questions or answers, and the best splits of the budgets."""
+    """Describe the largest cell, the effect of fewer questions or answers, and the best splits of the budgets."""
     tests = [budget["many_minus_few"] for budget in record["budgets"] if budget["many_minus_few"]]
     n_many, n_few = sum(test["low"] > 0 for test in tests), sum(test["high"] < 0 for test in tests)
     largest = max(record["cells"], key=lambda cell: (cell["n"], cell["k"]))

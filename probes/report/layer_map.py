@@ -60,7 +60,7 @@ def layer_map(
 
     Returns:
         A dict with `auroc` [position][layer], where None marks a missing cell. `best` describes the cell with the
-        highest AUROC. Its 95 % interval is not corrected for this choice. Its `of` is the number of cells.
+        highest AUROC of the `of` cells. The 95 % interval of this AUROC is not corrected for the choice.
         `n_questions` is the number of tested questions, and `n_rows` the number of tested rows (questions or answers).
         `n_missing` is the number of graded rows that are left out because a hidden state is missing.
 

@@ -137,9 +137,9 @@ def by_layer(
     """Plot the AUROC and the Brier score of a probe by layer, with 95 % bands.
 
     `names` contains the name ``layer/position`` of each feature. `intervals` maps `auroc` and `brier` to one interval
-    per feature. `figures` are the AUROC and the Brier score of the probe, which reads the layers `chosen`. They are
-    circled, or drawn as a line over several layers. `references` maps up to two baselines to their AUROC and Brier
-    score, which are drawn as lines.
+    per feature. `figures` contains the AUROC and the Brier score of the probe, which reads the layers `chosen`. Each
+    is drawn as a circle, or as a line if there are several layers. `references` maps up to two baselines
+    to their AUROC and Brier score, which are drawn as lines.
     """
     figure, axes = new_figure(8.4, 3.4, ncols=2)
     labels = f"{target} AUROC", "Brier score" + (" (debiased)" if target == "capability" else "")

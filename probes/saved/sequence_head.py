@@ -1,11 +1,11 @@
-"""Heads that read the hidden states of all tokens of an answer. Each pools a few numbers per token to one score.
+"""Heads that read the hidden states of all tokens of an answer. Each pools a few numbers per token into one score.
 
 The pooling functions are shared with training, where the numbers have axes for the candidates. They take
 
 - numbers [row, token, ..., number] float32, padded with finite values, and
 - there [row, token] bool, which is True for tokens and False for padding,
 
-and return pooled numbers [row, ...], which do not depend on the padding. A row without tokens gives any value.
+and return pooled numbers [row, ...], which do not depend on the padding. Results for rows without tokens are arbitrary.
 """
 
 from abc import abstractmethod
@@ -20,7 +20,7 @@ from probes.saved.head import Head, zeros
 
 
 def attention_pool(numbers: Tensor, there: Tensor, slope: Tensor) -> Tensor:
-    r"""Sum the values of several heads, averaged with attention (EleutherAI's attention probes).
+    r"""Average the values of each head with attention weights, and sum over heads (EleutherAI's attention probes).
 
     .. math:: \sum_h \sum_t \mathrm{softmax}_t(q_{ht} + s_h t) \, v_{ht}
 
@@ -49,7 +49,7 @@ def multimax_pool(numbers: Tensor, there: Tensor) -> Tensor:
 
 
 def rolling_pool(numbers: Tensor, there: Tensor, window: int) -> Tensor:
-    """Return the largest mean of any `window` consecutive tokens, or the mean of a row with fewer tokens.
+    """Return the largest mean of any `window` consecutive tokens, or the mean of all tokens if a row has fewer.
 
     See the module for the other arguments. There is one number per token.
     """

@@ -107,7 +107,7 @@ class AnswerCache(DynamicCache):
         prompt_bias: [question, 1, 1, token] float32, −inf for padding and 0 elsewhere.
 
     Raises:
-        InputError: If the model caches more than keys and values, or its chunked attention would count padding tokens.
+        InputError: If the model caches more than keys and values, or uses chunked attention and the mask has padding.
     """
 
     layers: list[Any]

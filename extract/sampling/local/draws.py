@@ -115,6 +115,6 @@ def inverse_cdf(logits: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def _first_above(ends: Tensor, targets: Tensor) -> Tensor:
-    """Find the first cumulative sum [row, 1] above the target. If rounding leaves none, use the last increase."""
+    """Find the index [row, 1] of the first cumulative sum above the target. If there is none, use the last rise."""
     last_step_up = torch.searchsorted(ends, ends[:, -1:].contiguous(), right=False)
     return torch.minimum(torch.searchsorted(ends, targets, right=True), last_step_up)

@@ -194,7 +194,7 @@ def test_what_was_not_read_is_left_out_and_said(tmp_path: Path, capsys: pytest.C
     make_store(tmp_path / "store", *planted(), k=4)
     folder = pictures(str(tmp_path / "store"), str(tmp_path / "out"), n_resamples=100)
     assert [path.name for path in (folder / "plots").iterdir()] == ["layers.png"]
-    assert "Not drawn: entropy_profile" in (folder / "pictures.md").read_text(encoding="utf-8")
+    assert "Not drawn: `entropy_profile`" in (folder / "pictures.md").read_text(encoding="utf-8")
     said = capsys.readouterr().out
     assert "--signals [entropy_profile] --scope sample" in said
     for file in (tmp_path / "store/signals/hidden").rglob("*"):

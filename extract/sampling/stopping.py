@@ -112,10 +112,11 @@ def two_stage(
 ) -> NDArray[np.float64]:
     """Compute the evidence of two-stage voting over temperatures (arXiv 2510.02611).
 
-    It is the smallest share τ_intra of the most frequent answer at any temperature. It is −∞ if the share of
-    temperatures that agree on this answer is below `cross` (τ_cross), if a temperature has fewer than `least` answers
-    (n_min), or within a round of one answer per temperature. The paper does not have n_min, but without n_min, every
-    share would be 1 after the first round. Temperature 0 is drawn only once, and is exempt from n_min.
+    For each temperature, τ_intra is the share of its most frequent answer. The evidence is the smallest of these
+    shares. It is −∞ if the share of temperatures with the same most frequent answer is below `cross` (τ_cross), if a
+    temperature has fewer than `least` answers (n_min), or if the current round of one answer per temperature is not
+    complete. The paper does not have n_min. Without it, every share would be 1 after the first round. Temperature 0 is
+    drawn only once, and is exempt from n_min.
     """
     evidence = np.full(answers.classes.shape, -np.inf)
     drawn = answers.classes.shape[1]

@@ -1,4 +1,4 @@
-"""Out-of-fold ridge regression of accuracies on fixed features, for the observed and for many permuted accuracies."""
+"""Out-of-fold ridge regression on fixed features, of the observed accuracies and of many permutations of them."""
 
 import torch
 from torch import Tensor

@@ -144,7 +144,7 @@ class MultiMaxHead(SequenceHead):
 
 
 class RollingHead(SequenceHead):
-    """Largest rolling mean, as evidence against the answer. See `rolling_pool`.
+    """Head whose score is the negative of the largest rolling mean. See `rolling_pool`.
 
     Args:
         d_model: Width of the hidden states.
@@ -164,7 +164,7 @@ class RollingHead(SequenceHead):
 
 
 class SoftmaxSumHead(SequenceHead):
-    """Softmax-weighted sum, as evidence against the answer. See `softmax_pool`."""
+    """Head whose score is the negative of a softmax-weighted sum. See `softmax_pool`."""
 
     kind = "softmax_sum"
 

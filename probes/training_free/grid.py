@@ -71,7 +71,8 @@ class Grid:
     def choose(self, rows: list[int]) -> int | None:
         """Return the first row with the highest validation AUROC among `rows`, or None if no row qualifies.
 
-        A row qualifies if its score has an AUROC, varies, and covers at least 95 % as many answers as any other score.
+        A row qualifies if its score has an AUROC, is not constant, and exists for at least 95 % of the largest number
+        of answers for which any score exists.
         """
         if not rows:
             return None

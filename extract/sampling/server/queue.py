@@ -65,7 +65,7 @@ class OpenRange:
     Attributes:
         log: Log of the answers received so far.
         asks: Requests for the missing answers.
-        n_waiting: Number of requests that have been neither answered nor given up.
+        n_waiting: Number of requests that have been neither answered nor abandoned.
     """
 
     def __init__(self, store: Store, samples: SampleRange, n: int) -> None:

@@ -23,6 +23,7 @@ from wandb.cli.cli import cli as wandb_cli
 
 import extract.models.loading
 import train
+from applications.__main__ import COMMANDS as APPLICATION_COMMANDS
 from extract.__main__ import COMMANDS
 from extract.running.cli import run
 from probes.__main__ import COMMANDS as PROBE_COMMANDS
@@ -88,6 +89,8 @@ def accept(command: str) -> None:
             assert status(partial(run, PARSED_ONLY, "extract"), options) == 0
         case ("python", "-m", "probes", *options):
             assert status(partial(run, PARSED_ONLY_PROBES, "probes"), options) == 0
+        case ("python", "-m", "applications", *options):
+            assert status(partial(run, PARSED_ONLY_APPLICATIONS, "applications"), options) == 0
         case ("torchrun", *options):
             given = torchrun_parser().parse_args(options)
             assert (given.module, given.training_script) == (True, "extract")
@@ -131,6 +134,7 @@ def parsed_only(command: Callable[..., Any]) -> Callable[..., None]:
 
 
 PARSED_ONLY = {name: parsed_only(command) for name, command in COMMANDS.items()}
+PARSED_ONLY_APPLICATIONS = {name: parsed_only(command) for name, command in APPLICATION_COMMANDS.items()}
 PARSED_ONLY_PROBES = {name: parsed_only(command) for name, command in PROBE_COMMANDS.items()}
 
 

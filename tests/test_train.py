@@ -235,7 +235,7 @@ def test_a_run_takes_no_folder_that_is_there_and_deletes_none(name: str, small_s
         (["--model.l22=0.1"], "Did you mean `--model.l2`"),
         (["--trainer.max_epoch=3"], "Did you mean `--trainer.max_epochs`"),
         (["--data.recipe=null", "--data.store=nowhere"], "'nowhere' has no identity.json"),
-        (["--model.l2=-1"], "`l2` to be one or more non-negative penalties"),
+        (["--model.l2=-1"], "`l2` to be one or more finite, non-negative penalties"),
         (["--data.recipe.k=1"], "`k` to be a whole number from 2"),
         (["--config=nowhere.yaml"], "nowhere.yaml"),
         (["--seed_everything=-1"], "-1 is not in bounds"),

@@ -19,6 +19,7 @@ from extract.errors import InputError
 from extract.registry import import_object
 from probes.commands import curve
 from probes.comparison.out_of_fold import Comparison
+from probes.difference_of_means import DifferenceOfMeans
 from probes.fitting.training import ClosedForm
 from probes.learning_curve.curve import CLOSED_FORM, LearningCurve, halvings, random_ranks, round_numbers
 from probes.learning_curve.record import curve_page, curve_record, curve_verdict, over_subsets, splits_of_budgets
@@ -259,10 +260,28 @@ def test_budgets_name_the_best_split_and_their_sign_is_stated(record: dict[str, 
         assert said in curve_verdict({**record, "budgets": [changed]})
 
 
-def test_cells_without_right_answers_are_left_out_with_the_reason(tmp_path: Path) -> None:
-    features, _ = planted()
-    make_store(tmp_path / "store", features, np.where(np.arange(120) % 10 == 0, 0.5, 0.0))
-    options = ["difference_of_means", [10, 60], [1, 10]]
+def test_cells_without_right_answers_return_the_base_rate(tmp_path: Path) -> None:
+    make_store(tmp_path / "store", planted()[0], np.where(np.arange(120) % 10 == 0, 0.5, 0.0))
+    options: dict[str, Any] = {"folds": 2, "subsets": 2, "n_resamples": 100}
+    folder = curve(str(tmp_path / "store"), str(tmp_path / "out"), "difference_of_means", [10, 60], [1], **options)
+    record = json.loads((folder / "curve.json").read_text())
+    assert record["masked"] == {}
+    assert all(cell["n_base_rate"] == cell["n_fits"] for cell in record["cells"] if cell["n"] == 10)
+
+
+def test_cells_in_which_a_fit_fails_are_left_out_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_store(tmp_path / "store", *planted())
+    solve = DifferenceOfMeans.solve
+
+    def solve_large(self: DifferenceOfMeans, features: torch.Tensor, target: torch.Tensor) -> Any:
+        if len(target) < 11:
+            raise InputError("Expected more questions.")
+        return solve(self, features, target)
+
+    monkeypatch.setattr(DifferenceOfMeans, "solve", solve_large)
+    options: list[Any] = ["difference_of_means", [10, 60], [1, 10]]
     folder = curve(str(tmp_path / "store"), str(tmp_path / "out"), *options, folds=2, subsets=2, n_resamples=100)
     record = json.loads((folder / "curve.json").read_text())
     assert "10 questions, k = 1" in record["masked"]

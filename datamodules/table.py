@@ -143,14 +143,21 @@ def load_table(store: Store, grader: str | None = None) -> QuestionTable:
     """Join a store's questions and samples with the grades of one grader, by default the store's only grader.
 
     Raises:
-        InputError: If there are no grades, `grader` is None but there are several graders, a sample has no grade, or a
-            file is damaged.
+        InputError: If there are no grades, `grader` is None but there are several graders, a sample has no grade,
+            sampling stopped early, or a file is damaged.
     """
     grader = store.grades.choose(grader)
     if store.grades.missing(grader):
         raise InputError(
             f"Expected every sample of '{store.path}' to be graded by {grader!r}, but some are not. "
             f"Run `python -m extract grade --store {store.path} --grader {grader}`."
+        )
+    if stopped := store.samples.stopped():
+        record = store.samples.stopping(stopped[0]) or {}
+        raise InputError(
+            f"Expected a fixed number of answers to each question in '{store.path}', but sampling stopped early (rule "
+            f"{record.get('rule')}), which biases every accuracy. Complete the store with `python -m extract sample` "
+            "without --stop, and grade it again."
         )
     if set(store.grades.ranges(grader)) - set(store.samples.ranges()):
         raise InputError(

@@ -18,6 +18,8 @@ from extract.registry import fill_names
 from extract.running.worker import Worker, alone
 from extract.samplers import SAMPLERS
 from extract.sampling.base import sample_stores
+from extract.sampling.rounds import load_stopping
+from extract.sampling.stopping import STOPPING_RULES
 from extract.sampling.temperature_grid import each_store, grid_folders
 from extract.signals.registry import descriptions, load_signal
 from extract.signals.run import fill_signals
@@ -44,14 +46,33 @@ def sample(store: str, recipe: StoreRecipe, worker: Worker | None = None) -> Sto
     return sample_family(store, recipe, worker)[0]
 
 
-def sample_family(store: str, recipe: StoreRecipe, worker: Worker | None = None) -> list[Store]:
+@fill_names(rules=STOPPING_RULES)
+def sample_family(
+    store: str,
+    recipe: StoreRecipe,
+    worker: Worker | None = None,
+    stop: str | None = None,
+    threshold: float | None = None,
+    priors: str | None = None,
+    grader: str | None = None,
+    per_round: int = 2,
+) -> list[Store]:
     """Sample k answers to each question and store them. If a run was interrupted, continue it.
+
+    With `stop`, answers are drawn in rounds, until a rule decides that more of them would hardly change the most
+    frequent answer. A later run without `stop` completes the store.
 
     Args:
         store: Folder of a new store, or of an existing store with the same settings. For a grid of temperatures, the
             parent folder of its stores.
         recipe: Questions, model and policy.
         worker: Number of this process among several parallel workers. By default, read from the environment.
+        stop: Rule that stops sampling answers to a question early. Choose from {rules}. docs/applications.md describes
+            them. By default, all k answers are sampled.
+        threshold: Threshold of the rule. `python -m applications vote` measures what each threshold costs and saves.
+        priors: For the rule prior, the file written by `python -m probes priors`.
+        grader: Grader that parses the answers for the rule. The default depends on the kind of the questions.
+        per_round: Number of answers to each question per round, and per temperature. It does not affect the decisions.
 
     Returns:
         One store for each temperature.
@@ -61,7 +82,16 @@ def sample_family(store: str, recipe: StoreRecipe, worker: Worker | None = None)
             different identity.
     """
     worker, folders = worker or Worker.from_environment(), grid_folders(Path(store), recipe.policy)
-    return sample_stores(folders, recipe.sampler, recipe.sampling_options(), *recipe.load(), worker)
+    questions, decoding = recipe.load()
+    stopping = None
+    if stop is not None:
+        stopping = load_stopping(stop, threshold, priors, grader, per_round, questions, len(folders))
+    elif (threshold, priors, grader) != (None, None, None):
+        raise InputError(
+            "Expected `stop` to be a rule, because `threshold`, `priors` or `grader` was passed, but got None. Pass "
+            "--stop adaptive_consistency, for example."
+        )
+    return sample_stores(folders, recipe.sampler, recipe.sampling_options(), questions, decoding, worker, stopping)
 
 
 def make_store(
@@ -87,6 +117,7 @@ def make_store(
         grader = grader or next(iter(made.grades.names()), None) or grader_of_kinds(q.kind for q in made.questions)
         if not (
             made.samples.missing(recipe.k)
+            or made.samples.stopped()
             or made.grades.missing(grader)
             or any(made.signals.missing(signal, scope) for signal in signals)
         ):

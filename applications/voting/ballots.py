@@ -1,23 +1,17 @@
 """Read the answers of a store, or of the stores of a temperature grid, as votes."""
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from applications.stores import open_stores
-from datamodules.semantic import clusters_of
 from datamodules.table import QuestionTable, load_table
 from extract.errors import InputError
-from extract.grading.latex import spelled
-from extract.grading.math import Algebra, equal_as_it_stands
+from extract.grading.classes import AnswerClasses, Equal, equality
 from extract.store.store import Store
 
-#: Function that returns whether two parsed answers are equal.
-Equal = Callable[[str, str], bool]
 _COLUMNS = ("n_tokens", "mean_nll")
 
 
@@ -77,8 +71,7 @@ def read_poll(path: str, grader: str | None = None) -> Poll:
     tables = {temperature: load_table(store, grader) for temperature, store in stores.items()}
     first = next(iter(tables.values()))
     rows_of = {temperature: table.answers.rows_by_question(len(table.ids)) for temperature, table in tables.items()}
-    with Algebra() if first.grader == "math" else nullcontext() as algebra:
-        equal = partial(_equal_expressions, algebra) if algebra else None
+    with equality(first.grader) as equal:
         ballots = [
             _ballots(tables, {temperature: rows[question] for temperature, rows in rows_of.items()}, equal)
             for question in range(len(first.ids))
@@ -101,7 +94,8 @@ def _ballots(
     if not all(map(len, drawn.values())) or len(turns) < 2:
         return None
     answers = [(tables[t].answers, row) for _, t, row in turns]
-    classes = number_classes([table.answer[row] for table, row in answers], equal)
+    numbering = AnswerClasses(equal)
+    classes = np.array([numbering.add(table.answer[row]) for table, row in answers])
     known, right = (
         np.bincount(classes, [getattr(table, column)[row] for table, row in answers]) for column in ("known", "right")
     )
@@ -109,30 +103,3 @@ def _ballots(
         return None
     n_tokens, nll = (np.array([getattr(table, column)[row] for table, row in answers]) for column in _COLUMNS)
     return Ballots(classes, right > known / 2, np.array([t for _, t, _ in turns]), n_tokens, np.exp(-nll))
-
-
-def number_classes(answers: Sequence[str | None], equal: Equal | None = None) -> NDArray[np.int64]:
-    """Return the class of each answer, numbered in the order of first occurrence. None equals no other answer.
-
-    Args:
-        answers: Parsed answers.
-        equal: Function that compares an answer with the first answer of a class. If None, identical texts are equal.
-
-    >>> number_classes(["lima", None, "lima", None])
-    array([0, 1, 0, 2])
-    """
-    number: dict[Hashable, int] = {}
-    firsts: list[str] = []
-    for answer in clusters_of(answers):
-        if answer not in number:
-            same = next((one for one in firsts if equal and isinstance(answer, str) and equal(one, answer)), answer)
-            number[answer] = number.get(same, len(set(number.values())))
-            if same is answer and isinstance(answer, str):
-                firsts.append(answer)
-    return np.array([number[answer] for answer in clusters_of(answers)])
-
-
-def _equal_expressions(algebra: Algebra, first: str, answer: str) -> bool:
-    """Whether two answers parsed by the grader `math` are equal. If math-verify cannot decide, they are not."""
-    equal = equal_as_it_stands(first, answer)
-    return algebra.equal([spelled(first) or first], answer) is True if equal is None else equal

@@ -178,7 +178,7 @@ def _priors(ballots: list[Ballots], questions: NDArray[np.bool_], confidence: ND
 
 
 #: A rule that never stops.
-_WHOLE = StoppingRule("", "", lambda answers, prior: np.full(answers.classes.shape, -np.inf), (0.0,))
+_WHOLE = StoppingRule("", "", lambda answers, prior: np.full(answers.classes.shape, -np.inf), (0.0,), 0, (0, 0))
 
 
 def _only(outcome: Outcome) -> Outcome:

@@ -114,7 +114,7 @@ def vote_record(
             **{column: mean(values) for column, values in method.outcome._asdict().items()},
             "difference": mean(method.outcome.accuracy - full.accuracy),
             "share_of_answers": bootstrap(_ratio(method.outcome.answers, full.answers), n, **options),
-            "chosen": [abs(value) for value in method.chosen],
+            "chosen": list(method.chosen),
             "priors": [{"concentration": kappa, "diversity": theta} for kappa, theta in method.priors],
         }
         for name, method in evaluation.methods.items()

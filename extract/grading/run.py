@@ -10,7 +10,7 @@ from extract.grading.base import Grade, Grader, Known
 from extract.running.progress import Progress, say
 from extract.running.worker import Worker
 from extract.store.fill import fill, missing_shards
-from extract.store.samples import REJECTED
+from extract.store.samples import REJECTED, SKIPPED, WITHOUT_ANSWER
 from extract.store.shards import SampleRange
 from extract.store.store import Store
 
@@ -51,12 +51,12 @@ def fill_grades(store: Store, grader: Grader, worker: Worker) -> None:
             old = store.grades.read(name, samples).to_pylist() if samples in undecided else []
             of_block = known[samples.block]
             new = _grade_range(store, grader, samples, old, lambda answers: grade_all(answers, of_block, progress))
-            progress(new.count("rejected"), 0)
-            verdicts.update(new)
+            progress(new.count(REJECTED) + new.count(SKIPPED), 0)
+            verdicts.update(verdict for verdict in new if verdict != SKIPPED)
 
         to_grade = sorted((*missing, *undecided))
         fill("grade", "answers", to_grade, lambda x: undecided.get(x) or store.questions.n_rows(x), make, worker)
-    n_unknown, n_rejected = verdicts["unknown"] + verdicts["rejected"], verdicts["rejected"]
+    n_unknown, n_rejected = verdicts["unknown"] + verdicts[REJECTED], verdicts[REJECTED]
     say(
         f"grade: {verdicts.total()} answers graded by {name}, {verdicts['right']} right, {n_unknown} unknown"
         f"{f' ({n_rejected} rejected by the server)' if n_rejected else ''}, "
@@ -69,8 +69,10 @@ def _n_undecided(store: Store, grader: Grader, samples: SampleRange) -> int:
     if not grader.may_decide_later:
         return 0
     n_unknown = int(store.grades.read(grader.name, samples)["right"].null_count)
-    # answers to rejected questions always stay unknown
-    return n_unknown and n_unknown - store.samples.read(samples)["finish_reason"].to_pylist().count(REJECTED)
+    if not n_unknown:
+        return 0
+    reasons = store.samples.read(samples)["finish_reason"].to_pylist()
+    return n_unknown - sum(reason in WITHOUT_ANSWER for reason in reasons)  # samples without an answer stay unknown
 
 
 def _grade_range(
@@ -81,13 +83,17 @@ def _grade_range(
     questions = {question.id: question for question in store.questions.block(samples)}
     answers = store.samples.read(samples).select(["question_id", "sample", "text", "finish_reason"]).to_pylist()
     by_key = {(answer["question_id"], answer["sample"]): answer for answer in answers}
-    rejected = {key: Grade(None, None) for key, answer in by_key.items() if answer["finish_reason"] == REJECTED}
-    new = [key for key in by_key if key not in rows and key not in rejected]
+    absent = {
+        key: answer["finish_reason"] for key, answer in by_key.items() if answer["finish_reason"] in WITHOUT_ANSWER
+    }
+    new = [key for key in by_key if key not in rows and key not in absent]
     grades = grade_all([(questions[key[0]], by_key[key]["text"]) for key in new])
-    for (question_id, sample), grade in (rejected | dict(zip(new, grades, strict=True))).items():
+    for (question_id, sample), grade in (
+        dict.fromkeys(absent, Grade(None, None)) | dict(zip(new, grades, strict=True))
+    ).items():
         rows[question_id, sample] = {"question_id": question_id, "sample": sample, **grade._asdict()}
     store.grades.write(grader.name, samples, [rows[key] for key in by_key], grader.rule)
-    return [*map(_verdict, grades), *([] if old else ["rejected"] * len(rejected))]
+    return [*map(_verdict, grades), *([] if old else absent.values())]
 
 
 def _verdict(grade: Grade) -> str:

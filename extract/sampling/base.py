@@ -7,12 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from extract.errors import InputError
 from extract.policy import Decoding, Identity, Policy
 from extract.questions.question import Question, questions_hash
-from extract.running.progress import say
+from extract.running.progress import Progress, say
 from extract.running.worker import Worker, alone
 from extract.samplers import SAMPLERS, sampler_name
+from extract.sampling.rounds import Stopping, StoreRange, is_current, sample_in_rounds
 from extract.sampling.server.policy import Server
+from extract.store.answer_log import Row, delete_finished_logs, reopen_range
 from extract.store.identity import check_folder
 from extract.store.questions import Questions
 from extract.store.store import Store
@@ -38,7 +41,8 @@ class Sampler(Protocol):
     """Interface of samplers. A sampler fills one store, or all stores of a temperature grid.
 
     An implementation inherits from this class and has a `Declaration` in `extract.samplers`. The methods are called in
-    the order in which they are defined. `known_policy` and `prepare` are optional.
+    the order in which they are defined. `known_policy`, `prepare` and `draw` are optional. `draw` is called instead of
+    `fill` if sampling may stop early.
 
     Args:
         options: Model, number of samples and other sampler options.
@@ -82,6 +86,28 @@ class Sampler(Protocol):
             InputError: If some samples could not be drawn. Samples drawn so far are kept.
         """
 
+    def draw(
+        self, ranges: Mapping[float, StoreRange], question_ids: Sequence[str], samples: range, progress: Progress
+    ) -> dict[float, list[Row]]:
+        """Draw some samples of some questions of a block, and append them to the answer logs of their ranges.
+
+        Args:
+            ranges: Dict from temperature to the store and its range of samples, which contains `samples`.
+            question_ids: Ids of the questions.
+            samples: Indices of the samples.
+            progress: Progress bar that counts the answers.
+
+        Returns:
+            Dict from temperature to the rows of the samples table. Rows of questions that a server rejected are
+            missing.
+
+        Raises:
+            InputError: If some samples could not be drawn, or the sampler cannot stop early.
+        """
+        raise InputError(
+            f"Expected `sampler` to be able to stop early, but {type(self).__name__} has no method `draw`. Omit --stop."
+        )
+
 
 def sample_stores(
     folders: Mapping[float, Path],
@@ -90,6 +116,7 @@ def sample_stores(
     questions: Sequence[Question],
     decoding: Decoding,
     worker: Worker,
+    stopping: Stopping | None = None,
 ) -> list[Store]:
     """Create or resume the store for each temperature. Returns the stores in the order of `folders`.
 
@@ -97,6 +124,7 @@ def sample_stores(
         folders: Dict from temperature to store folder, in ascending order.
         name: Name of the sampler.
         decoding: Decoding options, including the worked examples in the prompt.
+        stopping: When to stop before k samples. By default, all k samples of each question are drawn.
 
     Raises:
         InputError: If a folder contains a store with a different identity, or if `prepare` or `fill` fails.
@@ -125,7 +153,15 @@ def sample_stores(
             identity = Identity(sampler.policy(decoding.at(temperature)), sha256, options.block_size, version)
             with alone(folder):
                 stores[temperature] = Store.create(folder, identity, table)
-        sampler.fill(stores, options.k)
+        for store in stores.values():
+            delete_finished_logs(store, worker)
+            for samples in store.samples.stopped():
+                if worker.has(samples.block) and not is_current(store, samples, stopping, options.k):
+                    reopen_range(store, samples)
+        if stopping is None:
+            sampler.fill(stores, options.k)
+        else:
+            sample_in_rounds(sampler.draw, stores, options.k, stopping, worker)
         for store in stores.values():
             with alone(store.path):
                 write_manifest(store)

@@ -19,13 +19,19 @@ These are the Beta integrals of the right answers times the Ewens probabilities 
 without common factors. After the first answer, the probability that it is right is f.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
 from scipy.special import betaln, gammaln
+
+from extract.errors import InputError
+from extract.text import one_line
 
 #: Confidences are clipped to at least this distance from 0 and 1. At 0 or 1, one kind of answer would be impossible.
 _LEAST = 1e-3
@@ -49,6 +55,47 @@ class Prior(NamedTuple):
         """The parameters a and b."""
         clipped = min(max(self.confidence, _LEAST), 1 - _LEAST)
         return self.concentration * clipped, self.concentration * (1 - clipped)
+
+
+def read_priors(path: str | Path, question_ids: Sequence[str]) -> dict[str, Prior]:
+    """Read the priors of questions from a file written by ``python -m probes priors``.
+
+    Args:
+        path: Parquet file with the columns `question_id`, `confidence`, `concentration` and `diversity`.
+        question_ids: Ids of the questions. Other questions in the file are ignored.
+
+    Returns:
+        Dict from question id to prior.
+
+    Raises:
+        InputError: If the file cannot be read, a column is missing, a question has no prior or several, a confidence is
+            not in [0, 1], or another value is not positive and finite.
+    """
+    columns = ["question_id", *Prior._fields]
+    try:
+        with pq.ParquetFile(path) as file:
+            ids, *values = (file.read(columns)[name].to_pylist() for name in columns)
+            numbers = np.array(values, dtype=np.float64).T
+    except (OSError, pa.ArrowException, KeyError, ValueError, TypeError) as error:
+        raise InputError(
+            f"Expected `priors` to be a Parquet file with the columns {', '.join(columns)}, but reading {str(path)!r} "
+            f"failed: {one_line(error)}. Write it with `python -m probes priors`."
+        ) from None
+    rows = dict(zip(ids, map(Prior._make, numbers.tolist()), strict=True))
+    missing = [id_ for id_ in question_ids if id_ not in rows]
+    if missing or len(rows) < len(ids):
+        noun = f"{len(missing)} of them have none, such as {missing[0]!r}" if missing else "some have several"
+        raise InputError(
+            f"Expected one prior for each of the {len(question_ids)} questions in {str(path)!r}, but {noun}. Write the "
+            "file for the same questions."
+        )
+    wrong = ~(np.isfinite(numbers).all(1) & (numbers[:, 0] >= 0) & (numbers[:, 0] <= 1) & (numbers[:, 1:] > 0).all(1))
+    if wrong.any():
+        raise InputError(
+            f"Expected the confidences in {str(path)!r} to be in [0, 1] and the other columns to be positive, but got "
+            f"{tuple(numbers[wrong][0].tolist())} for {ids[int(wrong.argmax())]!r}. Write the file again."
+        )
+    return {id_: rows[id_] for id_ in question_ids}
 
 
 def fit_prior(

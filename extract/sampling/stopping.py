@@ -48,14 +48,16 @@ class Decision(NamedTuple):
     """Decision after the answers to a question so far.
 
     Attributes:
-        stop: Whether to stop.
+        reason: Why sampling stops: ``"rule"``, or ``"budget"`` if all answers have been drawn. None if it continues.
         leader: Class of the leading answer.
         n_answers: Number of answers on which the decision is based, which can be smaller than the number passed.
+        evidence: Evidence of the rule after these answers.
     """
 
-    stop: bool
+    reason: Literal["rule", "budget"] | None
     leader: int
     n_answers: int
+    evidence: float
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,9 @@ class StoppingRule:
         description: When the rule stops, with the threshold as {threshold}.
         evidence: Function from answers and the prior of the question to the evidence [order, answer] after each answer.
             Most rules ignore the prior.
-        thresholds: Thresholds from which one is chosen on other questions.
+        thresholds: Thresholds from which `vote` chooses one on other questions.
+        threshold: Default threshold.
+        bounds: Smallest and largest valid threshold.
         needs: Whether the rule needs several temperatures, or a prior.
         stops: Function from evidence and threshold to whether the rule stops [order, answer].
     """
@@ -76,6 +80,8 @@ class StoppingRule:
     description: str
     evidence: Callable[[Answers, Prior | None], NDArray[np.float64]]
     thresholds: tuple[float, ...]
+    threshold: float
+    bounds: tuple[float, float]
     needs: Literal["temperatures", "prior"] | None = None
     stops: Callable[[NDArray[np.float64], float], NDArray[np.bool_]] = np.greater_equal
 
@@ -85,10 +91,13 @@ class StoppingRule:
         The decision is based on the answers up to the first one after which the rule stops. It therefore does not
         depend on how many answers are drawn at once.
         """
-        stops = self.stops(self.evidence(answers, prior), threshold)[0]
+        evidence = self.evidence(answers, prior)
+        stops = self.stops(evidence, threshold)[0]
         n_answers = int(stops.argmax()) + 1 if stops.any() else len(stops)
-        stop = bool(stops.any()) or n_answers == len(answers.temperatures)
-        return Decision(stop, int(answers.leader[0, n_answers - 1]), n_answers)
+        reason: Literal["rule", "budget"] | None = "rule" if stops.any() else None
+        if reason is None and n_answers == len(answers.temperatures):
+            reason = "budget"
+        return Decision(reason, int(answers.leader[0, n_answers - 1]), n_answers, float(evidence[0, n_answers - 1]))
 
 
 def count(classes: NDArray[np.int64], n_classes: int) -> NDArray[np.int16]:
@@ -175,20 +184,22 @@ def windows_agree(evidence: NDArray[np.float64], threshold: float) -> NDArray[np
 
 
 def prior_evidence(answers: Answers, prior: Prior | None) -> NDArray[np.float64]:
-    """Compute the evidence of the rule `prior`: minus the expected gain of the rest of the budget."""
+    """Compute the evidence of the rule `prior`: the expected gain in accuracy from the rest of the budget."""
     assert prior is not None
-    return -expected_gain(prior, answers.counts, len(answers.temperatures))
+    return expected_gain(prior, answers.counts, len(answers.temperatures))
 
 
 #: Rules by name.
 STOPPING_RULES = Registry(
-    "rules",
+    "rule",
     {
         "two_stage": StoppingRule(
             "two-stage voting",
             "all temperatures have the same most frequent answer, each with a share of at least {threshold}",
             two_stage,
             (0.5, 0.6, 0.7, 0.8, 0.9, 1.0),
+            threshold=0.8,
+            bounds=(0, 1),
             needs="temperatures",
         ),
         "adaptive_consistency": StoppingRule(
@@ -196,23 +207,27 @@ STOPPING_RULES = Registry(
             "the leading answer is more frequent than the second with a probability of at least {threshold}",
             adaptive_consistency,
             (*(0.7, 0.75, 0.8, 0.84, 0.87, 0.88, 0.9, 0.92, 0.94, 0.95, 0.96, 0.97, 0.98, 0.985, 0.99, 0.995, 0.999),),
+            threshold=0.95,
+            bounds=(0.5, 1),
         ),
         "early_stopping": StoppingRule(
             "early-stopping self-consistency",
             "all answers in a window of {threshold} are equal",
             run_length,
             (2, 3, 4, 5, 6, 8, 10),
+            threshold=5,
+            bounds=(2, 1000),
             stops=windows_agree,
         ),
         "prior": StoppingRule(
             "sampling with a prior",
             "the rest of the budget is expected to raise the accuracy by at most {threshold}",
             prior_evidence,
-            tuple(
-                -e
-                for e in (0.2, 0.15, 0.1, 0.08, 0.06, 0.05, 0.04, 0.03, 0.025, 0.02, 0.015, 0.01, 0.005, 0.002, 0.001)
-            ),
+            (0.2, 0.15, 0.1, 0.08, 0.06, 0.05, 0.04, 0.03, 0.025, 0.02, 0.015, 0.01, 0.005, 0.002, 0.001),
+            threshold=0.01,
+            bounds=(0, 1),
             needs="prior",
+            stops=np.less_equal,
         ),
     },
 )

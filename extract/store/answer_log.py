@@ -9,8 +9,8 @@ import errno
 import json
 import os
 import threading
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import asdict
 from math import isfinite
 from typing import Any
@@ -18,8 +18,11 @@ from typing import Any
 import pyarrow as pa
 
 from extract.errors import InputError
+from extract.running.worker import Worker
+from extract.store.files import is_whole
 from extract.store.parquet import SAMPLES_SCHEMA
-from extract.store.shards import SampleRange, range_of
+from extract.store.samples import SKIPPED
+from extract.store.shards import SampleRange, missing_ranges, overlap, range_of
 from extract.store.store import Store
 from extract.text import shown
 
@@ -127,6 +130,84 @@ def logged_ranges(store: Store) -> list[SampleRange]:
         Damaged: If the file name of a log is not a valid range.
     """
     return sorted(range_of(path, store.questions.n_blocks) for path in (store.path / "samples").glob("*.jsonl"))
+
+
+def unfinished_ranges(store: Store, k: int, damaged: Collection[SampleRange], worker: Worker) -> list[SampleRange]:
+    """Return the ranges that a worker must complete so that every question has k samples, sorted.
+
+    Ranges that an earlier run began, and ranges whose file is `damaged`, keep all their samples, even beyond `k`.
+
+    Raises:
+        InputError: If an answer log shares samples with a finished range or another log.
+    """
+    finished = [samples for samples in store.samples.ranges() if samples not in damaged]
+    logged = (samples for samples in logged_ranges(store) if samples not in finished and samples.start < k)
+    begun = sorted({*damaged, *logged})
+    if clash := overlap([*finished, *begun]):
+        logs = [store.samples.log_file(samples) for samples in reversed(clash)]
+        log = next((path for path in logs if path.is_file()), logs[0])
+        raise InputError(
+            f"Expected the files in {str(log.parent)!r} to contain different samples, but {clash[0].stem} and "
+            f"{clash[1].stem} overlap. Keep only one of them, for example by deleting {str(log)!r}."
+        )
+    new = missing_ranges([*finished, *begun], store.questions.n_blocks, k)
+    return sorted(samples for samples in [*begun, *new] if worker.has(samples.block))
+
+
+def finish_range(
+    store: Store,
+    samples: SampleRange,
+    absent: Mapping[str, str],
+    max_rows: int | None = None,
+    stopping: dict[str, Any] | None = None,
+) -> bool:
+    """Write the table of a range from its log and delete the log, unless samples are missing.
+
+    Args:
+        store: The store.
+        samples: The range of samples.
+        absent: Dict from the ids of questions whose samples may be missing to the finish reason to record for these
+            samples, `REJECTED` or `SKIPPED`.
+        max_rows: See `Samples.write`.
+        stopping: See `Samples.stopping`. The number of skipped samples is added.
+
+    Returns:
+        Whether the table was written.
+
+    Raises:
+        InputError: If the table can't be written. In this case, the log is kept.
+        OSError: If the log can't be read or deleted.
+    """
+    # read the file, because this process may have written only part of it; a log without answers has been deleted
+    logged = read_log(store, samples) if store.samples.log_file(samples).is_file() else []
+    rows = {(row["question_id"], row["sample"]): row for row in logged}
+    keys = [(id_, j) for id_ in store.questions.ids(samples) for j in range(samples.start, samples.stop)]
+    if not all(key in rows or key[0] in absent for key in keys):
+        return False
+    for id_, j in keys:
+        rows.setdefault((id_, j), store.samples.absent(id_, j, absent.get(id_, "")))
+    if stopping is not None:
+        stopping = {**stopping, "skipped": sum(row["finish_reason"] == SKIPPED for row in rows.values())}
+    store.samples.write(samples, [rows[key] for key in keys], max_rows, stopping)
+    store.samples.log_file(samples).unlink(missing_ok=True)
+    return True
+
+
+def reopen_range(store: Store, samples: SampleRange) -> None:
+    """Move the answers of a finished range to an answer log, so that the samples that were skipped can be drawn."""
+    rows = store.samples.read(samples).to_pylist()
+    with closing(AnswerLog(store, samples)) as log:
+        log.append([row for row in rows if row["finish_reason"] != SKIPPED])
+    file = store.samples.file(samples)
+    file.with_suffix(".json").unlink()  # first, so that a run that is killed here leaves an unfinished file
+    file.unlink()
+
+
+def delete_finished_logs(store: Store, worker: Worker) -> None:
+    """Delete the answer logs of a worker's finished ranges. A killed run can leave them behind."""
+    for samples in logged_ranges(store):
+        if worker.has(samples.block) and is_whole(store.samples.file(samples), store.path):
+            store.samples.log_file(samples).unlink()
 
 
 def _header(store: Store, samples: SampleRange) -> str:

@@ -5,15 +5,24 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from extract.errors import Damaged
+from extract.hashing import canonical_json
 from extract.samplers import SAMPLERS, sampler_name
+from extract.store.files import parse_metadata
 from extract.store.folder import StoreFolder
 from extract.store.parquet import COMPACT_SAMPLES_SCHEMA, SAMPLES_SCHEMA, write_table
 from extract.store.shards import SampleRange, missing_ranges
 
 #: `finish_reason` of a sample whose request the server rejected. The text is empty, and the grade is always unknown.
 REJECTED = "rejected"
+#: `finish_reason` of a sample that was not drawn, because sampling stopped early. The text is empty, the grade unknown.
+SKIPPED = "skipped"
+#: Finish reasons of samples without an answer.
+WITHOUT_ANSWER = (REJECTED, SKIPPED)
+#: Key of the Parquet metadata with the record of early stopping.
+_STOPPING = "stopping"
 
 
 class Samples:
@@ -51,16 +60,55 @@ class Samples:
         """Path of the answer log of an unfinished range."""
         return self.file(samples).with_suffix(".jsonl")
 
-    def write(self, samples: SampleRange, rows: list[dict[str, Any]], max_rows: int | None = None) -> None:
+    def write(
+        self,
+        samples: SampleRange,
+        rows: list[dict[str, Any]],
+        max_rows: int | None = None,
+        stopping: dict[str, Any] | None = None,
+    ) -> None:
         """Write a range of samples.
 
         Args:
             samples: The range of samples.
             rows: One row per sample.
             max_rows: Maximum number of answers per batch, which affects the last bits of the log-probabilities.
+            stopping: Record of early stopping. See `stopping`.
         """
-        metadata = None if max_rows is None else {"max_rows": str(max_rows)}
-        write_table(self.file(samples), pa.Table.from_pylist(rows, self._schema.with_metadata(metadata)))
+        metadata = {} if max_rows is None else {"max_rows": str(max_rows)}
+        if stopping is not None:
+            metadata[_STOPPING] = canonical_json(stopping)
+        write_table(self.file(samples), pa.Table.from_pylist(rows, self._schema.with_metadata(metadata or None)))
+
+    def absent(self, question_id: str, sample: int, reason: str) -> dict[str, Any]:
+        """Return the row of a sample that does not exist, with the finish reason `REJECTED` or `SKIPPED`."""
+        tokens: dict[str, Any] = {"token_ids": [], "logprobs": []}
+        if self.provides.nullable:
+            tokens = dict.fromkeys(("token_ids", "logprobs", "reasoning", "n_tokens"))
+        row = {"question_id": question_id, "sample": sample, "text": "", "finish_reason": reason}
+        return {**row, **tokens, "prompt_tokens": None}
+
+    def stopping(self, samples: SampleRange) -> dict[str, Any] | None:
+        """Return the record of early stopping of a range, or None if a fixed number of samples was drawn.
+
+        The record contains the `rule`, its `threshold`, the `budget` (samples per question), the `grader` that parsed
+        the answers, the SHA-256 of the `priors`, and the number of `skipped` samples in the range. `questions` is a
+        dict from each question id to the `reason` why sampling stopped (rule, budget or rejected), the number of
+        answers `n_answers` on which the decision is based, the `evidence` of the rule, and the leading `answer`.
+
+        Raises:
+            Damaged: If the metadata of the file is invalid.
+        """
+        file = self.file(samples)
+        try:
+            text = (pq.read_schema(file).metadata or {}).get(_STOPPING.encode())
+        except (OSError, pa.ArrowException):  # the damage is reported when the samples are read
+            return None
+        return None if text is None else parse_metadata(file, text)
+
+    def stopped(self) -> list[SampleRange]:
+        """Return the finished ranges in which samples were skipped, because sampling stopped early."""
+        return [part for part in self.ranges() if (self.stopping(part) or {}).get("skipped")]
 
     def read(self, samples: SampleRange | None = None) -> pa.Table:
         """Read the samples of one range, or of all ranges by default, sorted by block, range and question.

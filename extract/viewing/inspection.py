@@ -3,6 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -61,6 +62,7 @@ def describe(store: Store, grader: str | None = None, n_answers: int = 10) -> st
         decoding=policy["decoding"],
         prompt=prompt_of(store),
         computed=_computed(store),
+        stopped=_stopped(store, name),
         summary=summary,
         n=n,
         balance=f"{numbers}, and other numbers" if len(balance) > 4 else numbers,
@@ -124,6 +126,29 @@ def _computed(store: Store) -> Iterator[tuple[str, str, str]]:
             totals = [(len(store.shards(scope)), len(part.missing(name, scope)), unit) for scope, unit in scopes]
             there = [f"{n - missing} of {n} {unit}" for n, missing, unit in totals if missing < n]
             yield noun, name, " and ".join(there) or "nothing"
+
+
+def _stopped(store: Store, grader: str | None) -> list[str]:
+    """Describe early stopping: the rule, the number of answers used, and the accuracy of the decisions."""
+    lines, outcomes = dict[str, None](), dict[str, dict[str, Any]]()
+    right = dict[tuple[str, str | None], bool | None]()
+    for part in store.samples.ranges():
+        if record := store.samples.stopping(part):
+            outcomes |= record["questions"]
+            lines[f"{record['rule']} (threshold {record['threshold']:g}, at most {record['budget']} answers)"] = None
+        if grader is not None and part in store.grades.ranges(grader):
+            grades = store.grades.read(grader, part).to_pylist()
+            right |= {(row["question_id"], row["answer"]): row["right"] for row in grades}
+    if not outcomes:
+        return []
+    used = np.mean([one["n_answers"] for one in outcomes.values()])
+    n_rule = sum(one["reason"] == "rule" for one in outcomes.values())
+    counts = f"{n_rule:,} of {_plural(len(outcomes), 'question')} by {', '.join(lines)}"
+    found = [right.get((id_, one["answer"])) for id_, one in outcomes.items() if one["answer"] is not None]
+    known = [float(value) for value in found if value is not None]
+    known += [0.0 for one in outcomes.values() if one["answer"] is None]  # no answer was parsed
+    decided = f"{_accuracy(np.array(known))}, for {_plural(len(known), 'question')}" if grader else "not graded"
+    return [counts, f"{used:.1f} answers on average are behind each decision; accuracy of the decisions: {decided}"]
 
 
 def _share(count: int, n: int) -> str:

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
+from extract.store.samples import SKIPPED
 from extract.store.shards import Block, SampleRange
 from extract.store.store import Store
 
@@ -77,7 +78,7 @@ class Summary:
     """Counts of a store's answers.
 
     Attributes:
-        n_samples: [question] int64 number of answers in finished sample ranges.
+        n_samples: [question] int64 number of answers in finished sample ranges. Skipped samples are not counted.
         n_distinct: [question] int64 number of distinct texts among these answers.
         finish_reasons: Number of answers for each finish reason.
         n_tokens: [sample] int32 number of tokens in each answer whose length is known.
@@ -119,13 +120,15 @@ def summarize(store: Store, show_of: str | None, n_shown: int) -> Summary:
         ids, texts = pa.array(store.questions.ids(Block(number)), pa.string()), []
         for part in parts:
             answers = store.samples.read(part)
+            is_drawn = pc.not_equal(answers["finish_reason"], SKIPPED)
+            answers = answers.filter(is_drawn)
             places = pc.add(pc.index_in(answers["question_id"], ids), number * block_size)
             np.add.at(n_samples, places.to_numpy(), 1)
             texts.append(pa.table({"question": places, "text": answers["text"]}))
             reasons.update(answers["finish_reason"].to_pylist())
             tokens.append(answers["n_tokens"].drop_null().to_numpy())
             for name in (name for name in counts if part in graded[name]):
-                grades = store.grades.read(name, part)
+                grades = store.grades.read(name, part).filter(is_drawn)
                 counts[name].add(pc.add(pc.index_in(grades["question_id"], ids), number * block_size), grades)
                 if name == show_of:
                     _draw(drawn, n_shown, part, grades)

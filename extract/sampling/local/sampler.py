@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from extract.models.store_model import encode_questions
 from extract.policy import Decoding, ModelIdentity, Policy
+from extract.questions.question import Question
 from extract.running.progress import Count, Progress, say
 from extract.running.worker import Worker
 from extract.sampling.base import Sampler, SamplingOptions
+from extract.sampling.rounds import StoreRange
+from extract.store.answer_log import AnswerLog, Row, read_log, unfinished_ranges
 from extract.store.fill import fill, missing_shards
 from extract.store.questions import Questions
 from extract.store.shards import SampleRange
@@ -61,9 +66,8 @@ class LocalSampler(Sampler):
         """Draw the missing samples. Each range is drawn in one pass for all temperatures at which it is missing."""
         lacking: dict[SampleRange, dict[float, Store]] = defaultdict(dict)
         for temperature, store in stores.items():
-            own = [samples for samples in store.samples.missing(k) if self.worker.has(samples.block)]
             damaged = missing_shards(store, store.samples.ranges(), self.worker, store.samples.file)
-            for samples in [*damaged, *own]:
+            for samples in unfinished_ranges(store, k, damaged, self.worker):
                 lacking[samples][temperature] = store
         if not lacking:
             say(f"sample: all {k} answers to each question already exist")
@@ -72,22 +76,55 @@ class LocalSampler(Sampler):
         def n_rows(samples: SampleRange) -> int:
             return sum(store.questions.n_rows(samples) for store in lacking[samples].values())
 
-        def draw(samples: SampleRange, progress: Progress) -> None:
-            self._draw(lacking[samples], samples, progress)
+        def complete(samples: SampleRange, progress: Progress) -> None:
+            self._complete(lacking[samples], samples, progress)
 
-        fill("sample", "answers", sorted(lacking), n_rows, draw, self.worker)
+        fill("sample", "answers", sorted(lacking), n_rows, complete, self.worker)
 
-    def _draw(self, stores: Mapping[float, Store], samples: SampleRange, progress: Progress) -> None:
+    def draw(
+        self, ranges: Mapping[float, StoreRange], question_ids: Sequence[str], samples: range, progress: Progress
+    ) -> dict[float, list[Row]]:
+        """Draw some samples of some questions at all temperatures in one pass. See `Sampler.draw`."""
+        store, part = next(iter(ranges.values()))
+        questions = [question for question in store.questions.block(part) if question.id in question_ids]
+        rows = self._draw(questions, samples, list(ranges), progress)
+        for temperature, (store, part) in ranges.items():
+            with closing(AnswerLog(store, part)) as log:
+                log.append(rows[temperature])
+        return rows
+
+    def _complete(self, stores: Mapping[float, Store], samples: SampleRange, progress: Progress) -> None:
+        """Write a range at all temperatures. Answers in a log, from a run that stopped early, are kept."""
+        questions, rows = next(iter(stores.values())).questions.block(samples), dict[tuple[float, str, int], Row]()
+        for temperature, store in stores.items():
+            if store.samples.log_file(samples).is_file():
+                logged = read_log(store, samples)
+                rows |= {(temperature, row["question_id"], row["sample"]): row for row in logged}
+        by_first: dict[int, list[Question]] = defaultdict(list)
+        for question in questions:
+            drawn = (all((t, question.id, j) in rows for t in stores) for j in range(samples.start, samples.stop))
+            by_first[samples.start + sum(takewhile(bool, drawn))].append(question)
+        for first, group in by_first.items():
+            progress(len(stores) * len(group) * (first - samples.start), 0)
+            if first < samples.stop:
+                for temperature, new in self._draw(group, range(first, samples.stop), list(stores), progress).items():
+                    rows |= {(temperature, row["question_id"], row["sample"]): row for row in new}
+        keys = [(question.id, j) for question in questions for j in range(samples.start, samples.stop)]
+        for temperature, store in stores.items():
+            store.samples.write(samples, [rows[temperature, *key] for key in keys], self._sampler.max_rows)
+            store.samples.log_file(samples).unlink(missing_ok=True)
+
+    def _draw(
+        self, questions: Sequence[Question], samples: range, temperatures: Sequence[float], progress: Progress
+    ) -> dict[float, list[Row]]:
         from extract.running.memory import retry_with_smaller_batch
 
-        sampler, questions = self._sampler, next(iter(stores.values())).questions.block(samples)
+        sampler, ids = self._sampler, [question.id for question in questions]
         prompts = encode_questions(sampler.tokenizer, self.decoding.prompt, questions)
-        ids, indices = [question.id for question in questions], range(samples.start, samples.stop)
 
         def draw(max_rows: int, counted: Count) -> dict[float, list[Sample]]:
             sampler.max_rows = max_rows
-            return sampler.sample_grid(ids, prompts, indices, list(stores), counted)
+            return sampler.sample_grid(ids, prompts, samples, temperatures, counted)
 
-        drawn, max_rows = retry_with_smaller_batch(draw, sampler.max_rows, "answers", progress)
-        for temperature, answers in drawn.items():
-            stores[temperature].samples.write(samples, [asdict(answer) for answer in answers], max_rows)
+        drawn, sampler.max_rows = retry_with_smaller_batch(draw, sampler.max_rows, "answers", progress)
+        return {temperature: [asdict(answer) for answer in answers] for temperature, answers in drawn.items()}

@@ -1,15 +1,13 @@
 """Request queue of a store: its unfinished ranges of samples in a balanced order, and the requests for each range."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from extract.errors import InputError
 from extract.questions.question import Question
 from extract.running.worker import Worker
-from extract.store.answer_log import AnswerLog, Row, logged_ranges, read_log
-from extract.store.files import is_finished
+from extract.store.answer_log import AnswerLog, finish_range, logged_ranges, unfinished_ranges
 from extract.store.samples import REJECTED
-from extract.store.shards import SampleRange, missing_ranges, overlap
+from extract.store.shards import SampleRange
 from extract.store.store import Store
 
 
@@ -23,30 +21,15 @@ def ranges_to_ask(store: Store, k: int, n: int, damaged: Collection[SampleRange]
     Raises:
         InputError: If an answer log shares samples with a finished range or another log.
     """
-    finished = [samples for samples in store.samples.ranges() if samples not in damaged]
-    logged = (samples for samples in logged_ranges(store) if samples not in finished and samples.start < k)
-    begun = sorted({*damaged, *logged})
-    if clash := overlap([*finished, *begun]):
-        logs = [store.samples.log_file(samples) for samples in reversed(clash)]
-        log = next((path for path in logs if path.is_file()), logs[0])
-        raise InputError(
-            f"Expected the files in {str(log.parent)!r} to contain different samples, but {clash[0].stem} and "
-            f"{clash[1].stem} overlap. Keep only one of them, for example by deleting {str(log)!r}."
-        )
-    new = [
-        SampleRange(gap.block, start, min(start + n, gap.stop))
-        for gap in missing_ranges([*finished, *begun], store.questions.n_blocks, k)
-        for start in range(gap.start, gap.stop, n)
+    ranges = unfinished_ranges(store, k, damaged, worker)
+    begun = {*damaged, *logged_ranges(store)}
+    parts = [
+        SampleRange(samples.block, start, min(start + n, samples.stop))
+        for samples in ranges
+        if samples not in begun
+        for start in range(samples.start, samples.stop, n)
     ]
-    own = (samples for samples in [*begun, *new] if worker.has(samples.block))
-    return sorted(own, key=lambda samples: (samples.start, samples.block))
-
-
-def delete_finished_logs(store: Store, damaged: Collection[SampleRange], worker: Worker) -> None:
-    """Delete the answer logs of a worker's finished ranges. A killed run can leave them behind."""
-    for samples in logged_ranges(store):
-        if worker.has(samples.block) and samples not in damaged and is_finished(store.samples.file(samples)):
-            store.samples.log_file(samples).unlink()
+    return sorted([*begun.intersection(ranges), *parts], key=lambda samples: (samples.start, samples.block))
 
 
 class Ask(NamedTuple):
@@ -61,6 +44,7 @@ class OpenRange:
 
     Args:
         n: Number of answers per request.
+        wanted: Samples to request, by question id. By default, all samples of the range.
 
     Attributes:
         log: Log of the answers received so far.
@@ -68,44 +52,36 @@ class OpenRange:
         n_waiting: Number of requests that have been neither answered nor abandoned.
     """
 
-    def __init__(self, store: Store, samples: SampleRange, n: int) -> None:
-        self._store, self.samples, self.log, self.asks = store, samples, AnswerLog(store, samples), list[Ask]()
+    def __init__(self, store: Store, samples: SampleRange, n: int, wanted: Mapping[str, range] | None = None) -> None:
+        self._store, self.samples, self._wanted = store, samples, wanted
+        self.log, self.asks = AnswerLog(store, samples), list[Ask]()
+        every = range(samples.start, samples.stop)
         for question in store.questions.block(samples):
-            missing = [j for j in range(samples.start, samples.stop) if (question.id, j) not in self.log.answered]
+            asked = every if wanted is None else wanted.get(question.id, ())
+            missing = [j for j in asked if (question.id, j) not in self.log.answered]
             self.asks += [Ask(question, missing[first : first + n]) for first in range(0, len(missing), n)]
         self.n_waiting = len(self.asks)
 
     def close(self, rejected: Collection[str] = ()) -> bool:
         """Close the log. If the range is complete, write its table and delete the log. Any thread can call this.
 
+        If only some samples were `wanted`, the log is kept.
+
         Args:
             rejected: Ids of questions whose missing answers are recorded as rejected.
 
         Returns:
-            Whether the range is complete.
+            Whether all samples that were wanted have been answered or rejected.
 
         Raises:
             InputError: If the table can't be written. In this case, the log is kept.
             OSError: If the log can't be read, synced or deleted.
         """
-        ids, indices = self._store.questions.ids(self.samples), range(self.samples.start, self.samples.stop)
-        keys = [(id_, j) for id_ in ids for j in indices]
-        try:
-            # read the file, because this process may have written only part of it
-            rows = {(row["question_id"], row["sample"]): row for row in read_log(self._store, self.samples)}
-            complete = all(key in rows or key[0] in rejected for key in keys)
-            if complete:
-                self._store.samples.write(self.samples, [rows.get(key) or _rejected_row(*key) for key in keys])
-        finally:
-            self.log.close()
-        if complete:
-            self.log.path.unlink(missing_ok=True)
-        return complete
-
-
-def _rejected_row(question_id: str, sample: int) -> Row:
-    unknown = dict.fromkeys(("reasoning", "token_ids", "logprobs", "n_tokens", "prompt_tokens"))
-    return {"question_id": question_id, "sample": sample, "text": "", "finish_reason": REJECTED, **unknown}
+        self.log.close()
+        if self._wanted is None:
+            return finish_range(self._store, self.samples, dict.fromkeys(rejected, REJECTED))
+        keys = ((id_, j) for id_, indices in self._wanted.items() for j in indices)
+        return all(key in self.log.answered or key[0] in rejected for key in keys)
 
 
 def first_asks(store: Store, ranges: Sequence[SampleRange], n: int, n_questions: int) -> list[Ask]:

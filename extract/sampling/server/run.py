@@ -1,7 +1,7 @@
 """One run of the server sampler, which sends many requests at a time and logs the replies as they arrive."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from extract.errors import InputError
@@ -15,6 +15,7 @@ from extract.sampling.server.policy import Server, request_for
 from extract.sampling.server.preflight import Preflight
 from extract.sampling.server.queue import Ask, OpenRange
 from extract.sampling.server.redact import public
+from extract.store.answer_log import Row
 from extract.store.files import is_finished
 from extract.store.shards import SampleRange
 from extract.store.store import Store
@@ -34,6 +35,8 @@ class Run:
         decoding: Decoding options with one temperature.
         preflight: Results of the preflight.
         progress: Progress bar that counts the answers.
+        wanted: Samples to request, by question id. By default, all samples of the ranges.
+        rows: Rows of the answers that have arrived in this run.
     """
 
     store: Store
@@ -42,11 +45,12 @@ class Run:
     server: Server
     preflight: Preflight
     progress: Progress
+    wanted: Mapping[str, range] | None = None
+    rows: list[Row] = field(default_factory=list)
     _client: Client = field(init=False)
     _open: dict[SampleRange, OpenRange] = field(default_factory=dict)
     _completed: set[SampleRange] = field(default_factory=set)  # may lack answers to rejected questions
     _rejected: dict[str, str] = field(default_factory=dict)  # server messages by id of the rejected question
-    _n_arrived: int = 0
     _n_rejected_in_a_row: int = 0
     _unanswered: str = ""  # why the last request was given up
     _stopped: Exception | None = None  # why no further requests are sent
@@ -54,8 +58,9 @@ class Run:
     async def ask_all(self) -> None:
         """Send all requests concurrently until they are answered or the run stops. Call `conclude` afterwards."""
         requests, syncing = self._requests(), asyncio.create_task(self._sync())
-        spending = replace(self.preflight.spending)  # a copy, because its event must belong to this event loop
-        self._client = Client(self.server, self.store.model_id, spending, self.preflight.known_as)
+        # a copy, because its event must belong to this event loop
+        self.preflight.spending = replace(self.preflight.spending)
+        self._client = Client(self.server, self.store.model_id, self.preflight.spending, self.preflight.known_as)
         try:
             async with self._client, asyncio.TaskGroup() as group:
                 # more tasks than concurrent requests, so that requests waiting for a retry do not delay others
@@ -80,7 +85,7 @@ class Run:
         """Yield all requests, opening one range after another."""
         for samples in self.ranges:
             try:
-                opened = OpenRange(self.store, samples, self.server.n)
+                opened = OpenRange(self.store, samples, self.server.n, self.wanted)
                 if not opened.asks:
                     opened.close()
             except (OSError, InputError) as error:
@@ -131,7 +136,8 @@ class Run:
                 self._stop(error if isinstance(error, OSError) else type(error)(public(error, question)))
                 return False
             self._n_rejected_in_a_row = 0
-            self._n_arrived, samples = self._n_arrived + len(rows), samples[len(rows) :]
+            self.rows += rows
+            samples = samples[len(rows) :]
             cost, server = self._client.spending, self.server
             words = spent(cost.prompt_tokens, cost.answer_tokens, server.price_prompt, server.price_answer)
             self.progress.note(f"{words}, {cost.retries} retries" if cost.retries else words)
@@ -168,7 +174,8 @@ class Run:
             raise InputError(f"Expected the budget to suffice for all answers{scope}, but {self._stopped} {state}")
         store, n = self.store, self.server.n
         unfinished = [samples for samples in self.ranges if not is_finished(store.samples.file(samples))]
-        unfinished = [samples for samples in unfinished if not OpenRange(store, samples, n).close(self._rejected)]
+        opened = (OpenRange(store, samples, n, self.wanted) for samples in unfinished)
+        unfinished = [one.samples for one in opened if not one.close(self._rejected)]
         if unfinished:
             reason = self._unanswered or f"lines are missing from {str(store.samples.log_file(unfinished[0]))!r}"
             raise InputError(
@@ -180,7 +187,7 @@ class Run:
 
     def _state(self, n_missing: int, worker: Worker) -> str:
         """Describe the state of the run: the numbers of received answers and rejected questions."""
-        line = f"{self._n_arrived:,} of {n_missing:,} answers arrived in this run and are kept"
+        line = f"{len(self.rows):,} of {n_missing:,} answers arrived in this run and are kept"
         if unfinished := [samples.start for samples in self.ranges if samples not in self._completed]:
             others, own = "other " if self._rejected else "", " of this worker" if worker.count > 1 else ""
             line += f". All {others}questions{own} have at least {min(unfinished)} answers"

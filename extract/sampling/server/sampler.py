@@ -10,11 +10,12 @@ from extract.running.exit import run_async
 from extract.running.progress import Progress, say
 from extract.running.worker import Worker
 from extract.sampling.base import Sampler, SamplingOptions
+from extract.sampling.rounds import StoreRange
 from extract.sampling.server.endpoint import allow_open_files
 from extract.sampling.server.preflight import TRIES, Preflight, run_preflight
-from extract.sampling.server.queue import Ask, delete_finished_logs, first_asks, ranges_to_ask
+from extract.sampling.server.queue import Ask, first_asks, ranges_to_ask
 from extract.sampling.server.run import Run
-from extract.store.answer_log import read_log
+from extract.store.answer_log import Row, read_log
 from extract.store.fill import missing_shards
 from extract.store.questions import Questions
 from extract.store.store import Store
@@ -29,7 +30,7 @@ class ServerSampler(Sampler):
 
     def __init__(self, options: SamplingOptions, decoding: Decoding, worker: Worker) -> None:
         self.options, self.server, self.decoding, self.worker = options, options.server, decoding, worker
-        self._preflights: dict[float, Preflight] = {}  # by temperature, for stores created in this run
+        self._preflights: dict[float, Preflight] = {}  # by temperature
 
     def policy(self, decoding: Decoding) -> Policy:
         """Return the policy: model name, decoding options and constant request fields. It omits the address."""
@@ -56,10 +57,24 @@ class ServerSampler(Sampler):
                 say(f"== {store.path}")
             self._fill_store(store, k, temperature)
 
+    def draw(
+        self, ranges: Mapping[float, StoreRange], question_ids: Sequence[str], samples: range, progress: Progress
+    ) -> dict[float, list[Row]]:
+        """Request some samples of some questions, at one temperature after another. See `Sampler.draw`."""
+        rows = {}
+        for temperature, (store, part) in ranges.items():
+            asks = [Ask(q, list(samples)[: self.server.n]) for q in store.questions.block(part) if q.id in question_ids]
+            preflight = self._preflight(temperature, asks)
+            wanted = dict.fromkeys(question_ids, samples)
+            run = Run(store, [part], self.decoding.at(temperature), self.server, preflight, progress, wanted)
+            run_async(run.ask_all())
+            run.conclude(len(question_ids) * len(samples), self.worker)
+            rows[temperature] = run.rows
+        return rows
+
     def _fill_store(self, store: Store, k: int, temperature: float) -> None:
         server, worker, decoding = self.server, self.worker, self.decoding.at(temperature)
         damaged = missing_shards(store, store.samples.ranges(), worker, store.samples.file)
-        delete_finished_logs(store, damaged, worker)
         ranges = ranges_to_ask(store, k, server.n, damaged, worker)
         if not ranges:
             say(f"sample: all {k} answers to each question already exist")
@@ -67,10 +82,8 @@ class ServerSampler(Sampler):
         allow_open_files(server.max_concurrency * len(server.urls) + min(2 * server.max_concurrency, len(ranges)))
         if not temperature:
             say(f"sample: at temperature 0, the {k} answers to a question are mostly identical, but each costs tokens")
-        preflight = self._preflights.get(temperature)
-        if preflight is None:
-            asks = first_asks(store, ranges, server.n, TRIES * len(server.urls))
-            preflight = run_preflight(asks, self.options.model, decoding, server)
+        asks = first_asks(store, ranges, server.n, TRIES * len(server.urls))
+        preflight = self._preflight(temperature, asks)
         logged = sum(len(read_log(store, s)) for s in ranges if store.samples.log_file(s).is_file())
         n_missing = sum(map(store.questions.n_rows, ranges)) - logged
         with Progress(f"sample{worker.label}", n_missing, "answers") as progress:
@@ -83,6 +96,14 @@ class ServerSampler(Sampler):
                 for row in store.samples.read(samples).to_pylist():
                     answers[row["question_id"]].append(row["text"])
             check_variation(answers.values(), store.path, preflight.varies)
+
+    def _preflight(self, temperature: float, asks: Sequence[Ask]) -> Preflight:
+        """Return the preflight at a temperature. If there was none yet, run it with the first of the requests."""
+        if temperature not in self._preflights:
+            asks = asks[: TRIES * len(self.server.urls)]
+            decoding = self.decoding.at(temperature)
+            self._preflights[temperature] = run_preflight(asks, self.options.model, decoding, self.server)
+        return self._preflights[temperature]
 
 
 def check_variation(answers: Iterable[Collection[str]], path: Path, has_varied: bool) -> None:

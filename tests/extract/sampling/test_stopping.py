@@ -193,8 +193,8 @@ def test_decisions_do_not_depend_on_the_answers_drawn_at_once(
     whole = rule.decide(answers_of([classes]), threshold, PRIOR)
     for n in range(1, len(classes) + 1):
         one = rule.decide(answers_of([classes[:n]], len(classes)), threshold, PRIOR)
-        assert one.stop == (n >= whole.n_answers)
-        if one.stop:
+        assert (one.reason is not None) == (n >= whole.n_answers)
+        if one.reason:
             assert one == whole
 
 

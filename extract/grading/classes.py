@@ -1,0 +1,68 @@
+"""Classes of equal answers. Two answers are equal if the grader parsed the same answer from them.
+
+For the grader `math`, they are also equal if math-verify says so. An answer that the grader could not parse is a class
+of its own.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+from extract.grading.latex import spelled
+from extract.grading.math import MATH, Algebra, equal_as_it_stands
+
+#: Function that returns whether two parsed answers are equal.
+Equal = Callable[[str, str], bool]
+
+
+class AnswerClasses:
+    """Numbers the classes of the answers to one question, in the order of first occurrence.
+
+    Args:
+        equal: Function that compares an answer with the first answer of a class. If None, identical texts are equal.
+
+    Attributes:
+        first: First answer of each class; None if it was not parsed.
+
+    >>> classes = AnswerClasses()
+    >>> [classes.add(answer) for answer in ("lima", None, "lima", None)]
+    [0, 1, 0, 2]
+    """
+
+    def __init__(self, equal: Equal | None = None) -> None:
+        self._equal, self._number = equal, dict[str, int]()
+        self.first: list[str | None] = []
+
+    def add(self, answer: str | None) -> int:
+        """Return the class of the next answer. `answer` is None or empty if the grader found no answer."""
+        if answer and answer not in self._number and self._equal:
+            for number, first in enumerate(self.first):
+                if first and self._equal(first, answer):
+                    self._number[answer] = number
+                    break
+        number = self._number.get(answer or "", len(self.first))
+        if number == len(self.first):
+            self.first.append(answer)
+        if answer:
+            self._number[answer] = number
+        return number
+
+
+@contextmanager
+def equality(grader: str) -> Iterator[Equal | None]:
+    """Open a context that yields the function which compares the answers parsed by a grader, for `AnswerClasses`.
+
+    Raises:
+        InputError: If the grader is `math`, and math-verify is not installed.
+    """
+    if grader != MATH.name:
+        yield None
+        return
+    with Algebra() as algebra:
+        yield partial(_equal_expressions, algebra)
+
+
+def _equal_expressions(algebra: Algebra, first: str, answer: str) -> bool:
+    """Whether two mathematical answers are equal. If math-verify cannot decide, they are not."""
+    equal = equal_as_it_stands(first, answer)
+    return algebra.equal([spelled(first) or first], answer) is True if equal is None else equal

@@ -132,6 +132,15 @@ class QuestionTable:
         with np.errstate(invalid="ignore"):
             return self.right / self.known
 
+    @property
+    def wrong_classes(self) -> NDArray[np.int64]:
+        """[question] number of distinct wrong answers. Each unreadable answer counts as distinct."""
+        answers = self.answers
+        wrong = np.flatnonzero(answers.known > answers.right)
+        classes = np.where(answers.answer_class > 0, answers.answer_class, ~np.arange(len(answers.question)))
+        distinct = np.unique(np.stack([answers.question[wrong], classes[wrong]]), axis=1)
+        return np.bincount(distinct[0], minlength=len(self.ids))
+
     def with_grades(self, kept: NDArray[np.bool_]) -> "QuestionTable":
         """Return a table in which the grades of all answers outside the mask `kept` [answer] are unknown."""
         answers = replace(self.answers, right=self.answers.right * kept, known=self.answers.known * kept)

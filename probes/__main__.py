@@ -6,6 +6,7 @@ from typing import Any
 from extract.running.cli import run
 from extract.running.exit import end_process
 from probes import commands
+from probes.saved.priors import priors
 
 COMMANDS: dict[str, Callable[..., Any]] = {
     "compare": commands.compare,
@@ -14,6 +15,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "curve": commands.curve,
     "signals": commands.signals,
     "pictures": commands.pictures,
+    "priors": priors,
 }
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ from scipy.optimize import minimize_scalar
 from scipy.special import betaln, gammaln
 
 from extract.errors import InputError
+from extract.store.files import replace_file
 from extract.text import one_line
 
 #: Confidences are clipped to at least this distance from 0 and 1. At 0 or 1, one kind of answer would be impossible.
@@ -55,6 +56,32 @@ class Prior(NamedTuple):
         """The parameters a and b."""
         clipped = min(max(self.confidence, _LEAST), 1 - _LEAST)
         return self.concentration * clipped, self.concentration * (1 - clipped)
+
+
+def write_priors(
+    path: str | Path,
+    question_ids: Sequence[str],
+    confidence: NDArray[np.float64],
+    concentration: float,
+    diversity: float,
+) -> None:
+    """Write a file for `read_priors`.
+
+    Args:
+        path: Parquet file to write.
+        question_ids: Ids of the questions.
+        confidence: [question] calibrated probabilities that an answer is right.
+        concentration, diversity: Parameters of all priors, from `fit_prior`.
+
+    Raises:
+        InputError: If the file cannot be written.
+    """
+    rows = [Prior(value, concentration, diversity)._asdict() for value in confidence.tolist()]
+    sink = pa.BufferOutputStream()
+    pq.write_table(
+        pa.Table.from_pylist([{"question_id": id_, **row} for id_, row in zip(question_ids, rows, strict=True)]), sink
+    )
+    replace_file(Path(path), sink.getvalue().to_pybytes())
 
 
 def read_priors(path: str | Path, question_ids: Sequence[str]) -> dict[str, Prior]:

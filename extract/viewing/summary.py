@@ -120,15 +120,15 @@ def summarize(store: Store, show_of: str | None, n_shown: int) -> Summary:
         ids, texts = pa.array(store.questions.ids(Block(number)), pa.string()), []
         for part in parts:
             answers = store.samples.read(part)
-            is_drawn = pc.not_equal(answers["finish_reason"], SKIPPED)
-            answers = answers.filter(is_drawn)
+            skipped = _keys(answers.filter(pc.equal(answers["finish_reason"], SKIPPED)))
+            answers = _without(skipped, answers)
             places = pc.add(pc.index_in(answers["question_id"], ids), number * block_size)
             np.add.at(n_samples, places.to_numpy(), 1)
             texts.append(pa.table({"question": places, "text": answers["text"]}))
             reasons.update(answers["finish_reason"].to_pylist())
             tokens.append(answers["n_tokens"].drop_null().to_numpy())
             for name in (name for name in counts if part in graded[name]):
-                grades = store.grades.read(name, part).filter(is_drawn)
+                grades = _without(skipped, store.grades.read(name, part))
                 counts[name].add(pc.add(pc.index_in(grades["question_id"], ids), number * block_size), grades)
                 if name == show_of:
                     _draw(drawn, n_shown, part, grades)
@@ -136,6 +136,16 @@ def summarize(store: Store, show_of: str | None, n_shown: int) -> Summary:
         n_distinct[distinct["question"].to_numpy()] = distinct["text_count_distinct"].to_numpy()
     shown = _spread({mark: [answer for _, answer in of_mark] for mark, of_mark in drawn.items()}, n_shown)
     return Summary(n_samples, n_distinct, reasons, np.concatenate(tokens), counts, *_logged(store), shown)
+
+
+def _keys(table: pa.Table) -> list[tuple[str, int]]:
+    return list(zip(table["question_id"].to_pylist(), table["sample"].to_pylist(), strict=True))
+
+
+def _without(skipped: list[tuple[str, int]], table: pa.Table) -> pa.Table:
+    """Remove the rows of skipped samples from a table of samples or grades."""
+    absent = set(skipped)
+    return table.filter(pa.array([key not in absent for key in _keys(table)])) if absent else table
 
 
 def _logged(store: Store) -> tuple[int, int]:

@@ -82,7 +82,8 @@ class ProbeModule(L.LightningModule, ABC):
         self.warning: str | None = None
         #: Validation loss of each candidate in nats, [penalty, input] float64.
         self.val_loss: Tensor | None = None
-        #: Loss of each validation row in nats with cross-fitted calibrators, [row] float64, and its index, [row] int64.
+        #: Loss of each validation row in nats with cross-fitted calibrators, [row] float64, its index, [row] int64, and
+        #: its confidence, [row] float64.
         self.val_losses, self.val_rows = torch.empty(0), torch.empty(0)
         self.val_figures: dict[str, float] = {}
 
@@ -198,15 +199,16 @@ class ProbeModule(L.LightningModule, ABC):
         self.val_losses = cross_fitted_losses(self.calibrator, chosen, *counts, batch.question)
         base_rate = cross_fitted_losses(None, chosen, *counts, batch.question)
         if self.val_losses.mean() >= base_rate.mean() - 1e-9:  # equal up to rounding if calibrators ignore the scores
-            self.choice = replace(choice, calibrator=base_rate_calibrator(*counts))
+            self.choice = choice = replace(choice, calibrator=base_rate_calibrator(*counts))
             self.val_losses = base_rate
-            self.val_figures |= self._figures(self.choice.calibrator(chosen))
+            self.val_figures |= self._figures(choice.calibrator(chosen))
             rows = "answers" if self.data.scope == "sample" else "questions"
             self.warning = (
                 f"The probe's cross-fitted confidences predict the grades of {len(batch.row)} {rows} no better than "
                 f"the base rate does. Therefore, the probe returns the base rate for all {rows}."
             )
         self.val_figures["val/loss"] = float(self.val_losses.mean())
+        self.val_confidence = choice.calibrator(chosen)
 
     def _choose(self, scores: Tensor, batch: Batch) -> Choice:
         """Choose the candidate with the lowest validation loss and calibrate it."""

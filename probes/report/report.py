@@ -12,6 +12,7 @@ from torch import Tensor
 
 from datamodules.features import FeatureDataModule
 from extract.errors import InputError
+from extract.sampling.prior import Prior, fit_prior
 from probes.baselines.registry import BASELINES, available, confidence, counts, is_half
 from probes.baselines.scores import mean_accuracy, outside_test
 from probes.fitting.module import ProbeModule
@@ -198,6 +199,7 @@ class Report:
             "prompt": prompt,
             "decoding": decoding,
             "calibrator": self.choice.calibrator.kind,
+            **({"prior": self._prior()} if data.target == "capability" else {}),
             "training": {
                 "store": record["identity"],
                 **{name: record[name] for name in ("grader", "datasets", "n_questions")},
@@ -209,6 +211,13 @@ class Report:
             "versions": record["versions"],
         }
         return ConfidenceProbe(head, self.choice.calibrator, config)
+
+    def _prior(self) -> dict[str, float]:
+        """Fit the parameters of the prior in `extract.sampling.prior` to the validation scores and answers."""
+        rows, table = self.module.val_rows.numpy(), self.table
+        columns = (table.right[rows], table.known[rows], table.wrong_classes[rows])
+        fitted = fit_prior(self.module.val_confidence.numpy(), *columns)
+        return dict(zip(Prior._fields[1:], fitted, strict=True))
 
     def write(self, folder: Path) -> dict[str, Path]:
         """Write the report, predictions, pictures and probe to a folder. Return a dict from picture names to paths."""

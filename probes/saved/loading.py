@@ -13,7 +13,7 @@ from torch import Tensor
 from extract import schemas
 from extract.errors import InputError
 from extract.hashing import sha256_file
-from extract.schemas import Field, Maybe, Schema, check_record, one_of, whole
+from extract.schemas import Field, Maybe, Schema, check_record, number, one_of, whole
 from extract.signals.features import TokenFeatures, is_key, is_pooling, is_weights, token_signals
 from extract.store.files import is_inside, read_json
 from extract.store.shards import Scope
@@ -38,6 +38,7 @@ _CONFIG: Schema = {
     "weights": schemas.SHA256,  # of model.safetensors
     "model": schemas.MODEL,
     "prompt": schemas.PROMPT,
+    "prior": Maybe(dict.fromkeys(("concentration", "diversity"), number("a positive number", lambda value: value > 0))),
     # descriptive
     "name": Maybe(schemas.TEXT),
     "taught": Maybe(schemas.TEXT_OR_NULL),

@@ -101,3 +101,16 @@ def test_a_table_keeps_its_answers_when_the_store_grows(tmp_path: Path) -> None:
     store.samples.write(SampleRange(0, 2, 4), [{k: v for k, v in row.items() if k != "n_tokens"} for row in more])
     assert len(answers.text) == len(answers.answer) == 10
     assert "new" not in answers.text
+
+
+def test_wrong_classes_are_the_distinct_wrong_answers(store: Store) -> None:
+    table = load_table(store)
+    answers, expected = table.answers, []
+    for question in range(len(table.ids)):
+        rows = [
+            row for row in np.flatnonzero(answers.question == question) if answers.known[row] and not answers.right[row]
+        ]
+        read = [answers.answer[row] for row in rows]
+        expected.append(len({answer for answer in read if answer}) + sum(not answer for answer in read))
+    assert table.wrong_classes.tolist() == expected
+    assert max(expected) > 1

@@ -98,7 +98,9 @@ def decisions(store: Store) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("per_round", [1, 3])
-@pytest.mark.parametrize(("rule", "threshold"), [("adaptive_consistency", 0.85), ("early_stopping", 3), ("prior", 0.02)])
+@pytest.mark.parametrize(
+    ("rule", "threshold"), [("adaptive_consistency", 0.85), ("early_stopping", 3), ("prior", 0.02)]
+)
 def test_live_decisions_are_those_of_a_replay_in_index_order(
     rule: str, threshold: float, per_round: int, recipe: StoreRecipe, full: Store, priors: str, tmp_path: Path
 ) -> None:

@@ -1,0 +1,46 @@
+"""Command that writes the priors of questions, from the confidences of a saved probe."""
+
+from pathlib import Path
+
+from extract.errors import InputError
+from extract.recipe import StoreRecipe
+from extract.sampling.prior import write_priors
+from probes.saved.artefact import load_probe
+
+
+def priors(probe: str, recipe: StoreRecipe, out: str = "priors.parquet") -> Path:
+    """Write the priors of questions for `python -m extract sample --stop prior`.
+
+    The prior of a question is a beta distribution of the share of right answers. Its mean is the probe's confidence,
+    which takes one forward pass over the prompt. Its concentration was fitted when the probe was trained.
+
+    Args:
+        probe: Folder or Hub id of a saved probe with the target capability. The questions must not be among its
+            training questions, for which its confidences are too extreme.
+        recipe: Questions, prompt and model, as for `python -m extract sample`. For a served model, pass a local copy
+            as `model`.
+        out: Parquet file to write.
+
+    Returns:
+        Path to the file.
+
+    Raises:
+        InputError: If the probe cannot be loaded, has no prior, or belongs to another model.
+    """
+    from extract.models.loading import load_model
+    from extract.models.store_model import encode_questions
+
+    loaded = load_probe(probe)
+    fitted = loaded.config.get("prior")
+    if fitted is None:
+        raise InputError(
+            f"Expected `probe` to be a probe with a fitted prior, but {probe!r} has the target "
+            f"{loaded.config['target']!r} or was saved by an earlier version. Train one with --data.target=capability."
+        )
+    questions, decoding = recipe.load()
+    dtype = loaded.config["model"]["dtype"] if recipe.dtype == "auto" else recipe.dtype
+    model, tokenizer = load_model(recipe.model, recipe.revision, dtype, recipe.device, recipe.device_map)
+    confidence = loaded.score(model, tokenizer, encode_questions(tokenizer, decoding.prompt, questions)).double()
+    write_priors(out, [question.id for question in questions], confidence.numpy(), **fitted)
+    print(f"Priors of {len(questions)} questions, mean confidence {confidence.mean():.2f}: {out}")
+    return Path(out)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from itertools import takewhile
@@ -86,8 +86,7 @@ class LocalSampler(Sampler):
     ) -> dict[float, list[Row]]:
         """Draw some samples of some questions at all temperatures in one pass. See `Sampler.draw`."""
         store, part = next(iter(ranges.values()))
-        questions = [question for question in store.questions.block(part) if question.id in question_ids]
-        rows = self._draw(questions, samples, list(ranges), progress)
+        rows = self._draw(store.questions.block(part), question_ids, samples, list(ranges), progress)
         for temperature, (store, part) in ranges.items():
             with closing(AnswerLog(store, part)) as log:
                 log.append(rows[temperature])
@@ -100,14 +99,15 @@ class LocalSampler(Sampler):
             if store.samples.log_file(samples).is_file():
                 logged = read_log(store, samples)
                 rows |= {(temperature, row["question_id"], row["sample"]): row for row in logged}
-        by_first: dict[int, list[Question]] = defaultdict(list)
+        by_first: dict[int, list[str]] = defaultdict(list)
         for question in questions:
             drawn = (all((t, question.id, j) in rows for t in stores) for j in range(samples.start, samples.stop))
-            by_first[samples.start + sum(takewhile(bool, drawn))].append(question)
+            by_first[samples.start + sum(takewhile(bool, drawn))].append(question.id)
         for first, group in by_first.items():
             progress(len(stores) * len(group) * (first - samples.start), 0)
             if first < samples.stop:
-                for temperature, new in self._draw(group, range(first, samples.stop), list(stores), progress).items():
+                left = range(first, samples.stop)
+                for temperature, new in self._draw(questions, group, left, list(stores), progress).items():
                     rows |= {(temperature, row["question_id"], row["sample"]): row for row in new}
         keys = [(question.id, j) for question in questions for j in range(samples.start, samples.stop)]
         for temperature, store in stores.items():
@@ -115,16 +115,24 @@ class LocalSampler(Sampler):
             store.samples.log_file(samples).unlink(missing_ok=True)
 
     def _draw(
-        self, questions: Sequence[Question], samples: range, temperatures: Sequence[float], progress: Progress
+        self,
+        block: Sequence[Question],
+        question_ids: Collection[str],
+        samples: range,
+        temperatures: Sequence[float],
+        progress: Progress,
     ) -> dict[float, list[Row]]:
+        """Draw samples of some questions of a block. The common prefix of the whole block is read only once."""
         from extract.running.memory import retry_with_smaller_batch
+        from extract.sampling.local.batching import common_prefix
 
-        sampler, ids = self._sampler, [question.id for question in questions]
-        prompts = encode_questions(sampler.tokenizer, self.decoding.prompt, questions)
+        sampler, ids = self._sampler, [question.id for question in block if question.id in question_ids]
+        encoded = encode_questions(sampler.tokenizer, self.decoding.prompt, block)
+        prompts = [prompt for question, prompt in zip(block, encoded, strict=True) if question.id in question_ids]
 
         def draw(max_rows: int, counted: Count) -> dict[float, list[Sample]]:
             sampler.max_rows = max_rows
-            return sampler.sample_grid(ids, prompts, samples, temperatures, counted)
+            return sampler.sample_grid(ids, prompts, samples, temperatures, counted, common_prefix(encoded))
 
         drawn, sampler.max_rows = retry_with_smaller_batch(draw, sampler.max_rows, "answers", progress)
         return {temperature: [asdict(answer) for answer in answers] for temperature, answers in drawn.items()}

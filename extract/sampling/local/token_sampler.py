@@ -74,6 +74,7 @@ class TokenSampler:
         samples: range,
         temperatures: Sequence[float],
         progress: Callable[[int, int], None] = lambda answers, tokens: None,
+        prefix: Sequence[int] | None = None,
     ) -> dict[float, list[Sample]]:
         """Draw answers to each question at every temperature, reading each prompt only once.
 
@@ -83,6 +84,8 @@ class TokenSampler:
             samples: Indices of the answers to draw, for example ``range(0, 10)``.
             temperatures: Distinct temperatures, used instead of the policy's temperature.
             progress: Called after each step with the numbers of newly finished answers and newly drawn tokens.
+            prefix: Common prefix of the prompts, which is read once and kept for later calls. By default, the longest
+                one. Pass the prefix of more questions if the next calls are about other ones.
 
         Returns:
             Dict from temperature to answers, ordered by question and then sample.
@@ -91,7 +94,7 @@ class TokenSampler:
             InputError: If the model can't read a prompt, or a logit is NaN.
         """
         check_prompts(self.model, prompts, self.decoding.max_new_tokens)
-        prefix, rows = common_prefix(prompts), rows_of(temperatures, samples)
+        prefix, rows = common_prefix(prompts) if prefix is None else prefix, rows_of(temperatures, samples)
         n_copies = len(temperatures) * len(samples) - len(rows)
         drawn: dict[tuple[str, Row], Sample] = {}
         for batch in batches([len(prompt) for prompt in prompts], len(rows), self.max_rows):

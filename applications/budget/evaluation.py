@@ -59,8 +59,8 @@ def success(
         right: [question] numbers of right answers.
         known: [question] numbers of graded answers, which limit the allocation.
         budgets: [budget] mean numbers of answers per question.
-        weights: [resample, question] float64 number of copies of each question. With weights of 1, the result is the
-            expected success of the original questions.
+        weights: [resample, question] number of copies of each question. With weights of 1, the result is the expected
+            success of the original questions.
         fold: [question] fold of each question. Each fold spends a budget of its own.
         online: Whether a question gets no more answers after its first right answer. The budget then limits the
             expected number of answers, over the random order of the answers to each question.
@@ -72,7 +72,7 @@ def success(
     for number in np.unique(fold):
         rows = np.flatnonzero(fold == number)
         cost, gain = _curves(gains[rows], right[rows], known[rows], budgets, online)
-        copies = weights[:, rows]
+        copies = weights[:, rows].double()
         upper, share = _place(copies @ cost, copies.sum(1, keepdim=True) * torch.from_numpy(budgets))
         gained = copies @ gain
         total += torch.lerp(gained.gather(1, upper - 1), gained.gather(1, upper), share)

@@ -47,7 +47,7 @@ def none_right(right: Counts, known: Counts, k: Sequence[int]) -> Values:
                 f"but got {one}. Use a smaller k, or sample and grade more answers."
             )
     (right, known), place = distinct(right, known)
-    return all_wrong(right, known, max(k, default=0))[np.array(k, dtype=int)][:, place]
+    return all_wrong(right, known, max(k, default=0))[list(k)][:, place]
 
 
 def all_wrong(right: Counts, known: Counts, most: int) -> Values:
@@ -124,7 +124,7 @@ def oracle_errors(right: Counts, known: Counts, k: Sequence[int]) -> Values:
     seen = np.arange(half.max() + 1)[:, None]  # right answers in the half that defines the confidence
     share = hypergeom.pmf(seen, known, right, half)  # 0 for impossible divisions
     missed = (1 - seen / half) ** np.array(k)[:, None, None]
-    other = all_wrong(np.clip(right - seen, 0, known - half), known - half, max(k, default=0))[np.array(k, dtype=int)]
+    other = all_wrong(np.clip(right - seen, 0, known - half), known - half, max(k, default=0))[list(k)]
     return (share * (missed**2 - 2 * missed * other)).sum(1)[:, place] + both
 
 

@@ -20,6 +20,7 @@ from applications.budget.allocation import allocate, beta_gains, hazards, plug_i
 from applications.budget.evaluation import equal_budget, mean_cost, success
 from applications.budget.methods import read_questions
 from applications.budget.prior import base_rates, beta_priors, concentration
+from applications.budget.record import budget_record
 from applications.commands import budget
 from datamodules.table import QuestionTable, load_table
 from extract import Store
@@ -190,8 +191,12 @@ def test_online_success_and_cost_are_means_over_all_orders_of_the_answers() -> N
     assert mean_cost(right, known) == pytest.approx(cost, abs=1e-12)
 
 
-def test_the_mean_cost_is_defined_if_the_numbers_of_graded_answers_differ() -> None:
+def test_the_mean_cost_is_defined_if_the_numbers_of_graded_answers_differ(store: Store) -> None:
     assert mean_cost(np.array([1, 0, 2]), np.array([2, 5, 2])) == pytest.approx((1.5 + 5 + 1) / 3, abs=1e-12)
+    table = load_table(store)
+    some_unknown = table.with_grades(np.arange(len(table.answers.question)) % 7 > 0)
+    record, _ = budget_record(store, some_unknown, {}, None, n_resamples=100, seed=0)
+    assert 1 in record["settings"]["online"]["budgets"]
 
 
 def test_the_expected_online_budget_is_close_to_a_budget_that_is_fixed_in_advance() -> None:

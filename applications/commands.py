@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from applications.budget.methods import named_confidences
+from applications.budget.methods import METHODS
 from applications.budget.pictures import budget_pictures
 from applications.budget.record import budget_page, budget_record, budget_verdict
+from applications.confidences import named_confidences
 from applications.passk.pictures import passk_pictures
 from applications.passk.record import load_graded, passk_page, passk_record, passk_summary
 from applications.stores import open_stores
@@ -104,7 +105,7 @@ def budget(
     """
     with result_folder("budget", [store], out, seed, n_resamples) as (folder, final):
         opened = Store.open(store)
-        values = named_confidences(confidences, opened)
+        values = named_confidences(confidences, opened, reserved=METHODS)
         record, allocations = budget_record(opened, load_table(opened, grader), values, budgets, n_resamples, seed)
         plots = budget_pictures(record)
         files = {"budget.md": budget_page(record, list(plots)), "budget.json": record}

@@ -1,5 +1,6 @@
 """Read confidences for the questions of a store, from a saved probe or from a column of a table."""
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -45,9 +46,25 @@ def read_confidence(source: str, store: Store) -> NDArray[np.float64]:
         )
     if np.isnan(values).all():
         raise InputError(
-            f"Expected {source!r} to contain confidences for the questions of '{store.path}', but it contains none."
+            f"Expected {source!r} to have a confidence for at least one question of '{store.path}', but it has none. "
+            "Use another column or probe."
         )
     return values
+
+
+def named_confidences(sources: Sequence[str], store: Store, reserved: Sequence[str]) -> dict[str, NDArray[np.float64]]:
+    """Read confidences [question] of a store's questions, and return them by `confidence_name`.
+
+    Raises:
+        InputError: If a source cannot be read, two sources have the same name, or a name is `reserved`.
+    """
+    names = [confidence_name(source) for source in sources]
+    if len({*names, *reserved}) < len(names) + len(reserved):
+        raise InputError(
+            f"Expected `confidences` to have distinct names other than {', '.join(reserved)}, but got "
+            f"{', '.join(names)}. Rename a column or a folder."
+        )
+    return {name: read_confidence(source, store) for name, source in zip(names, sources, strict=True)}
 
 
 def confidence_name(source: str) -> str:
@@ -81,8 +98,8 @@ def _of_probe(folder: Path, store: Store) -> NDArray[np.float64]:
     if probe.config.get("training", {}).get("store") == store.sha256:
         raise InputError(
             f"Expected a probe that was trained on another store, but {str(folder)!r} was trained on '{store.path}'. "
-            "Its confidences for its training questions are too good. Pass out-of-fold predictions of "
-            "`python -m probes compare` instead, as FILE:COLUMN."
+            "A probe overfits its training questions. Instead, pass the out-of-fold predictions of "
+            "`python -m probes compare` as FILE:COLUMN."
         )
     keys = {signal: store.signals.keys(signal) for signal in probe.signals}
     wanted = {f"{layer}/{probe.position}" for layer in probe.layers}

@@ -14,19 +14,23 @@ def open_stores(path: str) -> dict[float, Store]:
     """Open a store, or all stores of a temperature grid, by temperature in ascending order.
 
     Raises:
-        InputError: If a store has no samples, or if the stores of a grid differ in more than the temperature.
+        InputError: If a store has no samples, or if the stores of a grid differ in more than the temperature or have
+            the same temperature.
     """
     stores = [Store.open(folder) for folder in member_stores(Path(path)) or [Path(path)]]
     found: dict[float, Store] = {}
     for store in stores:
         different = [line for line in differences(store.identity, stores[0].identity) if _TEMPERATURE not in line]
         temperature = float(store.identity["policy"]["decoding"]["temperature"])
-        if temperature in found:
-            different.append(f"nothing: '{found[temperature].path}' has the same temperature {temperature:g}")
         if different:
             raise InputError(
                 f"Expected the stores in {path!r} to differ only in temperature, but '{store.path}' differs from "
                 f"'{stores[0].path}' in {'; '.join(different)}. Pass one of the stores, or a folder with one grid."
+            )
+        if temperature in found:
+            raise InputError(
+                f"Expected the stores in {path!r} to have different temperatures, but '{found[temperature].path}' and "
+                f"'{store.path}' both have temperature {temperature:g}. Move one of them out of the folder."
             )
         if not store.samples.ranges():
             raise InputError(

@@ -34,9 +34,7 @@ def made_table(ids: list[str], k: int, rng: np.random.Generator) -> tuple[Questi
     groups = [f"group {i % 10}" for i in range(n)]
     empty: Any = None
     nothing = np.zeros(n)
-    table = QuestionTable(
-        ids, groups, ids, nothing, **counts, consistency=nothing, grader="made", answers=empty, asked={}
-    )
+    table = QuestionTable(ids, groups, nothing, **counts, consistency=nothing, grader="made", answers=empty, asked={})
     return table, np.clip(accuracy + rng.normal(0, 0.2, n), 0, 1)
 
 

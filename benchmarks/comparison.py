@@ -65,7 +65,8 @@ def aurocs(folder: Path, methods: list[str], n_resamples: int) -> Tensor:
     table = pq.read_table(folder / "predictions.parquet")
     right, known, fold = (torch.tensor(table[name].to_pylist()) for name in ("held_right", "held_known", "fold"))
     usable = known > 0
-    weights = torch.cat([torch.ones(1, int(usable.sum())), resample_weights(int(usable.sum()), n_resamples, 0)])
+    resamples = resample_weights(int(usable.sum()), n_resamples, 0)
+    weights = torch.cat([torch.ones_like(resamples[:1]), resamples])
     columns = [torch.tensor(table[name].to_pylist(), dtype=torch.float64)[usable] for name in methods]
     counts = right[usable].double(), known[usable].double()
     return torch.stack(

@@ -46,14 +46,14 @@ class FeatureSpec:
         self._of_vectors = signal not in available
         if signal in SIGNALS and self.scope not in SIGNALS[signal].scopes:
             raise InputError(
-                f"Expected `signal` to be available for questions, but {signal!r} is available only for answers. Pass "
+                f"Expected `signal` to be a signal of questions, but got {signal!r}, a signal of answers. Pass "
                 f"--data.target=response, or use a different signal, for example {', '.join(available)}."
             )
         self._of_tokens = self._of_vectors and signal in SIGNALS and SIGNALS[signal].per_token
         if self._of_tokens and self.join:
             raise InputError(
-                f"Expected no `join` with the signal {signal!r}, but got {list(self.join)}. It has vectors for every "
-                "token of an answer, and the joined signals have one per answer. Leave out `join`."
+                f"Expected `join` to be omitted for the signal {signal!r}, but got {list(self.join)}. Nothing can be "
+                "joined to vectors of single tokens. Omit `join`."
             )
         tokens = [] if self._of_vectors else [(signal, self.positions or None, self.layers, "positions")]
         for joined in self.join or []:
@@ -67,10 +67,9 @@ class FeatureSpec:
             tokens.append((name, [position] if position else None, None, "join"))
         for option, value in (("pooling", self.pooling), ("weights", self.weights)):
             if value is not None and (self.scope == "question" or not tokens):
-                reason = "A question has one number per signal" if tokens else f"{signal!r} has one vector per row"
                 raise InputError(
-                    f"Expected no `{option}`, but got {value!r}. {reason}. Omit the option, or set the target to "
-                    "response and use a token signal in `signal` or `join`."
+                    f"Expected `{option}` to be omitted, but got {value!r}. Only token signals of answers are pooled. "
+                    "Omit it, or pass --data.target=response and a token signal in `signal` or `join`."
                 )
         if self.pooling is not None:
             check_pooling(self.pooling)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from datamodules.batches import Batch
-from probes.fitting.training import PENALTIES, Descent
+from probes.fitting.training import Descent
 from probes.saved.head import CountsHead, Head, expected_log_odds
 
 
@@ -19,21 +19,13 @@ class Counts(Descent):
     arXiv 2602.13540.
 
     Args:
-        lr: Initial learning rate of Adam, annealed to 0 on a cosine schedule. The default is 0.01.
-        l2: L2 penalty λ, or a list of penalties to try. λ/2 times the sum of squared weights is added to the mean loss.
-            The default is five penalties from 0.01 to 1.
-        calibrator: Calibrator for the scores, fitted on the validation split: platt, temperature or isotonic.
+        lr, l2, calibrator: See `Descent`.
     """
 
     name = "counts"
+    default_lr = 0.01
     _n_classes: int | None = None  # set when a checkpoint is loaded
     taught = "It learned the number of right answers to a question, as one of several classes."
-
-    def __init__(
-        self, lr: float | None = None, l2: list[float] | float | None = None, calibrator: str = "platt"
-    ) -> None:
-        super().__init__(0.01 if lr is None else lr, list(PENALTIES) if l2 is None else l2, calibrator)
-        self.save_hyperparameters()
 
     def make_candidates(self, n_features: int, d_model: int) -> None:
         """Create weights [penalty, feature, class, d_model] and biases [penalty, feature, class], all 0."""

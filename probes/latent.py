@@ -70,7 +70,6 @@ class Latent(Descent):
         calibrator: str = "platt",
     ) -> None:
         super().__init__(lr, l2, calibrator)
-        self.save_hyperparameters()
         self.hidden = at_least_one("hidden", hidden, default=64)
         self.components = at_least_one("components", components, default=128)
 

@@ -1,6 +1,6 @@
 """Linear probe, trained by gradient descent on soft labels."""
 
-from probes.fitting.training import PENALTIES, Descent, Directions
+from probes.fitting.training import Descent, Directions
 
 
 class Linear(Directions, Descent):
@@ -14,9 +14,4 @@ class Linear(Directions, Descent):
     """
 
     name = "linear"
-
-    def __init__(
-        self, lr: float | None = None, l2: list[float] | float | None = None, calibrator: str = "platt"
-    ) -> None:
-        super().__init__(0.01 if lr is None else lr, list(PENALTIES) if l2 is None else l2, calibrator)
-        self.save_hyperparameters()
+    default_lr = 0.01

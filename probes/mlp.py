@@ -32,8 +32,7 @@ class MLP(Descent):
         l2: list[float] | float | None = None,
         calibrator: str = "platt",
     ) -> None:
-        super().__init__(0.003 if lr is None else lr, [0.01, 0.03, 0.1] if l2 is None else l2, calibrator)
-        self.save_hyperparameters()
+        super().__init__(lr, [0.01, 0.03, 0.1] if l2 is None else l2, calibrator)
         self.hidden = at_least_one("hidden", hidden, default=64)
 
     def make_candidates(self, n_features: int, d_model: int) -> None:

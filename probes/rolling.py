@@ -1,5 +1,7 @@
 """Rolling probe: the largest rolling mean of a linear probe over the tokens of an answer."""
 
+from typing import Any
+
 from extract.errors import at_least_one
 from probes.fitting.sequence import SequenceProbe
 from probes.saved.sequence_head import RollingHead
@@ -13,19 +15,13 @@ class Rolling(SequenceProbe):
 
     Args:
         window: Number of consecutive tokens in a window. A shorter answer is one window.
-        lr, l2, calibrator: See `SequenceProbe`.
+        **options: `lr`, `l2` and `calibrator`. See `Descent`.
     """
 
     name = "rolling"
 
-    def __init__(
-        self,
-        window: int = 4,
-        lr: float | None = None,
-        l2: list[float] | float | None = None,
-        calibrator: str = "platt",
-    ) -> None:
-        super().__init__(lr, l2, calibrator)
+    def __init__(self, window: int = 4, **options: Any) -> None:
+        super().__init__(**options)
         self.window = at_least_one("window", window, default=4)
 
     def initial_head(self, d_model: int) -> RollingHead:

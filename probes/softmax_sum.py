@@ -11,7 +11,7 @@ class SoftmaxSum(SequenceProbe):
     close to the mean of z over the tokens. For large w, it is close to the maximum.
 
     Args:
-        lr, l2, calibrator: See `SequenceProbe`.
+        lr, l2, calibrator: See `Descent`.
     """
 
     name = "softmax_sum"

@@ -9,31 +9,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from applications.budget.allocation import Array, rank
+from applications.passk.estimators import all_wrong
 
 #: Number of questions times the maximum number of points of the curves in `success`.
 _CELLS = 2**17
-
-
-def all_wrong(right: NDArray[np.int64], known: NDArray[np.int64], most: int) -> Array:
-    """Compute the probability C(n − c, j) / C(n, j) that j answers are all wrong, for j = 0 … `most`.
-
-    Args:
-        right: [question] numbers c of right answers.
-        known: [question] numbers n of graded answers.
-        most: Largest j.
-
-    Returns:
-        [question, j] float64; NaN if j is larger than n.
-    """
-    j, n, c = np.arange(most), known[:, None], right[:, None]
-    factors = np.where(j < n, np.maximum(n - c - j, 0) / np.maximum(n - j, 1), np.nan)
-    return np.concatenate([np.ones_like(n, dtype=np.float64), factors.cumprod(axis=1)], axis=1)
-
-
-def expected_success(right: NDArray[np.int64], known: NDArray[np.int64], allocation: NDArray[np.int64]) -> float:
-    """Compute the expected share of questions with at least one right answer, for an `allocation` [question]."""
-    wrong = all_wrong(right, known, int(allocation.max()))
-    return float(1 - wrong[np.arange(len(allocation)), allocation].mean())
 
 
 def success(
@@ -59,8 +38,8 @@ def success(
         right: [question] numbers of right answers.
         known: [question] numbers of graded answers, which limit the allocation.
         budgets: [budget] mean numbers of answers per question.
-        weights: [resample, question] float64 number of copies of each question. With weights of 1, the result is the
-            expected success of the original questions.
+        weights: [resample, question] number of copies of each question. With weights of 1, the result is the expected
+            success of the original questions.
         fold: [question] fold of each question. Each fold spends a budget of its own.
         online: Whether a question gets no more answers after its first right answer. The budget then limits the
             expected number of answers, over the random order of the answers to each question.
@@ -72,7 +51,7 @@ def success(
     for number in np.unique(fold):
         rows = np.flatnonzero(fold == number)
         cost, gain = _curves(gains[rows], right[rows], known[rows], budgets, online)
-        copies = weights[:, rows]
+        copies = weights[:, rows].double()
         upper, share = _place(copies @ cost, copies.sum(1, keepdim=True) * torch.from_numpy(budgets))
         gained = copies @ gain
         total += torch.lerp(gained.gather(1, upper - 1), gained.gather(1, upper), share)
@@ -82,7 +61,7 @@ def success(
 def mean_cost(right: NDArray[np.int64], known: NDArray[np.int64]) -> float:
     """Compute the mean number of answers per question if sampling stops at each question's first right answer."""
     most = int(known.max()) - 1
-    return float((all_wrong(right, known, most) * (np.arange(most + 1) < known[:, None])).sum(axis=1).mean())
+    return float((all_wrong(right, known, most).T * (np.arange(most + 1) < known[:, None])).sum(axis=1).mean())
 
 
 def equal_budget(level: Tensor, curve: Tensor) -> Tensor:
@@ -106,7 +85,7 @@ def _curves(
     """Return each question's spending and success [question, point] float64 at increasing points of the ranking."""
     n = len(gains)
     question, answer, last = rank(gains, known)
-    wrong = all_wrong(right, known, gains.shape[1])
+    wrong = all_wrong(right, known, gains.shape[1]).T
     cost = wrong[question, answer] if online else np.ones(len(question))
     gain = wrong[question, answer] - wrong[question, answer + 1]
     end = np.searchsorted(cost.cumsum()[last], n * budgets).clip(1, len(last) - 1)

@@ -1,6 +1,6 @@
 """Methods of allocating a budget, and the answers on which they are compared."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -10,18 +10,17 @@ from numpy.typing import NDArray
 from applications.budget.allocation import Array, beta_gains, hazards, plug_in_gains, uniform_gains
 from applications.budget.evaluation import mean_cost
 from applications.budget.prior import base_rates, beta_priors
-from applications.confidences import confidence_name, read_confidence
 from datamodules.table import QuestionTable, split_rows
 from extract.errors import InputError
-from extract.store.store import Store
 from probes.baselines.registry import is_half
+from probes.comparison.folds import fold_of_questions
 
 #: Number of folds. Base rates and concentrations are estimated on the other folds.
 N_FOLDS = 5
 #: Minimum number of questions.
 LEAST_QUESTIONS = 20
 #: Methods that are always compared.
-UNIFORM, BASE_RATE, ORACLE = "uniform", "base_rate", "oracle"
+METHODS = UNIFORM, BASE_RATE, ORACLE = "uniform", "base_rate", "oracle"
 PLUG_IN, BAYESIAN = "plug-in", "Bayesian"
 #: Confidence and gain of a method, both by name.
 Method = tuple[str, str]
@@ -64,25 +63,6 @@ class Questions(NamedTuple):
     concentration: dict[str, float | None]
 
 
-def named_confidences(sources: Sequence[str], store: Store) -> dict[str, Array]:
-    """Read the confidences [row] of a store's questions, and return them by name.
-
-    Raises:
-        InputError: If a source cannot be read, or has the same name as another source or method.
-    """
-    taken = [UNIFORM, BASE_RATE, ORACLE]
-    found: dict[str, Array] = {}
-    for source in sources:
-        name = confidence_name(source)
-        if name in (*taken, *found):
-            raise InputError(
-                f"Expected `confidences` to have names other than {', '.join((*taken, *found))}, but got {source!r}. "
-                "Rename the column or the folder."
-            )
-        found[name] = read_confidence(source, store)
-    return found
-
-
 def read_questions(table: QuestionTable, confidences: Mapping[str, Array], seed: int) -> Questions:
     """Compute the gains of all methods for the questions that have all confidences and graded answers in both halves.
 
@@ -109,8 +89,9 @@ def read_questions(table: QuestionTable, confidences: Mapping[str, Array], seed:
         column[rows] for column in (table.right, table.known, table.held_right, table.held_known, other_known)
     )
     if not held_right.any():
-        raise InputError("Expected some right answers, but all of them are wrong. Use easier questions.")
-    fold, most = _folds(table, rows, seed), int(known.max())
+        raise InputError("Expected a right answer in the held-out half, but got none. Use easier questions.")
+    tests = split_rows(table, torch.from_numpy(rows), [1 / N_FOLDS] * N_FOLDS, seed)  # the folds of a comparison
+    fold, most = fold_of_questions(tests, len(table.ids)).numpy()[rows], int(known.max())
     rates = base_rates(right / known, [table.groups[row] for row in rows], fold)
     of_all, of_half, online = ({(UNIFORM, ""): uniform_gains(len(rows), most)} for _ in range(3))
     priors = {}
@@ -135,11 +116,3 @@ def read_questions(table: QuestionTable, confidences: Mapping[str, Array], seed:
     return Questions(
         rows, fold, settings, {name: prior and float(np.mean(prior[0] + prior[1])) for name, prior in priors.items()}
     )
-
-
-def _folds(table: QuestionTable, rows: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
-    """Return the fold [question] of each question in `rows`. They are the folds of a comparison with the same seed."""
-    fold = np.empty(len(table.ids), dtype=np.int64)
-    for number, test in enumerate(split_rows(table, torch.from_numpy(rows), [1 / N_FOLDS] * N_FOLDS, seed)):
-        fold[test.numpy()] = number
-    return fold[rows]

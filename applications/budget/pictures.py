@@ -48,7 +48,6 @@ def success_by_budget(setting: dict[str, Any], confidences: list[str]) -> Figure
         axis.xaxis.set_minor_locator(NullLocator())
         axis.set(xlabel="mean number of answers per question")
         axis.grid(axis="y", color="#e4e4e4", lw=0.7)
-        axis.set_axisbelow(True)
     handles, labels = left.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=3, fontsize=8, handlelength=3.5)
     return figure

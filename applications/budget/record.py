@@ -85,7 +85,7 @@ def evaluate_setting(setting: Setting, questions: Questions, budgets: Sequence[i
         setting: The setting.
         questions: The questions.
         budgets: Mean numbers of answers per question. Those that cannot be spent in this setting are left out.
-        weights: [resample, question] float64 number of copies of each question. The first row contains only ones.
+        weights: [resample, question] number of copies of each question. The first row contains only ones.
 
     Returns:
         A dict with the `limit` of the budgets, the number `n_answers` of available answers, and `methods`. Each method

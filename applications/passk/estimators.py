@@ -47,15 +47,18 @@ def none_right(right: Counts, known: Counts, k: Sequence[int]) -> Values:
                 f"but got {one}. Use a smaller k, or sample and grade more answers."
             )
     (right, known), place = distinct(right, known)
-    return _none_right(right, known, k)[:, place]
+    return all_wrong(right, known, max(k, default=0))[list(k)][:, place]
 
 
-def _none_right(right: Counts, known: Counts, k: Sequence[int]) -> Values:
-    """Compute the product of (n − c − j)/(n − j) over j < k for counts [...] with n ≥ k. Returns [k, ...]."""
+def all_wrong(right: Counts, known: Counts, most: int) -> Values:
+    r"""Compute the probability :math:`\binom{n-c}{j} / \binom{n}{j}` that j answers are all wrong, for j = 0 … `most`.
+
+    `right` and `known` can have any number of axes. Returns [most + 1, ...] float64, which is 0 for j > n.
+    """
     right, known = np.broadcast_arrays(right, known)
-    drawn = np.arange(max(k, default=0)).reshape(-1, *(1,) * known.ndim)
+    drawn = np.arange(most).reshape(-1, *(1,) * known.ndim)
     ratios = np.maximum(known - right - drawn, 0) / np.maximum(known - drawn, 1)
-    return np.cumprod(ratios, axis=0)[np.array(k, dtype=int) - 1]
+    return np.cumprod(np.concatenate([np.ones((1, *known.shape)), ratios]), axis=0)
 
 
 def distinct(*columns: Counts) -> tuple[tuple[Counts, ...], Counts]:
@@ -121,7 +124,7 @@ def oracle_errors(right: Counts, known: Counts, k: Sequence[int]) -> Values:
     seen = np.arange(half.max() + 1)[:, None]  # right answers in the half that defines the confidence
     share = hypergeom.pmf(seen, known, right, half)  # 0 for impossible divisions
     missed = (1 - seen / half) ** np.array(k)[:, None, None]
-    other = _none_right(np.clip(right - seen, 0, known - half), known - half, k)
+    other = all_wrong(np.clip(right - seen, 0, known - half), known - half, max(k, default=0))[list(k)]
     return (share * (missed**2 - 2 * missed * other)).sum(1)[:, place] + both
 
 

@@ -67,7 +67,6 @@ def _scale(axis: Axes, most: int) -> None:
     axis.xaxis.set_major_formatter(ScalarFormatter())
     axis.xaxis.set_minor_locator(NullLocator())
     axis.grid(axis="y", color="#e4e4e4", lw=0.7)
-    axis.set_axisbelow(True)
 
 
 @styled
@@ -104,6 +103,5 @@ def temperature_picture(record: dict[str, Any]) -> Figure:
     axes.set_xticks(budgets, [str(budget) for budget in budgets])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.grid(axis="y", color="#e4e4e4", lw=0.7)
-    axes.set_axisbelow(True)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside right center", fontsize=8)
     return figure

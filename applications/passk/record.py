@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from applications.confidences import ID, confidence_name, read_confidence
+from applications.confidences import ID, named_confidences
 from applications.passk.estimators import Counts, Values, pass_at_k, predict, predictive_band
 from applications.passk.extrapolation import Extrapolation, extrapolate, why_not
 from applications.passk.instances import error_records
@@ -22,6 +22,8 @@ from probes.report.templates import render
 
 #: Default numbers of answers. Those above the smallest number of graded answers are left out.
 DEFAULT_K = (1, 4, 16, 64)
+#: First columns of passk.parquet.
+COLUMNS = (ID, "temperature", "group", "right", "known")
 #: Maximum number of points of a curve.
 _POINTS = 48
 
@@ -65,23 +67,19 @@ def read_confidences(graded: Graded, sources: Sequence[str]) -> list[dict[str, V
     """Read the confidences [question] of each store, by name.
 
     Raises:
-        InputError: If a source cannot be read, a question has no confidence, or two sources have the same name.
+        InputError: If a source cannot be read, a question has no confidence, or a name is not distinct.
     """
-    names = [confidence_name(source) for source in sources]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise InputError(f"Expected `confidences` with different names, but several are called {twice!r}. Pass one.")
     found = []
-    for store, table in zip(graded.stores.values(), graded.tables, strict=True):
-        values = {name: read_confidence(source, store) for name, source in zip(names, sources, strict=True)}
-        for name, source in zip(names, sources, strict=True):
-            values[name] = values[name][graded.rows]
-            if (gaps := np.isnan(values[name])).any():
+    for store in graded.stores.values():
+        named = named_confidences(sources, store, reserved=COLUMNS)
+        found.append({name: values[graded.rows] for name, values in named.items()})
+        for name, values in found[-1].items():
+            if (gaps := np.isnan(values)).any():
                 raise InputError(
-                    f"Expected a confidence for each of the {len(gaps)} graded questions of '{store.path}', but "
-                    f"{source!r} has none for {gaps.sum()} of them, such as "
-                    f"{table.ids[graded.rows[gaps.argmax()]]!r}. Use a complete column."
+                    f"Expected {name!r} to have a confidence for each of the {len(gaps)} graded questions of "
+                    f"'{store.path}', but it has none for {gaps.sum()} of them, such as "
+                    f"{graded.tables[0].ids[graded.rows[gaps.argmax()]]!r}. Use a complete column."
                 )
-        found.append(values)
     return found
 
 
@@ -112,15 +110,16 @@ def passk_record(
         raise InputError("Expected `k` to contain numbers of answers, but it is empty. For example, pass '[1,4]'.")
     confidences = read_confidences(graded, sources)
     groups, group = np.unique(np.array(graded.tables[0].groups)[graded.rows], return_inverse=True)
-    records, columns = [], []
+    ids = [graded.tables[0].ids[row] for row in graded.rows]
+    records, parts = [], []
     for i, (temperature, table) in enumerate(zip(temperatures, graded.tables, strict=True)):
         options: Any = {"n_resamples": n_resamples, "seed": seed}
         measured = _Measured(right[i], known[i], k, torch.from_numpy(group) if len(groups) > 1 else None, options)
         record, extrapolation = _store_record(measured, confidences[i], table, graded, i)
         records.append({"temperature": temperature, "identity": list(graded.stores.values())[i].sha256, **record})
-        columns.append(_columns(measured, confidences[i], extrapolation, record["beyond"]))
-        ids = [graded.tables[0].ids[row] for row in graded.rows]
-        columns[-1] = {ID: ids, "temperature": np.full(len(ids), temperature), "group": groups[group], **columns[-1]}
+        keys = (ids, np.full(len(ids), temperature), groups[group], right[i], known[i])
+        columns = dict(zip(COLUMNS, keys, strict=True)) | _columns(measured, confidences[i], extrapolation)
+        parts.append(pa.table(columns))
     record = {
         **record_header(first, graded.tables[0], seed, n_resamples),
         "k": k,
@@ -133,7 +132,7 @@ def passk_record(
         if len(temperatures) > 1
         else None,
     }
-    return record, pa.concat_tables([pa.table(of_store) for of_store in columns], promote_options="default")
+    return record, pa.concat_tables(parts, promote_options="default")
 
 
 class _Measured(NamedTuple):
@@ -164,7 +163,7 @@ def _store_record(
     """
     right, known, k, group, options = measured
     passed, most = pass_at_k(right, known, k), int(known.min())
-    beyond = [4**power for power in range(99) if 4**power > most][:3]
+    beyond = _beyond(known)
     curve = sorted({*k, most, *beyond, *np.geomspace(1, beyond[-1], _POINTS).round().astype(int).tolist()})
     within = [one for one in curve if one <= most]
     counts = {False: (right, known)}
@@ -201,17 +200,22 @@ def _store_record(
     return record, found
 
 
+def _beyond(known: Counts) -> list[int]:
+    """Return the three smallest powers of 4 above the smallest number of graded answers."""
+    return [4**power for power in range(99) if 4**power > known.min()][:3]
+
+
 def _columns(
-    measured: _Measured, confidences: Mapping[str, Values], extrapolation: Extrapolation | None, beyond: Sequence[int]
-) -> dict[str, Any]:
-    """Return the columns of passk.parquet: counts, Pass@K, confidences, their predictions, and posterior Pass@K."""
+    measured: _Measured, confidences: Mapping[str, Values], extrapolation: Extrapolation | None
+) -> dict[str, Values]:
+    """Return columns of passk.parquet: Pass@K, confidences, their predictions, and posterior Pass@K."""
     right, known, k, *_ = measured
-    columns: dict[str, Any] = {"right": right, "known": known}
-    columns |= {f"pass_at_{one}": values for one, values in zip(k, pass_at_k(right, known, k), strict=True)}
+    columns = {f"pass_at_{one}": values for one, values in zip(k, pass_at_k(right, known, k), strict=True)}
     for name, confidence in confidences.items():
         columns[name] = confidence
         columns |= {f"{name}_at_{one}": values for one, values in zip(k, predict(confidence, k), strict=True)}
     if extrapolation is not None:
+        beyond = _beyond(known)
         posterior = extrapolation.likelier.posterior_pass_at_k(right, known, beyond)
         columns |= {f"posterior_at_{one}": values for one, values in zip(beyond, posterior, strict=True)}
     return columns

@@ -10,7 +10,7 @@ from torch import Tensor
 from applications.passk.estimators import Counts, Values, pass_at_k, pass_of_split
 from applications.passk.intervals import estimate, mean_of
 from extract.hashing import hash_order
-from probes.metrics.intervals import WeightedMetric
+from probes.metrics.intervals import WeightedMetric, minus
 
 
 def as_drawn(right: Counts, known: Counts, temperatures: Sequence[float]) -> tuple[Counts, Counts]:
@@ -105,11 +105,7 @@ def temperature_record(
                 "of_single": [estimate(mean_of(one), **options) for one in single],
                 "of_best": estimate(best, **options),
                 "chosen": [temperatures[int(passed[:, half].mean(1).argmax())] for half in (~first, first)],
-                "split_minus_best": estimate(_difference(mean_of(of_split), best), **options),
+                "split_minus_best": estimate(minus(mean_of(of_split), best), **options),
             }
         )
     return found
-
-
-def _difference(a: WeightedMetric, b: WeightedMetric) -> WeightedMetric:
-    return lambda weights: a(weights) - b(weights)

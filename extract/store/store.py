@@ -123,7 +123,7 @@ class Store:
         model = self.identity["policy"]["model"] if self.samples.provides.weights else self.reader
         if model is None:
             raise InputError(
-                f"Expected the signals of {str(self.path)!r} to come from a local copy of {self.model_id!r}, but no "
-                f"copy has been used yet. Run `python -m extract read --store {self.path} --model PATH_OR_HUB_ID`."
+                f"Expected {str(self.path)!r} to have signals from a local copy of {self.model_id!r}, but it has none. "
+                f"Run `python -m extract read --store {self.path} --model PATH_OR_HUB_ID`."
             )
         return model

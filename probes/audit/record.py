@@ -187,7 +187,6 @@ def audit_picture(record: dict[str, Any]) -> Figure:
     axes.set_yticks(range(len(sources)), [SOURCES[name].label for name in reversed(sources)])
     axes.set(xlabel="out-of-fold AUROC, 95 % interval")
     axes.grid(axis="x", color="#e4e4e4", lw=0.7)
-    axes.set_axisbelow(True)
     for kind, colour in kinds.items():
         axes.plot([], [], color=colour, marker="o", ms=5, label=kind)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=3, fontsize=8)

@@ -185,7 +185,10 @@ def confidence(name: str, data: FeatureDataModule, rows: Rows, scope: Scope = "q
     fitted = scores.outside_test(rows)
     fitted = fitted[(known[fitted] > 0) & score[fitted].isfinite()]
     if not len(fitted):
-        raise InputError("Expected scores for calibration outside the test split, but got none. Use more questions.")
+        raise InputError(
+            f"Expected the baseline {name!r} to have scores outside the test split, but got none. They are needed to "
+            "calibrate it. Use more questions."
+        )
     return fit_calibrator(baseline.calibrator, score[fitted], right[fitted], known[fitted])(score)
 
 

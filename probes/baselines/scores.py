@@ -71,7 +71,10 @@ def length(data: FeatureDataModule, rows: Rows) -> Tensor:
     """
     tokens, train = torch.from_numpy(data.table.prompt_tokens), outside_test(rows)
     if tokens.isnan().any():
-        raise InputError("Expected all prompt lengths, but a server did not report some of them. Use other baselines.")
+        raise InputError(
+            f"Expected the prompt lengths of all {len(tokens)} questions to be known, but the server did not report "
+            f"{int(tokens.isnan().sum())} of them. Use other baselines."
+        )
     right, known = torch.from_numpy(data.table.right)[train], torch.from_numpy(data.table.known)[train]
     falling, rising = fit_platt(-tokens[train], right, known), fit_platt(tokens[train], right, known)
     return rising(tokens) if rising.slope > 0 else falling(-tokens)

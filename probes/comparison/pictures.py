@@ -55,7 +55,6 @@ def forest(methods: dict[str, Any]) -> Figure:
         axis.axvline(neutral, color=GREY, lw=1, ls="--")
         axis.set(xlabel=f"{label}, 95 % interval")
         axis.grid(axis="x", color="#e4e4e4", lw=0.7)
-        axis.set_axisbelow(True)
     lowest = min((figures["brier_skill"]["low"] for figures in shown.values() if figures["brier_skill"]), default=0.0)
     axes[1].set_xlim(left=max(lowest - 0.05, -1))  # the axis is cut off at −1
     axes[0].set_yticks(range(len(order)), [_label(name, shown[name]) for name in order])

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from datamodules.token_states import TokenStates, unreadable
 from extract.errors import at_least_one
 from extract.store.ragged import Ragged
-from probes.fitting.training import PENALTIES, Descent
+from probes.fitting.training import Descent
 from probes.saved.head import Head
 from probes.saved.sequence_head import SequenceHead
 
@@ -24,20 +24,11 @@ class SequenceProbe(Descent):
     x is the standardised hidden state of a token, and the score is pool(W x) + b. Subclasses implement `initial_head`.
 
     Args:
-        lr: Initial learning rate of Adam, annealed to 0 on a cosine schedule. The default is 0.003.
-        l2: L2 penalty λ, or a list of penalties to try. λ/2 · ‖W‖² is added to the mean loss. The default is five
-            penalties from 0.01 to 1.
-        calibrator: Calibrator for the scores, fitted on the validation split: platt, temperature or isotonic.
+        lr, l2, calibrator: See `Descent`.
     """
 
     penalised = ("candidates.weight",)
     candidates: SequenceHead
-
-    def __init__(
-        self, lr: float | None = None, l2: list[float] | float | None = None, calibrator: str = "platt"
-    ) -> None:
-        super().__init__(0.003 if lr is None else lr, list(PENALTIES) if l2 is None else l2, calibrator)
-        self.save_hyperparameters()  # those of subclasses too
 
     @abstractmethod
     def initial_head(self, d_model: int) -> SequenceHead:
@@ -88,17 +79,11 @@ class MultiHeadProbe(SequenceProbe):
 
     Args:
         n_heads: Number of heads.
-        lr, l2, calibrator: See `SequenceProbe`.
+        **options: `lr`, `l2` and `calibrator`. See `Descent`.
     """
 
-    def __init__(
-        self,
-        n_heads: int = 4,
-        lr: float | None = None,
-        l2: list[float] | float | None = None,
-        calibrator: str = "platt",
-    ) -> None:
-        super().__init__(lr, l2, calibrator)
+    def __init__(self, n_heads: int = 4, **options: Any) -> None:
+        super().__init__(**options)
         self.n_heads = at_least_one("n_heads", n_heads, default=4)
 
 

@@ -25,18 +25,26 @@ class Descent(ProbeModule):
     """Base class of probes that are trained with Adam. All candidates are trained together but share no parameters.
 
     Args:
-        lr: Initial learning rate, annealed to 0 on a cosine schedule.
-        l2, calibrator: See `ProbeModule`.
+        lr: Initial learning rate of Adam, annealed to 0 on a cosine schedule. The default is 0.01 for Linear and
+            Counts, and 0.003 for other probes.
+        l2: L2 penalty λ, or a list of penalties to try. λ/2 times the sum of squared weights is added to the mean loss.
+            The default is five penalties from 0.01 to 1.
+        calibrator: Calibrator for the scores, fitted on the validation split: platt, temperature or isotonic.
     """
 
+    #: Default of `lr`.
+    default_lr: ClassVar[float] = 0.003
     #: Names of the penalised parameters [penalty, feature, ...]. The loss includes λ/2 times the sum of their squares.
     penalised: ClassVar[tuple[str, ...]] = ("weight",)
 
-    def __init__(self, lr: float, l2: list[float] | float, calibrator: str = "platt") -> None:
-        super().__init__(l2, calibrator)
-        if not 0 < lr < math.inf:
+    def __init__(
+        self, lr: float | None = None, l2: list[float] | float | None = None, calibrator: str = "platt"
+    ) -> None:
+        super().__init__(list(PENALTIES) if l2 is None else l2, calibrator)
+        self.save_hyperparameters()  # those of subclasses too
+        self.lr = self.default_lr if lr is None else lr
+        if not 0 < self.lr < math.inf:
             raise InputError(f"Expected `lr` to be above 0 and finite, but got {lr}. Try 0.01.")
-        self.lr = lr
         self._passed: list[tuple[Tensor, int]] = []
 
     def loss(self, batch: Batch) -> Tensor:

@@ -146,8 +146,8 @@ class LearningCurve:
                 self._fill(n, k, progress)
         if not self.cells:
             raise InputError(
-                f"Expected to fit the probe for at least one number of questions and answers on {self.store!r}, but "
-                f"all fits failed. {next(iter(self.masked.values()))}"
+                f"Expected the probe to be fitted on {self.store!r} for at least one `n` and `k`, but got no fit. "
+                f"{next(iter(self.masked.values()))}"
             )
         return self
 
@@ -205,7 +205,7 @@ def _grid(option: str, values: Sequence[int] | None, default: list[int], least: 
         return default
     if not values or not least <= min(values) <= max(values) <= most:
         raise InputError(
-            f"Expected `{option}` to contain numbers from {least} to {most}, but got {list(values)}. The store has "
-            f"{most} {unit}. Omit the option to use {', '.join(map(str, default))}."
+            f"Expected `{option}` to contain numbers from {least} to {most}, the number of {unit}, but got "
+            f"{list(values)}. Omit the option to use {', '.join(map(str, default))}."
         )
     return sorted(set(values))

@@ -37,7 +37,6 @@ def by(record: dict[str, Any], x: str, label: str) -> Figure:
             axis.set_xticks(record["n"], [str(n) for n in record["n"]])
         axis.xaxis.set_minor_locator(NullLocator())
         axis.grid(axis="y", color="#e4e4e4", lw=0.7)
-        axis.set_axisbelow(True)
     if record["auroc_ceiling"]:
         axes[0].axhline(record["auroc_ceiling"]["value"], color=GREY, lw=1, ls=":", label="AUROC ceiling")
     axes[1].axhline(0, color=GREY, lw=1, ls="--", label="constant")

@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from probes.baselines.scores import mean_accuracy
 from probes.learning_curve.curve import LearningCurve
-from probes.metrics.intervals import Interval, WeightedMetric, bootstrap
+from probes.metrics.intervals import Interval, WeightedMetric, bootstrap, minus
 from probes.report.evaluate import Scored, ceiling, metric_of
 from probes.report.results import record_header
 from probes.report.templates import render
@@ -95,14 +95,10 @@ class _Measured:
         of_a, of_b = self.metrics(a, name), self.metrics(b, name)
         n_subsets = max(len(of_a), len(of_b))
         pairs = [(of_a[s % len(of_a)], of_b[s % len(of_b)]) for s in range(n_subsets)]
-        return self._over_subsets([_minus(x, y) for x, y in pairs])
+        return self._over_subsets([minus(x, y) for x, y in pairs])
 
     def _over_subsets(self, metrics: Sequence[WeightedMetric]) -> dict[str, Any] | None:
         return over_subsets(metrics, len(self.right), self._n_resamples, self._seed)
-
-
-def _minus(a: WeightedMetric, b: WeightedMetric) -> WeightedMetric:
-    return lambda weights: a(weights) - b(weights)
 
 
 def splits_of_budgets(splits: Sequence[Split]) -> dict[int, list[Split]]:

@@ -34,18 +34,24 @@ class Interval(TypedDict):
 
 @lru_cache(maxsize=1)  # all metrics of a method use the same resamples
 def resample_weights(n_questions: int, n_resamples: int, seed: int) -> Tensor:
-    """Draw bootstrap resamples and count how often each one contains each question, [resample, question] float64.
+    """Draw bootstrap resamples and count how often each one contains each question, [resample, question] uint8.
 
-    The result is cached, so do not modify it.
+    A count above 255 is practically impossible. The result is cached, so do not modify it.
     """
-    drawn = torch.randint(n_questions, (n_resamples, n_questions), generator=torch.Generator().manual_seed(seed))
-    ones = torch.ones_like(drawn, dtype=torch.float64)
-    return torch.zeros_like(ones).scatter_add_(1, drawn, ones)
+    counts, generator = torch.zeros(n_resamples, n_questions, dtype=torch.uint8), torch.Generator().manual_seed(seed)
+    for chunk in counts.split(_chunk(n_questions)):
+        chunk.scatter_add_(1, torch.randint(n_questions, chunk.shape, generator=generator), torch.ones_like(chunk))
+    return counts
+
+
+def _chunk(n_rows: int) -> int:
+    """Return the number of resamples per call of a metric over `n_rows` rows."""
+    return max(_LEAST_RESAMPLES, _CHUNK // n_rows)
 
 
 def by_question(metric: WeightedMetric, question: Tensor) -> WeightedMetric:
     """Convert a metric over rows into a metric over questions. `question` [row] int64 is the question of each row."""
-    step = max(_LEAST_RESAMPLES, _CHUNK // len(question))
+    step = _chunk(len(question))
     return lambda weights: torch.cat([metric(chunk[:, question]) for chunk in weights.split(step)])
 
 
@@ -54,8 +60,9 @@ def resampled(metric: WeightedMetric, n_questions: int, n_resamples: int, seed: 
 
     Returns None if there are fewer than two questions, or if more than a tenth of the values are not finite.
     """
-    step = max(_LEAST_RESAMPLES, _CHUNK // n_questions)
-    values = torch.cat([metric(weights) for weights in resample_weights(n_questions, n_resamples, seed).split(step)])
+    chunks = resample_weights(n_questions, n_resamples, seed).split(_chunk(n_questions))
+    # numbers, because small tensors between the large chunks would fragment the heap
+    values = torch.tensor([value for chunk in chunks for value in metric(chunk.double()).tolist()], dtype=torch.float64)
     usable = values[values.isfinite()]
     return None if n_questions < 2 or len(usable) < 0.9 * n_resamples else usable
 
@@ -101,7 +108,12 @@ def _bca_levels(value: float, influence: Tensor, resampled: Tensor) -> Tensor:
 
 def paired_bootstrap(a: WeightedMetric, b: WeightedMetric, n_questions: int, **options: Any) -> Interval | None:
     """Compute the difference a − b of two metrics on the same questions, with its interval. See `bootstrap`."""
-    return bootstrap(lambda weights: a(weights) - b(weights), n_questions, **options)
+    return bootstrap(minus(a, b), n_questions, **options)
+
+
+def minus(a: WeightedMetric, b: WeightedMetric) -> WeightedMetric:
+    """Return the difference a − b of two metrics as a metric."""
+    return lambda weights: a(weights) - b(weights)
 
 
 def check_resampling(seed: int, n_resamples: int = 2000) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from probes.metrics.intervals import WeightedMetric, resampled
+from probes.metrics.intervals import WeightedMetric, minus, resampled
 
 #: Maximum number of questions for which all sign patterns are enumerated. By symmetry, 2^19 sums are enough.
 _MOST_EXACT = 20
@@ -64,7 +64,7 @@ def bootstrap_p(
     Returns:
         The p-value in (0, 1], or None if `resampled` returns None.
     """
-    differences = resampled(lambda weights: a(weights) - b(weights), n_questions, n_resamples, seed)
+    differences = resampled(minus(a, b), n_questions, n_resamples, seed)
     if differences is None:
         return None
     below, above = int((differences <= 0).sum()), int((differences >= 0).sum())

@@ -23,6 +23,7 @@ METHOD_COLOURS = (BLUE, RED, "#4d8a4b", "#8a63a8", GREY, "#c28a1e")
 styled = matplotlib.rc_context(
     {
         "font.size": 10,
+        "axes.axisbelow": True,
         "axes.spines.top": False,
         "axes.spines.right": False,
         "axes.edgecolor": INK,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from fractions import Fraction
-from itertools import combinations, permutations, product
+from itertools import permutations, product
+from math import comb
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,10 @@ from scipy.special import beta
 
 from applications.budget import evaluation
 from applications.budget.allocation import allocate, beta_gains, hazards, plug_in_gains, rank, uniform_gains
-from applications.budget.evaluation import all_wrong, equal_budget, expected_success, mean_cost, success
+from applications.budget.evaluation import equal_budget, mean_cost, success
 from applications.budget.methods import read_questions
 from applications.budget.prior import base_rates, beta_priors, concentration
+from applications.budget.record import budget_record
 from applications.commands import budget
 from datamodules.table import QuestionTable, load_table
 from extract import Store
@@ -114,22 +115,10 @@ def test_a_total_that_cannot_be_spent_is_refused(total: int) -> None:
 # Expected success
 
 
-def test_the_expected_success_is_the_share_of_subsets_with_a_right_answer() -> None:
-    cases = [(c, n, k) for n in range(1, 6) for c in range(n + 1) for k in range(n + 1)]
-    shares = []
-    for c, n, k in cases:
-        subsets = list(combinations([1] * c + [0] * (n - c), k))
-        shares.append(Fraction(sum(any(subset) for subset in subsets), len(subsets)))
-        assert expected_success(np.array([c]), np.array([n]), np.array([k])) == pytest.approx(
-            float(shares[-1]), abs=1e-15
-        )
-    right, known, allocation = np.array(cases).T
-    assert expected_success(right, known, allocation) == pytest.approx(float(sum(shares) / len(shares)), abs=1e-14)
-
-
-def test_more_answers_than_there_are_have_no_probability() -> None:
-    wrong = all_wrong(np.array([0, 1]), np.array([2, 3]), 4)
-    np.testing.assert_allclose(wrong, [[1, 1, 1, np.nan, np.nan], [1, 2 / 3, 1 / 3, 0, np.nan]])
+def expected_success(right: np.ndarray, known: np.ndarray, allocation: np.ndarray) -> float:
+    """Return the mean over questions of the share of subsets of the answers that contain a right one."""
+    shares = [1 - comb(n - c, k) / comb(n, k) for c, n, k in zip(right, known, allocation, strict=True)]
+    return float(np.mean(shares))
 
 
 @pytest.mark.parametrize("online", [False, True])
@@ -200,6 +189,14 @@ def test_online_success_and_cost_are_means_over_all_orders_of_the_answers() -> N
         found = success(gains, right, known, budgets, torch.ones(1, 3).double(), np.zeros(3), online=True)
         assert float(found) == pytest.approx(solved, abs=1e-12)
     assert mean_cost(right, known) == pytest.approx(cost, abs=1e-12)
+
+
+def test_the_mean_cost_is_defined_if_the_numbers_of_graded_answers_differ(store: Store) -> None:
+    assert mean_cost(np.array([1, 0, 2]), np.array([2, 5, 2])) == pytest.approx((1.5 + 5 + 1) / 3, abs=1e-12)
+    table = load_table(store)
+    some_unknown = table.with_grades(np.arange(len(table.answers.question)) % 7 > 0)
+    record, _ = budget_record(store, some_unknown, {}, None, n_resamples=100, seed=0)
+    assert 1 in record["settings"]["online"]["budgets"]
 
 
 def test_the_expected_online_budget_is_close_to_a_budget_that_is_fixed_in_advance() -> None:
@@ -358,12 +355,15 @@ def test_budgets_that_cannot_be_spent_are_refused(store: Store, tmp_path: Path, 
 
 def test_two_confidences_with_the_same_name_are_refused(store: Store, confidences: Path, tmp_path: Path) -> None:
     for columns in (["uniform"], ["true", "true"]):
-        with pytest.raises(InputError, match="to have names other than uniform, base_rate, oracle"):
+        with pytest.raises(InputError, match="distinct names other than uniform, base_rate, oracle"):
             budget(str(store.path), [f"{confidences}:{name}" for name in columns], out=str(tmp_path / "out"))
 
 
 def test_too_few_questions_and_stores_without_right_answers_are_refused(tmp_path: Path) -> None:
-    for n, accuracy, message in ((19, 0.5, "at least 20 questions .* but got 19"), (20, 0.0, "all of them are wrong")):
+    for n, accuracy, message in (
+        (19, 0.5, "at least 20 questions .* but got 19"),
+        (20, 0.0, "held-out half, but got none"),
+    ):
         store = make_store(tmp_path / str(n), np.zeros((n, 1, 2), np.float32), np.full(n, accuracy), k=2)
         with pytest.raises(InputError, match=message):
             budget(str(store.path), out=str(tmp_path / "out"))

@@ -49,7 +49,7 @@ def test_stores_with_other_questions_or_the_same_temperature_are_refused(
         open_stores(str(tmp_path))
     identity(lambda of: of["policy"]["decoding"].update(temperature=0.5))(tmp_path / "b")
     make_member("a2", 0.5)
-    with pytest.raises(InputError, match="'.*a' has the same temperature 0.5"):
+    with pytest.raises(InputError, match="'.*a' and '.*' both have temperature 0.5"):
         open_stores(str(tmp_path))
 
 

@@ -23,8 +23,6 @@ from probes.knn import KNN
 from probes.report.report import Report
 from probes.saved.head import KNNHead, neighbour_means
 from tests.helpers.fitting import descend
-from tests.helpers.planted import planted
-from tests.helpers.synthetic import add_answer_signals, make_store
 
 
 def problem(d: int = 6, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -119,22 +117,6 @@ def test_a_head_takes_any_leading_axes_and_floats_and_leaves_missing_rows_missin
 
 
 # The probe
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make a store with answers of up to 12 tokens and their signals."""
-    folder = tmp_path_factory.mktemp("stores") / "full"
-    add_answer_signals(make_store(folder, *planted(), k=6, longest=12))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def data(store: Path) -> FeatureDataModule:
-    """Return questions with hidden states."""
-    module = FeatureDataModule(str(store))
-    module.setup()
-    return module
 
 
 def fitted(data: FeatureDataModule, **options: Any) -> KNN:

@@ -201,9 +201,9 @@ def test_answers_without_tokens_or_with_nan_are_not_used(tmp_path: Path) -> None
             "Logistic can read, but got 'hidden_tokens'. Pass --data.signal=hidden",
         ),
         ("attention", {"signal": "hidden"}, "Attention can read, but got 'hidden'. Pass --data.signal=hidden_tokens"),
-        ("attention", {"join": ["tokens"]}, "no `join`"),
-        ("attention", {"pooling": ["mean"]}, "no `pooling`"),
-        ("attention", {"target": "capability"}, "available only for answers. Pass --data.target=response"),
+        ("attention", {"join": ["tokens"]}, "`join` to be omitted"),
+        ("attention", {"pooling": ["mean"]}, "`pooling` to be omitted"),
+        ("attention", {"target": "capability"}, "a signal of answers. Pass --data.target=response"),
         ("attention", {"positions": ["last_answer"]}, "`positions` to be among answer_tokens"),
     ],
 )

@@ -221,7 +221,7 @@ def test_confidences_with_gaps_or_the_same_name_are_refused(make: Make, tmp_path
         record_of(store, [gaps])
     whole = column_file(tmp_path / "whole.csv", [0.5, 0.5, None])
     assert record_of(store, [whole])["confidences"] == ["mine"]
-    with pytest.raises(InputError, match="different names, but several are called 'mine'"):
+    with pytest.raises(InputError, match="distinct names other than .*, but got mine, mine"):
         record_of(store, [whole, whole])
 
 

@@ -28,21 +28,6 @@ MEASURES = {
 }
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make a store with every signal and answers of 0 to 6 tokens."""
-    folder = tmp_path_factory.mktemp("stores") / "made"
-    add_answer_signals(make_store(folder, *planted(), k=6, longest=6))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def data(store: Path) -> FeatureDataModule:
-    data = FeatureDataModule(str(store))
-    data.setup()
-    return data
-
-
 def scores(data: FeatureDataModule, name: str) -> list[float]:
     return BASELINES[name].scores["question"](data, {}).tolist()
 

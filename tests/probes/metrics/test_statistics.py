@@ -53,7 +53,7 @@ def test_weights_mean_copies_and_copies_are_not_paired_with_themselves() -> None
 @pytest.mark.parametrize("resample", [False, True])
 def test_the_auroc_equals_scikit_learns_on_all_answers_without_each_questions_pairs_with_itself(resample: bool) -> None:
     f, right, known, _ = simulated()
-    w = resample_weights(60, 1, 3)[0].numpy() if resample else np.ones(60)
+    w = resample_weights(60, 1, 3)[0].double().numpy() if resample else np.ones(60)
     p = (right.double() / known).numpy()
     exploded = roc_auc_score(np.r_[np.ones(60), np.zeros(60)], np.r_[f, f], sample_weight=np.r_[w * p, w * (1 - p)])
     total, diagonal = (w * p).sum() * (w * (1 - p)).sum(), (w**2 * p * (1 - p)).sum()

@@ -117,7 +117,7 @@ def budget(
 @fill_names(rules=STOPPING_RULES)
 def vote(
     store: str,
-    confidence: str | None = None,
+    confidences: Sequence[str] = (),
     rules: Sequence[str] | None = None,
     orders: int = 200,
     grader: str | None = None,
@@ -131,8 +131,8 @@ def vote(
 
     Args:
         store: Folder of the store, or of a temperature grid. It must contain samples and grades.
-        confidence: Confidences for the rule `prior`: the folder of a saved probe, or FILE:COLUMN with a Parquet or CSV
-            file. If omitted, the rule uses the mean accuracy of the other half of the questions.
+        confidences: Confidences for the rule `prior`: folders of saved probes, or FILE:COLUMN for columns of Parquet or
+            CSV files. The rule is also evaluated with the mean accuracy of the other half of the questions.
         rules: Stopping rules. Choose from {rules}. The default is all that apply.
         orders: Number of random orders in which the answers to each question are replayed.
         grader: Grader whose grades are used. Required if the store has several graders.
@@ -149,9 +149,9 @@ def vote(
     with result_folder("vote", [store], out, seed, n_resamples) as (folder, final):
         check_orders(orders)
         poll = read_poll(store, grader)
-        half, names, values = halves(poll, seed), choose_rules(rules, poll), read_confidences(confidence, poll)
+        half, names, values = halves(poll, seed), choose_rules(rules, poll), read_confidences(confidences, poll)
         evaluation = evaluate_rules(poll.ballots, half, names, values, orders, seed)
-        record = vote_record(poll, evaluation, confidence, orders, n_resamples, seed)
+        record = vote_record(poll, evaluation, values, orders, n_resamples, seed)
         files = {"vote.md": vote_page(record, ["vote"]), "vote.json": record}
         write_files(
             folder, {**files, "vote.parquet": vote_table(poll, half, evaluation)}, {"vote": vote_picture(evaluation)}

@@ -35,7 +35,7 @@ def main() -> None:
         ids = [f"q{number}" for number in range(options.questions)]
         pq.write_table(pa.table({"question_id": ids, "accuracy": accuracy}), confidences)
         start = time.perf_counter()
-        vote(str(grid), f"{confidences}:accuracy", orders=options.orders, out=str(Path(scratch) / "vote"))
+        vote(str(grid), [f"{confidences}:accuracy"], orders=options.orders, out=str(Path(scratch) / "vote"))
         seconds = time.perf_counter() - start
     mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     report(

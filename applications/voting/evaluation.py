@@ -1,6 +1,6 @@
 """Choose the threshold of each rule on one half of the questions, and evaluate it on the other half."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -16,8 +16,8 @@ from extract.sampling.stopping import STOPPING_RULES, StoppingRule
 
 #: Accuracy that a rule may lose on the questions on which its threshold is chosen.
 MAX_LOSS = 0.01
-#: Names of the rule `prior` with confidences, and with the base rate of the other half instead.
-PRIOR, BASE_RATE = "prior", "prior_base_rate"
+#: Name of the rule `prior`, and name of its confidence that is the base rate of the other half.
+PRIOR, BASE_RATE = "prior", "base_rate"
 #: Votes that never stop early.
 MAJORITY, WEIGHTED, BEST_TEMPERATURE, SINGLE = "majority", "weighted", "best_temperature", "single"
 #: Function that chooses a setting, given outcomes [setting, question] and a mask of the questions to use.
@@ -61,6 +61,11 @@ class Evaluation:
         return np.nanmean(self.curve, axis=0)
 
 
+def prior_name(confidence: str) -> str:
+    """Return the name of the method that uses the rule `prior` with a confidence."""
+    return f"{PRIOR}_{confidence}"
+
+
 def check_orders(orders: int) -> None:
     """Check the number of orders.
 
@@ -75,7 +80,7 @@ def evaluate_rules(
     ballots: list[Ballots],
     half: NDArray[np.int64],
     rules: list[str],
-    confidence: NDArray[np.float64] | None,
+    confidences: Mapping[str, NDArray[np.float64]],
     orders: int,
     seed: int,
 ) -> Evaluation:
@@ -85,16 +90,19 @@ def evaluate_rules(
         ballots: Answers to each question.
         half: [question] half of each question, 0 or 1.
         rules: Names of the rules.
-        confidence: [question] confidences for the rule `prior`. If None, it uses the base rate only.
+        confidences: Dict from name to confidences [question] for the rule `prior`. It is evaluated with each of them
+            and with the base rate of the other half of the questions, as the methods ``prior_NAME``.
         orders: Number of random orders per question.
         seed: Seed of the orders.
     """
-    priors = dict[str, list[list[Prior]]]()  # for each rule and half, the prior of each question
+    priors = dict[str, list[list[Prior]]]()  # for each method and half, the prior of each question
     if PRIOR in rules:
         base_rate = [np.full(len(half), _share_right(ballots, half == part)) for part in (0, 1)]
-        priors[BASE_RATE] = [_priors(ballots, half == part, base_rate[part]) for part in (0, 1)]
-        if confidence is not None:
-            priors[PRIOR] = [_priors(ballots, half == part, confidence) for part in (0, 1)]
+        values = {BASE_RATE: base_rate, **{name: [column, column] for name, column in confidences.items()}}
+        priors = {
+            prior_name(name): [_priors(ballots, half == part, columns[part]) for part in (0, 1)]
+            for name, columns in values.items()
+        }
     plain = [name for name in rules if name != PRIOR]
     budget = max(len(one.classes) for one in ballots)
     numbers = np.unique(np.geomspace(1, budget, 40).round().astype(int)).tolist()
@@ -115,7 +123,7 @@ def evaluate_rules(
         methods[WEIGHTED] = Evaluated(weighted)
     if len(np.unique(ballots[0].temperatures)) > 1:
         methods[BEST_TEMPERATURE] = _best_temperature(ballots, half, orders, seed)
-    for name in (*plain, *(name for name in (BASE_RATE, PRIOR) if name in priors)):
+    for name in (*plain, *priors):
         rule = STOPPING_RULES[PRIOR if name in priors else name]
         of_halves = [Outcome.stack(outcomes) for outcomes in zip(*replayed[name], strict=True)]
         choose = partial(choose_threshold, accuracy=majority.accuracy)

@@ -1,6 +1,6 @@
 """Record, Markdown page and table of a comparison of votes and stopping rules."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -8,7 +8,7 @@ import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
-from applications.confidences import confidence_name, read_confidence
+from applications.confidences import named_confidences
 from applications.voting.ballots import Poll
 from applications.voting.evaluation import (
     BASE_RATE,
@@ -19,6 +19,7 @@ from applications.voting.evaluation import (
     SINGLE,
     WEIGHTED,
     Evaluation,
+    prior_name,
 )
 from datamodules.splits import split_questions
 from extract.errors import InputError
@@ -36,17 +37,13 @@ LABELS = {
     WEIGHTED: "likelihood-weighted vote",
     BEST_TEMPERATURE: "majority vote at the best temperature",
     **{name: rule.label for name, rule in STOPPING_RULES.items()},
-    BASE_RATE: "sampling with a prior, base rate",
 }
 
 
-#: Pairs of rules whose accuracies and numbers of answers are compared.
-_PAIRS = (
-    (PRIOR, "adaptive_consistency"),
-    (PRIOR, "early_stopping"),
-    (PRIOR, BASE_RATE),
-    (BASE_RATE, "adaptive_consistency"),
-)
+def label_of(name: str) -> str:
+    """Return the name of a method in tables."""
+    confidence = name.removeprefix(f"{PRIOR}_")
+    return LABELS.get(name) or f"{LABELS[PRIOR]}, {confidence.replace('_', ' ')}"
 
 
 def halves(poll: Poll, seed: int) -> NDArray[np.int64]:
@@ -81,25 +78,24 @@ def choose_rules(rules: Sequence[str] | None, poll: Poll) -> list[str]:
     return [name for name in rules if STOPPING_RULES[name]]
 
 
-def read_confidences(source: str | None, poll: Poll) -> NDArray[np.float64] | None:
-    """Read the confidence of each question with votes, or return None without a source.
+def read_confidences(sources: Sequence[str], poll: Poll) -> dict[str, NDArray[np.float64]]:
+    """Read the confidences of the questions with votes, by name.
 
     Raises:
         InputError: If the confidences cannot be used, or a question has none.
     """
-    if source is None:
-        return None
-    values = read_confidence(source, next(iter(poll.stores.values())))[poll.questions]
-    if np.isnan(values).any():
-        raise InputError(
-            f"Expected a confidence for every question with votes in {source!r}, but {np.isnan(values).sum()} of "
-            f"{len(values)} have none. Pass a table with all questions."
-        )
-    return values
+    found = named_confidences(sources, next(iter(poll.stores.values())), reserved=[BASE_RATE])
+    for name, values in found.items():
+        if n_missing := int(np.isnan(values[poll.questions]).sum()):
+            raise InputError(
+                f"Expected a confidence for every question with votes in {name!r}, but {n_missing} of "
+                f"{len(poll.questions)} have none. Pass a table with all questions."
+            )
+    return {name: values[poll.questions] for name, values in found.items()}
 
 
 def vote_record(
-    poll: Poll, evaluation: Evaluation, source: str | None, orders: int, n_resamples: int, seed: int
+    poll: Poll, evaluation: Evaluation, confidences: Collection[str], orders: int, n_resamples: int, seed: int
 ) -> dict[str, Any]:
     """Compute the content of vote.json: the figures of all methods with 95 % intervals, and paired differences."""
     n, options = len(poll.ballots), {"n_resamples": n_resamples, "seed": seed}
@@ -127,14 +123,14 @@ def vote_record(
             "answers": mean(outcomes[a].answers - outcomes[b].answers),
             "ratio": bootstrap(_ratio(outcomes[a].answers, outcomes[b].answers), n, **options),
         }
-        for a, b in _PAIRS
+        for a, b in _pairs(confidences)
         if a in outcomes and b in outcomes
     ]
     return {
         **record_header(next(iter(poll.stores.values())), poll.table, seed, n_resamples),
         "identities": [store.sha256 for store in poll.stores.values()],
         "temperatures": list(poll.stores),
-        "confidence": source and confidence_name(source),
+        "confidences": list(confidences),
         "orders": orders,
         "max_loss": MAX_LOSS,
         "two_stage": {"cross": CROSS, "least_answers": LEAST_ANSWERS},
@@ -145,6 +141,13 @@ def vote_record(
         "pairs": pairs,
         "curve": {"answers": evaluation.numbers, "accuracy": evaluation.mean_curve.tolist()},
     }
+
+
+def _pairs(confidences: Collection[str]) -> list[tuple[str, str]]:
+    """Return the pairs of methods whose accuracies and numbers of answers are compared."""
+    base_rate, others = prior_name(BASE_RATE), ("adaptive_consistency", "early_stopping")
+    own = [(prior_name(name), other) for name in confidences for other in (*others, base_rate)]
+    return [*own, (base_rate, "adaptive_consistency")]
 
 
 def _mean(values: NDArray[np.float64]) -> WeightedMetric:
@@ -172,10 +175,11 @@ def vote_table(poll: Poll, half: NDArray[np.int64], evaluation: Evaluation) -> p
 
 def vote_page(record: dict[str, Any], plots: Sequence[str]) -> str:
     """Render the Markdown page with the pictures `plots`."""
-    context = {"labels": LABELS, "rules": STOPPING_RULES, "verdict": vote_verdict(record), "plots": plots}
+    context = {"label_of": label_of, "rules": STOPPING_RULES, "verdict": vote_verdict(record), "plots": plots}
     return render("voting/vote.md.j2", record=record, **context)
 
 
 def vote_verdict(record: dict[str, Any]) -> str:
     """Describe how many answers the rules save, and at what loss of accuracy."""
-    return render("voting/verdict.md.j2", record=record, labels=LABELS)
+    best = prior_name([BASE_RATE, *record["confidences"]][:2][-1])
+    return render("voting/verdict.md.j2", record=record, best=best, label_of=label_of)

@@ -127,32 +127,41 @@ def test_the_cheapest_threshold_within_the_loss_is_chosen_on_the_given_questions
 def test_every_question_is_evaluated_with_settings_of_the_other_half(store: Path) -> None:
     poll = read_poll(str(store))
     half = np.arange(N) % 2
-    found = evaluate_rules(poll.ballots, half, list(STOPPING_RULES)[1:], ACCURACY, 20, 0).methods
+    found = evaluate_rules(poll.ballots, half, list(STOPPING_RULES)[1:], {"f": ACCURACY}, 20, 0).methods
     altered = list(poll.ballots)
     for i in np.flatnonzero(half == 0):  # all answers of the first half become equal
         altered[i] = one_question([0] * 8, [True])
-    changed = evaluate_rules(altered, half, list(STOPPING_RULES)[1:], ACCURACY, 20, 0).methods
-    for name in ("adaptive_consistency", "prior"):
+    changed = evaluate_rules(altered, half, list(STOPPING_RULES)[1:], {"f": ACCURACY}, 20, 0).methods
+    for name in ("adaptive_consistency", "prior_f"):
         assert found[name].chosen[1] == changed[name].chosen[1]
         assert found[name].chosen[0] != changed[name].chosen[0]
-    assert found["prior"].priors[1] == changed["prior"].priors[1]
-    assert found["prior"].priors[0] != changed["prior"].priors[0]
+    assert found["prior_f"].priors[1] == changed["prior_f"].priors[1]
+    assert found["prior_f"].priors[0] != changed["prior_f"].priors[0]
 
 
 def test_a_good_confidence_saves_answers(store: Path) -> None:
     poll = read_poll(str(store))
     half = np.arange(N) % 2
-    methods = evaluate_rules(poll.ballots, half, ["adaptive_consistency", "prior"], ACCURACY, 50, 0).methods
+    methods = evaluate_rules(poll.ballots, half, ["adaptive_consistency", "prior"], {"f": ACCURACY}, 50, 0).methods
     used = {name: one.outcome.answers.mean() for name, one in methods.items()}
-    assert used["prior"] < 0.9 * used["adaptive_consistency"]
-    assert methods["prior"].outcome.accuracy.mean() > methods["majority"].outcome.accuracy.mean() - 0.03
+    assert used["prior_f"] < 0.9 * used["adaptive_consistency"]
+    assert methods["prior_f"].outcome.accuracy.mean() > methods["majority"].outcome.accuracy.mean() - 0.03
 
 
 # The command
 
 
 def test_the_command_writes_a_page_a_record_a_table_and_a_picture(store: Path, tmp_path: Path) -> None:
-    options = ["--store", str(store), "--confidence", confidences(tmp_path), "--orders", "20", "--n_resamples", "100"]
+    options = [
+        "--store",
+        str(store),
+        "--confidences",
+        f"[{confidences(tmp_path)}]",
+        "--orders",
+        "20",
+        "--n_resamples",
+        "100",
+    ]
     assert run(COMMANDS, "x", ["vote", *options, "--out", str(tmp_path / "out")]) == 0
     record = json.loads((tmp_path / "out/vote.json").read_text())
     table = pq.read_table(tmp_path / "out/vote.parquet")
@@ -161,7 +170,7 @@ def test_the_command_writes_a_page_a_record_a_table_and_a_picture(store: Path, t
         assert np.mean(table[f"{name}_accuracy"]) == pytest.approx(found["accuracy"]["value"])
         assert found["answers"]["low"] <= found["answers"]["value"] <= found["answers"]["high"]
     assert (tmp_path / "out/plots/vote.png").is_file()
-    assert "sampling with a prior, f (`prior`)" in (tmp_path / "out/vote.md").read_text()
+    assert "sampling with a prior, f (`prior_f`)" in (tmp_path / "out/vote.md").read_text()
 
 
 def test_a_grid_is_compared_with_the_best_temperature_of_the_other_half(grid: Path, tmp_path: Path) -> None:
@@ -178,12 +187,12 @@ def test_a_grid_is_compared_with_the_best_temperature_of_the_other_half(grid: Pa
         ({"rules": ["two_stage"]}, "without two_stage for a single store"),
         ({"rules": ["pior"]}, "Did you mean `prior`"),
         ({"orders": 9}, "`orders` to be at least 10, but got 9"),
-        ({"confidence": "gaps"}, "a confidence for every question with votes in .* but 1 of 40 have none"),
+        ({"confidences": "gaps"}, "a confidence for every question with votes in .* but 1 of 40 have none"),
     ],
 )
 def test_bad_options_are_one_line(store: Path, tmp_path: Path, options: dict, message: str) -> None:
-    if "confidence" in options:
-        options = {"confidence": confidences(tmp_path, np.where(np.arange(N) == 3, np.nan, ACCURACY))}
+    if "confidences" in options:
+        options = {"confidences": [confidences(tmp_path, np.where(np.arange(N) == 3, np.nan, ACCURACY))]}
     with pytest.raises(InputError, match=message) as raised:
         vote(str(store), **options, out=str(tmp_path / "out"))
     assert "\n" not in str(raised.value)

@@ -14,6 +14,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -87,8 +88,11 @@ def seeds_of(answers: Iterable[tuple[str, int]]) -> set[int]:
 
 
 def logged(store: Path) -> list[dict[str, Any]]:
-    """Return every answer in the logs of a store as parsed JSON, even while the logs are being written."""
-    logs = [path.read_bytes() for path in store.glob("samples/*.jsonl")]
+    """Return every answer in the logs of a store as parsed JSON, even while logs are being written and deleted."""
+    logs = []
+    for path in store.glob("samples/*.jsonl"):
+        with suppress(FileNotFoundError):
+            logs.append(path.read_bytes())
     return [row for log in logs for line in log[: log.rfind(b"\n") + 1].splitlines()[1:] for row in json.loads(line)]
 
 

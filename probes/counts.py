@@ -59,7 +59,7 @@ class Counts(Descent):
 
 
 def count_labels(target: Tensor, n_classes: int) -> Tensor:
-    """Return labels [row, class] whose mean class is p̂ times the largest class, for accuracies p̂ [row].
+    """Convert accuracies p̂ [row] to soft labels [row, class], which are distributions with mean p̂ (n_classes − 1).
 
     >>> count_labels(torch.tensor([0.0, 0.75, 1.0]), 3)
     tensor([[1.0000, 0.0000, 0.0000],

@@ -25,7 +25,7 @@ def as_drawn(right: Counts, known: Counts, temperatures: Sequence[float]) -> tup
 
 
 def even_splits(temperatures: Sequence[float], most: int) -> list[list[int]]:
-    """Return even splits of budgets of up to `most` answers, as numbers of answers at each temperature.
+    """Return all even splits with at most `most` answers. A split lists the number of answers at each temperature.
 
     Each temperature above 0 gets 1, 2, 4, … answers. Temperature 0 gets one, because further ones would be identical.
 

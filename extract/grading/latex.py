@@ -73,7 +73,7 @@ NUMERAL = re.compile(r"(-?[0-9A-F]+)_(\d+)")
 
 
 def last_boxed(text: str) -> str | None:
-    r"""Return the content of the last box, or None. Unclosed and denied boxes are skipped.
+    r"""Return the content of the last box, or None. Boxes that are not closed, or that the text negates, are skipped.
 
     The content includes a minus sign directly before the box, and an exponent or index directly after it. If boxes are
     nested, the innermost box counts.

@@ -4,7 +4,7 @@ The share p of right answers to a question with the calibrated confidence f has 
 
 .. math:: p \sim \mathrm{Beta}(a, b), \quad a = \kappa f, \quad b = \kappa (1 - f)
 
-All right answers are equal. Wrong answers follow a Chinese restaurant process: after w of them, the next one is new
+The right answers are all equal. Wrong answers follow a Chinese restaurant process: after w of them, the next one is new
 with probability θ/(θ + w), and otherwise equal to a random earlier one. A high f therefore means that the answers
 agree on the right one. A low f means that they are spread, or agree on a wrong one.
 

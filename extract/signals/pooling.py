@@ -104,7 +104,7 @@ POOLINGS: Registry[Pooling] = Registry(
 
 
 def pool(values: Ragged, how: str, weights: Ragged | None = None) -> Tensor:
-    """Pool the tokens of each row to one number.
+    """Pool the tokens of each row into one number.
 
     Args:
         values: Values of the tokens, [sum of lengths, …]. Further axes are pooled separately.

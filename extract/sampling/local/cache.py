@@ -164,6 +164,14 @@ class AnswerCache(DynamicCache):
         other.layers = [copy(layer) for layer in self.layers]
         return other
 
+    def take(self, questions: Tensor) -> Self:
+        """Copy the cache of the questions with the given indices [question], before answers to them are drawn."""
+        other = self.copy()
+        for layer in other.layers:
+            layer.keys, layer.values = layer.keys[questions], layer.values[questions]
+        other._mask, other._questions = self._mask[questions], torch.arange(len(questions), device=questions.device)
+        return other
+
     def start_answers(self, n_samples: int) -> None:
         """Create `n_samples` rows per question, one per answer.
 

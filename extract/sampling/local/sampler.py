@@ -122,9 +122,8 @@ class LocalSampler(Sampler):
         temperatures: Sequence[float],
         progress: Progress,
     ) -> dict[float, list[Row]]:
-        """Draw samples of some questions of a block. The common prefix of the whole block is read only once."""
+        """Draw samples of some questions of a block. The prompts of the block are read only once if they fit."""
         from extract.running.memory import retry_with_smaller_batch
-        from extract.sampling.local.batching import common_prefix
 
         sampler, ids = self._sampler, [question.id for question in block if question.id in question_ids]
         encoded = encode_questions(sampler.tokenizer, self.decoding.prompt, block)
@@ -132,7 +131,7 @@ class LocalSampler(Sampler):
 
         def draw(max_rows: int, counted: Count) -> dict[float, list[Sample]]:
             sampler.max_rows = max_rows
-            return sampler.sample_grid(ids, prompts, samples, temperatures, counted, common_prefix(encoded))
+            return sampler.sample_grid(ids, prompts, samples, temperatures, counted, encoded)
 
         drawn, sampler.max_rows = retry_with_smaller_batch(draw, sampler.max_rows, "answers", progress)
         return {temperature: [asdict(answer) for answer in answers] for temperature, answers in drawn.items()}

@@ -54,6 +54,9 @@ class TokenSampler:
         self.model, self.tokenizer, self.decoding, self.max_rows = model, tokenizer, decoding, max_rows
         self._end = torch.tensor(end_tokens(model, tokenizer), device=model.device)
         self._prefix: tuple[tuple[int, ...], AnswerCache | None] = ((), None)
+        self._kept: tuple[tuple[tuple[int, ...], ...], AnswerCache, Tensor] | None = (
+            None  # prompts, as read, and logits
+        )
 
     def sample(
         self,
@@ -74,7 +77,7 @@ class TokenSampler:
         samples: range,
         temperatures: Sequence[float],
         progress: Callable[[int, int], None] = lambda answers, tokens: None,
-        prefix: Sequence[int] | None = None,
+        block: Sequence[Sequence[int]] | None = None,
     ) -> dict[float, list[Sample]]:
         """Draw answers to each question at every temperature, reading each prompt only once.
 
@@ -84,8 +87,8 @@ class TokenSampler:
             samples: Indices of the answers to draw, for example ``range(0, 10)``.
             temperatures: Distinct temperatures, used instead of the policy's temperature.
             progress: Called after each step with the numbers of newly finished answers and newly drawn tokens.
-            prefix: Common prefix of the prompts, which is read once and kept for later calls. By default, the longest
-                one. Pass the prefix of more questions if the next calls are about other ones.
+            block: All prompts that are sampled in rounds, if there are several calls for different ones. If they fit
+                into one batch, they are read only once. Otherwise, only their common prefix is.
 
         Returns:
             Dict from temperature to answers, ordered by question and then sample.
@@ -94,12 +97,14 @@ class TokenSampler:
             InputError: If the model can't read a prompt, or a logit is NaN.
         """
         check_prompts(self.model, prompts, self.decoding.max_new_tokens)
-        prefix, rows = common_prefix(prompts) if prefix is None else prefix, rows_of(temperatures, samples)
+        prefix, rows = common_prefix(block or prompts), rows_of(temperatures, samples)
+        if block is None or len(block) * len(rows) > self.max_rows:
+            self._kept, block = None, None
         n_copies = len(temperatures) * len(samples) - len(rows)
         drawn: dict[tuple[str, Row], Sample] = {}
         for batch in batches([len(prompt) for prompt in prompts], len(rows), self.max_rows):
             ids = [question_ids[i] for i in batch]
-            answers = self._sample_batch(ids, [prompts[i] for i in batch], prefix, rows, progress)
+            answers = self._sample_batch(ids, [prompts[i] for i in batch], prefix, block, rows, progress)
             drawn |= zip(((id_, row) for id_ in ids for row in rows), answers, strict=True)
             progress(n_copies * len(batch), 0)
 
@@ -113,22 +118,24 @@ class TokenSampler:
         question_ids: Sequence[str],
         prompts: Sequence[Sequence[int]],
         prefix: Sequence[int],
+        block: Sequence[Sequence[int]] | None,
         rows: Sequence[Row],
         progress: Callable[[int, int], None],
     ) -> list[Sample]:
         """Draw the answers to a batch of questions, ordered by question and then row."""
-        cache, ids, positions = self._prepare(prompts, prefix)
         keys = np.array([question_key(self.decoding.seed, id_) for id_ in question_ids], dtype=np.uint64)
         with shared_attention(self.model):
-            logits = self._forward(ids, cache.seen(0), positions, cache)
-            starts, answers = torch.tensor([len(prompt) for prompt in prompts], device=ids.device), []
+            cache, logits = self._read(prompts, prefix) if block is None else self._read_once(prompts, block, prefix)
+            starts, answers = torch.tensor([len(prompt) for prompt in prompts], device=logits.device), []
             for first in range(0, len(rows), self.max_rows):  # several passes only if the batch has one question
                 now = rows[first : first + self.max_rows]
                 n, indices = len(now), np.array([row.sample for row in now], dtype=np.uint64)
                 uniforms = keyed_uniforms(np.repeat(keys, n), np.tile(indices, len(keys)), self.decoding.max_new_tokens)
                 temperature: float | Tensor = now[0].temperature
                 if any(row.temperature != temperature for row in now):
-                    temperature = torch.tensor([row.temperature for row in now], device=ids.device).repeat(len(prompts))
+                    temperature = torch.tensor([row.temperature for row in now], device=logits.device).repeat(
+                        len(prompts)
+                    )
                 # earlier passes use a copy, because a pass removes prompts whose answers have ended
                 answering = cache.copy() if first + self.max_rows < len(rows) else cache
                 answering.start_answers(n)
@@ -136,7 +143,7 @@ class TokenSampler:
                     answering,
                     logits.repeat_interleave(n, 0),
                     starts.repeat_interleave(n),
-                    torch.from_numpy(uniforms).to(ids.device),
+                    torch.from_numpy(uniforms).to(logits.device),
                     temperature,
                     progress,
                 )
@@ -144,6 +151,24 @@ class TokenSampler:
                 for (i, row), *of_row in zip(ids_and_rows, *(tensor.tolist() for tensor in drawn), strict=True):
                     answers.append(self._answer(question_ids[i], row.sample, len(prompts[i]), *of_row))
         return answers
+
+    def _read_once(
+        self, prompts: Sequence[Sequence[int]], block: Sequence[Sequence[int]], prefix: Sequence[int]
+    ) -> tuple[AnswerCache, Tensor]:
+        """Return the cache and the logits of some prompts of a block. The whole block is read in the first call."""
+        key = tuple(map(tuple, block))
+        if self._kept is None or self._kept[0] != key:
+            self._kept = None  # free the memory first
+            self._kept = (key, *self._read(block, prefix))
+        _, cache, logits = self._kept
+        index = {prompt: i for i, prompt in enumerate(key)}
+        questions = torch.tensor([index[tuple(prompt)] for prompt in prompts], device=logits.device)
+        return cache.take(questions), logits[questions]
+
+    def _read(self, prompts: Sequence[Sequence[int]], prefix: Sequence[int]) -> tuple[AnswerCache, Tensor]:
+        """Read prompts, and return their cache and the logits [question, vocab] after the last token."""
+        cache, ids, positions = self._prepare(prompts, prefix)
+        return cache, self._forward(ids, cache.seen(0), positions, cache)
 
     def _prepare(self, prompts: Sequence[Sequence[int]], prefix: Sequence[int]) -> tuple[AnswerCache, Tensor, Tensor]:
         """Return a cache that contains the prefix, and the ids and positions [question, token] of the other tokens."""

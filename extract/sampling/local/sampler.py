@@ -86,7 +86,7 @@ class LocalSampler(Sampler):
     ) -> dict[float, list[Row]]:
         """Draw some samples of some questions at all temperatures in one pass. See `Sampler.draw`."""
         store, part = next(iter(ranges.values()))
-        rows = self._draw(store.questions.block(part), question_ids, samples, list(ranges), progress)
+        rows = self._draw(store.questions.block(part), question_ids, samples, list(ranges), progress, keep=True)
         for temperature, (store, part) in ranges.items():
             with closing(AnswerLog(store, part)) as log:
                 log.append(rows[temperature])
@@ -101,13 +101,14 @@ class LocalSampler(Sampler):
                 rows |= {(temperature, row["question_id"], row["sample"]): row for row in logged}
         by_first: dict[int, list[str]] = defaultdict(list)
         for question in questions:
-            drawn = (all((t, question.id, j) in rows for t in stores) for j in range(samples.start, samples.stop))
-            by_first[samples.start + sum(takewhile(bool, drawn))].append(question.id)
+            there = (all((t, question.id, j) in rows for t in stores) for j in range(samples.start, samples.stop))
+            by_first[samples.start + sum(takewhile(bool, there))].append(question.id)
         for first, group in by_first.items():
             progress(len(stores) * len(group) * (first - samples.start), 0)
             if first < samples.stop:
                 left = range(first, samples.stop)
-                for temperature, new in self._draw(questions, group, left, list(stores), progress).items():
+                drawn = self._draw(questions, group, left, list(stores), progress, keep=len(by_first) > 1)
+                for temperature, new in drawn.items():
                     rows |= {(temperature, row["question_id"], row["sample"]): row for row in new}
         keys = [(question.id, j) for question in questions for j in range(samples.start, samples.stop)]
         for temperature, store in stores.items():
@@ -121,8 +122,9 @@ class LocalSampler(Sampler):
         samples: range,
         temperatures: Sequence[float],
         progress: Progress,
+        keep: bool,
     ) -> dict[float, list[Row]]:
-        """Draw samples of some questions of a block. The prompts of the block are read only once if they fit."""
+        """Draw samples of some questions of a block. If `keep`, later calls do not read the prompts again."""
         from extract.running.memory import retry_with_smaller_batch
 
         sampler, ids = self._sampler, [question.id for question in block if question.id in question_ids]
@@ -131,7 +133,7 @@ class LocalSampler(Sampler):
 
         def draw(max_rows: int, counted: Count) -> dict[float, list[Sample]]:
             sampler.max_rows = max_rows
-            return sampler.sample_grid(ids, prompts, samples, temperatures, counted, encoded)
+            return sampler.sample_grid(ids, prompts, samples, temperatures, counted, encoded if keep else None)
 
         drawn, sampler.max_rows = retry_with_smaller_batch(draw, sampler.max_rows, "answers", progress)
         return {temperature: [asdict(answer) for answer in answers] for temperature, answers in drawn.items()}

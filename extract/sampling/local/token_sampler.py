@@ -54,9 +54,8 @@ class TokenSampler:
         self.model, self.tokenizer, self.decoding, self.max_rows = model, tokenizer, decoding, max_rows
         self._end = torch.tensor(end_tokens(model, tokenizer), device=model.device)
         self._prefix: tuple[tuple[int, ...], AnswerCache | None] = ((), None)
-        self._kept: tuple[tuple[tuple[int, ...], ...], AnswerCache, Tensor] | None = (
-            None  # prompts, as read, and logits
-        )
+        # prompts that have been read, with their cache and logits
+        self._kept: tuple[tuple[tuple[int, ...], ...], AnswerCache, Tensor] | None = None
 
     def sample(
         self,

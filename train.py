@@ -160,7 +160,7 @@ def new_run_folder(runs: Path, name: str | None, method: str) -> Path:
 
 @contextmanager
 def discarding(folder: Path, errors: type[BaseException] = BaseException) -> Iterator[None]:
-    """Context manager that removes the run's files after an error, and the run's folder if it is otherwise empty."""
+    """Context manager that deletes the run's files after an error, and then the run's folder if it is empty."""
     try:
         yield
     except errors:
@@ -180,7 +180,7 @@ def without_paths(value: Any) -> Any:
         return [without_paths(item) for item in value]
     path = Path(value) if isinstance(value, str) else Path()
     of_this_machine = path.is_absolute() and len(path.parts) > 1 and os.path.exists(Path(*path.parts[:2]))
-    return path.name if of_this_machine else value  # a prompt can begin with a slash too
+    return path.name if of_this_machine else value  # a prompt can also begin with a slash
 
 
 def git_commit() -> str | None:
@@ -195,7 +195,7 @@ def git_commit() -> str | None:
 
 def prepare_wandb(loggers: Sequence[WandbLogger]) -> None:
     """If there is no API key, make W&B log offline and print a notice."""
-    for logger in loggers:  # W&B warns about `anonymous`, which Lightning passes even if it is not set
+    for logger in loggers:  # Lightning always passes `anonymous`, which makes W&B print a warning
         logger._wandb_init.pop("anonymous", None)
     if not loggers or "WANDB_MODE" in os.environ or os.environ.get("WANDB_API_KEY"):
         return
@@ -280,7 +280,7 @@ def run(arguments: Sequence[str] | None = None) -> Path:
         for signal in cli.datamodule.feature_spec.signals:
             load_signal(signal, cli.datamodule.scope)  # a saved probe can only read the model's own signals
         cli.datamodule.needs |= set(cli.model.needs)
-        cli.datamodule.prepare_data()  # here, because the trainer would catch Ctrl-C while a store is created
+        cli.datamodule.prepare_data()  # not in `fit`, where the trainer would catch Ctrl-C while a store is created
     with discarding(cli.run_folder, InputError), closing_wandb():
         cli.trainer.fit(cli.model, cli.datamodule)
         if cli.model.choice is None:

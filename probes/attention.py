@@ -1,4 +1,4 @@
-"""Attention probe: a weighted mean over the tokens of an answer, whose weights are learned."""
+"""Attention probe: a mean over the tokens of an answer with learned attention weights."""
 
 from probes.fitting.sequence import MultiHeadProbe, random_rows
 from probes.saved.sequence_head import AttentionHead

@@ -120,8 +120,8 @@ def curve(
     """Measure how a probe improves with more training questions and with more answers to each of them.
 
     The probe is trained on random subsets of the questions and answers outside each test fold. Test questions are
-    scored with all their answers. The page also shows how best to split a number of graded answers into questions
-    and answers per question.
+    scored with all their answers. The page also shows how best to divide a budget of graded answers between more
+    questions and more answers per question.
 
     Args:
         store: Folder of the store. It must contain samples, grades and the signal `hidden`.
@@ -199,8 +199,8 @@ def audit(
 ) -> Path:
     """Report how well each property of the questions, such as their text or length, predicts the measured accuracy.
 
-    The options (without the question), the right option, the length and the position are reported as leaks if they
-    predict the accuracy. No probe is trained, and no hidden states are needed.
+    Four properties are reported as leaks if they predict the accuracy: the answer options (without the question), the
+    right option, and the question's length and position. No probe is trained, and no hidden states are needed.
 
     Args:
         store: Folder of the store. It must contain samples and grades.

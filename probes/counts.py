@@ -15,8 +15,8 @@ class Counts(Descent):
 
     There are k + 1 classes, from 0 to k, where k is the largest number of graded answers to a training question. If a
     question has fewer graded answers, its label is split between the two classes nearest to k p̂, so that the mean
-    class is k p̂. The score is the log-odds of the expected share of right answers, Σ j p_j / k, as in the code of
-    arXiv 2602.13540.
+    class is k p̂. The score is the log-odds of the expected share of right answers, Σ j p_j / k, where p_j is the
+    probability of class j, as in the code of arXiv 2602.13540.
 
     Args:
         lr, l2, calibrator: See `Descent`.
@@ -43,7 +43,7 @@ class Counts(Descent):
         return torch.einsum("rfd,pfcd->prfc", features, self.weight) + self.bias[:, None]
 
     def loss(self, batch: Batch) -> Tensor:
-        """Return the mean cross-entropy between the classes and the labels, [penalty, feature]."""
+        """Return the mean cross-entropy between the predictions and the soft labels, [penalty, feature]."""
         log_p = self._logits(self.standardised(batch.features)).log_softmax(-1)
         label = count_labels(batch.target, log_p.shape[-1])
         return -(log_p * label[:, None]).sum(-1).mean(1)
@@ -59,7 +59,7 @@ class Counts(Descent):
 
 
 def count_labels(target: Tensor, n_classes: int) -> Tensor:
-    """Convert accuracies p̂ [row] to soft labels [row, class], which are distributions with mean p̂ (n_classes − 1).
+    """Convert accuracies p̂ [row] to soft labels: distributions over classes, [row, class], with mean p̂ (n_classes − 1).
 
     >>> count_labels(torch.tensor([0.0, 0.75, 1.0]), 3)
     tensor([[1.0000, 0.0000, 0.0000],

@@ -9,8 +9,8 @@ from probes.ridge import Ridge
 class LayerAverage(Ridge):
     """Average of ridge regressions that predict the expected accuracy p̂, one for each layer in the upper half.
 
-    All layers have the same L2 penalty. There is no layer to choose, so chance affects the result less than with a
-    single layer. If several positions are read, each of them is a candidate.
+    All layers have the same L2 penalty. Because no layer is chosen, the result depends less on chance than with
+    a single layer. If several positions are read, each of them is a candidate.
 
     Args:
         l2, calibrator: See `Ridge`.
@@ -19,12 +19,12 @@ class LayerAverage(Ridge):
     name = "layer_average"
 
     def make_inputs(self, names: list[str]) -> list[tuple[int, ...]]:
-        """Return all single features, which are only scored for the plot of layers, and one average per position."""
+        """Return each feature, scored only for the layer plot, and the upper half of the layers at each position."""
         of_position: dict[str, list[int]] = {}
         for feature, name in enumerate(names):
             of_position.setdefault(name.partition("/")[2], []).append(feature)
         self.n_not_chosen = len(names)
-        # `names` are in order of layers
+        # `names` are ordered by layer
         averages = [tuple(features[len(features) // 2 :]) for features in of_position.values()]
         return [*super().make_inputs(names), *averages]
 

@@ -1,4 +1,4 @@
-"""MultiMax probe: the largest and smallest of several values over the tokens of an answer."""
+"""MultiMax probe: the sum over heads of the largest or smallest value over the tokens of an answer."""
 
 from probes.fitting.sequence import MultiHeadProbe, random_rows
 from probes.saved.sequence_head import MultiMaxHead
@@ -7,8 +7,8 @@ from probes.saved.sequence_head import MultiMaxHead
 class MultiMax(MultiHeadProbe):
     """MultiMax probe (Kramár et al., arXiv 2601.11516), in which a single token can decide the score.
 
-    Each head computes a value per token. The score is the sum over heads of the largest value, or of the smallest value
-    for every second head.
+    Each head computes a value per token. The score is a sum over the heads, which alternately contribute their largest
+    and their smallest value.
 
     Args:
         n_heads, lr, l2, calibrator: See `MultiHeadProbe`.

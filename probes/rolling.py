@@ -1,4 +1,4 @@
-"""Rolling probe: the largest rolling mean of a linear probe over the tokens of an answer."""
+"""Rolling probe: the largest rolling mean of a linear function of the token states of an answer."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from probes.saved.sequence_head import RollingHead
 
 
 class Rolling(SequenceProbe):
-    """Maximum over windows of the mean of w · x, which is evidence that the answer is wrong (arXiv 2601.11516).
+    """Largest mean of w · x over a window of tokens, as evidence that the answer is wrong (arXiv 2601.11516).
 
     x is the standardised state of a token. An answer is as credible as its worst window. With a window of one token,
     this is the maximum over tokens. With a window as long as the answer, it is a linear probe of `mean_answer`.

@@ -1,4 +1,4 @@
-"""Softmax-weighted probe: a sum of a linear probe over the tokens of an answer, weighted by its own softmax."""
+"""Softmax-weighted probe: the sum over tokens of a linear function z of the token state, weighted by softmax(z)."""
 
 from probes.fitting.sequence import SequenceProbe
 from probes.saved.sequence_head import SoftmaxSumHead

@@ -39,9 +39,9 @@ def audit_record(
         seed: Seed for the folds, resamples and permutations.
 
     Returns:
-        The content of audit.json. `sources` contains the result of `audit_source` for each source, and `p_holm` for
-        sources that can be leaks. `leaks` are the sources whose `p_holm` is below 0.05. `masked` contains the sources
-        that do not exist in the store, with the reasons.
+        The content of audit.json. `sources` and `masked` come from `read_sources` and `audit_sources`: `sources` has
+        the results of each audited source, and `masked` maps every other source to the reason why it is missing.
+        `leaks` lists the sources that can be leaks and whose `p_holm` is below 0.05.
 
     Raises:
         InputError: If there are too few folds or questions, or if all questions have the same accuracy.
@@ -77,17 +77,20 @@ def audit_record(
 def audit_sources(
     features: Mapping[str, NDArray[np.float64]], grades: Scored, n_resamples: int, seed: int
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Compute how well each source predicts the accuracies, with Holm's correction for the sources that can be leaks.
+    """Compute how well each source predicts the accuracies.
+
+    Holm's correction is applied separately to the sources that can be leaks and to the others.
 
     Args:
         features: Dict from source to features [question, feature]; NaN for questions without the source.
-        grades: Counts of answers and folds of all questions. The fold of questions that are left out is −1.
+        grades: Answer counts and folds of all questions. Excluded questions have the fold −1.
         n_resamples: Number of resamples, and of permutations.
         seed: Seed for both.
 
     Returns:
         A dict from source to the result of `audit_source` with the keys `leak` and `p_holm` added, and a dict from
-        each left-out source to the reason. A source is left out if too few questions have it.
+        each excluded source to the reason. A source is excluded if the questions that have it are too few, or if their
+        accuracies are all equal.
     """
     assert grades.fold is not None
     sources, masked = dict[str, Any](), dict[str, str]()
@@ -134,7 +137,7 @@ def audit_source(features: Tensor, grades: Scored, n_resamples: int, seed: int) 
 
     Args:
         features: [question, feature] float64.
-        grades: Counts of answers and folds of these questions. The confidences are ignored.
+        grades: Answer counts and folds of these questions. The confidences are ignored.
         n_resamples: Number of resamples, and of permutations.
         seed: Seed for both.
 

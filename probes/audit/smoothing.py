@@ -1,4 +1,4 @@
-"""Out-of-fold ridge regression on fixed features, of the observed accuracies and of many permutations of them."""
+"""Out-of-fold ridge regression of accuracies on fixed features, repeated for many permutations of the accuracies."""
 
 import torch
 from torch import Tensor
@@ -30,7 +30,7 @@ def out_of_fold(features: Tensor, accuracy: Tensor, fold: Tensor) -> Tensor:
         y_mean = y.mean(1, keepdim=True)
         x = features[~test] - mean
         squares, v = torch.linalg.eigh(x.T @ x)
-        kept = squares > 1e-10 * features.square().sum()  # without directions that are constant up to rounding
+        kept = squares > 1e-10 * features.square().sum()  # drop directions that are constant up to rounding
         squares, v = squares[kept], v[:, kept]
         projected = (y - y_mean) @ (x @ v / squares.sqrt())
         shrinkage = squares / (squares + _PENALTIES[:, None] * squares.sum())  # [penalty, component]
@@ -45,14 +45,14 @@ def aurocs(predicted: Tensor, accuracy: Tensor, fold: Tensor) -> Tensor:
     """Compute `capability_auroc` within the folds for each draw.
 
     `predicted` and `accuracy` are [draw, question], and `fold` is [question]. The result is [draw] float64. It is ½ if
-    no fold has both right and wrong answers to different questions.
+    no fold has a right answer and a wrong answer to different questions.
     """
     won, pairs = torch.zeros(2, len(predicted), dtype=torch.float64)
     for test in (fold == number for number in fold.unique()):
         score, order = predicted[:, test].sort(1)
         right = accuracy[:, test].gather(1, order)
         same_question = (right * (1 - right)).sum(1)
-        n_wrong = torch.nn.functional.pad((1 - right).cumsum(1), (1, 0))  # among the lowest scores
+        n_wrong = torch.nn.functional.pad((1 - right).cumsum(1), (1, 0))  # column i: among the i lowest scores
         below, up_to = (n_wrong.gather(1, torch.searchsorted(score, score, right=last)) for last in (False, True))
         won += (right * (below + up_to) / 2).sum(1) - same_question / 2
         pairs += right.sum(1) * (1 - right).sum(1) - same_question
@@ -63,8 +63,8 @@ def cross_validate(features: Tensor, accuracy: Tensor, fold: Tensor, n_draws: in
     """Predict accuracies [question] out of fold, and repeat this for random permutations of the accuracies.
 
     Returns:
-        The predictions [question], and the out-of-fold AUROCs [draw] for the permuted accuracies. Each draw chooses its
-        own penalties.
+        The predictions [question], and the out-of-fold AUROCs [draw] for the permuted accuracies. The penalties
+        are chosen separately in each draw.
     """
     generator, step = torch.Generator().manual_seed(seed), max(1, _CHUNK // len(accuracy))
     values = []

@@ -13,7 +13,7 @@ from extract.questions.question import Question
 from extract.store.store import Store
 
 Features = NDArray[np.float64]
-#: Maximum number of features made from n-grams, and maximum number of groups that are told apart.
+#: Maximum number of n-gram features, and maximum number of values with an indicator, such as groups.
 _MOST_FEATURES = 128
 #: Number of cosines for each numeric property. The last one has four full periods.
 _N_COSINES = 8
@@ -25,7 +25,7 @@ class Source(NamedTuple):
     Attributes:
         label: Name for display.
         description: Description for display.
-        leak: Whether the source is a leak if it predicts the accuracy. Other sources are legitimate predictors.
+        leak: Whether the source, if it predicts the accuracy, counts as a leak rather than as a legitimate predictor.
     """
 
     label: str
@@ -78,7 +78,7 @@ def question_sources(questions: Sequence[Question]) -> tuple[dict[str, Features]
 
 
 def _option_features(questions: Sequence[Question]) -> dict[str, Features]:
-    """Return the features of the options and of the key, for questions that all have options."""
+    """Return the features of the options and of the right option. All `questions` must have options."""
     if not questions:
         return {}
     letters = [ascii_uppercase.index(question.references[0]) for question in questions]
@@ -110,11 +110,11 @@ def ngrams(texts: Sequence[str]) -> Features:
 
 
 def cosines(values: NDArray[np.float64]) -> Features:
-    r"""Return the cosines :math:`\cos(\pi j u) / j` for j = 1 … 8 of the relative ranks u of each column of `values`.
+    r"""Return :math:`\cos(\pi j u) / j` for j = 1 … 8, where u are the relative ranks in each column of `values`.
 
-    A relative rank is the midrank of a question divided by the number of questions, in (0, 1). A linear function of
-    these features can approximate any smooth function of a number, whether or not it is monotone. A ridge penalty
-    favours smooth functions, because features with high frequencies are small.
+    A relative rank is (midrank − ½) / number of questions, in (0, 1). A linear function of these features can
+    approximate any smooth function of a number, whether or not it is monotone. A ridge penalty favours smooth
+    functions, because features with high frequencies are small.
 
     Args:
         values: [question, number].
@@ -128,7 +128,7 @@ def cosines(values: NDArray[np.float64]) -> Features:
 
 
 def _indicators(values: Sequence[object]) -> Features:
-    """Return an indicator [question, value] of each of the 128 most frequent values that occur more than once."""
+    """Return indicators [question, value] of the 128 most frequent values, except those that occur only once."""
     _, index, counts = np.unique(np.array(values), return_inverse=True, return_counts=True)
     frequent = np.sort(np.argsort(-counts, kind="stable")[:_MOST_FEATURES])
     return (index[:, None] == frequent[counts[frequent] > 1]).astype(np.float64)
@@ -139,6 +139,6 @@ def _is_constant(features: Features) -> bool:
 
 
 def _joined(*blocks: Features) -> Features:
-    """Join blocks of features, each centred and scaled to a total variance of 1 unless it is constant."""
+    """Centre each block, scale it to a total variance of 1 unless it is constant, and concatenate all blocks."""
     centred = [block - block.mean(0) for block in blocks]
     return np.hstack([block / (np.sqrt(np.square(block).sum() / len(block)) or 1.0) for block in centred])

@@ -16,7 +16,7 @@ def mean_distance(similarity: NDArray[np.float64]) -> float:
 
 
 def degree(similarity: NDArray[np.float64]) -> float:
-    """Compute 1 − Σ_ij S_ij / n², the measure from the degree matrix (Lin et al., arXiv 2305.19187).
+    """Compute 1 − Σ_ij S_ij / n², the uncertainty measure based on the degree matrix (Lin et al., arXiv 2305.19187).
 
     This is (n − 1)/n times `mean_distance`.
     """
@@ -39,8 +39,9 @@ def eigenvalue_sum(similarity: NDArray[np.float64]) -> float:
 def eccentricity(similarity: NDArray[np.float64], threshold: float = 0.9) -> float:
     """Compute the distance of the answers from their centre in the spectral embedding of the graph (Lin et al.).
 
-    The coordinates of answer j are the components j of the eigenvectors of L whose eigenvalues are below `threshold`,
-    where L is the Laplacian of `eigenvalue_sum`. The distance is √(Σ_j ‖v_j − v̄‖²).
+    The distance is √(Σ_j ‖v_j − v̄‖²), where v_j are the coordinates of answer j and v̄ is their mean over answers. The
+    coordinates are the jth entries of all eigenvectors with eigenvalues below `threshold`. The eigenvectors are those
+    of the Laplacian L in `eigenvalue_sum`.
     """
     values, vectors = np.linalg.eigh(_normalised(similarity))
     coordinates = vectors[:, 1 - values < threshold]

@@ -141,7 +141,7 @@ def needed_commands(name: str) -> str:
 
 
 def cost_of(name: str, data: FeatureDataModule) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the numbers of prompt tokens and generated tokens of a question-level baseline, both [question].
+    """Return the numbers of prompt tokens and generated tokens that a question-level baseline needs, each [question].
 
     For a baseline that uses half of the answers, the prompt and these answers are counted. For a baseline that uses
     signals of the prompt, the prompt is counted. For a model-based baseline, its prompts and replies are counted.
@@ -172,7 +172,7 @@ def confidence(name: str, data: FeatureDataModule, rows: Rows, scope: Scope = "q
         [question] or [answer] float64; NaN if there is no score.
 
     Raises:
-        InputError: If there are no scores to which the calibrator can be fitted.
+        InputError: If there are no scores for fitting the calibrator.
     """
     baseline = BASELINES[name]
     score = baseline.scores[scope](data, rows).double()
@@ -193,6 +193,9 @@ def confidence(name: str, data: FeatureDataModule, rows: Rows, scope: Scope = "q
 
 
 def counts(table: QuestionTable, half: bool) -> tuple[Tensor, Tensor]:
-    """Return the numbers of right and graded answers to each question, among all answers or in the held-out half."""
+    """Return the numbers of right and of graded answers to each question.
+
+    If `half` is true, only the held-out half of the answers is counted.
+    """
     right, known = (table.held_right, table.held_known) if half else (table.right, table.known)
     return torch.from_numpy(right), torch.from_numpy(known)

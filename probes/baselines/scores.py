@@ -120,19 +120,19 @@ def first_token(data: FeatureDataModule, value: str) -> Tensor:
 
 
 def semantic_sets(data: FeatureDataModule) -> JointUncertainty:
-    """Return a function that counts the clusters of answers, with a cluster for each distinct normalised answer."""
+    """Return a function that counts the clusters of answers, with one cluster per distinct normalised answer."""
     answer = data.table.answers.answer_class
     return lambda rows: len(set(clusters_of(answer[rows].tolist()))) or float("nan")
 
 
 def semantic_entropy(data: FeatureDataModule) -> JointUncertainty:
-    """Return a function that computes discrete semantic entropy, with a cluster for each distinct normalised answer."""
+    """Return a function that computes discrete semantic entropy, with one cluster per distinct normalised answer."""
     answer = data.table.answers.answer_class
     return lambda rows: discrete_entropy(clusters_of(answer[rows].tolist()))
 
 
 def semantic_entropy_likelihood(data: FeatureDataModule) -> JointUncertainty:
-    """Return a function that computes likelihood-weighted semantic entropy, with a cluster for each distinct answer."""
+    """Return a function that computes likelihood-weighted semantic entropy, with one cluster per distinct answer."""
     answers = data.table.answers
     return lambda rows: likelihood_entropy(-answers.mean_nll[rows], clusters_of(answers.answer_class[rows].tolist()))
 
@@ -150,7 +150,7 @@ def embedding_spread(data: FeatureDataModule) -> JointUncertainty:
 
 
 def _embeddings(data: FeatureDataModule) -> NDArray[np.float32]:
-    """Read the sentence embeddings [answer, d] of norm 1; NaN for empty answers."""
+    """Read the sentence embeddings of the answers, [answer, d] with norm 1; NaN for empty answers."""
     return data.store.signals.read("text_embedding", "0/answer", "sample").numpy()
 
 
@@ -167,7 +167,7 @@ def of_texts(
 
 
 def of_embeddings(data: FeatureDataModule) -> Similarities:
-    """Return a function that computes the cosines of the sentence embeddings of answers that are not empty."""
+    """Return a function that computes cosine similarities between the sentence embeddings of non-empty answers."""
     embeddings = _embeddings(data)
     return lambda rows: cosine(embeddings[rows])
 
@@ -192,7 +192,7 @@ def dispersed(
 def hidden_eigenscore(data: FeatureDataModule) -> JointUncertainty:
     """Return a function that computes the EigenScore of the hidden states at the answers' last content tokens.
 
-    The middle layer is used: the stored layer whose index is nearest to half that of the last stored layer.
+    The middle layer is used, which is the stored layer whose index is closest to half the index of the last one.
     """
     keys = choose_keys(data.store, "hidden", "sample", ["last_answer"], layers=None)
     layer_of = {key: int(key.partition("/")[0]) for key in keys}

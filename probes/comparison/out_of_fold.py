@@ -201,10 +201,10 @@ class Comparison:
         return Fit({**chosen, "val_loss": float(losses.nanmean()), "warning": module.warning}, losses)
 
     def _choose(self, fits: Mapping[str, Fit], fold: int, rows: dict[str, Tensor]) -> None:
-        """Choose the first probe whose validation loss is within one standard error of the lowest.
+        """Choose the first probe whose validation loss is within one standard error of the lowest loss.
 
-        The standard error is that of the mean paired difference. The loss of a probe that returns the base rate is the
-        loss of the base rate.
+        The standard error is that of the mean paired difference. If a probe returns the base rate, its loss is that of
+        the base rate.
         """
         lowest = min((fit.losses for fit in fits.values()), key=lambda losses: float(losses.nanmean()))
         chosen = next(fit.chosen for fit in fits.values() if is_close(fit.losses - lowest))

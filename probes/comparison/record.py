@@ -141,7 +141,7 @@ def answer_figures(out: OutOfFold, name: str, n_resamples: int, seed: int) -> di
 def paired_tests(
     out: OutOfFold, pairs: Sequence[tuple[str, str]], n_resamples: int = 10_000, seed: int = 0
 ) -> list[dict[str, Any]]:
-    """Test the paired differences between methods, with Holm's correction for all tests of a metric.
+    """Test the paired differences between methods, with Holm's correction across all tests of the same metric.
 
     Args:
         out: Out-of-fold confidences.

@@ -147,7 +147,7 @@ def _question_sets(stores: Sequence[str], grader: str | None, method: ProbeMetho
 
 
 def _check_grades(group: QuestionSet) -> None:
-    """Raise an InputError if the answers to a set are all right or all wrong."""
+    """Raise an InputError if the answers in a question set are all right or all wrong."""
     rows, table = group.questions.numpy(), group.data.table
     right, known = int(table.right[rows].sum()), int(table.known[rows].sum())
     if right in (0, known):

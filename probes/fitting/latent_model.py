@@ -70,7 +70,7 @@ def summarise(embeddings: Tensor, axes: Tensor) -> Answers:
 
 
 def encode(hidden: Tensor, weight_in: Tensor, bias_in: Tensor, weight: Tensor, bias: Tensor) -> Gaussian:
-    """Map hidden states to means and standard deviations by layer norm and a network with one hidden GELU layer.
+    """Map hidden states to means and standard deviations with layer norm and a network with one hidden GELU layer.
 
     Args:
         hidden: [..., row, d_model] standardised hidden states.

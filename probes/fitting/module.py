@@ -74,7 +74,7 @@ class ProbeModule(L.LightningModule, ABC):
             )
         self.calibrator = calibrator
         self.choice: Choice | None = None
-        #: Features that each input consists of. By default, each feature is an input.
+        #: Indices of the features in each input. By default, each feature is an input.
         self.inputs: list[tuple[int, ...]] = []
         #: Number of inputs at the beginning of `inputs` that are scored but cannot be chosen.
         self.n_not_chosen = 0
@@ -82,8 +82,8 @@ class ProbeModule(L.LightningModule, ABC):
         self.warning: str | None = None
         #: Validation loss of each candidate in nats, [penalty, input] float64.
         self.val_loss: Tensor | None = None
-        #: Loss of each validation row in nats with cross-fitted calibrators, [row] float64, its index, [row] int64, and
-        #: its confidence, [row] float64.
+        #: Loss of each validation row in nats with cross-fitted calibrators, [row] float64, and the index of each row,
+        #: [row] int64. `val_confidence` [row] float64 is set after training.
         self.val_losses, self.val_rows = torch.empty(0), torch.empty(0)
         self.val_figures: dict[str, float] = {}
 
@@ -108,7 +108,7 @@ class ProbeModule(L.LightningModule, ABC):
         return [(feature,) for feature in range(len(names))]
 
     def filled(self, head: Head, penalty: int, feature: int, *parameters: str, **values: Tensor) -> Head:
-        """Copy the standardiser, the named parameters of one candidate and further values into a head."""
+        """Return the head, filled with the standardiser, the named parameters of one candidate and `values`."""
         own = {name: getattr(self, name)[penalty, feature] for name in parameters}
         return head.filled(mean=self.mean[feature], scale=self.scale[feature], **own, **values)
 

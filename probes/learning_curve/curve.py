@@ -88,7 +88,7 @@ class LearningCurve:
         grader: Grader whose grades are used. Required if the store has several graders.
         probe: Name of the probe in `CLOSED_FORM`.
         n: Numbers of training questions. The default is `halvings` of all questions outside a test fold.
-        k: Numbers of graded answers per training question. The default is `round_numbers` up to the largest one.
+        k: Numbers of graded answers per training question. The default is `round_numbers` up to the maximum.
         n_folds: Number of folds.
         n_subsets: Number of random subsets.
         seed: Seed for the folds and subsets.
@@ -152,7 +152,7 @@ class LearningCurve:
         return self
 
     def subsets(self, n: int, k: int) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """Return the random order of the question table and the `random_ranks` of the answers for each subset."""
+        """Return, for each subset, a random order of the question table and the `random_ranks` of the answers."""
         generators = [np.random.default_rng([self.seed, subset]) for subset in range(self._n_subsets(n, k))]
         return [(rng.permutation(len(self.table.ids)), random_ranks(self.table.answers, rng)) for rng in generators]
 
@@ -199,7 +199,7 @@ class LearningCurve:
 
 
 def _grid(option: str, values: Sequence[int] | None, default: list[int], least: int, unit: str) -> list[int]:
-    """Check the values of an option and sort them. The last value of `default` is the largest that is allowed."""
+    """Check the values of an option and sort them. The last value of `default` is the largest allowed value."""
     most = default[-1]
     if values is None:
         return default

@@ -31,8 +31,8 @@ def over_subsets(
     .. math:: \sqrt{h^2 + t_{S-1, 0.975}^2\, s^2 / S}
 
     where h are the half-widths of the bootstrap interval over test questions for the given subsets, s is the standard
-    deviation of the metric over S subsets, and t is a quantile of Student's t distribution. With one subset, they are
-    h.
+    deviation of the metric over S subsets, and t is a quantile of Student's t distribution. With one subset, the
+    half-widths are h.
 
     Args:
         metrics: The metric of each subset, as a function of the resampling weights.
@@ -81,7 +81,7 @@ class _Measured:
         self._reference = torch.tensor(constants, dtype=torch.float64)[self._fold]
 
     def metrics(self, split: Split, name: str) -> list[WeightedMetric]:
-        """Return a metric of each subset of a cell."""
+        """Return a metric for each training subset of a cell."""
         confidence = self._curve.cells[split].confidence[:, self._curve.questions]
         scored = [Scored(values, self.right, self.known, fold=self._fold) for values in confidence]
         return [metric_of(one, name, self._reference) for one in scored]
@@ -104,9 +104,9 @@ class _Measured:
 def splits_of_budgets(splits: Sequence[Split]) -> dict[int, list[Split]]:
     """Return the splits of each labelling budget, ordered from the most to the fewest questions.
 
-    A budget is a number n · k of graded answers on the grid. Its splits use at most the budget and more than half of
-    it. For each k, only the split with the highest n is kept. Budgets with a single split are left out, and so are
-    budgets for which another one is at most 5 % higher.
+    A budget is the number n · k of graded answers in a cell of the grid. Its splits use more than half and at most
+    all of it. For each k, only the split with the highest n is kept. Budgets with a single split are left out, and so
+    are budgets that are at most 5 % below a larger budget.
 
     >>> splits_of_budgets([(48, 1), (96, 1), (48, 2), (96, 2), (48, 5), (96, 5)])
     {96: [(96, 1), (48, 2)], 240: [(96, 2), (48, 5)]}

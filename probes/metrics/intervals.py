@@ -61,7 +61,7 @@ def resampled(metric: WeightedMetric, n_questions: int, n_resamples: int, seed: 
     Returns None if there are fewer than two questions, or if more than a tenth of the values are not finite.
     """
     chunks = resample_weights(n_questions, n_resamples, seed).split(_chunk(n_questions))
-    # numbers, because small tensors between the large chunks would fragment the heap
+    # Python numbers, because small tensors between the large chunks would fragment the heap
     values = torch.tensor([value for chunk in chunks for value in metric(chunk.double()).tolist()], dtype=torch.float64)
     usable = values[values.isfinite()]
     return None if n_questions < 2 or len(usable) < 0.9 * n_resamples else usable

@@ -60,7 +60,7 @@ def layer_map(
 
     Returns:
         A dict with `auroc` [position][layer], where None marks a missing cell. `best` describes the cell with the
-        highest AUROC of the `of` cells. The 95 % interval of this AUROC is not corrected for the choice.
+        highest AUROC, and its entry `of` is the number of cells. Its 95 % interval is not corrected for the choice.
         `n_questions` is the number of tested questions, and `n_rows` the number of tested rows (questions or answers).
         `n_missing` is the number of graded rows that are left out because a hidden state is missing.
 
@@ -138,7 +138,7 @@ def out_of_fold(features: Tensor, accuracy: Tensor, fold: Tensor, solver: Solver
 
 @styled
 def layer_heat_map(maps: Mapping[Any, dict[str, Any]], model: str) -> Figure:
-    """Plot AUROC heat maps of layer (x) and position (y), with one panel per target and a shared colour scale."""
+    """Plot AUROC heat maps by layer (x) and position (y), with one panel per target and a shared colour scale."""
     layers = sorted({layer for map_ in maps.values() for layer in map_["layers"]})
     aurocs = [np.array(map_["auroc"], dtype=np.float64) for map_ in maps.values()]  # None becomes NaN
     scale = {

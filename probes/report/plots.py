@@ -139,8 +139,8 @@ def by_layer(
 
     `names` contains the name ``layer/position`` of each feature. `intervals` maps `auroc` and `brier` to one interval
     per feature. `figures` contains the AUROC and the Brier score of the probe, which reads the layers `chosen`. Each
-    is drawn as a circle, or as a line if there are several layers. `references` maps up to two baselines
-    to their AUROC and Brier score, which are drawn as lines.
+    of these values is drawn as a circle, or as a line if there are several layers. `references` maps up to two
+    baselines to their AUROC and Brier score, which are drawn as lines.
     """
     figure, axes = new_figure(8.4, 3.4, ncols=2)
     labels = f"{target} AUROC", "Brier score" + (" (debiased)" if target == "capability" else "")

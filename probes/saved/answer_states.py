@@ -13,11 +13,11 @@ from extract.store.ragged import Ragged
 
 
 class AnswerStates:
-    """Hidden states of one layer at the tokens after the prompt, as the model reads them.
+    """Hidden states of one layer at the tokens after the prompt, collected as the model reads these tokens.
 
     Attributes:
         tokens: Token ids of each step, [row, token] int64.
-        states: Their hidden states, [row, token, d_model].
+        states: Hidden states of these tokens, [row, token, d_model].
     """
 
     def __init__(self, model: Any) -> None:
@@ -69,7 +69,7 @@ def captured_answers(model: Any, layer: int, n_prompt: int) -> Iterator[AnswerSt
     def before(decoder: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         nonlocal n_seen
         ids = args[0] if args else kwargs.get("input_ids")
-        if ids is None:  # unknown tokens, which no answer contains
+        if ids is None:  # embeddings instead of token ids: −1 is not a token of any answer
             embeds = kwargs["inputs_embeds"]
             ids = torch.full(embeds.shape[:2], -1, device=embeds.device)
         first = max(0, n_prompt - n_seen)
@@ -82,5 +82,5 @@ def captured_answers(model: Any, layer: int, n_prompt: int) -> Iterator[AnswerSt
 
     with HiddenCapture(model, [layer]) as capture, ExitStack() as hooks:
         hooks.callback(decoder_of(model).register_forward_pre_hook(before, with_kwargs=True).remove)
-        hooks.callback(decoder_of(model).register_forward_hook(after).remove)  # after those of `capture`
+        hooks.callback(decoder_of(model).register_forward_hook(after).remove)  # runs after the hooks of `capture`
         yield found

@@ -90,7 +90,7 @@ class Temperature(Calibrator):
 
 
 class Isotonic(Calibrator):
-    """Isotonic calibration: a piecewise linear confidence through the knots (x, y), constant beyond the outer knots.
+    """Isotonic calibration: the confidence is linear between the knots (x, y) and constant beyond the outer knots.
 
     >>> Isotonic([0.0, 1.0], [0.2, 0.6])(torch.tensor([-5.0, 0.5, 5.0]))
     tensor([0.2000, 0.4000, 0.6000])

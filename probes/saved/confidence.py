@@ -93,9 +93,9 @@ class ConfidentModel:
     def generate(self, inputs: Prompts, **options: Any) -> Answers:
         """Generate answers with confidences.
 
-        If the probe reads only hidden states of the prompt, or the states of all tokens of an answer, they are captured
-        during generation. Otherwise, one more forward pass is needed. `text` is truncated at the stop strings in the
-        probe's decoding settings. Generation also stops at these strings, unless `stop_strings` is passed.
+        If the probe reads only hidden states of the prompt, or the states of all tokens of an answer, these states are
+        captured during generation. Otherwise, one more forward pass is needed. `text` is truncated at the stop strings
+        in the probe's decoding settings. Generation also stops at these strings, unless `stop_strings` is passed.
 
         Args:
             inputs: One or more texts, chats or lists of token ids. Alternatively, a left-padded tensor of token ids

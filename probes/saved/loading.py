@@ -50,7 +50,7 @@ _CONFIG: Schema = {
 
 
 def find_probe(probe: str | Path, revision: str | None) -> list[Path]:
-    """Return the paths of config.json and model.safetensors in a folder, or download them from the Hub.
+    """Return the paths of config.json and model.safetensors. If `probe` is a Hub id, the files are downloaded first.
 
     Raises:
         InputError: If there is no such folder or repository, a file is missing, or a file links to another folder.
@@ -98,7 +98,7 @@ def read_config(path: Path) -> dict[str, Any]:
         ) from None
     known = config if isinstance(config, dict) else {}
     version = known.get("format_version")
-    if type(version) is int and version not in _READ_VERSIONS:  # checked first: other versions have other fields
+    if type(version) is int and version not in _READ_VERSIONS:  # checked first, because the fields depend on it
         raise InputError(
             f"Expected {str(path)!r} to have format version {' or '.join(map(str, _READ_VERSIONS))}, but got "
             f"{shown(version)}. Load it with the version of confidence-probes that saved it."

@@ -1,4 +1,4 @@
-"""Command that writes the priors of questions, from the confidences of a saved probe."""
+"""Command that computes the priors of questions from the confidences of a saved probe."""
 
 from pathlib import Path
 

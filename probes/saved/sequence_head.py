@@ -1,6 +1,6 @@
 """Heads that read the hidden states of all tokens of an answer. Each pools a few numbers per token into one score.
 
-The pooling functions are shared with training, where the numbers have axes for the candidates. They take
+Training uses the same pooling functions, with additional axes for the candidates. The functions take
 
 - numbers [row, token, ..., number] float32, padded with finite values, and
 - there [row, token] bool, which is True for tokens and False for padding,
@@ -93,7 +93,7 @@ class SequenceHead(Head):
         return scores.where(hidden.lengths.to(scores.device) > 0, torch.nan)
 
     def pooled(self, numbers: Ragged) -> Tensor:
-        """Compute scores [row, ...] from numbers [row, token, ..., number], without the check for empty rows."""
+        """Compute scores [row, ...] from numbers [row, token, ..., number], without checking for empty rows."""
         padded = numbers.padded(0.0)
         there = torch.arange(padded.shape[1], device=padded.device) < numbers.lengths[:, None]
         return self.pool(padded, there) + self.bias

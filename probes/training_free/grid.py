@@ -184,9 +184,9 @@ def make_grid(
 def split(table: QuestionTable, test_fraction: float, seed: int) -> dict[str, Part]:
     """Split the answers by question into a validation part and a test part.
 
-    With the same fraction and seed, `train.py` uses the same test questions. The validation part
-    contains the training and validation questions of `train.py`, because nothing is trained here. Questions with fewer
-    than two graded answers are left out.
+    With the same fraction and seed, `train.py` uses the same test questions. Nothing is trained here, so the validation
+    part contains both the training and the validation questions of `train.py`. Questions with fewer than two graded
+    answers are left out.
 
     Raises:
         InputError: If there are too few questions, or if the answers of a part are all right or all wrong.

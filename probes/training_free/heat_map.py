@@ -101,7 +101,7 @@ def _heat_map(
     panel_size: float,
     numbers: bool = True,
 ) -> Figure:
-    """Draw a heat map by row and pooling, with values above `middle` in blue and values below it in red.
+    """Draw a heat map of rows and poolings, with values above `middle` in blue and values below it in red.
 
     The chosen score is framed. `scale` is the label of the colour bar, and `most_rows` is the maximum number of rows
     and headings per panel. Sizes are in inches.

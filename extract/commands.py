@@ -69,7 +69,8 @@ def sample_family(
         worker: Number of this process among several parallel workers. By default, read from the environment.
         stop: Rule that stops sampling answers to a question early. Choose from {rules}. docs/applications.md describes
             them. By default, all k answers are sampled.
-        threshold: Threshold of the rule. `python -m applications vote` measures what each threshold costs and saves.
+        threshold: Threshold of the rule. Each rule has a default. `python -m applications vote` measures what other
+            thresholds cost and save.
         priors: For the rule prior, the file written by `python -m probes priors`.
         grader: Grader that parses the answers for the rule. The default depends on the kind of the questions.
         per_round: Number of answers to each question per round, and per temperature. It does not affect the decisions.

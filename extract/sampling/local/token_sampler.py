@@ -84,8 +84,8 @@ class TokenSampler:
             samples: Indices of the answers to draw, for example ``range(0, 10)``.
             temperatures: Distinct temperatures, used instead of the policy's temperature.
             progress: Called after each step with the numbers of newly finished answers and newly drawn tokens.
-            prefix: Common prefix of the prompts, which is read once and kept for later calls. By default, the longest
-                one. Pass the prefix of more questions if the next calls are about other ones.
+            prefix: Common prefix of the prompts, which is read once and kept for later calls. By default, it is the
+                longest one. If later calls are about other questions, pass the common prefix of all questions.
 
         Returns:
             Dict from temperature to answers, ordered by question and then sample.
@@ -159,7 +159,7 @@ class TokenSampler:
         return AnswerCache(self.model, mask, read), ids, positions
 
     def _read_prefix(self, prefix: Sequence[int]) -> AnswerCache | None:
-        """One-row cache of the prefix, reused until the prefix changes. None if the model can't use one."""
+        """Return a one-row cache of the prefix, reused until the prefix changes, or None if the model can't use one."""
         if self._prefix[0] != tuple(prefix):
             ids = torch.tensor([prefix], device=self.model.device)
             cache, positions = AnswerCache(self.model, torch.ones_like(ids)), torch.arange(len(prefix))[None]

@@ -17,7 +17,7 @@ from probes.saved.artefact import load_probe
 
 #: Column with the question ids.
 ID = "question_id"
-#: Signal of which only the layers that a probe uses are read.
+#: Signal that is read only at the layers that a probe uses.
 HIDDEN = "hidden"
 
 
@@ -68,7 +68,7 @@ def named_confidences(sources: Sequence[str], store: Store, reserved: Sequence[s
 
 
 def confidence_name(source: str) -> str:
-    """Return a short name of a source for tables: the column, or the folder of the run of a saved probe.
+    """Return a short name for a source in tables: its column, or the run folder of a saved probe.
 
     >>> confidence_name("runs/compare-facts/predictions.parquet:ridge"), confidence_name("runs/mine/probe")
     ('ridge', 'mine')

@@ -111,8 +111,8 @@ class FeatureDataModule(L.LightningDataModule):
         """Read the features and split the questions.
 
         Raises:
-            InputError: If `load` fails, the validation split has fewer than 10 questions, or the answers in the test
-                split, or the other answers, are all right or all wrong.
+            InputError: If `load` fails, if the validation split has fewer than 10 questions, or if the test split, or
+                the other two splits together, lack right or wrong answers.
         """
         if self._batches:
             return

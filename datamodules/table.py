@@ -27,7 +27,7 @@ from extract.store.store import Store
 class AnswerTable:
     """Table with one row per answer, in the order of `store.samples`. Log-probabilities exclude the end token.
 
-    The table holds less than 100 bytes per answer. Texts are read from the store on first use.
+    The table needs less than 100 bytes per answer. Texts are read from the store on first use.
 
     Attributes:
         question: [row] index of the answer's question in the question table.
@@ -279,7 +279,7 @@ def modal_share(answers: Sequence[str | int | None]) -> float:
 
 
 def split_rows(table: QuestionTable, questions: Tensor, fractions: Sequence[float], seed: int = 0) -> list[Tensor]:
-    """Split rows [question] int64 of the question table into parts by `split_questions`, stratified by group."""
+    """Split rows of the question table, `questions` [question] int64, with `split_questions`, stratified by group."""
     ids, groups = ([column[row] for row in questions.tolist()] for column in (table.ids, table.groups))
     part = torch.tensor(split_questions(ids, groups, fractions, seed))
     return [questions[part == number] for number in range(len(fractions))]

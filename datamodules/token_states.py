@@ -1,4 +1,4 @@
-"""Hidden states of all tokens of answers. All splits share one copy in memory, without padding."""
+"""Hidden states of all answer tokens. All splits share one copy in memory, without padding."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -97,7 +97,7 @@ class TokenStates:
 
 
 def unreadable(probe: str, signal: str, options: str) -> InputError:
-    """Return the error for a probe that cannot read a signal. `options` follows --data.signal=."""
+    """Return the error for a probe that cannot read a signal. `options` is the text that follows --data.signal=."""
     return InputError(
         f"Expected a signal that {probe} can read, but got {signal!r}. Pass --data.signal={options}, or choose another "
         "probe with --model."

@@ -11,7 +11,7 @@ from torch import Tensor
 from applications.budget.allocation import Array, rank
 from applications.passk.estimators import all_wrong
 
-#: Number of questions times the maximum number of points of the curves in `success`.
+#: Number of questions times the maximum number of points per curve in `success`.
 _CELLS = 2**17
 
 
@@ -26,8 +26,8 @@ def success(
 ) -> Tensor:
     """Compute the expected success of drawing answers in the order of their gains, at several budgets.
 
-    In each resample, the budget is allocated again. The answers in a tie share the rest of the budget equally. This
-    gives the expectation over random orders of the tie.
+    In each resample, the budget is allocated again. If it runs out within a tie, the answers in the tie share the rest
+    equally. This gives the expectation over random orders of these answers.
 
     The curves of spending and success are exact at up to 2¹⁷ / N points for N questions in a fold, and at all budgets
     for the original questions. Between two points, answers with similar gains share the budget like a tie. This affects

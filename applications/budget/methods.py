@@ -90,7 +90,7 @@ def read_questions(table: QuestionTable, confidences: Mapping[str, Array], seed:
     )
     if not held_right.any():
         raise InputError("Expected a right answer in the held-out half, but got none. Use easier questions.")
-    tests = split_rows(table, torch.from_numpy(rows), [1 / N_FOLDS] * N_FOLDS, seed)  # the folds of a comparison
+    tests = split_rows(table, torch.from_numpy(rows), [1 / N_FOLDS] * N_FOLDS, seed)  # same folds as in a comparison
     fold, most = fold_of_questions(tests, len(table.ids)).numpy()[rows], int(known.max())
     rates = base_rates(right / known, [table.groups[row] for row in rows], fold)
     of_all, of_half, online = ({(UNIFORM, ""): uniform_gains(len(rows), most)} for _ in range(3))

@@ -21,7 +21,7 @@ def budget_pictures(record: dict[str, Any]) -> dict[str, Figure]:
 
 @styled
 def success_by_budget(setting: dict[str, Any], confidences: list[str]) -> Figure:
-    """Plot the success, and its difference from the uniform allocation with 95 % intervals, by budget.
+    """Plot the success, and its difference from that of the uniform allocation with 95 % intervals, by budget.
 
     The lines of plug-in gains are dashed. The intervals at a budget are drawn side by side.
     """

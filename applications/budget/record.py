@@ -18,7 +18,7 @@ from probes.metrics.intervals import Interval, resample_weights
 from probes.report.results import record_header
 from probes.report.templates import render
 
-#: Default mean budgets. Those for which a store has too few answers are left out.
+#: Default mean budgets. Budgets for which a store has too few answers are left out.
 BUDGETS = (1, 2, 4, 8, 16, 32, 64)
 
 
@@ -34,7 +34,7 @@ def budget_record(
 
     Args:
         store: The store.
-        table: Its question table.
+        table: Question table of the store.
         confidences: Dict from name to confidences [row] of the questions in the table; NaN if missing.
         budgets: Mean numbers of answers per question. By default, all of `BUDGETS` that can be spent are used.
         n_resamples: Number of resamples for each interval.
@@ -151,7 +151,7 @@ def allocation_table(questions: Questions, ids: Sequence[str], budgets: Sequence
 
 
 def budget_verdict(record: dict[str, Any]) -> str:
-    """Describe the difference between each confidence and the uniform allocation at the middle budget."""
+    """Describe how the allocation by each confidence differs from the uniform one, at the middle budget."""
     methods = {(one["confidence"], one["gain"]): one for one in record["settings"]["all"]["methods"]}
     budget = record["budgets"][(len(record["budgets"]) - 1) // 2]
     shown = [

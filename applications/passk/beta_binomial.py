@@ -1,7 +1,7 @@
 """Beta-binomial models of accuracies, with and without questions that are never answered correctly.
 
 The probability p of a right answer has a Beta(α, β) distribution over questions (arXiv 2510.05197). In the
-zero-inflated model, it is 0 for a share π₀ of the questions. The models give Pass@K for any k, including k > n.
+zero-inflated model, p is 0 for a share π₀ of the questions. The models give Pass@K for more answers than were sampled.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,12 +34,12 @@ class BetaBinomial(NamedTuple):
     zero_share: float = 0.0
 
     def pass_at_k(self, k: Sequence[int]) -> Values:
-        """Return Pass@K [k] for questions from the population, (1 − π₀)(1 − B(α, β + k)/B(α, β))."""
+        """Return the mean Pass@K [k] over the population of questions, (1 − π₀)(1 − B(α, β + k)/B(α, β))."""
         none = np.exp(betaln(self.alpha, self.beta + np.array(k)) - betaln(self.alpha, self.beta))
         return (1 - self.zero_share) * (1 - none)
 
     def posterior_pass_at_k(self, right: Counts, known: Counts, k: Sequence[int]) -> Values:
-        r"""Return the probability that at least one of k further answers is right after c of n right ones.
+        r"""Return the probability that at least one of k further answers is right, given that c of n answers were.
 
         .. math:: (1 - w) \Big(1 - \frac{B(\alpha+c, \beta+n-c+k)}{B(\alpha+c, \beta+n-c)}\Big)
 
@@ -67,7 +67,7 @@ class BetaBinomial(NamedTuple):
 def moments(right: Counts, known: Counts, weights: Values) -> tuple[float, float]:
     """Estimate α and β by the method of moments, within the bounds.
 
-    The variance of p is the variance of c/n less the mean sampling variance c(n − c)/(n²(n − 1)). Questions with one
+    The variance of p is the variance of c/n minus the mean sampling variance c(n − c)/(n²(n − 1)). Questions with one
     answer are used for the mean only.
     """
     mean = np.clip(np.average(right / known, weights=weights), 1e-3, 1 - 1e-3)
@@ -92,16 +92,16 @@ def fit(
     """Fit a model by maximum likelihood, over ln α, ln β and π₀ (L-BFGS-B with exact gradients).
 
     Args:
-        right: [question] numbers of right answers. It is faster to pass equal pairs of counts once, with a weight.
+        right: [question] numbers of right answers. For speed, pass each distinct pair of counts once, with a weight.
         known: [question] numbers of graded answers.
-        weights: [question] how often each question counts. The default is once.
+        weights: [question] weight of each question. By default, all weights are equal.
         zero_inflated: Whether π₀ is fitted. Otherwise, it is 0.
         fixed: Values of parameters that are not fitted, by name.
-        starts: Where to start. By default, a fit starts from the moments. A zero-inflated fit also starts from moments
-            in which questions without right answers count half.
+        starts: Initial models. By default, the initial model is the result of `moments`. A zero-inflated fit has a
+            second one, for which questions without right answers have half the weight.
 
     Returns:
-        The best fit of all starts. Every parameter is within its bounds, so the fit exists for any counts.
+        The best fit over all initial models. Every parameter is within its bounds, so the fit exists for any counts.
     """
     weights = np.ones(len(right)) if weights is None else weights
     weights = weights / weights.sum()
@@ -130,7 +130,7 @@ def fit(
 
 
 def _coordinates(model: BetaBinomial) -> Values:
-    """Return ln α, ln β and π₀, the coordinates [3] of all searches."""
+    """Return ln α, ln β and π₀, the coordinates [3] in which all models are optimised."""
     return np.array([np.log(model.alpha), np.log(model.beta), model.zero_share])
 
 
@@ -161,7 +161,7 @@ def _loss(at: Values, right: Counts, known: Counts, weights: Values) -> tuple[fl
 def deviance(
     right: Counts, known: Counts, weights: Values, best: BetaBinomial, fixed: Mapping[str, float], zero_inflated: bool
 ) -> float:
-    """Return twice the drop in log-likelihood from the fit `best` if some parameters are fixed.
+    """Return the deviance: twice the drop in log-likelihood from the fit `best` if some parameters are fixed.
 
     The other parameters are fitted again, which gives the profile likelihood.
     """
@@ -212,7 +212,7 @@ def profile_interval(
     Args:
         right: [question] numbers of right answers.
         known: [question] numbers of graded answers.
-        weights: [question] how often each question counts.
+        weights: [question] number of times that each question counts.
         best: The maximum likelihood fit.
         quantity: The quantity.
         zero_inflated: Whether π₀ is fitted.

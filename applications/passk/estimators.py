@@ -62,7 +62,7 @@ def all_wrong(right: Counts, known: Counts, most: int) -> Values:
 
 
 def distinct(*columns: Counts) -> tuple[tuple[Counts, ...], Counts]:
-    """Return the distinct rows of columns [question] as columns [row], and the row of each question."""
+    """Return the distinct combinations of values in `columns` as columns [row], and the row of each question."""
     rows, place = np.unique(np.stack(columns), axis=1, return_inverse=True)
     return tuple(rows), place.ravel()
 

@@ -58,7 +58,7 @@ def why_not(right: Counts, known: Counts) -> str | None:
 
 
 def extrapolate(right: Counts, known: Counts, k: Sequence[int], n_resamples: int, seed: int) -> Extrapolation:
-    """Fit both models to counts [question] that pass `why_not`, and estimate Pass@K for each k.
+    """Fit both models to counts [question] for which `why_not` returns None, and estimate Pass@K for each k.
 
     Parameters and Pass@K have intervals from the profile likelihood. Bootstrap intervals would be too narrow if π₀
     is at its boundary 0. Held-out log-likelihoods are computed with five folds.

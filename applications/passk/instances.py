@@ -42,7 +42,7 @@ def error_records(
     Returns:
         A dict for each method with its `name`, whether it is a `baseline`, whether it is scored on `half` of the
         answers, the mean `squared_error` [k] and the paired difference `minus_base_rate` [k]. If a question
-        has fewer than 2k answers, the entry of k is None. The list is empty if there is only one question.
+        has fewer than 2k answers, the entry for k is None. The list is empty if there is only one question.
     """
     n = len(counts[False][0])
     records: list[dict[str, Any]] = []

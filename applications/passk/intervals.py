@@ -1,4 +1,4 @@
-"""Question-bootstrap intervals of means over questions, and of means over groups of questions."""
+"""Intervals of means over questions or over groups of questions, from a bootstrap over questions."""
 
 from typing import Any
 

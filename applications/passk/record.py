@@ -33,7 +33,7 @@ class Graded(NamedTuple):
 
     Attributes:
         stores: The stores by temperature, in ascending order.
-        tables: Their question tables.
+        tables: Question tables of the stores.
         rows: [question] int64 rows of these questions in the stores.
         right: [temperature, question] numbers of right answers.
         known: [temperature, question] numbers of answers graded right or wrong, at least 1.
@@ -67,7 +67,7 @@ def read_confidences(graded: Graded, sources: Sequence[str]) -> list[dict[str, V
     """Read the confidences [question] of each store, by name.
 
     Raises:
-        InputError: If a source cannot be read, a question has no confidence, or a name is not distinct.
+        InputError: If a source cannot be read, a question has no confidence, or a name is repeated or reserved.
     """
     found = []
     for store in graded.stores.values():
@@ -96,8 +96,9 @@ def passk_record(
         seed: Seed of the resampling.
 
     Returns:
-        The content of passk.json, and a table with one row per temperature and question. `stores` contains the results
-        of `_store_record` for each temperature, and `temperatures` those of `temperature_record` (None for one store).
+        The content of passk.json, and a table with one row per temperature and question. In passk.json, `stores`
+        contains the results of `_store_record` for each temperature, and `temperatures` contains the result of
+        `temperature_record` (None for one store).
 
     Raises:
         InputError: If `k` or a source is invalid.
@@ -157,9 +158,9 @@ def _store_record(
     Returns:
         A record and the fitted models. `avg_at_n` is the mean accuracy. `pass_at_k` [k] and `over_groups` [k] are the
         means of Pass@K over questions and over groups. `errors` comes from `error_records`. `curve` contains numbers of
-        answers `k`, the Pass@K `measured` for each k that the answers suffice for, and the predictive bands `predicted`
-        for each k. `extrapolation` comes from `extrapolate`, or is None for the reason `not_extrapolated`. `beyond`
-        contains the numbers of answers in the table of extrapolations.
+        answers `k`, the Pass@K `measured` for each k up to the smallest number of graded answers, and the predictive
+        bands `predicted` for each k. `extrapolation` comes from `extrapolate`. If it is None, `not_extrapolated` states
+        the reason. `beyond` contains the numbers of answers in the table of extrapolations.
     """
     right, known, k, group, options = measured
     passed, most = pass_at_k(right, known, k), int(known.min())

@@ -14,9 +14,9 @@ from probes.metrics.intervals import WeightedMetric, minus
 
 
 def as_drawn(right: Counts, known: Counts, temperatures: Sequence[float]) -> tuple[Counts, Counts]:
-    """Repeat the answers at temperature 0 if there is one per question, because further ones would be identical.
+    """If there is one answer per question at temperature 0, repeat it, because further ones would be identical.
 
-    `right` and `known` are [temperature, question] counts of a grid. Returns both after the repetition.
+    `right` and `known` are [temperature, question] counts of a grid. Returns both with the repeated answers.
     """
     if temperatures[0] != 0 or len(temperatures) < 2 or known[0].max() > 1:
         return right, known
@@ -76,8 +76,8 @@ def temperature_record(
         A dict with `budgets` and `union`. Each budget contains the total `k`, the `split` over the temperatures, the
         pass rates `of_split`, `of_single` [temperature] and `of_best` (see `best_single`), its two `chosen`
         temperatures, and the paired difference `split_minus_best`. `union` is the share of questions with a right
-        answer at any temperature, and `solved` [temperature] the share at each temperature. Both use all answers.
-        `n_answers` is their mean number per question. `budgets` is empty if there are fewer than two questions.
+        answer at any temperature, and `solved` [temperature] the share at each temperature. Both use all answers,
+        on average `n_answers` per question. `budgets` is empty if there are fewer than two questions.
     """
     n = len(ids)
     options: Any = {"n_questions": n, "n_resamples": n_resamples, "seed": seed}

@@ -14,9 +14,9 @@ from extract.errors import InputError
 from extract.sampling.prior import Prior, fit_prior
 from extract.sampling.stopping import STOPPING_RULES, StoppingRule
 
-#: Accuracy that a rule may lose on the questions on which its threshold is chosen.
+#: Maximum loss of accuracy by stopping early, on the questions on which the threshold is chosen.
 MAX_LOSS = 0.01
-#: Name of the rule `prior`, and name of its confidence that is the base rate of the other half.
+#: Names of the rule `prior` and of the confidence that equals the base rate of the other half of the questions.
 PRIOR, BASE_RATE = "prior", "base_rate"
 #: Votes that never stop early.
 MAJORITY, WEIGHTED, BEST_TEMPERATURE, SINGLE = "majority", "weighted", "best_temperature", "single"
@@ -47,7 +47,7 @@ class Evaluation:
 
     Attributes:
         methods: The votes and rules.
-        numbers: Numbers of answers of the curve.
+        numbers: Numbers of answers for which `curve` is computed.
         curve: [question, number] accuracy of the majority vote; NaN for numbers that exceed the question's answers.
     """
 
@@ -90,8 +90,8 @@ def evaluate_rules(
         ballots: Answers to each question.
         half: [question] half of each question, 0 or 1.
         rules: Names of the rules.
-        confidences: Dict from name to confidences [question] for the rule `prior`. It is evaluated with each of them
-            and with the base rate of the other half of the questions, as the methods ``prior_NAME``.
+        confidences: Dict from name to confidences [question] for the rule `prior`. The rule is evaluated with each of
+            them and with the base rate of the other half of the questions, as the methods ``prior_NAME``.
         orders: Number of random orders per question.
         seed: Seed of the orders.
     """
@@ -133,7 +133,7 @@ def evaluate_rules(
 
 
 def choose_threshold(outcome: Outcome, questions: NDArray[np.bool_], accuracy: NDArray[np.float64]) -> int:
-    """Choose the threshold that uses the fewest answers and loses at most `MAX_LOSS` accuracy on these questions.
+    """Choose the threshold that needs the fewest answers and loses at most `MAX_LOSS` in accuracy on `questions`.
 
     If every threshold loses more, the most accurate one is chosen.
 
@@ -211,7 +211,7 @@ def _weighted(ballots: list[Ballots], majority: Outcome) -> Outcome | None:
 
 
 def _best_temperature(ballots: list[Ballots], half: NDArray[np.int64], orders: int, seed: int) -> Evaluated:
-    """Return the vote at the temperature that is most accurate on the other half."""
+    """Evaluate the vote at a single temperature, the most accurate one on the other half of the questions."""
     temperatures = np.unique(ballots[0].temperatures)
     outcomes = [
         Outcome.stack(

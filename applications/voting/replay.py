@@ -12,7 +12,7 @@ from extract.sampling.stopping import Answers, StoppingRule
 
 
 class Outcome(NamedTuple):
-    """Means over the orders. Each array is [threshold] for one question, and [threshold, question] for several.
+    """Means over random orders of the answers. Arrays are [threshold], or [threshold, question] for several questions.
 
     Attributes:
         accuracy: Share of orders in which the decision is right.
@@ -62,7 +62,7 @@ class Replay:
         return Outcome(*np.array(found).T)
 
     def by_answers(self, numbers: Iterable[int]) -> NDArray[np.float64]:
-        """Return the accuracy of the majority vote after each of these numbers of answers; NaN if there are fewer."""
+        """Return the accuracy of the majority vote after given numbers of answers; NaN if there are fewer answers."""
         means = self.right.mean(0)
         return np.array([means[n - 1] if n <= len(means) else np.nan for n in numbers])
 

@@ -53,7 +53,7 @@ class Sampler(Protocol):
     def __init__(self, options: SamplingOptions, decoding: Decoding, worker: Worker) -> None: ...
 
     def known_policy(self, decoding: Decoding, model: Mapping[str, Any]) -> Policy:
-        """Return what is known of the policy before `prepare`, to compare it with that of an existing store.
+        """Return the policy as far as it is known before `prepare`, for comparison with that of an existing store.
 
         Args:
             decoding: Decoding options with one temperature.
@@ -89,7 +89,7 @@ class Sampler(Protocol):
     def draw(
         self, ranges: Mapping[float, StoreRange], question_ids: Sequence[str], samples: range, progress: Progress
     ) -> dict[float, list[Row]]:
-        """Draw some samples of some questions of a block, and append them to the answer logs of their ranges.
+        """Draw the given samples of the given questions of a block, and append them to the answer logs of their ranges.
 
         Args:
             ranges: Dict from temperature to the store and its range of samples, which contains `samples`.
@@ -124,7 +124,7 @@ def sample_stores(
         folders: Dict from temperature to store folder, in ascending order.
         name: Name of the sampler.
         decoding: Decoding options, including the worked examples in the prompt.
-        stopping: When to stop before k samples. By default, all k samples of each question are drawn.
+        stopping: Settings of early stopping. By default, all k samples of each question are drawn.
 
     Raises:
         InputError: If a folder contains a store with a different identity, or if `prepare` or `fill` fails.

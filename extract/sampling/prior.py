@@ -1,22 +1,22 @@
-r"""A model of the answers to a question, with a prior from a confidence, and the posterior after some answers.
+r"""Bayesian model of the answers to a question, with a prior that is based on a confidence.
 
 The share p of right answers to a question with the calibrated confidence f has the prior
 
 .. math:: p \sim \mathrm{Beta}(a, b), \quad a = \kappa f, \quad b = \kappa (1 - f)
 
-The right answers are all equal. Wrong answers follow a Chinese restaurant process: after w of them, the next one is new
-with probability θ/(θ + w), and otherwise equal to a random earlier one. A high f therefore means that the answers
-agree on the right one. A low f means that they are spread, or agree on a wrong one.
+Right answers are equal to each other. Wrong answers follow a Chinese restaurant process: after w wrong answers, the
+next one is new with probability θ/(θ + w), and otherwise equal to a random earlier one. If f is high, most answers are
+therefore right and equal. If f is low, they differ from each other or agree on a wrong answer.
 
-Let class c contain m_c of n answers. The posterior probability that c is right, or that the right answer has not
-occurred yet (m_c = 0), is proportional to
+A class is a set of equal answers. If class c contains m_c of n answers, the posterior probability that c is right, or
+that the right answer has not occurred yet (m_c = 0), is proportional to
 
 .. math::
     w(m) = \frac{\Gamma(a + m)\, \Gamma(b + n - m)}{\Gamma(m)\, \Gamma(\theta + n - m)}, \quad
     w(0) = \theta\, \frac{\Gamma(a)\, \Gamma(b + n)}{\Gamma(\theta + n)}
 
-These are the Beta integrals of the right answers times the Ewens probabilities of the partition of the wrong ones,
-without common factors. After the first answer, the probability that it is right is f.
+Each weight is a Beta integral over p times the Ewens probability of the partition of the wrong answers, without common
+factors. After one answer, the posterior probability that it is right is f.
 """
 
 from collections.abc import Iterator, Sequence
@@ -34,12 +34,12 @@ from extract.errors import InputError
 from extract.store.files import replace_file
 from extract.text import one_line
 
-#: Confidences are clipped to at least this distance from 0 and 1. At 0 or 1, one kind of answer would be impossible.
+#: Minimum distance of a confidence from 0 and 1, by clipping. At 0, no answer could be right, and at 1, none wrong.
 _LEAST = 1e-3
 
 
 class Prior(NamedTuple):
-    """Prior of a question.
+    """Parameters of the prior for one question.
 
     Attributes:
         confidence: Calibrated probability f that an answer is right.
@@ -131,7 +131,7 @@ def fit_prior(
     n_answers: NDArray[np.int64],
     wrong_classes: NDArray[np.int64],
 ) -> tuple[float, float]:
-    """Fit κ and θ by maximum likelihood. Pass only questions on which the rule is not evaluated.
+    """Fit κ and θ by maximum likelihood. Pass only questions on which the stopping rule is not evaluated.
 
     Args:
         confidence: [question] confidences.
@@ -160,7 +160,7 @@ def fit_prior(
 
 
 def posterior_weights(prior: Prior, n: int) -> Iterator[NDArray[np.float64]]:
-    """Yield the weights w(m) after 1, 2, …, n answers, each [answers + 1] for m = 0, 1, …, with a maximum of 1."""
+    """After 1, 2, …, n answers, yield the weights w(m) for m = 0, 1, …, [answers + 1], scaled to a maximum of 1."""
     (a, b), m = prior.beta, np.arange(n + 1)
     right = gammaln(a + m) - gammaln(np.maximum(m, 1))
     right[0] += np.log(prior.diversity)
@@ -171,12 +171,12 @@ def posterior_weights(prior: Prior, n: int) -> Iterator[NDArray[np.float64]]:
 
 
 def lead_probabilities(prior: Prior, budget: int) -> Iterator[tuple[int, NDArray[np.float64]]]:
-    """Yield n and the probabilities that the right class is ahead at the end, for n = budget, budget − 1, …, 0.
+    """For n = budget, budget − 1, …, 0, yield n and the probabilities that the right class beats a rival at the end.
 
-    Element [x, y] (x + y ≤ n) is the probability, after n answers, that the right class has more answers than a rival
-    once the whole budget is used. The right class has x of the n answers and the rival, a wrong class, has y. A tie
-    counts as ½. The probabilities of the next answer are (a + x)/(a + b + n) for the right class, and, if it is wrong,
-    y/(θ + n − x) for the rival.
+    Suppose that x of n answers are in the right class, and y are in a wrong class, the rival (x + y ≤ n). Element
+    [x, y] is the probability that the right class has more answers than the rival once the whole budget is used. A tie
+    counts as ½. The next answer is right with probability (a + x)/(a + b + n). If it is wrong, it is in the rival class
+    with probability y/(θ + n − x).
 
     Yields:
         n, and the probabilities [n + 1, n + 1] float64.
@@ -194,13 +194,13 @@ def lead_probabilities(prior: Prior, budget: int) -> Iterator[tuple[int, NDArray
 
 
 def expected_gain(prior: Prior, counts: NDArray[np.integer], budget: int) -> NDArray[np.float64]:
-    r"""Compute how much more likely the vote with the whole budget is to be right than the current leading answer.
+    r"""Compute the expected gain in accuracy of the vote with the whole budget over the current leading answer.
 
     .. math:: \sum_c P(c) \, P(c \text{ ahead of its largest rival at the end} \mid c) - P(\text{leading answer})
 
     where P(c) is the posterior probability that class c is right. The sum is over the classes that have occurred and
-    the unseen one. The gain is small if the leading answer is almost surely right, if no class that might be right is
-    likely to catch up with it, or if more answers would do as much harm as good.
+    the class of unseen answers. The gain is small if the leading answer is almost certainly right, if no class that
+    might be right is likely to catch up with it, or if more answers would do as much harm as good.
 
     Args:
         prior: Prior of the question.

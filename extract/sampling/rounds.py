@@ -1,7 +1,7 @@
-"""Sample in rounds, and stop sampling answers to a question as soon as a rule decides.
+"""Sample answers in rounds, and stop sampling for a question as soon as a stopping rule is met.
 
-The answers are saved in answer logs after each round. When sampling has stopped for all questions of a block, its
-tables are written. They record why sampling stopped. Answers that were not drawn have the finish reason `skipped`.
+The answers are saved in answer logs after each round. When sampling has stopped for a whole block, its tables are
+written. They record why sampling stopped. Answers that were not drawn have the finish reason `skipped`.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -37,7 +37,7 @@ Draw = Callable[
 
 @dataclass(frozen=True)
 class Stopping:
-    """When to stop sampling answers to a question. Use `load_stopping` to check the options.
+    """Settings of early stopping. Create an instance with `load_stopping`, which checks the options.
 
     Attributes:
         rule: Name of the stopping rule.
@@ -115,15 +115,15 @@ def load_stopping(
 
 
 def is_current(store: Store, samples: SampleRange, stopping: Stopping | None, budget: int) -> bool:
-    """Whether sampling of a finished range stopped early with the settings of this run."""
+    """Whether a finished range was sampled with the early-stopping settings of this run."""
     recorded = store.samples.stopping(samples) or {}
     return stopping is not None and all(recorded.get(name) == value for name, value in stopping.record(budget).items())
 
 
 def turns(temperatures: Collection[float], k: int) -> list[tuple[int, float]]:
-    """List the sample index and the temperature of all answers to a question, in the order in which they are used.
+    """List the sample index and the temperature of each answer to a question, in the order in which they are used.
 
-    Each turn has one answer per temperature. In a grid, only one answer is used at temperature 0.
+    Answers are ordered by sample index, and then by temperature. In a grid, only one answer is used at temperature 0.
 
     >>> turns([0.0, 0.5], 3)
     [(0, 0.0), (0, 0.5), (1, 0.5), (2, 0.5)]
@@ -133,13 +133,13 @@ def turns(temperatures: Collection[float], k: int) -> list[tuple[int, float]]:
 
 
 def sample_in_rounds(draw: Draw, stores: Mapping[float, Store], k: int, stopping: Stopping, worker: Worker) -> None:
-    """Draw up to k answers per temperature to each question, and stop as soon as the rule decides.
+    """Draw up to k answers to each question at each temperature, and stop as soon as the rule is met.
 
     Args:
         draw: Function that draws answers and appends them to the answer logs, see `Sampler.draw`.
         stores: Dict from temperature to store.
         k: Largest number of answers to each question at each temperature.
-        stopping: When to stop.
+        stopping: Settings of early stopping.
         worker: Worker whose blocks are sampled.
 
     Raises:
@@ -174,7 +174,7 @@ def sample_in_rounds(draw: Draw, stores: Mapping[float, Store], k: int, stopping
 
 
 class _Rounds:
-    """The answers to a block of questions, which are drawn in rounds.
+    """Draws the answers to a block of questions in rounds.
 
     Args:
         ranges: Unfinished ranges of the block, by temperature.

@@ -1,8 +1,8 @@
-"""Rules that stop sampling answers to a question once a vote is decided. To add a rule, register it here.
+"""Rules that stop sampling answers to a question early. To add a rule, register it here.
 
-A rule computes the evidence after each answer from the classes of the answers so far, and compares it with a threshold.
-Two answers are in the same class if they are equal. An unparsed answer is a class of its own. The decision is the
-leading answer. The same functions are used for a question that is being sampled and for replays of stored answers.
+Two answers are in the same class if they are equal. An answer that cannot be parsed is in a class of its own. After
+each answer, a rule computes evidence from the classes of the answers so far, and compares it with a threshold. The
+decision is the leading (most frequent) answer. The same functions are used for sampling and to replay stored answers.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ CROSS, LEAST_ANSWERS = 1.0, 3
 
 @dataclass(frozen=True)
 class Answers:
-    """Answers to one question, in one or several orders in which they were or could have been drawn.
+    """Answers to one question, in the order in which they were drawn or, for replays, in several random orders.
 
     Attributes:
         classes: [order, answer] int64 class of each answer so far, numbered from 0.
@@ -48,7 +48,7 @@ class Decision(NamedTuple):
     """Decision after the answers to a question so far.
 
     Attributes:
-        reason: Why sampling stops: ``"rule"``, or ``"budget"`` if all answers have been drawn. None if it continues.
+        reason: Why sampling stops: ``"rule"``, or ``"budget"`` if all answers have been drawn. None to continue.
         leader: Class of the leading answer.
         n_answers: Number of answers on which the decision is based, which can be smaller than the number passed.
         evidence: Evidence of the rule after these answers.
@@ -66,10 +66,10 @@ class StoppingRule:
 
     Attributes:
         label: Name in tables.
-        description: When the rule stops, with the threshold as {threshold}.
+        description: Condition for stopping, with the placeholder {threshold}.
         evidence: Function from answers and the prior of the question to the evidence [order, answer] after each answer.
             Most rules ignore the prior.
-        thresholds: Thresholds from which `vote` chooses one on other questions.
+        thresholds: Candidates for the threshold. `vote` chooses one of them on each half of the questions.
         threshold: Default threshold.
         bounds: Smallest and largest valid threshold.
         needs: Whether the rule needs several temperatures, or a prior.
@@ -169,7 +169,7 @@ def _beta_above_half(n: int) -> NDArray[np.float64]:
 
 
 def run_length(answers: Answers, prior: Prior | None = None) -> NDArray[np.float64]:
-    """Compute the evidence of early-stopping self-consistency: the length of the run of equal answers so far."""
+    """Compute the evidence of early-stopping self-consistency: the length of the current run of equal answers."""
     classes = answers.classes
     place = np.arange(classes.shape[1])
     changed = np.diff(classes, axis=1, prepend=-1) != 0

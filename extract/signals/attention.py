@@ -3,8 +3,8 @@
 Attention rollout (Abnar & Zuidema 2020) models each layer as a matrix Â = a Ã + (1 − a) I that mixes the states of the
 tokens. Ã is the attention averaged over heads, a is the share of attention, and I is the identity. The rollout matrix
 of L layers is R = Â_L … Â_1. All these matrices are lower triangular. Therefore, the columns of R for the answer tokens
-depend only on the same rows and columns of each Ã, and on the normalisers of these rows. The rows of R are summed by
-multiplying a vector by the matrix of one layer after another. For n tokens, this takes O(n²) time instead of O(n³).
+depend only on the rows and columns of each Ã for these tokens, and on the normalisers of these rows. To sum the rows of
+R, a vector is multiplied by the matrix of one layer after another. For n tokens, this takes O(n²) time, not O(n³).
 """
 
 import math
@@ -33,7 +33,7 @@ COLUMNS_AT_ONCE = 128  #: Number of columns of R that are computed at a time.
 
 
 def attention_entropy(batch: Pass) -> dict[str, Tensor]:
-    """Return the attention entropies of the queries at which the answer's tokens were drawn.
+    """Return the attention entropies of the queries from which the answer's tokens were drawn.
 
     The result is a dict from ``layer/name`` to tensors [row, token] in [0, 1]. Layers start at 1. The names are:
 
@@ -57,7 +57,7 @@ def macs(batch: Pass) -> dict[str, Tensor]:
 
     - AGG: `rf_mean` and `max` are the mean and the maximum over all queries from the token itself to the last one.
       `last` is the value of the last query.
-    - ALIGN: For `token`, a token is represented by its own position. For `emit`, by the position where it was drawn.
+    - ALIGN: A token is represented by its own position (`token`) or by the one from which it was drawn (`emit`).
     """
     found: dict[str, Tensor] = {}
     width, valid = batch.spans.widest, batch.attention.places.valid[:, 1:]

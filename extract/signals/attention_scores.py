@@ -9,7 +9,7 @@ from torch import Tensor
 from extract.errors import InputError
 from extract.signals.base import Places
 
-#: Score of a hidden key, which the query can't see. Its exponential is 0. It is finite, so its product with 0 is 0.
+#: Score of a hidden key, which the query can't see. Its exponential is 0. Unlike −∞, it gives 0 if multiplied by 0.
 HIDDEN = -1e30
 
 #: Names of entropies: the means over heads with and without the first token, and the smallest entropy of any head.
@@ -44,9 +44,9 @@ def read_layer(
 
     Returns:
         Dict of tensors. For attention_entropy, it contains the three `ENTROPIES` [row, query]. For attention_blocks, it
-        contains `mean` and `sums`. `mean` [row, query, key] is the attention between the answer's places, averaged over
-        heads. `sums` [row, query, normaliser] contains the `normalisers` of whole rows. For attention_macs, the dict
-        contains `largest` [row, query, key], the largest attention of any head.
+        contains `mean` and `sums`. `mean` [row, query, key] is the attention among the queries' own tokens, averaged
+        over heads. `sums` [row, query, normaliser] contains the `normalisers` over all keys. For attention_macs, the
+        dict contains `largest` [row, query, key], the largest attention of any head.
 
     Raises:
         InputError: If the mask differs between heads.
@@ -211,7 +211,7 @@ def element_field(query: Tensor, key: Tensor) -> Tensor:
 
 
 def normalisers(mean: Tensor, column: Tensor, element: Tensor) -> Tensor:
-    """Sum rows of attention, weighted by each field in turn: [row, query, normaliser] in the order of `NORMALISERS`.
+    """Sum attention over keys, weighted by each field in turn: [row, query, normaliser] in the order of `NORMALISERS`.
 
     Args:
         mean: Mean attention over heads, [row, query, key].

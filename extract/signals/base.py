@@ -82,7 +82,7 @@ class Places:
 
     @classmethod
     def of(cls, spans: TokenSpans, n_queries: int, last: bool, device: torch.device) -> Self:
-        """Return the positions from which answer tokens were drawn. If `last`, append that of the last token."""
+        """Return the places from which answer tokens were drawn. If `last`, append the place of the last token."""
         first, n_answer, index = torch.tensor(spans.first), torch.tensor(spans.n_tokens), spans.query_index(last)
         return cls(
             index=index.clamp_max(n_queries - 1).to(device),

@@ -75,7 +75,7 @@ class TokenFeatures:
         """Compute the features, [row, feature] float32. A row that has no tokens or lacks a value is NaN.
 
         Args:
-            read: Function from a signal and one of its keys to the values, [row] for questions or `Ragged` for answers.
+            read: Function that returns the values of a signal at a key, [row] for questions or `Ragged` for answers.
         """
         if not self.pooling:
             return torch.stack([read(*key.split("/", 1)).float() for key in self.keys], 1)

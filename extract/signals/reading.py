@@ -28,7 +28,7 @@ def read_questions(
 ) -> dict[str, dict[str, Tensor]]:
     """Read signals at the last prompt token of each question, all in the same passes.
 
-    If the prompts share a prefix, such as worked examples, and its copies would fill a batch, it is read only once.
+    If the prompts share a prefix, such as worked examples, and its copies do not fit into a batch, it is read once.
 
     Args:
         model: Causal language model in evaluation mode.

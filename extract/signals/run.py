@@ -90,7 +90,7 @@ def fill_signals(
 
 
 def _settings(name: str, dtype: str) -> dict[str, Any]:
-    """Return the settings that a store records with a signal. Only vectors of tokens can have another dtype."""
+    """Return the settings that a store records for a signal. Only token vectors may have a dtype other than float32."""
     signal = SIGNALS[name]
     other = dtype != "float32" and signal.per_token and signal.vectors
     return signal.settings | ({"dtype": dtype} if other else {})

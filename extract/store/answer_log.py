@@ -166,8 +166,8 @@ def finish_range(
     Args:
         store: The store.
         samples: The range of samples.
-        absent: Dict from the ids of questions whose samples may be missing to the finish reason to record for these
-            samples, `REJECTED` or `SKIPPED`.
+        absent: Dict from question id to the finish reason to record for missing samples, `REJECTED` or `SKIPPED`. Only
+            these questions may have missing samples.
         max_rows: See `Samples.write`.
         stopping: See `Samples.stopping`. The number of skipped samples is added.
 

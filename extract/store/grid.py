@@ -23,8 +23,8 @@ def copy_known(
     Args:
         store: The store.
         missing: Names of the missing signals for each block.
-        layers: For each signal with layers, the layers to keep (None for all). Updated in place with the layers of
-            the copied signals.
+        layers: For each signal whose layers can be chosen, the layers to keep (None for all). Updated in place with the
+            layers of the copied signals.
         settings: For each signal, its required settings. Files with other settings are not copied.
 
     Returns:

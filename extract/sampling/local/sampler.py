@@ -84,7 +84,7 @@ class LocalSampler(Sampler):
     def draw(
         self, ranges: Mapping[float, StoreRange], question_ids: Sequence[str], samples: range, progress: Progress
     ) -> dict[float, list[Row]]:
-        """Draw some samples of some questions at all temperatures in one pass. See `Sampler.draw`."""
+        """Draw the given samples at all temperatures in one pass. See `Sampler.draw`."""
         store, part = next(iter(ranges.values()))
         rows = self._draw(store.questions.block(part), question_ids, samples, list(ranges), progress, keep=True)
         for temperature, (store, part) in ranges.items():
@@ -93,7 +93,7 @@ class LocalSampler(Sampler):
         return rows
 
     def _complete(self, stores: Mapping[float, Store], samples: SampleRange, progress: Progress) -> None:
-        """Write a range at all temperatures. Answers in a log, from a run that stopped early, are kept."""
+        """Write a range of samples at all temperatures. Answers logged by a run with early stopping are kept."""
         questions, rows = next(iter(stores.values())).questions.block(samples), dict[tuple[float, str, int], Row]()
         for temperature, store in stores.items():
             if store.samples.log_file(samples).is_file():

@@ -183,7 +183,7 @@ class TokenSampler:
         return AnswerCache(self.model, mask, read), ids, positions
 
     def _read_prefix(self, prefix: Sequence[int]) -> AnswerCache | None:
-        """One-row cache of the prefix, reused until the prefix changes. None if the model can't use one."""
+        """Return a one-row cache of the prefix, reused until the prefix changes, or None if the model can't use one."""
         if self._prefix[0] != tuple(prefix):
             ids = torch.tensor([prefix], device=self.model.device)
             cache, positions = AnswerCache(self.model, torch.ones_like(ids)), torch.arange(len(prefix))[None]

@@ -24,7 +24,7 @@ from extract.text import one_line
 #: Maximum number of questions to try per address, because a server may reject the first ones.
 TRIES = 4
 #: Number of requests whose answers must not all be identical, and their token limit. If the most likely token always
-#: has probability 0.9, the 3 × 32 draws produce identical answers by chance once in 25,000 preflights.
+#: has probability 0.9, all answers are identical by chance in one of 25,000 preflights (0.9 to the power of 3 × 32).
 _VARIED, _VARIED_TOKENS = 4, 32
 #: Open-ended prompts, which have many possible answers: a chat message and a plain text.
 _OPEN_CHAT = "Make up a name, a place and an odd thing that happened there. Answer in one sentence."

@@ -60,7 +60,7 @@ class ServerSampler(Sampler):
     def draw(
         self, ranges: Mapping[float, StoreRange], question_ids: Sequence[str], samples: range, progress: Progress
     ) -> dict[float, list[Row]]:
-        """Request some samples of some questions, at one temperature after another. See `Sampler.draw`."""
+        """Request the given samples, at one temperature after another. See `Sampler.draw`."""
         rows = {}
         for temperature, (store, part) in ranges.items():
             asks = [Ask(q, list(samples)[: self.server.n]) for q in store.questions.block(part) if q.id in question_ids]
@@ -98,7 +98,7 @@ class ServerSampler(Sampler):
             check_variation(answers.values(), store.path, preflight.varies)
 
     def _preflight(self, temperature: float, asks: Sequence[Ask]) -> Preflight:
-        """Return the preflight at a temperature. If there was none yet, run it with the first of the requests."""
+        """Return the preflight at a temperature. If there is none yet, run it with the first requests in `asks`."""
         if temperature not in self._preflights:
             asks = asks[: TRIES * len(self.server.urls)]
             decoding = self.decoding.at(temperature)

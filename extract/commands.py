@@ -59,21 +59,21 @@ def sample_family(
 ) -> list[Store]:
     """Sample k answers to each question and store them. If a run was interrupted, continue it.
 
-    With `stop`, answers are drawn in rounds, until a rule decides that more of them would hardly change the most
-    frequent answer. A later run without `stop` completes the store.
+    With `stop`, answers are drawn in rounds, until a rule decides that further answers are unlikely to change the
+    most frequent answer. A later run without `stop` completes the store.
 
     Args:
         store: Folder of a new store, or of an existing store with the same settings. For a grid of temperatures, the
-            parent folder of its stores.
+            folder that contains one store per temperature.
         recipe: Questions, model and policy.
-        worker: Number of this process among several parallel workers. By default, read from the environment.
+        worker: Rank of this process and number of parallel workers. By default, read from the environment.
         stop: Rule that stops sampling answers to a question early. Choose from {rules}. docs/applications.md describes
             them. By default, all k answers are sampled.
         threshold: Threshold of the rule. Each rule has a default. `python -m applications vote` measures what other
             thresholds cost and save.
-        priors: For the rule prior, the file written by `python -m probes priors`.
+        priors: File written by `python -m probes priors`. Required by the rule `prior`.
         grader: Grader that parses the answers for the rule. The default depends on the kind of the questions.
-        per_round: Number of answers to each question per round, and per temperature. It does not affect the decisions.
+        per_round: Number of answers to each question per temperature in each round. It does not affect the decisions.
 
     Returns:
         One store for each temperature.
@@ -98,7 +98,7 @@ def sample_family(
 def make_store(
     store: str, recipe: StoreRecipe, grader: str | None, signals: Sequence[str], scope: Scope = "question"
 ) -> Store:
-    """Sample answers, grade them and read signals until a store is complete. Load the model only if needed.
+    """Complete a store: sample answers, grade them and read signals. The model is loaded only if needed.
 
     Args:
         store: Folder of the store.
@@ -140,7 +140,7 @@ def grade(store: str, grader: str | None = None, worker: Worker | None = None, j
         store: Folder of the store.
         grader: One of {graders}. The default depends on the kind of the questions.
         worker: See `sample_family`.
-        judge: Model to use if the grader is judge.
+        judge: Options of the grader `judge`.
 
     Returns:
         The store.
@@ -179,7 +179,7 @@ def read(
         device: auto, cpu, cuda or cuda:N.
         device_map: How to distribute a large model over several devices, as in transformers (auto, balanced, …).
         worker: See `sample_family`.
-        dtype: Data type in which hidden_tokens is stored. bfloat16 halves the size and rounds to 3 digits.
+        dtype: Data type in which hidden_tokens is stored. bfloat16 halves the size and has about 3 significant digits.
 
     Returns:
         The store.

@@ -15,7 +15,7 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True)
 class Decoding:
-    """How answers are drawn from the model's distribution.
+    """Prompt template and options for sampling answers from a model.
 
     Attributes:
         temperature: Divisor of the logits. 0 means greedy decoding. For a grid START:STOP:STEP, such as 0:1.2:0.1,

@@ -81,7 +81,7 @@ class PromptTemplate:
         return record
 
     def messages(self, prompt: str | Sequence[dict[str, str]]) -> list[dict[str, str]]:
-        """Return the system message, the examples as turns, and the question. A chat prompt is returned unchanged.
+        """Return a prompt as chat messages: system message, examples, question. A chat prompt is returned unchanged.
 
         >>> [one["content"] for one in PromptTemplate("Q: {question}", examples=(("1 + 1?", "2"),)).messages("1 + 2?")]
         ['Q: 1 + 1?', '2', 'Q: 1 + 2?']

@@ -86,7 +86,7 @@ MODEL: Schema = {
     "tokenizer": SHA256,
     "chat_template": SHA256,
 }
-#: A served model. Only its name is known.
+#: Schema of a served model, of which only the name is known.
 NAMED_MODEL: Schema = {**dict.fromkeys(MODEL, Field("null", lambda value: value is None)), "id": TEXT}
 EXAMPLES = Field(
     "a list of pairs of texts",
@@ -142,7 +142,7 @@ def check_record(record: Any, schema: Schema, path: Path, prefix: str = "") -> N
     Args:
         record: Any JSON value.
         schema: All fields of the record.
-        path: File of the record, for the message.
+        path: File that contains the record, for the error message.
         prefix: Prefix of the record's keys within the file, such as ``"of.policy."``.
 
     Raises:

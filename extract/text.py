@@ -1,4 +1,4 @@
-"""Text helpers: one-line texts for messages, and word matching and detection of denials for graders."""
+"""Text helpers for messages (one-line texts) and for graders (word matching, detection of denials)."""
 
 import re
 import reprlib
@@ -90,7 +90,7 @@ def is_denied(text: str, start: int, end: int) -> bool:
 def contains_answer(
     text: str, references: Iterable[str], case_sensitive: bool = False, rivals: Iterable[str] = ()
 ) -> bool:
-    """Whether a normalised text contains a reference as whole words, and no rival before it.
+    """Whether a text contains a reference as whole words, with no rival before it. All texts are normalised.
 
     Args:
         text: Text to search.

@@ -161,5 +161,5 @@ def asking_prompt(policy: dict[str, Any], template: str) -> PromptTemplate:
 
 
 def answer_line(text: str) -> str:
-    """Return the first line of an answer without its reasoning, or an empty string if there is no such line."""
+    """Remove an answer's reasoning and return the first non-blank line of the rest, or "" if there is none."""
     return first_line(without_reasoning(text))

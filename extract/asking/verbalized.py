@@ -37,13 +37,13 @@ _BARE = re.compile(rf"{_NAMED}{_NUMBER}\.?", re.IGNORECASE)
 def parse_confidence(text: str, ended: bool = True) -> float | None:
     r"""Return the probability that a reply states, or None.
 
-    The last box with a probability counts: ``\boxed{0.85}``, ``\boxed{85\%}`` or ``\boxed{P = 0.85}``. Other boxes
-    and everything up to ``</think>`` are ignored. Without such a box, the last line counts if it contains only the
-    probability, with a decimal point or a percent sign (``0.85``, ``85%`` or ``P = 0.85``). A whole number does not
-    count there, because it may be the answer to the question.
+    The probability is read from the last box that contains one: ``\boxed{0.85}``, ``\boxed{85\%}`` or
+    ``\boxed{P = 0.85}``. Other boxes and everything up to ``</think>`` are ignored. If there is no such box, it is read
+    from the last line, which must contain only a number with a decimal point or a percent sign (``0.85``, ``85%`` or
+    ``P = 0.85``). A whole number there is ignored, because it may be the answer to the question.
 
     Args:
-        ended: Whether the reply is complete. In a truncated reply, only boxes count, because the last digits of a
+        ended: Whether the reply is complete. In a truncated reply, only boxes are read, because the last digits of a
             number without a box may be missing.
 
     >>> parse_confidence(r"I know capitals, so \boxed{0.9}"), parse_confidence(r"\boxed{0.2} or rather \boxed{85\%}")
@@ -110,7 +110,7 @@ class Verbalized(AskedTable):
         self, ids: Sequence[str], prompts: Sequence[Sequence[int]], attempts: range, progress: Done
     ) -> list[list[Sample]]:
         """Draw the replies to each question, one per attempt."""
-        # other ids than for the answers, so that the random numbers differ
+        # these ids differ from those of the answers, so that the random numbers differ too
         names = [f"verbalized\0{id_}" for id_ in ids]
 
         def draw(max_rows: int, counted: Count) -> list[Sample]:

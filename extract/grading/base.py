@@ -96,7 +96,7 @@ def from_decisions(
     rule: str,
     kinds: tuple[Kind, ...] = (),
 ) -> Grader:
-    """Build a grader with expensive decisions. It makes only one decision on each distinct answer to a question.
+    """Build a grader whose decisions are expensive. Each distinct answer to a question is decided only once.
 
     Args:
         parse: Function that takes a question and an answer without its reasoning. Returns the parsed answer or None.

@@ -109,8 +109,8 @@ def _stated(text: str, options: Mapping[str, str]) -> Iterator[set[str]]:
 def _stated_in(text: str, start: int, end: int, options: Mapping[str, str]) -> set[str]:
     """Find the options that a statement chooses.
 
-    Returns the option that equals the statement, if any. Otherwise, returns the options in the first group of letters.
-    If there are no letters, or if other words precede them, includes the options whose text occurs in the statement.
+    Returns the option that equals the statement, if any. Otherwise, returns the options named by the first group of
+    letters. If there are no letters, or other words precede them, adds options whose text occurs in the statement.
     """
     statement = text[start:end]
     exact, letters = _match_exact(statement, options), _match_letters(text, options, start, end)
@@ -228,7 +228,7 @@ def _match_text(text: str, options: Mapping[str, str]) -> set[str]:
 
 
 def _places(words: str, form: str) -> list[tuple[int, int]]:
-    """Find where an option's words occur without an adjacent sign that changes their meaning. Skips single letters."""
+    """Return the spans of an option's words, except next to signs that change their meaning. Skips single letters."""
     if not form or (len(form) == 1 and form.isalpha()):
         return []
     places = []
@@ -252,8 +252,8 @@ def _form(text: str) -> str:
 def _without_list(text: str, options: Mapping[str, str]) -> str:
     """Remove a repeated list of options: two or more options in alphabetical order, each with its letter.
 
-    The last option of the list may be truncated. A line that begins with an option's letter counts as listed, even if
-    its text differs. After the list, an option whose letter breaks the alphabetical order is an answer and is kept.
+    The last option of the list may be truncated. A line that begins with an option's letter is part of the list, even
+    if its text differs. After the list, an option whose letter breaks the alphabetical order is an answer and is kept.
     """
     letters = options.items()
     listed = {start: (end, letter) for letter, choice in letters for start, end in _listed(text, letter, choice)}

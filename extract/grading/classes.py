@@ -1,7 +1,7 @@
 """Classes of equal answers. Two answers are equal if the grader parsed the same answer from them.
 
-For the grader `math`, they are also equal if math-verify says so. An answer that the grader could not parse is a class
-of its own.
+For the grader `math`, they are also equal if math-verify considers them equal. An answer that the grader could not
+parse forms a class of its own.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ Equal = Callable[[str, str], bool]
 
 
 class AnswerClasses:
-    """Numbers the classes of the answers to one question, in the order of first occurrence.
+    """Assigns the answers to one question to classes, which are numbered in order of first occurrence.
 
     Args:
         equal: Function that compares an answer with the first answer of a class. If None, identical texts are equal.
@@ -34,7 +34,7 @@ class AnswerClasses:
         self.first: list[str | None] = []
 
     def add(self, answer: str | None) -> int:
-        """Return the class of the next answer. `answer` is None or empty if the grader found no answer."""
+        """Return the class number of the next answer. `answer` is None or empty if the grader found no answer."""
         if answer and answer not in self._number and self._equal:
             for number, first in enumerate(self.first):
                 if first and self._equal(first, answer):
@@ -50,7 +50,7 @@ class AnswerClasses:
 
 @contextmanager
 def equality(grader: str) -> Iterator[Equal | None]:
-    """Open a context that yields the function which compares the answers parsed by a grader, for `AnswerClasses`.
+    """Open a context that yields the argument `equal` of `AnswerClasses` for the answers parsed by a grader.
 
     Raises:
         InputError: If the grader is `math`, and math-verify is not installed.

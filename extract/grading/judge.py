@@ -135,7 +135,7 @@ class _Asking:
         self._n_rejected = 0
 
     async def decide(self, cases: Sequence[Case], count: Counts) -> list[Grade]:
-        """Grade each case as right, wrong or unknown. Raises `InputError` if the judge stopped without a verdict."""
+        """Grade each case as right, wrong or unknown. Raises `InputError` if the judge stopped before any verdict."""
         self.refuse_to_go_on()
         verdicts: list[bool | None] = [None] * len(cases)
 

@@ -48,7 +48,7 @@ _NO_UNITS = {
     "squared",
     "cubed",
 }
-#: Equivalent spellings and their canonical form, applied in this order.
+#: Patterns of equivalent spellings and their replacements, applied in this order.
 _SPELLINGS = [
     (re.compile(r"\\(?:displaystyle|left|right|[bB]igg?[lr]?)(?![A-Za-z])"), ""),
     (re.compile(r",\\!\s*"), ","),
@@ -101,8 +101,8 @@ def stated_answer(text: str) -> str | None:
     r"""Extract the final answer from a text, normalised by `spelled`; None if there is no answer.
 
     The answer is the last \boxed{}, else the text after the last "answer is", else the last formula, else the last
-    line. From prose, the only number is extracted, or the words if there is no number. The result is also None if the
-    number or formula is only a part of the answer ("10 or 20", "not 20", "20 times x").
+    line. If this text is prose, the result is its only number, or its words if it has no number. The result is also
+    None if the number or formula is only a part of the answer ("10 or 20", "not 20", "20 times x").
 
     >>> stated_answer(r"So $x = 2$ and the answer is \boxed{\dfrac 12 }."), stated_answer("The answer is 7 apples.")
     ('1/2', '7')

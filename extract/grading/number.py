@@ -1,7 +1,7 @@
 r"""The graders `number`, `number-strict` and `boxed-integer`, which compare numbers exactly, as fractions.
 
-The first two follow Cobbe et al. 2021 (arXiv 2110.14168) and the filters of lm-evaluation-harness. `number` also reads
-fractions, powers of ten and number words (see `extract.questions.numbers`).
+`number` and `number-strict` follow Cobbe et al. 2021 (arXiv 2110.14168) and the filters of lm-evaluation-harness.
+`number` also reads fractions, powers of ten and number words (see `extract.questions.numbers`).
 """
 
 import re
@@ -22,7 +22,7 @@ def _stated_number(text: str) -> Fraction | None:
     r"""Extract the number after the first ####, else the last number in the last \boxed{}, else the last number."""
     _, _, after = text.partition("####")
     line = after.lstrip(" ").split("\n", 1)[0]
-    if re.search(r"\d", line):  # the answer, even if it can't be parsed
+    if re.search(r"\d", line):  # the answer is on this line, even if it can't be parsed
         return next(iter(found_numbers(line)), None)
     found = found_numbers(last_boxed(text) or "") or found_numbers(text)
     return found[-1] if found else None

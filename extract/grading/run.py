@@ -65,7 +65,7 @@ def fill_grades(store: Store, grader: Grader, worker: Worker) -> None:
 
 
 def _n_undecided(store: Store, grader: Grader, samples: SampleRange) -> int:
-    """Count the undecided answers to retry in a range."""
+    """Count the undecided answers in a range that should be graded again."""
     if not grader.may_decide_later:
         return 0
     n_unknown = int(store.grades.read(grader.name, samples)["right"].null_count)

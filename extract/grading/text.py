@@ -1,7 +1,7 @@
 """The graders `short`, `exact`, `contains` and `f1`, which compare the words of an answer with the references.
 
-The last three normalize text as SQuAD does (Rajpurkar et al. 2016, arXiv 1606.05250), except that they also remove
-punctuation that is not ASCII. If a question has several references, the best match counts.
+`exact`, `contains` and `f1` normalize text as SQuAD does (Rajpurkar et al. 2016, arXiv 1606.05250), but also remove
+punctuation that is not ASCII. If a question has several references, an answer is right if it matches any of them.
 """
 
 import operator
@@ -18,7 +18,7 @@ from extract.text import contains_answer, normalize
 #: Minimum token F1 of a right answer, as in Farquhar et al. 2024 (Nature 630; metric "squad" in their code).
 THRESHOLD = 0.5
 
-#: Symbols that are words of a sentence if a lower-case word follows, as in "I think" and "In my opinion".
+#: Possible references, such as the symbol I, that are ordinary words before a lower-case word, as in "I think".
 _SENTENCE_WORD = re.compile(
     r"(?<![\w'’])(?:A|Am|As|At|Be|He|I|In|No)(?=\s+(?!(?:is|stands|represents|means|for|because|and|or)\b)[a-z])"
 )
@@ -61,7 +61,7 @@ def token_f1(answer: str, reference: str) -> float:
 
 
 def _by_words(name: str, is_right: Callable[[str, str], bool], rule: str, read: Callable[[str], str] = str) -> Grader:
-    """Build a grader that compares normalized words with each reference. `read` selects a part of the answer."""
+    """Build a grader that compares normalized words with those of each reference. `read` selects part of an answer."""
 
     def grade(question: Question, text: str) -> Grade:
         answer = _squad_words(read(text))

@@ -1,4 +1,4 @@
-"""Load the model from which signals are read: the model that gave the answers, or a local copy of it."""
+"""Load the model from which signals are read: the model that generated the answers, or a local copy of it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict

@@ -110,9 +110,9 @@ Read = Callable[[Row, int], Draft]
 def by_fields(fields: Mapping[str, Any]) -> Read:
     r"""Build a function that converts a row to question fields, given a mapping from fields to columns.
 
-    A column is a name, a path such as ``answer.aliases``, or a template such as ``{Body} {Question}``. `references` and
-    `choices` also accept a list of columns. `kind` is a literal value. `meta` is a mapping from keys to columns. For
-    kind `number`, text up to the last ``####`` is ignored. For kind `choice`, see `right_option`.
+    A column is given as a name, a path such as ``answer.aliases``, or a template such as ``{Body} {Question}``.
+    `references` and `choices` also accept a list of columns. `kind` is a literal value. `meta` maps keys to columns.
+    For kind `number`, text up to the last ``####`` in a reference is ignored. For kind `choice`, see `right_option`.
 
     Raises:
         InputError: If the mapping is invalid. The returned function raises `InputError` for invalid rows.

@@ -81,7 +81,7 @@ def numbers(text: str) -> list[Fraction]:
 
 
 def found_numbers(text: str) -> list[Fraction | None]:
-    """Find all numbers in a text. Powers, roots, operands and alternatives are None: they can't be answers."""
+    """Find all numbers in a text. Those that can't be answers (powers, roots, operands, alternatives) become None."""
     text = _spelled(text)
     found: list[Fraction | None] = []
     matches = list(_NUMBER.finditer(text))

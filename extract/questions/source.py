@@ -57,7 +57,7 @@ class Source:
         return check_questions(questions, repr(self.dataset))
 
     def examples(self, seed: int) -> Iterator[Question] | None:
-        """Questions of the train split in a seeded random order, read lazily. None if there is no train split."""
+        """Read the train split lazily, in a seeded random order. Returns None if there is no train split."""
         if self.set.train is None or (self.path is not None and not self.path.is_dir()):
             return None
         rows = self._rows(self.set.train)
@@ -240,7 +240,7 @@ def check_questions(questions: Iterable[Question], source: str) -> list[Question
 
 
 def _problems(question: Question, where: str) -> Iterator[str]:
-    """Yield the expected and the actual value for each broken rule. Each rule assumes that the rules before it hold."""
+    """Yield the expected and the actual value for each broken rule. Each rule assumes that all earlier ones are met."""
     kind, references, choices = question.kind, question.references, question.choices
 
     def got(value: object) -> str:

@@ -25,7 +25,7 @@ _FLOAT = r"[-+]?(\d[\d_]*\.[\d_]*|\.\d[\d_]*)([eE][-+]?\d+)?|[-+]?\d+[eE][-+]?\d
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML loader in which all numbers are decimal. Plain YAML 1.1 reads the grid 0:1:0.5 in base 60, and 010 as 8."""
+    """YAML loader that reads all numbers as decimal. Plain YAML 1.1 reads the grid 0:1:0.5 in base 60, and 010 as 8."""
 
     def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
         """Return the YAML tag of a value."""

@@ -32,7 +32,7 @@ class Progress:
         self._start, self._tokens, self._note = time.perf_counter(), 0, ""
 
     def __call__(self, items: int, tokens: int) -> None:
-        """Advance the bar by the numbers of newly finished items and tokens."""
+        """Advance the bar by newly finished items, and update the token rate."""
         self._tokens += tokens
         rate = f"{self._tokens / (time.perf_counter() - self._start):,.0f} tokens/s"
         self._bar.set_postfix_str(f"{rate}, {self._note}" if self._note else rate, refresh=False)

@@ -82,7 +82,7 @@ def read_answers(
     grader: str | None = None,
     influence: str | None = None,
 ) -> tuple[list[ShownAnswer], str | None]:
-    """Read the answers to show, ordered by question, and the name of the influence that is shown with them.
+    """Read the answers to show, ordered by question, and the name of the token weights shown as influence.
 
     Args:
         store: Store with the signal `tokens` of the answers.

@@ -10,7 +10,7 @@ from extract.viewing.answers import ShownAnswer
 
 #: Maximum number of tokens per row of the plot.
 WIDEST = 56
-#: Maximum number of tokens in a plot, which is then about 8,000 pixels high.
+#: Maximum number of tokens in a plot. A plot of this length is about 8,000 pixels high.
 LONGEST = 800
 _INK, _GREY, _ORANGE, _BLUE = "#222222", "#8a8a8a", "#c75000", "#2463a8"
 #: Font families for scripts that matplotlib's default font lacks.
@@ -21,12 +21,12 @@ _OTHER_SCRIPTS = (
 
 
 def entropy_curve(answer: ShownAnswer, model: str, influence: str | None = None) -> Any:
-    """Plot the entropy of each token of an answer in nats, with 1 − p_max and the shares of influence below.
+    """Plot the entropy of each token of an answer in nats, with its 1 − p_max and share of influence below.
 
     Args:
         answer: The answer.
         model: Name of the model, for the title.
-        influence: Name of the influence, for the title. If None, no influence is plotted.
+        influence: Name of the token weights plotted as influence, for the title. If None, no influence is plotted.
 
     Raises:
         InputError: If the answer has no tokens, more than `LONGEST` tokens, or missing entropies.

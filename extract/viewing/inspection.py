@@ -19,7 +19,7 @@ from extract.viewing.summary import MARKS, GradeCounts, interval, summarize
 
 #: Maximum number of groups in a table.
 _MOST_GROUPS = 40
-#: If there are more groups than this, those with a single question are left out.
+#: If there are more groups than this, groups with a single question are left out.
 _FEW_GROUPS = 10
 #: Maximum number of prompt lines to show.
 _MOST_LINES = 30

@@ -95,10 +95,11 @@ def _of_probe(folder: Path, store: Store) -> NDArray[np.float64]:
             f"Expected a probe of the model that answered '{store.path}', but {str(folder)!r} differs in {different}. "
             "Use a probe that was trained on this model."
         )
-    if probe.config.get("training", {}).get("store") == store.sha256:
+    training = probe.config.get("training", {})
+    if training.get("store") == store.sha256 or training.get("questions") == store.identity["questions"]:
         raise InputError(
-            f"Expected a probe that was trained on another store, but {str(folder)!r} was trained on '{store.path}'. "
-            "A probe overfits its training questions. Instead, pass the out-of-fold predictions of "
+            f"Expected a probe that was trained on other questions, but {str(folder)!r} was trained on those of "
+            f"'{store.path}'. A probe overfits its training questions. Instead, pass the out-of-fold predictions of "
             "`python -m probes compare` as FILE:COLUMN."
         )
     keys = {signal: store.signals.keys(signal) for signal in probe.signals}
@@ -133,7 +134,7 @@ def _of_table(source: str, store: Store) -> NDArray[np.float64]:
         raise InputError(f"Expected one row per question in {path!r}, but {twice!r} has several.")
     try:
         numbers = pa.compute.cast(table[column], pa.float64())
-    except pa.ArrowInvalid as error:
+    except pa.ArrowException as error:
         raise InputError(
             f"Expected the column {column!r} of {path!r} to contain numbers, but it has the type {table[column].type}."
         ) from error

@@ -1,13 +1,25 @@
 """Open the store, or the temperature grid, that a command is run on."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
+from datamodules.table import QuestionTable, load_table
 from extract.errors import InputError
 from extract.hashing import differences
 from extract.store.identity import member_stores
 from extract.store.store import Store
 
 _TEMPERATURE = "policy.decoding.temperature"
+
+
+def load_tables(stores: Mapping[float, Store], grader: str | None) -> dict[float, QuestionTable]:
+    """Load the question tables of a store or grid, by temperature, with the grades of the same grader.
+
+    Raises:
+        InputError: If grades are missing, or `grader` is None and the first store has several graders.
+    """
+    name = next(iter(stores.values())).grades.choose(grader)
+    return {temperature: load_table(store, name) for temperature, store in stores.items()}
 
 
 def open_stores(path: str) -> dict[float, Store]:

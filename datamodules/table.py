@@ -162,11 +162,11 @@ def load_table(store: Store, grader: str | None = None) -> QuestionTable:
             f"Run `python -m extract grade --store {store.path} --grader {grader}`."
         )
     if stopped := store.samples.stopped():
-        record = store.samples.stopping(stopped[0]) or {}
+        rule, k = (store.samples.stopping(stopped[0]) or {})["rule"], max(part.stop for part in stopped)
         raise InputError(
-            f"Expected a fixed number of answers to each question in '{store.path}', but sampling stopped early (rule "
-            f"{record.get('rule')}), which biases every accuracy. Complete the store with `python -m extract sample` "
-            "without --stop, and grade it again."
+            f"Expected the same number of answers to each question in '{store.path}', but sampling stopped early (rule "
+            f"{rule}), which biases all accuracies. Complete the store with `python -m extract sample --k {k}`, "
+            "without --stop. Then grade it again."
         )
     if set(store.grades.ranges(grader)) - set(store.samples.ranges()):
         raise InputError(

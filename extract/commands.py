@@ -18,8 +18,8 @@ from extract.registry import fill_names
 from extract.running.worker import Worker, alone
 from extract.samplers import SAMPLERS
 from extract.sampling.base import sample_stores
-from extract.sampling.rounds import load_stopping
 from extract.sampling.stopping import STOPPING_RULES
+from extract.sampling.stopping_settings import load_stopping
 from extract.sampling.temperature_grid import each_store, grid_folders
 from extract.signals.registry import descriptions, load_signal
 from extract.signals.run import fill_signals

@@ -13,7 +13,8 @@ from applications.passk.extrapolation import Extrapolation, extrapolate, why_not
 from applications.passk.instances import error_records
 from applications.passk.intervals import estimate, mean_of, mean_over_groups
 from applications.passk.temperatures import as_drawn, temperature_record
-from datamodules.table import QuestionTable, load_table
+from applications.stores import load_tables
+from datamodules.table import QuestionTable
 from extract.errors import InputError
 from extract.store.store import Store
 from probes.baselines.registry import is_half
@@ -52,7 +53,7 @@ def load_graded(stores: dict[float, Store], grader: str | None) -> Graded:
     Raises:
         InputError: If grades are missing, or if no question has a known grade at every temperature.
     """
-    tables = [load_table(store, grader) for store in stores.values()]
+    tables = list(load_tables(stores, grader).values())
     right, known = (np.stack([getattr(table, name) for table in tables]) for name in ("right", "known"))
     rows = np.flatnonzero((known > 0).all(0))
     if not len(rows):
@@ -63,15 +64,15 @@ def load_graded(stores: dict[float, Store], grader: str | None) -> Graded:
     return Graded(stores, tables, rows, right[:, rows], known[:, rows])
 
 
-def read_confidences(graded: Graded, sources: Sequence[str]) -> list[dict[str, Values]]:
-    """Read the confidences [question] of each store, by name.
+def read_confidences(graded: Graded, sources: Sequence[str], k: Sequence[int]) -> list[dict[str, Values]]:
+    """Read the confidences [question] of each store, by name. Names of columns of passk.parquet are reserved.
 
     Raises:
         InputError: If a source cannot be read, a question has no confidence, or a name is repeated or reserved.
     """
-    found = []
+    found, reserved = [], [*COLUMNS, "pass", "posterior", *(f"pass_at_{one}" for one in k)]
     for store in graded.stores.values():
-        named = named_confidences(sources, store, reserved=COLUMNS)
+        named = named_confidences(sources, store, reserved)
         found.append({name: values[graded.rows] for name, values in named.items()})
         for name, values in found[-1].items():
             if (gaps := np.isnan(values)).any():
@@ -109,7 +110,7 @@ def passk_record(
     k = [one for one in DEFAULT_K if one <= most] if k is None else sorted(set(k))
     if not k:
         raise InputError("Expected `k` to contain numbers of answers, but it is empty. For example, pass '[1,4]'.")
-    confidences = read_confidences(graded, sources)
+    confidences = read_confidences(graded, sources, k)
     groups, group = np.unique(np.array(graded.tables[0].groups)[graded.rows], return_inverse=True)
     ids = [graded.tables[0].ids[row] for row in graded.rows]
     records, parts = [], []

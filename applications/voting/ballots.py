@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from applications.stores import open_stores
-from datamodules.table import QuestionTable, load_table
+from applications.stores import load_tables, open_stores
+from datamodules.table import QuestionTable
 from extract.errors import InputError
 from extract.grading.classes import AnswerClasses, Equal, equality
 from extract.store.store import Store
@@ -68,7 +68,7 @@ def read_poll(path: str, grader: str | None = None) -> Poll:
             answers that are all graded.
     """
     stores = open_stores(path)
-    tables = {temperature: load_table(store, grader) for temperature, store in stores.items()}
+    tables = load_tables(stores, grader)
     first = next(iter(tables.values()))
     rows_of = {temperature: table.answers.rows_by_question(len(table.ids)) for temperature, table in tables.items()}
     with equality(first.grader) as equal:
@@ -77,6 +77,11 @@ def read_poll(path: str, grader: str | None = None) -> Poll:
             for question in range(len(first.ids))
         ]
     kept = {row: one for row, one in enumerate(ballots) if one is not None}
+    if not any(one.right.any() for one in kept.values()) and kept:
+        raise InputError(
+            f"Expected {path!r} to have at least one right answer, but all answers are wrong, so no vote can be right. "
+            "Use easier questions, or check the grades with `python -m extract inspect`."
+        )
     if not kept:
         raise InputError(
             f"Expected {path!r} to have questions with at least two answers that are all graded, but it has none. "

@@ -13,9 +13,10 @@ from extract.questions.question import Question, questions_hash
 from extract.running.progress import Progress, say
 from extract.running.worker import Worker, alone
 from extract.samplers import SAMPLERS, sampler_name
-from extract.sampling.rounds import Stopping, StoreRange, is_current, sample_in_rounds
+from extract.sampling.rounds import StoreRange, reopen_ranges, sample_in_rounds
 from extract.sampling.server.policy import Server
-from extract.store.answer_log import Row, delete_finished_logs, reopen_range
+from extract.sampling.stopping_settings import Stopping
+from extract.store.answer_log import Row
 from extract.store.identity import check_folder
 from extract.store.questions import Questions
 from extract.store.store import Store
@@ -153,11 +154,7 @@ def sample_stores(
             identity = Identity(sampler.policy(decoding.at(temperature)), sha256, options.block_size, version)
             with alone(folder):
                 stores[temperature] = Store.create(folder, identity, table)
-        for store in stores.values():
-            delete_finished_logs(store, worker)
-            for samples in store.samples.stopped():
-                if worker.has(samples.block) and not is_current(store, samples, stopping, options.k):
-                    reopen_range(store, samples)
+        reopen_ranges(stores, options.k, stopping, worker)
         if stopping is None:
             sampler.fill(stores, options.k)
         else:

@@ -36,6 +36,8 @@ from extract.text import one_line
 
 #: Minimum distance of a confidence from 0 and 1, by clipping. At 0, no answer could be right, and at 1, none wrong.
 _LEAST = 1e-3
+#: Smallest and largest κ and θ.
+_BOUNDS = (0.01, 1000.0)
 
 
 class Prior(NamedTuple):
@@ -96,19 +98,19 @@ def read_priors(path: str | Path, question_ids: Sequence[str]) -> dict[str, Prio
 
     Raises:
         InputError: If the file cannot be read, a column is missing, a question has no prior or several, a confidence is
-            not in [0, 1], or another value is not positive and finite.
+            not in [0, 1], or another value is not in [0.01, 1000].
     """
     columns = ["question_id", *Prior._fields]
     try:
         with pq.ParquetFile(path) as file:
             ids, *values = (file.read(columns)[name].to_pylist() for name in columns)
             numbers = np.array(values, dtype=np.float64).T
+            rows = dict(zip(ids, map(Prior._make, numbers.tolist()), strict=True))
     except (OSError, pa.ArrowException, KeyError, ValueError, TypeError) as error:
         raise InputError(
             f"Expected `priors` to be a Parquet file with the columns {', '.join(columns)}, but reading {str(path)!r} "
             f"failed: {one_line(error)}. Write it with `python -m probes priors`."
         ) from None
-    rows = dict(zip(ids, map(Prior._make, numbers.tolist()), strict=True))
     missing = [id_ for id_ in question_ids if id_ not in rows]
     if missing or len(rows) < len(ids):
         noun = f"{len(missing)} of them have none, such as {missing[0]!r}" if missing else "some have several"
@@ -116,10 +118,11 @@ def read_priors(path: str | Path, question_ids: Sequence[str]) -> dict[str, Prio
             f"Expected one prior for each of the {len(question_ids)} questions in {str(path)!r}, but {noun}. Write the "
             "file for the same questions."
         )
-    wrong = ~(np.isfinite(numbers).all(1) & (numbers[:, 0] >= 0) & (numbers[:, 0] <= 1) & (numbers[:, 1:] > 0).all(1))
+    low, high = np.array([(0, 1), *[_BOUNDS] * 2]).T
+    wrong = ~((numbers >= low) & (numbers <= high)).all(1)
     if wrong.any():
         raise InputError(
-            f"Expected the confidences in {str(path)!r} to be in [0, 1] and the other columns to be positive, but got "
+            f"Expected the confidences in {str(path)!r} to be in [0, 1] and the other columns in [0.01, 1000], but got "
             f"{tuple(numbers[wrong][0].tolist())} for {ids[int(wrong.argmax())]!r}. Write the file again."
         )
     return {id_: rows[id_] for id_ in question_ids}
@@ -152,7 +155,7 @@ def fit_prior(
         diversity = np.exp(log_diversity)
         return -float((wrong_classes * log_diversity - gammaln(diversity + wrong) + gammaln(diversity)).sum())
 
-    bounds = np.log([1e-2, 1e3])
+    bounds = np.log(_BOUNDS)
     concentration, diversity = (
         float(np.exp(minimize_scalar(loss, bounds=bounds, method="bounded").x)) for loss in (of_counts, of_partitions)
     )

@@ -4,27 +4,24 @@ The answers are saved in answer logs after each round. When sampling has stopped
 written. They record why sampling stopped. Answers that were not drawn have the finish reason `skipped`.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import isfinite
 from typing import Any
 
 import numpy as np
 
-from extract.errors import InputError, at_least_one
-from extract.grading import grader_of_kinds, load_grader
+from extract.grading import load_grader
 from extract.grading.base import GradeAll
 from extract.grading.classes import AnswerClasses, Equal, equality
-from extract.hashing import sha256_json
-from extract.questions.question import Question
 from extract.running.progress import Progress, say
 from extract.running.worker import Worker
-from extract.sampling.prior import Prior, read_priors
 from extract.sampling.stopping import STOPPING_RULES, Answers
-from extract.store.answer_log import finish_range, read_log, unfinished_ranges
+from extract.sampling.stopping_settings import Stopping, turns
+from extract.store.answer_log import delete_finished_logs, finish_range, read_log, reopen_range, unfinished_ranges
+from extract.store.files import is_whole
 from extract.store.fill import missing_shards
 from extract.store.samples import REJECTED, SKIPPED
-from extract.store.shards import Block, SampleRange
+from extract.store.shards import Block, SampleRange, missing_ranges
 from extract.store.store import Store
 
 #: A store, and a range of samples of one of its blocks.
@@ -35,101 +32,29 @@ Draw = Callable[
 ]
 
 
-@dataclass(frozen=True)
-class Stopping:
-    """Settings of early stopping. Create an instance with `load_stopping`, which checks the options.
+def reopen_ranges(stores: Mapping[float, Store], k: int, stopping: Stopping | None, worker: Worker) -> None:
+    """Move the answers of finished ranges back to answer logs, if this run may add answers to these ranges.
 
-    Attributes:
-        rule: Name of the stopping rule.
-        threshold: Threshold of the rule.
-        grader: Name of the grader that parses the answers, so that they can be compared.
-        priors: Prior of each question by question id. Empty if the rule needs none.
-        per_round: Number of answers to each question per round and temperature.
+    Without a rule, these are the ranges in which samples were skipped. With a rule, they are all ranges that were
+    sampled with a rule, except in blocks that are finished, with the settings of this run, at all temperatures. Ranges
+    that begin after the first k samples and damaged ranges are left as they are.
     """
-
-    rule: str
-    threshold: float
-    grader: str
-    priors: Mapping[str, Prior]
-    per_round: int
-
-    def record(self, budget: int) -> dict[str, Any]:
-        """Return the settings that the decisions depend on, as recorded in the store.
-
-        Args:
-            budget: Largest number of answers to each question at each temperature.
-        """
-        priors = sha256_json({id_: list(prior) for id_, prior in self.priors.items()}) if self.priors else None
-        settings = {"rule": self.rule, "threshold": self.threshold, "grader": self.grader}
-        return {**settings, "budget": budget, "priors": priors}
-
-
-def load_stopping(
-    rule: str,
-    threshold: float | None,
-    priors: str | None,
-    grader: str | None,
-    per_round: int,
-    questions: Sequence[Question],
-    n_temperatures: int,
-) -> Stopping:
-    """Check the options of early stopping, and read the priors.
-
-    Args:
-        rule, threshold, priors, grader, per_round: See `sample_family`.
-        questions: Questions of the store.
-        n_temperatures: Number of temperatures of the grid, or 1.
-
-    Raises:
-        InputError: If the rule or the grader is unknown, the grader asks a model, the threshold is out of bounds, the
-            rule needs several temperatures or priors that are missing, or priors are passed to another rule.
-    """
-    entry, needs_priors = STOPPING_RULES[rule], STOPPING_RULES[rule].needs == "prior"
-    at_least_one("per_round", per_round, default=2)
-    low, high = entry.bounds
-    threshold = entry.threshold if threshold is None else threshold
-    if not low <= threshold <= high:
-        raise InputError(
-            f"Expected `threshold` to be between {low:g} and {high:g} for the rule {rule}, but got {threshold:g}. The "
-            f"default is {entry.threshold:g}."
-        )
-    if entry.needs == "temperatures" and n_temperatures == 1:
-        raise InputError(
-            f"Expected a grid of temperatures, because the rule {rule} compares them, but got one temperature. Pass "
-            "--policy.temperature 0.4:1.2:0.4, for example, or another rule."
-        )
-    if needs_priors != (priors is not None):
-        raise InputError(
-            f"Expected `priors` to be {'a file' if needs_priors else 'omitted'} for the rule {rule}, but got "
-            f"{priors!r}. {'Write it with `python -m probes priors`.' if needs_priors else 'Omit --priors.'}"
-        )
-    name = grader or grader_of_kinds(question.kind for question in questions)
-    if name == "judge":
-        raise InputError(
-            "Expected `grader` to be a grader that parses answers without a model, but got 'judge'. Pass "
-            "--grader short, for example. The answers can still be graded by judge afterwards."
-        )
-    load_grader(name)
-    ids = [question.id for question in questions]
-    return Stopping(rule, threshold, name, read_priors(priors, ids) if priors else {}, per_round)
-
-
-def is_current(store: Store, samples: SampleRange, stopping: Stopping | None, budget: int) -> bool:
-    """Whether a finished range was sampled with the early-stopping settings of this run."""
-    recorded = store.samples.stopping(samples) or {}
-    return stopping is not None and all(recorded.get(name) == value for name, value in stopping.record(budget).items())
-
-
-def turns(temperatures: Collection[float], k: int) -> list[tuple[int, float]]:
-    """List the sample index and the temperature of each answer to a question, in the order in which they are used.
-
-    Answers are ordered by sample index, and then by temperature. In a grid, only one answer is used at temperature 0.
-
-    >>> turns([0.0, 0.5], 3)
-    [(0, 0.0), (0, 0.5), (1, 0.5), (2, 0.5)]
-    """
-    once = len(temperatures) > 1
-    return [(j, t) for j in range(k) for t in sorted(temperatures) if j == 0 or t > 0 or not once]
+    recorded, undecided = list[tuple[Store, SampleRange, dict[str, Any]]](), set[int]()
+    settings = None if stopping is None else stopping.record(stores, k)
+    for store in stores.values():
+        delete_finished_logs(store, worker)
+        whole = [part for part in store.samples.ranges() if is_whole(store.samples.file(part), store.path)]
+        missing = missing_ranges(whole, store.questions.n_blocks, k)
+        undecided.update(part.block for part in missing)
+        for part in whole:
+            record = store.samples.stopping(part)
+            if record is not None and part.start < k and worker.has(part.block):
+                recorded.append((store, part, record))
+                if settings != {name: record.get(name) for name in settings or {}}:
+                    undecided.add(part.block)
+    for store, part, record in recorded:
+        if record["skipped"] if settings is None else part.block in undecided:
+            reopen_range(store, part)
 
 
 def sample_in_rounds(draw: Draw, stores: Mapping[float, Store], k: int, stopping: Stopping, worker: Worker) -> None:
@@ -151,7 +76,7 @@ def sample_in_rounds(draw: Draw, stores: Mapping[float, Store], k: int, stopping
         open_ranges[temperature] = unfinished_ranges(store, k, damaged, worker)
     blocks = sorted({samples.block for ranges in open_ranges.values() for samples in ranges})
     if not blocks:
-        say("sample: sampling has already stopped for all questions")
+        say(f"sample: all questions have {k} answers, or sampling has already stopped for them by this rule")
         return
     questions = next(iter(stores.values())).questions
     total = sum(len(questions.ids(Block(block))) for block in blocks) * len(turns(stores, k))
@@ -218,7 +143,7 @@ class _Rounds:
                 if id_ not in self._outcomes and self._next_sample(id_) == first:  # nothing was drawn
                     self._stop(id_, REJECTED, len(self._classes[id_]), None, None, progress)
         absent = {id_: REJECTED if one["reason"] == REJECTED else SKIPPED for id_, one in self._outcomes.items()}
-        record = {**self._stopping.record(self._k), "questions": self._outcomes}
+        record = {**self._stopping.record(self._stores, self._k), "questions": self._outcomes}
         for t, store in self._stores.items():
             for part in self._ranges[t]:
                 finish_range(store, part, absent, stopping=record)

@@ -10,6 +10,7 @@ from torch import Tensor
 from extract.errors import InputError, nearest
 from extract.signals.reading import drawn_tokens
 from extract.signals.registry import signals_of
+from extract.store.samples import SKIPPED
 from extract.store.store import Store
 from extract.text import shown
 from extract.viewing.summary import MARKS
@@ -98,7 +99,7 @@ def read_answers(
     """
     layer = max(int(key.split("/")[0]) for key in store.signals.keys("tokens", "sample"))
     rows = store.samples.read().to_pylist()
-    row_of = {(row["question_id"], row["sample"]): i for i, row in enumerate(rows)}
+    row_of = {(row["question_id"], row["sample"]): i for i, row in enumerate(rows) if row["finish_reason"] != SKIPPED}
     grades: dict[Key, dict[str, Any]] = {}
     if grader is not None or store.grades.names():
         table = store.grades.read(store.grades.choose(grader)).to_pylist()

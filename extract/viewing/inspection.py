@@ -3,7 +3,6 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -15,6 +14,7 @@ from extract.store.samples import REJECTED
 from extract.store.shards import Scope
 from extract.store.store import Store
 from extract.text import one_line
+from extract.viewing.stopping import describe_stopping
 from extract.viewing.summary import MARKS, GradeCounts, interval, summarize
 
 #: Maximum number of groups in a table.
@@ -62,7 +62,8 @@ def describe(store: Store, grader: str | None = None, n_answers: int = 10) -> st
         decoding=policy["decoding"],
         prompt=prompt_of(store),
         computed=_computed(store),
-        stopped=_stopped(store, name),
+        stopped=describe_stopping([store], name),
+        biased=bool(store.samples.stopped()),
         summary=summary,
         n=n,
         balance=f"{numbers}, and other numbers" if len(balance) > 4 else numbers,
@@ -107,7 +108,7 @@ def compared(stores: Sequence[Store], grader: str | None = None) -> str:
         cut = f"{summary.finish_reasons['length'] / n:.0%}" if n else "–"
         temperature = f"{store.identity['policy']['decoding']['temperature']:g}"
         rows.append([temperature, f"{n:,}", name or "–", accuracy, different, cut])
-    return "\n".join(_aligned(rows))
+    return "\n".join([*_aligned(rows), *describe_stopping(stores, grader or _usual_grader(stores[0]))])
 
 
 def _usual_grader(store: Store) -> str | None:
@@ -126,29 +127,6 @@ def _computed(store: Store) -> Iterator[tuple[str, str, str]]:
             totals = [(len(store.shards(scope)), len(part.missing(name, scope)), unit) for scope, unit in scopes]
             there = [f"{n - missing} of {n} {unit}" for n, missing, unit in totals if missing < n]
             yield noun, name, " and ".join(there) or "nothing"
-
-
-def _stopped(store: Store, grader: str | None) -> list[str]:
-    """Describe early stopping: the rule, the number of answers used, and the accuracy of the decisions."""
-    lines, outcomes = dict[str, None](), dict[str, dict[str, Any]]()
-    right = dict[tuple[str, str | None], bool | None]()
-    for part in store.samples.ranges():
-        if record := store.samples.stopping(part):
-            outcomes |= record["questions"]
-            lines[f"{record['rule']} (threshold {record['threshold']:g}, at most {record['budget']} answers)"] = None
-        if grader is not None and part in store.grades.ranges(grader):
-            grades = store.grades.read(grader, part).to_pylist()
-            right |= {(row["question_id"], row["answer"]): row["right"] for row in grades}
-    if not outcomes:
-        return []
-    used = np.mean([one["n_answers"] for one in outcomes.values()])
-    n_rule = sum(one["reason"] == "rule" for one in outcomes.values())
-    counts = f"{n_rule:,} of {_plural(len(outcomes), 'question')} by {', '.join(lines)}"
-    found = [right.get((id_, one["answer"])) for id_, one in outcomes.items() if one["answer"] is not None]
-    known = [float(value) for value in found if value is not None]
-    known += [0.0 for one in outcomes.values() if one["answer"] is None]  # no answer was parsed
-    decided = f"{_accuracy(np.array(known))}, for {_plural(len(known), 'question')}" if grader else "not graded"
-    return [counts, f"{used:.1f} answers on average are behind each decision; accuracy of the decisions: {decided}"]
 
 
 def _share(count: int, n: int) -> str:

@@ -202,6 +202,7 @@ class Report:
             **({"prior": self._prior()} if data.target == "capability" else {}),
             "training": {
                 "store": record["identity"],
+                "questions": data.store.identity["questions"],
                 **{name: record[name] for name in ("grader", "datasets", "n_questions")},
                 "n_samples": int(torch.from_numpy(self.table.known)[module.fitted_rows().question.unique()].sum()),
                 "cross_fitted": module.cross_fitted,

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from extract.errors import InputError
+from extract.questions.question import questions_hash
 from extract.recipe import StoreRecipe
 from extract.sampling.prior import write_priors
 from probes.saved.artefact import load_probe
@@ -38,6 +39,11 @@ def priors(probe: str, recipe: StoreRecipe, out: str = "priors.parquet") -> Path
             f"{loaded.config['target']!r} or was saved by an earlier version. Train one with --data.target=capability."
         )
     questions, decoding = recipe.load()
+    if loaded.config["training"].get("questions") == questions_hash(questions):
+        raise InputError(
+            f"Expected `questions` to differ from the training questions of {probe!r}, but they are the same. Its "
+            "confidences for them are too extreme. Use other questions, or train the probe on other ones."
+        )
     dtype = loaded.config["model"]["dtype"] if recipe.dtype == "auto" else recipe.dtype
     model, tokenizer = load_model(recipe.model, recipe.revision, dtype, recipe.device, recipe.device_map)
     confidence = loaded.score(model, tokenizer, encode_questions(tokenizer, decoding.prompt, questions)).double()

@@ -188,7 +188,8 @@ class Run:
     def _state(self, n_missing: int, worker: Worker) -> str:
         """Describe the state of the run: the numbers of received answers and rejected questions."""
         line = f"{len(self.rows):,} of {n_missing:,} answers arrived in this run and are kept"
-        if unfinished := [samples.start for samples in self.ranges if samples not in self._completed]:
+        unfinished = [samples.start for samples in self.ranges if samples not in self._completed]
+        if unfinished and self.wanted is None:
             others, own = "other " if self._rejected else "", " of this worker" if worker.count > 1 else ""
             line += f". All {others}questions{own} have at least {min(unfinished)} answers"
         if n := len(self._rejected):

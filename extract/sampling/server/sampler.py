@@ -31,6 +31,8 @@ class ServerSampler(Sampler):
     def __init__(self, options: SamplingOptions, decoding: Decoding, worker: Worker) -> None:
         self.options, self.server, self.decoding, self.worker = options, options.server, decoding, worker
         self._preflights: dict[float, Preflight] = {}  # by temperature
+        self._answers: dict[float, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+        self._checked: set[float] = set()  # temperatures at which the answers of `draw` vary
 
     def policy(self, decoding: Decoding) -> Policy:
         """Return the policy: model name, decoding options and constant request fields. It omits the address."""
@@ -61,7 +63,8 @@ class ServerSampler(Sampler):
         self, ranges: Mapping[float, StoreRange], question_ids: Sequence[str], samples: range, progress: Progress
     ) -> dict[float, list[Row]]:
         """Request the given samples, at one temperature after another. See `Sampler.draw`."""
-        rows = {}
+        rows, server = {}, self.server
+        allow_open_files(server.max_concurrency * len(server.urls) + 1)
         for temperature, (store, part) in ranges.items():
             asks = [Ask(q, list(samples)[: self.server.n]) for q in store.questions.block(part) if q.id in question_ids]
             preflight = self._preflight(temperature, asks)
@@ -70,6 +73,13 @@ class ServerSampler(Sampler):
             run_async(run.ask_all())
             run.conclude(len(question_ids) * len(samples), self.worker)
             rows[temperature] = run.rows
+            if temperature and temperature not in self._checked:
+                answers = self._answers[temperature]
+                for row in run.rows:
+                    answers[row["question_id"]].append(row["text"])
+                if sum(len(texts) > 1 for texts in answers.values()) >= _LEAST_REPEATED:
+                    check_variation(answers.values(), store.path, preflight.varies)
+                    self._checked.add(temperature)
         return rows
 
     def _fill_store(self, store: Store, k: int, temperature: float) -> None:

@@ -220,3 +220,16 @@ def test_a_temperature_without_answers_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="t1.0") as raised:
         read_poll(str(grid))
     assert "\n" not in str(raised.value)
+
+
+def test_a_store_without_right_answers_is_one_line(tmp_path: Path) -> None:
+    path = make_store(tmp_path / "s", np.zeros((25, 1, 2), np.float32), np.zeros(25), k=4).path
+    with pytest.raises(InputError, match="at least one right answer, but all answers are wrong"):
+        vote(str(path), out=str(tmp_path / "out"))
+
+
+def test_all_stores_of_a_grid_have_the_same_grader(grid: Path, tmp_path: Path) -> None:
+    shutil.copytree(grid, tmp_path / "grid")
+    (tmp_path / "grid/t1.0/grades/made").rename(tmp_path / "grid/t1.0/grades/other")
+    with pytest.raises(InputError, match="`grader` to be one of other"):
+        read_poll(str(tmp_path / "grid"))

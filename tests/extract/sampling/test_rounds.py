@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,12 +23,13 @@ from extract.prompts import PromptTemplate
 from extract.recipe import StoreRecipe
 from extract.sampling.local.token_sampler import TokenSampler
 from extract.sampling.prior import Prior
-from extract.sampling.rounds import turns
 from extract.sampling.server.policy import Server
 from extract.sampling.stopping import STOPPING_RULES, Answers
+from extract.sampling.stopping_settings import turns
 from extract.store.answer_log import logged_ranges
 from extract.store.samples import REJECTED, SKIPPED
 from extract.store.store import Store
+from extract.viewing.stopping import describe_stopping
 from tests.helpers.serving_stub import MODEL, Running, stub
 from tests.helpers.tiny import write_questions
 
@@ -180,7 +182,7 @@ def test_another_rule_or_budget_continues_where_sampling_stopped(
     (store,) = sample_family(path, recipe, stop="early_stopping", threshold=2)
     before = rows_of(store)
     sample_family(path, recipe, stop="early_stopping", threshold=2)
-    assert "sampling has already stopped for all questions" in capsys.readouterr().err
+    assert "sampling has already stopped for them by this rule" in capsys.readouterr().err
     (more,) = sample_family(path, replace(recipe, k=2 * K), stop="adaptive_consistency", threshold=0.95)
     assert rows_of(more).items() >= before.items()
     (direct,) = sample_family(
@@ -205,7 +207,7 @@ def test_metrics_refuse_a_store_that_stopped_early_and_inspect_describes_it(
     grade(path)
     n_drawn = len(rows_of(store))
     assert f"grade: {n_drawn} answers graded by short" in capsys.readouterr().err
-    with pytest.raises(InputError, match="a fixed number of answers.*stopped early .rule adaptive_consistency"):
+    with pytest.raises(InputError, match="same number of answers.*stopped early .rule adaptive_consistency.*--k 8"):
         load_table(store)
     inspect(path)
     page = capsys.readouterr().out
@@ -213,7 +215,72 @@ def test_metrics_refuse_a_store_that_stopped_early_and_inspect_describes_it(
     assert "by adaptive_consistency (threshold 0.85, at most 8 answers)" in page
     assert "the accuracies below are biased" in page
     mean = np.mean([one["n_answers"] for one in outcomes(store).values()])
-    assert f"{mean:.1f} answers on average are behind each decision" in page
+    assert f"each decision uses {mean:.1f} answers on average" in page
+
+
+def test_the_accuracy_of_the_decisions_is_that_of_their_answers(
+    recipe: StoreRecipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(tmp_path / "store")
+    (store,) = sample_family(path, recipe, stop="adaptive_consistency", threshold=0.85)
+    plant_right_answers(store)
+    found = outcomes(store)
+    expected = np.mean([one["answer"] == "v" for one in found.values()])
+    inspect(path)
+    assert f"accuracy of the decisions: {expected:.3f} [" in capsys.readouterr().out
+    assert 0 < expected < 1
+    assert describe_stopping([store], "contains")[-1].startswith("the accuracy of the decisions needs grades by short")
+
+
+def plant_right_answers(store: Store) -> None:
+    """Write grades in which the answer "v" is right and all others are wrong."""
+    questions, grader = {one.id: one for one in store.questions}, load_grader("short")
+    for part in store.samples.ranges():
+        rows = []
+        for row in store.samples.read(part).to_pylist():
+            answer = grader.grade(questions[row["question_id"]], row["text"]).answer
+            right = None if row["finish_reason"] == SKIPPED else answer == "v"
+            rows.append({"question_id": row["question_id"], "sample": row["sample"], "right": right, "answer": answer})
+        store.grades.write("short", part, rows, grader.rule)
+
+
+def test_a_damaged_range_is_drawn_again_by_any_run(recipe: StoreRecipe, full: Store, tmp_path: Path) -> None:
+    path = str(tmp_path / "store")
+    (store,) = sample_family(path, recipe, stop="early_stopping", threshold=2)
+    file = store.samples.file(store.samples.ranges()[0])
+    content = bytearray(file.read_bytes())
+    content[100] ^= 1
+    file.write_bytes(content)
+    (completed,) = sample_family(path, recipe)
+    assert texts(completed) == texts(full)
+
+
+def test_a_smaller_number_of_samples_leaves_later_ranges_alone(recipe: StoreRecipe, tmp_path: Path) -> None:
+    path = str(tmp_path / "store")
+    sample_family(path, recipe, stop="early_stopping", threshold=2)
+    (store,) = sample_family(path, replace(recipe, k=2 * K), stop="early_stopping", threshold=2)
+    ranges = store.samples.ranges()
+    (smaller,) = sample_family(path, recipe)
+    assert smaller.samples.ranges() == ranges
+    assert not logged_ranges(smaller)
+    (completed,) = sample_family(path, replace(recipe, k=2 * K))
+    assert len(rows_of(completed)) == 2 * K * N
+
+
+def test_a_rule_replaces_the_record_of_another_one_that_skipped_nothing(recipe: StoreRecipe, tmp_path: Path) -> None:
+    path = str(tmp_path / "store")
+    sample_family(path, recipe, stop="adaptive_consistency", threshold=1)
+    (store,) = sample_family(path, recipe, stop="early_stopping", threshold=2)
+    assert {(store.samples.stopping(part) or {})["rule"] for part in store.samples.ranges()} == {"early_stopping"}
+
+
+def test_a_lost_store_of_a_grid_is_decided_again(recipe: StoreRecipe, tmp_path: Path) -> None:
+    grid = replace(recipe, policy=replace(recipe.policy, temperature="0.3:0.9:0.6"))
+    before = sample_family(str(tmp_path / "grid"), grid, stop="early_stopping", threshold=2)
+    shutil.rmtree(before[1].path / "samples")
+    after = sample_family(str(tmp_path / "grid"), grid, stop="adaptive_consistency", threshold=0.9)
+    assert decisions(after[0]) == decisions(after[1])
+    assert not {one["reason"] for one in outcomes(after[0]).values()} - {"rule", "budget"}
 
 
 # Servers
@@ -281,6 +348,8 @@ def replayed_of(store: Store, threshold: float) -> dict[str, Any]:
         ({"stop": "early_stopping", "priors": "x.parquet"}, "`priors` to be omitted for the rule early_stopping"),
         ({"stop": "adaptive_consistency", "threshold": 1.5}, "between 0.5 and 1 for the rule adaptive_consistency"),
         ({"stop": "adaptive_consistency", "threshold": float("nan")}, "but got nan"),
+        ({"stop": "early_stopping", "threshold": 2.5}, "a whole number between 2 and 1000 .* but got 2.5"),
+        ({"stop": "early_stopping", "grader": "number"}, "x"),
         ({"stop": "adaptive_consistency", "per_round": 0}, "`per_round` to be at least 1, but got 0"),
         ({"stop": "adaptive_consistency", "grader": "judge"}, "parses answers without a model, but got 'judge'"),
         ({"stop": "adaptive_consistency", "grader": "shrt"}, "`grader` to be one of short"),
@@ -293,6 +362,8 @@ def replayed_of(store: Store, threshold: float) -> dict[str, Any]:
         "useless_priors",
         "threshold",
         "nan",
+        "no_integer",
+        "unsuitable",
         "rounds",
         "judge",
         "grader",
@@ -314,7 +385,7 @@ def test_options_are_checked_before_the_model_is_loaded(
         ({"question_id": [f"q{i // 2}" for i in range(2 * N)]}, 2 * N, "but some have several"),
         ({"confidence": np.full(N, 1.5)}, N, r"in \[0, 1\] .* but got \(1.5, 3.0, 1.5\) for 'q0'"),
         ({"confidence": np.full(N, np.nan)}, N, r"in \[0, 1\]"),
-        ({"diversity": np.zeros(N)}, N, "to be positive"),
+        ({"diversity": np.zeros(N)}, N, r"in \[0.01, 1000\]"),
         ({"concentration": ["high"] * N}, N, "reading .* failed"),
     ],
     ids=["missing", "twice", "above_one", "nan", "zero", "text"],

@@ -1,0 +1,107 @@
+"""Settings of early stopping, and the order in which the answers are used."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from extract.errors import InputError, at_least_one
+from extract.grading import grader_of_kinds, load_grader
+from extract.hashing import sha256_json
+from extract.questions.question import Question
+from extract.sampling.prior import Prior, read_priors
+from extract.sampling.stopping import STOPPING_RULES
+
+
+@dataclass(frozen=True)
+class Stopping:
+    """Settings of early stopping. Create an instance with `load_stopping`, which checks the options.
+
+    Attributes:
+        rule: Name of the stopping rule.
+        threshold: Threshold of the rule.
+        grader: Name of the grader that parses the answers, so that they can be compared.
+        priors: Prior of each question by question id. Empty if the rule needs none.
+        per_round: Number of answers to each question per round and temperature.
+    """
+
+    rule: str
+    threshold: float
+    grader: str
+    priors: Mapping[str, Prior]
+    per_round: int
+
+    def record(self, temperatures: Iterable[float], budget: int) -> dict[str, Any]:
+        """Return the settings that the decisions depend on, as recorded in the store.
+
+        Args:
+            temperatures: Temperatures of the grid, or the only temperature.
+            budget: Largest number of answers to each question at each temperature.
+        """
+        priors = sha256_json({id_: list(prior) for id_, prior in self.priors.items()}) if self.priors else None
+        settings = {"rule": self.rule, "threshold": self.threshold, "grader": self.grader, "priors": priors}
+        return {**settings, "temperatures": sorted(temperatures), "budget": budget}
+
+
+def load_stopping(
+    rule: str,
+    threshold: float | None,
+    priors: str | None,
+    grader: str | None,
+    per_round: int,
+    questions: Sequence[Question],
+    n_temperatures: int,
+) -> Stopping:
+    """Check the options of early stopping, and read the priors.
+
+    Args:
+        rule, threshold, priors, grader, per_round: See `sample_family`.
+        questions: Questions of the store.
+        n_temperatures: Number of temperatures of the grid, or 1.
+
+    Raises:
+        InputError: If the rule or the grader is unknown, the grader asks a model or does not suit the questions, the
+            threshold is out of bounds, the rule needs several temperatures or priors that are missing, or priors are
+            passed to another rule.
+    """
+    entry, needs_priors = STOPPING_RULES[rule], STOPPING_RULES[rule].needs == "prior"
+    at_least_one("per_round", per_round, default=2)
+    low, high = entry.bounds
+    threshold = entry.threshold if threshold is None else threshold
+    is_whole = all(isinstance(one, int) for one in entry.thresholds)
+    if not low <= threshold <= high or (is_whole and threshold % 1):
+        raise InputError(
+            f"Expected `threshold` to be {'a whole number ' if is_whole else ''}between {low:g} and {high:g} for the "
+            f"rule {rule}, but got {threshold:g}. The default is {entry.threshold:g}."
+        )
+    if entry.needs == "temperatures" and n_temperatures == 1:
+        raise InputError(
+            f"Expected a grid of temperatures, because the rule {rule} compares them, but got one temperature. Pass "
+            "--policy.temperature 0.4:1.2:0.4, for example, or another rule."
+        )
+    if needs_priors != (priors is not None):
+        raise InputError(
+            f"Expected `priors` to be {'a file' if needs_priors else 'omitted'} for the rule {rule}, but got "
+            f"{priors!r}. {'Write it with `python -m probes priors`.' if needs_priors else 'Omit --priors.'}"
+        )
+    name = grader or grader_of_kinds(question.kind for question in questions)
+    if name == "judge":
+        raise InputError(
+            "Expected `grader` to be a grader that parses answers without a model, but got 'judge'. Pass "
+            "--grader short, for example. The answers can still be graded by judge afterwards."
+        )
+    with load_grader(name).running() as grade_all:  # raises an error if the grader does not suit the questions
+        grade_all([(question, "") for question in questions], {}, lambda answers, tokens: None)
+    ids = [question.id for question in questions]
+    return Stopping(rule, threshold, name, read_priors(priors, ids) if priors else {}, per_round)
+
+
+def turns(temperatures: Collection[float], k: int) -> list[tuple[int, float]]:
+    """List the sample index and the temperature of each answer to a question, in the order in which they are used.
+
+    Answers are ordered by sample index, and then by temperature. In a grid, only one answer is used at temperature 0.
+
+    >>> turns([0.0, 0.5], 3)
+    [(0, 0.0), (0, 0.5), (1, 0.5), (2, 0.5)]
+    """
+    once = len(temperatures) > 1
+    return [(j, t) for j in range(k) for t in sorted(temperatures) if j == 0 or t > 0 or not once]

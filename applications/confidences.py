@@ -68,7 +68,7 @@ def named_confidences(sources: Sequence[str], store: Store, reserved: Sequence[s
 
 
 def confidence_name(source: str) -> str:
-    """Return a short name for a source in tables: its column, or the run folder of a saved probe.
+    """Return the short name that tables show for a source: its column, or the run folder of a saved probe.
 
     >>> confidence_name("runs/compare-facts/predictions.parquet:ridge"), confidence_name("runs/mine/probe")
     ('ridge', 'mine')

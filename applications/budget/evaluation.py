@@ -29,9 +29,9 @@ def success(
     In each resample, the budget is allocated again. If it runs out within a tie, the answers in the tie share the rest
     equally. This gives the expectation over random orders of these answers.
 
-    The curves of spending and success are exact at up to 2¹⁷ / N points for N questions in a fold, and at all budgets
-    for the original questions. Between two points, answers with similar gains share the budget like a tie. This affects
-    only the resamples, and only if there are fewer points than ties.
+    For the original questions, the curves of spending and success are exact at all budgets. For the resamples, they are
+    exact at up to 2¹⁷ / N points, where N is the number of questions in the fold. Between two points, answers with
+    similar gains share the budget like a tie.
 
     Args:
         gains: [question, answer] gains, which do not increase along `answer`.

@@ -71,7 +71,7 @@ class AnswerTable:
     def answer(self) -> list[str | None]:
         """[row] normalised answer that the grader found; None if it found none."""
         grades = pa.concat_tables(self.store.grades.read(self.grader, part) for part in self.ranges)
-        grades = _align(grades, self.question, self.sample, _row_of(self.store))
+        grades = _align(grades, self.question, self.sample, _ids(self.store))
         return list(grades["answer"].to_pylist())
 
     @property
@@ -173,28 +173,28 @@ def load_table(store: Store, grader: str | None = None) -> QuestionTable:
             f"Expected a sample for every grade in '{store.path}', but some samples are missing. "
             "Run `python -m extract sample` again with the store's settings."
         )
-    row_of, ranges = _row_of(store), store.samples.ranges()
-    blocks = [_columns(store, grader, [*parts], row_of) for _, parts in groupby(ranges, lambda part: part.block)]
+    ids, ranges = _ids(store).to_pylist(), store.samples.ranges()
+    blocks = [_columns(store, grader, [*parts]) for _, parts in groupby(ranges, lambda part: part.block)]
     columns: Any = {name: np.concatenate([block.pop(name) for block in blocks]) for name in [*blocks[0]]}
-    prompt_tokens = np.zeros(len(row_of))
+    prompt_tokens = np.zeros(len(ids))
     prompt_tokens[columns["question"]] = columns.pop("prompt_tokens")
     answers = AnswerTable(**columns, store=store, grader=grader, ranges=ranges)
-    other_half = answers.rows_by_question(len(row_of), ~answers.held_out)
+    other_half = answers.rows_by_question(len(ids), ~answers.held_out)
     return QuestionTable(
-        ids=list(row_of),
+        ids=ids,
         groups=[*map(sys.intern, store.questions.table["group"].to_pylist())],
         prompt_tokens=prompt_tokens,
         consistency=np.array([modal_share(answers.answer_class[rows].tolist()) for rows in other_half]),
         grader=grader,
         answers=answers,
         asked={name: store.asked.read(name) for name in store.asked.names("question") if not store.asked.missing(name)},
-        **_count_grades(answers, len(row_of)),
+        **_count_grades(answers, len(ids)),
     )
 
 
-def _row_of(store: Store) -> dict[str, int]:
-    """Return a dict from the id of each question to its index."""
-    return {question: row for row, question in enumerate(store.questions.table["question_id"].to_pylist())}
+def _ids(store: Store) -> pa.Array:
+    """Return the ids of all questions."""
+    return store.questions.table["question_id"].combine_chunks()
 
 
 def _count_grades(answers: AnswerTable, n_questions: int) -> dict[str, NDArray[np.int64]]:
@@ -207,21 +207,20 @@ def _count_grades(answers: AnswerTable, n_questions: int) -> dict[str, NDArray[n
     }
 
 
-def _columns(
-    store: Store, grader: str, parts: Sequence[SampleRange], row_of: dict[str, int]
-) -> dict[str, NDArray[np.generic]]:
+def _columns(store: Store, grader: str, parts: Sequence[SampleRange]) -> dict[str, NDArray[np.generic]]:
     """Read the columns of `AnswerTable` and the prompt lengths of all answers to one block of questions."""
     samples = pa.concat_tables(store.samples.read(part).drop_columns(["text", "token_ids"]) for part in parts)
-    question, sample = _keys(samples, row_of)
+    ids, first = pa.array(store.questions.ids(parts[0]), pa.string()), parts[0].block * store.questions.block_size
+    question, sample = _keys(samples, ids)
     grades = pa.concat_tables(store.grades.read(grader, part) for part in parts)
-    grades = _align(grades, question, sample, row_of)
+    grades = _align(grades, question, sample, ids)
     found = pa.chunked_array([pa.array([""]), *grades["answer"].fill_null("").chunks])  # the empty answer is class 0
     of_reason = {
         reason: pc.equal(samples["finish_reason"], reason).fill_null(False).to_numpy()
         for reason in ("stop", "length", REJECTED)
     }
     return {
-        "question": question,
+        "question": question + first,
         "sample": sample,
         "right": grades["right"].fill_null(False).to_numpy().astype(np.int32),
         "known": grades["right"].is_valid().to_numpy().astype(np.int32),
@@ -250,23 +249,21 @@ def _likelihoods(logprobs: pa.ChunkedArray, ended: NDArray[np.bool_]) -> dict[st
     return {"mean_nll": total / n_tokens, "max_nll": reduce(np.minimum, np.inf), "sequence_nll": total}
 
 
-def _keys(table: pa.Table, row_of: dict[str, int]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+def _keys(table: pa.Table, ids: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
     """Return the question index and the sample index of each row."""
-    question = np.array([row_of[question] for question in table["question_id"].to_pylist()], dtype=np.int64)
-    return question, table["sample"].to_numpy()
+    return pc.index_in(table["question_id"], ids).to_numpy().astype(np.int64), table["sample"].to_numpy()
 
 
-def _align(table: pa.Table, question: NDArray[np.int64], sample: NDArray[np.int32], row_of: dict[str, int]) -> pa.Table:
+def _align(table: pa.Table, question: NDArray[np.int64], sample: NDArray[np.int32], ids: pa.Array) -> pa.Table:
     """Reorder a table of the same answers to match `question` and `sample`, each [row]."""
     order = np.empty(len(question), dtype=np.int64)
-    order[np.lexsort((sample, question))] = np.lexsort(_keys(table, row_of)[::-1])
+    order[np.lexsort((sample, question))] = np.lexsort(_keys(table, ids)[::-1])
     return table.take(order)
 
 
 def asked_of_answers(store: Store, table: QuestionTable, name: str) -> NDArray[np.float64]:
     """Read the values [row] of an answer-level model-based baseline in the order of `table.answers`. NaN if missing."""
-    row_of = {question: row for row, question in enumerate(table.ids)}
-    asked = _align(store.asked.read(name, "sample"), table.answers.question, table.answers.sample, row_of)
+    asked = _align(store.asked.read(name, "sample"), table.answers.question, table.answers.sample, _ids(store))
     return asked["value"].to_numpy().astype(np.float64)
 
 

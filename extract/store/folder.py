@@ -3,11 +3,12 @@
 import json
 from contextlib import suppress
 from functools import cached_property
-from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from extract.errors import Damaged, InputError
 from extract.hashing import canonical_json, differences, sha256_json
@@ -81,8 +82,12 @@ class StoreFolder:
         if isinstance(shard, Block):
             is_sound = found == ids
         elif is_sound:
-            keys = zip(found, table["sample"].to_pylist(), strict=True)
-            is_sound = set(keys) == set(product(ids, range(shard.start, shard.stop)))
+            index, sample = pc.index_in(table["question_id"], pa.array(ids, pa.string())), table["sample"]
+            is_sound = not index.null_count and not sample.null_count
+            if is_sound:
+                rows = index.to_numpy().astype(np.int64), sample.to_numpy() - shard.start
+                is_sound = rows[1].min() >= 0 and rows[1].max() < shard.rows_per_question
+                is_sound = is_sound and len(np.unique(rows[0] * shard.rows_per_question + rows[1])) == len(rows[0])
         if not is_sound:
             raise Damaged(file, f"it does not contain each row of {shard.stem} exactly once")
         return table

@@ -114,12 +114,22 @@ def _of_probe(folder: Path, store: Store) -> NDArray[np.float64]:
 def _of_table(source: str, store: Store) -> NDArray[np.float64]:
     """Read a column of a Parquet or CSV file."""
     path, _, column = source.rpartition(":")
-    table = _read_table(Path(path or source), source)
+    if not path:
+        raise InputError(
+            f"Expected `confidences` to contain folders of saved probes or FILE:COLUMN, but {source!r} is neither. For "
+            "example, pass runs/compare-facts/predictions.parquet:layer_average."
+        )
+    table = _read_table(Path(path), source)
+    if "split" in table.column_names and set(table["split"].to_pylist()) & {"train", "val"}:
+        raise InputError(
+            f"Expected out-of-fold predictions, but {path!r} also contains predictions for the training questions of a "
+            "probe. Pass the predictions of `python -m probes compare` instead."
+        )
     for name in (ID, column):
         if name not in table.column_names:
             known = ", ".join(table.column_names)
             raise InputError(
-                f"Expected {path or source!r} to have a column {name!r}, but it has {known}."
+                f"Expected {path!r} to have a column {name!r}, but it has {known}."
                 f"{nearest(name, table.column_names)} Pass FILE:COLUMN."
             )
     row_of = {question.id: row for row, question in enumerate(store.questions)}

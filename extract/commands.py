@@ -86,7 +86,7 @@ def sample_family(
     questions, decoding = recipe.load()
     stopping = None
     if stop is not None:
-        stopping = load_stopping(stop, threshold, priors, grader, per_round, questions, len(folders))
+        stopping = load_stopping(stop, threshold, priors, grader, per_round, questions, decoding)
     elif (threshold, priors, grader) != (None, None, None):
         raise InputError(
             "Expected `stop` to be a rule, because `threshold`, `priors` or `grader` was passed, but got None. Pass "

@@ -21,6 +21,7 @@ from applications.voting.evaluation import (
     Evaluation,
     prior_name,
 )
+from applications.voting.replay import Outcome
 from datamodules.splits import split_questions
 from extract.errors import InputError
 from extract.sampling.stopping import CROSS, LEAST_ANSWERS, STOPPING_RULES
@@ -100,10 +101,20 @@ def vote_record(
     """Compute the content of vote.json: the figures of all methods with 95 % intervals, and paired differences."""
     n, options = len(poll.ballots), {"n_resamples": n_resamples, "seed": seed}
     outcomes = {name: method.outcome for name, method in evaluation.methods.items()}
-    full = outcomes[MAJORITY]
+    full, priors = outcomes[MAJORITY], [prior_name(name) for name in (BASE_RATE, *confidences)]
 
     def mean(values: NDArray[np.float64]) -> Mapping[str, Any] | None:
         return bootstrap(_mean(values), n, **options)
+
+    def thresholds(name: str, frontier: Outcome | None) -> list[dict[str, Any]]:
+        if frontier is None or name not in (*STOPPING_RULES, *priors):
+            return []
+        columns = zip(frontier.accuracy, frontier.answers, strict=True)
+        rule = STOPPING_RULES[PRIOR if name in priors else name]
+        return [
+            {"threshold": threshold, "accuracy": mean(accuracy), "answers": mean(answers)}
+            for threshold, (accuracy, answers) in zip(rule.thresholds, columns, strict=True)
+        ]
 
     methods = {
         name: {
@@ -111,6 +122,7 @@ def vote_record(
             "difference": mean(method.outcome.accuracy - full.accuracy),
             "share_of_answers": bootstrap(_ratio(method.outcome.answers, full.answers), n, **options),
             "chosen": list(method.chosen),
+            "thresholds": thresholds(name, method.frontier),
             "priors": [{"concentration": kappa, "diversity": theta} for kappa, theta in method.priors],
         }
         for name, method in evaluation.methods.items()

@@ -36,6 +36,8 @@ from extract.text import one_line
 
 #: Minimum distance of a confidence from 0 and 1, by clipping. At 0, no answer could be right, and at 1, none wrong.
 _LEAST = 1e-3
+#: Key of the Parquet metadata with the SHA-256 of the prompt template.
+_PROMPT = "prompt"
 #: Smallest and largest κ and θ.
 _BOUNDS = (0.01, 1000.0)
 
@@ -66,6 +68,7 @@ def write_priors(
     confidence: NDArray[np.float64],
     concentration: float,
     diversity: float,
+    prompt: str,
 ) -> None:
     """Write a file for `read_priors`.
 
@@ -74,24 +77,25 @@ def write_priors(
         question_ids: Ids of the questions.
         confidence: [question] calibrated probabilities that an answer is right.
         concentration, diversity: Parameters of all priors, from `fit_prior`.
+        prompt: SHA-256 of the prompt template.
 
     Raises:
         InputError: If the file cannot be written.
     """
     rows = [Prior(value, concentration, diversity)._asdict() for value in confidence.tolist()]
     sink = pa.BufferOutputStream()
-    pq.write_table(
-        pa.Table.from_pylist([{"question_id": id_, **row} for id_, row in zip(question_ids, rows, strict=True)]), sink
-    )
+    table = pa.Table.from_pylist([{"question_id": id_, **row} for id_, row in zip(question_ids, rows, strict=True)])
+    pq.write_table(table.replace_schema_metadata({_PROMPT: prompt}), sink)
     replace_file(Path(path), sink.getvalue().to_pybytes())
 
 
-def read_priors(path: str | Path, question_ids: Sequence[str]) -> dict[str, Prior]:
+def read_priors(path: str | Path, question_ids: Sequence[str], prompt: str) -> dict[str, Prior]:
     """Read the priors of questions from a file written by ``python -m probes priors``.
 
     Args:
         path: Parquet file with the columns `question_id`, `confidence`, `concentration` and `diversity`.
         question_ids: Ids of the questions. Other questions in the file are ignored.
+        prompt: SHA-256 of the prompt template, which is compared with the one in the file.
 
     Returns:
         Dict from question id to prior.
@@ -103,6 +107,7 @@ def read_priors(path: str | Path, question_ids: Sequence[str]) -> dict[str, Prio
     columns = ["question_id", *Prior._fields]
     try:
         with pq.ParquetFile(path) as file:
+            metadata = file.schema_arrow.metadata or {}
             ids, *values = (file.read(columns)[name].to_pylist() for name in columns)
             numbers = np.array(values, dtype=np.float64).T
             rows = dict(zip(ids, map(Prior._make, numbers.tolist()), strict=True))
@@ -111,6 +116,11 @@ def read_priors(path: str | Path, question_ids: Sequence[str]) -> dict[str, Prio
             f"Expected `priors` to be a Parquet file with the columns {', '.join(columns)}, but reading {str(path)!r} "
             f"failed: {one_line(error)}. Write it with `python -m probes priors`."
         ) from None
+    if metadata.get(_PROMPT.encode(), prompt.encode()) != prompt.encode():
+        raise InputError(
+            f"Expected the priors in {str(path)!r} to be for this run's prompt, but they are for another one. Pass the "
+            "same options, such as --config, to `python -m probes priors` and to this command."
+        )
     missing = [id_ for id_ in question_ids if id_ not in rows]
     if missing or len(rows) < len(ids):
         noun = f"{len(missing)} of them have none, such as {missing[0]!r}" if missing else "some have several"

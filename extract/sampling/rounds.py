@@ -52,9 +52,15 @@ def reopen_ranges(stores: Mapping[float, Store], k: int, stopping: Stopping | No
                 recorded.append((store, part, record))
                 if settings != {name: record.get(name) for name in settings or {}}:
                     undecided.add(part.block)
-    for store, part, record in recorded:
-        if record["skipped"] if settings is None else part.block in undecided:
-            reopen_range(store, part)
+    reopened = [
+        (store, part)
+        for store, part, record in recorded
+        if (record["skipped"] if settings is None else part.block in undecided)
+    ]
+    for store, part in reopened:
+        reopen_range(store, part)
+    if any(store.grades.names() for store, _ in reopened):
+        say("sample: adding answers to ranges that have been graded. Run `python -m extract grade` again afterwards")
 
 
 def sample_in_rounds(draw: Draw, stores: Mapping[float, Store], k: int, stopping: Stopping, worker: Worker) -> None:

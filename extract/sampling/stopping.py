@@ -95,7 +95,7 @@ class StoppingRule:
         stops = self.stops(evidence, threshold)[0]
         n_answers = int(stops.argmax()) + 1 if stops.any() else len(stops)
         reason: Literal["rule", "budget"] | None = "rule" if stops.any() else None
-        if reason is None and n_answers == len(answers.temperatures):
+        if n_answers == len(answers.temperatures):
             reason = "budget"
         return Decision(reason, int(answers.leader[0, n_answers - 1]), n_answers, float(evidence[0, n_answers - 1]))
 

@@ -7,6 +7,7 @@ from typing import Any
 from extract.errors import InputError, at_least_one
 from extract.grading import grader_of_kinds, load_grader
 from extract.hashing import sha256_json
+from extract.policy import Decoding
 from extract.questions.question import Question
 from extract.sampling.prior import Prior, read_priors
 from extract.sampling.stopping import STOPPING_RULES
@@ -49,14 +50,14 @@ def load_stopping(
     grader: str | None,
     per_round: int,
     questions: Sequence[Question],
-    n_temperatures: int,
+    decoding: Decoding,
 ) -> Stopping:
     """Check the options of early stopping, and read the priors.
 
     Args:
         rule, threshold, priors, grader, per_round: See `sample_family`.
         questions: Questions of the store.
-        n_temperatures: Number of temperatures of the grid, or 1.
+        decoding: Decoding options of the store, or of the temperature grid.
 
     Raises:
         InputError: If the rule or the grader is unknown, the grader asks a model or does not suit the questions, the
@@ -73,7 +74,7 @@ def load_stopping(
             f"Expected `threshold` to be {'a whole number ' if is_whole else ''}between {low:g} and {high:g} for the "
             f"rule {rule}, but got {threshold:g}. The default is {entry.threshold:g}."
         )
-    if entry.needs == "temperatures" and n_temperatures == 1:
+    if entry.needs == "temperatures" and len(decoding.temperatures) == 1:
         raise InputError(
             f"Expected a grid of temperatures, because the rule {rule} compares them, but got one temperature. Pass "
             "--policy.temperature 0.4:1.2:0.4, for example, or another rule."
@@ -91,8 +92,8 @@ def load_stopping(
         )
     with load_grader(name).running() as grade_all:  # raises an error if the grader does not suit the questions
         grade_all([(question, "") for question in questions], {}, lambda answers, tokens: None)
-    ids = [question.id for question in questions]
-    return Stopping(rule, threshold, name, read_priors(priors, ids) if priors else {}, per_round)
+    ids, prompt = [question.id for question in questions], sha256_json(decoding.record()["prompt"])
+    return Stopping(rule, threshold, name, read_priors(priors, ids, prompt) if priors else {}, per_round)
 
 
 def turns(temperatures: Collection[float], k: int) -> list[tuple[int, float]]:

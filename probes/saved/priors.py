@@ -1,8 +1,10 @@
 """Command that computes the priors of questions from the confidences of a saved probe."""
 
+import json
 from pathlib import Path
 
 from extract.errors import InputError
+from extract.hashing import differences, sha256_json
 from extract.questions.question import questions_hash
 from extract.recipe import StoreRecipe
 from extract.sampling.prior import write_priors
@@ -44,9 +46,15 @@ def priors(probe: str, recipe: StoreRecipe, out: str = "priors.parquet") -> Path
             f"Expected `questions` to differ from the training questions of {probe!r}, but they are the same. Its "
             "confidences for them are too extreme. Use other questions, or train the probe on other ones."
         )
+    prompt = json.loads(json.dumps(decoding.record()["prompt"]))
+    if different := "; ".join(differences(prompt, loaded.config["prompt"])):
+        raise InputError(
+            f"Expected the prompt of the probe {probe!r}, but the prompt of this run differs in {different}. Pass the "
+            "options that the training answers were sampled with, such as --config configs/sets/facts.yaml."
+        )
     dtype = loaded.config["model"]["dtype"] if recipe.dtype == "auto" else recipe.dtype
     model, tokenizer = load_model(recipe.model, recipe.revision, dtype, recipe.device, recipe.device_map)
     confidence = loaded.score(model, tokenizer, encode_questions(tokenizer, decoding.prompt, questions)).double()
-    write_priors(out, [question.id for question in questions], confidence.numpy(), **fitted)
+    write_priors(out, [question.id for question in questions], confidence.numpy(), **fitted, prompt=sha256_json(prompt))
     print(f"Priors of {len(questions)} questions, mean confidence {confidence.mean():.2f}: {out}")
     return Path(out)

@@ -90,7 +90,7 @@ def test_a_source_that_is_no_table_is_refused(tmp_path: Path, store: Store) -> N
     (tmp_path / "a.parquet").write_text("text")
     with pytest.raises(InputError, match="to be a parquet file, but reading it failed"):
         read_confidence(f"{tmp_path}/a.parquet:mine", store)
-    for source in ("missing.parquet:mine", f"{tmp_path}/missing", "a.txt:mine"):
+    for source in ("missing.parquet:mine", "a.txt:mine"):
         with pytest.raises(InputError, match="to be the folder of a saved probe, or FILE:COLUMN"):
             read_confidence(source, store)
 
@@ -125,3 +125,16 @@ def test_a_probe_that_does_not_fit_is_refused(tmp_path: Path, store: Store) -> N
         probe = write_probe(tmp_path / str(number), store, **changes)
         with pytest.raises(InputError, match=message):
             read_confidence(str(probe), store)
+
+
+def test_predictions_for_training_questions_are_refused(tmp_path: Path, store: Store) -> None:
+    ids = [question.id for question in store.questions]
+    splits = ["train", *["test"] * (len(ids) - 1)]
+    pq.write_table(pa.table({"question_id": ids, "mine": [0.5] * len(ids), "split": splits}), tmp_path / "a.parquet")
+    with pytest.raises(InputError, match="also contains predictions for the training questions"):
+        read_confidence(f"{tmp_path / 'a.parquet'}:mine", store)
+
+
+def test_a_file_without_a_column_is_refused(tmp_path: Path, store: Store) -> None:
+    with pytest.raises(InputError, match="FILE:COLUMN, but 'a.parquet' is neither"):
+        read_confidence("a.parquet", store)

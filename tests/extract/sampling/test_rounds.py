@@ -21,6 +21,7 @@ from extract.grading.classes import AnswerClasses
 from extract.policy import Decoding
 from extract.prompts import PromptTemplate
 from extract.recipe import StoreRecipe
+from extract.sampling import prior
 from extract.sampling.local.token_sampler import TokenSampler
 from extract.sampling.prior import Prior
 from extract.sampling.server.policy import Server
@@ -164,12 +165,16 @@ def test_a_run_that_was_killed_continues_with_the_same_decisions(
     assert not logged_ranges(store)
 
 
-def test_a_fixed_number_of_samples_completes_the_store(recipe: StoreRecipe, full: Store, tmp_path: Path) -> None:
+def test_a_fixed_number_of_samples_completes_the_store(
+    recipe: StoreRecipe, full: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = str(tmp_path / "store")
     (store,) = sample_family(path, recipe, stop="early_stopping", threshold=2)
     grade(path)
     assert store.samples.stopped()
+    capsys.readouterr()
     made = make_store(path, recipe, "short", ["hidden"])
+    assert "Run `python -m extract grade` again afterwards" in capsys.readouterr().err
     assert texts(made) == texts(full)
     assert not made.samples.stopped()
     assert load_table(made).known.tolist() == [K] * N
@@ -394,6 +399,13 @@ def test_priors_are_checked(columns: dict[str, Any], n: int, message: str, recip
     file = write_priors(tmp_path / "priors.parquet", n, **columns)
     with pytest.raises(InputError, match=message):
         sample_family(str(tmp_path / "store"), recipe, stop="prior", priors=file)
+
+
+def test_priors_for_another_prompt_are_refused(recipe: StoreRecipe, tmp_path: Path) -> None:
+    file = tmp_path / "priors.parquet"
+    prior.write_priors(file, [f"q{i}" for i in range(N)], np.full(N, 0.5), 2.0, 1.0, prompt="another")
+    with pytest.raises(InputError, match="to be for this run's prompt, but they are for another one"):
+        sample_family(str(tmp_path / "store"), recipe, stop="prior", priors=str(file))
 
 
 @pytest.mark.parametrize("content", [None, b"question_id,confidence\nq0,0.5\n"], ids=["no_file", "csv"])

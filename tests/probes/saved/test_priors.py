@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -13,6 +14,7 @@ from datamodules.table import load_table
 from extract.commands import sample_family
 from extract.errors import InputError
 from extract.models.loading import load_model
+from extract.prompts import PromptTemplate
 from extract.questions.source import find_source
 from extract.recipe import StoreRecipe
 from extract.sampling.prior import fit_prior
@@ -73,3 +75,14 @@ def test_a_probe_without_a_prior_is_refused(trained: Path, recipe: StoreRecipe, 
             priors(str(trained / "probe"), recipe, str(tmp_path / "priors.parquet"))
     finally:
         config.write_text(before)
+
+
+def test_another_prompt_or_the_training_questions_are_refused(
+    trained: Path, recipe: StoreRecipe, small_store: Path, tmp_path: Path
+) -> None:
+    changed = replace(recipe, policy=replace(recipe.policy, prompt=PromptTemplate("{question}?")))
+    with pytest.raises(InputError, match="the prompt of this run differs in template"):
+        priors(str(trained / "probe"), changed, str(tmp_path / "priors.parquet"))
+    same = replace(recipe, questions=str(small_store.parent / "questions.jsonl"))
+    with pytest.raises(InputError, match="to differ from the training questions"):
+        priors(str(trained / "probe"), same, str(tmp_path / "priors.parquet"))

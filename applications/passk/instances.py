@@ -41,8 +41,9 @@ def error_records(
 
     Returns:
         A dict for each method with its `name`, whether it is a `baseline`, whether it is scored on `half` of the
-        answers, the mean `squared_error` [k] and the paired difference `minus_base_rate` [k]. If a question
-        has fewer than 2k answers, the entry for k is None. The list is empty if there is only one question.
+        answers, the mean `squared_error` [k] and its paired difference `minus_mean_pass_at_k` [k] from that of the
+        baseline `mean_pass_at_k`, the best constant prediction. If a question has fewer than 2k answers, the entry for
+        k is None. The list is empty if there is only one question.
     """
     n = len(counts[False][0])
     records: list[dict[str, Any]] = []
@@ -61,7 +62,10 @@ def error_records(
         for is_baseline, of_kind in ((True, baselines), (False, methods)):
             for name, errors in of_kind.items():
                 record: dict[str, Any] = {"name": name, "baseline": is_baseline, "half": half}
-                for figure, values in (("squared_error", errors), ("minus_base_rate", errors - baselines["base_rate"])):
+                for figure, values in (
+                    ("squared_error", errors),
+                    ("minus_mean_pass_at_k", errors - baselines["mean_pass_at_k"]),
+                ):
                     found = [estimate(mean_of(of_k), n, n_resamples, seed) for of_k in values]
                     record[figure] = [*found, *[None] * (len(k) - len(found))]
                 records.append(record)

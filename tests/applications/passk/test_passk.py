@@ -110,7 +110,7 @@ def test_the_true_accuracies_predict_better_than_the_baselines(written: tuple[Pa
     assert list(errors) == ["base_rate", "mean_pass_at_k", "oracle", "true", "half"]
     for i in range(2):
         assert abs(errors["true"]["squared_error"][i]["value"]) < 0.01
-        assert errors["true"]["minus_base_rate"][i]["high"] < 0
+        assert errors["true"]["minus_mean_pass_at_k"][i]["high"] < 0
         assert errors["oracle"]["squared_error"][i]["value"] < errors["half"]["squared_error"][i]["value"]
     place = store["curve"]["k"].index(4)
     band = store["curve"]["predicted"]["true"][place]
@@ -160,9 +160,9 @@ def test_differences_to_the_base_rate_are_paired() -> None:
     found = error_records({"mine": np.array([0.1, 0.9, 0.2, 0.8])}, counts, [1], 100, 0)
     own, base = found[-1], found[0]
     assert base["name"] == "base_rate"
-    assert base["minus_base_rate"][0]["value"] == 0
+    assert base["minus_mean_pass_at_k"][0]["value"] == 0
     difference = own["squared_error"][0]["value"] - base["squared_error"][0]["value"]
-    assert own["minus_base_rate"][0]["value"] == pytest.approx(difference)
+    assert own["minus_mean_pass_at_k"][0]["value"] == pytest.approx(difference)
 
 
 # Unequal counts, unknown grades and degenerate stores

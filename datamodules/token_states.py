@@ -90,7 +90,7 @@ class TokenStates:
         )
 
     def split(self, n_tokens: int) -> Iterator[Self]:
-        """Yield parts of consecutive rows with about `n_tokens` tokens. A longer row is a part of its own."""
+        """Yield chunks of consecutive rows with about `n_tokens` tokens each. A longer row forms its own chunk."""
         part = (self.n_tokens.cumsum(0) - 1) // n_tokens
         for number in part.unique():
             yield self[part == number]

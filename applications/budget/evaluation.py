@@ -82,7 +82,7 @@ def equal_budget(level: Tensor, curve: Tensor) -> Tensor:
 def _curves(
     gains: Array, right: NDArray[np.int64], known: NDArray[np.int64], budgets: NDArray[np.int64], online: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return each question's spending and success [question, point] float64 at increasing points of the ranking."""
+    """Return the spending and the success of each question, [question, point] float64, along the ranking."""
     n = len(gains)
     question, answer, last = rank(gains, known)
     wrong = all_wrong(right, known, gains.shape[1]).T

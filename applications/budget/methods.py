@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from applications.beta_priors import base_rates, beta_priors
 from applications.budget.allocation import Array, beta_gains, hazards, plug_in_gains, uniform_gains
 from applications.budget.evaluation import mean_cost
-from applications.budget.prior import base_rates, beta_priors
 from datamodules.table import QuestionTable, split_rows
 from extract.errors import InputError
 from probes.baselines.registry import is_half

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import betaln
 from scipy.stats import hypergeom
 
 from extract.errors import InputError
@@ -87,6 +88,19 @@ def pass_of_split(right: Counts, known: Counts, k: Sequence[int]) -> Values:
 def predict(confidence: Values, k: Sequence[int]) -> Values:
     """Predict Pass@K from confidences f [question] as 1 − (1 − f)^k. Returns [k, question]."""
     return 1 - (1 - confidence) ** np.array(k)[:, None]
+
+
+def predict_from_prior(a: Values, b: Values, k: Sequence[int]) -> Values:
+    r"""Predict Pass@K from priors p ~ Beta(a, b) with parameters [question]. Returns [k, question].
+
+    .. math:: \mathrm{E}\,[1 - (1 - p)^k] = 1 - \frac{B(a, b + k)}{B(a, b)}
+
+    If a or b is 0, p is 0 or 1.
+    """
+    known, n = (a > 0) & (b > 0), np.array(k)[:, None]
+    predicted = np.where(b > 0, 0.0, np.ones((len(k), len(a))))
+    predicted[:, known] = 1 - np.exp(betaln(a[known], b[known] + n) - betaln(a[known], b[known]))
+    return predicted
 
 
 def squared_errors(predicted: Values, right: Counts, known: Counts, k: Sequence[int]) -> Values:

@@ -5,9 +5,21 @@ from typing import Any
 
 import numpy as np
 
-from applications.passk.estimators import Counts, Values, oracle_errors, pass_at_k, predict, squared_errors
+from applications.beta_priors import beta_priors
+from applications.passk.estimators import (
+    Counts,
+    Values,
+    oracle_errors,
+    pass_at_k,
+    predict,
+    predict_from_prior,
+    squared_errors,
+)
 from applications.passk.intervals import estimate, mean_of
 from probes.baselines.registry import is_half
+
+#: Number of folds. The concentration of a prior is estimated on the other folds.
+_N_FOLDS = 5
 
 
 def others_mean(values: Values) -> Values:
@@ -40,12 +52,15 @@ def error_records(
         seed: Seed of the resampling.
 
     Returns:
-        A dict for each method with its `name`, whether it is a `baseline`, whether it is scored on `half` of the
-        answers, the mean `squared_error` [k] and its paired difference `minus_mean_pass_at_k` [k] from that of the
-        baseline `mean_pass_at_k`, the best constant prediction. If a question has fewer than 2k answers, the entry for
-        k is None. The list is empty if there is only one question.
+        A dict for each method with its `name`, whether it is a `baseline`, its `prediction`, whether it is scored on
+        `half` of the answers, the mean `squared_error` [k] and its paired difference `minus_mean_pass_at_k` [k] from
+        that of the baseline `mean_pass_at_k`, the best constant prediction. `prediction` is ``plug-in`` for `predict`,
+        ``Bayesian`` for `predict_from_prior` with a concentration that is estimated on other questions, and empty for
+        baselines. If a question has fewer than 2k answers, the entry for k is None. The list is empty if there is only
+        one question.
     """
     n = len(counts[False][0])
+    fold = np.random.default_rng(seed).permutation(n) % _N_FOLDS
     records: list[dict[str, Any]] = []
     for half, (right, known) in counts.items() if n > 1 else ():
         usable = [one for one in k if 2 * one <= known.min()]
@@ -58,15 +73,19 @@ def error_records(
             "mean_pass_at_k": scored(others_mean(pass_at_k(right, known, usable))),
             "oracle": oracle_errors(right, known, usable),
         }
-        methods = {name: scored(predict(of, usable)) for name, of in confidences.items() if is_half(name) == half}
-        for is_baseline, of_kind in ((True, baselines), (False, methods)):
-            for name, errors in of_kind.items():
-                record: dict[str, Any] = {"name": name, "baseline": is_baseline, "half": half}
-                for figure, values in (
-                    ("squared_error", errors),
-                    ("minus_mean_pass_at_k", errors - baselines["mean_pass_at_k"]),
-                ):
-                    found = [estimate(mean_of(of_k), n, n_resamples, seed) for of_k in values]
-                    record[figure] = [*found, *[None] * (len(k) - len(found))]
-                records.append(record)
+        methods = {(name, ""): errors for name, errors in baselines.items()}
+        for name, of in confidences.items():
+            if is_half(name) == half:
+                methods[name, "plug-in"] = scored(predict(of, usable))
+                if prior := beta_priors(of, right, known, fold):
+                    methods[name, "Bayesian"] = scored(predict_from_prior(*prior, usable))
+        for (name, prediction), errors in methods.items():
+            record: dict[str, Any] = {"name": name, "baseline": not prediction, "prediction": prediction, "half": half}
+            for figure, values in (
+                ("squared_error", errors),
+                ("minus_mean_pass_at_k", errors - baselines["mean_pass_at_k"]),
+            ):
+                found = [estimate(mean_of(of_k), n, n_resamples, seed) for of_k in values]
+                record[figure] = [*found, *[None] * (len(k) - len(found))]
+            records.append(record)
     return records

@@ -33,7 +33,7 @@ COLUMNS_AT_ONCE = 128  #: Number of columns of R that are computed at a time.
 
 
 def attention_entropy(batch: Pass) -> dict[str, Tensor]:
-    """Return the attention entropies of the queries from which the answer's tokens were drawn.
+    """Return the attention entropies at the positions that predict the answer's tokens.
 
     The result is a dict from ``layer/name`` to tensors [row, token] in [0, 1]. Layers start at 1. The names are:
 

@@ -89,7 +89,7 @@ class Samples:
         return {**row, **tokens, "prompt_tokens": None}
 
     def stopping(self, samples: SampleRange) -> dict[str, Any] | None:
-        """Return the record of early stopping of a range, or None if a fixed number of samples was drawn.
+        """Return a range's early-stopping record, or None if a fixed number of samples was drawn.
 
         The record contains the `rule`, its `threshold`, the `budget` (samples per question), the `grader` that parsed
         the answers, the SHA-256 of the `priors`, and the number of `skipped` samples in the range. `questions` is a

@@ -28,7 +28,7 @@ OTHERS = "all others"
 
 
 class QuestionSet(NamedTuple):
-    """A named set of questions in a store. `questions` contains rows of the question table, [question] int64."""
+    """A named set of questions in a store. `questions` contains row indices into the question table, [question] int64."""
 
     name: str
     data: FeatureDataModule

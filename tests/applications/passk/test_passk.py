@@ -11,10 +11,12 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from scipy.integrate import quad
+from scipy.stats import beta
 
 from applications.__main__ import COMMANDS
 from applications.commands import passk
-from applications.passk.estimators import pass_at_k
+from applications.passk.estimators import pass_at_k, predict_from_prior
 from applications.passk.instances import error_records
 from applications.passk.intervals import mean_over_groups
 from applications.passk.record import load_graded, passk_record
@@ -103,10 +105,35 @@ def test_the_results_are_a_page_a_record_a_table_and_pictures(written: tuple[Pat
     assert table["posterior_at_16"][0] >= table["pass_at_1"][0] * 0.5
 
 
+def test_a_prior_corrects_the_predictions_of_an_uninformative_confidence() -> None:
+    rng = np.random.default_rng(0)
+    p, n = rng.beta(0.4, 0.6, 4000), np.full(4000, 32)
+    right = rng.binomial(32, p)
+    counts = {False: (right, n)}
+    found = error_records({"constant": np.full(4000, 0.4)}, counts, [1, 4, 16], 100, 0)
+    plug_in, bayesian, constant = (
+        next(one for one in found if (one["name"], one["prediction"]) == key)["squared_error"]
+        for key in (("constant", "plug-in"), ("constant", "Bayesian"), ("mean_pass_at_k", ""))
+    )
+    for i in (1, 2):
+        assert plug_in[i]["value"] > constant[i]["value"] + 0.05
+        assert bayesian[i]["value"] == pytest.approx(constant[i]["value"], abs=0.003)
+
+
+def test_predictions_from_a_prior_are_expectations() -> None:
+    a, b, k = np.array([0.4, 2.0, 0.0, 1.0]), np.array([0.7, 1.0, 1.0, 0.0]), [1, 3, 20]
+    expected = [
+        [quad(lambda p, i=i, n=n: (1 - (1 - p) ** n) * beta(a[i], b[i]).pdf(p), 0, 1)[0] for i in (0, 1)] for n in k
+    ]
+    found = predict_from_prior(a, b, k)
+    np.testing.assert_allclose(found[:, :2], expected, rtol=1e-6)
+    assert found[:, 2:].tolist() == [[0, 1]] * 3
+
+
 def test_the_true_accuracies_predict_better_than_the_baselines(written: tuple[Path, np.ndarray]) -> None:
     folder, _ = written
     store = json.loads((folder / "passk.json").read_text())["stores"][0]
-    errors = {method["name"]: method for method in store["errors"]}
+    errors = {method["name"]: method for method in store["errors"] if method["prediction"] != "Bayesian"}
     assert list(errors) == ["base_rate", "mean_pass_at_k", "oracle", "true", "half"]
     for i in range(2):
         assert abs(errors["true"]["squared_error"][i]["value"]) < 0.01

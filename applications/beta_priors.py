@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
 from scipy.special import betaln
 
-from applications.budget.allocation import Array
+Array = NDArray[np.float64]
 
 #: Range of the concentration. Above it, the prior is practically a point mass.
 _RANGE = (1e-3, 1e4)

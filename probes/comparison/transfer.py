@@ -28,7 +28,7 @@ OTHERS = "all others"
 
 
 class QuestionSet(NamedTuple):
-    """A named set of questions in a store. `questions` contains row indices into the question table, [question] int64."""
+    """A named set of questions in a store. `questions` [question] int64 contains row indices of the question table."""
 
     name: str
     data: FeatureDataModule

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import minimize_scalar
-from scipy.special import betaln
+
+from extract.sampling.prior import fit_concentration
 
 Array = NDArray[np.float64]
 
@@ -14,9 +14,9 @@ _RANGE = (1e-3, 1e4)
 
 
 def concentration(mean: Array, right: NDArray[np.int64], known: NDArray[np.int64]) -> float | None:
-    """Estimate the concentration ν of priors p ~ Beta(ν f, ν (1 − f)) with means f, by maximum likelihood.
+    """Estimate the concentration κ of priors p ~ Beta(κ f, κ (1 − f)) with means f, by maximum likelihood.
 
-    The counts of right answers are beta-binomial. Means of 0 or 1 contain no information about ν.
+    The counts of right answers are beta-binomial. Means of 0 or 1 contain no information about κ.
 
     Args:
         mean: [question] prior means f.
@@ -24,18 +24,10 @@ def concentration(mean: Array, right: NDArray[np.int64], known: NDArray[np.int64
         known: [question] numbers of graded answers.
 
     Returns:
-        ν between 0.001 and 10,000, or None if no question has a mean in (0, 1) and at least two graded answers.
+        κ between 0.001 and 10,000, or None if no question has a mean in (0, 1) and at least two graded answers.
     """
     used = (mean > 0) & (mean < 1) & (known >= 2)
-    f, c, n = mean[used], right[used], known[used]
-    if not len(f):
-        return None
-
-    def loss(log: float) -> float:
-        a, b = np.exp(log) * f, np.exp(log) * (1 - f)
-        return float((betaln(a, b) - betaln(a + c, b + n - c)).sum())
-
-    return float(np.exp(minimize_scalar(loss, bounds=np.log(_RANGE), method="bounded").x))
+    return fit_concentration(mean[used], right[used], known[used], _RANGE) if used.any() else None
 
 
 def beta_priors(

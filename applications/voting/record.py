@@ -27,7 +27,7 @@ from extract.errors import InputError
 from extract.sampling.stopping import CROSS, LEAST_ANSWERS, STOPPING_RULES
 from probes.metrics.intervals import WeightedMetric, bootstrap
 from probes.report.results import record_header
-from probes.report.templates import render
+from probes.report.templates import method_label, render
 
 #: Minimum number of questions.
 LEAST_QUESTIONS = 20
@@ -44,7 +44,7 @@ LABELS = {
 def label_of(name: str) -> str:
     """Return the name of a method in tables."""
     confidence = name.removeprefix(f"{PRIOR}_")
-    return LABELS.get(name) or f"{LABELS[PRIOR]}, {confidence.replace('_', ' ')}"
+    return LABELS.get(name) or f"{LABELS[PRIOR]}, {method_label(confidence)}"
 
 
 def halves(poll: Poll, seed: int) -> NDArray[np.int64]:

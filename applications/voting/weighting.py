@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 
 
 def weighted_winner(classes: NDArray[np.int64], weights: NDArray[np.float64]) -> int:
-    """Return the class with the largest sum of weights. If several tie, the one that occurred first wins.
+    """Return the class with the largest sum of weights. Ties go to the class that occurred first.
 
     Args:
         classes: [answer] class of each answer, numbered from 0 in the order of the first answers.

@@ -19,7 +19,7 @@ Each weight is a Beta integral over p times the Ewens probability of the partiti
 factors. After one answer, the posterior probability that it is right is f.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -155,21 +155,38 @@ def fit_prior(
     Returns:
         κ and θ, between 0.01 and 1000.
     """
-    clipped, wrong = confidence.clip(_LEAST, 1 - _LEAST), n_answers - right
-
-    def of_counts(log_concentration: float) -> float:
-        a, b = np.exp(log_concentration) * np.stack([clipped, 1 - clipped])
-        return -float((betaln(a + right, b + wrong) - betaln(a, b)).sum())
+    wrong = n_answers - right
 
     def of_partitions(log_diversity: float) -> float:
         diversity = np.exp(log_diversity)
         return -float((wrong_classes * log_diversity - gammaln(diversity + wrong) + gammaln(diversity)).sum())
 
-    bounds = np.log(_BOUNDS)
-    concentration, diversity = (
-        float(np.exp(minimize_scalar(loss, bounds=bounds, method="bounded").x)) for loss in (of_counts, of_partitions)
-    )
-    return concentration, diversity
+    concentration = fit_concentration(confidence.clip(_LEAST, 1 - _LEAST), right, n_answers, _BOUNDS)
+    return concentration, _minimise_log(of_partitions, _BOUNDS)
+
+
+def fit_concentration(
+    mean: NDArray[np.float64], right: NDArray[np.int64], n_answers: NDArray[np.int64], bounds: tuple[float, float]
+) -> float:
+    """Fit the concentration κ of the priors Beta(κ f, κ (1 − f)) by maximum likelihood of the beta-binomial counts.
+
+    Args:
+        mean: [question] means f of the priors, between 0 and 1 exclusive.
+        right: [question] numbers of right answers.
+        n_answers: [question] numbers of answers.
+        bounds: Smallest and largest κ.
+    """
+
+    def loss(log_concentration: float) -> float:
+        a, b = np.exp(log_concentration) * np.stack([mean, 1 - mean])
+        return -float((betaln(a + right, b + n_answers - right) - betaln(a, b)).sum())
+
+    return _minimise_log(loss, bounds)
+
+
+def _minimise_log(loss: Callable[[float], float], bounds: tuple[float, float]) -> float:
+    """Minimise a function of the logarithm of a number, and return the number."""
+    return float(np.exp(minimize_scalar(loss, bounds=np.log(bounds), method="bounded").x))
 
 
 def posterior_weights(prior: Prior, n: int) -> Iterator[NDArray[np.float64]]:

@@ -43,6 +43,9 @@ def reopen_ranges(stores: Mapping[float, Store], k: int, stopping: Stopping | No
     settings = None if stopping is None else stopping.record(stores, k)
     for store in stores.values():
         delete_finished_logs(store, worker)
+    if not any(store.samples.stopping(part) for store in stores.values() for part in store.samples.ranges()):
+        return  # before any checksums
+    for store in stores.values():
         whole = [part for part in store.samples.ranges() if is_whole(store.samples.file(part), store.path)]
         missing = missing_ranges(whole, store.questions.n_blocks, k)
         undecided.update(part.block for part in missing)

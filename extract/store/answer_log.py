@@ -158,7 +158,6 @@ def finish_range(
     store: Store,
     samples: SampleRange,
     absent: Mapping[str, str],
-    max_rows: int | None = None,
     stopping: dict[str, Any] | None = None,
 ) -> bool:
     """Write the table of a range from its log and delete the log, unless samples are missing.
@@ -168,7 +167,6 @@ def finish_range(
         samples: The range of samples.
         absent: Dict from question id to the finish reason to record for missing samples, `REJECTED` or `SKIPPED`. Only
             these questions may have missing samples.
-        max_rows: See `Samples.write`.
         stopping: See `Samples.stopping`. The number of skipped samples is added.
 
     Returns:
@@ -188,7 +186,7 @@ def finish_range(
         rows.setdefault((id_, j), store.samples.absent(id_, j, absent.get(id_, "")))
     if stopping is not None:
         stopping = {**stopping, "skipped": sum(row["finish_reason"] == SKIPPED for row in rows.values())}
-    store.samples.write(samples, [rows[key] for key in keys], max_rows, stopping)
+    store.samples.write(samples, [rows[key] for key in keys], stopping=stopping)
     store.samples.log_file(samples).unlink(missing_ok=True)
     return True
 

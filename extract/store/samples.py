@@ -91,8 +91,9 @@ class Samples:
     def stopping(self, samples: SampleRange) -> dict[str, Any] | None:
         """Return a range's early-stopping record, or None if a fixed number of samples was drawn.
 
-        The record contains the `rule`, its `threshold`, the `budget` (samples per question), the `grader` that parsed
-        the answers, the SHA-256 of the `priors`, and the number of `skipped` samples in the range. `questions` is a
+        The record contains the `rule`, its `threshold`, the `temperatures`, the `budget` (samples per question and
+        temperature), the `grader` that parsed the answers, the SHA-256 of the `priors`, and the number of `skipped`
+        samples in the range. `evidence` is null if it is not finite. `questions` is a
         dict from each question id to the `reason` why sampling stopped (rule, budget or rejected), the number of
         answers `n_answers` on which the decision is based, the `evidence` of the rule, and the leading `answer`.
 

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from extract.sampling.stopping_settings import turns
+from extract.store.samples import REJECTED
 from extract.store.store import Store
 from extract.viewing.summary import interval
 
@@ -33,7 +34,7 @@ def describe_stopping(stores: Sequence[Store], grader: str | None) -> list[str]:
                 right |= {(row["question_id"], row["answer"]): row["right"] for row in grades}
     if not outcomes:
         return []
-    decided = {id_: one for id_, one in outcomes.items() if one["reason"] != "rejected"}
+    decided = {id_: one for id_, one in outcomes.items() if one["reason"] != REJECTED}
     n_rule = sum(one["reason"] == "rule" for one in decided.values())
     lines = [f"{n_rule:,} of {len(decided):,} questions stopped early by {', '.join(settings)}"]
     if len(decided) < len(outcomes):

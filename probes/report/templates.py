@@ -29,6 +29,11 @@ def render(template: str, **context: Any) -> str:
     return _environment().get_template(template).render(**context)
 
 
+def method_label(name: str) -> str:
+    """Return the label of a method in tables, for example ``layer-average probe`` for ``layer_average``."""
+    return str(_environment().get_template("report/macros.md.j2").module.label(name)).strip()  # type: ignore[attr-defined]
+
+
 @cache
 def _environment() -> Environment:
     packages = Path(__file__).parents[2]

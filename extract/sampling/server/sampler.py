@@ -108,7 +108,7 @@ class ServerSampler(Sampler):
             check_variation(answers.values(), store.path, preflight.varies)
 
     def _preflight(self, temperature: float, asks: Sequence[Ask]) -> Preflight:
-        """Return the preflight at a temperature. If there is none yet, run it with the first requests in `asks`."""
+        """Return the preflight at a temperature. The first call runs it, with the first requests in `asks`."""
         if temperature not in self._preflights:
             asks = asks[: TRIES * len(self.server.urls)]
             decoding = self.decoding.at(temperature)

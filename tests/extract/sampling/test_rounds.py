@@ -204,11 +204,16 @@ def test_answers_of_a_fixed_number_count(recipe: StoreRecipe, tmp_path: Path) ->
     assert decisions(store) == decisions(direct)
 
 
+@pytest.fixture
+def stopped(recipe: StoreRecipe, tmp_path: Path) -> Store:
+    """Store in which sampling stopped early."""
+    return sample_family(str(tmp_path / "store"), recipe, stop="adaptive_consistency", threshold=0.85)[0]
+
+
 def test_metrics_refuse_a_store_that_stopped_early_and_inspect_describes_it(
-    recipe: StoreRecipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    stopped: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = str(tmp_path / "store")
-    (store,) = sample_family(path, recipe, stop="adaptive_consistency", threshold=0.85)
+    store, path = stopped, str(stopped.path)
     grade(path)
     n_drawn = len(rows_of(store))
     assert f"grade: {n_drawn} answers graded by short" in capsys.readouterr().err
@@ -224,10 +229,9 @@ def test_metrics_refuse_a_store_that_stopped_early_and_inspect_describes_it(
 
 
 def test_the_accuracy_of_the_decisions_is_that_of_their_answers(
-    recipe: StoreRecipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    stopped: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = str(tmp_path / "store")
-    (store,) = sample_family(path, recipe, stop="adaptive_consistency", threshold=0.85)
+    store, path = stopped, str(stopped.path)
     plant_right_answers(store)
     found = outcomes(store)
     expected = np.mean([one["answer"] == "v" for one in found.values()])

@@ -634,7 +634,7 @@ def test_one_failing_file_lets_what_is_in_flight_be_kept(
 ) -> None:
     path = tmp_path / "store"
 
-    def full(self: Samples, part: SampleRange, rows: Any, *record: Any) -> None:
+    def full(self: Samples, part: SampleRange, rows: Any, **record: Any) -> None:
         raise InputError("Expected to be able to write, but: No space left on device.")
 
     with stub(seconds=0.05) as server:

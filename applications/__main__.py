@@ -3,15 +3,17 @@
 from collections.abc import Callable
 from typing import Any
 
-from applications import commands
+from applications.budget.command import budget
+from applications.passk.command import passk
+from applications.voting.command import vote
 from extract.running.cli import run
 from extract.running.exit import end_process
 
-#: Functions of `applications.commands` by their names on the command line.
+#: Functions by their names on the command line. Each application has one in its module `command`.
 COMMANDS: dict[str, Callable[..., Any]] = {
-    "passk": commands.passk,
-    "budget": commands.budget,
-    "vote": commands.vote,
+    "passk": passk,
+    "budget": budget,
+    "vote": vote,
 }
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from applications.commands import vote
+from applications.voting.command import vote
 from benchmarks.result import report
 from tests.helpers.synthetic import make_grid
 

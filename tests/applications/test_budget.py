@@ -21,7 +21,7 @@ from applications.budget.allocation import allocate, beta_gains, hazards, plug_i
 from applications.budget.evaluation import equal_budget, mean_cost, success
 from applications.budget.methods import read_questions
 from applications.budget.record import budget_record
-from applications.commands import budget
+from applications.budget.command import budget
 from datamodules.table import QuestionTable, load_table
 from extract import Store
 from extract.errors import InputError

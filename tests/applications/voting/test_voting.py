@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from applications.__main__ import COMMANDS
-from applications.commands import vote
+from applications.voting.command import vote
 from applications.voting.ballots import Ballots, read_poll
 from applications.voting.evaluation import choose_threshold, evaluate_rules
 from applications.voting.replay import Outcome, Replay, shuffled

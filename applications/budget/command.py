@@ -1,0 +1,55 @@
+"""The command ``python -m applications budget``."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from applications.budget.methods import METHODS
+from applications.budget.pictures import budget_pictures
+from applications.budget.record import budget_page, budget_record, budget_verdict
+from applications.confidences import named_confidences
+from datamodules.table import load_table
+from extract.store.store import Store
+from probes.report.results import result_folder, write_files
+
+
+def budget(
+    store: str,
+    confidences: Sequence[str] = (),
+    budgets: Sequence[int] | None = None,
+    grader: str | None = None,
+    out: str | None = None,
+    seed: int = 0,
+    n_resamples: int = 2000,
+) -> Path:
+    """Compare allocations of a sampling budget, by the share of questions with at least one right answer.
+
+    The budget is allocated uniformly, by the base rates of the question groups, by confidences, and by an oracle that
+    knows half of the grades. The page also shows an online allocation. It stops at a question's first right answer.
+
+    Args:
+        store: Folder of the store. It must contain samples and grades.
+        confidences: Sources of confidences: folders of saved probes, or FILE:COLUMN, for example
+            runs/compare-facts/predictions.parquet:layer_average.
+        budgets: Mean numbers of answers per question. The default is 1, 2, 4, …, 64, up to the number of
+            graded answers.
+        grader: Grader whose grades are used. Required if the store has several graders.
+        out: Folder to create for the page, record, allocations and pictures. The default is runs/budget-STORE.
+        seed: Seed for the folds and resampling.
+        n_resamples: Number of bootstrap resamples of the questions for each interval.
+
+    Returns:
+        Path to the new folder.
+
+    Raises:
+        InputError: If an option is invalid, if required data are missing, if there are too few questions, or if no
+            answer is right.
+    """
+    with result_folder("budget", [store], out, seed, n_resamples) as (folder, final):
+        opened = Store.open(store)
+        values = named_confidences(confidences, opened, reserved=METHODS)
+        record, allocations = budget_record(opened, load_table(opened, grader), values, budgets, n_resamples, seed)
+        plots = budget_pictures(record)
+        files = {"budget.md": budget_page(record, list(plots)), "budget.json": record}
+        write_files(folder, {**files, "allocations.parquet": allocations}, plots)
+    print(f"{budget_verdict(record)}\nBudget: {final / 'budget.md'}")
+    return final

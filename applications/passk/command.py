@@ -1,0 +1,51 @@
+"""The command ``python -m applications passk``."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from applications.passk.pictures import passk_pictures
+from applications.passk.record import load_graded, passk_page, passk_record, passk_summary
+from applications.stores import open_stores
+from probes.report.results import result_folder, write_files
+
+
+def passk(
+    store: str,
+    confidences: Sequence[str] = (),
+    k: Sequence[int] | None = None,
+    grader: str | None = None,
+    out: str | None = None,
+    seed: int = 0,
+    n_resamples: int = 2000,
+) -> Path:
+    """Estimate Pass@K, the probability that at least one of K answers is right, and how well confidences predict it.
+
+    The page also contains extrapolations to more answers than were sampled. For a temperature grid, it compares
+    splitting a budget of answers over the temperatures with spending it at one temperature.
+
+    Args:
+        store: Folder of a store, or of a temperature grid. It must contain samples and grades.
+        confidences: Confidences to predict Pass@K from: folders of saved probes, or FILE:COLUMN for columns of Parquet
+            or CSV files. They must not depend on the grades of the same questions.
+        k: Numbers of answers K, at most the number of graded answers to each question. The default is 1, 4, 16 and 64,
+            up to this number.
+        grader: Grader whose grades are used. Required if the store has several graders.
+        out: Folder to create for the page, record, table and pictures. The default is runs/passk-STORE.
+        seed: Seed for the resampling and for the halves of the questions.
+        n_resamples: Number of bootstrap resamples of the questions for each interval.
+
+    Returns:
+        Path to the new folder.
+
+    Raises:
+        InputError: If an option is invalid, if samples or grades are missing, if the stores of a grid differ in more
+            than the temperature, or if a question has no confidence or fewer than K graded answers.
+    """
+    with result_folder("passk", [store], out, seed, n_resamples) as (folder, final):
+        graded = load_graded(open_stores(store), grader)
+        record, table = passk_record(graded, confidences, k, n_resamples, seed)
+        plots = passk_pictures(record)
+        files = {"passk.md": passk_page(record, list(plots)), "passk.json": record, "passk.parquet": table}
+        write_files(folder, files, plots)
+    print(f"{passk_summary(record)}\nPass@k: {final / 'passk.md'}")
+    return final

@@ -43,12 +43,12 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """All votes and rules of a comparison by name, and the accuracy of the majority vote by number of answers.
+    """Results of all votes and rules, and the accuracy of the majority vote by number of answers.
 
     Attributes:
-        methods: The votes and rules.
+        methods: The evaluated votes and rules, by name.
         numbers: Numbers of answers for which `curve` is computed.
-        curve: [question, number] accuracy of the majority vote; NaN for numbers that exceed the question's answers.
+        curve: [question, number] accuracy of the majority vote; NaN if the question has fewer answers.
     """
 
     methods: dict[str, Evaluated]
@@ -70,7 +70,7 @@ def check_orders(orders: int) -> None:
     """Check the number of orders.
 
     Raises:
-        InputError: If it is less than 10.
+        InputError: If `orders` is less than 10.
     """
     if orders < 10:
         raise InputError(f"Expected `orders` to be at least 10, but got {orders}. The default is 200.")
@@ -140,7 +140,7 @@ def choose_threshold(outcome: Outcome, questions: NDArray[np.bool_], accuracy: N
     Args:
         outcome: Outcome of each threshold, [threshold, question].
         questions: [question] bool, the questions to use.
-        accuracy: [question] accuracy of the vote with the whole budget.
+        accuracy: [question] accuracy of the vote over all answers.
 
     Returns:
         The index of the threshold.
@@ -153,7 +153,7 @@ def choose_threshold(outcome: Outcome, questions: NDArray[np.bool_], accuracy: N
 def _cross_tuned(
     of_halves: list[Outcome], half: NDArray[np.int64], choose: Choose, settings: Sequence[float]
 ) -> Evaluated:
-    """Choose a setting on each half, and evaluate it on the other one.
+    """Choose a setting on each half of the questions, and evaluate it on the other half.
 
     Args:
         of_halves: For each half on which a rule is tuned, the outcome of each setting for all questions.
@@ -172,7 +172,7 @@ def _cross_tuned(
 
 
 def _share_right(ballots: list[Ballots], questions: NDArray[np.bool_]) -> float:
-    """Return the mean share of right answers."""
+    """Return the mean proportion of right answers over some of the questions."""
     return float(np.mean([ballots[i].right[ballots[i].classes].mean() for i in np.flatnonzero(questions)]))
 
 
@@ -211,7 +211,7 @@ def _weighted(ballots: list[Ballots], majority: Outcome) -> Outcome | None:
 
 
 def _best_temperature(ballots: list[Ballots], half: NDArray[np.int64], orders: int, seed: int) -> Evaluated:
-    """Evaluate the vote at a single temperature, the most accurate one on the other half of the questions."""
+    """Evaluate the vote at the temperature that is most accurate on the other half of the questions."""
     temperatures = np.unique(ballots[0].temperatures)
     outcomes = [
         Outcome.stack(

@@ -195,7 +195,7 @@ def confidence(name: str, data: FeatureDataModule, rows: Rows, scope: Scope = "q
 def counts(table: QuestionTable, half: bool) -> tuple[Tensor, Tensor]:
     """Return the numbers of right and of graded answers to each question.
 
-    If `half` is true, only the held-out half of the answers is counted.
+    If `half` is true, only answers with odd indices are counted.
     """
     right, known = (table.held_right, table.held_known) if half else (table.right, table.known)
     return torch.from_numpy(right), torch.from_numpy(known)

@@ -19,7 +19,7 @@ class LayerAverage(Ridge):
     name = "layer_average"
 
     def make_inputs(self, names: list[str]) -> list[tuple[int, ...]]:
-        """Return each feature, scored only for the layer plot, and the upper half of the layers at each position."""
+        """Return each single feature (for the layer plot), and the upper half of the layers at each position."""
         of_position: dict[str, list[int]] = {}
         for feature, name in enumerate(names):
             of_position.setdefault(name.partition("/")[2], []).append(feature)

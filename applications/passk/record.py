@@ -78,7 +78,7 @@ def read_confidences(graded: Graded, sources: Sequence[str], k: Sequence[int]) -
             if (gaps := np.isnan(values)).any():
                 raise InputError(
                     f"Expected {name!r} to contain a confidence for each of the {len(gaps)} graded questions of "
-                    f"'{store.path}', but {gaps.sum()} are missing, for example for "
+                    f"'{store.path}', but it lacks {gaps.sum()} of them, for example that of "
                     f"{graded.tables[0].ids[graded.rows[gaps.argmax()]]!r}. Use a complete column."
                 )
     return found

@@ -89,8 +89,8 @@ def read_confidences(sources: Sequence[str], poll: Poll) -> dict[str, NDArray[np
     for name, values in found.items():
         if n_missing := int(np.isnan(values[poll.questions]).sum()):
             raise InputError(
-                f"Expected {name!r} to contain a confidence for every question with votes, but {n_missing} of "
-                f"{len(poll.questions)} are missing. Pass a table with all questions."
+                f"Expected {name!r} to contain a confidence for every question with votes, but it lacks {n_missing} of "
+                f"{len(poll.questions)}. Pass a table with all questions."
             )
     return {name: values[poll.questions] for name, values in found.items()}
 

@@ -108,7 +108,7 @@ def test_ties_are_in_the_order_of_the_answers_and_then_of_the_questions() -> Non
 
 @pytest.mark.parametrize("total", [-1, 7])
 def test_a_total_that_cannot_be_spent_is_refused(total: int) -> None:
-    with pytest.raises(InputError, match="between 0 and the 6 available answers, but got"):
+    with pytest.raises(InputError, match="between 0 and 6, the number of available answers, but got"):
         allocate(uniform_gains(2, 3), np.array([3, 3]), [2, total])
 
 

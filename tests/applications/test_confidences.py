@@ -68,8 +68,8 @@ def test_ids_that_look_like_numbers_are_read_from_csv(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"question_id": ["q0"], "min": [0.5]}, "have a column 'mine', but it has question_id, min.*`min`"),
-        ({"mine": [0.5]}, "have a column 'question_id', but it has mine"),
+        ({"question_id": ["q0"], "min": [0.5]}, "have a column 'mine', but its columns are question_id, min.*`min`"),
+        ({"mine": [0.5]}, "have a column 'question_id', but its columns are mine"),
         ({"question_id": ["q0", "p9"], "mine": [0.5, 0.5]}, "'p9' is not"),
         ({"question_id": ["q0", "q1", "q0"], "mine": [0.5, 0.5, 0.5]}, "'q0' has several"),
         ({"question_id": ["q0"], "mine": ["high"]}, "contain numbers, but it has the type string"),

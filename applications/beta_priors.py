@@ -51,7 +51,7 @@ def beta_priors(
 def base_rates(accuracy: Array, groups: Sequence[str], fold: NDArray[np.int64]) -> Array:
     """Compute, for each question, the mean accuracy of its group in the other folds. Returns [question].
 
-    If a group does not occur in the other folds, the mean accuracy of all their questions is used.
+    If a group does not occur in the other folds, the mean accuracy of all questions in these folds is used.
     """
     group = np.unique(groups, return_inverse=True)[1]
     rates = np.empty(len(accuracy))

@@ -34,8 +34,8 @@ def read_confidence(source: str, store: Store) -> NDArray[np.float64]:
         [question] float64 probabilities in the order of `store.questions`; NaN if a question has none.
 
     Raises:
-        InputError: If the source does not exist, lacks the column, or contains invalid values or questions. Also if
-            the probe belongs to another model, or was trained on the same questions.
+        InputError: If the source does not exist or is invalid, or if the probe belongs to another model or was trained
+            on the same questions.
     """
     values = _of_probe(Path(source), store) if Path(source).is_dir() else _of_table(source, store)
     wrong = values[(values < 0) | (values > 1)]
@@ -45,7 +45,7 @@ def read_confidence(source: str, store: Store) -> NDArray[np.float64]:
         )
     if np.isnan(values).all():
         raise InputError(
-            f"Expected {source!r} to give a confidence for at least one question of '{store.path}', but all are "
+            f"Expected {source!r} to contain a confidence for at least one question of '{store.path}', but all are "
             "missing. Use another column or probe."
         )
     return values
@@ -140,7 +140,7 @@ def _of_table(source: str, store: Store) -> NDArray[np.float64]:
         )
     if len(set(ids)) < len(ids):
         twice = next(id_ for i, id_ in enumerate(ids) if id_ in ids[:i])
-        raise InputError(f"Expected one row per question in {path!r}, but {twice!r} has several.")
+        raise InputError(f"Expected one row per question in {path!r}, but {twice!r} has several. Keep one.")
     try:
         numbers = pa.compute.cast(table[column], pa.float64())
     except pa.ArrowException as error:
@@ -158,8 +158,8 @@ def _read_table(path: Path, source: str) -> pa.Table:
     readers = {".parquet": pq.read_table, ".csv": partial(pa.csv.read_csv, convert_options=ids_as_text)}
     if path.suffix not in readers or not path.is_file():
         raise InputError(
-            f"Expected `confidence` to be the folder of a saved probe, or FILE:COLUMN with a Parquet or CSV file, but "
-            f"got {source!r}. For example, pass runs/compare-facts/predictions.parquet:layer_average."
+            f"Expected each of `confidences` to be the folder of a saved probe, or FILE:COLUMN with a Parquet or CSV "
+            f"file, but got {source!r}. For example, pass runs/compare-facts/predictions.parquet:layer_average."
         )
     try:
         table: pa.Table = readers[path.suffix](path)

@@ -111,8 +111,8 @@ class FeatureDataModule(L.LightningDataModule):
         """Read the features and split the questions.
 
         Raises:
-            InputError: If `load` fails or the validation split has fewer than 10 questions. Also if either the test
-                split, or the training and validation splits together, lack right or wrong answers.
+            InputError: If `load` fails, if there are fewer than 10 validation questions, or if a split lacks right or
+                wrong answers. For this check, the training and validation splits are combined.
         """
         if self._batches:
             return

@@ -76,7 +76,7 @@ class AnswerTable:
 
     @property
     def held_out(self) -> NDArray[np.bool_]:
-        """[row] whether the sample index j is odd. Methods that use answers with even j are evaluated on odd j."""
+        """[row] whether the sample index j is odd. These answers evaluate methods that use answers with even j."""
         return self.sample % 2 == 1
 
     def rows_by_question(self, n_questions: int, included: NDArray[np.bool_] | None = None) -> list[NDArray[np.int64]]:
@@ -235,7 +235,7 @@ def _columns(store: Store, grader: str, parts: Sequence[SampleRange]) -> dict[st
 
 
 def _likelihoods(logprobs: pa.ChunkedArray, ended: NDArray[np.bool_]) -> dict[str, NDArray[np.float64]]:
-    """Compute the negative log-likelihoods of `AnswerTable` without the last token of the rows in the mask `ended`."""
+    """Compute the negative log-likelihoods of `AnswerTable`, without the last token in rows of the mask `ended`."""
     n_tokens = pc.list_value_length(logprobs).fill_null(0).to_numpy()
     ended = ended & (n_tokens > 0)
     values = np.delete(pc.list_flatten(logprobs).to_numpy().astype(np.float64), n_tokens.cumsum()[ended] - 1)

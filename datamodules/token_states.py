@@ -27,7 +27,7 @@ class TokenStates:
 
     @classmethod
     def of(cls, features: Sequence[Ragged]) -> Self:
-        """Combine the states of several layers, ragged tensors [token, d_model] with the same numbers of tokens."""
+        """Combine the states of several layers, given as ragged tensors [token, d_model] with identical row lengths."""
         offsets = features[0].offsets
         return cls(torch.stack([one.values for one in features]), offsets[:-1], offsets.diff())
 

@@ -7,7 +7,7 @@ from probes.ridge import Ridge
 
 
 class LayerAverage(Ridge):
-    """Average of ridge regressions that predict the expected accuracy p̂, one for each layer in the upper half.
+    """Average of ridge regressions that predict the expected accuracy p̂, one for each of the upper half of the layers.
 
     All layers have the same L2 penalty. Because no layer is chosen, the result depends less on chance than with
     a single layer. If several positions are read, each of them is a candidate.

@@ -67,8 +67,8 @@ class Questions(NamedTuple):
 def read_questions(table: QuestionTable, confidences: Mapping[str, Array], seed: int) -> Questions:
     """Compute the gains of all methods.
 
-    Questions need all confidences, and graded answers at both even and odd indices; other questions are left out.
-    The oracle and baselines computed from the answers with even indices are only in the setting `half`.
+    A question is used if it has all confidences, and graded answers at both even and odd indices. Methods that are
+    computed from the answers with even indices, such as the oracle, are only in the setting `half`.
 
     Args:
         table: The question table.
@@ -91,7 +91,7 @@ def read_questions(table: QuestionTable, confidences: Mapping[str, Array], seed:
         column[rows] for column in (table.right, table.known, table.held_right, table.held_known, other_known)
     )
     if not held_right.any():
-        raise InputError("Expected a right answer with an odd index, but all of them are wrong. Use easier questions.")
+        raise InputError("Expected a right answer with an odd index, but all such answers are wrong. Use other questions.")
     tests = split_rows(table, torch.from_numpy(rows), [1 / N_FOLDS] * N_FOLDS, seed)  # same folds as in a comparison
     fold, most = fold_of_questions(tests, len(table.ids)).numpy()[rows], int(known.max())
     rates = base_rates(right / known, [table.groups[row] for row in rows], fold)

@@ -6,7 +6,7 @@ The functions share these arguments:
   must have been fixed in advance. If sampling stopped at a right answer, the estimates are biased.
 - `k` [k]: numbers of answers, each at least 1.
 
-The results are float64. Each distinct pair of n and c is computed only once.
+The results are float64. They are computed only once for each distinct pair of n and c.
 """
 
 from collections.abc import Sequence

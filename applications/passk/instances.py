@@ -23,7 +23,7 @@ _N_FOLDS = 5
 
 
 def others_mean(values: Values) -> Values:
-    """Return the mean over all other questions for each of at least two questions, [..., question].
+    """Return, for each question, the mean over all other questions, [..., question]. Requires at least two questions.
 
     >>> others_mean(np.array([0.0, 0.5, 1.0])).tolist()
     [0.75, 0.5, 0.25]
@@ -58,7 +58,7 @@ def error_records(
         - `baseline`: Whether the method is a baseline.
         - `prediction`: ``plug-in`` for `predict`, ``Bayesian`` for `predict_from_prior`, or empty for baselines.
         - `half`: Whether the method is scored only on answers with odd indices.
-        - `squared_error`: [k] mean squared error. None for each k for which a question has fewer than 2k answers.
+        - `squared_error`: [k] mean squared error. None if k is above half of the smallest number of answers.
         - `minus_mean_pass_at_k`: [k] paired difference from the squared error of `mean_pass_at_k`, the best constant
           prediction. None in the same cases.
     """

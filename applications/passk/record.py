@@ -77,8 +77,8 @@ def read_confidences(graded: Graded, sources: Sequence[str], k: Sequence[int]) -
         for name, values in found[-1].items():
             if (gaps := np.isnan(values)).any():
                 raise InputError(
-                    f"Expected {name!r} to contain a confidence for each of the {len(gaps)} graded questions of "
-                    f"'{store.path}', but it lacks {gaps.sum()} of them, for example that of "
+                    f"Expected {name!r} to contain a confidence for every graded question of '{store.path}', but "
+                    f"{gaps.sum()} of {len(gaps)} questions have none, for example "
                     f"{graded.tables[0].ids[graded.rows[gaps.argmax()]]!r}. Use a complete column."
                 )
     return found
@@ -90,7 +90,7 @@ def passk_record(
     """Compute Pass@K, its predictions and extrapolations for each store, and compare the temperatures of a grid.
 
     Args:
-        graded: The counts.
+        graded: Counts of the graded answers.
         sources: Sources of confidences, see `read_confidence`.
         k: Values of K. The default is 1, 4, 16 and 64, up to the smallest number of graded answers.
         n_resamples: Number of resamples for each interval.

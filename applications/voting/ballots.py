@@ -17,7 +17,7 @@ _COLUMNS = ("n_tokens", "mean_nll")
 
 @dataclass(frozen=True)
 class Ballots:
-    """All answers to one question. With several temperatures, each round contains one answer per temperature.
+    """All answers to one question. With several temperatures, the answers alternate between the temperatures.
 
     Attributes:
         classes: [answer] int64 class of each answer. Equal answers have the same class.

@@ -31,7 +31,7 @@ class Evaluated:
     Attributes:
         outcome: Outcome of the chosen settings, [question].
         chosen: For each half of the questions, the threshold (or temperature) chosen on it. Empty if nothing is chosen.
-        priors: For each half, κ and θ fitted on it. Empty without a prior.
+        priors: For each half, the concentration κ and diversity θ of the prior fitted on it. Empty without a prior.
         frontier: Outcome of each threshold, [threshold, question]. None without thresholds.
     """
 
@@ -90,8 +90,8 @@ def evaluate_rules(
         ballots: Answers to each question.
         half: [question] half of each question, 0 or 1.
         rules: Names of the rules.
-        confidences: Dict from name to confidences [question] for the rule `prior`. The rule is evaluated with each of
-            them and with the base rate of the other half of the questions, as the methods ``prior_NAME``.
+        confidences: Dict from name to confidences [question] for the rule `prior`. The rule is also evaluated with the
+            base rate of the other half of the questions. The methods are named ``prior_NAME``.
         orders: Number of random orders per question.
         seed: Seed of the orders.
     """
@@ -135,7 +135,7 @@ def evaluate_rules(
 def choose_threshold(outcome: Outcome, questions: NDArray[np.bool_], accuracy: NDArray[np.float64]) -> int:
     """Choose the threshold that needs the fewest answers and loses at most `MAX_LOSS` in accuracy on `questions`.
 
-    If every threshold loses more, the most accurate one is chosen.
+    If every threshold loses more, the most accurate threshold is chosen.
 
     Args:
         outcome: Outcome of each threshold, [threshold, question].
@@ -177,7 +177,7 @@ def _share_right(ballots: list[Ballots], questions: NDArray[np.bool_]) -> float:
 
 
 def _priors(ballots: list[Ballots], questions: NDArray[np.bool_], confidence: NDArray[np.float64]) -> list[Prior]:
-    """Fit κ and θ on some of the questions, and return the priors of all questions."""
+    """Fit the concentration κ and the diversity θ on some of the questions, and return the priors of all questions."""
     counts = [
         (one.right[one.classes].sum(), len(one.classes), (~one.right[np.unique(one.classes)]).sum()) for one in ballots
     ]

@@ -55,8 +55,8 @@ def halves(poll: Poll, seed: int) -> NDArray[np.int64]:
     """
     if len(poll.ballots) < LEAST_QUESTIONS:
         raise InputError(
-            f"Expected at least {LEAST_QUESTIONS} questions with votes, because the rules are tuned on one half of "
-            f"them, but got {len(poll.ballots)}. Sample answers to more questions."
+            f"Expected at least {LEAST_QUESTIONS} questions with votes, but got {len(poll.ballots)}. The rules are "
+            "tuned on one half of the questions and evaluated on the other half. Sample answers to more questions."
         )
     ids, groups = ([column[row] for row in poll.questions] for column in (poll.table.ids, poll.table.groups))
     return np.array(split_questions(ids, groups, [0.5, 0.5], seed))
@@ -80,7 +80,7 @@ def choose_rules(rules: Sequence[str] | None, poll: Poll) -> list[str]:
 
 
 def read_confidences(sources: Sequence[str], poll: Poll) -> dict[str, NDArray[np.float64]]:
-    """Read the confidences of the questions with votes, by name.
+    """Read the confidences [question] of the questions in a poll, by name.
 
     Raises:
         InputError: If a source is invalid, or a question has no confidence.
@@ -89,8 +89,8 @@ def read_confidences(sources: Sequence[str], poll: Poll) -> dict[str, NDArray[np
     for name, values in found.items():
         if n_missing := int(np.isnan(values[poll.questions]).sum()):
             raise InputError(
-                f"Expected {name!r} to contain a confidence for every question with votes, but it lacks {n_missing} of "
-                f"{len(poll.questions)}. Pass a table with all questions."
+                f"Expected {name!r} to contain a confidence for every question with votes, but {n_missing} of "
+                f"{len(poll.questions)} questions have none. Pass a table with all questions."
             )
     return {name: values[poll.questions] for name, values in found.items()}
 

@@ -49,7 +49,7 @@ def read_sources(store: Store) -> tuple[dict[str, Features], dict[str, str]]:
 
     Returns:
         A dict from source to features [question, feature], in the order of `SOURCES`, and a dict from each missing
-        source to the reason why it is missing. A question without the source has NaN features.
+        source to the reason why it is missing. Features that a question lacks are NaN.
     """
     found, masked = question_sources(store.questions)
     if "text_embedding" not in store.signals.names() or store.signals.missing("text_embedding"):

@@ -31,10 +31,10 @@ def comparison_record(out: OutOfFold, n_folds: int, n_resamples: int, seed: int)
         seed: Seed of the resampling.
 
     Returns:
-        The content of comparison.json. `methods` contains the metrics of each method. Methods that use answers with
-        even indices are scored on those with odd indices, and all other methods on all answers. `on_half` contains the
-        metrics of the best probe on answers with odd indices. `answers` contains metrics on individual answers. `tests`
-        is the result of `paired_tests`. `chosen`, `masked` and `notes` come from `OutOfFold`.
+        The content of comparison.json. `methods` contains the metrics of each method. Methods computed from answers
+        with even indices are scored on answers with odd indices, and all other methods on all answers. `on_half`
+        contains the metrics of the best probe on answers with odd indices. `answers` contains metrics on individual
+        answers. `tests` is the result of `paired_tests`. `chosen`, `masked` and `notes` come from `OutOfFold`.
     """
     table, names = out.data.table, list(out.confidence)
     answer_names = [*out.of_answers, *(name for name in ("constant", "base_rate", BEST) if name in names)]

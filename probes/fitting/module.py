@@ -190,7 +190,7 @@ class ProbeModule(L.LightningModule, ABC):
     def on_train_end(self) -> None:
         """After training, choose and calibrate a candidate, and set `val/loss` to its cross-fitted loss.
 
-        If this loss is not below that of the base rate, the calibrator is replaced by one that returns the base rate.
+        If this loss is not below the loss of the base rate, the calibrator is replaced by the base rate.
         """
         choice = self._choose(*self._score_validation())
         scores, batch = self._validation

@@ -1,7 +1,7 @@
 """Compute and plot layer maps: the out-of-fold AUROC of a probe at every layer and position of the hidden states.
 
 Every cell of the map uses the same closed-form probe, so the cells differ only in their features. The AUROC of the best
-cell is biased upwards. Therefore, `train.py` and `compare` choose the layer on validation questions instead.
+cell is biased upwards. Therefore, `train.py` and `compare` choose the layer on validation questions.
 """
 
 from collections.abc import Callable, Mapping

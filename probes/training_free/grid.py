@@ -97,7 +97,7 @@ class Grid:
         return best
 
     def of_families(self) -> dict[str, int]:
-        """Return a dict from each family to the row of its best score, in the order of the scores.
+        """Return a dict from each family of scores to the row of its best score, in the order of the scores.
 
         A weighted score is excluded if an unweighted score with the same signal and key is equivalent to it on the
         validation answers. For example, the maximum does not depend on the weights.

@@ -32,9 +32,8 @@ def grid_record(grid: Grid, n_resamples: int, seed: int) -> dict[str, Any]:
     Returns:
         A record. ``chosen`` is the name of the chosen score. ``rows`` contains the metrics of all reported scores.
         ``tests`` compares the chosen score with other scores. ``groups`` contains the metrics of the chosen score for
-        each group of questions.
-        ``grid`` and ``parts`` contain the numbers of scores, questions and answers. ``masked`` contains the reasons why
-        signals are missing or have no chosen score.
+        each group of questions. ``grid`` and ``parts`` contain the numbers of scores, questions and answers. ``masked``
+        contains the reasons why signals are missing or have no chosen score.
     """
     tested = _Tested(grid, n_resamples, seed)
     p, auroc = grid.p, grid.aurocs["test"].auroc

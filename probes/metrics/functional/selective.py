@@ -81,7 +81,8 @@ def auprc(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None = 
     Wrong answers are the positive class. A question counts as p̂ right and 1 − p̂ wrong answers with the same score,
     where p̂ is its measured accuracy. The area is the average precision, as in scikit-learn's
     `average_precision_score`: tied answers are detected together, and the curve is not interpolated. For an
-    uninformative score, the expected area is about the fraction of wrong answers. NaN if there are no wrong answers.
+    uninformative score, the expected area is about the fraction of wrong answers. If there are no wrong answers, the
+    result is NaN.
     """
     wrong, right = _by_score(*prepare(preds, right, known, weights))
     detected, flagged = wrong.cumsum(-1), (wrong + right).cumsum(-1)

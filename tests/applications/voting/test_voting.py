@@ -187,7 +187,7 @@ def test_a_grid_is_compared_with_the_best_temperature_of_the_other_half(grid: Pa
         ({"rules": ["two_stage"]}, "apply to a single store, but got two_stage"),
         ({"rules": ["pior"]}, "Did you mean `prior`"),
         ({"orders": 9}, "`orders` to be at least 10, but got 9"),
-        ({"confidences": "gaps"}, "to contain a confidence for every question with votes, but it lacks 1 of 40"),
+        ({"confidences": "gaps"}, "to contain a confidence for every question with votes, but 1 of 40 questions have none"),
     ],
 )
 def test_bad_options_are_one_line(store: Path, tmp_path: Path, options: dict, message: str) -> None:

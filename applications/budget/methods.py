@@ -91,7 +91,9 @@ def read_questions(table: QuestionTable, confidences: Mapping[str, Array], seed:
         column[rows] for column in (table.right, table.known, table.held_right, table.held_known, other_known)
     )
     if not held_right.any():
-        raise InputError("Expected a right answer with an odd index, but all such answers are wrong. Use other questions.")
+        raise InputError(
+            "Expected a right answer with an odd index, but all such answers are wrong. Use other questions."
+        )
     tests = split_rows(table, torch.from_numpy(rows), [1 / N_FOLDS] * N_FOLDS, seed)  # same folds as in a comparison
     fold, most = fold_of_questions(tests, len(table.ids)).numpy()[rows], int(known.max())
     rates = base_rates(right / known, [table.groups[row] for row in rows], fold)

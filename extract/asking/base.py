@@ -53,7 +53,7 @@ class AskedBaseline(ABC):
 
     @property
     def model(self) -> dict[str, Any]:
-        """Identity of the store's model. If a served model has no recorded local copy yet, a local copy is loaded."""
+        """Identity of the store's model. For a served model without a recorded local copy, a copy is loaded first."""
         if not self.store.samples.provides.weights and self.store.reader is None:
             self.context.load()
         return self.store.model

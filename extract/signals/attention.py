@@ -2,9 +2,9 @@
 
 Attention rollout (Abnar & Zuidema 2020) models each layer as a matrix Â = a Ã + (1 − a) I that mixes the states of the
 tokens. Ã is the attention averaged over heads, a is the share of attention, and I is the identity. The rollout matrix
-of L layers is R = Â_L … Â_1. All these matrices are lower triangular. Therefore, the columns of R for the answer tokens
-depend only on the rows and columns of each Ã for these tokens, and on the normalisers of these rows. To sum the rows of
-R, a vector is multiplied by the matrix of one layer after another. For n tokens, this takes O(n²) time, not O(n³).
+of L layers is R = Â_L … Â_1. All these matrices are lower triangular. The columns of R for the answer tokens therefore
+depend only on the attention among these tokens in each layer, and on the normalisers of its rows. The rows of R are
+summed by multiplying a vector by the matrix of each layer in turn. For n tokens, this takes O(n²) time, not O(n³).
 """
 
 import math
@@ -16,7 +16,7 @@ from torch import Tensor
 from extract.signals.attention_scores import ENTROPIES, column_field, element_field
 from extract.signals.base import Dots, Pass
 
-#: Shares of the residual stream that are the same for all tokens, by name.
+#: Constant shares of the residual stream, by name.
 FIXED_SHARES = {"share_50": 0.5, "share_70": 0.7, "share_90": 0.9}
 
 #: Names of the shares that `attention_shares` returns, in order.

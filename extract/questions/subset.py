@@ -20,8 +20,8 @@ def subset(
 ) -> list[Question]:
     """Select questions in a seeded random order, so that each block contains a mix of groups.
 
-    With `stratify_by`, questions are taken from the strata in turn, so that strata have equal shares until they are
-    exhausted. A smaller subset is a prefix of a larger one.
+    With `stratify_by`, one question is taken from each stratum in turn, until the strata are exhausted. A smaller
+    subset is a prefix of a larger one.
 
     Args:
         n_questions: Number of questions; None for all.

@@ -1,4 +1,4 @@
-"""The command `show`, which writes a page of answers or a plot of the entropy along one answer."""
+"""The command `show`, which writes a page of answers or a plot of the token entropies of one answer."""
 
 import io
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ def show(
     influence: str | None = None,
     model: str | None = None,
 ) -> Path:
-    """Show answers token by token, either on a page with shaded tokens or as a plot of the entropy along one answer.
+    """Show answers token by token, on a page with shaded tokens or as a plot of the token entropies of one answer.
 
     Args:
         store: Folder of the store. The signal `tokens` must have been read for its answers.
@@ -43,8 +43,8 @@ def show(
         Path to the output file.
 
     Raises:
-        InputError: If an id, a sample or the file suffix is unknown, a signal was not read, or the tokenizer is not the
-            store's.
+        InputError: If an id, a sample or the file suffix is unknown, a signal was not read, or the tokenizer is not
+            that of the store's model.
     """
     path, opened = Path(out), Store.open(store)
     if path.suffix not in (".html", *_PICTURES):

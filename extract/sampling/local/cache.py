@@ -165,7 +165,7 @@ class AnswerCache(DynamicCache):
         return other
 
     def take(self, questions: Tensor) -> Self:
-        """Copy the cache of the questions with the given indices [question], before answers to them are drawn."""
+        """Return a cache for the questions with the given indices [question]. Call this before answers are drawn."""
         other = self.copy()
         for layer in other.layers:
             layer.keys, layer.values = layer.keys[questions], layer.values[questions]

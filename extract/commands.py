@@ -36,7 +36,7 @@ def sample(store: str, recipe: StoreRecipe, worker: Worker | None = None) -> Sto
     """Sample k answers to each question at a single temperature. See `sample_family` for the arguments.
 
     Raises:
-        InputError: If the temperature is a grid. See `sample_family` for other reasons.
+        InputError: If the temperature is a grid. See `sample_family` for other errors.
     """
     if isinstance(recipe.policy.temperature, str):
         raise InputError(
@@ -110,7 +110,7 @@ def make_store(
         scope: Whether to read the signals from the questions or from their answers.
 
     Raises:
-        InputError: If the store does not match the recipe. See `sample`, `grade` and `read` for other reasons.
+        InputError: If the store does not match the recipe. See `sample`, `grade` and `read` for other errors.
     """
     for signal in signals:
         load_signal(signal, scope)
@@ -251,7 +251,7 @@ def inspect(store: str, grader: str | None = None, answers: int = 10) -> None:
     Args:
         store: Folder of a store, or of a temperature grid. The stores of a grid are shown one by one and then compared.
         grader: Grader for the detailed tables. By default, the default grader for the kind of the questions. If it has
-            no grades in the store, the first grader that has.
+            no grades in the store, the first grader with grades.
         answers: Number of example answers, divided among right, wrong and unknown answers.
     """
     from extract.viewing.inspection import compared, describe

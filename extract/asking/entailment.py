@@ -50,7 +50,7 @@ def cluster(
     """Assign answers to clusters. A batch can contain pairs from several questions.
 
     The result is the same as if the answers were assigned one by one. Answers with identical normalised forms count as
-    one answer. No pair is classified twice. A pair is classified in reverse only if it is an entailment.
+    one answer. No pair is classified twice. The reverse of a pair is classified only if the pair is an entailment.
 
     Args:
         questions: Clusters and new answers of each question. The clusters are extended in place. The answers must be in

@@ -29,8 +29,8 @@ def prompt_of(store: Store) -> PromptTemplate:
 def load_store_model(store: Store, model: str | None, device: str, device_map: str | None) -> tuple[Any, Any]:
     """Load the model from which a store's signals are read, and its tokenizer.
 
-    For a served model, the first local copy whose prompt lengths match the recorded ones is recorded in reader.json.
-    Later copies must be identical to it.
+    The first local copy of a served model must reproduce the recorded prompt lengths. Its identity is written to
+    reader.json, and later copies must match it.
 
     Args:
         model: Hub id or folder. If None, the name recorded in the store is used.

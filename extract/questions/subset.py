@@ -55,8 +55,8 @@ def subset(
 def with_examples(source: Source, prompt: PromptTemplate, seed: int) -> tuple[list[Question], PromptTemplate]:
     """Select worked examples. Returns the questions to ask, and the prompt template with the examples.
 
-    Examples are taken from the source's train split, unless they repeat a question. Without a train split, they are
-    taken from the questions themselves. Questions with the same words as an example are not asked.
+    Examples are taken from the source's train split, except rows that repeat a question. Without a train split, they
+    are taken from the questions themselves. Questions with the same words as an example are not asked.
 
     Args:
         prompt: Template that gives the number of examples (`shots`) or already contains the examples.

@@ -57,7 +57,7 @@ class Prior(NamedTuple):
 
     @property
     def beta(self) -> tuple[float, float]:
-        """The parameters a and b."""
+        """Parameters a and b of the Beta distribution."""
         clipped = min(max(self.confidence, _LEAST), 1 - _LEAST)
         return self.concentration * clipped, self.concentration * (1 - clipped)
 

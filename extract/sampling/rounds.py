@@ -71,7 +71,7 @@ def sample_in_rounds(draw: Draw, stores: Mapping[float, Store], k: int, stopping
     """Draw up to k answers to each question at each temperature. Stop for a question as soon as the rule is met.
 
     Args:
-        draw: Function that draws answers and appends them to the answer logs, see `Sampler.draw`.
+        draw: Function that draws answers and appends them to the answer logs (see `Sampler.draw`).
         stores: Dict from temperature to store.
         k: Largest number of answers to each question at each temperature.
         stopping: Settings of early stopping.

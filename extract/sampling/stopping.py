@@ -2,8 +2,7 @@
 
 Two answers are in the same class if they are equal. An answer that cannot be parsed is in a class of its own. After
 each answer, a rule computes evidence from the classes of the answers so far, and compares it with a threshold. The
-decision is the leading (most frequent) answer. The same functions are used for sampling and for
-replaying stored answers.
+decision is the leading (most frequent) answer. The same functions are used to sample and to replay stored answers.
 """
 
 from collections.abc import Callable
@@ -46,7 +45,7 @@ class Answers:
 
 
 class Decision(NamedTuple):
-    """Decision after the answers to a question so far.
+    """Decision of a rule, given the answers to a question so far.
 
     Attributes:
         reason: Why sampling stops: ``"rule"``, or ``"budget"`` if all answers have been drawn. None to continue.
@@ -68,13 +67,14 @@ class StoppingRule:
     Attributes:
         label: Name in tables.
         description: Condition for stopping, with the placeholder {threshold}.
-        evidence: Function from answers and the prior of the question to the evidence [order, answer] after each answer.
-            Most rules ignore the prior.
+        evidence: Function that takes the answers to a question and its prior, and returns the evidence after each
+            answer, [order, answer]. Most rules ignore the prior.
         thresholds: Thresholds that ``python -m applications vote`` compares.
         threshold: Default threshold.
         bounds: Smallest and largest valid threshold.
         needs: Whether the rule needs several temperatures, or a prior.
-        stops: Function from evidence and threshold to whether the rule stops [order, answer].
+        stops: Function that takes the evidence and the threshold, and returns whether the rule stops after each answer,
+            [order, answer].
     """
 
     label: str
@@ -188,7 +188,7 @@ def windows_agree(evidence: NDArray[np.float64], threshold: float) -> NDArray[np
 
 
 def prior_evidence(answers: Answers, prior: Prior | None) -> NDArray[np.float64]:
-    """Compute the evidence of the rule `prior`: the expected gain in accuracy from the rest of the budget."""
+    """Compute the evidence of the rule `prior`: the expected gain in accuracy from the remaining budget."""
     assert prior is not None
     return expected_gain(prior, answers.counts, len(answers.temperatures))
 
@@ -225,7 +225,7 @@ STOPPING_RULES = Registry(
         ),
         "prior": StoppingRule(
             "sampling with a prior",
-            "the rest of the budget is expected to raise the accuracy by at most {threshold}",
+            "the remaining budget is expected to raise the accuracy by at most {threshold}",
             prior_evidence,
             (0.2, 0.15, 0.1, 0.08, 0.06, 0.05, 0.04, 0.03, 0.025, 0.02, 0.015, 0.01, 0.005, 0.002, 0.001),
             threshold=0.01,

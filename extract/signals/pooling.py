@@ -173,7 +173,7 @@ def peak_features(entropy: Ragged, threshold: float = 0.5, weights: Ragged | Non
 
     A peak is a token whose entropy exceeds `threshold`. A critical token is a peak whose weight exceeds the mean weight
     of the row. Counts are returned as log(1 + count). They grow with the number of tokens n, so log n is a feature too.
-    In a row without peaks or critical tokens, the mean and the maximum of their entropies are 0.
+    The mean and the maximum over peaks are 0 for a row without peaks. The same applies to critical tokens.
 
     Args:
         entropy: Entropies of the tokens, [sum of lengths] in nats.

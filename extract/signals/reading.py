@@ -26,7 +26,7 @@ def read_questions(
     batch_tokens: int = 2048,
     progress: Callable[[int, int], object] = lambda n_rows, n_tokens: None,
 ) -> dict[str, dict[str, Tensor]]:
-    """Read signals at the last prompt token of each question, all in the same passes.
+    """Read signals at the last prompt token of each question. All signals are computed in the same forward passes.
 
     A prefix that all prompts share, such as worked examples, is read only once if its copies do not fit into one batch.
 
@@ -106,7 +106,7 @@ def read_answers(
     batch_tokens: int = 2048,
     progress: Callable[[int, int], object] = lambda n_rows, n_tokens: None,
 ) -> dict[str, dict[str, Tensor | Ragged]]:
-    """Read signals of answers, all in the same passes.
+    """Read signals of answers. All signals are computed in the same forward passes.
 
     Identical answers to the same prompt are read once. If the model's key/value cache can be shared, each prompt is
     read once for all its answers, and the common prefix of all prompts is read only once.
@@ -121,8 +121,8 @@ def read_answers(
         without content has no tokens in token signals, and a NaN row in other signals.
 
     Raises:
-        InputError: If there are no answers, a prompt is empty, the model can't read the tokens, or it does not support
-            a signal.
+        InputError: If there are no answers, a prompt is empty, or the model can't read the tokens or does not support a
+            signal.
     """
     if not answers or not all(answer.prompt for answer in answers):
         raise InputError(

@@ -165,8 +165,8 @@ def finish_range(
     Args:
         store: The store.
         samples: The range of samples.
-        absent: Dict from question id to the finish reason to record for missing samples, `REJECTED` or `SKIPPED`. Only
-            these questions may have missing samples.
+        absent: Dict from question id to the finish reason that is recorded for its missing samples, `REJECTED` or
+            `SKIPPED`. Only these questions may have missing samples.
         stopping: See `Samples.stopping`. The number of skipped samples is added.
 
     Returns:

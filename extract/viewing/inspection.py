@@ -31,7 +31,7 @@ def describe(store: Store, grader: str | None = None, n_answers: int = 10) -> st
     Args:
         store: The store.
         grader: Grader for the detailed tables. By default, the default grader for the kind of the questions. If it has
-            no grades in the store, the first grader that has.
+            no grades in the store, the first grader with grades.
         n_answers: Number of example answers, evenly divided into right, wrong and unknown answers if possible.
 
     Raises:

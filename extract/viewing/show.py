@@ -37,7 +37,8 @@ def show(
         grader: Grader whose grades are shown. By default, the store's only grader.
         influence: Name of the token weights to show as influence. By default, norm_element_mean_token if the store
             has it, and otherwise none.
-        model: Path to the store's model, required unless the model came from the Hub. Only the tokenizer is loaded.
+        model: Hub id or folder of the store's model. Required for a model in a folder, because stores do not record
+            paths. Only the tokenizer is loaded.
 
     Returns:
         Path to the output file.

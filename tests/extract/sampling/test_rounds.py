@@ -238,7 +238,9 @@ def test_the_accuracy_of_the_decisions_is_that_of_their_answers(
     inspect(path)
     assert f"accuracy of the decisions: {expected:.3f} [" in capsys.readouterr().out
     assert 0 < expected < 1
-    assert describe_stopping([store], "contains")[-1].startswith("the accuracy of the decisions requires grades by short")
+    assert describe_stopping([store], "contains")[-1].startswith(
+        "the accuracy of the decisions requires grades by short"
+    )
 
 
 def plant_right_answers(store: Store) -> None:

@@ -18,10 +18,10 @@ from scipy.special import beta
 from applications.beta_priors import base_rates, beta_priors, concentration
 from applications.budget import evaluation
 from applications.budget.allocation import allocate, beta_gains, hazards, plug_in_gains, rank, uniform_gains
+from applications.budget.command import budget
 from applications.budget.evaluation import equal_budget, mean_cost, success
 from applications.budget.methods import read_questions
 from applications.budget.record import budget_record
-from applications.budget.command import budget
 from datamodules.table import QuestionTable, load_table
 from extract import Store
 from extract.errors import InputError

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from applications.__main__ import COMMANDS
-from applications.voting.command import vote
 from applications.voting.ballots import Ballots, read_poll
+from applications.voting.command import vote
 from applications.voting.evaluation import choose_threshold, evaluate_rules
 from applications.voting.replay import Outcome, Replay, shuffled
 from applications.voting.weighting import weighted_winner

@@ -12,6 +12,8 @@ from applications.domains.intervals import LEAST_SIZE, cluster_means, minus_the_
 
 SIZES = (10, 20, 40, 130)
 CLUSTER = np.repeat(np.arange(4), SIZES)
+#: [cluster, question] whether a question is in a cluster.
+INSIDE = np.arange(4)[:, None] == CLUSTER
 
 
 def uneven(seed: int = 0) -> np.ndarray:
@@ -20,7 +22,7 @@ def uneven(seed: int = 0) -> np.ndarray:
 
 
 def pooled_half_width(values: np.ndarray, share: float) -> float:
-    squares = sum(((values[CLUSTER == c] - values[CLUSTER == c].mean()) ** 2).sum() for c in range(4))
+    squares = sum(((values[INSIDE[c]] - values[INSIDE[c]].mean()) ** 2).sum() for c in range(4))
     freedom = len(values) - 4
     return float(stats.t.ppf(1 - 0.05 / 8, freedom) * math.sqrt(squares / freedom * share))
 
@@ -29,9 +31,9 @@ def test_the_interval_of_a_mean_is_the_wider_one_of_two_t_intervals() -> None:
     values = uneven()
     found = cluster_means(values, CLUSTER, 4)
     for c, n in enumerate(SIZES):
-        own = stats.ttest_1samp(values[CLUSTER == c], 0).confidence_interval(1 - 0.05 / 4)
+        own = stats.ttest_1samp(values[INSIDE[c]], 0).confidence_interval(1 - 0.05 / 4)
         half = max((own.high - own.low) / 2, pooled_half_width(values, 1 / n))
-        expected = values[CLUSTER == c].mean() + np.array([0, -half, half])
+        expected = values[INSIDE[c]].mean() + np.array([0, -half, half])
         np.testing.assert_allclose([column[c] for column in found], expected, atol=1e-10)
 
 
@@ -39,7 +41,7 @@ def test_the_interval_of_a_difference_is_the_wider_one_of_welchs_and_the_pooled_
     values = uneven()
     found = minus_the_rest(values, CLUSTER, 4)
     for c, n in enumerate(SIZES):
-        inside, rest = values[CLUSTER == c], values[CLUSTER != c]
+        inside, rest = values[INSIDE[c]], values[~INSIDE[c]]
         welch = stats.ttest_ind(inside, rest, equal_var=False).confidence_interval(1 - 0.05 / 4)
         half = max((welch.high - welch.low) / 2, pooled_half_width(values, 1 / n + 1 / len(rest)))
         expected = inside.mean() - rest.mean() + np.array([0, -half, half])

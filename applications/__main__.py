@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from applications.budget.command import budget
+from applications.models.command import models
 from applications.passk.command import passk
 from applications.voting.command import vote
 from extract.running.cli import run
@@ -14,6 +15,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "passk": passk,
     "budget": budget,
     "vote": vote,
+    "models": models,
 }
 
 if __name__ == "__main__":

@@ -141,4 +141,3 @@ def paired_record(
     sums = differences if cluster is None else np.bincount(cluster, differences)
     p = sign_flip(torch.from_numpy(sums), 5 * n_resamples, seed)
     return {**record, "test": SIGN_FLIP if cluster is None else CLUSTERED_SIGN_FLIP, "p": p, "p_mid": None}
-

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from applications.forest import paired_picture
 from applications.models.panel import clusters_of, read_confidences, read_panel
-from applications.models.pictures import models_picture
-from applications.models.record import models_page, models_record, models_table, models_verdict
+from applications.models.record import main_interval, models_page, models_record, models_table, models_verdict
 from applications.paired import check_difference
 from probes.report.results import result_folder, write_files
 
@@ -49,8 +49,10 @@ def models(
         values = read_confidences(confidences, panel)
         cluster = None if clusters is None else clusters_of(panel.questions, clusters)
         record = models_record(panel, values, cluster, clusters, difference, n_resamples, seed)
+        accuracies = {found["name"]: main_interval(found["accuracy"]) for found in record["stores"]}
+        label = f"accuracy on {record['n_questions']} questions, 95 % intervals"
         files = {"models.md": models_page(record, ["models"]), "models.json": record}
-        table = models_table(panel, values, cluster)
-        write_files(folder, {**files, "models.parquet": table}, {"models": models_picture(record)})
+        plots = {"models": paired_picture(accuracies, record["pairs"], label)}
+        write_files(folder, {**files, "models.parquet": models_table(panel, values, cluster)}, plots)
     print(f"{models_verdict(record)}\nComparison: {final / 'models.md'}")
     return final

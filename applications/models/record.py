@@ -1,7 +1,6 @@
 """Record, table and Markdown page of a comparison of stores."""
 
 from collections.abc import Mapping, Sequence
-from functools import reduce
 from itertools import combinations
 from typing import Any
 
@@ -104,7 +103,10 @@ def policy_differences(panel: Panel) -> list[dict[str, Any]]:
 
 def _value_at(record: Mapping[str, Any], field: str) -> Any:
     """Return the value of a nested dict at a dotted name; None if there is none."""
-    return reduce(lambda value, key: (value or {}).get(key), field.split("."), record)
+    value: Any = record
+    for key in field.split("."):
+        value = (value or {}).get(key)
+    return value
 
 
 def auroc_record(panel: Panel, confidences: Values) -> dict[str, Any]:
@@ -156,6 +158,11 @@ def classes_record(panel: Panel, n_resamples: int, seed: int) -> dict[str, Any] 
     }
 
 
+def main_interval(accuracy: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the clustered interval of an accuracy if there is one, and otherwise the t interval."""
+    return accuracy["clustered"] or accuracy["t"]
+
+
 def models_table(panel: Panel, confidences: Values, clusters: Labels | None) -> pa.Table:
     """Return one row per question with its cluster, and the counts and the confidence in each store."""
     ids = panel.tables[0].ids
@@ -177,6 +184,6 @@ def models_page(record: dict[str, Any], plots: Sequence[str]) -> str:
 
 def models_verdict(record: dict[str, Any]) -> str:
     """State the accuracies, and which of the differences are significant."""
-    accuracies = [store["accuracy"]["clustered"] or store["accuracy"]["t"] for store in record["stores"]]
+    accuracies = [main_interval(store["accuracy"]) for store in record["stores"]]
     significant = [pair for pair in record["pairs"] if pair["p_holm"] < LEVEL]
     return render("models/verdict.md.j2", record=record, accuracies=accuracies, significant=significant).strip()

@@ -7,7 +7,9 @@ one answer per question, both are the same.
 
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from scipy import stats
 from torch import Tensor
 
@@ -53,6 +55,22 @@ def auroc_of(score: Tensor, right: Tensor, question: Tensor, n_questions: int) -
     return Auroc(float(value), torch.stack(parts), n_of_class)
 
 
+def auroc_of_counts(
+    confidence: NDArray[np.float64], right: NDArray[np.int64], known: NDArray[np.int64]
+) -> Auroc | None:
+    """Compute the AUROC of confidences on all graded answers. All answers to a question have the same confidence.
+
+    Args:
+        confidence: [question] confidences.
+        right: [question] numbers of right answers.
+        known: [question] numbers of graded answers.
+    """
+    counts = np.stack([right, known - right], axis=1).ravel()  # right answers, then wrong answers, of each question
+    is_right = torch.from_numpy(np.repeat(np.tile([True, False], len(right)), counts))
+    question = torch.from_numpy(np.repeat(np.arange(len(right)), known))
+    return auroc_of(torch.from_numpy(confidence)[question], is_right, question, len(right))
+
+
 def covariance(a: Auroc, b: Auroc) -> float:
     r"""Estimate the covariance of two AUROCs on the same questions. With `a` as `b`, it is the variance.
 
@@ -78,7 +96,8 @@ def auroc_estimate(auroc: Auroc | None) -> dict[str, Any] | None:
     error = covariance(auroc, auroc) ** 0.5
     if error < 1e-10:
         return {"value": auroc.value, "low": None, "high": None}
-    low, high = logit_interval(torch.tensor(auroc.value), torch.tensor(error), torch.tensor(auroc.parts.shape[1]))
+    value, errors = torch.tensor([[auroc.value], [error]], dtype=torch.float64)
+    low, high = logit_interval(value, errors, torch.tensor([auroc.parts.shape[1]]))
     return {"value": auroc.value, "low": float(low), "high": float(high)}
 
 

@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import torch
 
-from applications.models.auroc import Auroc, auroc_difference, auroc_estimate, auroc_of
+from applications.models.auroc import auroc_difference, auroc_estimate, auroc_of_counts
 from applications.models.classes import answer_shares, class_record, find_classes
 from applications.models.panel import Labels, Panel, Values
 from applications.paired import mean_interval, n_needed, paired_record
@@ -120,7 +119,7 @@ def auroc_record(panel: Panel, confidences: Values) -> dict[str, Any]:
     """
     kept = np.isfinite(confidences).all(0)
     right, known = panel.right[:, kept], panel.known[:, kept]
-    found = [_auroc(*columns) for columns in zip(confidences[:, kept], right, known, strict=True)]
+    found = [auroc_of_counts(*columns) for columns in zip(confidences[:, kept], right, known, strict=True)]
     tests = [
         {"a": panel.names[a], "b": panel.names[b], **difference}
         for a, b in combinations(range(len(found)), 2)
@@ -136,14 +135,6 @@ def auroc_record(panel: Panel, confidences: Values) -> dict[str, Any]:
         ],
         "pairs": tests,
     }
-
-
-def _auroc(confidence: Values, right: Labels, known: Labels) -> Auroc | None:
-    """Compute the AUROC on answers from counts [question]. All answers to a question have the same confidence."""
-    counts = np.stack([right, known - right], axis=1).ravel()  # right answers, then wrong answers, of each question
-    is_right = torch.from_numpy(np.repeat(np.tile([True, False], len(right)), counts))
-    question = torch.from_numpy(np.repeat(np.arange(len(right)), known))
-    return auroc_of(torch.from_numpy(confidence)[question], is_right, question, len(right))
 
 
 def classes_record(panel: Panel, n_resamples: int, seed: int) -> dict[str, Any] | None:

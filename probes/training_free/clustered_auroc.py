@@ -67,8 +67,8 @@ def logit_interval(auroc: Tensor, error: Tensor, n_questions: Tensor, level: flo
     freedom.
     """
     centre = torch.logit(auroc)
-    reach = torch.from_numpy(stdtrit((n_questions - 1).clamp_min(1).numpy(), (1 + level) / 2))
-    reach = reach * error / (auroc * (1 - auroc))
+    quantile = torch.from_numpy(stdtrit((n_questions - 1).clamp_min(1).numpy(), (1 + level) / 2))
+    reach = quantile * error / (auroc * (1 - auroc))
     return torch.sigmoid(centre - reach), torch.sigmoid(centre + reach)
 
 

@@ -81,7 +81,8 @@ def covariance(a: Auroc, b: Auroc) -> float:
     the number of questions. If the two scores belong to different answers, F_xx is the geometric mean of both factors.
     """
     n = a.parts.shape[1]
-    own = ((a.n_questions / (a.n_questions - 1)) * (b.n_questions / (b.n_questions - 1))).double().sqrt()
+    n_a, n_b = a.n_questions.double(), b.n_questions.double()
+    own = (n_a / (n_a - 1) * n_b / (n_b - 1)).sqrt()
     factors = torch.diag(own) + n / (n - 1) * (1 - torch.eye(2, dtype=torch.float64))
     return float((factors * (a.parts @ b.parts.T)).sum())
 

@@ -58,7 +58,7 @@ def mean_interval(values: Values, cluster: Labels | None = None) -> Estimate:
 
 
 def mcnemar(differences: Values) -> dict[str, float]:
-    """Compute McNemar's test (McNemar 1947) for one answer per unit on both sides.
+    """Compute McNemar's test (McNemar 1947) for units that are right or wrong on each side.
 
     Args:
         differences: [unit] differences, each −1, 0 or 1.
@@ -103,17 +103,17 @@ def check_difference(difference: float) -> None:
         raise InputError(f"Expected `difference` to be above 0 and at most 1, but got {difference}. Try 0.02.")
 
 
-def paired_record(
-    differences: Values, one_answer: bool, n_resamples: int, seed: int, cluster: Labels | None = None
-) -> dict[str, Any]:
+def paired_record(differences: Values, n_resamples: int, seed: int, cluster: Labels | None = None) -> dict[str, Any]:
     """Compute the mean difference of two systems with its intervals, and test whether it is 0.
+
+    If all differences are −1, 0 or 1, as with one answer per unit, the test is McNemar's test. It equals the sign-flip
+    test, which is used for other differences. If clusters are passed, the signs of whole clusters are flipped.
 
     Args:
         differences: [unit] differences, at least two.
-        one_answer: Whether each unit has one graded answer on both sides, so that McNemar's test is valid.
         n_resamples: Number of bootstrap resamples. The sign-flip test uses five times as many sign patterns.
         seed: Seed of the resampling and of the sign patterns.
-        cluster: [unit] cluster of each unit. If passed, the test flips the signs of whole clusters.
+        cluster: [unit] cluster of each unit, numbered from 0.
 
     Returns:
         A dict with the number of units `n`, the mean difference `value`, the bounds `low` and `high` of its t interval
@@ -136,7 +136,7 @@ def paired_record(
         "error": error,
         "detectable": detectable(error) if error > _LEAST_ERROR else None,
     }
-    if one_answer and cluster is None:
+    if cluster is None and np.isin(differences, (-1, 0, 1)).all():
         return {**record, "test": MCNEMAR, **mcnemar(differences)}
     sums = differences if cluster is None else np.bincount(cluster, differences)
     p = sign_flip(torch.from_numpy(sums), 5 * n_resamples, seed)

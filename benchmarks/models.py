@@ -82,8 +82,7 @@ def error_rates(n: int, k: int, draws: int, clustered: bool, rng: Generator) -> 
         drawn = systems(n, cluster, (0.0, 0.0, 0.0), rng)
         right = counted(drawn, k, rng)
         pairs = [
-            paired_record((right[a] - right[b]) / k, k == 1, RESAMPLES, draw, cluster)
-            for a, b in ((0, 1), (0, 2), (1, 2))
+            paired_record((right[a] - right[b]) / k, RESAMPLES, draw, cluster) for a, b in ((0, 1), (0, 2), (1, 2))
         ]
         add_holm(pairs)
         p_values = {pairs[0]["test"]: pairs[0]["p"], "holm": min(pair["p_holm"] for pair in pairs)}

@@ -48,31 +48,26 @@ def models_record(
         the policies differ. `auroc` contains the AUROCs and their paired differences, and `classes` the result of
         `class_record` for each store. Either is None if it does not apply.
     """
-    accuracy, known = panel.accuracy, panel.known
+    accuracy = panel.accuracy
     n = accuracy.shape[1]
     options: dict[str, int] = {"n_resamples": n_resamples, "seed": seed}
-    stores = [
-        {
+    stores = []
+    for name, store, table, rows, values in zip(
+        panel.names, panel.stores, panel.tables, panel.rows, accuracy, strict=True
+    ):
+        found = {
             "name": name,
             "identity": store.sha256,
             "policy": store.identity["policy"],
             "n_questions_of_store": len(table.ids),
-            "n_answers": int(of_store.sum()),
+            "n_answers": int(table.known[rows].sum()),
             "n_unknown": int(table.unknown[rows].sum()),
-            "accuracy": {
-                "t": dict(zip(("value", "low", "high"), interval(values) or (), strict=True)),
-                "bootstrap": estimate(mean_of(values), n, **options),
-                "clustered": None if clusters is None else mean_interval(values, clusters),
-            },
+            "accuracy": accuracy_record(values, clusters, **options),
         }
-        for name, store, table, rows, values, of_store in zip(
-            panel.names, panel.stores, panel.tables, panel.rows, accuracy, known, strict=True
-        )
-    ]
+        stores.append(found)
     pairs = []
     for a, b in combinations(range(len(stores)), 2):
-        one_answer = bool((known[[a, b]] == 1).all())
-        found = paired_record(accuracy[a] - accuracy[b], one_answer, cluster=clusters, **options)
+        found = paired_record(accuracy[a] - accuracy[b], cluster=clusters, **options)
         needed = None if found["detectable"] is None else n_needed(found["error"], n, difference)
         pairs.append({"a": panel.names[a], "b": panel.names[b], **found, "needed": needed})
     add_holm(pairs)
@@ -89,6 +84,16 @@ def models_record(
         "pairs": pairs,
         "auroc": auroc_record(panel, confidences) if confidences.size else None,
         "classes": classes_record(panel, **options),
+    }
+
+
+def accuracy_record(values: Values, clusters: Labels | None, n_resamples: int, seed: int) -> dict[str, Any]:
+    """Compute the mean of accuracies [question] with its intervals `t`, `bootstrap` and `clustered`, as in a pair."""
+    mean, low, high = interval(values) or (float(values.mean()),) * 3
+    return {
+        "t": {"value": mean, "low": low, "high": high},
+        "bootstrap": estimate(mean_of(values), len(values), n_resamples, seed),
+        "clustered": None if clusters is None else mean_interval(values, clusters),
     }
 
 

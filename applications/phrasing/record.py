@@ -43,8 +43,7 @@ def phrasing_record(store: Store, table: QuestionTable, cells: Cells, n_resample
             both = np.isfinite(of_figure[a] + of_figure[b])
             if both.sum() < 2:
                 continue
-            one_answer = name == ACCURACY and bool((cells.n_answers[[a, b]][:, both] == 1).all())
-            test = paired_record(of_figure[a, both] - of_figure[b, both], one_answer, n_resamples, seed)
+            test = paired_record(of_figure[a, both] - of_figure[b, both], n_resamples, seed)
             names = {"a": cells.forms[a], "b": cells.forms[b]}
             tests.append({"figure": name, **names, **test})
             if name == ACCURACY:

@@ -90,31 +90,32 @@ def test_a_detectable_difference_is_detected_with_a_power_of_80_percent() -> Non
 
 def test_the_sign_of_the_difference_follows_the_order_of_the_systems() -> None:
     differences = np.random.default_rng(0).normal(0.2, 1, 40)
-    record, swapped = (paired_record(sign * differences, False, 200, 0) for sign in (1, -1))
+    record, swapped = (paired_record(sign * differences, 200, 0) for sign in (1, -1))
     assert record["value"] == -swapped["value"] > 0
     assert (record["n_above"], record["n_below"]) == (swapped["n_below"], swapped["n_above"])
     assert (record["p"], record["error"]) == pytest.approx((swapped["p"], swapped["error"]))
 
 
-def test_the_test_depends_on_the_number_of_answers_and_on_clusters() -> None:
+def test_the_test_depends_on_the_differences_and_on_clusters() -> None:
     differences, cluster = np.array([1.0, -1, 0, 1, 0, 1]), np.array([0, 0, 1, 1, 2, 2])
-    names = [
-        paired_record(differences, *options)["test"]
-        for options in ((True, 100, 0), (False, 100, 0), (True, 100, 0, cluster))
-    ]
-    assert names == [MCNEMAR, SIGN_FLIP, CLUSTERED_SIGN_FLIP]
+    records = (
+        paired_record(differences, 100, 0),
+        paired_record(differences / 2, 100, 0),
+        paired_record(differences, 100, 0, cluster),
+    )
+    assert [record["test"] for record in records] == [MCNEMAR, SIGN_FLIP, CLUSTERED_SIGN_FLIP]
+    assert records[0]["p"] == pytest.approx(records[1]["p"])
 
 
 def test_clusters_are_flipped_as_a_whole() -> None:
     differences = np.ones(12)
-    assert paired_record(differences, True, 100, 0)["p"] == 2 / 2**12
-    assert paired_record(differences, True, 100, 0, np.repeat([0, 1, 2], 4))["p"] == 2 / 2**3
+    assert paired_record(differences, 100, 0)["p"] == 2 / 2**12
+    assert paired_record(differences, 100, 0, np.repeat([0, 1, 2], 4))["p"] == 2 / 2**3
 
 
 def test_identical_systems_have_no_interval_and_a_p_value_of_1() -> None:
-    for one_answer in (True, False):
-        record = paired_record(np.zeros(30), one_answer, 100, 0)
-        assert (record["value"], record["low"], record["detectable"], record["p"]) == (0, None, None, 1)
+    record = paired_record(np.zeros(30), 100, 0)
+    assert (record["value"], record["low"], record["detectable"], record["p"]) == (0, None, None, 1)
 
 
 @pytest.mark.parametrize("difference", [0, -0.1, 1.5, float("nan")])
@@ -130,6 +131,6 @@ def test_correlated_clusters_reject_a_true_null_too_often_only_without_clusters(
     for draw in range(200):
         differences = rng.normal(size=15)[cluster] + rng.normal(size=60)
         for i, of_clusters in enumerate((None, cluster)):
-            rejected[i] += paired_record(differences, False, 100, draw, of_clusters)["p"] <= 0.05
+            rejected[i] += paired_record(differences, 100, draw, of_clusters)["p"] <= 0.05
     assert rejected[0] > 0.15 * 200
     assert rejected[1] <= 0.05 * 200 + 3 * (0.05 * 0.95 * 200) ** 0.5

@@ -14,6 +14,7 @@ its true accuracy with noise.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections import Counter, defaultdict
 from typing import Any, NamedTuple
 
@@ -28,8 +29,12 @@ from benchmarks.result import report
 from extract.viewing.summary import interval
 from probes.metrics.significance import add_holm
 
-SIZES = {150: 30, 30: 10}  # questions: clusters
+#: Numbers of questions, and of clusters in the designs with clusters.
+SIZES = {150: 30, 30: 10}
+#: Number of bootstrap resamples in the simulations of coverage.
 RESAMPLES = 1000
+#: Resamples in the simulations of error rates. The sign-flip tests use five times as many sign patterns.
+FEW_RESAMPLES = 100
 LEVEL = 0.05
 
 
@@ -82,7 +87,7 @@ def error_rates(n: int, k: int, draws: int, clustered: bool, rng: Generator) -> 
         drawn = systems(n, cluster, (0.0, 0.0, 0.0), rng)
         right = counted(drawn, k, rng)
         pairs = [
-            paired_record((right[a] - right[b]) / k, RESAMPLES, draw, cluster) for a, b in ((0, 1), (0, 2), (1, 2))
+            paired_record((right[a] - right[b]) / k, FEW_RESAMPLES, draw, cluster) for a, b in ((0, 1), (0, 2), (1, 2))
         ]
         add_holm(pairs)
         p_values = {pairs[0]["test"]: pairs[0]["p"], "holm": min(pair["p_holm"] for pair in pairs)}
@@ -150,6 +155,7 @@ def main() -> None:
         name = f"N = {n}, k = {k}" + f", {SIZES[n]} clusters" * clustered
         rates[name] = error_rates(n, k, options.draws, clustered, np.random.default_rng([seed, 0]))
         covered[name] = coverage(n, k, options.draws, clustered, np.random.default_rng([seed, 1]))
+        print(name, rates[name], covered[name], file=sys.stderr)
     most = LEVEL + 3 * (LEVEL * (1 - LEVEL) / options.draws) ** 0.5
     sized = all(rate <= most for of_design in rates.values() for rate in of_design.values())
     held = all(

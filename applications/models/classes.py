@@ -1,6 +1,7 @@
 """Precision, recall, F1 and confusion matrix of answers that are classes, such as the options of choice questions."""
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,8 +38,11 @@ def find_classes(questions: Sequence[Question]) -> Classes | None:
     """Return the classes of the questions, or None if their answers are not classes.
 
     The class of a question is its first reference: the letter of the right option for a choice question. Answers are
-    classes if there are 2 to 20 of them, and on average at least two questions per class.
+    classes if there are 2 to 20 of them, and on average at least two questions per class. The answers to private
+    questions are not classes, because the names of classes are displayed. The letters of options are.
     """
+    if any(question.private and question.kind != "choice" for question in questions):
+        return None
     first = [question.references[0] for question in questions]
     letters = {chr(ord("A") + i) for question in questions for i in range(len(question.choices))}
     names = sorted({*first, *letters})
@@ -63,21 +67,20 @@ def answer_shares(table: QuestionTable, rows: Labels, questions: Sequence[Questi
     n_classes, answers = len(classes.names), table.answers
     aliases: list[set[str]] = [{name} for name in classes.names]
     for question, truth in zip(questions, classes.truth, strict=True):
-        aliases[truth] |= {*question.references[:1]} if question.kind == "choice" else {*question.references}
-    class_of: dict[str, int] = {}
+        if question.kind != "choice":
+            aliases[truth] |= {*question.references}
 
-    def classify(answer: str | None) -> int:
-        found = [i for i, names in enumerate(aliases) if contains_answer(answer or "", names)]
+    @cache
+    def named_class(answer: str) -> int:
+        found = [i for i, names in enumerate(aliases) if contains_answer(answer, names)]
         return found[0] if len(found) == 1 else n_classes
 
+    members_of = answers.rows_by_question(len(table.ids), answers.known > 0)
     shares = np.zeros((len(rows), n_classes + 1))
-    for number, members in enumerate(answers.rows_by_question(len(table.ids), answers.known > 0)[row] for row in rows):
-        for member in members:
-            answer = answers.answer[member] or ""
-            wrong = class_of.get(answer)
-            if wrong is None:
-                wrong = class_of[answer] = classify(answer)
-            shares[number, classes.truth[number] if answers.right[member] else wrong] += 1 / len(members)
+    for number, row in enumerate(rows):
+        for member in members_of[row]:
+            found = classes.truth[number] if answers.right[member] else named_class(answers.answer[member] or "")
+            shares[number, found] += 1 / len(members_of[row])
     return shares
 
 

@@ -138,9 +138,10 @@ def clusters_of(questions: Sequence[Question], column: str) -> Labels:
 
 
 def _field(question: Question, column: str) -> str:
-    name, _, key = column.partition(".")
-    value = question.meta.get(key, "") if name == "meta" else {"group": question.group, "dataset": question.dataset}
-    return str(value.get(column, "") if isinstance(value, dict) else value)
+    """Return the value of a field, or an empty string if the question does not have it."""
+    fields = {"group": question.group, "dataset": question.dataset}
+    fields |= {f"meta.{key}": str(value) for key, value in question.meta.items()}
+    return fields.get(column, "")
 
 
 def read_confidences(sources: Sequence[str], panel: Panel) -> Values:
@@ -159,10 +160,8 @@ def read_confidences(sources: Sequence[str], panel: Panel) -> Values:
             f"Expected `confidences` to contain one source, or one for each of the {n} stores in the same order, but "
             f"got {len(sources)}."
         )
-    of_stores = [*sources] * n if len(sources) == 1 else [*sources]
-    return np.array(
-        [
-            read_confidence(source, store)[rows]
-            for source, store, rows in zip(of_stores, panel.stores, panel.rows, strict=False)
-        ]
-    )
+    if not sources:
+        return np.empty((0, panel.rows.shape[1]))
+    of_stores = [*sources] * n if len(sources) == 1 else sources
+    columns = zip(of_stores, panel.stores, panel.rows, strict=True)
+    return np.array([read_confidence(source, store)[rows] for source, store, rows in columns])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -110,3 +111,10 @@ def test_options_that_are_never_right_are_classes() -> None:
 def test_answers_without_a_small_set_of_references_are_no_classes() -> None:
     assert find_classes([Question(str(i), "made", f"{i}?", references=(str(i),)) for i in range(10)]) is None
     assert find_classes([Question(str(i), "made", f"{i}?", references=("x",)) for i in range(10)]) is None
+
+
+def test_the_answers_to_private_questions_are_no_classes_but_the_letters_of_their_options_are() -> None:
+    private = {"private": True}
+    of_words = [Question(str(i), "made", f"{i}?", references=(("yes", "no")[i % 2],), meta=private) for i in range(9)]
+    assert find_classes(of_words) is None
+    assert find_classes([replace(question, meta=private) for question in choices(9)]) is not None

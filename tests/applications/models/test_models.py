@@ -85,7 +85,7 @@ def test_the_same_id_is_not_the_same_question(make: Make, change: dict[str, Any]
 
 def test_other_questions_are_refused_with_their_number_and_the_option_that_uses_the_shared_ones(make: Make) -> None:
     stores = [str(make("a", 0.5)), str(make("b", 1.0, questions=QUESTIONS[:25]))]
-    with pytest.raises(InputError, match=r"25 questions are shared, out of 40 of .* and 25 of .* Pass --shared"):
+    with pytest.raises(InputError, match=r"25 questions are shared, out of 40 of .* and 25 of .* Pass --shared true"):
         read_panel(stores, shared=False, grader=None)
     assert len(read_panel(stores, shared=True, grader=None).questions) == 25
 

@@ -5,7 +5,9 @@ from typing import Any
 
 from applications.budget.command import budget
 from applications.domains.command import domains
+from applications.models.command import models
 from applications.passk.command import passk
+from applications.phrasing.command import phrasing
 from applications.voting.command import vote
 from extract.running.cli import run
 from extract.running.exit import end_process
@@ -16,6 +18,8 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "budget": budget,
     "vote": vote,
     "domains": domains,
+    "models": models,
+    "phrasing": phrasing,
 }
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """Report that `python -m extract inspect` prints about a store, and a table that compares the stores of a grid."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -60,6 +61,7 @@ def describe(store: Store, grader: str | None = None, n_answers: int = 10) -> st
         store=store,
         model=policy["model"],
         decoding=policy["decoding"],
+        deterministic=deterministic(policy["decoding"]),
         prompt=prompt_of(store),
         computed=_computed(store),
         stopped=describe_stopping([store], name),
@@ -85,6 +87,11 @@ def describe(store: Store, grader: str | None = None, n_answers: int = 10) -> st
     return page.rstrip("\n")
 
 
+def deterministic(decoding: Mapping[str, Any]) -> str:
+    """Return the option that makes a policy deterministic, such as ``temperature 0``, or an empty string."""
+    return "temperature 0" if decoding["temperature"] == 0 else "top-k 1" if decoding["top_k"] == 1 else ""
+
+
 def _line(text: str, longest: int = 240) -> str:
     return one_line(text, longest, keep_end=True)
 
@@ -96,6 +103,8 @@ def _plural(count: int, noun: str) -> str:
 def compared(stores: Sequence[Store], grader: str | None = None) -> str:
     """Format a table of a grid's stores: temperature, accuracy, distinct texts and percentage of truncated answers.
 
+    Temperatures with a deterministic policy are marked.
+
     Stores without grades are allowed. If `grader` is None, the grader of each store is chosen as in `describe`.
     """
     rows = [["temperature", "answers", "grader", "expected accuracy [95 %]", "different texts per question", "cut"]]
@@ -106,7 +115,8 @@ def compared(stores: Sequence[Store], grader: str | None = None) -> str:
         different = f"{summary.n_distinct[several].mean():.2f}" if several.any() else "–"
         accuracy = _accuracy(summary.grades[name].accuracy) if name in summary.grades else "no grades"
         cut = f"{summary.finish_reasons['length'] / n:.0%}" if n else "–"
-        temperature = f"{store.identity['policy']['decoding']['temperature']:g}"
+        decoding = store.identity["policy"]["decoding"]
+        temperature = f"{decoding['temperature']:g}{' (deterministic)' * bool(deterministic(decoding))}"
         rows.append([temperature, f"{n:,}", name or "–", accuracy, different, cut])
     return "\n".join([*_aligned(rows), *describe_stopping(stores, grader or _usual_grader(stores[0]))])
 

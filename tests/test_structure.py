@@ -30,7 +30,9 @@ LAYERS = [
     ("extract.errors", "extract.text", "extract.hashing", "extract.registry", "extract.running"),
     ("extract.schemas", "extract.samplers", "extract.prompts", "extract.policy", "extract.questions"),
     ("extract.store",),
-    tuple(f"extract.{name}" for name in ("sampling", "grading", "signals", "asking", "likelihood", "models", "viewing")),
+    tuple(
+        f"extract.{name}" for name in ("sampling", "grading", "signals", "asking", "likelihood", "models", "viewing")
+    ),
     ("extract",),
     ("datamodules",),
     ("probes",),

@@ -12,6 +12,7 @@ from extract.likelihood.options import NORMALISATIONS, continuations_of, probabi
 from extract.likelihood.scoring import Item, encode_item, score, supports_trees, tree_mask
 from extract.prompts import PromptTemplate
 from extract.questions.question import Question
+from tests.helpers.continuations import by_hand
 from tests.helpers.tiny import byte_tokenizer, tiny_model
 
 pytestmark = pytest.mark.slow
@@ -24,17 +25,6 @@ ITEMS = [
 ]
 
 
-@torch.inference_mode()
-def by_hand(model: Any, item: Item) -> list[float]:
-    """Score each continuation in a pass of its own, in float64."""
-    sums = []
-    for continuation in item.continuations:
-        logits = model(torch.tensor([[*item.prompt, *continuation]])).logits[0].double()
-        logprobs = logits.log_softmax(-1)[len(item.prompt) - 1 : -1]
-        sums.append(sum(float(logprobs[t, token]) for t, token in enumerate(continuation)))
-    return sums
-
-
 def assert_equal(found: list[list[float]], expected: list[list[float]], tolerance: float = 1e-4) -> None:
     for ours, theirs in zip(found, expected, strict=True):
         assert ours == pytest.approx(theirs, abs=tolerance)
@@ -44,7 +34,7 @@ def assert_equal(found: list[list[float]], expected: list[list[float]], toleranc
 @pytest.mark.parametrize("batch_tokens", [10_000, 60, 1])
 def test_a_packed_pass_equals_one_pass_per_continuation(family: str, batch_tokens: int) -> None:
     model = tiny_model(family)
-    assert_equal(score(model, ITEMS, batch_tokens), [by_hand(model, item) for item in ITEMS])
+    assert_equal(score(model, ITEMS, batch_tokens), [by_hand(model, *item) for item in ITEMS])
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
@@ -52,13 +42,13 @@ def test_both_attention_implementations_obey_the_mask(attention: str) -> None:
     model = tiny_model()
     model.set_attn_implementation(attention)
     assert supports_trees(model)
-    assert_equal(score(model, ITEMS), [by_hand(model, item) for item in ITEMS])
+    assert_equal(score(model, ITEMS), [by_hand(model, *item) for item in ITEMS])
 
 
 def test_a_sliding_window_is_read_without_a_tree() -> None:
     model = tiny_model("mistral", sliding_window=8)
     assert not supports_trees(model)
-    assert_equal(score(model, ITEMS), [by_hand(model, item) for item in ITEMS])
+    assert_equal(score(model, ITEMS), [by_hand(model, *item) for item in ITEMS])
 
 
 def test_a_model_that_ignores_the_mask_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,14 +56,14 @@ def test_a_model_that_ignores_the_mask_is_noticed(monkeypatch: pytest.MonkeyPatc
     forward = model.model.forward
     monkeypatch.setattr(model.model, "forward", lambda attention_mask=None, **options: forward(**options))
     assert not supports_trees(model)
-    assert_equal(score(model, ITEMS), [by_hand(model, item) for item in ITEMS])
+    assert_equal(score(model, ITEMS), [by_hand(model, *item) for item in ITEMS])
 
 
 def test_half_precision_is_within_its_rounding() -> None:
     model = tiny_model().to(torch.bfloat16)
     assert supports_trees(model)
     exact = tiny_model().to(torch.bfloat16).double()
-    assert_equal(score(model, ITEMS), [by_hand(exact, item) for item in ITEMS], 1.0)
+    assert_equal(score(model, ITEMS), [by_hand(exact, *item) for item in ITEMS], 1.0)
 
 
 def test_a_tree_mask_hides_other_branches_and_later_tokens() -> None:

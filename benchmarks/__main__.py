@@ -25,6 +25,7 @@ NAMES = (
     "draws",
     "logprobs",
     "parity",
+    "harness",
     "confidence",
     "sampling",
     "grid",
@@ -48,6 +49,7 @@ NAMES = (
     "signals",
     "passk",
     "vote",
+    "likelihood",
 )
 PAGE = Path(__file__).parents[1] / "runs" / "benchmarks.md"
 

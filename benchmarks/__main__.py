@@ -25,6 +25,7 @@ NAMES = (
     "draws",
     "logprobs",
     "parity",
+    "harness",
     "confidence",
     "sampling",
     "grid",
@@ -49,6 +50,7 @@ NAMES = (
     "passk",
     "vote",
     "models",
+    "likelihood",
 )
 PAGE = Path(__file__).parents[1] / "runs" / "benchmarks.md"
 

@@ -1,9 +1,10 @@
-"""The command line ``python -m extract``: sample, grade, read, ask, inspect, show, merge and verify."""
+"""The command line ``python -m extract``: sample, grade, read, ask, likelihood, inspect, show, merge and verify."""
 
 from collections.abc import Callable
 from typing import Any
 
 from extract import commands
+from extract.likelihood.command import likelihood
 from extract.running.cli import run
 from extract.running.exit import end_process
 from extract.sampling.temperature_grid import each_store
@@ -15,6 +16,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "grade": each_store(commands.grade),
     "read": each_store(commands.read),
     "ask": each_store(commands.ask),
+    "likelihood": likelihood,
     "inspect": commands.inspect,
     "show": each_store(show),
     "merge": merge,

@@ -14,7 +14,8 @@ from benchmarks import parity
 from tests.helpers.experiments import ROOT
 
 PINS = sorted((ROOT / "benchmarks/peers").glob("*.txt"))
-MODULES = {"lm_polygraph", "uqlm"}
+PEERS = ["lm-eval", *parity.PEERS]
+MODULES = {"lm_eval", "lm_polygraph", "uqlm"}
 
 
 def torch_pin(path: Path) -> list[str]:
@@ -29,11 +30,11 @@ def test_all_versions_are_pinned_and_torch_is_the_one_of_the_package(path: Path)
 
 
 def test_each_peer_has_pins_and_an_environment_in_which_torch_is_installed_first(tmp_path: Path) -> None:
-    assert [path.stem for path in PINS] == list(parity.PEERS)
+    assert [path.stem for path in PINS] == PEERS
     shutil.copy(ROOT / "Makefile", tmp_path)
     shutil.copytree(ROOT / "benchmarks/peers", tmp_path / "benchmarks/peers")
     planned = subprocess.run(["make", "-n", "peers"], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
-    for peer in parity.PEERS:
+    for peer in PEERS:
         created, first, rest, _ = (line for line in planned.splitlines() if f".peers/{peer}" in line)
         assert created.endswith(f"-m venv .peers/{peer}")
         assert first.endswith(f"--constraint benchmarks/peers/{peer}.txt torch")

@@ -14,7 +14,7 @@ from extract.models.store_model import prompt_of
 from extract.store.samples import REJECTED
 from extract.store.shards import Scope
 from extract.store.store import Store
-from extract.text import one_line
+from extract.text import aligned, one_line
 from extract.viewing.stopping import describe_stopping
 from extract.viewing.summary import MARKS, GradeCounts, interval, summarize
 
@@ -118,7 +118,7 @@ def compared(stores: Sequence[Store], grader: str | None = None) -> str:
         decoding = store.identity["policy"]["decoding"]
         temperature = f"{decoding['temperature']:g}{' (deterministic)' * bool(deterministic(decoding))}"
         rows.append([temperature, f"{n:,}", name or "–", accuracy, different, cut])
-    return "\n".join([*_aligned(rows), *describe_stopping(stores, grader or _usual_grader(stores[0]))])
+    return "\n".join([*aligned(rows), *describe_stopping(stores, grader or _usual_grader(stores[0]))])
 
 
 def _usual_grader(store: Store) -> str | None:
@@ -153,7 +153,7 @@ def _graders(grades: dict[str, GradeCounts]) -> list[str]:
         marks = [int(count.sum()) for count in (counts.right, counts.wrong, counts.unknown)]
         numbers = [sum(marks), *marks, int(counts.no_answer.sum()), int((counts.n_known > 0).sum())]
         rows.append([name, *(f"{number:,}" for number in numbers), _accuracy(counts.accuracy)])
-    return _aligned(rows)
+    return aligned(rows)
 
 
 def _accuracy(of_questions: NDArray[np.float64]) -> str:
@@ -181,7 +181,7 @@ def _groups(store: Store, name: str, accuracy: NDArray[np.float64]) -> list[str]
         n_questions, never, always = (f"{count:,}" for count in counts)
         rows.append([_line(group, 40), n_questions, _accuracy(values), never, always])
     left_out = len(members) - len(shown)
-    return _aligned(rows) + [f"({_plural(left_out, 'smaller group')} left out)"] * (left_out > 0)
+    return aligned(rows) + [f"({_plural(left_out, 'smaller group')} left out)"] * (left_out > 0)
 
 
 def _spread(name: str, counts: GradeCounts) -> list[str]:
@@ -210,14 +210,4 @@ def _asked(store: Store) -> list[str]:
     if len(lines) > _MOST_LINES:
         half = _MOST_LINES // 2
         lines[half:-half] = [f"  … {len(lines) - _MOST_LINES} lines …"]
-    return lines
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Format rows as a text table. The first column is left-aligned. The other columns are right-aligned."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for first, *others in rows:
-        cells = [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))]
-        lines.append("   ".join(cells).rstrip())
     return lines

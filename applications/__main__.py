@@ -9,7 +9,7 @@ from applications.voting.command import vote
 from extract.running.cli import run
 from extract.running.exit import end_process
 
-#: Functions by their names on the command line. Each application has one in its module `command`.
+#: Commands by name. Each application defines its command in its module `command`.
 COMMANDS: dict[str, Callable[..., Any]] = {
     "passk": passk,
     "budget": budget,

@@ -1,4 +1,4 @@
-"""Open the store, or the temperature grid, that a command is run on."""
+"""Open a store or a temperature grid, and load its tables."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,10 +20,10 @@ def known_temperature(temperature: float) -> float | None:
 
 
 def load_tables(stores: Mapping[float, Store], grader: str | None) -> dict[float, QuestionTable]:
-    """Load the question tables of a store or grid, by temperature, with the grades of the same grader.
+    """Load the question tables of a store or grid, by temperature, with the grades of one grader.
 
     Raises:
-        InputError: If grades are missing, or `grader` is None and the first store has several graders.
+        InputError: If grades are missing, or if `grader` is None and the first store has several graders.
     """
     name = next(iter(stores.values())).grades.choose(grader)
     return {temperature: load_table(store, name) for temperature, store in stores.items()}

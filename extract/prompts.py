@@ -96,7 +96,8 @@ class PromptTemplate:
     def text(self, prompt: str | Sequence[dict[str, str]]) -> str:
         r"""Return the plain text that a model continues: the examples with their answers, and the question.
 
-        The parts are separated by blank lines, or by single line breaks if each example fits on one line (cloze sets).
+        The parts are separated by blank lines. If each example fits on one line, as in cloze sets, they are separated
+        by single line breaks.
 
         Raises:
             InputError: If the prompt is a chat.

@@ -38,10 +38,11 @@ class StoreRecipe:
             Hugging Face Hub id (ORG/NAME or ORG/NAME:CONFIG). docs/questions.md describes the sets.
         n_questions: Number of questions in a random subset. By default, all questions.
         question_seed: Seed for the subset, the order of the questions, shuffled choices and worked examples.
-        stratify_by: Field of the questions (group, or a key of meta). Each value gets an equal share of n_questions.
-        fields: Column names of a file or Hub set, such as '{text: question, references: answer}'. Other fields are
-            id, kind, choices, group and meta (see docs/questions.md). Use null for a named set, and for a file whose
-            columns already have these names.
+        stratify_by: Field of the questions (group, or a key of meta). The subset contains the same number of questions
+            for each value of this field, if possible.
+        fields: Map from question fields to columns of a file or Hub set, such as
+            '{text: question, references: answer}'. Other fields are id, kind, choices, group and meta (see
+            docs/questions.md). Not needed for a named set, or for a file whose columns already have these names.
         split: Split of a Hub set. By default, the set's default split.
         questions_revision: Commit of a Hub set. By default, the newest commit.
         sampler: Whether to run the model in this process (local) or to send requests to server.url (server).

@@ -82,9 +82,10 @@ def normalize(text: str, case_sensitive: bool = False) -> str:
 
 
 def is_denied(text: str, start: int, end: int) -> bool:
-    """Whether a denial directly follows ``text[start:end]``, or precedes it by at most 80 characters.
+    """Whether a text denies the value ``text[start:end]``, as in "it can't be 4" or "4 is wrong".
 
-    Phrases that can describe a count are not denials, as in "4 are wrong" or "4 were not sold".
+    A denial follows the value directly, or precedes it by at most 80 characters. Phrases that can describe a count are
+    not denials, as in "4 are wrong" or "4 were not sold".
 
     >>> [is_denied(text, text.index("4"), text.index("4") + 1) for text in ("It can't be 4.", "4 is wrong", "4, not 5")]
     [True, True, False]
@@ -95,7 +96,7 @@ def is_denied(text: str, start: int, end: int) -> bool:
 def contains_answer(
     text: str, references: Iterable[str], case_sensitive: bool = False, rivals: Iterable[str] = ()
 ) -> bool:
-    """Whether a text contains a reference as whole words, with no rival before it. All texts are normalised.
+    """Whether a text contains a reference as whole words, before any rival. All texts are normalised.
 
     Args:
         text: Text to search.

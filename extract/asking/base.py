@@ -53,7 +53,7 @@ class AskedBaseline(ABC):
 
     @property
     def model(self) -> dict[str, Any]:
-        """Identity of the store's model. If a served model has no recorded local copy yet, a local copy is loaded."""
+        """Identity of the store's model. For a served model without a recorded local copy, a copy is loaded first."""
         if not self.store.samples.provides.weights and self.store.reader is None:
             self.context.load()
         return self.store.model
@@ -65,7 +65,7 @@ class AskedBaseline(ABC):
 
     @abstractmethod
     def settings(self, scope: Scope) -> dict[str, Any]:
-        """Return the model, prompts and options as JSON values. They are the same in all files of a scope."""
+        """Return the model, prompts and options as JSON values. They must be identical in all files of a scope."""
 
     @property
     def values(self) -> Asked | Signals:
@@ -161,5 +161,5 @@ def asking_prompt(policy: dict[str, Any], template: str) -> PromptTemplate:
 
 
 def answer_line(text: str) -> str:
-    """Remove an answer's reasoning and return the first non-blank line of the rest, or "" if there is none."""
+    """Return the first non-blank line of an answer without its reasoning, or "" if there is none."""
     return first_line(without_reasoning(text))

@@ -47,9 +47,8 @@ def fill_signals(
         dtype: Dtype in which `hidden_tokens` is stored.
 
     Raises:
-        InputError: If `names` is empty, a signal is unknown or does not support the scope, the store contains another
-            version or dtype of a signal, the stored layers do not include `layers`, or the store has no answers to
-            read.
+        InputError: If `names` is empty, a signal is unknown or does not support the scope, the store has no answers to
+            read, or the stored signals have a different version or dtype or lack some of the `layers`.
     """
     if not names:
         raise InputError(f"Expected `signals` to contain at least one of {', '.join(SIGNALS)}, but it is empty.")

@@ -48,7 +48,7 @@ class Asked(ShardFiles):
         """Read a baseline's table for all questions or all answers. Answers are sorted by block, range and question.
 
         Raises:
-            InputError: If a table is missing or damaged, or the settings of the tables differ.
+            InputError: If a table is missing or damaged, or two tables were written with different settings.
         """
         self.check_complete(baseline, scope, f"ask --store {self._folder.path} --baselines [{baseline}]")
         return pa.concat_tables([self.read_shard(baseline, shard) for shard in self._folder.shards(scope)])

@@ -1,4 +1,4 @@
-"""JSON records of a store: the store's identity (identity.json) and that of its local model (reader.json)."""
+"""JSON records of the identities of a store (identity.json) and of a local copy of a served model (reader.json)."""
 
 import json
 import os

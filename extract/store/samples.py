@@ -17,7 +17,8 @@ from extract.store.shards import SampleRange, missing_ranges
 
 #: `finish_reason` of a sample whose request the server rejected. The text is empty, and the grade is always unknown.
 REJECTED = "rejected"
-#: `finish_reason` of a sample that was not drawn, because sampling stopped early. The text is empty, the grade unknown.
+#: `finish_reason` of a sample that was not drawn, because sampling stopped early. The text is empty, and the grade is
+#: always unknown.
 SKIPPED = "skipped"
 #: `finish_reason` of a sample that an imported log does not contain. The text is empty, and the grade is unknown.
 MISSING = "missing"
@@ -95,9 +96,12 @@ class Samples:
 
         The record contains the `rule`, its `threshold`, the `temperatures`, the `budget` (samples per question and
         temperature), the `grader` that parsed the answers, the SHA-256 of the `priors`, and the number of `skipped`
-        samples in the range. `evidence` is null if it is not finite. `questions` is a
-        dict from each question id to the `reason` why sampling stopped (rule, budget or rejected), the number of
-        answers `n_answers` on which the decision is based, the `evidence` of the rule, and the leading `answer`.
+        samples in the range. Its entry `questions` maps each question id to a dict with the following keys:
+
+        - ``reason``: why sampling stopped (rule, budget or rejected).
+        - ``n_answers``: number of answers on which the decision is based.
+        - ``evidence``: number that the rule compared with the threshold; null if it is not finite.
+        - ``answer``: leading answer; null if the grader could not parse it.
 
         Raises:
             Damaged: If the metadata of the file is invalid.

@@ -192,7 +192,7 @@ def dispersed(
 def hidden_eigenscore(data: FeatureDataModule) -> JointUncertainty:
     """Return a function that computes the EigenScore of the hidden states at the answers' last content tokens.
 
-    The middle layer is used, which is the stored layer whose index is closest to half the index of the last one.
+    The middle layer is used: the stored layer whose index is closest to half the index of the last stored layer.
     """
     keys = choose_keys(data.store, "hidden", "sample", ["last_answer"], layers=None)
     layer_of = {key: int(key.partition("/")[0]) for key in keys}

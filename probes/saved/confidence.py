@@ -46,7 +46,7 @@ class Answers:
 
 
 class ConfidentModel:
-    """A model with an attached probe. The model is not changed: forward hooks exist only while `generate` runs.
+    """A model with an attached probe. The model is not changed: forward hooks exist only during `generate` and `score`.
 
     Args:
         probe: Trained probe.

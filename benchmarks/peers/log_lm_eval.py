@@ -1,7 +1,7 @@
 """Write a log with lm-evaluation-harness. Runs in .peers/lm-eval, to make test data for `python -m extract import`.
 
 Arguments: a JSON Lines file of questions (id, text, references, group), the folder of a model, the folder for the log,
-and the number of answers to each question.
+and the number of answers to each question. Paths and the description of the machine are removed from the results.
 """
 
 import json
@@ -20,7 +20,7 @@ def main() -> None:
     task = {
         "task": "facts",
         "dataset_path": "json",
-        "dataset_kwargs": {"data_files": {"test": str(Path(questions).resolve())}},
+        "dataset_kwargs": {"data_files": {"test": questions}},
         "test_split": "test",
         "output_type": "generate_until",
         "doc_to_text": f"{EXAMPLES}Question: {{{{text}}}}\nAnswer:",
@@ -56,6 +56,10 @@ def main() -> None:
             *(x for pair in options.items() for x in pair),
         ]
         subprocess.run(command, check=True)
+    (file,) = Path(folder).rglob("results_*.json")
+    results = json.loads(file.read_text(encoding="utf-8"))
+    del results["pretty_env_info"], results["configs"]["facts"]["metadata"]["config_source"]
+    file.write_text(json.dumps(results, indent=1), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import json
 import struct
 import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,10 @@ def _content(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
     archive.fp.seek(member.header_offset + 26)  # to the lengths of the file name and of the extra field
     archive.fp.seek(sum(struct.unpack("<HH", archive.fp.read(4))), 1)
     with pa.CompressedInputStream(pa.BufferReader(archive.fp.read(member.compress_size)), "zstd") as stream:
-        return bytes(stream.read())
+        content = bytes(stream.read())
+    if zlib.crc32(content) != member.CRC:
+        raise zipfile.BadZipFile(f"bad CRC-32 of {member.filename!r}")
+    return content
 
 
 def _log(
@@ -139,6 +143,7 @@ def _question(sample: Mapping[str, Any], system: str | None, task: str, where: s
         messages=tuple(turns),
         references=tuple(targets),
         kind="choice" if choices else "short",
+        choices=tuple(choices or ()),
         group=group if isinstance(group, str) else "",
     )
 

@@ -2,7 +2,6 @@
 
 import ast
 import json
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -50,48 +49,47 @@ def _log(path: Path, kind: Kind | None, task: str, results: Mapping[str, Any]) -
     config = results.get("configs", {}).get(task, {})
     rising = results.get("higher_is_better", {}).get(task, {})
     questions: dict[str, Question] = {}
-    texts: dict[str, list[str]] = {}
-    grades: dict[str, dict[str, Grade]] = defaultdict(dict)  # of the first answer to each question
+    answers: dict[tuple[str, int], Answer] = {}
     lines: set[tuple[str, object]] = set()
-    options: dict[str, Any] | None = None
+    options: dict[str, Any] = {}
     for where, row in numbered_lines(path):
         prompt, given = _request(row, where)
-        options = given if options is None else options
+        options = options or given
         if given != options:
             raise InputError(
                 f"Expected all questions to have the same generation options, but {where} has {shown(given)} instead "
                 f"of {shown(options)}. Log questions with different options separately."
             )
-        key = (str(row["doc_id"]), row["filter"])
+        id_, key = str(row["doc_id"]), (str(row["doc_id"]), row["filter"])
         check_new(key, lines, where)
         lines.add(key)
         question = _question(row, prompt, task, has_choices=config.get("doc_to_choice") is not None)
-        questions[question.id] = check_same(questions.get(question.id), question, where)
-        texts[question.id] = [valid_text(text) for text in row["resps"][0]]
-        found = row["filtered_resps"][0]
-        answer = found if isinstance(found, str) else None
-        scored = len(texts[question.id]) == 1 or _takes_first(config, row["filter"])
-        for metric in row["metrics"]:
-            if scored and rising.get(metric) is not False:
-                name = grader_name("lm_eval", metric, *([] if row["filter"] == "none" else [row["filter"]]))
-                grades[question.id][name] = grade_of(row[metric], answer)
-    answers = {
-        (id_, sample): Answer(text, grades=grades[id_] if sample == 0 else {})
-        for id_, of_question in texts.items()
-        for sample, text in enumerate(of_question)
-    }
+        questions[id_] = check_same(questions.get(id_), question, where)
+        for sample, text in enumerate(row["resps"][0]):
+            answers.setdefault((id_, sample), Answer(valid_text(text)))
+        answers[id_, 0].grades.update(_grades(row, config, rising))
     version = results.get("lm_eval_version")
     rule = f"score by lm-evaluation-harness {version or ''} (1: right, 0: wrong, others: unknown)"
     checked = checked_questions(questions.values(), kind, path)
     return Log(
         {"tool": "lm_eval", "version": version, "task": task},
         model_name(results.get("model_name")),
-        _decoding(options or {}, results.get("config", {}), chat=all(question.messages for question in checked)),
+        _decoding(options, results.get("config", {}), chat=all(question.messages for question in checked)),
         checked,
         answers,
-        max(map(len, texts.values())),
-        {name: rule for of_question in grades.values() for name in of_question},
+        1 + max(sample for _, sample in answers),
+        {name: rule for answer in answers.values() for name in answer.grades},
     )
+
+
+def _grades(row: Record, config: Mapping[str, Any], rising: Mapping[str, bool]) -> dict[str, Grade]:
+    """Return the grades of the first answer, by grader. Scores of several answers and of errors are left out."""
+    if len(row["resps"][0]) > 1 and not _takes_first(config, row["filter"]):
+        return {}
+    found, suffix = row["filtered_resps"][0], [] if row["filter"] == "none" else [row["filter"]]
+    answer = found if isinstance(found, str) else None
+    metrics = [metric for metric in row["metrics"] if rising.get(metric) is not False]
+    return {grader_name("lm_eval", metric, *suffix): grade_of(row[metric], answer) for metric in metrics}
 
 
 def _request(row: Record, where: str) -> tuple[str, dict[str, Any]]:
@@ -126,7 +124,7 @@ def _question(row: Record, prompt: str, task: str, has_choices: bool) -> Questio
         id=str(row["doc_id"]),
         dataset=task,
         text="" if is_chat else prompt,
-        messages=tuple(messages) if is_chat else (),
+        messages=tuple({name: turn[name] for name in ("role", "content")} for turn in messages) if is_chat else (),
         references=tuple(references),
         group=group if isinstance(group, str) else "",
     )

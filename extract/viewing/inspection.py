@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from extract.grading import GRADER_OF_KIND
 from extract.models.store_model import prompt_of
-from extract.store.samples import REJECTED
+from extract.store.samples import MISSING, REJECTED
 from extract.store.shards import Scope
 from extract.store.store import Store
 from extract.text import aligned, one_line
@@ -45,9 +45,10 @@ def describe(store: Store, grader: str | None = None, n_answers: int = 10) -> st
     numbers = ", ".join(f"{k} to each of {n_questions:,} questions" for k, n_questions in balance[:4])
     endings = {
         "stop": "ended on their own",
-        "length": f"cut at {policy['decoding']['max_new_tokens']} tokens",
+        "length": f"cut at {policy['decoding']['max_new_tokens'] or 'an unknown number of'} tokens",
         "content_filter": "filtered by the server",
         REJECTED: "rejected by the server",
+        MISSING: "not in the log",
     }
     ended = ((summary.finish_reasons[reason], ending) for reason, ending in endings.items())
     n_missing = {name: n - int((counts.n_known + counts.unknown).sum()) for name, counts in summary.grades.items()}
@@ -56,12 +57,13 @@ def describe(store: Store, grader: str | None = None, n_answers: int = 10) -> st
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined, trim_blocks=True
     )
-    environment.filters |= {"line": _line, "plural": _plural}
+    environment.filters |= {"known": _known, "line": _line, "plural": _plural}
     page = environment.get_template("inspection.txt.j2").render(
         store=store,
         model=policy["model"],
         decoding=policy["decoding"],
         deterministic=deterministic(policy["decoding"]),
+        imported=None if store.samples.provides.complete_policy else policy["request"],
         prompt=prompt_of(store),
         computed=_computed(store),
         stopped=describe_stopping([store], name),
@@ -96,6 +98,10 @@ def _line(text: str, longest: int = 240) -> str:
     return one_line(text, longest, keep_end=True)
 
 
+def _known(value: object) -> object:
+    return "unknown" if value is None else value
+
+
 def _plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'s' * (count != 1)}"
 
@@ -116,7 +122,8 @@ def compared(stores: Sequence[Store], grader: str | None = None) -> str:
         accuracy = _accuracy(summary.grades[name].accuracy) if name in summary.grades else "no grades"
         cut = f"{summary.finish_reasons['length'] / n:.0%}" if n else "–"
         decoding = store.identity["policy"]["decoding"]
-        temperature = f"{decoding['temperature']:g}{' (deterministic)' * bool(deterministic(decoding))}"
+        temperature = "unknown" if decoding["temperature"] is None else f"{decoding['temperature']:g}"
+        temperature += " (deterministic)" * bool(deterministic(decoding))
         rows.append([temperature, f"{n:,}", name or "–", accuracy, different, cut])
     return "\n".join([*aligned(rows), *describe_stopping(stores, grader or _usual_grader(stores[0]))])
 

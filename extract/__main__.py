@@ -1,4 +1,4 @@
-"""The command line ``python -m extract``: sample, import, grade, read, ask, likelihood, inspect, show, merge, verify."""
+"""Command line of ``python -m extract COMMAND``."""
 
 from collections.abc import Callable
 from typing import Any

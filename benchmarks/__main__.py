@@ -51,6 +51,7 @@ NAMES = (
     "vote",
     "models",
     "likelihood",
+    "domains",
 )
 PAGE = Path(__file__).parents[1] / "runs" / "benchmarks.md"
 

@@ -36,6 +36,7 @@ def domains_picture(record: dict[str, Any]) -> Figure:
     labels = [f"{one + 1}: " + ", ".join(clusters[one]["words"][:_N_WORDS]) for one in order]
     sizes = [f"{label} ({row['n_graded']})" for label, row in zip(labels, rows, strict=True)]
     axes[0].set_yticks(range(len(rows)), sizes, fontsize=8)
+    axes[0].set_ylim(-0.6, len(rows) - 0.4)
     if names:
         figure.legend(loc="outside upper center", fontsize=8)
     return figure

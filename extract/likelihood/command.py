@@ -10,16 +10,14 @@ from extract.errors import InputError
 from extract.likelihood.next_tokens import next_tokens
 from extract.likelihood.options import Continuations
 from extract.likelihood.perplexity import measure_texts, read_texts
-from extract.likelihood.report import describe_options, describe_texts
+from extract.likelihood.report import describe_options, describe_texts, describe_tokens
 from extract.models.embedded import EMBEDDED_MODEL
 from extract.models.loading import load_model
 from extract.models.store_model import load_store_model
-from extract.running.progress import Progress
 from extract.running.worker import Worker
 from extract.sampling.temperature_grid import each_store
 from extract.store.fill import extended
 from extract.store.store import Store
-from extract.text import aligned
 
 
 def likelihood(
@@ -28,6 +26,7 @@ def likelihood(
     texts: str | None = None,
     continuations: Continuations = "letters",
     top_k: int = 10,
+    window: int | None = None,
     stride: int | None = None,
     out: str | None = None,
     model: str | None = None,
@@ -45,8 +44,8 @@ def likelihood(
             column `text`.
         continuations: For a store, whether to score the letters or the texts of the options of `choice` questions.
         top_k: For a prompt, number of tokens to list.
-        stride: For texts longer than the model's context, number of tokens by which the window moves. By default, half
-            of the context.
+        window: For texts, number of tokens that are read together. By default, the context length of the model.
+        stride: For texts longer than the window, number of tokens by which the window moves. By default, half of it.
         out: For texts, Parquet file to write, with the log-likelihood and the lengths of each text.
         model: Hub id or folder. By default, the store's model or the embedded model.
         device: auto, cpu, cuda or cuda:N.
@@ -62,19 +61,15 @@ def likelihood(
             f"{' and '.join(given) or 'none of them'}. Pass --store STORE, for example."
         )
     if store is not None:
-        score_options = partial(score_store, continuations=continuations, model=model, device=device)
-        each_store(partial(score_options, device_map=device_map))(store=store)
+        options = {"continuations": continuations, "model": model, "device": device, "device_map": device_map}
+        each_store(score_store)(store=store, **options)
         return
+    documents = [] if texts is None else read_texts(texts)
     loaded, tokenizer = load_model(model or EMBEDDED_MODEL, device=device, device_map=device_map)
     if prompt is not None:
-        found = next_tokens(loaded, tokenizer, prompt, top_k)
-        rows = [(repr(one.text), str(one.token), f"{one.probability:.4f}") for one in found]
-        print("\n".join(aligned([("next token", "id", "probability"), *rows])))
-        print(f"The {top_k} tokens have a total probability of {sum(one.probability for one in found):.4f}.")
+        print("\n".join(describe_tokens(next_tokens(loaded, tokenizer, prompt, top_k))))
         return
-    documents = read_texts(str(texts))
-    with Progress("likelihood", len(documents), "windows") as progress:
-        table = measure_texts(loaded, tokenizer, documents, stride, progress=progress)
+    table = measure_texts(loaded, tokenizer, documents, window, stride)
     if out is not None:
         parquet.write_table(table, out)
     print("\n".join(describe_texts(table)))

@@ -1,6 +1,7 @@
 """Perplexity of texts under a causal language model, with overlapping windows for texts longer than the context."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,9 +13,11 @@ from scipy.special import stdtrit
 from extract.errors import InputError
 from extract.likelihood.scoring import BATCH_TOKENS, Item, first_token, score
 from extract.questions.loaders import LOADERS
+from extract.running.memory import retry_with_smaller_batch
+from extract.running.progress import Progress
 
-#: Window, in tokens, of models that state no limit.
-_DEFAULT_WINDOW = 2048
+#: Context length, in tokens, of models that state none.
+_DEFAULT_CONTEXT = 2048
 
 
 class Estimate(NamedTuple):
@@ -63,18 +66,17 @@ def windows(n_tokens: int, window: int, stride: int) -> Iterator[tuple[int, int,
             return
 
 
-def window_of(model: Any) -> int:
+def context_of(model: Any) -> int:
     """Return the context length of a model in tokens, or 2048 if its config states none."""
-    return int(getattr(model.config.get_text_config(), "max_position_embeddings", None) or _DEFAULT_WINDOW)
+    return int(getattr(model.config.get_text_config(), "max_position_embeddings", None) or _DEFAULT_CONTEXT)
 
 
 def measure_texts(
     model: Any,
     tokenizer: Any,
     texts: Sequence[str],
+    window: int | None = None,
     stride: int | None = None,
-    batch_tokens: int = BATCH_TOKENS,
-    progress: Callable[[int, int], object] = lambda n_windows, n_tokens: None,
 ) -> pa.Table:
     """Compute the negative log-likelihood of each text. It includes the first token, which follows `first_token`.
 
@@ -82,31 +84,34 @@ def measure_texts(
         model: Causal language model in evaluation mode.
         tokenizer: The model's tokenizer.
         texts: Texts with at least one token.
-        stride: Number of tokens by which the window moves in texts that are longer than the context. By default, half
-            of the context.
-        batch_tokens: See `score`.
-        progress: See `score`.
+        window: Number of tokens that are read together. By default, the context length of the model.
+        stride: Number of tokens by which the window moves in longer texts. By default, half of the window.
 
     Returns:
         Table with one row per text: `nll` (float64, nats), `n_tokens`, `n_bytes` and `n_words` (int64). Words are
         separated by whitespace.
 
     Raises:
-        InputError: If `stride` is not between 1 and the context length minus 1.
+        InputError: If `window` is not between 2 and the context length, or `stride` not between 1 and `window` minus 1.
     """
-    window = window_of(model)
+    context = context_of(model)
+    window = context if window is None else window
     stride = window // 2 if stride is None else stride
+    if not 2 <= window <= context:
+        raise InputError(f"Expected `window` to be between 2 and {context}, the model's context, but got {window}.")
     if not 1 <= stride < window:
         raise InputError(
-            f"Expected `stride` to be between 1 and {window - 1}, because the model's context has {window} tokens, "
-            f"but got {stride}. Pass {window // 2}, for example."
+            f"Expected `stride` to be between 1 and {window - 1}, because the window has {window} tokens, but got "
+            f"{stride}. Pass {window // 2}, for example."
         )
     start = first_token(tokenizer)
     encoded = [start + tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
     spans = [(i, span) for i, ids in enumerate(encoded) for span in windows(len(ids), window, stride)]
     items = [Item(encoded[i][begin:first], [encoded[i][first:end]]) for i, (begin, end, first) in spans]
     nll = np.zeros(len(texts))
-    np.subtract.at(nll, [i for i, _ in spans], np.ravel(score(model, items, batch_tokens, progress)))
+    with Progress("likelihood", len(items), "windows") as progress:
+        scores, _ = retry_with_smaller_batch(partial(score, model, items), BATCH_TOKENS, "tokens", progress)
+    np.subtract.at(nll, [i for i, _ in spans], np.ravel(scores))
     return pa.table(
         {
             "nll": nll,

@@ -1,8 +1,11 @@
 """Text reports that ``python -m extract likelihood`` prints."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pyarrow as pa
 
+from extract.likelihood.next_tokens import NextToken
 from extract.likelihood.options import NORMALISATIONS, right
 from extract.likelihood.perplexity import perplexity
 from extract.store.store import Store
@@ -29,6 +32,16 @@ def describe_options(store: Store) -> list[str]:
         f"{store.model_id}: the most likely option is right with probability {found[0]:.3f} "
         f"[{found[1]:.3f}, {found[2]:.3f}] (95 % interval, {known.sum()} questions, chance {chance:.3f}). {left_out}",
         *aligned([("log-probability", "lm-evaluation-harness", "accuracy"), *table]),
+    ]
+
+
+def describe_tokens(tokens: Sequence[NextToken]) -> list[str]:
+    """Return a table of next tokens and their probabilities, as lines of text."""
+    rows = [(repr(one.text), str(one.token), f"{one.probability:.4f}") for one in tokens]
+    total = sum(one.probability for one in tokens)
+    return [
+        f"The {len(tokens)} most likely next tokens have a total probability of {total:.4f}.",
+        *aligned([("next token", "id", "probability"), *rows]),
     ]
 
 

@@ -190,7 +190,7 @@ def test_next_tokens_and_perplexity_are_printed(
     tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     likelihood(prompt="Lim", top_k=3, model=str(tiny_folder))
-    assert "The 3 tokens have a total probability of" in capsys.readouterr().out
+    assert "The 3 most likely next tokens have a total probability of" in capsys.readouterr().out
     (tmp_path / "texts.jsonl").write_text('{"text": "one two"}\n{"text": "three four five"}')
     out = tmp_path / "values.parquet"
     likelihood(texts=str(tmp_path / "texts.jsonl"), out=str(out), model=str(tiny_folder))

@@ -33,7 +33,7 @@ def test_windows_score_every_token_but_the_first_once(n_tokens: int, window: int
 @torch.inference_mode()
 def by_the_recipe(text: str, stride: int) -> float:
     """Return the negative log-likelihood of a text by the recipe of transformers' documentation, in float64."""
-    model, window = tiny_model(max_position_embeddings=32).double(), 32
+    model, window = tiny_model().double(), 32
     ids = torch.tensor([[0, *byte_tokenizer()(text)["input_ids"]]])
     total, previous = 0.0, 0
     for begin in range(0, ids.shape[1], stride):
@@ -52,7 +52,7 @@ def by_the_recipe(text: str, stride: int) -> float:
 @pytest.mark.parametrize("stride", [1, 7, 16, 31])
 def test_long_texts_equal_the_recipe_with_strides(stride: int) -> None:
     texts = ["A text that is much longer than the context of the model, by far.", "Short.", "ä " * 40]
-    table = measure_texts(tiny_model(max_position_embeddings=32), byte_tokenizer(), texts, stride)
+    table = measure_texts(tiny_model(), byte_tokenizer(), texts, 32, stride)
     assert table["nll"].to_pylist() == pytest.approx([by_the_recipe(text, stride) for text in texts], abs=1e-3)
     assert table.drop("nll").to_pylist() == [
         {"n_tokens": 65, "n_bytes": 65, "n_words": 14},
@@ -64,7 +64,20 @@ def test_long_texts_equal_the_recipe_with_strides(stride: int) -> None:
 @pytest.mark.parametrize("stride", [0, 32, -1])
 def test_a_stride_that_skips_tokens_is_refused(stride: int) -> None:
     with pytest.raises(InputError, match=f"`stride` to be between 1 and 31.*but got {stride}"):
-        measure_texts(tiny_model(max_position_embeddings=32), byte_tokenizer(), ["text"], stride)
+        measure_texts(tiny_model(), byte_tokenizer(), ["text"], 32, stride)
+
+
+@pytest.mark.parametrize("window", [1, 513])
+def test_a_window_beyond_the_context_is_refused(window: int) -> None:
+    with pytest.raises(InputError, match=f"`window` to be between 2 and 512, the model's context, but got {window}"):
+        measure_texts(tiny_model(), byte_tokenizer(), ["text"], window)
+
+
+@pytest.mark.slow
+def test_a_text_longer_than_the_context_is_read_in_windows_by_default() -> None:
+    model, tokenizer = tiny_model(max_position_embeddings=32), byte_tokenizer()
+    text = "longer than the context " * 4
+    assert measure_texts(model, tokenizer, [text]) == measure_texts(tiny_model(), tokenizer, [text], 32, 16)
 
 
 def test_the_perplexity_of_all_texts_weights_each_token_equally() -> None:

@@ -71,9 +71,8 @@ def mcnemar(differences: Values) -> dict[str, float]:
     {'p': 0.21875, 'p_mid': 0.125}
     """
     n_above, n_below = int((differences > 0).sum()), int((differences < 0).sum())
-    binomial = stats.binom(n_above + n_below, 0.5)
-    least = min(n_above, n_below)
-    tail, observed = float(binomial.cdf(least)), float(binomial.pmf(least))
+    outcome = min(n_above, n_below), n_above + n_below, 0.5
+    tail, observed = float(stats.binom.cdf(*outcome)), float(stats.binom.pmf(*outcome))
     return {"p": min(1.0, 2 * tail), "p_mid": 2 * tail - observed}
 
 

@@ -124,6 +124,32 @@ def test_an_impossible_difference_is_refused(difference: float) -> None:
         check_difference(difference)
 
 
+def draw_differences(n: int, k: int, cluster: np.ndarray | None, rng: np.random.Generator) -> np.ndarray:
+    """Draw the differences [question] of two systems with the same distribution, with k answers per question."""
+    logits = rng.normal(size=n) + 0.8 * rng.normal(size=(2, n))
+    if cluster is not None:
+        logits += 0.8 * rng.normal(size=(2, cluster.max() + 1))[:, cluster]
+    right = rng.binomial(k, 1 / (1 + np.exp(-logits)))
+    return (right[0] - right[1]) / k
+
+
+@pytest.mark.parametrize("clustered", [False, True])
+@pytest.mark.parametrize(("n", "least", "most"), [(150, 0.93, 0.97), (30, 0.91, 1.0)])
+def test_intervals_contain_the_true_difference(n: int, least: float, most: float, clustered: bool) -> None:
+    rng, cluster = np.random.default_rng(n), np.arange(n) % (n // 3) if clustered else None
+    found = [mean_interval(draw_differences(n, 2, cluster, rng), cluster) for _ in range(1000)]
+    assert least <= np.mean([one["low"] <= 0 <= one["high"] for one in found]) <= most
+
+
+def test_mcnemar_rejects_a_true_null_in_at_most_5_percent_of_draws() -> None:
+    rng = np.random.default_rng(0)
+    found = [mcnemar(draw_differences(60, 1, None, rng)) for _ in range(1000)]
+    for name in ("p", "p_mid"):
+        rate = np.mean([one[name] <= 0.05 for one in found])
+        assert rate <= 0.05 + 3 * (0.05 * 0.95 / 1000) ** 0.5
+        assert rate > 0.02
+
+
 @pytest.mark.slow
 def test_correlated_clusters_reject_a_true_null_too_often_only_without_clusters() -> None:
     rng, cluster = np.random.default_rng(0), np.arange(60) % 15

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from applications.background.command import background_temperature
 from applications.budget.command import budget
 from applications.passk.command import passk
 from applications.voting.command import vote
@@ -14,6 +15,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "passk": passk,
     "budget": budget,
     "vote": vote,
+    "background-temperature": background_temperature,
 }
 
 if __name__ == "__main__":

@@ -48,6 +48,7 @@ NAMES = (
     "signals",
     "passk",
     "vote",
+    "background",
 )
 PAGE = Path(__file__).parents[1] / "runs" / "benchmarks.md"
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.special import ndtr, stdtrit
 
 from applications.background.matching import (
     Array,
@@ -186,7 +187,13 @@ def _check_variation(name: str, grid: Mapping[float, Mapping[str, Array]]) -> No
         )
 
 
-def interval(values: Array) -> Interval:
-    """Return the first of the values [resample] with the 2.5 % and 97.5 % quantiles of the others."""
-    low, high = np.quantile(values[1:], [0.025, 0.975])
+def interval(values: Array, n_prompts: int) -> Interval:
+    """Return the first of the values [resample] with their 95 % expanded percentile interval.
+
+    The levels of its quantiles are Φ(± √(n/(n − 1)) t), where t is the 97.5 % quantile of Student's t distribution with
+    n − 1 degrees of freedom for n prompts. With few prompts, the quantiles at 2.5 % and 97.5 % would be too narrow
+    (Hesterberg, The American Statistician 69, 2015).
+    """
+    reach = (n_prompts / (n_prompts - 1)) ** 0.5 * stdtrit(n_prompts - 1, 0.975)
+    low, high = np.quantile(values[1:], ndtr([-reach, reach]))
     return {"value": float(values[0]), "low": float(low), "high": float(high)}

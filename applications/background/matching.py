@@ -44,9 +44,10 @@ def ks_temperatures(distances: Array, temperatures: Array) -> Array:
 def ks_p_values(tested: Array, reference: Array) -> Array:
     """Compute the p-values [temperature] of the two-sample Kolmogorov–Smirnov tests.
 
-    The test assumes independent samples. Both systems answer the same prompts, so it is conservative.
+    The test assumes independent samples. Both systems answer the same prompts, so it is conservative. The p-values are
+    asymptotic, because the exact ones do not apply to values with ties.
     """
-    return np.array([ks_2samp(tested, values).pvalue for values in reference])
+    return np.array([ks_2samp(tested, values, method="asymp").pvalue for values in reference])
 
 
 def monotone_curves(reference: Array, weights: Array) -> Array:

@@ -3,6 +3,7 @@
 import csv
 import io
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ def background_record(
     tested: Source, references: References, systems: Systems, estimate: Estimate, n_resamples: int, seed: int
 ) -> dict[str, Any]:
     """Compute the content of background-temperature.json, with 95 % intervals."""
+    n = len(systems.prompts)
     sources = [tested, *(source for grid in references.values() for source in grid.values())]
     return {
         "format_version": FORMAT_VERSION,
@@ -36,20 +38,20 @@ def background_record(
                 "name": name,
                 "temperatures": [*grid],
                 "n_outputs": min(one.n for outputs in systems.references[name].values() for one in outputs),
-                "recovery": _recovery([*grid], estimate.recovery[name]) if name in estimate.recovery else None,
+                "recovery": _recovery([*grid], estimate.recovery[name], n) if name in estimate.recovery else None,
             }
             for name, grid in references.items()
         },
-        "n_prompts": len(systems.prompts),
+        "n_prompts": n,
         "n_prompts_left_out": systems.n_unshared,
         "n_common": systems.n,
         "unit": systems.unit,
         "token_limit": systems.limit,
-        "temperature": interval(estimate.mean_temperature()),
-        "authors_temperature": interval(estimate.mean_temperature(AUTHORS, "ks_temperature")),
+        "temperature": interval(estimate.mean_temperature(), n),
+        "authors_temperature": interval(estimate.mean_temperature(AUTHORS, "ks_temperature"), n),
         "upper_limit": _upper_limit(estimate, references),
         "cells": [
-            {"reference": name, "metric": metric, **_cell(cell, METRICS[metric].rises)}
+            {"reference": name, "metric": metric, **_cell(cell, METRICS[metric].rises, n)}
             for name, cells in estimate.cells.items()
             for metric, cell in cells.items()
         ],
@@ -62,7 +64,7 @@ def background_record(
 
 def _source(source: Source) -> dict[str, Any]:
     """Describe where outputs come from. The policy is None for outputs in a file."""
-    return {"name": source.name, "policy": source.store and source.store.identity["policy"]}
+    return {"name": Path(source.name).name, "policy": source.store and source.store.identity["policy"]}
 
 
 def _facts(outputs: Sequence[Counted]) -> dict[str, Any]:
@@ -77,18 +79,18 @@ def _facts(outputs: Sequence[Counted]) -> dict[str, Any]:
     }
 
 
-def _cell(cell: Cell, rises: bool) -> dict[str, Any]:
-    """Describe the match of one metric with one reference."""
+def _cell(cell: Cell, rises: bool, n: int) -> dict[str, Any]:
+    """Describe the match of one metric with one reference, for `n` prompts."""
     best = int(cell.ks_distance.argmin())
 
     def mean(values: Array) -> Interval:
-        return interval(values if rises else 1 - values)
+        return interval(values if rises else 1 - values, n)
 
     return {
         "tested": mean(cell.tested),
         "curve": [mean(values) for values in cell.means.T],
-        "temperature": interval(cell.temperature),
-        "ks_temperature": interval(cell.ks_temperature),
+        "temperature": interval(cell.temperature, n),
+        "ks_temperature": interval(cell.ks_temperature, n),
         "ks_distance": float(cell.ks_distance[best]),
         "ks_p": float(cell.ks_p[best]),
         "fits": cell.fits,
@@ -96,9 +98,9 @@ def _cell(cell: Cell, rises: bool) -> dict[str, Any]:
     }
 
 
-def _recovery(temperatures: Sequence[float], found: Array) -> dict[str, Any]:
-    """Compare the estimates [resample, temperature] for held-out outputs with their true temperatures."""
-    estimates = [interval(values) for values in found.T]
+def _recovery(temperatures: Sequence[float], found: Array, n: int) -> dict[str, Any]:
+    """Compare the estimates [resample, temperature] for held-out outputs to `n` prompts with the true temperatures."""
+    estimates = [interval(values, n) for values in found.T]
     errors = np.abs([one["value"] - t for one, t in zip(estimates, temperatures, strict=True)])
     return {
         "estimates": estimates,

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from applications.background.command import background_temperature
 from applications.budget.command import budget
 from applications.domains.command import domains
 from applications.models.command import models
@@ -20,6 +21,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "domains": domains,
     "models": models,
     "phrasing": phrasing,
+    "background-temperature": background_temperature,
 }
 
 if __name__ == "__main__":

@@ -52,6 +52,7 @@ NAMES = (
     "models",
     "likelihood",
     "domains",
+    "background",
 )
 PAGE = Path(__file__).parents[1] / "runs" / "benchmarks.md"
 

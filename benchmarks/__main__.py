@@ -25,6 +25,7 @@ NAMES = (
     "draws",
     "logprobs",
     "parity",
+    "harness",
     "confidence",
     "sampling",
     "grid",
@@ -48,6 +49,10 @@ NAMES = (
     "signals",
     "passk",
     "vote",
+    "models",
+    "likelihood",
+    "domains",
+    "background",
 )
 PAGE = Path(__file__).parents[1] / "runs" / "benchmarks.md"
 

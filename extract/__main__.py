@@ -1,9 +1,10 @@
-"""The command line ``python -m extract``: sample, import, grade, read, ask, inspect, show, merge and verify."""
+"""Command line of ``python -m extract COMMAND``."""
 
 from collections.abc import Callable
 from typing import Any
 
 from extract import commands
+from extract.likelihood.command import likelihood
 from extract.running.cli import run
 from extract.running.exit import end_process
 from extract.sampling.imported.command import import_log
@@ -17,6 +18,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "grade": each_store(commands.grade),
     "read": each_store(commands.read),
     "ask": each_store(commands.ask),
+    "likelihood": likelihood,
     "inspect": commands.inspect,
     "show": each_store(show),
     "merge": merge,

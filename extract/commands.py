@@ -1,7 +1,6 @@
 """The commands of ``python -m extract`` as plain functions."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Literal
@@ -15,7 +14,7 @@ from extract.models.embedded import EMBEDDED_ENCODER
 from extract.models.store_model import load_store_model
 from extract.recipe import StoreRecipe
 from extract.registry import fill_names
-from extract.running.worker import Worker, alone
+from extract.running.worker import Worker
 from extract.samplers import SAMPLERS
 from extract.sampling.base import sample_stores
 from extract.sampling.stopping import STOPPING_RULES
@@ -23,6 +22,7 @@ from extract.sampling.stopping_settings import load_stopping
 from extract.sampling.temperature_grid import each_store, grid_folders
 from extract.signals.registry import descriptions, load_signal
 from extract.signals.run import fill_signals
+from extract.store.fill import extended
 from extract.store.identity import member_stores
 from extract.store.shards import Scope
 from extract.store.store import Store
@@ -150,7 +150,7 @@ def grade(store: str, grader: str | None = None, worker: Worker | None = None, j
     Raises:
         InputError: If the grader is unknown or unsuitable, there is no store, or the judge cannot be reached.
     """
-    with _extended(store, worker) as (opened, worker):
+    with extended(store, worker) as (opened, worker):
         name = grader or grader_of_kinds(question.kind for question in opened.questions)
         fill_grades(opened, load_grader(name, judge), worker)
     return opened
@@ -189,7 +189,7 @@ def read(
     Raises:
         InputError: If a signal is unknown, there is no store, or the model or the layers differ from the store's.
     """
-    with _extended(store, worker) as (opened, worker):
+    with extended(store, worker) as (opened, worker):
         fill_signals(
             opened, signals, lambda: load_store_model(opened, model, device, device_map), worker, scope, layers, dtype
         )
@@ -234,7 +234,7 @@ def ask(
     if max_new_tokens < 1:
         raise InputError(f"Expected `max_new_tokens` to be at least 1, but got {max_new_tokens}. Pass 48, for example.")
     entries = {name: ASKED[name] for name in baselines}
-    with _extended(store, worker) as (opened, worker):
+    with extended(store, worker) as (opened, worker):
         if any("sample" in entry.scopes for entry in entries.values()) and not opened.samples.ranges():
             raise InputError(
                 f"Expected the store {store!r} to contain answers, but it has none. Run `python -m extract sample`."
@@ -281,13 +281,3 @@ def verify(store: str) -> None:
         f"{store}: {n_files} files intact, identity {opened.sha256[:12]}, {len(opened.questions)} questions in "
         f"{opened.questions.n_blocks} blocks"
     )
-
-
-@contextmanager
-def _extended(store: str, worker: Worker | None) -> Iterator[tuple[Store, Worker]]:
-    """Open a store and lock the worker's blocks. On exit, write the manifest."""
-    opened, worker = Store.open(store), worker or Worker.from_environment()
-    with worker.writing(opened.path):
-        yield opened, worker
-        with alone(opened.path):
-            write_manifest(opened)

@@ -14,14 +14,14 @@ from extract.questions.subset import subset, with_examples
 from extract.registry import fill_names
 from extract.samplers import SAMPLERS
 from extract.sampling.server.policy import Server
-from extract.schemas import BLOCK_SIZE, check_options, whole
+from extract.schemas import BLOCK_SIZE, Field, check_options, whole
 
 if TYPE_CHECKING:
     from extract.sampling.base import SamplingOptions
     from extract.store.store import Store
 
 _OPTIONS = {
-    "k": whole(2, 1_000_000),
+    "k": Field("a whole number from 2 to 1000000, or 0", lambda k: k == 0 or whole(2, 1_000_000).holds(k)),
     "max_rows": whole(1, 2**31),
     "block_size": BLOCK_SIZE,
 }
@@ -52,7 +52,7 @@ class StoreRecipe:
         dtype: auto (the dtype of the checkpoint), float32, bfloat16 or float16.
         device: auto, cpu, cuda or cuda:N. Not part of the store's identity.
         device_map: How to distribute a large model over several devices, as in transformers (auto, balanced, …).
-        k: Number of answers to each question, at least 2.
+        k: Number of answers to each question, at least 2, or 0 for a store of questions without answers.
         policy: Decoding options.
         server: Settings of the server sampler.
         max_rows: Maximum number of answers per batch. It is halved when GPU memory runs out. Not part of the store's

@@ -3,7 +3,7 @@
 import re
 import reprlib
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 #: A number with a decimal point or a minus sign, or else a run of letters and digits.
 _WORD = re.compile(r"(?<![\w.])-?\d+\.\d+(?!\w)|(?<!\w)-\d+(?!\w)|[^\W_]+")
@@ -119,3 +119,13 @@ def contains_answer(
         return min((place for place in places if place >= 0), default=len(padded))
 
     return first(references) < first(rivals)
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Format rows as a text table. The first column is left-aligned. The other columns are right-aligned."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for first, *others in rows:
+        cells = [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))]
+        lines.append("   ".join(cells).rstrip())
+    return lines

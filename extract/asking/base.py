@@ -10,6 +10,8 @@ from extract.asking.registry import ASKED
 from extract.grading.base import without_reasoning
 from extract.grading.text import first_line
 from extract.hashing import sha256_text
+from extract.likelihood.options import Continuations
+from extract.models.embedded import EMBEDDED_ENCODER
 from extract.prompts import PromptTemplate
 from extract.running.progress import say
 from extract.running.worker import Worker
@@ -34,14 +36,16 @@ class AskContext:
         nli_model: Hub id or folder of an entailment classifier. None if no baseline uses it.
         grader: Grader whose normalised answers are compared. By default, the store's only grader.
         max_new_tokens: Maximum number of tokens in a reply for the baseline `verbalized`.
+        continuations: Whether the baseline `likelihood` scores the letters or the texts of options.
     """
 
     load: Callable[[], tuple[Any, Any]]
-    device: str
-    embedding_model: str
-    nli_model: str | None
-    grader: str | None
-    max_new_tokens: int
+    device: str = "auto"
+    embedding_model: str = EMBEDDED_ENCODER
+    nli_model: str | None = None
+    grader: str | None = None
+    max_new_tokens: int = 48
+    continuations: Continuations = "letters"
 
 
 class AskedBaseline(ABC):

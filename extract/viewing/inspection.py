@@ -1,8 +1,9 @@
 """Report that `python -m extract inspect` prints about a store, and a table that compares the stores of a grid."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -13,7 +14,7 @@ from extract.models.store_model import prompt_of
 from extract.store.samples import MISSING, REJECTED
 from extract.store.shards import Scope
 from extract.store.store import Store
-from extract.text import one_line
+from extract.text import aligned, one_line
 from extract.viewing.stopping import describe_stopping
 from extract.viewing.summary import MARKS, GradeCounts, interval, summarize
 
@@ -61,6 +62,7 @@ def describe(store: Store, grader: str | None = None, n_answers: int = 10) -> st
         store=store,
         model=policy["model"],
         decoding=policy["decoding"],
+        deterministic=deterministic(policy["decoding"]),
         imported=None if store.samples.provides.complete_policy else policy["request"],
         prompt=prompt_of(store),
         computed=_computed(store),
@@ -87,6 +89,11 @@ def describe(store: Store, grader: str | None = None, n_answers: int = 10) -> st
     return page.rstrip("\n")
 
 
+def deterministic(decoding: Mapping[str, Any]) -> str:
+    """Return the option that makes a policy deterministic, such as ``temperature 0``, or an empty string."""
+    return "temperature 0" if decoding["temperature"] == 0 else "top-k 1" if decoding["top_k"] == 1 else ""
+
+
 def _line(text: str, longest: int = 240) -> str:
     return one_line(text, longest, keep_end=True)
 
@@ -102,6 +109,8 @@ def _plural(count: int, noun: str) -> str:
 def compared(stores: Sequence[Store], grader: str | None = None) -> str:
     """Format a table of a grid's stores: temperature, accuracy, distinct texts and percentage of truncated answers.
 
+    Temperatures with a deterministic policy are marked.
+
     Stores without grades are allowed. If `grader` is None, the grader of each store is chosen as in `describe`.
     """
     rows = [["temperature", "answers", "grader", "expected accuracy [95 %]", "different texts per question", "cut"]]
@@ -112,10 +121,11 @@ def compared(stores: Sequence[Store], grader: str | None = None) -> str:
         different = f"{summary.n_distinct[several].mean():.2f}" if several.any() else "–"
         accuracy = _accuracy(summary.grades[name].accuracy) if name in summary.grades else "no grades"
         cut = f"{summary.finish_reasons['length'] / n:.0%}" if n else "–"
-        value = store.identity["policy"]["decoding"]["temperature"]
-        temperature = "unknown" if value is None else f"{value:g}"
+        decoding = store.identity["policy"]["decoding"]
+        temperature = "unknown" if decoding["temperature"] is None else f"{decoding['temperature']:g}"
+        temperature += " (deterministic)" * bool(deterministic(decoding))
         rows.append([temperature, f"{n:,}", name or "–", accuracy, different, cut])
-    return "\n".join([*_aligned(rows), *describe_stopping(stores, grader or _usual_grader(stores[0]))])
+    return "\n".join([*aligned(rows), *describe_stopping(stores, grader or _usual_grader(stores[0]))])
 
 
 def _usual_grader(store: Store) -> str | None:
@@ -150,7 +160,7 @@ def _graders(grades: dict[str, GradeCounts]) -> list[str]:
         marks = [int(count.sum()) for count in (counts.right, counts.wrong, counts.unknown)]
         numbers = [sum(marks), *marks, int(counts.no_answer.sum()), int((counts.n_known > 0).sum())]
         rows.append([name, *(f"{number:,}" for number in numbers), _accuracy(counts.accuracy)])
-    return _aligned(rows)
+    return aligned(rows)
 
 
 def _accuracy(of_questions: NDArray[np.float64]) -> str:
@@ -178,7 +188,7 @@ def _groups(store: Store, name: str, accuracy: NDArray[np.float64]) -> list[str]
         n_questions, never, always = (f"{count:,}" for count in counts)
         rows.append([_line(group, 40), n_questions, _accuracy(values), never, always])
     left_out = len(members) - len(shown)
-    return _aligned(rows) + [f"({_plural(left_out, 'smaller group')} left out)"] * (left_out > 0)
+    return aligned(rows) + [f"({_plural(left_out, 'smaller group')} left out)"] * (left_out > 0)
 
 
 def _spread(name: str, counts: GradeCounts) -> list[str]:
@@ -207,14 +217,4 @@ def _asked(store: Store) -> list[str]:
     if len(lines) > _MOST_LINES:
         half = _MOST_LINES // 2
         lines[half:-half] = [f"  … {len(lines) - _MOST_LINES} lines …"]
-    return lines
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Format rows as a text table. The first column is left-aligned. The other columns are right-aligned."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for first, *others in rows:
-        cells = [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))]
-        lines.append("   ".join(cells).rstrip())
     return lines

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy import stats
+from scipy.special import stdtrit
 
 from applications.passk.intervals import Estimate, estimate, mean_of
 from extract.errors import InputError
@@ -53,7 +54,7 @@ def mean_interval(values: Values, cluster: Labels | None = None) -> Estimate:
     if error < _LEAST_ERROR:
         return {"value": mean, "low": None, "high": None}
     n_clusters = len(values) if cluster is None else int(cluster.max()) + 1
-    reach = float(stats.t.ppf(0.975, n_clusters - 1)) * error
+    reach = float(stdtrit(n_clusters - 1, 0.975)) * error
     return {"value": mean, "low": mean - reach, "high": mean + reach}
 
 
@@ -102,11 +103,31 @@ def check_difference(difference: float) -> None:
         raise InputError(f"Expected `difference` to be above 0 and at most 1, but got {difference}. Try 0.02.")
 
 
-def paired_record(differences: Values, n_resamples: int, seed: int, cluster: Labels | None = None) -> dict[str, Any]:
-    """Compute the mean difference of two systems with its intervals, and test whether it is 0.
+def paired_test(differences: Values, n_flips: int, seed: int, cluster: Labels | None = None) -> dict[str, Any]:
+    """Test whether the mean difference is 0, with a two-sided test.
 
     If all differences are −1, 0 or 1, as with one answer per unit, the test is McNemar's test. It equals the sign-flip
     test, which is used for other differences. If clusters are passed, the signs of whole clusters are flipped.
+
+    Args:
+        differences: [unit] differences.
+        n_flips: Number of random sign patterns.
+        seed: Seed of the sign patterns.
+        cluster: [unit] cluster of each unit, numbered from 0.
+
+    Returns:
+        A dict with the name of the `test`, its p-value `p`, and the mid-p value `p_mid` (None unless it is McNemar's
+        test).
+    """
+    if cluster is None and np.isin(differences, (-1, 0, 1)).all():
+        return {"test": MCNEMAR, **mcnemar(differences)}
+    sums = differences if cluster is None else np.bincount(cluster, differences)
+    p = sign_flip(torch.from_numpy(sums), n_flips, seed)
+    return {"test": SIGN_FLIP if cluster is None else CLUSTERED_SIGN_FLIP, "p": p, "p_mid": None}
+
+
+def paired_record(differences: Values, n_resamples: int, seed: int, cluster: Labels | None = None) -> dict[str, Any]:
+    """Compute the mean difference of two systems with its intervals, and test whether it is 0.
 
     Args:
         differences: [unit] differences, at least two.
@@ -115,16 +136,16 @@ def paired_record(differences: Values, n_resamples: int, seed: int, cluster: Lab
         cluster: [unit] cluster of each unit, numbered from 0.
 
     Returns:
-        A dict with the number of units `n`, the mean difference `value`, the bounds `low` and `high` of its t interval
-        (of the clustered one, if there are clusters), the intervals `t`, `bootstrap` and `clustered` (None without
-        clusters), the numbers of units with a positive difference, `n_above`, and with a negative one, `n_below`, the
-        name of the `test`, its p-value `p`, the mid-p value `p_mid` (None unless it is McNemar's test), the standard
-        error `error` of the value, and the smallest `detectable` difference (None if the standard error is 0).
+        The result of `paired_test`, the number of units `n`, the mean difference `value`, the bounds `low` and `high`
+        of its t interval (of the clustered one, if there are clusters), the intervals `t`, `bootstrap` and `clustered`
+        (None without clusters), the numbers of units with a positive difference, `n_above`, and with a negative one,
+        `n_below`, the standard error `error` of the value, and the smallest `detectable` difference (None if the
+        standard error is 0).
     """
     n = len(differences)
     clustered = None if cluster is None else mean_interval(differences, cluster)
     t_interval, error = mean_interval(differences), standard_error(differences, cluster)
-    record: dict[str, Any] = {
+    return {
         "n": n,
         **(clustered or t_interval),
         "t": t_interval,
@@ -134,9 +155,5 @@ def paired_record(differences: Values, n_resamples: int, seed: int, cluster: Lab
         "n_below": int((differences < 0).sum()),
         "error": error,
         "detectable": detectable(error) if error > _LEAST_ERROR else None,
+        **paired_test(differences, 5 * n_resamples, seed, cluster),
     }
-    if cluster is None and np.isin(differences, (-1, 0, 1)).all():
-        return {**record, "test": MCNEMAR, **mcnemar(differences)}
-    sums = differences if cluster is None else np.bincount(cluster, differences)
-    p = sign_flip(torch.from_numpy(sums), 5 * n_resamples, seed)
-    return {**record, "test": SIGN_FLIP if cluster is None else CLUSTERED_SIGN_FLIP, "p": p, "p_mid": None}

@@ -23,7 +23,7 @@ import torch
 from numpy.random import Generator
 
 from applications.models.auroc import Auroc, auroc_difference, auroc_estimate, auroc_of_counts
-from applications.paired import mean_interval, paired_record
+from applications.paired import mean_interval, paired_test
 from applications.passk.intervals import estimate, mean_of
 from benchmarks.result import report
 from extract.viewing.summary import interval
@@ -33,8 +33,8 @@ from probes.metrics.significance import add_holm
 SIZES = {150: 30, 30: 10}
 #: Number of bootstrap resamples in the simulations of coverage.
 RESAMPLES = 1000
-#: Resamples in the simulations of error rates. The sign-flip tests use five times as many sign patterns.
-FEW_RESAMPLES = 100
+#: Number of sign patterns in the simulations of error rates. The test is valid for any number.
+FLIPS = 499
 LEVEL = 0.05
 
 
@@ -86,15 +86,12 @@ def error_rates(n: int, k: int, draws: int, clustered: bool, rng: Generator) -> 
     for draw in range(draws):
         drawn = systems(n, cluster, (0.0, 0.0, 0.0), rng)
         right = counted(drawn, k, rng)
-        pairs = [
-            paired_record((right[a] - right[b]) / k, FEW_RESAMPLES, draw, cluster) for a, b in ((0, 1), (0, 2), (1, 2))
-        ]
+        pairs = [paired_test((right[a] - right[b]) / k, FLIPS, draw, cluster) for a, b in ((0, 1), (0, 2), (1, 2))]
         add_holm(pairs)
         p_values = {pairs[0]["test"]: pairs[0]["p"], "holm": min(pair["p_holm"] for pair in pairs)}
         if pairs[0]["p_mid"] is not None:
             p_values["mid-p"] = pairs[0]["p_mid"]
-        first, second, _ = aurocs(drawn, right, k)
-        found = None if clustered else auroc_difference(first, second)
+        found = None if clustered else auroc_difference(*aurocs(drawn[:2], right[:2], k))
         if found and found["p"] is not None:
             p_values["AUROC"] = found["p"]
         for name, p in p_values.items():
@@ -146,7 +143,8 @@ def _population_auroc(system: System) -> float:
 def main() -> None:
     """Print the error rates and coverages of all designs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--draws", type=int, default=4000)
+    parser.add_argument("--draws", type=int, default=4000, help="number of draws for each error rate")
+    parser.add_argument("--coverage_draws", type=int, default=1000, help="number of draws for each coverage")
     options = parser.parse_args()
     torch.set_num_threads(1)
     designs = [(n, k, clustered) for n in SIZES for k in (1, 4) for clustered in (False, True)]
@@ -154,7 +152,7 @@ def main() -> None:
     for seed, (n, k, clustered) in enumerate(designs):
         name = f"N = {n}, k = {k}" + f", {SIZES[n]} clusters" * clustered
         rates[name] = error_rates(n, k, options.draws, clustered, np.random.default_rng([seed, 0]))
-        covered[name] = coverage(n, k, options.draws, clustered, np.random.default_rng([seed, 1]))
+        covered[name] = coverage(n, k, options.coverage_draws, clustered, np.random.default_rng([seed, 1]))
         print(name, rates[name], covered[name], file=sys.stderr)
     most = LEVEL + 3 * (LEVEL * (1 - LEVEL) / options.draws) ** 0.5
     sized = all(rate <= most for of_design in rates.values() for rate in of_design.values())

@@ -4,17 +4,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from applications.background.checks import (
+    check_full_distribution,
+    check_policies,
+    check_random_numbers,
+    choose_unit,
+)
 from applications.background.outputs import Source, Unit, of_lists, of_store, prompts_of, read_json
 from applications.background.variability import Counted
 from applications.stores import open_stores
 from extract.errors import InputError
-from extract.hashing import differences
-from extract.store.store import Store
 
 #: Minimum number of prompts, because intervals resample them.
 LEAST_PROMPTS = 5
-#: Decoding options that may differ between the tested system and a reference.
-_FREE = ("temperature", "top_p", "top_k", "seed")
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ def open_references(paths: Sequence[str]) -> dict[str, dict[float, Source]]:
             named += _read_references(path)
         else:
             stores = open_stores(path)
-            _check_full_distribution(next(iter(stores.values())))
+            check_full_distribution(next(iter(stores.values())))
             named.append((Path(path).resolve().name, {t: of_store(store) for t, store in stores.items()}))
     names = [name for name, _ in named]
     if not named or len(set(names)) < len(names):
@@ -95,17 +97,6 @@ def _read_references(path: str) -> Iterator[tuple[str, dict[float, Source]]]:
         ) from error
 
 
-def _check_full_distribution(store: Store) -> None:
-    """Check that a reference samples from the model's full distribution."""
-    decoding = store.identity["policy"]["decoding"]
-    if decoding["top_p"] != 1 or decoding["top_k"] != 0:
-        raise InputError(
-            f"Expected the reference '{store.path}' to be sampled with top_p 1 and top_k 0, but got top_p "
-            f"{decoding['top_p']} and top_k {decoding['top_k']}. A truncated distribution varies less at the same "
-            "temperature. Sample the grid again."
-        )
-
-
 def read_systems(tested: Source, references: References, unit: Unit | None, shared: bool) -> Systems:
     """Read the outputs of all systems, and check that they can be compared.
 
@@ -119,13 +110,42 @@ def read_systems(tested: Source, references: References, unit: Unit | None, shar
         InputError: If the systems have different prompts, prompt templates, tokenizers or token limits, there are too
             few prompts or outputs, or the tested store and a reference share their random numbers.
     """
-    sources = [source for grid in references.values() for source in grid.values()]
-    stores = [source.store for source in (tested, *sources) if source.store]
-    _check_policies(stores)
+    sources = [tested, *(source for grid in references.values() for source in grid.values())]
+    stores = [source.store for source in sources if source.store]
+    check_policies(stores)
     if tested.store:
-        _check_random_numbers(tested.store, stores[1:])
-    unit = choose_unit(unit, tested, sources)
-    read = [source.read(unit) for source in (tested, *sources)]
+        check_random_numbers(tested.store, stores[1:])
+    unit = choose_unit(unit, sources)
+    read = [source.read(unit) for source in sources]
+    prompts, n_unshared = _common_prompts(read, shared)
+    counted = [[Counted.of(outputs[prompt]) for prompt in prompts] for outputs in read]
+    for source, outputs in zip(sources, counted, strict=True):
+        if n_few := sum(one.n < 2 for one in outputs):
+            raise InputError(
+                f"Expected at least 2 outputs to each prompt in {source.name!r}, but {n_few} of {len(prompts)} prompts "
+                "have fewer. Sample more outputs."
+            )
+    longest = max(len(text) for outputs in counted for one in outputs for text in one.texts)
+    limit = stores[-1].identity["policy"]["decoding"]["max_new_tokens"] if stores else longest
+    if unit == "tokens" and longest > limit:
+        raise InputError(
+            f"Expected outputs of at most {limit} tokens, the token limit of the stores, but one has {longest}. Use "
+            "the same token limit for all systems."
+        )
+    ids = {prompt: id_ for store in stores[:1] for id_, prompt in prompts_of(store).items()}
+    grids = iter(counted[1:])
+    return Systems(
+        prompts=[ids.get(prompt, prompt) for prompt in prompts],
+        tested=counted[0],
+        references={name: {t: next(grids) for t in grid} for name, grid in references.items()},
+        unit=unit,
+        limit=max(limit, 1),
+        n_unshared=n_unshared,
+    )
+
+
+def _common_prompts(read: Sequence[Mapping[str, object]], shared: bool) -> tuple[list[str], int]:
+    """Return the prompts that all systems have, and the number of other prompts."""
     common = [prompt for prompt in read[0] if all(prompt in outputs for outputs in read)]
     n_unshared = len({prompt for outputs in read for prompt in outputs}) - len(common)
     if n_unshared and not shared:
@@ -138,85 +158,4 @@ def read_systems(tested: Source, references: References, unit: Unit | None, shar
             f"Expected at least {LEAST_PROMPTS} prompts, because intervals resample them, but got {len(common)}. Use "
             "about 30."
         )
-    counted = [[Counted.of(outputs[prompt]) for prompt in common] for outputs in read]
-    for source, outputs in zip((tested, *sources), counted, strict=True):
-        if n_few := sum(one.n < 2 for one in outputs):
-            raise InputError(
-                f"Expected at least 2 outputs to each prompt in {source.name!r}, but {n_few} of {len(common)} prompts "
-                "have fewer. Sample more outputs."
-            )
-    longest = max(len(text) for outputs in counted for one in outputs for text in one.texts)
-    limits = [int(store.identity["policy"]["decoding"]["max_new_tokens"]) for store in stores]
-    limit = limits[-1] if limits else longest
-    if unit == "tokens" and longest > limit:
-        raise InputError(
-            f"Expected outputs of at most {limit} tokens, the token limit of the stores, but one has {longest}. Use "
-            "the same token limit for all systems."
-        )
-    ids = {prompt: id_ for store in stores[:1] for id_, prompt in prompts_of(store).items()}
-    grids = iter(counted[1:])
-    return Systems(
-        prompts=[ids.get(prompt, prompt) for prompt in common],
-        tested=counted[0],
-        references={name: {t: next(grids) for t in grid} for name, grid in references.items()},
-        unit=unit,
-        limit=max(limit, 1),
-        n_unshared=n_unshared,
-    )
-
-
-def choose_unit(unit: Unit | None, tested: Source, references: Sequence[Source]) -> Unit:
-    """Return the unit in which all outputs are available, by default tokens if all tokenizers are known to be equal.
-
-    Raises:
-        InputError: If outputs are not available in the unit, or tokenizers are known to differ.
-    """
-    sources = (tested, *references)
-    known = {source.tokenizer for source in sources}
-    if unit is None:
-        unit = "tokens" if len(known) == 1 and None not in known else "words"
-    if unit == "tokens" and len(known - {None}) > 1:
-        other = next(source for source in sources if source.tokenizer not in (None, references[0].tokenizer))
-        raise InputError(
-            f"Expected all systems to have the same tokenizer, but {other.name!r} and {references[0].name!r} have "
-            "different ones. Pass --unit words."
-        )
-    if without := next((source for source in sources if unit not in source.units), None):
-        raise InputError(
-            f"Expected the outputs as {unit}, but {without.name!r} has only {without.units[0]}. "
-            + (
-                "To compare token ids without checking that they are of the same tokenizer, pass --unit tokens."
-                if unit == "words"
-                else "Pass --unit words, or use a file with token ids of the same tokenizer."
-            )
-        )
-    return unit
-
-
-def _check_policies(stores: Sequence[Store]) -> None:
-    """Check that all stores have the same prompt template, token limit and stop strings."""
-
-    def fixed(store: Store) -> dict[str, object]:
-        decoding: dict[str, object] = store.identity["policy"]["decoding"]
-        return {name: value for name, value in decoding.items() if name not in _FREE}
-
-    for store in stores[1:]:
-        if different := "; ".join(differences(fixed(store), fixed(stores[0]))):
-            raise InputError(
-                f"Expected all systems to have the same prompt and token limit, but '{store.path}' differs from "
-                f"'{stores[0].path}' in {different}. Sample one of them again."
-            )
-
-
-def _check_random_numbers(tested: Store, references: Sequence[Store]) -> None:
-    """Check that the outputs of the tested store are independent of those of the references."""
-    policy = tested.identity["policy"]
-    seed, model = policy["decoding"]["seed"], policy["model"]["fingerprint"]
-    for store in references:
-        other = store.identity["policy"]
-        same = (other["decoding"]["seed"], other["model"]["fingerprint"]) == (seed, model)
-        if same and model is not None and policy["decoding"]["temperature"] > 0:
-            raise InputError(
-                f"Expected the tested store to have another seed than the reference '{store.path}' of the same model, "
-                f"but both have seed {seed} and thus the same random numbers. Sample it with another --policy.seed."
-            )
+    return common, n_unshared

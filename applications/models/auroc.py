@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy import stats
+from scipy.special import stdtr, stdtrit
 from torch import Tensor
 
 from probes.metrics.functional.inputs import by_group
@@ -113,6 +113,5 @@ def auroc_difference(a: Auroc | None, b: Auroc | None) -> dict[str, Any] | None:
     error = max(0.0, covariance(a, a) + covariance(b, b) - 2 * covariance(a, b)) ** 0.5
     if error < 1e-10:
         return {"value": value, "low": None, "high": None, "p": None}
-    reach = float(stats.t.ppf(0.975, n - 1)) * error
-    p = float(2 * stats.t.sf(abs(value) / error, n - 1))
+    reach, p = float(stdtrit(n - 1, 0.975)) * error, float(2 * stdtr(n - 1, -abs(value) / error))
     return {"value": value, "low": value - reach, "high": value + reach, "p": p}

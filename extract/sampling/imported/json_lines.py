@@ -15,11 +15,14 @@ from extract.schemas import KNOWN_DECODING, TEXT, TEXT_OR_NULL, number, or_null,
 from extract.text import shown
 
 GRADER = "score"
+#: Default of the column `dataset`. It does not depend on the file, so that stores of several files can be compared.
+DATASET = "imported"
 #: Columns of the policy. They have the same values in all lines.
 _POLICY = {"model": TEXT_OR_NULL, **KNOWN_DECODING}
 #: All columns besides those of a question.
 COLUMNS = {
     "answer": TEXT,
+    "dataset": TEXT_OR_NULL,
     "sample": or_null(whole(0, 999_999)),
     "score": or_null(number("a number from 0 to 1", lambda score: 0 <= score <= 1)),
     **_POLICY,
@@ -40,7 +43,7 @@ def read_json_lines(path: Path, kind: Kind | None) -> Log:
         values = _values(record, where)
         first = first or values
         _check_alike(first, values, where)
-        question = _question(record, path.stem, where)
+        question = _question(record, values["dataset"] or DATASET, where)
         questions[question.id] = check_same(questions.get(question.id), question, where)
         key = (question.id, n_answers[question.id] if values["sample"] is None else values["sample"])
         check_new(key, answers, where)
@@ -51,7 +54,7 @@ def read_json_lines(path: Path, kind: Kind | None) -> Log:
         )
     checked = checked_questions(questions.values(), kind, path)
     return Log(
-        {"tool": "jsonl", "version": None, "task": path.stem},
+        {"tool": "jsonl", "version": None, "task": None},
         model_name(first["model"]),
         KnownDecoding.of(first, chat=all(question.messages for question in checked)),
         checked,

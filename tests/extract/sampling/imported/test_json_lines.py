@@ -36,7 +36,7 @@ def test_columns_of_questions_answers_and_the_policy(tmp_path: Path) -> None:
     rows = [{**question, **policy, "answer": text, "score": score} for text, score in (("B", 1), ("A", 0), ("?", 0.5))]
     store = imported(tmp_path, rows)
     (first,) = store.questions
-    assert (first.id, first.dataset, first.references, first.group) == ("7", "answers", ("B", "Lima"), "g")
+    assert (first.id, first.dataset, first.references, first.group) == ("7", "imported", ("B", "Lima"), "g")
     assert store.samples.read()["text"].to_pylist() == ["B", "A", "?"]
     assert store.grades.read("score")["right"].to_pylist() == [True, False, None]
     decoding = store.identity["policy"]["decoding"]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import train
+from applications.models.command import models
 from applications.passk.command import passk
 from applications.voting.command import vote
 from extract.__main__ import COMMANDS
@@ -126,6 +127,14 @@ def test_applications_accept_an_unknown_temperature(tmp_path: Path) -> None:
     assert "temperature unknown, unknown token limit" in (folder / "passk.md").read_text(encoding="utf-8")
     folder = vote(str(store.path), out=str(tmp_path / "vote"), n_resamples=100)
     assert json.loads((folder / "vote.json").read_text(encoding="utf-8"))["temperatures"] == [None]
+
+
+def test_stores_of_two_files_are_compared(tmp_path: Path) -> None:
+    for name, seed in (("a", 0), ("b", 1)):
+        path = write_lines(tmp_path / f"{name}.jsonl", answers_to(30, 3, seed))
+        import_log(str(tmp_path / name), str(path), "jsonl")
+    folder = models([str(tmp_path / "a"), str(tmp_path / "b")], out=str(tmp_path / "models"), n_resamples=100)
+    assert json.loads((folder / "models.json").read_text(encoding="utf-8"))["n_questions"] == 30
 
 
 def test_a_local_copy_reads_signals_and_a_probe_is_trained_on_them(

@@ -9,7 +9,14 @@ from extract.hashing import differences
 from extract.store.identity import member_stores
 from extract.store.store import Store
 
+#: Temperature of a store whose temperature is unknown. See `known_temperature`.
+UNKNOWN = -1.0
 _TEMPERATURE = "policy.decoding.temperature"
+
+
+def known_temperature(temperature: float) -> float | None:
+    """Return a temperature as it is written to a record: null if it is unknown."""
+    return None if temperature == UNKNOWN else temperature
 
 
 def load_tables(stores: Mapping[float, Store], grader: str | None) -> dict[float, QuestionTable]:
@@ -25,6 +32,8 @@ def load_tables(stores: Mapping[float, Store], grader: str | None) -> dict[float
 def open_stores(path: str) -> dict[float, Store]:
     """Open a store, or all stores of a temperature grid, by temperature in ascending order.
 
+    An imported store can have the temperature `UNKNOWN`.
+
     Raises:
         InputError: If a store has no samples, or if the stores of a grid differ in more than the temperature or have
             the same temperature.
@@ -33,7 +42,8 @@ def open_stores(path: str) -> dict[float, Store]:
     found: dict[float, Store] = {}
     for store in stores:
         different = [line for line in differences(store.identity, stores[0].identity) if _TEMPERATURE not in line]
-        temperature = float(store.identity["policy"]["decoding"]["temperature"])
+        value = store.identity["policy"]["decoding"]["temperature"]
+        temperature = UNKNOWN if value is None else float(value)
         if different:
             raise InputError(
                 f"Expected the stores in {path!r} to differ only in temperature, but '{store.path}' differs from "

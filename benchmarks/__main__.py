@@ -49,7 +49,10 @@ NAMES = (
     "signals",
     "passk",
     "vote",
+    "models",
     "likelihood",
+    "domains",
+    "background",
 )
 PAGE = Path(__file__).parents[1] / "runs" / "benchmarks.md"
 

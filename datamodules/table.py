@@ -18,7 +18,7 @@ from torch import Tensor
 from datamodules.semantic import clusters_of
 from datamodules.splits import split_questions
 from extract.errors import InputError
-from extract.store.samples import REJECTED
+from extract.store.samples import WITHOUT_ANSWER
 from extract.store.shards import SampleRange
 from extract.store.store import Store
 
@@ -41,7 +41,7 @@ class AnswerTable:
         mean_nll: [row] mean negative log-probability of the tokens in nats; NaN without tokens or log-probabilities.
         max_nll: [row] largest negative log-probability of a token in nats; NaN in the same cases as `mean_nll`.
         sequence_nll: [row] sum of the negative log-probabilities in nats; NaN in the same cases as `mean_nll`.
-        rejected: [row] whether a server rejected the question. If so, there is no answer.
+        rejected: [row] whether there is no answer, because a server rejected the question or an imported log lacks it.
         store: Store of the answers.
         grader: Name of the grader.
         ranges: Ranges of samples in the table.
@@ -218,7 +218,7 @@ def _columns(store: Store, grader: str, parts: Sequence[SampleRange]) -> dict[st
     found = pa.chunked_array([pa.array([""]), *grades["answer"].fill_null("").chunks])  # the empty answer is class 0
     of_reason = {
         reason: pc.equal(samples["finish_reason"], reason).fill_null(False).to_numpy()
-        for reason in ("stop", "length", REJECTED)
+        for reason in ("stop", "length", *WITHOUT_ANSWER)
     }
     return {
         "question": question + first,
@@ -229,7 +229,7 @@ def _columns(store: Store, grader: str, parts: Sequence[SampleRange]) -> dict[st
         "n_tokens": samples["n_tokens"].to_numpy().astype(np.float64),
         "truncated": of_reason["length"],
         **_likelihoods(samples["logprobs"], of_reason["stop"] & store.samples.provides.end_token),
-        "rejected": of_reason[REJECTED],
+        "rejected": np.any([of_reason[reason] for reason in WITHOUT_ANSWER], axis=0),
         "prompt_tokens": samples["prompt_tokens"].to_numpy(),
     }
 

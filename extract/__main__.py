@@ -1,4 +1,4 @@
-"""The command line ``python -m extract``: sample, grade, read, ask, likelihood, inspect, show, merge and verify."""
+"""Command line of ``python -m extract COMMAND``."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,12 +7,14 @@ from extract import commands
 from extract.likelihood.command import likelihood
 from extract.running.cli import run
 from extract.running.exit import end_process
+from extract.sampling.imported.command import import_log
 from extract.sampling.temperature_grid import each_store
 from extract.store.merge import merge
 from extract.viewing.show import show
 
 COMMANDS: dict[str, Callable[..., Any]] = {
     "sample": commands.sample_family,
+    "import": import_log,
     "grade": each_store(commands.grade),
     "read": each_store(commands.read),
     "ask": each_store(commands.ask),

@@ -62,6 +62,11 @@ def shown(value: object) -> str:
     return _SHORT.repr(value)
 
 
+def valid_text(text: str) -> str:
+    """Replace unpaired surrogates with U+FFFD, because they can't be written to a file."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
 def normalize(text: str, case_sensitive: bool = False) -> str:
     """Return the words of a text without accents and punctuation, in lower case unless `case_sensitive`.
 

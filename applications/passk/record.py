@@ -13,7 +13,7 @@ from applications.passk.extrapolation import Extrapolation, extrapolate, why_not
 from applications.passk.instances import error_records
 from applications.passk.intervals import estimate, mean_of, mean_over_groups
 from applications.passk.temperatures import as_drawn, temperature_record
-from applications.stores import load_tables
+from applications.stores import known_temperature, load_tables
 from datamodules.table import QuestionTable
 from extract.errors import InputError
 from extract.store.store import Store
@@ -118,8 +118,9 @@ def passk_record(
         options: Any = {"n_resamples": n_resamples, "seed": seed}
         measured = _Measured(right[i], known[i], k, torch.from_numpy(group) if len(groups) > 1 else None, options)
         record, extrapolation = _store_record(measured, confidences[i], table, graded, i)
-        records.append({"temperature": temperature, "identity": list(graded.stores.values())[i].sha256, **record})
-        keys = (ids, np.full(len(ids), temperature), groups[group], right[i], known[i])
+        shown = known_temperature(temperature)
+        records.append({"temperature": shown, "identity": list(graded.stores.values())[i].sha256, **record})
+        keys = (ids, pa.array([shown] * len(ids), pa.float64()), groups[group], right[i], known[i])
         columns = dict(zip(COLUMNS, keys, strict=True)) | _columns(measured, confidences[i], extrapolation)
         parts.append(pa.table(columns))
     record = {
@@ -230,7 +231,9 @@ def _columns(
 def passk_page(record: dict[str, Any], plots: Sequence[str]) -> str:
     """Render the Markdown page. `plots` contains the names of the figures."""
     decoding = record["policy"]["decoding"]
-    temperatures = ", ".join(f"{store['temperature']:g}" for store in record["stores"])
+    temperatures = ", ".join(
+        "unknown" if store["temperature"] is None else f"{store['temperature']:g}" for store in record["stores"]
+    )
     shown = {**record, "policy": {**record["policy"], "decoding": {**decoding, "temperature": temperatures}}}
     return render("passk/passk.md.j2", record=record, shown=shown, plots=plots, summary=passk_summary(record))
 

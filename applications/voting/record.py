@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from applications.confidences import named_confidences
+from applications.stores import known_temperature
 from applications.voting.ballots import Poll
 from applications.voting.evaluation import (
     BASE_RATE,
@@ -141,7 +142,7 @@ def vote_record(
     return {
         **record_header(next(iter(poll.stores.values())), poll.table, seed, n_resamples),
         "identities": [store.sha256 for store in poll.stores.values()],
-        "temperatures": list(poll.stores),
+        "temperatures": [*map(known_temperature, poll.stores)],
         "confidences": list(confidences),
         "orders": orders,
         "max_loss": MAX_LOSS,

@@ -68,9 +68,13 @@ class Verbalized(AskedTable):
 
     @cached_property
     def decoding(self) -> Decoding:
-        """The store's temperature, top-p, top-k and seed, but no stop strings, because reasoning may contain them."""
+        """The store's temperature, top-p, top-k and seed, but no stop strings, because reasoning may contain them.
+
+        Options that the store does not know have their default values.
+        """
         policy = {**self.store.identity["policy"], "model": self.model}
-        same = {key: policy["decoding"][key] for key in ("temperature", "top_p", "top_k", "seed")}
+        known = {key: policy["decoding"][key] for key in ("temperature", "top_p", "top_k", "seed")}
+        same = {key: value for key, value in known.items() if value is not None}
         return Decoding(**same, max_new_tokens=self.context.max_new_tokens, prompt=asking_prompt(policy, TEMPLATE))
 
     @property

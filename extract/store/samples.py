@@ -20,8 +20,10 @@ REJECTED = "rejected"
 #: `finish_reason` of a sample that was not drawn, because sampling stopped early. The text is empty, and the grade is
 #: always unknown.
 SKIPPED = "skipped"
+#: `finish_reason` of a sample that an imported log does not contain. The text is empty, and the grade is unknown.
+MISSING = "missing"
 #: Finish reasons of samples without an answer.
-WITHOUT_ANSWER = (REJECTED, SKIPPED)
+WITHOUT_ANSWER = (REJECTED, SKIPPED, MISSING)
 #: Key of the Parquet metadata with the record of early stopping.
 _STOPPING = "stopping"
 
@@ -82,7 +84,7 @@ class Samples:
         write_table(self.file(samples), pa.Table.from_pylist(rows, self._schema.with_metadata(metadata or None)))
 
     def absent(self, question_id: str, sample: int, reason: str) -> dict[str, Any]:
-        """Return the row of a sample that does not exist, with the finish reason `REJECTED` or `SKIPPED`."""
+        """Return the row of a sample that does not exist, with a finish reason from `WITHOUT_ANSWER`."""
         tokens: dict[str, Any] = {"token_ids": [], "logprobs": []}
         if self.provides.nullable:
             tokens = dict.fromkeys(("token_ids", "logprobs", "reasoning", "n_tokens"))

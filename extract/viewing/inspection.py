@@ -1,8 +1,9 @@
 """Report that `python -m extract inspect` prints about a store, and a table that compares the stores of a grid."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 
 from extract.grading import GRADER_OF_KIND
 from extract.models.store_model import prompt_of
-from extract.store.samples import REJECTED
+from extract.store.samples import MISSING, REJECTED
 from extract.store.shards import Scope
 from extract.store.store import Store
 from extract.text import aligned, one_line
@@ -44,9 +45,10 @@ def describe(store: Store, grader: str | None = None, n_answers: int = 10) -> st
     numbers = ", ".join(f"{k} to each of {n_questions:,} questions" for k, n_questions in balance[:4])
     endings = {
         "stop": "ended on their own",
-        "length": f"cut at {policy['decoding']['max_new_tokens']} tokens",
+        "length": f"cut at {policy['decoding']['max_new_tokens'] or 'an unknown number of'} tokens",
         "content_filter": "filtered by the server",
         REJECTED: "rejected by the server",
+        MISSING: "not in the log",
     }
     ended = ((summary.finish_reasons[reason], ending) for reason, ending in endings.items())
     n_missing = {name: n - int((counts.n_known + counts.unknown).sum()) for name, counts in summary.grades.items()}
@@ -55,11 +57,13 @@ def describe(store: Store, grader: str | None = None, n_answers: int = 10) -> st
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined, trim_blocks=True
     )
-    environment.filters |= {"line": _line, "plural": _plural}
+    environment.filters |= {"known": _known, "line": _line, "plural": _plural}
     page = environment.get_template("inspection.txt.j2").render(
         store=store,
         model=policy["model"],
         decoding=policy["decoding"],
+        deterministic=deterministic(policy["decoding"]),
+        imported=None if store.samples.provides.complete_policy else policy["request"],
         prompt=prompt_of(store),
         computed=_computed(store),
         stopped=describe_stopping([store], name),
@@ -85,8 +89,17 @@ def describe(store: Store, grader: str | None = None, n_answers: int = 10) -> st
     return page.rstrip("\n")
 
 
+def deterministic(decoding: Mapping[str, Any]) -> str:
+    """Return the option that makes a policy deterministic, such as ``temperature 0``, or an empty string."""
+    return "temperature 0" if decoding["temperature"] == 0 else "top-k 1" if decoding["top_k"] == 1 else ""
+
+
 def _line(text: str, longest: int = 240) -> str:
     return one_line(text, longest, keep_end=True)
+
+
+def _known(value: object) -> object:
+    return "unknown" if value is None else value
 
 
 def _plural(count: int, noun: str) -> str:
@@ -95,6 +108,8 @@ def _plural(count: int, noun: str) -> str:
 
 def compared(stores: Sequence[Store], grader: str | None = None) -> str:
     """Format a table of a grid's stores: temperature, accuracy, distinct texts and percentage of truncated answers.
+
+    Temperatures with a deterministic policy are marked.
 
     Stores without grades are allowed. If `grader` is None, the grader of each store is chosen as in `describe`.
     """
@@ -106,7 +121,9 @@ def compared(stores: Sequence[Store], grader: str | None = None) -> str:
         different = f"{summary.n_distinct[several].mean():.2f}" if several.any() else "–"
         accuracy = _accuracy(summary.grades[name].accuracy) if name in summary.grades else "no grades"
         cut = f"{summary.finish_reasons['length'] / n:.0%}" if n else "–"
-        temperature = f"{store.identity['policy']['decoding']['temperature']:g}"
+        decoding = store.identity["policy"]["decoding"]
+        temperature = "unknown" if decoding["temperature"] is None else f"{decoding['temperature']:g}"
+        temperature += " (deterministic)" * bool(deterministic(decoding))
         rows.append([temperature, f"{n:,}", name or "–", accuracy, different, cut])
     return "\n".join([*aligned(rows), *describe_stopping(stores, grader or _usual_grader(stores[0]))])
 

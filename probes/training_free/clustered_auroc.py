@@ -57,10 +57,19 @@ class ClusteredAuroc(NamedTuple):
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """Return the bounds of the confidence intervals, each [score]. They are symmetric on the log-odds scale."""
-        centre = torch.logit(self.auroc)
-        reach = torch.from_numpy(stdtrit((self.n_questions - 1).clamp_min(1).numpy(), (1 + level) / 2))
-        reach = reach * self.standard_error / (self.auroc * (1 - self.auroc))
-        return torch.sigmoid(centre - reach), torch.sigmoid(centre + reach)
+        return logit_interval(self.auroc, self.standard_error, self.n_questions, level)
+
+
+def logit_interval(auroc: Tensor, error: Tensor, n_questions: Tensor, level: float = 0.95) -> tuple[Tensor, Tensor]:
+    """Return the bounds [score] of confidence intervals of AUROCs that are symmetric on the log-odds scale.
+
+    `error` [score] contains the standard errors. The quantile is that of Student's t with `n_questions` − 1 degrees of
+    freedom.
+    """
+    centre = torch.logit(auroc)
+    quantile = torch.from_numpy(stdtrit((n_questions - 1).clamp_min(1).numpy(), (1 + level) / 2))
+    reach = quantile * error / (auroc * (1 - auroc))
+    return torch.sigmoid(centre - reach), torch.sigmoid(centre + reach)
 
 
 def clustered_auroc(scores: Tensor, right: Tensor, question: Tensor, n_questions: int) -> ClusteredAuroc:

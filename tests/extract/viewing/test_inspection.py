@@ -29,11 +29,16 @@ GRADES = {"R": (True, "x"), "W": (False, "y"), "U": (None, "z"), "N": (False, No
 
 
 def make(
-    folder: Path, questions: Sequence[Question], texts: Sequence[Sequence[str]], temperature: float = 0.7, **row: Any
+    folder: Path,
+    questions: Sequence[Question],
+    texts: Sequence[Sequence[str]],
+    temperature: float = 0.7,
+    top_k: int = 0,
+    **row: Any,
 ) -> Store:
     """Make a store with blocks of 3 questions, whose answers have these texts and one token per letter."""
     model = ModelIdentity("tiny", None, "a" * 64, "float32", "b" * 64, "c" * 64)
-    policy = Policy(model, Decoding(temperature=temperature, max_new_tokens=1000))
+    policy = Policy(model, Decoding(temperature=temperature, top_k=top_k, max_new_tokens=1000))
     store = Store.create(folder, Identity(policy, questions_hash(questions), block_size=3), questions)
     said = dict(zip((question.id for question in questions), texts, strict=True))
     for block in range(store.questions.n_blocks):
@@ -151,6 +156,20 @@ def test_nothing_that_varies_is_warned_of_unless_the_temperature_is_0(tmp_path: 
         make(tmp_path / "warm", ask(3), texts)
     )
     assert "warning" not in describe(make(tmp_path / "cold", ask(3), texts, temperature=0))
+
+
+@pytest.mark.parametrize("option", [{"temperature": 0.0}, {"top_k": 1}])
+def test_a_deterministic_policy_is_named_and_different_answers_to_a_question_are_warned_of(
+    tmp_path: Path, option: dict[str, float]
+) -> None:
+    equal, different = [["a", "a"], ["b", "b"]], [["a", "a"], ["b", "c"]]
+    name = "temperature 0" if "temperature" in option else "top-k 1"
+    page = describe(make(tmp_path / "equal", ask(2), equal, **option))
+    assert f"the policy is deterministic ({name}): all answers to a question should be equal" in page
+    assert "warning" not in page
+    page = describe(make(tmp_path / "different", ask(2), different, **option))
+    assert "warning    the policy is deterministic, but the answers to 1 question differ" in page
+    assert "the policy is random" in describe(make(tmp_path / "random", ask(2), different))
 
 
 def test_long_texts_are_shortened_to_their_beginning_and_end(tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""Comparison of models, prompts or temperatures on the same questions."""

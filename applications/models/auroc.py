@@ -1,0 +1,117 @@
+"""Compare the AUROCs of confidences: DeLong's test, and Obuchowski's version for several answers per question.
+
+DeLong, DeLong and Clarke-Pearson, Comparing the Areas under Two or More Correlated Receiver Operating Characteristic
+Curves, Biometrics 44, 1988; Obuchowski, Nonparametric Analysis of Clustered ROC Curve Data, Biometrics 53, 1997. With
+one answer per question, both are the same.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.special import stdtr, stdtrit
+from torch import Tensor
+
+from probes.metrics.functional.inputs import by_group
+from probes.training_free.clustered_auroc import LEAST_OF_A_CLASS, logit_interval, placements
+
+
+class Auroc(NamedTuple):
+    """AUROC of a score over all pairs of a right and a wrong answer.
+
+    Attributes:
+        value: The AUROC.
+        parts: [2, question] float64 contributions of the question's right answers and of its wrong answers to the error
+            of the AUROC. Each row sums to 0.
+        n_questions: [2] int64, numbers of questions with right answers and with wrong answers.
+    """
+
+    value: float
+    parts: Tensor
+    n_questions: Tensor
+
+
+def auroc_of(score: Tensor, right: Tensor, question: Tensor, n_questions: int) -> Auroc | None:
+    """Compute an AUROC, or return None if right or wrong answers come from fewer than 5 questions.
+
+    Args:
+        score: [answer] float64 scores; higher means more likely right.
+        right: [answer] bool, whether each answer is right.
+        question: [answer] int64 index of each answer's question.
+        n_questions: Number of questions.
+    """
+    counts = torch.stack([by_group(members.double(), question, n_questions) for members in (right, ~right)])
+    n_of_class = (counts > 0).sum(1)
+    if int(n_of_class.min()) < LEAST_OF_A_CLASS:
+        return None
+    of_right = placements(score[None, right], score[None, ~right])[0]
+    of_wrong = placements(-score[None, ~right], -score[None, right])[0]
+    value = of_right.mean()
+    parts = [
+        by_group((placed - value) / len(placed), question[members], n_questions)
+        for placed, members in ((of_right, right), (of_wrong, ~right))
+    ]
+    return Auroc(float(value), torch.stack(parts), n_of_class)
+
+
+def auroc_of_counts(
+    confidence: NDArray[np.float64], right: NDArray[np.int64], known: NDArray[np.int64]
+) -> Auroc | None:
+    """Compute the AUROC of confidences on all graded answers. All answers to a question have the same confidence.
+
+    Args:
+        confidence: [question] confidences.
+        right: [question] numbers of right answers.
+        known: [question] numbers of graded answers.
+    """
+    counts = np.stack([right, known - right], axis=1).ravel()  # right answers, then wrong answers, of each question
+    is_right = torch.from_numpy(np.repeat(np.tile([True, False], len(right)), counts))
+    question = torch.from_numpy(np.repeat(np.arange(len(right)), known))
+    return auroc_of(torch.from_numpy(confidence)[question], is_right, question, len(right))
+
+
+def covariance(a: Auroc, b: Auroc) -> float:
+    r"""Estimate the covariance of two AUROCs on the same questions. With `a` as `b`, it is the variance.
+
+    .. math::
+        \sum_{x,y} F_{xy} \sum_i a_{xi} b_{yi}, \quad F_{xx} = \frac{I_x}{I_x - 1}, \quad F_{xy} = \frac{I}{I - 1}
+
+    where a and b are the parts, x and y are right or wrong, I_x is the number of questions with such answers, and I is
+    the number of questions. If the two scores belong to different answers, F_xx is the geometric mean of both factors.
+    """
+    n = a.parts.shape[1]
+    n_a, n_b = a.n_questions.double(), b.n_questions.double()
+    own = (n_a / (n_a - 1) * n_b / (n_b - 1)).sqrt()
+    factors = torch.diag(own) + n / (n - 1) * (1 - torch.eye(2, dtype=torch.float64))
+    return float((factors * (a.parts @ b.parts.T)).sum())
+
+
+def auroc_estimate(auroc: Auroc | None) -> dict[str, Any] | None:
+    """Return the AUROC as `value` with its 95 % interval, symmetric on the log-odds scale. None if it is undefined.
+
+    There is no interval if the confidences separate right from wrong answers perfectly, or are constant.
+    """
+    if auroc is None:
+        return None
+    error = covariance(auroc, auroc) ** 0.5
+    if error < 1e-10:
+        return {"value": auroc.value, "low": None, "high": None}
+    value, errors = torch.tensor([[auroc.value], [error]], dtype=torch.float64)
+    low, high = logit_interval(value, errors, torch.tensor([auroc.parts.shape[1]]))
+    return {"value": auroc.value, "low": float(low), "high": float(high)}
+
+
+def auroc_difference(a: Auroc | None, b: Auroc | None) -> dict[str, Any] | None:
+    """Compute the difference a − b of two AUROCs on the same questions with its 95 % interval and p-value.
+
+    Both come from Student's t with N − 1 degrees of freedom for N questions. Returns None if an AUROC is undefined.
+    """
+    if a is None or b is None:
+        return None
+    value, n = a.value - b.value, a.parts.shape[1]
+    error = max(0.0, covariance(a, a) + covariance(b, b) - 2 * covariance(a, b)) ** 0.5
+    if error < 1e-10:
+        return {"value": value, "low": None, "high": None, "p": None}
+    reach, p = float(stdtrit(n - 1, 0.975)) * error, float(2 * stdtr(n - 1, -abs(value) / error))
+    return {"value": value, "low": value - reach, "high": value + reach, "p": p}

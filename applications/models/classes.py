@@ -1,0 +1,136 @@
+"""Precision, recall, F1 and confusion matrix of answers that are classes, such as the options of choice questions."""
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from applications.passk.intervals import estimate
+from datamodules.table import QuestionTable
+from extract.questions.question import Question
+from extract.text import contains_answer
+from probes.metrics.intervals import WeightedMetric
+
+Values = NDArray[np.float64]
+Labels = NDArray[np.int64]
+#: Maximum number of classes. With more distinct right answers, answers are not treated as classes.
+MOST_CLASSES = 20
+#: Figures of a class, and of the macro average.
+FIGURES = ("precision", "recall", "f1")
+
+
+class Classes(NamedTuple):
+    """Classes of the right answers.
+
+    Attributes:
+        names: [class] names of the classes.
+        truth: [question] int64 class of each question's right answer.
+    """
+
+    names: list[str]
+    truth: Labels
+
+
+def find_classes(questions: Sequence[Question]) -> Classes | None:
+    """Return the classes of the questions, or None if their answers are not classes.
+
+    The class of a question is its first reference: the letter of the right option for a choice question. Answers are
+    classes if there are 2 to 20 of them, and on average at least two questions per class. The answers to private
+    questions are not classes, because the names of classes are displayed. The letters of options are.
+    """
+    if any(question.private and question.kind != "choice" for question in questions):
+        return None
+    first = [question.references[0] for question in questions]
+    letters = {chr(ord("A") + i) for question in questions for i in range(len(question.choices))}
+    names = sorted({*first, *letters})
+    if not 2 <= len(names) <= min(MOST_CLASSES, len(questions) // 2):
+        return None
+    number = {name: i for i, name in enumerate(names)}
+    return Classes(names, np.array([number[name] for name in first]))
+
+
+def answer_shares(table: QuestionTable, rows: Labels, questions: Sequence[Question], classes: Classes) -> Values:
+    """Return the share of each question's graded answers in each class, [question, class + 1] float64.
+
+    A right answer is in the class of its question. A wrong answer is in the only class whose name or alias it contains
+    as whole words. The last column is the share of all other answers.
+
+    Args:
+        table: Question table of a store.
+        rows: [question] rows of the questions in the table.
+        questions: The questions.
+        classes: Their classes.
+    """
+    n_classes, answers = len(classes.names), table.answers
+    aliases: list[set[str]] = [{name} for name in classes.names]
+    for question, truth in zip(questions, classes.truth, strict=True):
+        if question.kind != "choice":
+            aliases[truth] |= {*question.references}
+
+    @cache
+    def named_class(answer: str) -> int:
+        found = [i for i, names in enumerate(aliases) if contains_answer(answer, names)]
+        return found[0] if len(found) == 1 else n_classes
+
+    members_of = answers.rows_by_question(len(table.ids), answers.known > 0)
+    shares = np.zeros((len(rows), n_classes + 1))
+    for number, row in enumerate(rows):
+        for member in members_of[row]:
+            found = classes.truth[number] if answers.right[member] else named_class(answers.answer[member] or "")
+            shares[number, found] += 1 / len(members_of[row])
+    return shares
+
+
+def class_record(classes: Classes, shares: Values, n_resamples: int, seed: int) -> dict[str, Any]:
+    """Compute the figures of each class and their macro averages, with bootstrap intervals over questions.
+
+    Precision is undefined for a class that is never answered, recall and F1 for one that is never right. Undefined
+    figures are None. Macro averages leave them out, and classes without questions.
+
+    Args:
+        classes: The classes.
+        shares: [question, class + 1] shares of the answers in each class and outside of all classes.
+        n_resamples: Number of resamples for each interval.
+        seed: Seed of the resampling.
+
+    Returns:
+        A dict with `classes`, a list with the name, the number of questions and the figures of each class, `macro`, the
+        mean figures, and `confusion` [class, class + 1], the sums of the shares by right class and answered class.
+    """
+    n, n_classes = len(shares), len(classes.names)
+    actual = np.eye(n_classes)[:, classes.truth]
+    answered = shares[:, :-1].T
+    hits = actual * answered
+    parts = {"precision": (hits, answered), "recall": (hits, actual), "f1": (2 * hits, answered + actual)}
+    sizes = actual.sum(1)
+
+    def found(name: str, members: Sequence[int]) -> dict[str, Any] | None:
+        above, below = (part[members] for part in parts[name])
+        if not below.sum() or (name != "precision" and not sizes[members].sum()):
+            return None
+        return estimate(_mean_ratio(above, below), n, n_resamples, seed)
+
+    return {
+        "classes": [
+            {"name": name, "n_questions": int(sizes[i]), **{figure: found(figure, [i]) for figure in FIGURES}}
+            for i, name in enumerate(classes.names)
+        ],
+        "macro": {figure: found(figure, np.flatnonzero(sizes).tolist()) for figure in FIGURES},
+        "confusion": (actual @ shares).tolist(),
+    }
+
+
+def _mean_ratio(above: Values, below: Values) -> WeightedMetric:
+    """Return the mean over classes of ratios of sums, each [class, question]. Classes with a sum of 0 are left out."""
+    numerators, denominators = torch.from_numpy(above), torch.from_numpy(below)
+
+    def metric(weights: torch.Tensor) -> torch.Tensor:
+        sums = weights @ denominators.T
+        defined = sums > 0
+        ratios = torch.where(defined, (weights @ numerators.T) / sums.clamp_min(1e-9), 0.0)
+        return ratios.sum(-1) / defined.sum(-1)
+
+    return metric

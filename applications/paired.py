@@ -1,0 +1,159 @@
+"""Paired comparison of two systems on the same units: intervals of the mean difference, tests and sample sizes.
+
+A unit is a question, or a pair of questions about the same fact. Its difference is a − b, where a and b are the
+accuracies of the two systems on the unit.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy import stats
+from scipy.special import stdtrit
+
+from applications.passk.intervals import Estimate, estimate, mean_of
+from extract.errors import InputError
+from probes.metrics.significance import sign_flip
+
+Values = NDArray[np.float64]
+Labels = NDArray[np.int64]
+#: Names of the tests.
+MCNEMAR, SIGN_FLIP, CLUSTERED_SIGN_FLIP = "McNemar's test", "sign-flip test", "sign-flip test of clusters"
+#: Smaller standard errors are rounding errors.
+_LEAST_ERROR = 1e-12
+#: Sum of the normal quantiles for a two-sided test at 5 % with a power of 80 %.
+_REACH = float(stats.norm.ppf(0.975) + stats.norm.ppf(0.8))
+
+
+def standard_error(values: Values, cluster: Labels | None = None) -> float:
+    r"""Compute the cluster-robust standard error of the mean.
+
+    .. math::
+        \mathrm{SE}^2 = \frac{G}{G-1} \sum_{g=1}^G \Big(\frac1N \sum_{i \in g} (x_i - \bar x)\Big)^2
+
+    for N values in G clusters (Miller, Adding Error Bars to Evals, arXiv 2411.00640). If every value is a cluster, it
+    is the standard deviation divided by √N.
+
+    Args:
+        values: [unit] values.
+        cluster: [unit] cluster of each value, numbered from 0. By default, every value is a cluster.
+    """
+    centred = values - values.mean()
+    sums = centred if cluster is None else np.bincount(cluster, centred)
+    return float(np.sqrt(len(sums) / (len(sums) - 1) * (sums**2).sum()) / len(values))
+
+
+def mean_interval(values: Values, cluster: Labels | None = None) -> Estimate:
+    """Compute the mean with its 95 % interval, from Student's t with G − 1 degrees of freedom for G clusters.
+
+    See `standard_error` for the arguments. If the standard error is 0, there is no interval.
+    """
+    mean, error = float(values.mean()), standard_error(values, cluster)
+    if error < _LEAST_ERROR:
+        return {"value": mean, "low": None, "high": None}
+    n_clusters = len(values) if cluster is None else int(cluster.max()) + 1
+    reach = float(stdtrit(n_clusters - 1, 0.975)) * error
+    return {"value": mean, "low": mean - reach, "high": mean + reach}
+
+
+def mcnemar(differences: Values) -> dict[str, float]:
+    """Compute McNemar's test (McNemar 1947) for units that are right or wrong on each side.
+
+    Args:
+        differences: [unit] differences, each −1, 0 or 1.
+
+    Returns:
+        The exact two-sided p-value `p` from the binomial distribution, and the mid-p value `p_mid`, which counts the
+        observed outcome only half (Fagerland et al. 2013). `p_mid` has more power but can exceed its level slightly.
+
+    >>> mcnemar(np.array([1.0, 1, 1, 1, 1, 0, -1]))
+    {'p': 0.21875, 'p_mid': 0.125}
+    """
+    n_above, n_below = int((differences > 0).sum()), int((differences < 0).sum())
+    outcome = min(n_above, n_below), n_above + n_below, 0.5
+    tail, observed = float(stats.binom.cdf(*outcome)), float(stats.binom.pmf(*outcome))
+    return {"p": min(1.0, 2 * tail), "p_mid": 2 * tail - observed}
+
+
+def detectable(error: float) -> float:
+    r"""Return the smallest difference that is detected with a power of 80 % in a two-sided test at 5 %.
+
+    It is :math:`(z_{0.975} + z_{0.8}) \, \mathrm{SE}`, where `error` is the standard error SE of the mean difference.
+    """
+    return _REACH * error
+
+
+def n_needed(error: float, n: int, difference: float) -> int:
+    """Return the number of units for which `difference` is `detectable`, given the standard error with `n` units.
+
+    The standard error is proportional to 1/√n.
+    """
+    return math.ceil(n * (detectable(error) / difference) ** 2)
+
+
+def check_difference(difference: float) -> None:
+    """Check the option `difference`.
+
+    Raises:
+        InputError: If it is not in (0, 1].
+    """
+    if not 0 < difference <= 1:
+        raise InputError(f"Expected `difference` to be above 0 and at most 1, but got {difference}. Try 0.02.")
+
+
+def paired_test(differences: Values, n_flips: int, seed: int, cluster: Labels | None = None) -> dict[str, Any]:
+    """Test whether the mean difference is 0, with a two-sided test.
+
+    If all differences are −1, 0 or 1, as with one answer per unit, the test is McNemar's test. It equals the sign-flip
+    test, which is used for other differences. If clusters are passed, the signs of whole clusters are flipped.
+
+    Args:
+        differences: [unit] differences.
+        n_flips: Number of random sign patterns.
+        seed: Seed of the sign patterns.
+        cluster: [unit] cluster of each unit, numbered from 0.
+
+    Returns:
+        A dict with the name of the `test`, its p-value `p`, and the mid-p value `p_mid` (None unless it is McNemar's
+        test).
+    """
+    if cluster is None and np.isin(differences, (-1, 0, 1)).all():
+        return {"test": MCNEMAR, **mcnemar(differences)}
+    sums = differences if cluster is None else np.bincount(cluster, differences)
+    p = sign_flip(torch.from_numpy(sums), n_flips, seed)
+    return {"test": SIGN_FLIP if cluster is None else CLUSTERED_SIGN_FLIP, "p": p, "p_mid": None}
+
+
+def paired_record(differences: Values, n_resamples: int, seed: int, cluster: Labels | None = None) -> dict[str, Any]:
+    """Compute the mean difference of two systems with its intervals, and test whether it is 0.
+
+    Args:
+        differences: [unit] differences, at least two.
+        n_resamples: Number of bootstrap resamples. The sign-flip test uses five times as many sign patterns.
+        seed: Seed of the resampling and of the sign patterns.
+        cluster: [unit] cluster of each unit, numbered from 0.
+
+    Returns:
+        The result of `paired_test`, the number of units `n`, the mean difference `value`, the bounds `low` and `high`
+        of its t interval (of the clustered one, if there are clusters), the intervals `t`, `bootstrap` and `clustered`
+        (None without clusters), the numbers of units with a positive difference, `n_above`, and with a negative one,
+        `n_below`, the standard error `error` of the value, and the smallest `detectable` difference (None if the
+        standard error is 0).
+    """
+    n = len(differences)
+    clustered = None if cluster is None else mean_interval(differences, cluster)
+    t_interval, error = mean_interval(differences), standard_error(differences, cluster)
+    return {
+        "n": n,
+        **(clustered or t_interval),
+        "t": t_interval,
+        "bootstrap": estimate(mean_of(differences), n, n_resamples, seed),
+        "clustered": clustered,
+        "n_above": int((differences > 0).sum()),
+        "n_below": int((differences < 0).sum()),
+        "error": error,
+        "detectable": detectable(error) if error > _LEAST_ERROR else None,
+        **paired_test(differences, 5 * n_resamples, seed, cluster),
+    }

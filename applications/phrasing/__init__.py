@@ -1,0 +1,1 @@
+"""Comparison of questions about the same facts in different forms."""

@@ -1,0 +1,100 @@
+"""Read the results of a store by fact and by form of the question."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from datamodules.table import QuestionTable
+from extract.errors import InputError
+from extract.questions.question import Question
+
+Values = NDArray[np.float64]
+Labels = NDArray[np.int64]
+#: Name of the model-based baseline with the likelihoods of continuations.
+LIKELIHOOD = "likelihood"
+
+
+class Cells(NamedTuple):
+    """Results by form and pair. A pair contains all questions about the same fact.
+
+    Attributes:
+        pairs: Values of ``meta.pair``, sorted.
+        forms: Values of ``meta.form``, sorted.
+        n_questions: [form, pair] numbers of questions with a known grade.
+        n_answers: [form, pair] numbers of graded answers to these questions.
+        accuracy: [form, pair] mean accuracy of these questions; NaN if there are none.
+        likelihood: [form, pair] mean log-probability per token of the right continuation, in nats; NaN if unknown.
+        n_left_out: Number of questions without a pair, a form or a known grade.
+    """
+
+    pairs: list[str]
+    forms: list[str]
+    n_questions: Labels
+    n_answers: Labels
+    accuracy: Values
+    likelihood: Values
+    n_left_out: int
+
+
+def read_cells(table: QuestionTable, questions: Sequence[Question]) -> Cells:
+    """Average the accuracies and likelihoods of the questions with the same pair and form.
+
+    Raises:
+        InputError: If there are fewer than two forms, or no two forms share at least two pairs.
+    """
+    labels = [(str(question.meta.get("pair", "")), str(question.meta.get("form", ""))) for question in questions]
+    rows = [row for row, (pair, form) in enumerate(labels) if pair and form and table.known[row]]
+    pairs, pair = np.unique([labels[row][0] for row in rows], return_inverse=True)
+    forms, form = np.unique([labels[row][1] for row in rows], return_inverse=True)
+    if len(forms) < 2:
+        raise InputError(
+            "Expected graded questions with `meta.pair` (the fact) and at least two values of `meta.form`, such as "
+            f"exact and paraphrased, but got {len(forms)} ({', '.join(forms) or 'none'}). Add both to the questions."
+        )
+
+    def total(values: NDArray[np.generic]) -> Values:
+        sums = np.zeros((len(forms), len(pairs)))
+        np.add.at(sums, (form, pair), values)
+        return sums
+
+    asked = table.asked.get(LIKELIHOOD)
+    likelihood = np.full(len(rows), np.nan) if asked is None else target_likelihoods(asked)[rows]
+    n_questions = total(np.ones(len(rows)))
+    with np.errstate(invalid="ignore"):
+        accuracy = total(table.accuracy[rows]) / n_questions
+        mean_likelihood = total(np.nan_to_num(likelihood)) / total(np.isfinite(likelihood))
+    has = (n_questions > 0).astype(np.int64)
+    if np.triu(has @ has.T, 1).max() < 2:
+        raise InputError(
+            f"Expected at least two pairs with questions of two forms, but the forms {', '.join(forms)} share at most "
+            "one. Give questions about the same fact the same `meta.pair`."
+        )
+    return Cells(
+        pairs=pairs.tolist(),
+        forms=forms.tolist(),
+        n_questions=n_questions.astype(np.int64),
+        n_answers=total(table.known[rows]).astype(np.int64),
+        accuracy=accuracy,
+        likelihood=mean_likelihood,
+        n_left_out=len(labels) - len(rows),
+    )
+
+
+def target_likelihoods(asked: pa.Table) -> Values:
+    """Return the mean log-probability per token of each question's right continuation, [question] float64 in nats.
+
+    Args:
+        asked: Table with a row per question and the columns `logprobs` (list of float64, log-probabilities of whole
+            continuations), `n_tokens` (list of int32) and `target` (int32, index of the right continuation). The result
+            is NaN if the target is null.
+    """
+    columns = (asked[name].to_pylist() for name in ("logprobs", "n_tokens", "target"))
+    return np.array(
+        [
+            np.nan if target is None else logprobs[target] / n_tokens[target]
+            for logprobs, n_tokens, target in zip(*columns, strict=True)
+        ]
+    )

@@ -1,0 +1,101 @@
+"""Record, table and Markdown page of a comparison of phrasings."""
+
+from collections.abc import Sequence
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from applications.paired import mean_interval, paired_record
+from applications.phrasing.pairs import LIKELIHOOD, Cells, Values
+from datamodules.table import QuestionTable
+from extract.store.store import Store
+from probes.metrics.significance import add_holm
+from probes.report.results import record_header
+from probes.report.templates import LEVEL, render
+
+ACCURACY = "accuracy"
+
+
+def phrasing_record(store: Store, table: QuestionTable, cells: Cells, n_resamples: int, seed: int) -> dict[str, Any]:
+    """Compare the accuracies and likelihoods of all pairs of forms.
+
+    Args:
+        store: The store.
+        table: Its question table.
+        cells: The results by form and pair.
+        n_resamples: Number of resamples for each interval. Sign-flip tests use five times as many sign patterns.
+        seed: Seed of the resampling.
+
+    Returns:
+        The content of phrasing.json. `forms` contains the counts and mean figures of each form, `tests` the results of
+        `paired_record` for each figure and pair of forms, with Holm's correction over all tests, and `joint`, for each
+        pair of forms, the shares of facts that are answered correctly in `both` forms, only in `a`, only in `b`, and in
+        `neither`, if the answers to the two forms are drawn independently.
+    """
+    values = {ACCURACY: cells.accuracy}
+    if np.isfinite(cells.likelihood).any():
+        values[LIKELIHOOD] = cells.likelihood
+    tests, joint = [], []
+    for name, of_figure in values.items():
+        for a, b in combinations(range(len(cells.forms)), 2):
+            both = np.isfinite(of_figure[a] + of_figure[b])
+            if both.sum() < 2:
+                continue
+            test = paired_record(of_figure[a, both] - of_figure[b, both], n_resamples, seed)
+            names = {"a": cells.forms[a], "b": cells.forms[b]}
+            tests.append({"figure": name, **names, **test})
+            if name == ACCURACY:
+                joint.append({**names, **_joint(of_figure[a, both], of_figure[b, both])})
+    add_holm(tests)
+    return {
+        **record_header(store, table, seed, n_resamples),
+        "n_pairs": len(cells.pairs),
+        "n_questions_left_out": cells.n_left_out,
+        "forms": [
+            {
+                "name": form,
+                "n_questions": int(cells.n_questions[row].sum()),
+                "n_pairs": int((cells.n_questions[row] > 0).sum()),
+                "n_answers": int(cells.n_answers[row].sum()),
+                **{name: _mean(of_figure[row]) for name, of_figure in values.items()},
+            }
+            for row, form in enumerate(cells.forms)
+        ],
+        "tests": tests,
+        "joint": joint,
+    }
+
+
+def _mean(values: Values) -> dict[str, Any] | None:
+    """Return the mean of the finite values [pair] with its interval, or None if there are fewer than two."""
+    finite = values[np.isfinite(values)]
+    return mean_interval(finite) if len(finite) > 1 else None
+
+
+def _joint(a: Values, b: Values) -> dict[str, dict[str, Any]]:
+    """Return the shares of the four outcomes of one answer to each form, from the accuracies a and b [pair]."""
+    shares = {"both": a * b, "only_a": a * (1 - b), "only_b": (1 - a) * b, "neither": (1 - a) * (1 - b)}
+    return {name: mean_interval(share) for name, share in shares.items()}
+
+
+def phrasing_table(cells: Cells) -> pa.Table:
+    """Return one row per pair and form with questions: counts, accuracy, and likelihood (null if unknown)."""
+    form, pair = np.nonzero(cells.n_questions)
+    columns: dict[str, Any] = {"pair": [cells.pairs[i] for i in pair], "form": [cells.forms[i] for i in form]}
+    columns |= {name: getattr(cells, name)[form, pair] for name in ("n_questions", "n_answers", ACCURACY)}
+    return pa.table({**columns, LIKELIHOOD: pa.array(cells.likelihood[form, pair], from_pandas=True)})
+
+
+def phrasing_page(record: dict[str, Any], plots: Sequence[str]) -> str:
+    """Render the Markdown page with the pictures `plots`."""
+    tests = {name: [test for test in record["tests"] if test["figure"] == name] for name in (ACCURACY, LIKELIHOOD)}
+    context = {"verdict": phrasing_verdict(record), "tests": tests, "plots": plots}
+    return render("phrasing/phrasing.md.j2", record=record, **context)
+
+
+def phrasing_verdict(record: dict[str, Any]) -> str:
+    """State the accuracy of each form, and which of the differences are significant."""
+    significant = [test for test in record["tests"] if test["p_holm"] < LEVEL]
+    return render("phrasing/verdict.md.j2", record=record, significant=significant).strip()

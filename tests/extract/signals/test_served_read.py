@@ -17,6 +17,7 @@ import train
 from datamodules import load_table
 from extract import Decoding, InputError, PromptTemplate, Store, StoreRecipe, load_model, load_questions, read
 from extract.commands import ask, make_store, verify
+from extract.likelihood.command import score_store
 from extract.models.loading import model_identity
 from extract.policy import Identity
 from extract.questions import questions_hash
@@ -265,3 +266,13 @@ def test_a_whole_store_is_left_alone_and_one_that_lacks_signals_asks_for_the_loc
     make_store(str(store.path), recipe, "short", ["hidden"])  # no request is sent, and no model is loaded
     with pytest.raises(InputError, match=r"model\.id"):
         make_store(str(store.path), replace(recipe, model="other"), "short", ["hidden"])
+
+
+def test_likelihoods_of_a_served_model_need_a_local_copy(tiny_folder: Path, tmp_path: Path) -> None:
+    store = make(tmp_path, 20, 2, told)
+    with pytest.raises(InputError, match="local copy of 'served/tiny'"):
+        score_store(str(store.path))
+    score_store(str(store.path), model=str(tiny_folder))
+    rows = store.asked.read("likelihood").to_pylist()
+    assert [row["n_tokens"] for row in rows] == [[1]] * 20
+    assert store.reader is not None

@@ -30,7 +30,7 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks
 
 # Packages that benchmarks compare with. Each has its own environment, because their versions conflict.
-peers: .peers/lm-polygraph/.ready .peers/uqlm/.ready
+peers: $(patsubst benchmarks/peers/%.txt,.peers/%/.ready,$(wildcard benchmarks/peers/*.txt))
 
 .peers/%/.ready: benchmarks/peers/%.txt
 	$(PYTHON) -m venv .peers/$*

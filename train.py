@@ -278,7 +278,7 @@ def run(arguments: Sequence[str] | None = None) -> Path:
     prepare_wandb(loggers)
     with discarding(cli.run_folder):
         for signal in cli.datamodule.feature_spec.signals:
-            load_signal(signal, cli.datamodule.scope)  # a saved probe can only read the model's own signals
+            load_signal(signal, cli.datamodule.scope)  # a saved probe can read only signals computed by its model
         cli.datamodule.needs |= set(cli.model.needs)
         cli.datamodule.prepare_data()  # not in `fit`, where the trainer would catch Ctrl-C while a store is created
     with discarding(cli.run_folder, InputError), closing_wandb():

@@ -1,4 +1,4 @@
-"""Beta priors of accuracies, with confidences or base rates as their means."""
+"""Beta priors for the accuracies of questions. Their means are confidences or base rates."""
 
 from collections.abc import Sequence
 
@@ -14,9 +14,9 @@ _RANGE = (1e-3, 1e4)
 
 
 def concentration(mean: Array, right: NDArray[np.int64], known: NDArray[np.int64]) -> float | None:
-    """Estimate the concentration κ of priors p ~ Beta(κ f, κ (1 − f)) with means f, by maximum likelihood.
+    """Estimate the concentration κ of the priors p ~ Beta(κ f, κ (1 − f)) by maximum likelihood.
 
-    The counts of right answers are beta-binomial. Means of 0 or 1 contain no information about κ.
+    The counts of right answers follow a beta-binomial distribution. Means of 0 or 1 contain no information about κ.
 
     Args:
         mean: [question] prior means f.
@@ -33,10 +33,10 @@ def concentration(mean: Array, right: NDArray[np.int64], known: NDArray[np.int64
 def beta_priors(
     mean: Array, right: NDArray[np.int64], known: NDArray[np.int64], fold: NDArray[np.int64]
 ) -> tuple[Array, Array] | None:
-    """Return the parameters a and b [question] of Beta priors. Their concentrations are estimated on the other folds.
+    """Return the parameters a and b [question] of Beta priors with the given means.
 
-    The result is None if a concentration is undefined. The arguments are those of `concentration`, and the `fold`
-    [question] of each question.
+    For each fold, the concentration is estimated on the other folds. If an estimate does not exist, the result is None.
+    `fold` [question] contains the fold of each question. See `concentration` for the other arguments.
     """
     found = np.empty(len(fold))
     for number in np.unique(fold):
@@ -49,9 +49,9 @@ def beta_priors(
 
 
 def base_rates(accuracy: Array, groups: Sequence[str], fold: NDArray[np.int64]) -> Array:
-    """Compute the mean accuracy [question] of each question's group in the other folds.
+    """Compute, for each question, the mean accuracy of its group in the other folds. Returns [question].
 
-    If the group does not occur there, the result is the mean accuracy of all questions in the other folds.
+    If a group does not occur in the other folds, the mean accuracy of all questions in these folds is used.
     """
     group = np.unique(groups, return_inverse=True)[1]
     rates = np.empty(len(accuracy))

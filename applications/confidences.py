@@ -34,9 +34,8 @@ def read_confidence(source: str, store: Store) -> NDArray[np.float64]:
         [question] float64 probabilities in the order of `store.questions`; NaN if a question has none.
 
     Raises:
-        InputError: If the source does not exist or has no such column, a value is not in [0, 1], a question is not in
-            the store or occurs twice, no question has a confidence, or the probe belongs to another model or was
-            trained on this store.
+        InputError: If the source does not exist or is invalid, or if the probe belongs to another model or was trained
+            on the same questions.
     """
     values = _of_probe(Path(source), store) if Path(source).is_dir() else _of_table(source, store)
     wrong = values[(values < 0) | (values > 1)]
@@ -46,14 +45,14 @@ def read_confidence(source: str, store: Store) -> NDArray[np.float64]:
         )
     if np.isnan(values).all():
         raise InputError(
-            f"Expected {source!r} to have a confidence for at least one question of '{store.path}', but it has none. "
-            "Use another column or probe."
+            f"Expected {source!r} to contain a confidence for at least one question of '{store.path}', but all are "
+            "missing. Use another column or probe."
         )
     return values
 
 
 def named_confidences(sources: Sequence[str], store: Store, reserved: Sequence[str]) -> dict[str, NDArray[np.float64]]:
-    """Read confidences [question] of a store's questions, and return them by `confidence_name`.
+    """Read the confidences [question] of each source. Returns a dict whose keys are the sources' `confidence_name`.
 
     Raises:
         InputError: If a source cannot be read, two sources have the same name, or a name is `reserved`.
@@ -68,7 +67,7 @@ def named_confidences(sources: Sequence[str], store: Store, reserved: Sequence[s
 
 
 def confidence_name(source: str) -> str:
-    """Return the short name that tables show for a source: its column, or the run folder of a saved probe.
+    """Return the short name of a source: the column of a table, or the run folder of a saved probe.
 
     >>> confidence_name("runs/compare-facts/predictions.parquet:ridge"), confidence_name("runs/mine/probe")
     ('ridge', 'mine')
@@ -92,14 +91,14 @@ def _of_probe(folder: Path, store: Store) -> NDArray[np.float64]:
     names = {"id": expected["id"], "revision": expected["revision"]}  # not compared, see `check_model`
     if different := "; ".join(differences(store.model | names, expected)):
         raise InputError(
-            f"Expected a probe of the model that answered '{store.path}', but {str(folder)!r} differs in {different}. "
-            "Use a probe that was trained on this model."
+            f"Expected a probe for the model of '{store.path}', but the model of {str(folder)!r} differs in "
+            f"{different}. Use a probe that was trained on the store's model."
         )
     training = probe.config.get("training", {})
     if training.get("store") == store.sha256 or training.get("questions") == store.identity["questions"]:
         raise InputError(
-            f"Expected a probe that was trained on other questions, but {str(folder)!r} was trained on those of "
-            f"'{store.path}'. A probe overfits its training questions. Instead, pass the out-of-fold predictions of "
+            f"Expected a probe that was not trained on the questions of '{store.path}', but {str(folder)!r} was. A "
+            "probe overfits its training questions. Instead, pass the out-of-fold predictions of "
             "`python -m probes compare` as FILE:COLUMN."
         )
     keys = {signal: store.signals.keys(signal) for signal in probe.signals}
@@ -129,7 +128,7 @@ def _of_table(source: str, store: Store) -> NDArray[np.float64]:
         if name not in table.column_names:
             known = ", ".join(table.column_names)
             raise InputError(
-                f"Expected {path!r} to have a column {name!r}, but it has {known}."
+                f"Expected {path!r} to have a column {name!r}, but its columns are {known}."
                 f"{nearest(name, table.column_names)} Pass FILE:COLUMN."
             )
     row_of = {question.id: row for row, question in enumerate(store.questions)}
@@ -141,7 +140,7 @@ def _of_table(source: str, store: Store) -> NDArray[np.float64]:
         )
     if len(set(ids)) < len(ids):
         twice = next(id_ for i, id_ in enumerate(ids) if id_ in ids[:i])
-        raise InputError(f"Expected one row per question in {path!r}, but {twice!r} has several.")
+        raise InputError(f"Expected one row per question in {path!r}, but {twice!r} has several. Keep one.")
     try:
         numbers = pa.compute.cast(table[column], pa.float64())
     except pa.ArrowException as error:
@@ -159,8 +158,8 @@ def _read_table(path: Path, source: str) -> pa.Table:
     readers = {".parquet": pq.read_table, ".csv": partial(pa.csv.read_csv, convert_options=ids_as_text)}
     if path.suffix not in readers or not path.is_file():
         raise InputError(
-            f"Expected `confidence` to be the folder of a saved probe, or FILE:COLUMN with a Parquet or CSV file, but "
-            f"got {source!r}. For example, pass runs/compare-facts/predictions.parquet:layer_average."
+            f"Expected each of `confidences` to be the folder of a saved probe, or FILE:COLUMN with a Parquet or CSV "
+            f"file, but got {source!r}. For example, pass runs/compare-facts/predictions.parquet:layer_average."
         )
     try:
         table: pa.Table = readers[path.suffix](path)

@@ -1,4 +1,4 @@
-"""Open the store, or the temperature grid, that a command is run on."""
+"""Open a store or a temperature grid, and load its tables."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,14 +9,21 @@ from extract.hashing import differences
 from extract.store.identity import member_stores
 from extract.store.store import Store
 
+#: Temperature of a store whose temperature is unknown. See `known_temperature`.
+UNKNOWN = -1.0
 _TEMPERATURE = "policy.decoding.temperature"
 
 
+def known_temperature(temperature: float) -> float | None:
+    """Return a temperature as it is written to a record: null if it is unknown."""
+    return None if temperature == UNKNOWN else temperature
+
+
 def load_tables(stores: Mapping[float, Store], grader: str | None) -> dict[float, QuestionTable]:
-    """Load the question tables of a store or grid, by temperature, with the grades of the same grader.
+    """Load the question tables of a store or grid, by temperature, with the grades of one grader.
 
     Raises:
-        InputError: If grades are missing, or `grader` is None and the first store has several graders.
+        InputError: If grades are missing, or if `grader` is None and the first store has several graders.
     """
     name = next(iter(stores.values())).grades.choose(grader)
     return {temperature: load_table(store, name) for temperature, store in stores.items()}
@@ -24,6 +31,8 @@ def load_tables(stores: Mapping[float, Store], grader: str | None) -> dict[float
 
 def open_stores(path: str) -> dict[float, Store]:
     """Open a store, or all stores of a temperature grid, by temperature in ascending order.
+
+    An imported store can have the temperature `UNKNOWN`.
 
     Raises:
         InputError: If a store has no samples, or if the stores of a grid differ in more than the temperature or have
@@ -33,7 +42,8 @@ def open_stores(path: str) -> dict[float, Store]:
     found: dict[float, Store] = {}
     for store in stores:
         different = [line for line in differences(store.identity, stores[0].identity) if _TEMPERATURE not in line]
-        temperature = float(store.identity["policy"]["decoding"]["temperature"])
+        value = store.identity["policy"]["decoding"]["temperature"]
+        temperature = UNKNOWN if value is None else float(value)
         if different:
             raise InputError(
                 f"Expected the stores in {path!r} to differ only in temperature, but '{store.path}' differs from "

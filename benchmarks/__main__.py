@@ -25,6 +25,7 @@ NAMES = (
     "draws",
     "logprobs",
     "parity",
+    "harness",
     "confidence",
     "sampling",
     "grid",
@@ -49,6 +50,9 @@ NAMES = (
     "passk",
     "vote",
     "models",
+    "likelihood",
+    "domains",
+    "background",
 )
 PAGE = Path(__file__).parents[1] / "runs" / "benchmarks.md"
 

@@ -5,7 +5,7 @@ is chosen so that the property ranks the answers with an AUROC of 0.65. The figu
 audit finds the source of the leak.
 
 No leaks: the accuracies are independent of all properties. The figures are the number of sets in which the audit finds
-any leak, and the share of intervals that contain ½.
+any leak, and the fraction of intervals that contain ½.
 """
 
 from __future__ import annotations

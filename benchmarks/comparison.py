@@ -1,6 +1,6 @@
 """Make the pages in docs/comparison/: all methods, out of fold, on the six evaluation sets, and a summary with ranks.
 
-Creates whatever the stores lack. For `facts`, this includes the hidden states of answers and all model-based baselines.
+Missing data are added to the stores. For `facts`, they include hidden states of answers and all model-based baselines.
 For the other sets, only the baselines that need no generated text are computed. Sets whose data do not exist are skipped.
 """
 
@@ -61,7 +61,7 @@ def verdict(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def aurocs(folder: Path, methods: list[str], n_resamples: int) -> Tensor:
-    """Return AUROCs on the held-out half of the answers, [1 + n_resamples, method]. The first row is not resampled."""
+    """Return AUROCs on the answers with odd indices, [1 + n_resamples, method]. The first row is not resampled."""
     table = pq.read_table(folder / "predictions.parquet")
     right, known, fold = (torch.tensor(table[name].to_pylist()) for name in ("held_right", "held_known", "fold"))
     usable = known > 0
@@ -77,7 +77,7 @@ def aurocs(folder: Path, methods: list[str], n_resamples: int) -> Tensor:
 def summary(folders: dict[str, Path], n_resamples: int) -> str:
     """Return a page with the AUROC of every method on every set, and mean ranks with 95 % intervals.
 
-    All methods are scored on the same half of the answers.
+    All methods are scored on the answers with odd indices.
     """
     shared = set.intersection(
         *(set(pq.read_schema(folder / "predictions.parquet").names) for folder in folders.values())

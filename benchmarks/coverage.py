@@ -12,7 +12,7 @@ distribution of the questions. They are computed from `TRUTH_SIZE` questions wit
 - auroc_hard, spearman: computed against p̂ = c/k, as in the report.
 - ece_width: the calibration error of f against p, in the same ten bins as in the report.
 - rmsce: the squared calibration error (before the root), in ten bins of equal mass.
-- aurc: the mean share of wrong answers among the most confident questions.
+- aurc: the mean fraction of wrong answers to the most confident questions.
 - e_aurc, prr, prr_50: computed against p̂, like spearman.
 - auprc, recall_at_fpr_1, recall_at_fpr_5: the detection of wrong answers by f, computed against p.
 
@@ -147,10 +147,10 @@ def simulate(regime: Regime, draws: int, n: int, k: int, seed: int) -> dict[str,
         draws: Number of test splits.
         n: Number of questions in a test split.
         k: Number of answers per question.
-        seed: Seed of the questions and answers. The bootstrap of each test split is seeded with its number.
+        seed: Seed of the questions and answers. The bootstrap of each test split is seeded with the index of the split.
 
     Returns:
-        For each figure, the numbers of intervals that contain the true value (held), lie above it (too_high) and lie
+        For each figure, the number of intervals that contain the true value (held), lie above it (too_high) or lie
         below it (too_low).
     """
     rng = np.random.default_rng(seed)

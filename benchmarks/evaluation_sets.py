@@ -1,4 +1,4 @@
-"""The six sets on which the probes are evaluated. A third of each set, chosen by hash, is kept for the final run.
+"""The six sets on which the probes are evaluated. A third of each set, chosen by hash, is reserved for the final run.
 
 Four of the sets need ../shared/data and are skipped if it does not exist. `benchmarks.evaluation` uses these sets.
 """
@@ -96,5 +96,5 @@ def available() -> list[str]:
 
 
 def is_held_out(question_id: str) -> bool:
-    """Whether a question belongs to the third of its set that only the final run reads."""
+    """Return whether a question belongs to the third of its set that is reserved for the final run."""
     return hashlib.sha256(f"final/{question_id}".encode()).digest()[0] % 3 == 0

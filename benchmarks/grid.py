@@ -28,7 +28,7 @@ GRID = "0.2:1:0.2"
 
 @dataclass
 class Counted:
-    """Numbers of prompt tokens and answer tokens that the model processed."""
+    """Number of prompt tokens and number of answer tokens that the model processed."""
 
     prompt: int = 0
     answer: int = 0

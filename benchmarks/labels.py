@@ -1,6 +1,6 @@
 """Manual labels of answers, in benchmarks/hand_grades.json.
 
-The keys of the file are hashes of question and answer, so a label applies only to that answer to that question.
+Each key in the file is a hash of a question and an answer, so a label applies to one answer to one question.
 """
 
 from __future__ import annotations

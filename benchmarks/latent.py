@@ -36,7 +36,7 @@ def main() -> None:
     report(
         "latent",
         lowest,
-        "rank correlation with the planted spread at least 0.8; every forced collapse is said, no other",
+        "rank correlation with the planted spread at least 0.8; a warning for every forced collapse and for no other fit",
         lowest >= 0.8 and None not in said.values() and not false_alarms,
         ranks=ranks,
         collapses=said,

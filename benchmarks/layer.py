@@ -99,7 +99,7 @@ def resident(name: str) -> int:
 
 
 def main() -> None:
-    """Print the ratios of both figures to the size of the layer."""
+    """Print the bytes read and the memory growth, relative to the size of the layer."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--megabytes", type=int, default=64)

@@ -31,21 +31,21 @@ from probes.metrics.functional import auprc, aurc, capability_auroc, prediction_
 
 ROOT = Path(__file__).parents[1]
 PEERS = ("lm-polygraph", "uqlm")
-#: The middle one of the 31 layers.
+#: Middle layer of the 31 layers.
 LAYER = 15
 BAR, N_METHODS = 1e-6, 12
 Values = dict[str, NDArray[np.float64]]
 
 
 class Pair(NamedTuple):
-    """A method or metric of a peer, and ours.
+    """A method or metric of another package, and the corresponding baseline or metric of this package.
 
     Attributes:
         theirs: Name in score_lm_polygraph.py or score_uqlm.py.
         ours: Name of our baseline or metric.
         scope: Whether questions or answers are scored.
-        formula: Their value as a function of ours, for the table.
-        change: This function, applied to the uncertainty (the negated score) or to the metric.
+        formula: Their value as a function of ours, as text for the table.
+        change: Function from our uncertainty (the negated score) or our metric to their value.
         same: Whether the values should be equal.
         ascii_only: Whether to compare only questions whose answers are all ASCII.
     """
@@ -193,7 +193,7 @@ def our_metrics(uncertainty: list[float], accuracy: list[float], nll: list[float
 
 
 def compared(data: FeatureDataModule, given: dict[str, Any], peer: str, theirs: Values) -> Iterator[tuple[Pair, float]]:
-    """Yield each pair of a peer, and the largest difference between their values and ours."""
+    """Yield each pair of a package, and the largest difference between their values and ours."""
     metrics = our_metrics(**given["metrics"])
     is_ascii = np.array([all(map(str.isascii, texts)) for texts in given["questions"]["text"]])
     for pair in PAIRS[peer]:

@@ -1,4 +1,4 @@
-"""Measure the cost of a large store: bytes per answer, and seconds by number of parts for several operations.
+"""Measure the cost of a large store: bytes per answer, and seconds by number of parts (shards) for several operations.
 
 The operations are listing, resuming, inspecting, verifying and indexing. The stores look like those of a served model,
 with `--rows` questions per block and one sample per part, as created with `--server.n 1`. If the time per part is

@@ -27,8 +27,8 @@ from probes.report.evaluate import Scored, difference, estimate
 STORE = "stores/sequence-facts"
 LAYERS = (12, 18, 24)
 SEQUENCE = ("attention", "multimax", "rolling", "softmax_sum")
-#: Probes of one state per answer: the method, and the positions that it reads. The logistic probes are cross-fitted on
-#: the training and validation questions. Those trained with Adam use these questions as the sequence probes do.
+#: Probes that read one state per answer: the method, and the positions that it reads. The logistic probes are
+#: cross-fitted. The probes trained with Adam use the same training and validation splits as the sequence probes.
 SINGLE = {
     "last_answer": ("response", ("last_answer",)),
     "mean_answer": ("response", ("mean_answer",)),

@@ -36,7 +36,7 @@ def refusal(folder: Path, recipe: StoreRecipe) -> str:
 
 
 def accuracies(store: Store) -> dict[str, float]:
-    """Return the share of right answers for each question."""
+    """Return the fraction of right answers to each question."""
     table = store.grades.read("short").to_pandas()
     return table.groupby("question_id")["right"].mean().to_dict()
 

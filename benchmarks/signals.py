@@ -28,7 +28,7 @@ from probes.commands import pictures, signals
 DOCS = Path(__file__).parents[1] / "docs"
 FACTS, WIKIDATA = "stores/signals-facts", "stores/signals-qa_wikidata"
 ANSWER_LAYERS = (6, 12, 18, 24, 30)
-#: By default, only a fifth is used for testing. More can be used here, because nothing is trained.
+#: Fraction of the questions used for testing. It is above the default of a fifth, because nothing is trained.
 TEST_FRACTION = 0.4
 
 

@@ -24,7 +24,7 @@ VALIDATE_EVERY = 10
 
 
 class Unlogged(Linear):
-    """The same probe without logging."""
+    """Linear probe without logging."""
 
     def log(self, *_: Any, **__: Any) -> None:
         """Do nothing."""

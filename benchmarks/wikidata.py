@@ -81,7 +81,7 @@ TEMPLATE = "".join(f"{asked} {answer}.\n" for asked, answer in SHOWN.items()) + 
 
 
 def facts(relations: Sequence[str], n_facts: int | None, skipped: int = 0, data: Path = DATA) -> list[dict[str, Any]]:
-    """Return question records about the relations, with equal shares for the relations until they are exhausted.
+    """Return question records about the relations, with the same number for each relation until it is exhausted.
 
     The facts of a relation are ordered by a hash of their text, and the first `skipped` facts are left out. If `n_facts`
     is None, all other facts are used.

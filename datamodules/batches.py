@@ -45,7 +45,7 @@ class Batch(NamedTuple):
 
 
 class TensorBatches:
-    """Iterate over slices of a batch. Their sizes differ by at most one, so that all rows have similar weights.
+    """Iterable over slices of a batch. Their sizes differ by at most one, so all rows have similar weights.
 
     Args:
         batch: All rows, on the training device.

@@ -22,7 +22,7 @@ class FeatureSpec:
 
     A vector signal such as `hidden` gives one feature per layer and position. The values of the token signals form one
     vector, which is appended to each of these features. If there is no vector signal, this vector is the only feature.
-    `hidden_tokens` gives one feature per layer, in which a row has a vector for each of its tokens.
+    `hidden_tokens` gives one feature per layer, in which each row contains one vector per token.
 
     Args:
         scope: Whether a row is a question or an answer.
@@ -52,8 +52,8 @@ class FeatureSpec:
         self._of_tokens = self._of_vectors and signal in SIGNALS and SIGNALS[signal].per_token
         if self._of_tokens and self.join:
             raise InputError(
-                f"Expected `join` to be omitted for the signal {signal!r}, but got {list(self.join)}. Nothing can be "
-                "joined to vectors of single tokens. Omit `join`."
+                f"Expected `join` to be omitted for the signal {signal!r}, but got {list(self.join)}. Token signals "
+                "cannot be joined to a signal with one vector per token. Omit `join`."
             )
         tokens = [] if self._of_vectors else [(signal, self.positions or None, self.layers, "positions")]
         for joined in self.join or []:

@@ -18,7 +18,7 @@ from extract.registry import Registry
 from extract.store.shards import Scope
 from extract.store.store import Store
 
-#: Minimum number of questions in the validation split. Fewer questions are not enough to choose a layer.
+#: Minimum number of questions in the validation split. With fewer questions, the choice of a layer is unreliable.
 LEAST_VALIDATION = 10
 
 #: Scope of each probe target: whether it is a property of a question or of an answer.
@@ -111,8 +111,8 @@ class FeatureDataModule(L.LightningDataModule):
         """Read the features and split the questions.
 
         Raises:
-            InputError: If `load` fails, if the validation split has fewer than 10 questions, or if the test split, or
-                the other two splits together, lack right or wrong answers.
+            InputError: If `load` fails, if there are fewer than 10 validation questions, or if a split lacks right or
+                wrong answers. For this check, the training and validation splits are combined.
         """
         if self._batches:
             return
@@ -225,10 +225,10 @@ class FeatureDataModule(L.LightningDataModule):
         self.split_rows = {split: batch.row for split, batch in self._batches.items()}
 
     def use_grades(self, table: QuestionTable) -> None:
-        """Replace the grades with those of another table for the same questions and answers, such as a subsample.
+        """Replace the grades with those of another table of the same questions and answers.
 
-        Unlike `load`, this neither reads the features again nor excludes questions with a single known grade. Every
-        loaded row must have a known grade in `table`.
+        For example, some grades in `table` can be unknown, but every loaded row must have a known grade. Unlike `load`,
+        this does not read the features again, and does not exclude questions with a single known grade.
         """
         self.table = table
         right, known = (count.float() for count in self._counts())

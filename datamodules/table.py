@@ -18,7 +18,7 @@ from torch import Tensor
 from datamodules.semantic import clusters_of
 from datamodules.splits import split_questions
 from extract.errors import InputError
-from extract.store.samples import REJECTED
+from extract.store.samples import WITHOUT_ANSWER
 from extract.store.shards import SampleRange
 from extract.store.store import Store
 
@@ -41,7 +41,7 @@ class AnswerTable:
         mean_nll: [row] mean negative log-probability of the tokens in nats; NaN without tokens or log-probabilities.
         max_nll: [row] largest negative log-probability of a token in nats; NaN in the same cases as `mean_nll`.
         sequence_nll: [row] sum of the negative log-probabilities in nats; NaN in the same cases as `mean_nll`.
-        rejected: [row] whether a server rejected the question. If so, there is no answer.
+        rejected: [row] whether there is no answer, because a server rejected the question or an imported log lacks it.
         store: Store of the answers.
         grader: Name of the grader.
         ranges: Ranges of samples in the table.
@@ -76,7 +76,7 @@ class AnswerTable:
 
     @property
     def held_out(self) -> NDArray[np.bool_]:
-        """[row] whether an answer is held out (odd j) to evaluate methods that use the other answers."""
+        """[row] whether the sample index j is odd. These answers evaluate methods that use answers with even j."""
         return self.sample % 2 == 1
 
     def rows_by_question(self, n_questions: int, included: NDArray[np.bool_] | None = None) -> list[NDArray[np.int64]]:
@@ -99,8 +99,9 @@ class QuestionTable:
         prompt_tokens: [question] prompt length in tokens; NaN if a server did not report it.
         right, known, unknown: [question] numbers of right answers, of answers graded right or wrong, and of answers
             whose grade is unknown.
-        held_right, held_known, held_unknown: The same counts for the held-out half (odd j).
-        consistency: [question] share of the most frequent answer among the other answers (even j); NaN without answers.
+        held_right, held_known, held_unknown: The same counts for answers with an odd sample index j.
+        consistency: [question] relative frequency of the most frequent answer among answers with even j; NaN if there
+            are none.
         grader: Name of the grader.
         answers: All answers to these questions.
         asked: Complete tables of the question-level model-based baselines, by name of the baseline. The columns
@@ -198,7 +199,7 @@ def _ids(store: Store) -> pa.Array:
 
 
 def _count_grades(answers: AnswerTable, n_questions: int) -> dict[str, NDArray[np.int64]]:
-    """Count the right, known and unknown grades of each question, over all answers and over the held-out half."""
+    """Count the right, known and unknown grades of each question, for all answers and for those with odd indices."""
     kinds = {"right": answers.right, "known": answers.known, "unknown": 1 - answers.known}
     return {
         f"{half}{kind}": np.bincount(answers.question, values * included, n_questions).astype(np.int64)
@@ -217,7 +218,7 @@ def _columns(store: Store, grader: str, parts: Sequence[SampleRange]) -> dict[st
     found = pa.chunked_array([pa.array([""]), *grades["answer"].fill_null("").chunks])  # the empty answer is class 0
     of_reason = {
         reason: pc.equal(samples["finish_reason"], reason).fill_null(False).to_numpy()
-        for reason in ("stop", "length", REJECTED)
+        for reason in ("stop", "length", *WITHOUT_ANSWER)
     }
     return {
         "question": question + first,
@@ -228,13 +229,13 @@ def _columns(store: Store, grader: str, parts: Sequence[SampleRange]) -> dict[st
         "n_tokens": samples["n_tokens"].to_numpy().astype(np.float64),
         "truncated": of_reason["length"],
         **_likelihoods(samples["logprobs"], of_reason["stop"] & store.samples.provides.end_token),
-        "rejected": of_reason[REJECTED],
+        "rejected": np.any([of_reason[reason] for reason in WITHOUT_ANSWER], axis=0),
         "prompt_tokens": samples["prompt_tokens"].to_numpy(),
     }
 
 
 def _likelihoods(logprobs: pa.ChunkedArray, ended: NDArray[np.bool_]) -> dict[str, NDArray[np.float64]]:
-    """Compute the negative log-likelihoods of `AnswerTable` without the last token of the rows in the mask `ended`."""
+    """Compute the negative log-likelihoods of `AnswerTable`, without the last token in rows of the mask `ended`."""
     n_tokens = pc.list_value_length(logprobs).fill_null(0).to_numpy()
     ended = ended & (n_tokens > 0)
     values = np.delete(pc.list_flatten(logprobs).to_numpy().astype(np.float64), n_tokens.cumsum()[ended] - 1)
@@ -255,7 +256,7 @@ def _keys(table: pa.Table, ids: pa.Array) -> tuple[NDArray[np.int64], NDArray[np
 
 
 def _align(table: pa.Table, question: NDArray[np.int64], sample: NDArray[np.int32], ids: pa.Array) -> pa.Table:
-    """Reorder a table of the same answers to match `question` and `sample`, each [row]."""
+    """Reorder the rows of a table of the same answers to match `question` [row] and `sample` [row]."""
     order = np.empty(len(question), dtype=np.int64)
     order[np.lexsort((sample, question))] = np.lexsort(_keys(table, ids)[::-1])
     return table.take(order)
@@ -268,15 +269,16 @@ def asked_of_answers(store: Store, table: QuestionTable, name: str) -> NDArray[n
 
 
 def modal_share(answers: Sequence[str | int | None]) -> float:
-    """Compute the share of the most frequent answer; NaN without answers. Each unreadable answer counts as distinct.
+    """Compute the relative frequency of the most frequent answer; NaN without answers.
 
-    `answers` [sample] contains normalised answers or their classes, as in `clusters_of`.
+    `answers` [sample] contains normalised answers or their classes, as in `clusters_of`. Each unreadable answer counts
+    as distinct.
     """
     return max(Counter(clusters_of(answers)).values()) / len(answers) if answers else float("nan")
 
 
 def split_rows(table: QuestionTable, questions: Tensor, fractions: Sequence[float], seed: int = 0) -> list[Tensor]:
-    """Split rows of the question table, `questions` [question] int64, with `split_questions`, stratified by group."""
+    """Split the rows `questions` [question] int64 of the question table into parts. See `split_questions`."""
     ids, groups = ([column[row] for row in questions.tolist()] for column in (table.ids, table.groups))
     part = torch.tensor(split_questions(ids, groups, fractions, seed))
     return [questions[part == number] for number in range(len(fractions))]

@@ -13,7 +13,7 @@ from extract.store.ragged import Ragged
 
 @dataclass(frozen=True)
 class TokenStates:
-    """Rows of tokens in one shared tensor. Selecting rows copies only their indices, not the states.
+    """States of the tokens in each row, stored in one shared tensor. Selecting rows copies indices, but no states.
 
     Attributes:
         values: [feature, total tokens, d_model] states, float32 or bfloat16. A feature is a layer.
@@ -27,7 +27,7 @@ class TokenStates:
 
     @classmethod
     def of(cls, features: Sequence[Ragged]) -> Self:
-        """Combine the states of several layers, ragged tensors [token, d_model] with the same numbers of tokens."""
+        """Combine the states of several layers, given as ragged tensors [token, d_model] with identical row lengths."""
         offsets = features[0].offsets
         return cls(torch.stack([one.values for one in features]), offsets[:-1], offsets.diff())
 
@@ -78,7 +78,7 @@ class TokenStates:
         return (self.n_tokens > 0) & (total[self.first + self.n_tokens] == total[self.first])
 
     def to(self, device: torch.device) -> Self:
-        """Move the rows to a device. Only their own states are copied."""
+        """Move the rows to a device. Only the states of these rows are copied."""
         if device == self.device:
             return self
         n_tokens = self.n_tokens.to(device)
@@ -90,7 +90,7 @@ class TokenStates:
         )
 
     def split(self, n_tokens: int) -> Iterator[Self]:
-        """Yield chunks of consecutive rows with about `n_tokens` tokens each. A longer row forms its own chunk."""
+        """Yield chunks of consecutive rows with about `n_tokens` tokens each. Rows are not divided."""
         part = (self.n_tokens.cumsum(0) - 1) // n_tokens
         for number in part.unique():
             yield self[part == number]

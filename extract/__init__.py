@@ -1,4 +1,4 @@
-"""Make stores: load questions, sample and grade answers, and read signals from the model.
+"""Load questions, sample and grade answers, read signals from the model, and store the results.
 
 Public names are imported on first use, so that reading a store does not import transformers.
 """

@@ -1,20 +1,24 @@
-"""The command line ``python -m extract``: sample, grade, read, ask, inspect, show, merge and verify."""
+"""Command line of ``python -m extract COMMAND``."""
 
 from collections.abc import Callable
 from typing import Any
 
 from extract import commands
+from extract.likelihood.command import likelihood
 from extract.running.cli import run
 from extract.running.exit import end_process
+from extract.sampling.imported.command import import_log
 from extract.sampling.temperature_grid import each_store
 from extract.store.merge import merge
 from extract.viewing.show import show
 
 COMMANDS: dict[str, Callable[..., Any]] = {
     "sample": commands.sample_family,
+    "import": import_log,
     "grade": each_store(commands.grade),
     "read": each_store(commands.read),
     "ask": each_store(commands.ask),
+    "likelihood": likelihood,
     "inspect": commands.inspect,
     "show": each_store(show),
     "merge": merge,

@@ -1,7 +1,6 @@
 """The commands of ``python -m extract`` as plain functions."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Literal
@@ -15,7 +14,7 @@ from extract.models.embedded import EMBEDDED_ENCODER
 from extract.models.store_model import load_store_model
 from extract.recipe import StoreRecipe
 from extract.registry import fill_names
-from extract.running.worker import Worker, alone
+from extract.running.worker import Worker
 from extract.samplers import SAMPLERS
 from extract.sampling.base import sample_stores
 from extract.sampling.stopping import STOPPING_RULES
@@ -23,6 +22,7 @@ from extract.sampling.stopping_settings import load_stopping
 from extract.sampling.temperature_grid import each_store, grid_folders
 from extract.signals.registry import descriptions, load_signal
 from extract.signals.run import fill_signals
+from extract.store.fill import extended
 from extract.store.identity import member_stores
 from extract.store.shards import Scope
 from extract.store.store import Store
@@ -36,7 +36,7 @@ def sample(store: str, recipe: StoreRecipe, worker: Worker | None = None) -> Sto
     """Sample k answers to each question at a single temperature. See `sample_family` for the arguments.
 
     Raises:
-        InputError: If the temperature is a grid. See `sample_family` for other reasons.
+        InputError: If the temperature is a grid. See `sample_family` for other errors.
     """
     if isinstance(recipe.policy.temperature, str):
         raise InputError(
@@ -57,23 +57,24 @@ def sample_family(
     grader: str | None = None,
     per_round: int = 2,
 ) -> list[Store]:
-    """Sample k answers to each question and store them. If a run was interrupted, continue it.
+    """Sample k answers to each question and store them. An interrupted run is continued.
 
-    With `stop`, answers are drawn in rounds, until a rule decides that further answers are unlikely to change the
-    most frequent answer. A later run without `stop` completes the store.
+    With `stop`, answers are drawn in rounds. Sampling for a question stops when further answers are unlikely to change
+    its most frequent answer. A later run without `stop` completes the store.
 
     Args:
         store: Folder of a new store, or of an existing store with the same settings. For a grid of temperatures, the
             folder that contains one store per temperature.
         recipe: Questions, model and policy.
         worker: Rank of this process and number of parallel workers. By default, read from the environment.
-        stop: Rule that stops sampling answers to a question early. Choose from {rules}. docs/applications.md describes
-            them. By default, all k answers are sampled.
-        threshold: Threshold of the rule. Each rule has a default. `python -m applications vote` measures what other
-            thresholds cost and save.
+        stop: Rule for early stopping: one of {rules}. docs/applications.md describes the rules. By default, all k
+            answers are sampled.
+        threshold: Threshold of the rule. Each rule has a default. `python -m applications vote` lists the accuracy and
+            the number of answers for each threshold.
         priors: File written by `python -m probes priors`. Required by the rule `prior`.
         grader: Grader that parses the answers for the rule. The default depends on the kind of the questions.
-        per_round: Number of answers to each question per temperature in each round. It does not affect the decisions.
+        per_round: Number of answers to each question at each temperature per round. It does not affect when the rule
+            stops.
 
     Returns:
         One store for each temperature.
@@ -103,12 +104,13 @@ def make_store(
     Args:
         store: Folder of the store.
         recipe: Recipe of the store.
-        grader: Name of the grader. By default, the store's first grader. If there is none, `grade` chooses one.
+        grader: Name of the grader. By default, the first grader with grades in the store, or else the default of
+            `grade`.
         signals: Names of the signals.
         scope: Whether to read the signals from the questions or from their answers.
 
     Raises:
-        InputError: If the store does not match the recipe. See `sample`, `grade` and `read` for other reasons.
+        InputError: If the store does not match the recipe. See `sample`, `grade` and `read` for other errors.
     """
     for signal in signals:
         load_signal(signal, scope)
@@ -148,7 +150,7 @@ def grade(store: str, grader: str | None = None, worker: Worker | None = None, j
     Raises:
         InputError: If the grader is unknown or unsuitable, there is no store, or the judge cannot be reached.
     """
-    with _extended(store, worker) as (opened, worker):
+    with extended(store, worker) as (opened, worker):
         name = grader or grader_of_kinds(question.kind for question in opened.questions)
         fill_grades(opened, load_grader(name, judge), worker)
     return opened
@@ -175,7 +177,7 @@ def read(
         layers: Layers to keep, from 0 (embeddings) to the number of transformer blocks. By default, the layers that
             are already in the store. If there are none, all layers, or three layers for hidden_tokens.
         model: Hub id or folder of the store's model, or of a local copy of a served model. By default, the name
-            recorded in the store, which is never a path.
+            recorded in the store. Required for a model in a folder, because stores do not record paths.
         device: auto, cpu, cuda or cuda:N.
         device_map: How to distribute a large model over several devices, as in transformers (auto, balanced, …).
         worker: See `sample_family`.
@@ -187,7 +189,7 @@ def read(
     Raises:
         InputError: If a signal is unknown, there is no store, or the model or the layers differ from the store's.
     """
-    with _extended(store, worker) as (opened, worker):
+    with extended(store, worker) as (opened, worker):
         fill_signals(
             opened, signals, lambda: load_store_model(opened, model, device, device_map), worker, scope, layers, dtype
         )
@@ -213,7 +215,7 @@ def ask(
         store: Folder of the store.
         baselines: Baselines to compute: {baselines}.
         model: Hub id or folder of the store's model, or of a local copy of a served model. By default, the name
-            recorded in the store, which is never a path.
+            recorded in the store. Required for a model in a folder, because stores do not record paths.
         device: auto, cpu, cuda or cuda:N.
         device_map: How to distribute a large model over several devices, as in transformers (auto, balanced, …).
         embedding_model: Sentence encoder for text_embedding: the name of the embedded encoder, a Hub id or a folder.
@@ -232,7 +234,7 @@ def ask(
     if max_new_tokens < 1:
         raise InputError(f"Expected `max_new_tokens` to be at least 1, but got {max_new_tokens}. Pass 48, for example.")
     entries = {name: ASKED[name] for name in baselines}
-    with _extended(store, worker) as (opened, worker):
+    with extended(store, worker) as (opened, worker):
         if any("sample" in entry.scopes for entry in entries.values()) and not opened.samples.ranges():
             raise InputError(
                 f"Expected the store {store!r} to contain answers, but it has none. Run `python -m extract sample`."
@@ -248,8 +250,8 @@ def inspect(store: str, grader: str | None = None, answers: int = 10) -> None:
 
     Args:
         store: Folder of a store, or of a temperature grid. The stores of a grid are shown one by one and then compared.
-        grader: Grader for the detailed tables. By default, the grader that `grade` would choose, if it has graded
-            the store, and otherwise the store's first grader.
+        grader: Grader for the detailed tables. By default, the default grader for the kind of the questions. If it has
+            no grades in the store, the first grader with grades.
         answers: Number of example answers, divided among right, wrong and unknown answers.
     """
     from extract.viewing.inspection import compared, describe
@@ -279,13 +281,3 @@ def verify(store: str) -> None:
         f"{store}: {n_files} files intact, identity {opened.sha256[:12]}, {len(opened.questions)} questions in "
         f"{opened.questions.n_blocks} blocks"
     )
-
-
-@contextmanager
-def _extended(store: str, worker: Worker | None) -> Iterator[tuple[Store, Worker]]:
-    """Open a store and lock the worker's blocks. On exit, write the manifest."""
-    opened, worker = Store.open(store), worker or Worker.from_environment()
-    with worker.writing(opened.path):
-        yield opened, worker
-        with alone(opened.path):
-            write_manifest(opened)

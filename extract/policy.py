@@ -1,5 +1,6 @@
 """`Policy`, which contains everything that affects the answers, and `Identity`, which identifies a store."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from decimal import Decimal
 from typing import Any, Self
@@ -59,6 +60,35 @@ class Decoding:
         return {**asdict(self), "stop": list(self.stop), "prompt": self.prompt.record()}
 
 
+@dataclass(frozen=True)
+class KnownDecoding:
+    """Decoding options as far as a log states them. All options that it does not state are None. See `Decoding`."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    max_new_tokens: int | None = None
+    stop: tuple[str, ...] | None = None
+    seed: int | None = None
+    prompt: PromptTemplate = field(default_factory=lambda: PromptTemplate(chat=False))
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any], chat: bool) -> Self:
+        """Create an instance from the options in a log. Options with a value that `Decoding` refuses are unknown.
+
+        Args:
+            options: Dict from the names of the attributes to values. Other keys are ignored.
+            chat: Whether the prompts are chats. Otherwise, the questions are used as prompts without changes.
+        """
+        known = {name: options[name] for name, field in DECODING.items() if field.holds(options.get(name))}
+        return cls(**known, prompt=PromptTemplate(chat=chat))
+
+    def record(self) -> dict[str, Any]:
+        """Return the options as plain JSON types, as in a store's identity."""
+        stop = None if self.stop is None else list(self.stop)
+        return {**asdict(self), "stop": stop, "prompt": self.prompt.record()}
+
+
 def grid(text: str) -> tuple[float, ...]:
     """Parse a temperature, or a grid of temperatures START:STOP:STEP. A grid includes STOP if a step reaches it.
 
@@ -108,11 +138,12 @@ class Policy:
     Attributes:
         model: Identity of the model.
         decoding: Decoding options with a single temperature.
-        request: Other settings that affect the answers, such as extra fields in requests to a server.
+        request: Other settings that affect the answers, such as extra fields in requests to a server, or the origin of
+            imported answers.
     """
 
     model: ModelIdentity
-    decoding: Decoding
+    decoding: Decoding | KnownDecoding
     request: dict[str, Any] | None = None
 
 

@@ -96,7 +96,8 @@ class PromptTemplate:
     def text(self, prompt: str | Sequence[dict[str, str]]) -> str:
         r"""Return the plain text that a model continues: the examples with their answers, and the question.
 
-        The parts are separated by blank lines, or by single line breaks if each example fits on one line (cloze sets).
+        The parts are separated by blank lines. If each example fits on one line, as in cloze sets, they are separated
+        by single line breaks.
 
         Raises:
             InputError: If the prompt is a chat.
@@ -131,11 +132,24 @@ class PromptTemplate:
         given: Any = prompt
         if not (given.strip() if isinstance(given, str) else len(given)):
             raise InputError("Expected `prompt` to have at least one token, but it is empty. Pass a question.")
-        if isinstance(given, str) and not self.chat:
-            return tokenizer(self.text(given))["input_ids"]
         if isinstance(given, str) or isinstance(given[0], dict):
-            return self._encode_chat(tokenizer, self.messages(given))
+            return self.tokenize(tokenizer, self.rendered(tokenizer, given), given)
         return [int(token) for token in given]
+
+    def rendered(self, tokenizer: Any, prompt: str | Sequence[dict[str, str]]) -> str:
+        """Return the whole prompt as text, including the chat template if there is one. See `encode` for errors."""
+        return self._rendered_chat(tokenizer, self.messages(prompt)) if self.is_chat(prompt) else self.text(prompt)
+
+    def is_chat(self, prompt: str | Sequence[dict[str, str]]) -> bool:
+        """Whether the chat template is applied to a prompt."""
+        return self.chat or not isinstance(prompt, str)
+
+    def tokenize(self, tokenizer: Any, text: str, prompt: str | Sequence[dict[str, str]]) -> list[int]:
+        """Return the token ids of `text`, which begins with the rendered `prompt`.
+
+        In a chat, the text contains all special tokens already. Otherwise, the tokenizer adds them.
+        """
+        return tokenizer(text, add_special_tokens=not self.is_chat(prompt))["input_ids"]
 
     def _plain_examples(self) -> tuple[list[str], str]:
         """Return the examples as plain texts, and the separator between them."""
@@ -154,7 +168,7 @@ class PromptTemplate:
             )
         return self.examples
 
-    def _encode_chat(self, tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:
+    def _rendered_chat(self, tokenizer: Any, messages: list[dict[str, str]]) -> str:
         if tokenizer.chat_template is None:
             raise InputError(
                 "Expected a tokenizer with a chat template if `prompt.chat` is true, but this tokenizer has none. "
@@ -166,8 +180,7 @@ class PromptTemplate:
                 f"Expected `prompt.thinking` to be unset, but got {str(self.thinking).lower()}. The chat template of "
                 "this model does not have the option enable_thinking. Remove `prompt.thinking`."
             )
-        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **options)
-        return tokenizer(text, add_special_tokens=False)["input_ids"]
+        return str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **options))
 
 
 def template_hash(tokenizer: Any) -> str:

@@ -14,14 +14,14 @@ from extract.questions.subset import subset, with_examples
 from extract.registry import fill_names
 from extract.samplers import SAMPLERS
 from extract.sampling.server.policy import Server
-from extract.schemas import BLOCK_SIZE, check_options, whole
+from extract.schemas import BLOCK_SIZE, Field, check_options, whole
 
 if TYPE_CHECKING:
     from extract.sampling.base import SamplingOptions
     from extract.store.store import Store
 
 _OPTIONS = {
-    "k": whole(2, 1_000_000),
+    "k": Field("a whole number from 2 to 1000000, or 0", lambda k: k == 0 or whole(2, 1_000_000).holds(k)),
     "max_rows": whole(1, 2**31),
     "block_size": BLOCK_SIZE,
 }
@@ -38,10 +38,11 @@ class StoreRecipe:
             Hugging Face Hub id (ORG/NAME or ORG/NAME:CONFIG). docs/questions.md describes the sets.
         n_questions: Number of questions in a random subset. By default, all questions.
         question_seed: Seed for the subset, the order of the questions, shuffled choices and worked examples.
-        stratify_by: Field of the questions (group, or a key of meta). Each value gets an equal share of n_questions.
-        fields: Column names of a file or Hub set, such as '{text: question, references: answer}'. Other fields are
-            id, kind, choices, group and meta (see docs/questions.md). Use null for a named set, and for a file whose
-            columns already have these names.
+        stratify_by: Field of the questions (group, or a key of meta). The subset contains the same number of questions
+            for each value of this field, if possible.
+        fields: Map from question fields to columns of a file or Hub set, such as
+            '{text: question, references: answer}'. Other fields are id, kind, choices, group and meta (see
+            docs/questions.md). Not needed for a named set, or for a file whose columns already have these names.
         split: Split of a Hub set. By default, the set's default split.
         questions_revision: Commit of a Hub set. By default, the newest commit.
         sampler: Whether to run the model in this process (local) or to send requests to server.url (server).
@@ -51,7 +52,7 @@ class StoreRecipe:
         dtype: auto (the dtype of the checkpoint), float32, bfloat16 or float16.
         device: auto, cpu, cuda or cuda:N. Not part of the store's identity.
         device_map: How to distribute a large model over several devices, as in transformers (auto, balanced, …).
-        k: Number of answers to each question, at least 2.
+        k: Number of answers to each question, at least 2, or 0 for a store of questions without answers.
         policy: Decoding options.
         server: Settings of the server sampler.
         max_rows: Maximum number of answers per batch. It is halved when GPU memory runs out. Not part of the store's

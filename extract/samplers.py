@@ -22,6 +22,7 @@ class Declaration:
         end_token: Whether the tokens of an answer include the end token, or the token that completed a stop string.
         nullable: Columns of the samples that can be null: a subset of `reasoning`, `token_ids`, `logprobs`, `n_tokens`
             and `prompt_tokens`. If empty, samples are stored in the compact schema.
+        complete_policy: Whether all decoding options are known. If not, unknown ones are null in a store's identity.
     """
 
     version: str
@@ -29,20 +30,24 @@ class Declaration:
     weights: bool = False
     end_token: bool = False
     nullable: tuple[str, ...] = ()
+    complete_policy: bool = True
 
     def load(self) -> Any:
         """Return the class, importing it if necessary."""
         return import_object(self.implementation) if isinstance(self.implementation, str) else self.implementation
 
 
+_NULLABLE = ("reasoning", "token_ids", "logprobs", "n_tokens", "prompt_tokens")
 SAMPLERS = Registry(
     "sampler",
     {
         "local": Declaration("local-2", "extract.sampling.local.sampler:LocalSampler", weights=True, end_token=True),
-        "server": Declaration(
-            "server-1",
-            "extract.sampling.server.sampler:ServerSampler",
-            nullable=("reasoning", "token_ids", "logprobs", "n_tokens", "prompt_tokens"),
+        "server": Declaration("server-1", "extract.sampling.server.sampler:ServerSampler", nullable=_NULLABLE),
+        "imported": Declaration(
+            "imported-1",
+            "extract.sampling.imported.sampler:ImportedSampler",
+            nullable=_NULLABLE,
+            complete_policy=False,
         ),
     },
 )

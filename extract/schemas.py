@@ -107,10 +107,12 @@ DECODING = {
     "stop": TEXTS,
     "seed": whole(-(2**63), 2**64),
 }
+#: Schema of decoding options of which some may be unknown.
+KNOWN_DECODING = {name: or_null(field) for name, field in DECODING.items()}
 BLOCK_SIZE = whole(1, 1_000_000)
 #: Schema of the key `of` in identity.json.
 IDENTITY: Schema = {
-    "policy": {"model": OBJECT, "decoding": {**DECODING, "prompt": PROMPT}, "request": Maybe(OBJECT)},
+    "policy": {"model": OBJECT, "decoding": OBJECT, "request": Maybe(OBJECT)},
     "questions": SHA256,
     "block_size": BLOCK_SIZE,
     "sampler": TEXT,

@@ -3,7 +3,7 @@
 import re
 import reprlib
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 #: A number with a decimal point or a minus sign, or else a run of letters and digits.
 _WORD = re.compile(r"(?<![\w.])-?\d+\.\d+(?!\w)|(?<!\w)-\d+(?!\w)|[^\W_]+")
@@ -62,6 +62,11 @@ def shown(value: object) -> str:
     return _SHORT.repr(value)
 
 
+def valid_text(text: str) -> str:
+    """Replace unpaired surrogates with U+FFFD, because they can't be written to a file."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
 def normalize(text: str, case_sensitive: bool = False) -> str:
     """Return the words of a text without accents and punctuation, in lower case unless `case_sensitive`.
 
@@ -77,9 +82,10 @@ def normalize(text: str, case_sensitive: bool = False) -> str:
 
 
 def is_denied(text: str, start: int, end: int) -> bool:
-    """Whether a denial directly follows ``text[start:end]``, or precedes it by at most 80 characters.
+    """Whether a text denies the value ``text[start:end]``, as in "it can't be 4" or "4 is wrong".
 
-    Phrases that can describe a count are not denials, as in "4 are wrong" or "4 were not sold".
+    A denial follows the value directly, or precedes it by at most 80 characters. Phrases that can describe a count are
+    not denials, as in "4 are wrong" or "4 were not sold".
 
     >>> [is_denied(text, text.index("4"), text.index("4") + 1) for text in ("It can't be 4.", "4 is wrong", "4, not 5")]
     [True, True, False]
@@ -90,7 +96,7 @@ def is_denied(text: str, start: int, end: int) -> bool:
 def contains_answer(
     text: str, references: Iterable[str], case_sensitive: bool = False, rivals: Iterable[str] = ()
 ) -> bool:
-    """Whether a text contains a reference as whole words, with no rival before it. All texts are normalised.
+    """Whether a text contains a reference as whole words, before any rival. All texts are normalised.
 
     Args:
         text: Text to search.
@@ -113,3 +119,13 @@ def contains_answer(
         return min((place for place in places if place >= 0), default=len(padded))
 
     return first(references) < first(rivals)
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Format rows as a text table. The first column is left-aligned. The other columns are right-aligned."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for first, *others in rows:
+        cells = [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))]
+        lines.append("   ".join(cells).rstrip())
+    return lines

@@ -1,4 +1,4 @@
-"""Probes of a language model's confidence in its answers, with baselines, metrics and reports.
+"""Probes that estimate a language model's confidence in its answers, with baselines, metrics and reports.
 
 Public names are imported on first use, so that `load_probe` only needs torch, safetensors and huggingface_hub.
 """

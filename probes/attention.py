@@ -8,7 +8,7 @@ class Attention(MultiHeadProbe):
     """Attention probe with several heads and a position bias, as in EleutherAI's attention-probes.
 
     Each head computes an attention logit and a value per token, and averages the values with the softmax of the logits
-    as weights. The score is the sum over heads. If all logits are 0, it equals a linear probe of `mean_answer`.
+    as weights. The score is the sum over heads. If all logits are 0, the probe is a linear probe on `mean_answer`.
 
     Args:
         n_heads, lr, l2, calibrator: See `MultiHeadProbe`.

@@ -86,7 +86,7 @@ def transfer(
         out: Folder to create for the page, record and picture. The default is runs/transfer-STORE.
         probe: Name of the probe. Choose from {probes}.
         grader: Grader whose grades are used. Required if a store has several graders.
-        folds: Number of cross-validation folds for testing a probe on its own training set.
+        folds: Number of cross-validation folds used to test a probe on its own question set.
         seed: Seed for the folds, training and resampling.
         n_resamples: Number of bootstrap resamples of the questions for each interval.
 
@@ -119,9 +119,9 @@ def curve(
 ) -> Path:
     """Measure how a probe improves with more training questions and with more answers to each of them.
 
-    The probe is trained on random subsets of the questions and answers outside each test fold. Test questions are
-    scored with all their answers. The page also shows how best to divide a budget of graded answers between more
-    questions and more answers per question.
+    The probe is trained on random subsets of the questions and answers outside each test fold, and evaluated on all
+    answers in the test fold. The page also shows how best to divide a budget of graded answers between more questions
+    and more answers per question.
 
     Args:
         store: Folder of the store. It must contain samples, grades and the signal `hidden`.
@@ -129,7 +129,7 @@ def curve(
         probe: Name of the probe. Choose from {probes}.
         n: Numbers of training questions. The default is all questions outside a test fold, half of them, a quarter of
             them, and so on down to 40.
-        k: Numbers of graded answers per training question. The default is 1, 2, 5, 10, … and all.
+        k: Numbers of graded answers per training question. The default is 1, 2, 5, 10, … and all answers.
         grader: Grader whose grades are used. Required if the store has several graders.
         folds: Number of folds.
         subsets: Number of random subsets for each combination of `n` and `k`.

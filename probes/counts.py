@@ -15,8 +15,8 @@ class Counts(Descent):
 
     There are k + 1 classes, from 0 to k, where k is the largest number of graded answers to a training question. If a
     question has fewer graded answers, its label is split between the two classes nearest to k p̂, so that the mean
-    class is k p̂. The score is the log-odds of the expected share of right answers, Σ j p_j / k, where p_j is the
-    probability of class j, as in the code of arXiv 2602.13540.
+    class is k p̂. The score is the log-odds of the expected accuracy Σ j p_j / k, where p_j is the probability of class
+    j, as in the code of arXiv 2602.13540.
 
     Args:
         lr, l2, calibrator: See `Descent`.

@@ -50,7 +50,7 @@ class Latent(Descent):
     name = "latent"
     taught = (
         "The probe was trained, without grades, to predict how far apart the embeddings of a question's answers are. "
-        "The layer, the calibrator and the metrics are based on the accuracy p̂, the share of right answers."
+        "The layer, the calibrator and the metrics are based on the accuracy p̂, the fraction of right answers."
     )
     penalised = ("weight_in", "weight")
     needs = ("text_embedding",)

@@ -30,7 +30,9 @@ LAYERS = [
     ("extract.errors", "extract.text", "extract.hashing", "extract.registry", "extract.running"),
     ("extract.schemas", "extract.samplers", "extract.prompts", "extract.policy", "extract.questions"),
     ("extract.store",),
-    tuple(f"extract.{name}" for name in ("sampling", "grading", "signals", "asking", "models", "viewing")),
+    tuple(
+        f"extract.{name}" for name in ("sampling", "grading", "signals", "asking", "likelihood", "models", "viewing")
+    ),
     ("extract",),
     ("datamodules",),
     ("probes",),
@@ -44,13 +46,14 @@ UPWARD_YET: set[str] = set()
 #: Modules that code for reading a store must not import at module level, because they load or run models.
 MODEL_CODE = (
     "transformers",
-    *(f"extract.{name}" for name in ("models", "sampling", "signals", "asking", "commands", "prompts")),
+    *(f"extract.{name}" for name in ("models", "sampling", "signals", "asking", "likelihood", "commands", "prompts")),
 )
 #: Modules for the names and values of signals and model-based baselines, and stopping rules, which need no model.
 WITHOUT_MODEL = (
     "extract.sampling.prior",
     "extract.sampling.stopping",
     "extract.asking.registry",
+    "extract.likelihood.options",
     "extract.signals.registry",
     "extract.signals.features",
     "extract.signals.pooling",

@@ -1,7 +1,7 @@
 """Allocate a sampling budget to questions by the expected gain of each further answer.
 
 The expected number of questions with at least one right answer is a sum of concave functions, one for each question.
-Taking the answers with the largest gains is therefore optimal, and one sort serves every budget.
+Taking the answers with the largest gains is therefore optimal, and a single sort gives the allocation for every budget.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ class Ranking(NamedTuple):
     Attributes:
         question: [rank] question of each answer.
         answer: [rank] number of earlier answers to the same question.
-        last: [tie] rank of the last answer of each tie. A tie contains at most one answer to each question.
+        last: [tie] rank of the last answer in each tie. Answers are tied if they have the same gain and `answer`.
     """
 
     question: NDArray[np.int64]
@@ -35,11 +35,11 @@ def uniform_gains(n_questions: int, most: int) -> Array:
 
 
 def plug_in_gains(confidence: Array, most: int) -> Array:
-    """Return the gains f (1 − f)^j of answer j = 0, 1, … if each answer is right with probability f.
+    """Return the gain f (1 − f)^j of each answer j = 0, 1, …, where f is the probability that an answer is right.
 
     Args:
         confidence: [question] confidences f. They are not clipped, so a question with f = 0 has no gain.
-        most: Number of answers.
+        most: Number of answers to each question.
 
     Returns:
         [question, answer] float64 probabilities that the answer is right and all earlier ones are wrong.
@@ -49,15 +49,15 @@ def plug_in_gains(confidence: Array, most: int) -> Array:
 
 
 def beta_gains(a: Array, b: Array, most: int) -> Array:
-    """Return the gains E[p (1 − p)^j] = B(a + 1, b + j) / B(a, b) of answer j = 0, 1, … if p ~ Beta(a, b).
+    """Return the gain E[p (1 − p)^j] = B(a + 1, b + j) / B(a, b) of each answer j = 0, 1, … for p ~ Beta(a, b).
 
-    At first, they decrease faster than `plug_in_gains`, because each wrong answer is evidence of a low p. Later, they
-    decrease more slowly.
+    For small j, these gains decrease faster than those of `plug_in_gains`, because each wrong answer is evidence of a
+    low p. For large j, they decrease more slowly.
 
     Args:
         a: [question] first parameters. If a is 0, p is 0.
         b: [question] second parameters. If b is 0, p is 1.
-        most: Number of answers.
+        most: Number of answers to each question.
 
     Returns:
         [question, answer] float64 probabilities that the answer is right and all earlier ones are wrong.
@@ -67,15 +67,15 @@ def beta_gains(a: Array, b: Array, most: int) -> Array:
 
 
 def hazards(a: Array, b: Array, most: int) -> Array:
-    """Return the probabilities a / (a + b + j) that answer j is right, given that the j answers before it were wrong.
+    """Return the probability a / (a + b + j) that answer j is right, given that all j earlier answers are wrong.
 
-    They are the posterior means of p for the prior Beta(a, b). The arguments and the shape are those of `beta_gains`.
+    This is the posterior mean of p for the prior Beta(a, b). See `beta_gains` for the arguments and the shape.
     """
     return a[:, None] / ((a + b)[:, None] + np.arange(most))
 
 
 def _decreasing(first: Array, factors: Array) -> Array:
-    """Return the running products of `first` and `factors` in [0, 1]. Rounding errors cannot make them increase."""
+    """Return cumulative products of `first` and `factors` in [0, 1], which cannot increase through rounding."""
     return np.concatenate([first, factors], axis=1).cumprod(axis=1)
 
 
@@ -84,7 +84,7 @@ def rank(gains: Array, caps: NDArray[np.int64]) -> Ranking:
 
     Args:
         gains: [question, answer] gains, which do not increase along `answer`.
-        caps: [question] maximum number of answers to each question, at most the number of columns.
+        caps: [question] maximum number of answers to each question, at most `gains.shape[1]`.
     """
     answer, question = np.divmod(np.argsort(-gains.T.ravel(), kind="stable"), len(gains))
     kept = answer < caps[question]
@@ -95,15 +95,20 @@ def rank(gains: Array, caps: NDArray[np.int64]) -> Ranking:
 
 
 def allocate(gains: Array, caps: NDArray[np.int64], totals: Sequence[int]) -> NDArray[np.int64]:
-    """Return the numbers of answers [total, question] with the largest sum of gains for each total. See `rank`.
+    """For each total number of answers, find the allocation to questions with the largest sum of gains.
+
+    See `rank` for the arguments `gains` and `caps`.
+
+    Returns:
+        [total, question] numbers of answers.
 
     Raises:
         InputError: If a total is not between 0 and the sum of the caps.
     """
     if not 0 <= min(totals) <= max(totals) <= caps.sum():
         raise InputError(
-            f"Expected totals between 0 and the {caps.sum()} available answers, but got {list(totals)}. "
-            "Sample more answers."
+            f"Expected `totals` to be between 0 and {caps.sum()}, the number of available answers, but got "
+            f"{list(totals)}. Sample more answers."
         )
     question = rank(gains, caps).question
     return np.stack([np.bincount(question[:total], minlength=len(caps)) for total in totals])

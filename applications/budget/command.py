@@ -21,10 +21,10 @@ def budget(
     seed: int = 0,
     n_resamples: int = 2000,
 ) -> Path:
-    """Compare allocations of a sampling budget, by the share of questions with at least one right answer.
+    """Compare allocations of a sampling budget by the proportion of questions with at least one right answer.
 
     The budget is allocated uniformly, by the base rates of the question groups, by confidences, and by an oracle that
-    knows half of the grades. The page also shows an online allocation. It stops at a question's first right answer.
+    knows half of the grades. A further allocation works online: it stops sampling a question at its first right answer.
 
     Args:
         store: Folder of the store. It must contain samples and grades.

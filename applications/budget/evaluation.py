@@ -1,6 +1,6 @@
-"""Expected success of an allocation: the expected share of questions with at least one right answer.
+"""Expected success of an allocation: the expected proportion of questions with at least one right answer.
 
-The answers are drawn without replacement from the graded answers of a question, so all expectations are exact.
+Answers are drawn without replacement from the graded answers to a question, so expectations have a closed form.
 """
 
 import numpy as np
@@ -11,7 +11,7 @@ from torch import Tensor
 from applications.budget.allocation import Array, rank
 from applications.passk.estimators import all_wrong
 
-#: Number of questions times the maximum number of points per curve in `success`.
+#: Approximate size of a matrix of curves [question, point] in `success`.
 _CELLS = 2**17
 
 
@@ -26,12 +26,11 @@ def success(
 ) -> Tensor:
     """Compute the expected success of drawing answers in the order of their gains, at several budgets.
 
-    In each resample, the budget is allocated again. If it runs out within a tie, the answers in the tie share the rest
-    equally. This gives the expectation over random orders of these answers.
+    In each resample, the budget is allocated again. If it runs out within a tie, the remaining budget is divided
+    equally among the tied answers. This gives the expectation over random orders of the tied answers.
 
-    For the original questions, the curves of spending and success are exact at all budgets. For the resamples, they are
-    exact at up to 2¹⁷ / N points, where N is the number of questions in the fold. Between two points, answers with
-    similar gains share the budget like a tie.
+    The result is exact for the original questions. For resamples, success is interpolated linearly between about
+    2¹⁷ / N points of the ranking, where N is the number of questions in the fold.
 
     Args:
         gains: [question, answer] gains, which do not increase along `answer`.
@@ -40,12 +39,12 @@ def success(
         budgets: [budget] mean numbers of answers per question.
         weights: [resample, question] number of copies of each question. With weights of 1, the result is the expected
             success of the original questions.
-        fold: [question] fold of each question. Each fold spends a budget of its own.
-        online: Whether a question gets no more answers after its first right answer. The budget then limits the
-            expected number of answers, over the random order of the answers to each question.
+        fold: [question] fold of each question. Each fold has a separate budget.
+        online: Whether sampling of a question stops at its first right answer. The budget then limits the expected
+            number of answers.
 
     Returns:
-        [resample, budget] float64 expected share of questions with at least one right answer.
+        [resample, budget] float64 expected proportion of questions with at least one right answer.
     """
     total = torch.zeros(len(weights), len(budgets), dtype=torch.float64)
     for number in np.unique(fold):
@@ -72,7 +71,7 @@ def equal_budget(level: Tensor, curve: Tensor) -> Tensor:
         curve: [row, budget] float64 success at 1, 2, 3, … answers per question. At 0 answers, it is 0.
 
     Returns:
-        [row, budget] float64, linearly interpolated; NaN if the curve does not reach the level.
+        [row, budget] float64 budgets, linearly interpolated; NaN where the curve does not reach the level.
     """
     level, curve = level.round(decimals=12), torch.nn.functional.pad(curve, (1, 0)).round(decimals=12)
     upper, share = _place(curve, level)
@@ -82,7 +81,7 @@ def equal_budget(level: Tensor, curve: Tensor) -> Tensor:
 def _curves(
     gains: Array, right: NDArray[np.int64], known: NDArray[np.int64], budgets: NDArray[np.int64], online: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return the spending and the success of each question, [question, point] float64, along the ranking."""
+    """Return each question's cumulative cost and success along the ranking, two tensors [question, point] float64."""
     n = len(gains)
     question, answer, last = rank(gains, known)
     wrong = all_wrong(right, known, gains.shape[1]).T
@@ -101,8 +100,8 @@ def _place(x: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
     """Locate the values `at` [row, value] between the points of increasing curves `x` [row, point].
 
     Returns:
-        The index of the upper point, and the share of the way from the lower point to it. Values outside the curve are
-        moved to its ends.
+        The index of the upper point, and the relative position between the lower point (0) and the upper point (1).
+        Values outside the curve are clamped to its ends.
     """
     upper = torch.searchsorted(x, at).clamp(1, x.shape[1] - 1)
     low, high = x.gather(1, upper - 1), x.gather(1, upper)

@@ -15,14 +15,14 @@ from extract.errors import InputError
 from probes.baselines.registry import is_half
 from probes.comparison.folds import fold_of_questions
 
-#: Number of folds. Base rates and concentrations are estimated on the other folds.
+#: Number of folds. For each fold, base rates and concentrations are estimated on the other folds.
 N_FOLDS = 5
 #: Minimum number of questions.
 LEAST_QUESTIONS = 20
 #: Methods that are always compared.
 METHODS = UNIFORM, BASE_RATE, ORACLE = "uniform", "base_rate", "oracle"
 PLUG_IN, BAYESIAN = "plug-in", "Bayesian"
-#: Confidence and gain of a method, both by name.
+#: Names of a method's confidence and of its gain.
 Method = tuple[str, str]
 
 
@@ -33,7 +33,7 @@ class Setting(NamedTuple):
         right: [question] numbers of right answers.
         known: [question] numbers of graded answers.
         gains: Dict from method to gains [question, answer].
-        online: Whether a question gets no more answers after its first right answer.
+        online: Whether sampling of a question stops at its first right answer.
     """
 
     right: NDArray[np.int64]
@@ -42,7 +42,7 @@ class Setting(NamedTuple):
     online: bool = False
 
     def limit(self, fold: NDArray[np.int64]) -> float:
-        """Return the largest mean budget that every `fold` [question] can spend."""
+        """Return the largest mean budget that can be spent in every fold. `fold` [question] is each question's fold."""
         parts = [(self.right[fold == number], self.known[fold == number]) for number in np.unique(fold)]
         return min(mean_cost(*part) if self.online else float(part[1].mean()) for part in parts)
 
@@ -52,9 +52,10 @@ class Questions(NamedTuple):
 
     Attributes:
         rows: [question] rows of the question table.
-        fold: [question] fold, stratified by question group. Each fold has a budget of its own.
-        settings: The settings `all` (all answers), `half` (the held-out half) and `online` (all answers).
-        concentration: Dict from each confidence to the mean concentration of its priors; None if it is undefined.
+        fold: [question] fold, stratified by question group. Each fold has a separate budget.
+        settings: The settings `all` (all answers), `half` (answers with odd indices) and `online` (all answers).
+        concentration: Dict from the name of a confidence to the mean concentration of its priors, or None if the
+            concentration cannot be estimated.
     """
 
     rows: NDArray[np.int64]
@@ -64,9 +65,10 @@ class Questions(NamedTuple):
 
 
 def read_questions(table: QuestionTable, confidences: Mapping[str, Array], seed: int) -> Questions:
-    """Compute the gains of all methods for the questions that have all confidences and graded answers in both halves.
+    """Compute the gains of all methods.
 
-    The oracle is only in the setting `half`, like all baselines that are computed from the other half of the answers.
+    A question is used if it has all confidences, and graded answers at both even and odd indices. Methods that are
+    computed from the answers with even indices, such as the oracle, are only in the setting `half`.
 
     Args:
         table: The question table.
@@ -82,14 +84,16 @@ def read_questions(table: QuestionTable, confidences: Mapping[str, Array], seed:
     )
     if len(rows) < LEAST_QUESTIONS:
         raise InputError(
-            f"Expected at least {LEAST_QUESTIONS} questions with confidences and with graded answers in both halves, "
-            f"but got {len(rows)}. Use more questions, or sample and grade more answers."
+            f"Expected at least {LEAST_QUESTIONS} questions with confidences, and with graded answers at both even and "
+            f"odd indices, but got {len(rows)}. Use more questions, or sample and grade more answers."
         )
     right, known, held_right, held_known, other_known = (
         column[rows] for column in (table.right, table.known, table.held_right, table.held_known, other_known)
     )
     if not held_right.any():
-        raise InputError("Expected a right answer in the held-out half, but got none. Use easier questions.")
+        raise InputError(
+            "Expected a right answer with an odd index, but all such answers are wrong. Use other questions."
+        )
     tests = split_rows(table, torch.from_numpy(rows), [1 / N_FOLDS] * N_FOLDS, seed)  # same folds as in a comparison
     fold, most = fold_of_questions(tests, len(table.ids)).numpy()[rows], int(known.max())
     rates = base_rates(right / known, [table.groups[row] for row in rows], fold)

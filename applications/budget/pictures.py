@@ -1,4 +1,4 @@
-"""Pictures of a budget: success, and differences from the uniform allocation."""
+"""Plots of success by budget, and of differences from the uniform allocation."""
 
 from typing import Any
 
@@ -14,16 +14,16 @@ _CONFIDENCE_COLOURS = (BLUE, RED, *METHOD_COLOURS[2:4])
 
 
 def budget_pictures(record: dict[str, Any]) -> dict[str, Figure]:
-    """Draw a picture for each setting with at least two budgets, and return them by name."""
+    """Plot each setting that has at least two budgets. Returns the figures by the name of the setting."""
     settings = {name: setting for name, setting in record["settings"].items() if len(setting["budgets"]) > 1}
     return {name: success_by_budget(setting, record["confidences"]) for name, setting in settings.items()}
 
 
 @styled
 def success_by_budget(setting: dict[str, Any], confidences: list[str]) -> Figure:
-    """Plot the success, and its difference from that of the uniform allocation with 95 % intervals, by budget.
+    """Plot success by budget, and its difference from the uniform allocation with 95 % intervals.
 
-    The lines of plug-in gains are dashed. The intervals at a budget are drawn side by side.
+    Lines of plug-in gains are dashed. Intervals at the same budget are drawn side by side.
     """
     figure, (left, right) = new_figure(8.4, 3.8, ncols=2)
     budgets, methods = np.array(setting["budgets"]), setting["methods"]

@@ -1,4 +1,4 @@
-"""Record, Markdown page and table of allocations of a sampling budget."""
+"""Record, Markdown page and table of a comparison of budget allocations."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,7 +18,7 @@ from probes.metrics.intervals import Interval, resample_weights
 from probes.report.results import record_header
 from probes.report.templates import render
 
-#: Default mean budgets. Budgets for which a store has too few answers are left out.
+#: Default mean numbers of answers per question. Budgets that exceed the available answers are left out.
 BUDGETS = (1, 2, 4, 8, 16, 32, 64)
 
 
@@ -42,10 +42,10 @@ def budget_record(
 
     Returns:
         The content of budget.json, and the allocations as a table with the columns `question_id`, `confidence`, `gain`,
-        `budget` and `answers`. `settings` in the record contains the result of `evaluate_setting` for each setting.
+        `budget` and `answers`. In the record, `settings` maps each setting to the result of `evaluate_setting`.
 
     Raises:
-        InputError: If there are too few questions, no answer is right, or a budget cannot be spent.
+        InputError: If there are too few questions, no answer is right, or a budget exceeds the available answers.
     """
     questions = read_questions(table, confidences, seed)
     everything = questions.settings["all"]
@@ -79,19 +79,20 @@ def budget_record(
 
 
 def evaluate_setting(setting: Setting, questions: Questions, budgets: Sequence[int], weights: Tensor) -> dict[str, Any]:
-    """Compute the expected success of the methods in a setting, and paired differences from the uniform allocation.
+    """Compute the methods' expected success in a setting, and its paired difference from the uniform allocation.
 
     Args:
         setting: The setting.
         questions: The questions.
-        budgets: Mean numbers of answers per question. Those that cannot be spent in this setting are left out.
+        budgets: Mean numbers of answers per question. Budgets above the limit of the setting are left out.
         weights: [resample, question] number of copies of each question. The first row contains only ones.
 
     Returns:
-        A dict with the `limit` of the budgets, the number `n_answers` of available answers, and `methods`. Each method
-        has its `confidence` and `gain`, and `success`, `difference` and `saved` by budget. `saved` is how many
-        more answers per question the uniform allocation needs for the same success. It is None if more than a tenth of
-        the resamples lack a value, because the uniform allocation would need more answers than there are.
+        A dict with `limit` (the largest budget), `n_answers` (the number of available answers), `budgets` (those
+        within the limit) and `methods`. Each method is a dict with its `confidence` and `gain`, and with `success`,
+        `difference` and `saved` for each budget. `saved` is the number of additional answers per question that the
+        uniform allocation needs for the same success. It is None if, in more than a tenth of the resamples, the
+        uniform allocation would need more answers than are available.
     """
     counts, limit = (setting.right, setting.known), setting.limit(questions.fold)
     used = [budget for budget in budgets if budget <= limit]
@@ -117,9 +118,9 @@ def evaluate_setting(setting: Setting, questions: Questions, budgets: Sequence[i
 
 
 def _interval(values: Tensor) -> Interval | None:
-    """Return the first value with the 95 % percentile interval of the others, which come from resamples.
+    """Return the first value, with a 95 % percentile interval of the other values, which come from resamples.
 
-    The result is None if the first value is not finite, or more than a tenth of the others are not. In a resample,
+    The result is None if the first value or more than a tenth of the other values are not finite. In a resample,
     copies of a question have the same gains, which makes the allocation slightly worse. The bias correction of BCa
     intervals would double this bias. With 40 questions, BCa intervals cover the expected difference in 83–88 % of
     simulations, and percentile intervals in 92–96 %.
@@ -132,7 +133,7 @@ def _interval(values: Tensor) -> Interval | None:
 
 
 def allocation_table(questions: Questions, ids: Sequence[str], budgets: Sequence[int]) -> pa.Table:
-    """Return the number of answers that each method allocates to each question in the setting `all`."""
+    """Return a table of the number of answers that each method allocates to each question in the setting `all`."""
     setting, tables = questions.settings["all"], []
     for (name, gain), gains in setting.gains.items():
         answers = np.empty((len(budgets), len(questions.rows)), dtype=np.int64)
@@ -151,7 +152,7 @@ def allocation_table(questions: Questions, ids: Sequence[str], budgets: Sequence
 
 
 def budget_verdict(record: dict[str, Any]) -> str:
-    """Describe how the allocation by each confidence differs from the uniform one, at the middle budget."""
+    """Compare the allocation by each confidence with the uniform allocation, at the middle budget."""
     methods = {(one["confidence"], one["gain"]): one for one in record["settings"]["all"]["methods"]}
     budget = record["budgets"][(len(record["budgets"]) - 1) // 2]
     shown = [
@@ -164,5 +165,5 @@ def budget_verdict(record: dict[str, Any]) -> str:
 
 
 def budget_page(record: dict[str, Any], plots: Sequence[str]) -> str:
-    """Render the Markdown page of a budget with the pictures `plots`."""
+    """Render the Markdown page of a record. `plots` contains the names of the figures."""
     return render("budget/budget.md.j2", record=record, verdict=budget_verdict(record), plots=plots)

@@ -82,9 +82,7 @@ def read_panel(paths: Sequence[str], shared: bool, grader: str | None) -> Panel:
     rows = shared_rows(stores)
     if not rows.size or (not shared and rows.shape[1] < max(len(table.ids) for table in tables)):
         sizes = " and ".join(f"{len(table.ids)} of '{store.path}'" for table, store in zip(tables, stores, strict=True))
-        hint = (
-            "Pass --shared true to compare the stores on the shared questions." if rows.size else "Pass other stores."
-        )
+        hint = "Pass --shared true to compare them on the shared questions." if rows.size else "Pass other stores."
         raise InputError(
             f"Expected the stores to have the same questions, but {rows.shape[1]} questions are shared, out of "
             f"{sizes}. {hint}"

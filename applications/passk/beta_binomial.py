@@ -1,7 +1,7 @@
 """Beta-binomial models of accuracies, with and without questions that are never answered correctly.
 
 The probability p of a right answer has a Beta(α, β) distribution over questions (arXiv 2510.05197). In the
-zero-inflated model, p is 0 for a share π₀ of the questions. The models give Pass@K for more answers than were sampled.
+zero-inflated model, p is 0 for a fraction π₀ of questions. The models extrapolate Pass@K beyond the sampled answers.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,12 +21,12 @@ PARAMETERS = ("alpha", "beta", "zero_share")
 
 
 class BetaBinomial(NamedTuple):
-    """Parameters of a model.
+    """Parameters of a beta-binomial model, optionally zero-inflated.
 
     Attributes:
         alpha: First parameter α of the beta distribution.
         beta: Second parameter β of the beta distribution.
-        zero_share: Share π₀ of the questions that are never answered correctly. It is 0 in the beta-binomial model.
+        zero_share: Fraction π₀ of questions that are never answered correctly; 0 in the plain beta-binomial model.
     """
 
     alpha: float
@@ -39,7 +39,7 @@ class BetaBinomial(NamedTuple):
         return (1 - self.zero_share) * (1 - none)
 
     def posterior_pass_at_k(self, right: Counts, known: Counts, k: Sequence[int]) -> Values:
-        r"""Return the probability that at least one of k further answers is right, given that c of n answers were.
+        r"""Return the probability that at least one of k further answers is right, if c of n answers were right.
 
         .. math:: (1 - w) \Big(1 - \frac{B(\alpha+c, \beta+n-c+k)}{B(\alpha+c, \beta+n-c)}\Big)
 
@@ -54,7 +54,7 @@ class BetaBinomial(NamedTuple):
         return (1 - zero) * (1 - none)
 
     def log_likelihood(self, right: Counts, known: Counts) -> Values:
-        """Return the log-probability [question] of the sequence of grades of each question."""
+        """Return the log-probability of each question's sequence of grades, [question]."""
         graded = betaln(self.alpha + right, self.beta + known - right) - betaln(self.alpha, self.beta)
         with np.errstate(divide="ignore"):  # ln 0 = −∞
             return np.where(
@@ -67,8 +67,8 @@ class BetaBinomial(NamedTuple):
 def moments(right: Counts, known: Counts, weights: Values) -> tuple[float, float]:
     """Estimate α and β by the method of moments, within the bounds.
 
-    The variance of p is the variance of c/n minus the mean sampling variance c(n − c)/(n²(n − 1)). Questions with one
-    answer are used for the mean only.
+    The variance of p is the variance of c/n minus the mean sampling variance c(n − c)/(n²(n − 1)). Questions with only
+    one answer contribute to the mean, but not to the variance.
     """
     mean = np.clip(np.average(right / known, weights=weights), 1e-3, 1 - 1e-3)
     several = known >= 2
@@ -97,11 +97,11 @@ def fit(
         weights: [question] weight of each question. By default, all weights are equal.
         zero_inflated: Whether π₀ is fitted. Otherwise, it is 0.
         fixed: Values of parameters that are not fitted, by name.
-        starts: Initial models. By default, the initial model is the result of `moments`. A zero-inflated fit has a
-            second one, for which questions without right answers have half the weight.
+        starts: Initial models. The default is the result of `moments`. A zero-inflated fit also starts from the
+            moments with half the weight on questions without right answers.
 
     Returns:
-        The best fit over all initial models. Every parameter is within its bounds, so the fit exists for any counts.
+        The best fit over all initial models. As the parameters are bounded, a fit exists for any counts.
     """
     weights = np.ones(len(right)) if weights is None else weights
     weights = weights / weights.sum()
@@ -130,7 +130,7 @@ def fit(
 
 
 def _coordinates(model: BetaBinomial) -> Values:
-    """Return ln α, ln β and π₀, the coordinates [3] in which all models are optimised."""
+    """Return the coordinates [3] in which models are optimised: ln α, ln β and π₀."""
     return np.array([np.log(model.alpha), np.log(model.beta), model.zero_share])
 
 
@@ -161,9 +161,9 @@ def _loss(at: Values, right: Counts, known: Counts, weights: Values) -> tuple[fl
 def deviance(
     right: Counts, known: Counts, weights: Values, best: BetaBinomial, fixed: Mapping[str, float], zero_inflated: bool
 ) -> float:
-    """Return the deviance: twice the drop in log-likelihood from the fit `best` if some parameters are fixed.
+    """Return the deviance: twice the drop in log-likelihood from `best` when the parameters in `fixed` are held fixed.
 
-    The other parameters are fitted again, which gives the profile likelihood.
+    The other parameters are refitted, which gives the profile likelihood.
     """
     starts = [best, BetaBinomial(*moments(right, known, weights), best.zero_share)]
     other = fit(right, known, weights, zero_inflated, fixed, starts)
@@ -175,13 +175,13 @@ Quantity = Callable[[Values], tuple[float, Values]]
 
 
 def coordinate(name: str) -> Quantity:
-    """Return a parameter as a function of the coordinates: ln α, ln β or π₀."""
+    """Return the coordinate of a parameter (ln α, ln β or π₀) as a `Quantity`."""
     slope = np.eye(3)[PARAMETERS.index(name)]
     return lambda at: (float(slope @ at), slope)
 
 
 def pass_at(k: int) -> Quantity:
-    """Return Pass@K of the population as a function of the coordinates."""
+    """Return the mean Pass@K over the population as a `Quantity`."""
 
     def quantity(at: Values) -> tuple[float, Values]:
         (alpha, beta), share = np.exp(at[:2]), at[2]
@@ -203,18 +203,18 @@ def profile_interval(
     zero_inflated: bool,
     level: float = 0.95,
 ) -> tuple[float, float]:
-    """Compute the profile-likelihood interval of a quantity: its range over all parameters that are likely enough.
+    """Compute the profile-likelihood interval of a quantity.
 
-    Parameters are likely enough if their deviance is at most the quantile of the χ² distribution with one degree of
-    freedom. The ends are found by sequential quadratic programming. At the boundary π₀ = 0, the interval is
-    conservative.
+    The interval is the range of the quantity over all parameters whose deviance is at most the `level` quantile of the
+    χ² distribution with one degree of freedom. Its ends are found by sequential quadratic programming. At the boundary
+    π₀ = 0, the interval is conservative.
 
     Args:
         right: [question] numbers of right answers.
         known: [question] numbers of graded answers.
-        weights: [question] number of times that each question counts.
+        weights: [question] number of copies of each question.
         best: The maximum likelihood fit.
-        quantity: The quantity.
+        quantity: Function of the coordinates.
         zero_inflated: Whether π₀ is fitted.
         level: Confidence level.
     """
@@ -231,9 +231,9 @@ def profile_interval(
     for sign in (-1, 1):
         step, slope = sign * 1.0, quantity(center)[1]
         while likely["fun"](start := np.clip(center + step * slope, *limits.T)) < 0:
-            step /= 2  # the search starts inside, but not at the maximum, where the constraint has no slope
+            step /= 2  # start inside the region, but not at the maximum, where the constraint's gradient is zero
         found = minimize(
-            _scaled(quantity, -sign * n**0.5),  # slopes of order 1
+            _scaled(quantity, -sign * n**0.5),  # so that the gradient has order 1
             start,
             jac=True,
             method="SLSQP",

@@ -20,18 +20,18 @@ def passk(
 ) -> Path:
     """Estimate Pass@K, the probability that at least one of K answers is right, and how well confidences predict it.
 
-    The page also contains extrapolations to more answers than were sampled. For a temperature grid, it compares
-    splitting a budget of answers over the temperatures with spending it at one temperature.
+    Pass@K is also extrapolated beyond the number of sampled answers. For a temperature grid, splitting a budget of
+    answers over the temperatures is compared with spending all of it at one temperature.
 
     Args:
         store: Folder of a store, or of a temperature grid. It must contain samples and grades.
-        confidences: Confidences to predict Pass@K from: folders of saved probes, or FILE:COLUMN for columns of Parquet
-            or CSV files. They must not depend on the grades of the same questions.
-        k: Numbers of answers K, at most the number of graded answers to each question. The default is 1, 4, 16 and 64,
-            up to this number.
+        confidences: Sources of confidences that predict Pass@K: folders of saved probes, or FILE:COLUMN for columns of
+            Parquet or CSV files. A confidence must not depend on the grades of its own question.
+        k: Values of K. They cannot exceed the number of graded answers to any question. The default is 1, 4, 16 and 64,
+            up to this limit.
         grader: Grader whose grades are used. Required if the store has several graders.
         out: Folder to create for the page, record, table and pictures. The default is runs/passk-STORE.
-        seed: Seed for the resampling and for the halves of the questions.
+        seed: Seed for the resampling and for the splits of the questions.
         n_resamples: Number of bootstrap resamples of the questions for each interval.
 
     Returns:

@@ -6,7 +6,7 @@ The functions share these arguments:
   must have been fixed in advance. If sampling stopped at a right answer, the estimates are biased.
 - `k` [k]: numbers of answers, each at least 1.
 
-The results are float64. Questions with the same n and c have the same values, which are computed once.
+The results are float64. They are computed only once for each distinct pair of n and c.
 """
 
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ def pass_at_k(right: Counts, known: Counts, k: Sequence[int]) -> Values:
         [k, question] estimates.
 
     Raises:
-        InputError: If a k is below 1 or above the smallest n.
+        InputError: If a value in `k` is below 1 or above the smallest n.
     """
     return 1 - none_right(right, known, k)
 
@@ -63,7 +63,7 @@ def all_wrong(right: Counts, known: Counts, most: int) -> Values:
 
 
 def distinct(*columns: Counts) -> tuple[tuple[Counts, ...], Counts]:
-    """Return the distinct combinations of values in `columns` as columns [row], and the row of each question."""
+    """Return the distinct combinations of values in `columns`, as columns [row], and the row index of each question."""
     rows, place = np.unique(np.stack(columns), axis=1, return_inverse=True)
     return tuple(rows), place.ravel()
 
@@ -91,11 +91,11 @@ def predict(confidence: Values, k: Sequence[int]) -> Values:
 
 
 def predict_from_prior(a: Values, b: Values, k: Sequence[int]) -> Values:
-    r"""Predict Pass@K from priors p ~ Beta(a, b) with parameters [question]. Returns [k, question].
+    r"""Predict Pass@K from priors p ~ Beta(a, b), where a and b are [question]. Returns [k, question].
 
     .. math:: \mathrm{E}\,[1 - (1 - p)^k] = 1 - \frac{B(a, b + k)}{B(a, b)}
 
-    If a or b is 0, p is 0 or 1.
+    If a is 0, p is 0. If b is 0, p is 1.
     """
     known, n = (a > 0) & (b > 0), np.array(k)[:, None]
     predicted = np.where(b > 0, 0.0, np.ones((len(k), len(a))))
@@ -104,7 +104,7 @@ def predict_from_prior(a: Values, b: Values, k: Sequence[int]) -> Values:
 
 
 def squared_errors(predicted: Values, right: Counts, known: Counts, k: Sequence[int]) -> Values:
-    r"""Estimate the squared error (S − θ)² of predictions S without bias, where θ is the true Pass@K.
+    r"""Compute unbiased estimates of the squared errors (S − θ)² of predictions S, where θ is the true Pass@K.
 
     If a and b are estimates of θ from two disjoint halves of the answers, the expectation of (S − a)(S − b) is
     (S − θ)². The mean of this product over all divisions into halves is
@@ -127,10 +127,10 @@ def squared_errors(predicted: Values, right: Counts, known: Counts, k: Sequence[
 
 
 def oracle_errors(right: Counts, known: Counts, k: Sequence[int]) -> Values:
-    """Estimate the squared error of `predict` with the accuracy on half of the answers as the confidence.
+    """Estimate the squared error of `predict` if the confidence is the accuracy on half of the answers.
 
     The prediction from one half is scored on the other half, and the result is averaged over all divisions into halves.
-    The smaller half defines the confidence. Each n must be at least 2 · max(k). Returns [k, question].
+    If n is odd, the smaller half defines the confidence. Each n must be at least 2 · max(k). Returns [k, question].
     """
     both = none_right(right, known, [2 * one for one in k])
     (right, known), place = distinct(right, known)
@@ -143,10 +143,11 @@ def oracle_errors(right: Counts, known: Counts, k: Sequence[int]) -> Values:
 
 
 def predictive_band(confidence: Values, k: Sequence[int]) -> dict[str, Any]:
-    r"""Predict the share of questions solved in one run with k answers per question, with a 95 % predictive band.
+    r"""Predict the fraction of questions solved in one run with k answers per question, with a 95 % predictive band.
 
-    If f is the probability that an answer is right, the share has the mean μ of S = 1 − (1 − f)^k and the standard
-    deviation :math:`\sqrt{\sum S (1-S)} / N`. The band is μ ± 1.96 standard deviations (arXiv 2602.13540).
+    If f is the probability that an answer is right, a question is solved with probability S = 1 − (1 − f)^k. The
+    fraction has mean :math:`\mu = \sum S / N` and standard deviation :math:`\sqrt{\sum S (1-S)} / N`. The band is
+    μ ± 1.96 standard deviations (arXiv 2602.13540).
 
     Returns:
         A dict with `value`, `low` and `high`, each [k].

@@ -1,4 +1,4 @@
-"""Pass@K beyond the number of sampled answers, from beta-binomial models, with intervals and held-out likelihoods."""
+"""Extrapolation of Pass@K beyond the number of sampled answers, by beta-binomial models."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -47,7 +47,7 @@ class Extrapolation(NamedTuple):
 
 
 def why_not(right: Counts, known: Counts) -> str | None:
-    """Return the reason why no model can be fitted to the counts [question], or None."""
+    """Return the reason why no model can be fitted to the counts [question], or None if the models can be fitted."""
     if len(right) < LEAST_QUESTIONS:
         return f"at least {LEAST_QUESTIONS} questions are required, but there are {len(right)}"
     if known.max() < 2:
@@ -58,17 +58,21 @@ def why_not(right: Counts, known: Counts) -> str | None:
 
 
 def extrapolate(right: Counts, known: Counts, k: Sequence[int], n_resamples: int, seed: int) -> Extrapolation:
-    """Fit both models to counts [question] for which `why_not` returns None, and estimate Pass@K for each k.
+    """Fit both models to counts [question], and estimate Pass@K for each k. `why_not` must return None for the counts.
 
-    Parameters and Pass@K have intervals from the profile likelihood. Bootstrap intervals would be too narrow if π₀
-    is at its boundary 0. Held-out log-likelihoods are computed with five folds.
+    Intervals of the parameters and of Pass@K come from the profile likelihood. Bootstrap intervals would be too narrow
+    if π₀ is at its boundary 0. Held-out log-likelihoods are computed with five folds.
 
     Returns:
-        The models and a record with `k`, `likelier` (the model with the higher held-out log-likelihood), the mean
-        difference in held-out log-likelihood per question with its bootstrap interval
-        (`zero_inflated_minus_beta_binomial`), and the profile of π₀ (`zero_share` and `deviance`; None if every
-        question has a right answer). For each model, the record contains the parameters, `pass_at_k` [k], the sum
-        `held_out` of the held-out log-likelihoods, and `at_bounds`, the parameters at a bound.
+        The models and a record with these entries:
+
+        - `k`: The values of k.
+        - `likelier`: Name of the model with the higher held-out log-likelihood.
+        - `zero_inflated_minus_beta_binomial`: Mean difference in held-out log-likelihood per question, with a bootstrap
+          interval.
+        - `profile`: Profile of π₀, with `zero_share` and `deviance`. None if every question has a right answer.
+        - For each model, a dict with the parameters, `pass_at_k` [k], the sum of the held-out log-likelihoods
+          (`held_out`), and the names of the parameters at a bound (`at_bounds`).
     """
     (c, n), place = distinct(right, known)
     weights = np.bincount(place).astype(np.float64)

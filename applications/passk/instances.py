@@ -18,12 +18,12 @@ from applications.passk.estimators import (
 from applications.passk.intervals import estimate, mean_of
 from probes.baselines.registry import is_half
 
-#: Number of folds. The concentration of a prior is estimated on the other folds.
+#: Number of folds. For each fold, the concentration of the priors is estimated on the other folds.
 _N_FOLDS = 5
 
 
 def others_mean(values: Values) -> Values:
-    """Return, for each question, the mean over the other questions, [..., question]. At least two are required.
+    """Return, for each question, the mean over all other questions, [..., question]. Requires at least two questions.
 
     >>> others_mean(np.array([0.0, 0.5, 1.0])).tolist()
     [0.75, 0.5, 0.25]
@@ -45,19 +45,22 @@ def error_records(
 
     Args:
         confidences: Confidences [question] by name.
-        counts: Numbers of right and of graded answers [question], among all answers (False) and in the held-out half
-            (True). Methods that are computed from half of the answers are scored on the held-out half.
+        counts: Numbers of right and of graded answers [question]. The key False refers to all answers, and True to the
+            answers with odd indices. Methods computed from answers with even indices are scored on the latter.
         k: Numbers of answers, in ascending order.
         n_resamples: Number of resamples for each interval.
         seed: Seed of the resampling.
 
     Returns:
-        A dict for each method with its `name`, whether it is a `baseline`, its `prediction`, whether it is scored on
-        `half` of the answers, the mean `squared_error` [k] and its paired difference `minus_mean_pass_at_k` [k] from
-        that of the baseline `mean_pass_at_k`, the best constant prediction. `prediction` is ``plug-in`` for `predict`,
-        ``Bayesian`` for `predict_from_prior` with a concentration that is estimated on other questions, and empty for
-        baselines. If a question has fewer than 2k answers, the entry for k is None. The list is empty if there is only
-        one question.
+        A dict for each method, with the entries below. The list is empty if there is only one question.
+
+        - `name`: Name of the method.
+        - `baseline`: Whether the method is a baseline.
+        - `prediction`: ``plug-in`` for `predict`, ``Bayesian`` for `predict_from_prior`, or empty for baselines.
+        - `half`: Whether the method is scored only on answers with odd indices.
+        - `squared_error`: [k] mean squared error. None if k is above half of the smallest number of answers.
+        - `minus_mean_pass_at_k`: [k] paired difference from the squared error of `mean_pass_at_k`, the best constant
+          prediction. None in the same cases.
     """
     n = len(counts[False][0])
     fold = np.random.default_rng(seed).permutation(n) % _N_FOLDS

@@ -1,4 +1,4 @@
-"""Intervals of means over questions or over groups of questions, from a bootstrap over questions."""
+"""Bootstrap intervals of means over questions, or over groups of questions."""
 
 from typing import Any
 
@@ -10,12 +10,12 @@ from torch import Tensor
 from probes.metrics.functional.inputs import by_group, mean
 from probes.metrics.intervals import WeightedMetric, bootstrap
 
-#: A `value` with the ends `low` and `high` of its interval, which are None if there is no valid interval.
+#: Dict with a `value`, and the ends `low` and `high` of its interval (None if there is no valid interval).
 Estimate = dict[str, Any]
 
 
 def estimate(metric: WeightedMetric, n_questions: int, n_resamples: int, seed: int) -> Estimate:
-    """Compute a metric with its 95 % interval over resampled questions.
+    """Compute a metric, with a 95 % bootstrap interval over questions.
 
     There is no interval if there is only one question, or if the metric has the same value in all resamples.
     """

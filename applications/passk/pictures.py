@@ -30,7 +30,7 @@ def passk_pictures(record: dict[str, Any]) -> dict[str, Figure]:
 
 
 def _drawn(intervals: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Replace missing ends of intervals with the value."""
+    """Replace missing ends of each interval with its value."""
     return [{end: found["value"] if at is None else at for end, at in found.items()} for found in intervals]
 
 
@@ -71,7 +71,7 @@ def _scale(axis: Axes, most: int) -> None:
 
 @styled
 def profile_picture(extrapolation: dict[str, Any]) -> Figure:
-    """Plot the deviance against the share π₀ of questions that are never answered correctly, and the interval of π₀."""
+    """Plot the deviance against the fraction π₀ of never-solved questions, and the interval of π₀."""
     figure, axes = new_figure(4.6, 3.2)
     profile, found = extrapolation["profile"], extrapolation["zero_inflated"]["zero_share"]
     axes.axvspan(found["low"], found["high"], color=BLUE, alpha=0.12, lw=0, label="95 % interval")
@@ -87,7 +87,7 @@ def profile_picture(extrapolation: dict[str, Any]) -> Figure:
 
 @styled
 def temperature_picture(record: dict[str, Any]) -> Figure:
-    """Plot the pass rate by budget: split over the temperatures, best single temperature, and each temperature."""
+    """Plot the pass rate by budget, for an even split over temperatures, the best temperature and each temperature."""
     figure, axes = new_figure(5.6, 3.8)
     grid = record["temperatures"]
     budgets = [budget["k"] for budget in grid["budgets"]]

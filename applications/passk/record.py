@@ -13,7 +13,7 @@ from applications.passk.extrapolation import Extrapolation, extrapolate, why_not
 from applications.passk.instances import error_records
 from applications.passk.intervals import estimate, mean_of, mean_over_groups
 from applications.passk.temperatures import as_drawn, temperature_record
-from applications.stores import load_tables
+from applications.stores import known_temperature, load_tables
 from datamodules.table import QuestionTable
 from extract.errors import InputError
 from extract.store.store import Store
@@ -21,7 +21,7 @@ from probes.baselines.registry import is_half
 from probes.report.results import record_header
 from probes.report.templates import render
 
-#: Default numbers of answers. Those above the smallest number of graded answers are left out.
+#: Default values of K. Values above the smallest number of graded answers are left out.
 DEFAULT_K = (1, 4, 16, 64)
 #: First columns of passk.parquet.
 COLUMNS = (ID, "temperature", "group", "right", "known")
@@ -30,12 +30,12 @@ _POINTS = 48
 
 
 class Graded(NamedTuple):
-    """Counts of the answers to the questions that have a known grade at every temperature.
+    """Counts of answers to the questions that have a known grade at every temperature.
 
     Attributes:
         stores: The stores by temperature, in ascending order.
         tables: Question tables of the stores.
-        rows: [question] int64 rows of these questions in the stores.
+        rows: [question] int64 rows of these questions in the tables.
         right: [temperature, question] numbers of right answers.
         known: [temperature, question] numbers of answers graded right or wrong, at least 1.
     """
@@ -58,14 +58,14 @@ def load_graded(stores: dict[float, Store], grader: str | None) -> Graded:
     rows = np.flatnonzero((known > 0).all(0))
     if not len(rows):
         raise InputError(
-            f"Expected a question with a known grade{' at every temperature' if len(stores) > 1 else ''}, but all "
-            f"{known.shape[1]} questions lack one. Grade the answers with another grader."
+            f"Expected a question with a known grade{' at every temperature' if len(stores) > 1 else ''}, but none of "
+            f"the {known.shape[1]} questions has one. Grade the answers with another grader."
         )
     return Graded(stores, tables, rows, right[:, rows], known[:, rows])
 
 
 def read_confidences(graded: Graded, sources: Sequence[str], k: Sequence[int]) -> list[dict[str, Values]]:
-    """Read the confidences [question] of each store, by name. Names of columns of passk.parquet are reserved.
+    """Read the confidences [question] for each store, by name. The column names of passk.parquet are reserved.
 
     Raises:
         InputError: If a source cannot be read, a question has no confidence, or a name is repeated or reserved.
@@ -77,8 +77,8 @@ def read_confidences(graded: Graded, sources: Sequence[str], k: Sequence[int]) -
         for name, values in found[-1].items():
             if (gaps := np.isnan(values)).any():
                 raise InputError(
-                    f"Expected {name!r} to have a confidence for each of the {len(gaps)} graded questions of "
-                    f"'{store.path}', but it has none for {gaps.sum()} of them, such as "
+                    f"Expected {name!r} to contain a confidence for every graded question of '{store.path}', but "
+                    f"{gaps.sum()} of {len(gaps)} questions have none, for example "
                     f"{graded.tables[0].ids[graded.rows[gaps.argmax()]]!r}. Use a complete column."
                 )
     return found
@@ -90,16 +90,16 @@ def passk_record(
     """Compute Pass@K, its predictions and extrapolations for each store, and compare the temperatures of a grid.
 
     Args:
-        graded: The counts.
-        sources: Confidences (see `read_confidence`).
-        k: Numbers of answers. The default is 1, 4, 16 and 64, up to the smallest number of graded answers.
+        graded: Counts of the graded answers.
+        sources: Sources of confidences, see `read_confidence`.
+        k: Values of K. The default is 1, 4, 16 and 64, up to the smallest number of graded answers.
         n_resamples: Number of resamples for each interval.
         seed: Seed of the resampling.
 
     Returns:
         The content of passk.json, and a table with one row per temperature and question. In passk.json, `stores`
         contains the results of `_store_record` for each temperature, and `temperatures` contains the result of
-        `temperature_record` (None for one store).
+        `temperature_record` (None for a single store).
 
     Raises:
         InputError: If `k` or a source is invalid.
@@ -118,8 +118,9 @@ def passk_record(
         options: Any = {"n_resamples": n_resamples, "seed": seed}
         measured = _Measured(right[i], known[i], k, torch.from_numpy(group) if len(groups) > 1 else None, options)
         record, extrapolation = _store_record(measured, confidences[i], table, graded, i)
-        records.append({"temperature": temperature, "identity": list(graded.stores.values())[i].sha256, **record})
-        keys = (ids, np.full(len(ids), temperature), groups[group], right[i], known[i])
+        shown = known_temperature(temperature)
+        records.append({"temperature": shown, "identity": list(graded.stores.values())[i].sha256, **record})
+        keys = (ids, pa.array([shown] * len(ids), pa.float64()), groups[group], right[i], known[i])
         columns = dict(zip(COLUMNS, keys, strict=True)) | _columns(measured, confidences[i], extrapolation)
         parts.append(pa.table(columns))
     record = {
@@ -138,7 +139,7 @@ def passk_record(
 
 
 class _Measured(NamedTuple):
-    """Counts [question] of one store, with the numbers of answers `k` and the options of the resampling."""
+    """Counts [question] of one store, with the values `k` of K and the options for resampling."""
 
     right: Counts
     known: Counts
@@ -154,14 +155,18 @@ class _Measured(NamedTuple):
 def _store_record(
     measured: _Measured, confidences: Mapping[str, Values], table: QuestionTable, graded: Graded, i: int
 ) -> tuple[dict[str, Any], Extrapolation | None]:
-    """Compute the results of store i of a grid, and fit its models.
+    """Compute the results of the store with index `i`, and fit its models.
 
     Returns:
-        A record and the fitted models. `avg_at_n` is the mean accuracy. `pass_at_k` [k] and `over_groups` [k] are the
-        means of Pass@K over questions and over groups. `errors` comes from `error_records`. `curve` contains numbers of
-        answers `k`, the Pass@K `measured` for each k up to the smallest number of graded answers, and the predictive
-        bands `predicted` for each k. `extrapolation` comes from `extrapolate`. If it is None, `not_extrapolated` states
-        the reason. `beyond` contains the numbers of answers in the table of extrapolations.
+        The fitted models, and a record with counts and these entries:
+
+        - `avg_at_n`: Mean accuracy.
+        - `pass_at_k`, `over_groups`: [k] mean Pass@K over questions and over groups.
+        - `errors`: Result of `error_records`.
+        - `curve`: Values `k`, the predictive bands `predicted`, and `measured`, the Pass@K for each k up to the
+          smallest number of graded answers.
+        - `extrapolation`: Record of `extrapolate`. If it is None, `not_extrapolated` gives the reason.
+        - `beyond`: Values of k in the table of extrapolations.
     """
     right, known, k, group, options = measured
     passed, most = pass_at_k(right, known, k), int(known.min())
@@ -224,9 +229,11 @@ def _columns(
 
 
 def passk_page(record: dict[str, Any], plots: Sequence[str]) -> str:
-    """Render the Markdown page with the pictures `plots`."""
+    """Render the Markdown page. `plots` contains the names of the figures."""
     decoding = record["policy"]["decoding"]
-    temperatures = ", ".join(f"{store['temperature']:g}" for store in record["stores"])
+    temperatures = ", ".join(
+        "unknown" if store["temperature"] is None else f"{store['temperature']:g}" for store in record["stores"]
+    )
     shown = {**record, "policy": {**record["policy"], "decoding": {**decoding, "temperature": temperatures}}}
     return render("passk/passk.md.j2", record=record, shown=shown, plots=plots, summary=passk_summary(record))
 

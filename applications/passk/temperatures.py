@@ -14,9 +14,9 @@ from probes.metrics.intervals import WeightedMetric, minus
 
 
 def as_drawn(right: Counts, known: Counts, temperatures: Sequence[float]) -> tuple[Counts, Counts]:
-    """If there is one answer per question at temperature 0, repeat it, because further ones would be identical.
+    """Repeat the answer at temperature 0 if there is only one per question. Further answers would be identical.
 
-    `right` and `known` are [temperature, question] counts of a grid. Returns both with the repeated answers.
+    `right` and `known` are the counts [temperature, question] of a grid. Returns both counts with repeated answers.
     """
     if temperatures[0] != 0 or len(temperatures) < 2 or known[0].max() > 1:
         return right, known
@@ -27,7 +27,7 @@ def as_drawn(right: Counts, known: Counts, temperatures: Sequence[float]) -> tup
 def even_splits(temperatures: Sequence[float], most: int) -> list[list[int]]:
     """Return all even splits with at most `most` answers. A split lists the number of answers at each temperature.
 
-    Each temperature above 0 gets 1, 2, 4, … answers. Temperature 0 gets one, because further ones would be identical.
+    Each temperature above 0 gets 1, 2, 4, … answers. Temperature 0 gets only one, because its answers are identical.
 
     >>> even_splits([0.0, 0.5, 1.0], most=10)
     [[1, 1, 1], [1, 2, 2], [1, 4, 4]]
@@ -37,9 +37,10 @@ def even_splits(temperatures: Sequence[float], most: int) -> list[list[int]]:
 
 
 def best_single(passed: Tensor, first: Tensor) -> WeightedMetric:
-    """Return the pass rate of the best single temperature, chosen on the other half of the questions.
+    """Return the pass rate at the best single temperature, as a function of resampling weights.
 
-    The temperature with the highest mean in one half is used in the other half. It is chosen again in each resample.
+    The temperature with the highest pass rate on each half of the questions is evaluated on the other half. It is
+    chosen again in each resample.
 
     Args:
         passed: [temperature, question] float64 Pass@K.
@@ -70,14 +71,18 @@ def temperature_record(
         temperatures: The temperatures, in ascending order.
         ids: Question ids.
         n_resamples: Number of resamples for each interval.
-        seed: Seed of the resampling and of the halves.
+        seed: Seed for the resampling and for dividing the questions into halves.
 
     Returns:
-        A dict with `budgets` and `union`. Each budget contains the total `k`, the `split` over the temperatures, the
-        pass rates `of_split`, `of_single` [temperature] and `of_best` (see `best_single`), its two `chosen`
-        temperatures, and the paired difference `split_minus_best`. `union` is the share of questions with a right
-        answer at any temperature, and `solved` [temperature] the share at each temperature. Both use all answers,
-        on average `n_answers` per question. `budgets` is empty if there are fewer than two questions.
+        A dict with these entries:
+
+        - `temperatures`: The temperatures.
+        - `union`: Fraction of questions with a right answer at any temperature.
+        - `solved`: [temperature] fraction of questions with a right answer at each temperature.
+        - `n_answers`: Mean number of answers per question, over all temperatures.
+        - `budgets`: For each budget, the number `k` of answers, the `split` over the temperatures, the pass rates
+          `of_split`, `of_single` [temperature] and `of_best` (see `best_single`), the two `chosen` temperatures, and
+          the paired difference `split_minus_best`. Empty if there are fewer than two questions.
     """
     n = len(ids)
     options: Any = {"n_questions": n, "n_resamples": n_resamples, "seed": seed}

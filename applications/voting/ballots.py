@@ -17,7 +17,7 @@ _COLUMNS = ("n_tokens", "mean_nll")
 
 @dataclass(frozen=True)
 class Ballots:
-    """All answers to one question. With several temperatures, they are in rounds of one answer per temperature.
+    """All answers to one question. With several temperatures, the answers alternate between the temperatures.
 
     Attributes:
         classes: [answer] int64 class of each answer. Equal answers have the same class.
@@ -47,9 +47,9 @@ class Poll:
     Attributes:
         stores: The stores by temperature, in increasing order.
         table: Question table of the first store.
-        questions: [question] rows of these questions in the question table. Questions are left out if they have fewer
-            than two answers, no answer at a temperature, or a class of answers without a known grade.
-        ballots: Answers to each question.
+        questions: [question] rows of the included questions in the question table. Questions are left out if they have
+            fewer than two answers, no answer at a temperature, or a class of answers without a known grade.
+        ballots: Answers to each included question.
     """
 
     stores: dict[float, Store]
@@ -64,8 +64,8 @@ def read_poll(path: str, grader: str | None = None) -> Poll:
     In a grid, only one answer per question is used at temperature 0.
 
     Raises:
-        InputError: If the stores do not form a grid, samples or grades are missing, or no question has at least two
-            answers that are all graded.
+        InputError: If the stores do not form a grid, samples or grades are missing, no answer is right, or no question
+            has at least two graded answers.
     """
     stores = open_stores(path)
     tables = load_tables(stores, grader)
@@ -79,13 +79,13 @@ def read_poll(path: str, grader: str | None = None) -> Poll:
     kept = {row: one for row, one in enumerate(ballots) if one is not None}
     if not any(one.right.any() for one in kept.values()) and kept:
         raise InputError(
-            f"Expected {path!r} to have at least one right answer, but all answers are wrong, so no vote can be right. "
-            "Use easier questions, or check the grades with `python -m extract inspect`."
+            f"Expected {path!r} to contain at least one right answer, but all answers are wrong. Use easier questions, "
+            "or check the grades with `python -m extract inspect`."
         )
     if not kept:
         raise InputError(
-            f"Expected {path!r} to have questions with at least two answers that are all graded, but it has none. "
-            "Sample and grade more answers."
+            f"Expected {path!r} to contain a question with at least two graded answers, but there is none. Sample and "
+            "grade more answers."
         )
     return Poll(stores, first, np.array(list(kept)), list(kept.values()))
 

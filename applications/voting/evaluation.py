@@ -31,7 +31,7 @@ class Evaluated:
     Attributes:
         outcome: Outcome of the chosen settings, [question].
         chosen: For each half of the questions, the threshold (or temperature) chosen on it. Empty if nothing is chosen.
-        priors: For each half, κ and θ fitted on it. Empty without a prior.
+        priors: For each half, the concentration κ and diversity θ of the prior fitted on it. Empty without a prior.
         frontier: Outcome of each threshold, [threshold, question]. None without thresholds.
     """
 
@@ -43,12 +43,12 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """All votes and rules of a comparison by name, and the accuracy of the majority vote by number of answers.
+    """Results of all votes and rules, and the accuracy of the majority vote by number of answers.
 
     Attributes:
-        methods: The votes and rules.
+        methods: The evaluated votes and rules, by name.
         numbers: Numbers of answers for which `curve` is computed.
-        curve: [question, number] accuracy of the majority vote; NaN for numbers that exceed the question's answers.
+        curve: [question, number] accuracy of the majority vote; NaN if the question has fewer answers.
     """
 
     methods: dict[str, Evaluated]
@@ -70,7 +70,7 @@ def check_orders(orders: int) -> None:
     """Check the number of orders.
 
     Raises:
-        InputError: If it is less than 10.
+        InputError: If `orders` is less than 10.
     """
     if orders < 10:
         raise InputError(f"Expected `orders` to be at least 10, but got {orders}. The default is 200.")
@@ -90,8 +90,8 @@ def evaluate_rules(
         ballots: Answers to each question.
         half: [question] half of each question, 0 or 1.
         rules: Names of the rules.
-        confidences: Dict from name to confidences [question] for the rule `prior`. The rule is evaluated with each of
-            them and with the base rate of the other half of the questions, as the methods ``prior_NAME``.
+        confidences: Dict from name to confidences [question] for the rule `prior`. The rule is also evaluated with the
+            base rate of the other half of the questions. The methods are named ``prior_NAME``.
         orders: Number of random orders per question.
         seed: Seed of the orders.
     """
@@ -135,12 +135,12 @@ def evaluate_rules(
 def choose_threshold(outcome: Outcome, questions: NDArray[np.bool_], accuracy: NDArray[np.float64]) -> int:
     """Choose the threshold that needs the fewest answers and loses at most `MAX_LOSS` in accuracy on `questions`.
 
-    If every threshold loses more, the most accurate one is chosen.
+    If every threshold loses more, the most accurate threshold is chosen.
 
     Args:
         outcome: Outcome of each threshold, [threshold, question].
         questions: [question] bool, the questions to use.
-        accuracy: [question] accuracy of the vote with the whole budget.
+        accuracy: [question] accuracy of the vote over all answers.
 
     Returns:
         The index of the threshold.
@@ -153,7 +153,7 @@ def choose_threshold(outcome: Outcome, questions: NDArray[np.bool_], accuracy: N
 def _cross_tuned(
     of_halves: list[Outcome], half: NDArray[np.int64], choose: Choose, settings: Sequence[float]
 ) -> Evaluated:
-    """Choose a setting on each half, and evaluate it on the other one.
+    """Choose a setting on each half of the questions, and evaluate it on the other half.
 
     Args:
         of_halves: For each half on which a rule is tuned, the outcome of each setting for all questions.
@@ -172,12 +172,12 @@ def _cross_tuned(
 
 
 def _share_right(ballots: list[Ballots], questions: NDArray[np.bool_]) -> float:
-    """Return the mean share of right answers."""
+    """Return the mean proportion of right answers over some of the questions."""
     return float(np.mean([ballots[i].right[ballots[i].classes].mean() for i in np.flatnonzero(questions)]))
 
 
 def _priors(ballots: list[Ballots], questions: NDArray[np.bool_], confidence: NDArray[np.float64]) -> list[Prior]:
-    """Fit κ and θ on some of the questions, and return the priors of all questions."""
+    """Fit the concentration κ and the diversity θ on some of the questions, and return the priors of all questions."""
     counts = [
         (one.right[one.classes].sum(), len(one.classes), (~one.right[np.unique(one.classes)]).sum()) for one in ballots
     ]
@@ -211,7 +211,7 @@ def _weighted(ballots: list[Ballots], majority: Outcome) -> Outcome | None:
 
 
 def _best_temperature(ballots: list[Ballots], half: NDArray[np.int64], orders: int, seed: int) -> Evaluated:
-    """Evaluate the vote at a single temperature, the most accurate one on the other half of the questions."""
+    """Evaluate the vote at the temperature that is most accurate on the other half of the questions."""
     temperatures = np.unique(ballots[0].temperatures)
     outcomes = [
         Outcome.stack(

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from applications.confidences import named_confidences
+from applications.stores import known_temperature
 from applications.voting.ballots import Poll
 from applications.voting.evaluation import (
     BASE_RATE,
@@ -55,42 +56,42 @@ def halves(poll: Poll, seed: int) -> NDArray[np.int64]:
     """
     if len(poll.ballots) < LEAST_QUESTIONS:
         raise InputError(
-            f"Expected at least {LEAST_QUESTIONS} questions with votes, because the rules are tuned on one half of "
-            f"them, but got {len(poll.ballots)}. Sample answers to more questions."
+            f"Expected at least {LEAST_QUESTIONS} questions with votes, but got {len(poll.ballots)}. The rules are "
+            "tuned on one half of the questions and evaluated on the other half. Sample answers to more questions."
         )
     ids, groups = ([column[row] for row in poll.questions] for column in (poll.table.ids, poll.table.groups))
     return np.array(split_questions(ids, groups, [0.5, 0.5], seed))
 
 
 def choose_rules(rules: Sequence[str] | None, poll: Poll) -> list[str]:
-    """Return the names of the rules to evaluate, by default all that apply.
+    """Return the names of the rules to evaluate. The default is all applicable rules.
 
     Raises:
-        InputError: If a rule is unknown, or needs a temperature grid and there is none.
+        InputError: If a rule is unknown, or compares temperatures although there is only one store.
     """
     is_grid = len(poll.stores) > 1
     if rules is None:
         return [name for name, rule in STOPPING_RULES.items() if is_grid or rule.needs != "temperatures"]
     if not is_grid and (wrong := [name for name in rules if STOPPING_RULES[name].needs == "temperatures"]):
         raise InputError(
-            f"Expected `rules` without {wrong[0]} for a single store, because it compares temperatures. Pass the "
+            f"Expected `rules` that apply to a single store, but got {wrong[0]}, which compares temperatures. Pass the "
             "folder of a temperature grid."
         )
     return [name for name in rules if STOPPING_RULES[name]]
 
 
 def read_confidences(sources: Sequence[str], poll: Poll) -> dict[str, NDArray[np.float64]]:
-    """Read the confidences of the questions with votes, by name.
+    """Read the confidences [question] of the questions in a poll, by name.
 
     Raises:
-        InputError: If the confidences cannot be used, or a question has none.
+        InputError: If a source is invalid, or a question has no confidence.
     """
     found = named_confidences(sources, next(iter(poll.stores.values())), reserved=[BASE_RATE])
     for name, values in found.items():
         if n_missing := int(np.isnan(values[poll.questions]).sum()):
             raise InputError(
-                f"Expected a confidence for every question with votes in {name!r}, but {n_missing} of "
-                f"{len(poll.questions)} have none. Pass a table with all questions."
+                f"Expected {name!r} to contain a confidence for every question with votes, but {n_missing} of "
+                f"{len(poll.questions)} questions have none. Pass a table with all questions."
             )
     return {name: values[poll.questions] for name, values in found.items()}
 
@@ -98,7 +99,7 @@ def read_confidences(sources: Sequence[str], poll: Poll) -> dict[str, NDArray[np
 def vote_record(
     poll: Poll, evaluation: Evaluation, confidences: Collection[str], orders: int, n_resamples: int, seed: int
 ) -> dict[str, Any]:
-    """Compute the content of vote.json: the figures of all methods with 95 % intervals, and paired differences."""
+    """Compute the content of vote.json: metrics of all methods with 95 % intervals, and paired differences."""
     n, options = len(poll.ballots), {"n_resamples": n_resamples, "seed": seed}
     outcomes = {name: method.outcome for name, method in evaluation.methods.items()}
     full, priors = outcomes[MAJORITY], [prior_name(name) for name in (BASE_RATE, *confidences)]
@@ -141,7 +142,7 @@ def vote_record(
     return {
         **record_header(next(iter(poll.stores.values())), poll.table, seed, n_resamples),
         "identities": [store.sha256 for store in poll.stores.values()],
-        "temperatures": list(poll.stores),
+        "temperatures": [*map(known_temperature, poll.stores)],
         "confidences": list(confidences),
         "orders": orders,
         "max_loss": MAX_LOSS,
@@ -163,18 +164,18 @@ def _pairs(confidences: Collection[str]) -> list[tuple[str, str]]:
 
 
 def _mean(values: NDArray[np.float64]) -> WeightedMetric:
-    """Return the mean over questions [question] as a function of resampling weights."""
+    """Return the mean of values [question] as a function of resampling weights."""
     return _ratio(values, np.ones(len(values)))
 
 
 def _ratio(numerator: NDArray[np.float64], denominator: NDArray[np.float64]) -> WeightedMetric:
-    """Return the ratio of two sums over questions, each [question], as a function of resampling weights."""
+    """Return the ratio of the sums of two arrays [question] as a function of resampling weights."""
     above, below = torch.from_numpy(numerator), torch.from_numpy(denominator)
     return lambda weights: (weights @ above) / (weights @ below)
 
 
 def vote_table(poll: Poll, half: NDArray[np.int64], evaluation: Evaluation) -> pa.Table:
-    """Return one row per question with its half, and the accuracy and the number of answers of each method."""
+    """Return a table with one row per question: its half, and the accuracy and number of answers of each method."""
     columns: dict[str, Any] = {
         "question_id": [poll.table.ids[row] for row in poll.questions],
         "half": half,
@@ -186,7 +187,7 @@ def vote_table(poll: Poll, half: NDArray[np.int64], evaluation: Evaluation) -> p
 
 
 def vote_page(record: dict[str, Any], plots: Sequence[str]) -> str:
-    """Render the Markdown page with the pictures `plots`."""
+    """Render the Markdown page. `plots` contains the names of the figures."""
     context = {"label_of": label_of, "rules": STOPPING_RULES, "verdict": vote_verdict(record), "plots": plots}
     return render("voting/vote.md.j2", record=record, **context)
 

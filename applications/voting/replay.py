@@ -15,10 +15,10 @@ class Outcome(NamedTuple):
     """Means over random orders of the answers. Arrays are [threshold], or [threshold, question] for several questions.
 
     Attributes:
-        accuracy: Share of orders in which the decision is right.
+        accuracy: Fraction of orders in which the decision is right.
         answers: Number of answers used.
         tokens: Number of generated tokens used; NaN if unknown.
-        exits: Share of orders in which the rule stops before the last answer.
+        exits: Fraction of orders in which the rule stops before the last answer.
     """
 
     accuracy: NDArray[np.float64]
@@ -33,14 +33,14 @@ class Outcome(NamedTuple):
 
 
 class Replay:
-    """Answers to one question in random orders. Only answers at the same temperature change places.
+    """Answers to one question in random orders. Only answers at the same temperature are permuted.
 
-    In a new run of the sampler, all such orders would be equally likely, so means over them are unbiased.
+    In a new run of the sampler, all these orders would be equally likely. Means over them are therefore unbiased.
 
     Args:
         ballots: The answers.
         orders: Number of orders.
-        rng: Random generator of the orders.
+        rng: Random generator for the orders.
     """
 
     def __init__(self, ballots: Ballots, orders: int, rng: np.random.Generator) -> None:

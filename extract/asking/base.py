@@ -10,6 +10,8 @@ from extract.asking.registry import ASKED
 from extract.grading.base import without_reasoning
 from extract.grading.text import first_line
 from extract.hashing import sha256_text
+from extract.likelihood.options import Continuations
+from extract.models.embedded import EMBEDDED_ENCODER
 from extract.prompts import PromptTemplate
 from extract.running.progress import say
 from extract.running.worker import Worker
@@ -34,14 +36,16 @@ class AskContext:
         nli_model: Hub id or folder of an entailment classifier. None if no baseline uses it.
         grader: Grader whose normalised answers are compared. By default, the store's only grader.
         max_new_tokens: Maximum number of tokens in a reply for the baseline `verbalized`.
+        continuations: Whether the baseline `likelihood` scores the letters or the texts of options.
     """
 
     load: Callable[[], tuple[Any, Any]]
-    device: str
-    embedding_model: str
-    nli_model: str | None
-    grader: str | None
-    max_new_tokens: int
+    device: str = "auto"
+    embedding_model: str = EMBEDDED_ENCODER
+    nli_model: str | None = None
+    grader: str | None = None
+    max_new_tokens: int = 48
+    continuations: Continuations = "letters"
 
 
 class AskedBaseline(ABC):
@@ -53,7 +57,7 @@ class AskedBaseline(ABC):
 
     @property
     def model(self) -> dict[str, Any]:
-        """Identity of the store's model. If a served model has no recorded local copy yet, a local copy is loaded."""
+        """Identity of the store's model. For a served model without a recorded local copy, a copy is loaded first."""
         if not self.store.samples.provides.weights and self.store.reader is None:
             self.context.load()
         return self.store.model
@@ -65,7 +69,7 @@ class AskedBaseline(ABC):
 
     @abstractmethod
     def settings(self, scope: Scope) -> dict[str, Any]:
-        """Return the model, prompts and options as JSON values. They are the same in all files of a scope."""
+        """Return the model, prompts and options as JSON values. They must be identical in all files of a scope."""
 
     @property
     def values(self) -> Asked | Signals:
@@ -161,5 +165,5 @@ def asking_prompt(policy: dict[str, Any], template: str) -> PromptTemplate:
 
 
 def answer_line(text: str) -> str:
-    """Remove an answer's reasoning and return the first non-blank line of the rest, or "" if there is none."""
+    """Return the first non-blank line of an answer without its reasoning, or "" if there is none."""
     return first_line(without_reasoning(text))

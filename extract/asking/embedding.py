@@ -57,15 +57,18 @@ class Encoder(TextReader):
 
 
 class TextEmbedding(AskedBaseline):
-    """Embeds each question, both alone and followed by the first line of each answer. Empty answers have NaN rows.
+    """Embeds each question, both alone and followed by the first line of each answer.
 
     A short answer ("4", "Lima") means little without its question. Only the first line is embedded, because long
-    solutions have similar embeddings even if their results differ.
+    solutions have similar embeddings even if their results differ. The embedding of an empty answer is NaN.
     """
 
     @property
     def always_compared(self) -> bool:
-        """Whether to always compare the settings. False for the default encoder, because a comparison would load it."""
+        """Whether to compare the settings even if no values are missing.
+
+        False for the default encoder, to avoid loading it.
+        """
         return self.context.embedding_model != EMBEDDED_ENCODER
 
     @cached_property

@@ -1,8 +1,8 @@
 """The `entailment` baseline: clusters of answers that entail each other according to a classifier.
 
-The method follows Kuhn et al. 2023 (https://arxiv.org/abs/2302.09664) and Farquhar et al. 2024, with strict entailment.
-An answer joins the first cluster whose first member entails it and is entailed by it. It is not compared with
-the other members.
+The method follows Kuhn et al. 2023 (https://arxiv.org/abs/2302.09664) and Farquhar et al. 2024. An answer joins the
+first cluster whose first member entails it and is entailed by it (strict entailment). It is not compared with the other
+members.
 """
 
 from collections import Counter, defaultdict
@@ -50,10 +50,10 @@ def cluster(
     """Assign answers to clusters. A batch can contain pairs from several questions.
 
     The result is the same as if the answers were assigned one by one. Answers with identical normalised forms count as
-    one answer. No pair is classified twice. A pair is classified in reverse only if it is an entailment.
+    one answer. No pair is classified twice. The reverse of a pair is classified only if the pair is an entailment.
 
     Args:
-        questions: Clusters and new answers of each question. The clusters are extended in place, and the answers are in
+        questions: Clusters and new answers of each question. The clusters are extended in place. The answers must be in
             order of sample index.
         entails: Function that takes (premise, hypothesis) pairs. For each pair, it returns whether the
             hypothesis is entailed, and the number of tokens read.

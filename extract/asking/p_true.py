@@ -149,7 +149,8 @@ class PTrue(AskedTable):
 class PTrueAnswer(PTrue):
     """Shows the store's model each answer and asks whether the answer is right.
 
-    Identical answers to a question are read only once. Each of them still has its own row, with the full token count.
+    If several answers to a question are identical, only one is read. Every answer still has its own row, with the full
+    token count.
     """
 
     template = "Is the proposed answer to the question correct? Reply with one word, Yes or No.\n\nQuestion: {question}"

@@ -53,6 +53,12 @@ ASKED: Registry[AskedEntry] = Registry(
             "probability that the model says its answer is right",
             {"p_true_answer": "platt"},
         ),
+        "likelihood": AskedEntry(
+            "extract.likelihood.baseline:Likelihood",
+            ("question",),
+            "probability of the most likely option",
+            {"likelihood": None, "likelihood_isotonic": "isotonic"},
+        ),
         "text_embedding": AskedEntry(
             "extract.asking.embedding:TextEmbedding",
             ("question", "sample"),

@@ -38,9 +38,9 @@ def parse_confidence(text: str, ended: bool = True) -> float | None:
     r"""Return the probability that a reply states, or None.
 
     The probability is read from the last box that contains one: ``\boxed{0.85}``, ``\boxed{85\%}`` or
-    ``\boxed{P = 0.85}``. Other boxes and everything up to ``</think>`` are ignored. If there is no such box, it is read
-    from the last line, which must contain only a number with a decimal point or a percent sign (``0.85``, ``85%`` or
-    ``P = 0.85``). A whole number there is ignored, because it may be the answer to the question.
+    ``\boxed{P = 0.85}``. Other boxes and everything up to ``</think>`` are ignored. If there is no such box, the last
+    line is read. It must contain only a number with a decimal point or a percent sign (``0.85``, ``85%`` or
+    ``P = 0.85``). A whole number on that line is ignored, because it may be the answer to the question.
 
     Args:
         ended: Whether the reply is complete. In a truncated reply, only boxes are read, because the last digits of a
@@ -68,9 +68,13 @@ class Verbalized(AskedTable):
 
     @cached_property
     def decoding(self) -> Decoding:
-        """The store's temperature, top-p, top-k and seed, but no stop strings, because reasoning may contain them."""
+        """The store's temperature, top-p, top-k and seed, but no stop strings, because reasoning may contain them.
+
+        Options that the store does not know have their default values.
+        """
         policy = {**self.store.identity["policy"], "model": self.model}
-        same = {key: policy["decoding"][key] for key in ("temperature", "top_p", "top_k", "seed")}
+        known = {key: policy["decoding"][key] for key in ("temperature", "top_p", "top_k", "seed")}
+        same = {key: value for key, value in known.items() if value is not None}
         return Decoding(**same, max_new_tokens=self.context.max_new_tokens, prompt=asking_prompt(policy, TEMPLATE))
 
     @property

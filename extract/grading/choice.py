@@ -136,7 +136,7 @@ def _affirmed_or_cued(text: str, options: Mapping[str, str]) -> set[str]:
 
 
 def _behind(text: str, start: int) -> tuple[int, int]:
-    """Return the span of the rest of a line after a cue. If it is blank and one line follows, include that line."""
+    """Return the span from a cue to the end of its line or, if this span is blank, of the only line that follows."""
     line, _, below = text[start : start + _FAR].partition("\n")
     if not line.strip(" .:*") and "\n" not in below.strip() and start + _FAR >= len(text):
         return start, len(text)
@@ -152,7 +152,7 @@ class _Letters(NamedTuple):
 
 
 def _plain(text: str) -> str:
-    """Normalize apostrophes, separate "not" from its verb, and capitalize letters that can only be options."""
+    """Normalise apostrophes, separate "not" from its verb, and capitalise letters that can only be options."""
     text = re.sub(r"(?<=\bca)n't\b|(?<=\bca)nnot\b", "n not", text.replace("’", "'"), flags=re.IGNORECASE)
     text = re.sub(r"n't\b", " not", text, flags=re.IGNORECASE)
     text = re.sub(r"(?<!\w)_{1,3}([A-Za-z])_{1,3}(?!\w)", r"\1", text)

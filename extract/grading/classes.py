@@ -22,7 +22,7 @@ class AnswerClasses:
         equal: Function that compares an answer with the first answer of a class. If None, identical texts are equal.
 
     Attributes:
-        first: First answer of each class; None if it was not parsed.
+        first: First answer of each class; None if the grader could not parse it.
 
     >>> classes = AnswerClasses()
     >>> [classes.add(answer) for answer in ("lima", None, "lima", None)]

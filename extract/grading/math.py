@@ -25,7 +25,7 @@ SECONDS = 10.0  # time limit per answer
 
 
 def equal_as_it_stands(gold: str, answer: str) -> bool | None:
-    r"""Compare an answer with a gold answer if no algebra is needed.
+    r"""Compare an answer with a gold answer without algebra, if possible.
 
     Args:
         gold: Gold answer in LaTeX.

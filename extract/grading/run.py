@@ -5,12 +5,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import pyarrow.compute as pc
+
 from extract.errors import InputError
 from extract.grading.base import Grade, Grader, Known
 from extract.running.progress import Progress, say
 from extract.running.worker import Worker
 from extract.store.fill import fill, missing_shards
-from extract.store.samples import REJECTED, SKIPPED, WITHOUT_ANSWER
+from extract.store.samples import MISSING, REJECTED, SKIPPED, WITHOUT_ANSWER
 from extract.store.shards import SampleRange
 from extract.store.store import Store
 
@@ -19,8 +21,7 @@ def fill_grades(store: Store, grader: Grader, worker: Worker) -> None:
     """Grade all ungraded answers in a worker's blocks, and retry undecided ones. Existing grades are kept.
 
     Raises:
-        InputError: If there are answers to grade and existing grades were made by a different rule, or the grader can't
-            grade the questions.
+        InputError: If grades would be added to those of a different rule, or the grader can't grade the questions.
     """
     name, ranges = grader.name, store.samples.ranges()
     missing = missing_shards(store, ranges, worker, partial(store.grades.file, name), partial(store.grades.read, name))
@@ -40,6 +41,7 @@ def fill_grades(store: Store, grader: Grader, worker: Worker) -> None:
     if not missing and not undecided:
         say(f"grade: all answers are graded by {name}")
         return
+    _check_references(store)
     verdicts: Counter[str] = Counter()
     known: dict[int, Known] = {}  # keyed by block; only the current block is kept
     with grader.running() as grade_all:
@@ -51,8 +53,8 @@ def fill_grades(store: Store, grader: Grader, worker: Worker) -> None:
             old = store.grades.read(name, samples).to_pylist() if samples in undecided else []
             of_block = known[samples.block]
             new = _grade_range(store, grader, samples, old, lambda answers: grade_all(answers, of_block, progress))
-            progress(new.count(REJECTED) + new.count(SKIPPED), 0)
-            verdicts.update(verdict for verdict in new if verdict != SKIPPED)
+            progress(sum(map(new.count, WITHOUT_ANSWER)), 0)
+            verdicts.update(verdict for verdict in new if verdict not in (SKIPPED, MISSING))
 
         to_grade = sorted((*missing, *undecided))
         fill("grade", "answers", to_grade, lambda x: undecided.get(x) or store.questions.n_rows(x), make, worker)
@@ -62,6 +64,17 @@ def fill_grades(store: Store, grader: Grader, worker: Worker) -> None:
         f"{f' ({n_rejected} rejected by the server)' if n_rejected else ''}, "
         f"{verdicts['unread']} without a readable answer (counted as wrong)"
     )
+
+
+def _check_references(store: Store) -> None:
+    """Check that every question has references. Questions of an imported log can lack them."""
+    table = store.questions.table
+    lacking = table["question_id"].filter(pc.equal(pc.list_value_length(table["references"]), 0))
+    if len(lacking):
+        raise InputError(
+            f"Expected every question in {str(store.path)!r} to have references, but {len(lacking)} of {len(table)} "
+            f"have none, such as {lacking[0].as_py()!r}. Use the scores that were imported with the answers."
+        )
 
 
 def _n_undecided(store: Store, grader: Grader, samples: SampleRange) -> int:
@@ -103,7 +116,7 @@ def _verdict(grade: Grade) -> str:
 
 
 def _decided(store: Store, grader: Grader, graded: Sequence[SampleRange], block: int) -> Known:
-    """Load the earlier decisions of an expensive grader on the answers in a block."""
+    """Load the earlier decisions of a grader from `from_decisions` about the answers in a block."""
     graded = [samples for samples in graded if samples.block == block and grader.may_decide_later]
     rows = (row for samples in graded for row in store.grades.read(grader.name, samples).to_pylist())
     return {

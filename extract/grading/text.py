@@ -1,6 +1,6 @@
 """The graders `short`, `exact`, `contains` and `f1`, which compare the words of an answer with the references.
 
-`exact`, `contains` and `f1` normalize text as SQuAD does (Rajpurkar et al. 2016, arXiv 1606.05250), but also remove
+`exact`, `contains` and `f1` normalise text as SQuAD does (Rajpurkar et al. 2016, arXiv 1606.05250), but also remove
 punctuation that is not ASCII. If a question has several references, an answer is right if it matches any of them.
 """
 
@@ -32,7 +32,7 @@ def first_line(text: str) -> str:
 
 
 def _grade_short(question: Question, text: str) -> Grade:
-    """Grade by whole-word matches with the references. The parsed answer is the normalized first line."""
+    """Grade by whole-word matches with the references. The parsed answer is the normalised first line."""
     case_sensitive = bool(question.meta.get("case_sensitive"))
     answer = compared = first_line(text)
     if case_sensitive:
@@ -42,7 +42,7 @@ def _grade_short(question: Question, text: str) -> Grade:
 
 
 def _squad_words(text: str) -> str:
-    """Normalize a text to words with single spaces. Articles are removed unless the text has no other words."""
+    """Normalise a text to words with single spaces. Articles are removed unless the text has no other words."""
     punctuation = ("P", "Cf")  # Cf: invisible characters, such as the byte order mark
     kept = (c for c in text.lower() if not (c in string.punctuation or unicodedata.category(c).startswith(punctuation)))
     words = "".join(kept)
@@ -50,7 +50,7 @@ def _squad_words(text: str) -> str:
 
 
 def token_f1(answer: str, reference: str) -> float:
-    """Compute the token F1 of two normalized texts: the harmonic mean of word precision and word recall.
+    """Compute the token F1 of two normalised texts: the harmonic mean of word precision and word recall.
 
     >>> token_f1("lima in peru", "lima")
     0.5
@@ -61,7 +61,10 @@ def token_f1(answer: str, reference: str) -> float:
 
 
 def _by_words(name: str, is_right: Callable[[str, str], bool], rule: str, read: Callable[[str], str] = str) -> Grader:
-    """Build a grader that compares normalized words with those of each reference. `read` selects part of an answer."""
+    """Build a grader that compares the normalised words of an answer with those of each reference.
+
+    `read` selects the part of the answer to compare.
+    """
 
     def grade(question: Question, text: str) -> Grade:
         answer = _squad_words(read(text))

@@ -29,7 +29,8 @@ def prompt_of(store: Store) -> PromptTemplate:
 def load_store_model(store: Store, model: str | None, device: str, device_map: str | None) -> tuple[Any, Any]:
     """Load the model from which a store's signals are read, and its tokenizer.
 
-    For a served model, reader.json records the first local copy that fits the prompts. Later copies must match it.
+    The first local copy of a served model must reproduce the recorded prompt lengths. Its identity is written to
+    reader.json, and later copies must match it.
 
     Args:
         model: Hub id or folder. If None, the name recorded in the store is used.

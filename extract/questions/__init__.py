@@ -18,14 +18,14 @@ def load_questions(
     split: str | None = None,
     revision: str | None = None,
 ) -> list[Question]:
-    """Load a question set and take a seeded subset of it.
+    """Load a question set, or a random subset of it.
 
     Args:
         questions: Name of a set, NAME=PATH for a local copy of a set, path to a ``.jsonl``, ``.json``, ``.csv`` or
             ``.parquet`` file, or a Hugging Face Hub id with an optional ``:CONFIG``.
         n_questions: Number of questions; None for all. A smaller subset is a prefix of a larger one.
         seed: Seed for the order, the subset and the shuffling of options.
-        stratify_by: Field whose values get equal shares of the questions. See `subset`.
+        stratify_by: Field by which the subset is stratified. See `subset`.
         fields: Mapping from question fields to columns (see `by_fields`); None for the default format of the source.
         split: Hub split; None for the default of the set.
         revision: Hub commit; None for the default of the set.

@@ -2,7 +2,7 @@
 
 import csv
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,21 @@ Record = Mapping[str, Any]
 # fails on columns that mix texts and lists, and pads rows that are too short.
 
 
-def _from_jsonl(path: Path, columns: Sequence[str]) -> Sequence[Record]:
+def numbered_lines(path: Path) -> Iterator[tuple[str, Record]]:
+    """Yield the objects in a JSON Lines file, each with its location for error messages. Blank lines are skipped.
+
+    Raises:
+        InputError: If a line is not a JSON object.
+    """
     with path.open("rb") as file:
-        return [_json_object(line, f"line {i} of {path.name!r}") for i, line in enumerate(file, 1) if line.strip()]
+        for i, line in enumerate(file, 1):
+            if line.strip():
+                where = f"line {i} of {path.name!r}"
+                yield where, _json_object(line, where)
+
+
+def _from_jsonl(path: Path, columns: Sequence[str]) -> Sequence[Record]:
+    return [record for _, record in numbered_lines(path)]
 
 
 def _json_object(line: bytes, where: str) -> Record:

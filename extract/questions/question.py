@@ -23,7 +23,7 @@ class Question:
         messages: Chat of ``{"role", "content"}`` messages, used without the prompt template.
         references: All accepted answers, at least one. For kind `choice`, these are the letter and the text of the
             correct option.
-        kind: Type of the expected answer. It determines the graders and parsers.
+        kind: Type of the expected answer. It determines the default grader.
         choices: Options of a `choice` question, in display order; empty if `messages` contain the options.
         group: Group of the question, such as "capital". Used to stratify splits and to compute base rates.
         meta: Further data. The `short` grader reads ``case_sensitive`` (bool) and ``rivals`` (wrong answers). An

@@ -191,7 +191,7 @@ def _merged(drafts: Iterable[tuple[Draft, str]], dataset: str) -> list[Question]
     left_out: list[str] = []
     for draft, where in drafts:
         kind = draft.get("kind", "short")
-        references = tuple(text for text in dict.fromkeys(draft["references"]) if _says_anything(kind, text))
+        references = tuple(text for text in dict.fromkeys(draft["references"]) if says_anything(kind, text))
         if not references:
             left_out.append(where)
             continue
@@ -217,11 +217,12 @@ def _merged(drafts: Iterable[tuple[Draft, str]], dataset: str) -> list[Question]
     return list(questions.values())
 
 
-def check_questions(questions: Iterable[Question], source: str) -> list[Question]:
+def check_questions(questions: Iterable[Question], source: str, need_references: bool = True) -> list[Question]:
     """Check new questions and return them. Existing stores are opened without this check.
 
     Args:
         source: Name of the source, for error messages.
+        need_references: Whether every question must have references.
 
     Raises:
         InputError: If there are no questions, an id is missing or repeated, or a question is invalid for its kind.
@@ -231,7 +232,7 @@ def check_questions(questions: Iterable[Question], source: str) -> list[Question
         where = f"question {question.id!r} (number {number} of {source})"
         if question.id in checked:
             raise InputError(f"Expected ids to be unique, but {where} repeats an earlier id. Rename or remove one.")
-        if problem := next(_problems(question, where), None):
+        if problem := next(_problems(question, where, need_references), None):
             raise InputError(f"Expected {problem}. Correct the question, or remove it.")
         checked[question.id] = replace(question, row=number - 1)
     if not checked:
@@ -239,7 +240,7 @@ def check_questions(questions: Iterable[Question], source: str) -> list[Question
     return list(checked.values())
 
 
-def _problems(question: Question, where: str) -> Iterator[str]:
+def _problems(question: Question, where: str, need_references: bool) -> Iterator[str]:
     """Yield the expected and the actual value for each broken rule. Each rule assumes that all earlier ones are met."""
     kind, references, choices = question.kind, question.references, question.choices
 
@@ -262,21 +263,21 @@ def _problems(question: Question, where: str) -> Iterator[str]:
         canonical_json(question.record()).encode()
     except (TypeError, ValueError) as error:
         yield f"{where} to contain only text and finite numbers, but it does not: {error}"
-    if not references:
+    if not references and need_references:
         yield f"`references` of {where} to contain at least one gold answer, but it is empty"
     for reference in references:
-        if not _says_anything(kind, reference):
+        if not says_anything(kind, reference):
             yield f"`references` of {where} to contain words or numbers, {got(reference)}"
         if kind == "number" and len(numbers(reference)) != 1:
             yield f"each reference of {where} to be a single number, {got(reference)}. The question is of kind `number`"
     if kind == "choice" and question.text and not choices:
         yield f"{where} to have `choices`, but it has none. Its kind is `choice`"
     letters = tuple(ascii_uppercase[: len(choices) or None])
-    if kind == "choice" and (len(choices) > len(letters) or references[0] not in letters):
+    if kind == "choice" and references and (len(choices) > len(letters) or references[0] not in letters):
         expected = "to begin with the letter of one of its `choices` (at most 26), for example [B, Lima]"
         yield f"`references` of {where} {expected}, {got(references[0])}"
 
 
-def _says_anything(kind: str, reference: str) -> bool:
+def says_anything(kind: str, reference: str) -> bool:
     """Whether a reference can be graded. For kinds `short` and `cloze`, it must contain a word."""
     return bool(normalize(reference) if kind in ("short", "cloze") else reference.strip())

@@ -20,8 +20,8 @@ def subset(
 ) -> list[Question]:
     """Select questions in a seeded random order, so that each block contains a mix of groups.
 
-    With `stratify_by`, questions are taken from the strata in turn, so that strata have equal shares until they are
-    exhausted. A smaller subset is a prefix of a larger one.
+    With `stratify_by`, one question is taken from each stratum in turn, until the strata are exhausted. A smaller
+    subset is a prefix of a larger one.
 
     Args:
         n_questions: Number of questions; None for all.
@@ -55,8 +55,8 @@ def subset(
 def with_examples(source: Source, prompt: PromptTemplate, seed: int) -> tuple[list[Question], PromptTemplate]:
     """Select worked examples. Returns the questions to ask, and the prompt template with the examples.
 
-    Examples are taken from the source's train split, unless they repeat a question. Without a train split, they are
-    taken from the questions themselves. Questions with the same words as an example are not asked.
+    Examples are taken from the source's train split, except rows that repeat a question. Without a train split, they
+    are taken from the questions themselves. Questions with the same words as an example are not asked.
 
     Args:
         prompt: Template that gives the number of examples (`shots`) or already contains the examples.

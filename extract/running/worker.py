@@ -55,8 +55,8 @@ class Worker:
     def writing(self, store: Path) -> Iterator[None]:
         """Lock this worker's blocks in a store, and delete the unfinished files of killed runs.
 
-        If another run has locked some of these blocks, print a line and wait for it to finish. A lock never outlives
-        its process.
+        If another run has locked some of these blocks, print a line and wait for it to finish. A lock is released
+        when its process ends.
         """
         store.mkdir(parents=True, exist_ok=True)
         with self._lock(store):

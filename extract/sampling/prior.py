@@ -1,22 +1,22 @@
 r"""Bayesian model of the answers to a question, with a prior that is based on a confidence.
 
-The share p of right answers to a question with the calibrated confidence f has the prior
+Let p be the proportion of right answers to a question whose calibrated confidence is f. The prior of p is
 
 .. math:: p \sim \mathrm{Beta}(a, b), \quad a = \kappa f, \quad b = \kappa (1 - f)
 
 Right answers are equal to each other. Wrong answers follow a Chinese restaurant process: after w wrong answers, the
-next one is new with probability θ/(θ + w), and otherwise equal to a random earlier one. If f is high, most answers are
-therefore right and equal. If f is low, they differ from each other or agree on a wrong answer.
+next wrong answer is new with probability θ/(θ + w), and otherwise equal to a random earlier wrong answer. If f is high,
+most answers are therefore right and equal. If f is low, they differ from each other or agree on a wrong answer.
 
-A class is a set of equal answers. If class c contains m_c of n answers, the posterior probability that c is right, or
-that the right answer has not occurred yet (m_c = 0), is proportional to
+A class is a set of equal answers. After n answers, the posterior probability that a class of m answers is right is
+proportional to w(m). The posterior probability that the right answer has not occurred yet is proportional to w(0):
 
 .. math::
     w(m) = \frac{\Gamma(a + m)\, \Gamma(b + n - m)}{\Gamma(m)\, \Gamma(\theta + n - m)}, \quad
     w(0) = \theta\, \frac{\Gamma(a)\, \Gamma(b + n)}{\Gamma(\theta + n)}
 
-Each weight is a Beta integral over p times the Ewens probability of the partition of the wrong answers, without common
-factors. After one answer, the posterior probability that it is right is f.
+Each weight is a Beta integral over p times the Ewens probability of the partition of the wrong answers, up to a
+common factor. After one answer, the posterior probability that it is right is f.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -34,7 +34,7 @@ from extract.errors import InputError
 from extract.store.files import replace_file
 from extract.text import one_line
 
-#: Minimum distance of a confidence from 0 and 1, by clipping. At 0, no answer could be right, and at 1, none wrong.
+#: Distance from 0 and 1 to which confidences are clipped. At 0, no answer could be right. At 1, none could be wrong.
 _LEAST = 1e-3
 #: Key of the Parquet metadata with the SHA-256 of the prompt template.
 _PROMPT = "prompt"
@@ -47,7 +47,7 @@ class Prior(NamedTuple):
 
     Attributes:
         confidence: Calibrated probability f that an answer is right.
-        concentration: κ. The larger it is, the closer the share of right answers is to f.
+        concentration: κ. The larger it is, the closer the proportion of right answers is to f.
         diversity: θ. The larger it is, the more often wrong answers differ from each other.
     """
 
@@ -57,7 +57,7 @@ class Prior(NamedTuple):
 
     @property
     def beta(self) -> tuple[float, float]:
-        """The parameters a and b."""
+        """Parameters a and b of the Beta distribution."""
         clipped = min(max(self.confidence, _LEAST), 1 - _LEAST)
         return self.concentration * clipped, self.concentration * (1 - clipped)
 
@@ -190,7 +190,7 @@ def _minimise_log(loss: Callable[[float], float], bounds: tuple[float, float]) -
 
 
 def posterior_weights(prior: Prior, n: int) -> Iterator[NDArray[np.float64]]:
-    """After 1, 2, …, n answers, yield the weights w(m) for m = 0, 1, …, [answers + 1], scaled to a maximum of 1."""
+    """Yield the weights w(0), …, w(i) after i = 1, 2, …, n answers, [i + 1], scaled to a maximum of 1."""
     (a, b), m = prior.beta, np.arange(n + 1)
     right = gammaln(a + m) - gammaln(np.maximum(m, 1))
     right[0] += np.log(prior.diversity)
@@ -201,7 +201,7 @@ def posterior_weights(prior: Prior, n: int) -> Iterator[NDArray[np.float64]]:
 
 
 def lead_probabilities(prior: Prior, budget: int) -> Iterator[tuple[int, NDArray[np.float64]]]:
-    """For n = budget, budget − 1, …, 0, yield n and the probabilities that the right class beats a rival at the end.
+    """Yield the probabilities, given n answers, that the right class ends up with more answers than a rival.
 
     Suppose that x of n answers are in the right class, and y are in a wrong class, the rival (x + y ≤ n). Element
     [x, y] is the probability that the right class has more answers than the rival once the whole budget is used. A tie
@@ -209,7 +209,7 @@ def lead_probabilities(prior: Prior, budget: int) -> Iterator[tuple[int, NDArray
     with probability y/(θ + n − x).
 
     Yields:
-        n, and the probabilities [n + 1, n + 1] float64.
+        n = budget, budget − 1, …, 0, and the probabilities [n + 1, n + 1] float64.
     """
     a, b = prior.beta
     side = np.arange(budget + 1.0)
@@ -224,13 +224,13 @@ def lead_probabilities(prior: Prior, budget: int) -> Iterator[tuple[int, NDArray
 
 
 def expected_gain(prior: Prior, counts: NDArray[np.integer], budget: int) -> NDArray[np.float64]:
-    r"""Compute the expected gain in accuracy of the vote with the whole budget over the current leading answer.
+    r"""Compute by how much a vote with the whole budget is expected to be more accurate than the leading answer.
 
     .. math:: \sum_c P(c) \, P(c \text{ ahead of its largest rival at the end} \mid c) - P(\text{leading answer})
 
     where P(c) is the posterior probability that class c is right. The sum is over the classes that have occurred and
-    the class of unseen answers. The gain is small if the leading answer is almost certainly right, if no class that
-    might be right is likely to catch up with it, or if more answers would do as much harm as good.
+    the class of unseen answers. The gain is small if the leading answer is almost certainly right, or if no class that
+    might be right is likely to catch up with it. It is also small if more answers would do as much harm as good.
 
     Args:
         prior: Prior of the question.

@@ -1,7 +1,8 @@
 """Sample answers in rounds, and stop sampling for a question as soon as a stopping rule is met.
 
-The answers are saved in answer logs after each round. When sampling has stopped for a whole block, its tables are
-written. They record why sampling stopped. Answers that were not drawn have the finish reason `skipped`.
+The answers are saved in answer logs after each round. When sampling has stopped for all questions of a block, the
+tables of the block are written. They record why sampling stopped. Answers that were not drawn have the finish reason
+`skipped`.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -35,9 +36,9 @@ Draw = Callable[
 def reopen_ranges(stores: Mapping[float, Store], k: int, stopping: Stopping | None, worker: Worker) -> None:
     """Move the answers of finished ranges back to answer logs, if this run may add answers to these ranges.
 
-    Without a rule, these are the ranges in which samples were skipped. With a rule, they are all ranges that were
-    sampled with a rule, except in blocks that are finished, with the settings of this run, at all temperatures. Ranges
-    that begin after the first k samples and damaged ranges are left as they are.
+    Without a stopping rule, these are the ranges with skipped samples. With a rule, these are all ranges that were
+    sampled with any rule, unless their block is finished at all temperatures with the settings of this run. Damaged
+    ranges and ranges that begin after the first k samples are not changed.
     """
     recorded, undecided = list[tuple[Store, SampleRange, dict[str, Any]]](), set[int]()
     settings = None if stopping is None else stopping.record(stores, k)
@@ -67,10 +68,10 @@ def reopen_ranges(stores: Mapping[float, Store], k: int, stopping: Stopping | No
 
 
 def sample_in_rounds(draw: Draw, stores: Mapping[float, Store], k: int, stopping: Stopping, worker: Worker) -> None:
-    """Draw up to k answers to each question at each temperature, and stop as soon as the rule is met.
+    """Draw up to k answers to each question at each temperature. Stop for a question as soon as the rule is met.
 
     Args:
-        draw: Function that draws answers and appends them to the answer logs, see `Sampler.draw`.
+        draw: Function that draws answers and appends them to the answer logs (see `Sampler.draw`).
         stores: Dict from temperature to store.
         k: Largest number of answers to each question at each temperature.
         stopping: Settings of early stopping.
@@ -85,7 +86,7 @@ def sample_in_rounds(draw: Draw, stores: Mapping[float, Store], k: int, stopping
         open_ranges[temperature] = unfinished_ranges(store, k, damaged, worker)
     blocks = sorted({samples.block for ranges in open_ranges.values() for samples in ranges})
     if not blocks:
-        say(f"sample: all questions have {k} answers, or sampling has already stopped for them by this rule")
+        say(f"sample: all questions already have {k} answers or were stopped by this rule")
         return
     questions = next(iter(stores.values())).questions
     total = sum(len(questions.ids(Block(block))) for block in blocks) * len(turns(stores, k))
@@ -103,7 +104,7 @@ def sample_in_rounds(draw: Draw, stores: Mapping[float, Store], k: int, stopping
     used = np.mean([outcome["n_answers"] for outcome in outcomes])
     say(
         f"sample: the rule {stopping.rule} stopped {n_early} of {len(outcomes)} questions. Its decisions use "
-        f"{used:.1f} of {len(turns(stores, k))} answers per question"
+        f"{used:.1f} of {len(turns(stores, k))} answers per question on average"
     )
 
 

@@ -2,7 +2,7 @@
 
 Two answers are in the same class if they are equal. An answer that cannot be parsed is in a class of its own. After
 each answer, a rule computes evidence from the classes of the answers so far, and compares it with a threshold. The
-decision is the leading (most frequent) answer. The same functions are used for sampling and to replay stored answers.
+decision is the leading (most frequent) answer. The same functions are used to sample and to replay stored answers.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from scipy.special import betainc
 from extract.registry import Registry
 from extract.sampling.prior import Prior, expected_gain
 
-#: Share of the temperatures that must agree in two-stage voting, and the minimum number of answers per temperature.
+#: Fraction of the temperatures that must agree in two-stage voting, and minimum number of answers per temperature.
 CROSS, LEAST_ANSWERS = 1.0, 3
 
 
@@ -45,7 +45,7 @@ class Answers:
 
 
 class Decision(NamedTuple):
-    """Decision after the answers to a question so far.
+    """Decision of a rule, given the answers to a question so far.
 
     Attributes:
         reason: Why sampling stops: ``"rule"``, or ``"budget"`` if all answers have been drawn. None to continue.
@@ -67,13 +67,14 @@ class StoppingRule:
     Attributes:
         label: Name in tables.
         description: Condition for stopping, with the placeholder {threshold}.
-        evidence: Function from answers and the prior of the question to the evidence [order, answer] after each answer.
-            Most rules ignore the prior.
-        thresholds: Candidates for the threshold. `vote` chooses one of them on each half of the questions.
+        evidence: Function that takes the answers to a question and its prior, and returns the evidence after each
+            answer, [order, answer]. Most rules ignore the prior.
+        thresholds: Thresholds that ``python -m applications vote`` compares.
         threshold: Default threshold.
         bounds: Smallest and largest valid threshold.
         needs: Whether the rule needs several temperatures, or a prior.
-        stops: Function from evidence and threshold to whether the rule stops [order, answer].
+        stops: Function that takes the evidence and the threshold, and returns whether the rule stops after each answer,
+            [order, answer].
     """
 
     label: str
@@ -88,8 +89,8 @@ class StoppingRule:
     def decide(self, answers: Answers, threshold: float, prior: Prior | None = None) -> Decision:
         """Apply the rule to the answers to one question, in a single order.
 
-        The decision is based on the answers up to the first one after which the rule stops. It therefore does not
-        depend on how many answers are drawn at once.
+        The decision is based only on the answers up to the first one at which the rule is met. It therefore does not
+        depend on the number of answers per round.
         """
         evidence = self.evidence(answers, prior)
         stops = self.stops(evidence, threshold)[0]
@@ -121,11 +122,14 @@ def two_stage(
 ) -> NDArray[np.float64]:
     """Compute the evidence of two-stage voting over temperatures (arXiv 2510.02611).
 
-    For each temperature, τ_intra is the share of its most frequent answer. The evidence is the smallest of these
-    shares. It is −∞ if the share of temperatures with the same most frequent answer is below `cross` (τ_cross), if a
-    temperature has fewer than `least` answers (n_min), or if the current round of one answer per temperature is not
-    complete. The paper does not have n_min. Without it, every share would be 1 after the first round. Temperature 0 is
-    drawn only once, and is exempt from n_min.
+    For each temperature, τ_intra is the relative frequency of the most frequent answer. The evidence is the smallest
+    τ_intra. It is −∞ in three cases:
+
+    - The fraction of temperatures with the same most frequent answer is below `cross` (τ_cross).
+    - A temperature has fewer than `least` answers (n_min). Temperature 0, at which only one answer is drawn, is exempt.
+    - The current round of one answer per temperature is not complete.
+
+    The paper does not use n_min. Without it, every τ_intra would be 1 after the first round.
     """
     evidence = np.full(answers.classes.shape, -np.inf)
     drawn = answers.classes.shape[1]
@@ -178,13 +182,13 @@ def run_length(answers: Answers, prior: Prior | None = None) -> NDArray[np.float
 
 
 def windows_agree(evidence: NDArray[np.float64], threshold: float) -> NDArray[np.bool_]:
-    """Whether an answer ends a window of `threshold` answers that are all equal. Windows do not overlap."""
+    """Whether each answer completes a window of `threshold` equal answers. Windows do not overlap."""
     ends = np.arange(1, evidence.shape[1] + 1) % threshold == 0
     return ends & (evidence >= threshold)
 
 
 def prior_evidence(answers: Answers, prior: Prior | None) -> NDArray[np.float64]:
-    """Compute the evidence of the rule `prior`: the expected gain in accuracy from the rest of the budget."""
+    """Compute the evidence of the rule `prior`: the expected gain in accuracy from the remaining budget."""
     assert prior is not None
     return expected_gain(prior, answers.counts, len(answers.temperatures))
 
@@ -195,7 +199,7 @@ STOPPING_RULES = Registry(
     {
         "two_stage": StoppingRule(
             "two-stage voting",
-            "all temperatures have the same most frequent answer, each with a share of at least {threshold}",
+            "all temperatures have the same most frequent answer, and its frequency at each is at least {threshold}",
             two_stage,
             (0.5, 0.6, 0.7, 0.8, 0.9, 1.0),
             threshold=0.8,
@@ -221,7 +225,7 @@ STOPPING_RULES = Registry(
         ),
         "prior": StoppingRule(
             "sampling with a prior",
-            "the rest of the budget is expected to raise the accuracy by at most {threshold}",
+            "the remaining budget is expected to raise the accuracy by at most {threshold}",
             prior_evidence,
             (0.2, 0.15, 0.1, 0.08, 0.06, 0.05, 0.04, 0.03, 0.025, 0.02, 0.015, 0.01, 0.005, 0.002, 0.001),
             threshold=0.01,

@@ -32,7 +32,7 @@ class Stopping:
     per_round: int
 
     def record(self, temperatures: Iterable[float], budget: int) -> dict[str, Any]:
-        """Return the settings that the decisions depend on, as recorded in the store.
+        """Return the settings that affect the decisions, as recorded in the store.
 
         Args:
             temperatures: Temperatures of the grid, or the only temperature.
@@ -60,9 +60,9 @@ def load_stopping(
         decoding: Decoding options of the store, or of the temperature grid.
 
     Raises:
-        InputError: If the rule or the grader is unknown, the grader asks a model or does not suit the questions, the
-            threshold is out of bounds, the rule needs several temperatures or priors that are missing, or priors are
-            passed to another rule.
+        InputError: If the rule or threshold is invalid, the grader is unknown, asks a model or can't grade the
+            questions, the rule requires several temperatures or priors that are missing, or priors are passed to a rule
+            that does not use them.
     """
     entry, needs_priors = STOPPING_RULES[rule], STOPPING_RULES[rule].needs == "prior"
     at_least_one("per_round", per_round, default=2)
@@ -88,7 +88,7 @@ def load_stopping(
     if name == "judge":
         raise InputError(
             "Expected `grader` to be a grader that parses answers without a model, but got 'judge'. Pass "
-            "--grader short, for example. The answers can still be graded by judge afterwards."
+            "--grader short, for example. The answers can still be graded by the judge afterwards."
         )
     with load_grader(name).running() as grade_all:  # raises an error if the grader does not suit the questions
         grade_all([(question, "") for question in questions], {}, lambda answers, tokens: None)

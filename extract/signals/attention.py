@@ -1,10 +1,11 @@
 """The attention signals `attention_entropy`, `macs`, `rollout` and `rollout_max`.
 
 Attention rollout (Abnar & Zuidema 2020) models each layer as a matrix Â = a Ã + (1 − a) I that mixes the states of the
-tokens. Ã is the attention averaged over heads, a is the share of attention, and I is the identity. The rollout matrix
-of L layers is R = Â_L … Â_1. All these matrices are lower triangular. Therefore, the columns of R for the answer tokens
-depend only on the rows and columns of each Ã for these tokens, and on the normalisers of these rows. To sum the rows of
-R, a vector is multiplied by the matrix of one layer after another. For n tokens, this takes O(n²) time, not O(n³).
+tokens. Ã is the attention averaged over heads, a is the share of attention in the residual stream, and I is the
+identity. The rollout matrix of L layers is R = Â_L … Â_1. All these matrices are lower triangular. The columns of R for
+the answer tokens therefore depend only on the attention among these tokens in each layer, and on the normalisers of its
+rows. The rows of R are summed by multiplying a vector by the matrix of each layer in turn. For n tokens, this takes
+O(n²) time, not O(n³).
 """
 
 import math
@@ -16,7 +17,7 @@ from torch import Tensor
 from extract.signals.attention_scores import ENTROPIES, column_field, element_field
 from extract.signals.base import Dots, Pass
 
-#: Shares of the residual stream that are the same for all tokens, by name.
+#: Constant shares of the residual stream, by name.
 FIXED_SHARES = {"share_50": 0.5, "share_70": 0.7, "share_90": 0.9}
 
 #: Names of the shares that `attention_shares` returns, in order.
@@ -57,7 +58,7 @@ def macs(batch: Pass) -> dict[str, Tensor]:
 
     - AGG: `rf_mean` and `max` are the mean and the maximum over all queries from the token itself to the last one.
       `last` is the value of the last query.
-    - ALIGN: A token is represented by its own position (`token`) or by the one from which it was drawn (`emit`).
+    - ALIGN: A token is represented by its own position (`token`) or the position from which it was drawn (`emit`).
     """
     found: dict[str, Tensor] = {}
     width, valid = batch.spans.widest, batch.attention.places.valid[:, 1:]
@@ -86,8 +87,8 @@ def rollout(batch: Pass) -> dict[str, Tensor]:
     - MIX: rule for the share of attention (see `attention_shares`).
     - FIELD: receptive field that weights attention: `none`, `column` (`column_field`) or `element` (`element_field`).
     - AGG: mean over all rows of R (`mean`), mean over rows that see the token (`rf_mean`), or last row (`last`).
-    - ALIGN: For `token`, the influence is read at the token's own position. For `emit`, it is read where the token was
-      drawn, and R has no row for the last token of the answer.
+    - ALIGN: For `token`, the influence is read at the token's own position. For `emit`, it is read at the position
+      from which the token was drawn. R then has no row for the last token of the answer.
     """
     places, width = batch.attention.places, batch.spans.widest
     sums = rows_summed(*_rollout_arguments(batch)).cpu()
@@ -152,8 +153,8 @@ def rows_summed(
     """Compute the sum of all rows of the rollout matrix R, and its last row: [row, field, mix, 2, alignment, key].
 
     R = Â_L … Â_1 is the product over L layers of Â = a Ã + (1 − a) I, where Ã is the attention weighted by a field and
-    normalised by rows, a is the share of attention, and I is the identity. The result is float32. Its axis of size
-    2 contains the sum and the last row.
+    with normalised rows, a is the share of attention in the residual stream, and I is the identity. The result is
+    float32. Its axis of size 2 contains the sum and the last row.
 
     Args:
         blocks: For each layer, the attention averaged over heads, [row, query, key]. Queries and keys run from the last

@@ -107,7 +107,7 @@ class MixingCapture(Hooks):
 class AttentionReader(Hooks):
     """Context manager that reads attention in forward passes. Call `start` before each pass and `finish` after it.
 
-    Other passes are not affected. On exit, the model's own attention function is restored.
+    Passes without a preceding `start` are not affected. On exit, the model's own attention function is restored.
 
     Args:
         model: Causal language model with SDPA or eager attention.

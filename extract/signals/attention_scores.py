@@ -45,8 +45,8 @@ def read_layer(
     Returns:
         Dict of tensors. For attention_entropy, it contains the three `ENTROPIES` [row, query]. For attention_blocks, it
         contains `mean` and `sums`. `mean` [row, query, key] is the attention among the queries' own tokens, averaged
-        over heads. `sums` [row, query, normaliser] contains the `normalisers` over all keys. For attention_macs, the
-        dict contains `largest` [row, query, key], the largest attention of any head.
+        over heads. `sums` [row, query, normaliser] is the result of `normalisers` for all keys. For attention_macs,
+        the dict contains `largest` [row, query, key], the largest attention of any head.
 
     Raises:
         InputError: If the mask differs between heads.
@@ -149,7 +149,8 @@ def _visibility(mask: Tensor | None, places: Places, part: slice, n_keys: int) -
     """Determine which of the first `n_keys` keys the queries in `part` can see.
 
     The result contains the number of keys that each query sees ([row, query] int64), a mask of hidden keys
-    ([row, query, key] bool), and a float32 bias for the scores, or None. Mask and bias cover only the last keys.
+    ([row, query, key] bool), and a float32 bias for the scores, or None. The mask and the bias may cover only
+    the last keys.
     """
     index = places.index[:, part]
     if mask is None:

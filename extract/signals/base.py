@@ -82,7 +82,7 @@ class Places:
 
     @classmethod
     def of(cls, spans: TokenSpans, n_queries: int, last: bool, device: torch.device) -> Self:
-        """Return the places from which answer tokens were drawn. If `last`, append the place of the last token."""
+        """Return the places from which answer tokens were drawn. If `last` is True, append the last token's place."""
         first, n_answer, index = torch.tensor(spans.first), torch.tensor(spans.n_tokens), spans.query_index(last)
         return cls(
             index=index.clamp_max(n_queries - 1).to(device),
@@ -96,10 +96,10 @@ class Places:
 class Lens(dict[str, Tensor]):
     """Statistics of the distributions from which the answers' tokens were drawn, float32 on the CPU, padded with NaN.
 
-    The first four keys describe the model's own distribution. The other keys are computed from the residual streams of
-    layers l, or from the distributions p_l that result from passing these streams through the final norm and the head.
-    The first four keys and `early_late` have shape [row, token], and all others have shape [row, token, layer]. L is
-    the last layer. Entropies and divergences are in nats.
+    The first four keys describe the model's own distribution. The other keys are computed from the residual stream of
+    each layer l, or from the distribution p_l that the final norm and the head compute from this residual stream. The
+    first four keys and `early_late` have shape [row, token], and all others have shape [row, token, layer]. L is the
+    last layer. Entropies and divergences are in nats.
 
     Keys:
         log_p: Log-probability of the drawn token; NaN if none was drawn.

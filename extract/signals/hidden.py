@@ -61,8 +61,8 @@ def hidden(batch: Pass) -> dict[str, Tensor]:
 def hidden_tokens(batch: Pass) -> dict[str, Tensor]:
     """Return the residual streams at the answers' own tokens as a dict from ``layer/answer_tokens`` to tensors.
 
-    The tensors are [row, token, d_model], padded with NaN. The state of the last content token is that of `last_answer`
-    in the signal `hidden`, and the mean over the tokens is that of `mean_answer`.
+    The tensors are [row, token, d_model], padded with NaN. The state of the last content token equals `last_answer` of
+    the signal `hidden`, and the mean over the tokens equals `mean_answer`.
     """
     return {f"{layer}/{ANSWER_TOKENS}": batch.pad(states.float()) for layer, states in batch.token_states.items()}
 

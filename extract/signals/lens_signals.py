@@ -86,8 +86,8 @@ def early_exit(batch: Pass) -> dict[str, Tensor]:
     - ``saturation_event``: first layer l ≥ 1 such that it and all later layers have the same most likely token as layer
       L (Geva et al. 2022, arXiv 2203.14680).
 
-    CALM calibrates λ for each task and lowers it along the answer. Here, λ is constant: one of `CONFIDENCES` in the
-    first two rules, and of `SIMILARITIES` in the third.
+    CALM calibrates λ for each task and lowers it for later tokens of an answer. Here, λ is constant. It is one of
+    `CONFIDENCES` for the first two names, and one of `SIMILARITIES` for the third.
     """
     lens, last = batch.lens, batch.n_layers
     found = {"saturation_event": last + 1 - _n_leading(lens["agrees"].flip(-1) > 0)}

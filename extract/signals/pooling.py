@@ -109,8 +109,8 @@ def pool(values: Ragged, how: str, weights: Ragged | None = None) -> Tensor:
     Args:
         values: Values of the tokens, [sum of lengths, …]. Further axes are pooled separately.
         how: Name of the pooling, one of `POOLINGS`.
-        weights: Non-negative weights of the same tokens. Further axes broadcast, so that values [sum of lengths, 1] are
-            pooled with each of the m weights in [sum of lengths, m].
+        weights: Non-negative weights of the same tokens. Further axes are broadcast. For example, values
+            [sum of lengths, 1] are pooled with each column of weights [sum of lengths, m].
 
     Returns:
         [row, …] float32. NaN for a row without tokens, or with a value or weight that is not finite.
@@ -125,7 +125,7 @@ def pool(values: Ragged, how: str, weights: Ragged | None = None) -> Tensor:
 
 
 def pool_each(values: Ragged, hows: Sequence[str], weights: Ragged | None = None) -> dict[str, Tensor]:
-    """Pool each row in several ways (see `pool`) and return a dict. Rows are padded and sorted only once."""
+    """Apply several poolings (see `pool`) and return a dict by name. Rows are padded and sorted only once."""
     chosen = {how: POOLINGS[how] for how in hows}
     return over_rows(values, hows, lambda rows: {how: pooling(rows) for how, pooling in chosen.items()}, weights)
 
@@ -173,7 +173,7 @@ def peak_features(entropy: Ragged, threshold: float = 0.5, weights: Ragged | Non
 
     A peak is a token whose entropy exceeds `threshold`. A critical token is a peak whose weight exceeds the mean weight
     of the row. Counts are returned as log(1 + count). They grow with the number of tokens n, so log n is a feature too.
-    In a row without peaks or critical tokens, the mean and the maximum of their entropies are 0.
+    The mean and the maximum over peaks are 0 for a row without peaks. The same applies to critical tokens.
 
     Args:
         entropy: Entropies of the tokens, [sum of lengths] in nats.
@@ -201,7 +201,7 @@ def peak_features(entropy: Ragged, threshold: float = 0.5, weights: Ragged | Non
 
 
 def _heights(rows: Padded, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return log(1 + count), share, mean and maximum of each row's tokens in the mask `chosen` [row, token]."""
+    """Return log(1 + count), fraction, mean and maximum of each row's tokens in the mask `chosen` [row, token]."""
     count = chosen.sum(-1)
     high = rows.u.masked_fill(~chosen, 0.0)
     return count.double().log1p(), count / rows.n, high.sum(-1) / count.clamp_min(1), high.amax(-1)

@@ -73,7 +73,7 @@ class Reader(ExitStack):
         return self
 
     def questions(self, prompts: Sequence[Sequence[int]], shared: SharedPrompt | None = None) -> Pass:
-        """Run a pass over prompts. Signals are read where the first answer token would be drawn. See `answers`."""
+        """Run a pass over prompts. Signals are read at the last prompt token. See `answers` for `shared`."""
         n_before = 0 if shared is None else len(shared.tokens)
         n_prompt = [len(prompt) - n_before for prompt in prompts]
         self._hidden.start(position_ranges("question", n_prompt, [0] * len(prompts)))

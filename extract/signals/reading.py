@@ -26,15 +26,15 @@ def read_questions(
     batch_tokens: int = 2048,
     progress: Callable[[int, int], object] = lambda n_rows, n_tokens: None,
 ) -> dict[str, dict[str, Tensor]]:
-    """Read signals at the last prompt token of each question, all in the same passes.
+    """Read signals at the last prompt token of each question. All signals are computed in the same forward passes.
 
-    If the prompts share a prefix, such as worked examples, and its copies do not fit into a batch, it is read once.
+    A prefix that all prompts share, such as worked examples, is read only once if its copies do not fit into one batch.
 
     Args:
         model: Causal language model in evaluation mode.
         prompts: Prompt token ids of each question. At least one question is required.
         signals: Names of the signals.
-        layers: Layers whose hidden states are kept, for all signals or for each signal.
+        layers: Layers whose hidden states are kept, or a dict with these layers for each signal.
         batch_tokens: Maximum number of tokens in a batch, including padding. Longer prompts are read one at a time.
         progress: Callback that receives the numbers of questions and tokens in each finished batch.
 
@@ -106,7 +106,7 @@ def read_answers(
     batch_tokens: int = 2048,
     progress: Callable[[int, int], object] = lambda n_rows, n_tokens: None,
 ) -> dict[str, dict[str, Tensor | Ragged]]:
-    """Read signals of answers, all in the same passes.
+    """Read signals of answers. All signals are computed in the same forward passes.
 
     Identical answers to the same prompt are read once. If the model's key/value cache can be shared, each prompt is
     read once for all its answers, and the common prefix of all prompts is read only once.
@@ -121,8 +121,8 @@ def read_answers(
         without content has no tokens in token signals, and a NaN row in other signals.
 
     Raises:
-        InputError: If there are no answers, a prompt is empty, the model can't read the tokens, or it does not support
-            a signal.
+        InputError: If there are no answers, a prompt is empty, or the model can't read the tokens or does not support a
+            signal.
     """
     if not answers or not all(answer.prompt for answer in answers):
         raise InputError(
@@ -195,8 +195,8 @@ def content_tokens(tokenizer: Any, end: Sequence[int], token_ids: Sequence[int],
 def drawn_tokens(tokenizer: Any, sample: Mapping[str, Any]) -> list[int]:
     """Return the token ids of a stored sample, including the end token if one was drawn.
 
-    If the server returned no ids, the text is tokenized, which may give different tokens. If reasoning preceded the
-    text, the list is empty, because the tokens of the reasoning are unknown.
+    If the sample has no token ids, its text is tokenized, which may give different tokens. If it also has reasoning,
+    the list is empty, because the tokens of the reasoning are unknown.
     """
     if sample["token_ids"] is not None:
         return list(sample["token_ids"])

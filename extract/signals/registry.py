@@ -37,7 +37,7 @@ class Signal(NamedTuple):
         per_token: Whether the signal has one value per answer token. Otherwise, it has one value per answer.
         vectors: Whether the values are vectors [d_model]. Otherwise, they are numbers.
         by_layer: Whether the layers to read can be chosen.
-        depths: Layers that are read by default, as shares of the number of blocks. If empty, all layers are read.
+        depths: Layers that are read by default, as fractions of the number of blocks. If empty, all layers are read.
         weights: Whether the numbers measure how much a token matters, rather than how uncertain the model was.
         rising: Names for which larger values indicate a right answer. For all other names, larger values indicate a
             wrong answer.
@@ -157,13 +157,13 @@ def load_signal(name: str, scope: Scope = "question") -> Callable[..., dict[str,
     if scope not in SIGNALS[name].scopes:
         raise InputError(
             f"Expected `signals` to be one of {', '.join(signals_of(scope))} for `scope` {scope}, but got {name!r}. "
-            "Pass the other `scope` to read it."
+            f"To read it, pass --scope {SIGNALS[name].scopes[0]}."
         )
     return import_object(SIGNALS[name].function)
 
 
 def descriptions(scope: Scope, besides: Scope | None = None) -> list[str]:
-    """List a scope's signals that do not support the scope `besides`, as ``name (description)`` for the help text."""
+    """Return ``name (description)`` of each signal that supports `scope` but not `besides`, for the help text."""
     names = [name for name in signals_of(scope) if besides not in SIGNALS[name].scopes]
     return [f"{name} ({SIGNALS[name].description})" for name in names]
 

@@ -47,9 +47,8 @@ def fill_signals(
         dtype: Dtype in which `hidden_tokens` is stored.
 
     Raises:
-        InputError: If `names` is empty, a signal is unknown or does not support the scope, the store contains another
-            version or dtype of a signal, the stored layers do not include `layers`, or the store has no answers to
-            read.
+        InputError: If `names` is empty, a signal is unknown or does not support the scope, the store has no answers to
+            read, or the stored signals have a different version or dtype or lack some of the `layers`.
     """
     if not names:
         raise InputError(f"Expected `signals` to contain at least one of {', '.join(SIGNALS)}, but it is empty.")
@@ -83,7 +82,9 @@ def fill_signals(
     reader = _ShardReader(store, *load(), layers_of, settings)
     fill("read", unit, list(missing), store.questions.n_rows, lambda s, bar: reader.read(s, missing[s], bar), worker)
     if reader.n_unknown:
-        say(f"read: {reader.n_unknown} answers with reasoning have no values, because the server returned no token ids")
+        say(f"read: {reader.n_unknown} answers with reasoning have no values, because their token ids are unknown")
+    if reader.n_retokenized:
+        say(f"read: tokenized the texts of {reader.n_retokenized} answers, because their token ids are unknown")
     for name, n_nan in reader.n_nan.items():
         if n_nan:
             say(f"read: {n_nan} {unit} have non-finite values of {name}, which are stored as NaN")
@@ -118,7 +119,8 @@ class _ShardReader:
     """Reads the signals of shards and writes their files.
 
     `layers` maps each signal to the layers to keep, or to None for its default. `n_nan` counts each signal's rows with
-    non-finite values. `n_unknown` counts the answers for which the server returned no token ids.
+    non-finite values. `n_unknown` counts the answers whose tokens are unknown, and `n_retokenized` those whose texts
+    were tokenized, because their token ids are unknown.
     """
 
     def __init__(
@@ -134,7 +136,7 @@ class _ShardReader:
             name: SIGNALS[name].default_layers(n_layers(model)) if chosen is None else chosen
             for name, chosen in layers.items()
         }
-        self.n_nan, self.n_unknown = Counter[str](), 0
+        self.n_nan, self.n_unknown, self.n_retokenized = Counter[str](), 0, 0
         # for a served model, prompt lengths are compared with those recorded in the first samples of each block
         by_name = not store.samples.provides.weights
         self._first = {part.block: part for part in reversed(store.samples.ranges())} if by_name else {}
@@ -170,6 +172,7 @@ class _ShardReader:
         for sample in samples:
             drawn = drawn_tokens(self._tokenizer, sample)
             self.n_unknown += not drawn and bool(sample["text"])
+            self.n_retokenized += bool(drawn) and sample["token_ids"] is None
             content = content_tokens(self._tokenizer, end, drawn, sample["text"])
             answers.append(Answer(tuple(prompts[sample["question_id"]]), tuple(content)))
         return answers

@@ -133,7 +133,7 @@ def logged_ranges(store: Store) -> list[SampleRange]:
 
 
 def unfinished_ranges(store: Store, k: int, damaged: Collection[SampleRange], worker: Worker) -> list[SampleRange]:
-    """Return the ranges that a worker must complete so that every question has k samples, sorted.
+    """Return the sorted ranges that a worker must complete so that every question has k samples.
 
     Ranges that an earlier run began, and ranges whose file is `damaged`, are returned in full, even beyond sample `k`.
 
@@ -165,8 +165,8 @@ def finish_range(
     Args:
         store: The store.
         samples: The range of samples.
-        absent: Dict from question id to the finish reason to record for missing samples, `REJECTED` or `SKIPPED`. Only
-            these questions may have missing samples.
+        absent: Dict from question id to the finish reason that is recorded for its missing samples, `REJECTED` or
+            `SKIPPED`. Only these questions may have missing samples.
         stopping: See `Samples.stopping`. The number of skipped samples is added.
 
     Returns:
@@ -192,7 +192,7 @@ def finish_range(
 
 
 def reopen_range(store: Store, samples: SampleRange) -> None:
-    """Move the answers of a finished range to an answer log, so that the samples that were skipped can be drawn."""
+    """Move the answers of a finished range to an answer log, so that the skipped samples can be drawn."""
     rows = store.samples.read(samples).to_pylist()
     with closing(AnswerLog(store, samples)) as log:
         log.append([row for row in rows if row["finish_reason"] != SKIPPED])

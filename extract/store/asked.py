@@ -8,7 +8,7 @@ from extract.errors import Damaged
 from extract.hashing import canonical_json, differences
 from extract.store.files import parse_metadata
 from extract.store.folder import ShardFiles, StoreFolder
-from extract.store.parquet import ASKED_SCHEMAS, write_table
+from extract.store.parquet import asked_schema, write_table
 from extract.store.shards import Scope, Shard
 from extract.text import shown
 
@@ -33,7 +33,7 @@ class Asked(ShardFiles):
         Args:
             baseline: Name of the baseline.
             shard: Block of questions, or range of samples.
-            rows: One row per question or answer, with the columns in `ASKED_SCHEMAS`.
+            rows: One row per question or answer, with the columns of `asked_schema`.
             settings: Model, prompts and options, as plain JSON types.
 
         Raises:
@@ -41,14 +41,14 @@ class Asked(ShardFiles):
         """
         self.check_settings(baseline, shard.scope, settings)
         metadata = {"how": canonical_json(settings), "of": canonical_json(self._provenance(baseline, shard))}
-        table = pa.Table.from_pylist(rows, ASKED_SCHEMAS[shard.scope].with_metadata(metadata))
+        table = pa.Table.from_pylist(rows, asked_schema(baseline, shard.scope).with_metadata(metadata))
         write_table(self.file(baseline, shard), table)
 
     def read(self, baseline: str, scope: Scope = "question") -> pa.Table:
         """Read a baseline's table for all questions or all answers. Answers are sorted by block, range and question.
 
         Raises:
-            InputError: If a table is missing or damaged, or the settings of the tables differ.
+            InputError: If a table is missing or damaged, or two tables were written with different settings.
         """
         self.check_complete(baseline, scope, f"ask --store {self._folder.path} --baselines [{baseline}]")
         return pa.concat_tables([self.read_shard(baseline, shard) for shard in self._folder.shards(scope)])
@@ -70,7 +70,7 @@ class Asked(ShardFiles):
 
     def _read(self, baseline: str, shard: Shard) -> tuple[pa.Table, dict[str, Any]]:
         file = self.file(baseline, shard)
-        table = self._folder.read_table(file, shard, ASKED_SCHEMAS[shard.scope])
+        table = self._folder.read_table(file, shard, asked_schema(baseline, shard.scope))
         expected, metadata = self._provenance(baseline, shard), table.schema.metadata or {}
         settings, stated = (parse_metadata(file, metadata.get(key)) for key in (b"how", b"of"))
         if stated != expected:

@@ -1,15 +1,17 @@
-"""Find shards with missing or damaged files, and write these files."""
+"""Find shards with missing or damaged files, write these files, and update the manifest."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
 from extract.errors import Damaged
 from extract.running.progress import Progress, say
-from extract.running.worker import Worker
+from extract.running.worker import Worker, alone
 from extract.store.files import check_file, is_finished
 from extract.store.shards import Shard
 from extract.store.store import Store
+from extract.store.verify import write_manifest
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -69,3 +71,13 @@ def is_damaged(store: Store, path: Path, check: Callable[[], object] | None = No
         say(f"{error.path.relative_to(store.path)}: {error.problem}. Replacing it.")
         return True
     return False
+
+
+@contextmanager
+def extended(store: str, worker: Worker | None) -> Iterator[tuple[Store, Worker]]:
+    """Open a store and lock the worker's blocks. On exit, write the manifest."""
+    opened, worker = Store.open(store), worker or Worker.from_environment()
+    with worker.writing(opened.path):
+        yield opened, worker
+        with alone(opened.path):
+            write_manifest(opened)

@@ -1,4 +1,4 @@
-"""JSON records of a store: the store's identity (identity.json) and that of its local model (reader.json)."""
+"""JSON records of the identities of a store (identity.json) and of a local copy of a served model (reader.json)."""
 
 import json
 import os
@@ -9,7 +9,18 @@ from extract.errors import InputError
 from extract.hashing import sha256_json
 from extract.policy import SCHEMA_VERSION
 from extract.samplers import SAMPLERS, sampler_name
-from extract.schemas import IDENTITY, MODEL, NAMED_MODEL, OBJECT, SHA256, check_record, one_of
+from extract.schemas import (
+    DECODING,
+    IDENTITY,
+    KNOWN_DECODING,
+    MODEL,
+    NAMED_MODEL,
+    OBJECT,
+    PROMPT,
+    SHA256,
+    check_record,
+    one_of,
+)
 from extract.store.files import is_inside, read_json, replace_file
 from extract.text import shown
 
@@ -76,8 +87,10 @@ def read_identity(folder: Path) -> dict[str, Any]:
             "file was altered. Restore it, or make a new store."
         )
     check_record(identity, IDENTITY, file, "of.")
-    model = MODEL if SAMPLERS[sampler_name(identity["sampler"])].weights else NAMED_MODEL
-    check_record(identity["policy"]["model"], model, file, "of.policy.model.")
+    sampler, policy = SAMPLERS[sampler_name(identity["sampler"])], identity["policy"]
+    check_record(policy["model"], MODEL if sampler.weights else NAMED_MODEL, file, "of.policy.model.")
+    decoding = DECODING if sampler.complete_policy else KNOWN_DECODING
+    check_record(policy["decoding"], {**decoding, "prompt": PROMPT}, file, "of.policy.decoding.")
     return identity
 
 

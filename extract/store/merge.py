@@ -149,7 +149,8 @@ def _check_alike(into: Store, other: Store, logs: list[SampleRange]) -> None:
             if here and there and here != there:
                 raise InputError(
                     f"Expected the signal {signal!r} to have the same layers and settings in {stores}, but they "
-                    f"differ. Delete {str(other.path / 'signals' / signal)!r}, or read it again with the same --layers."
+                    f"differ. Delete {str(other.path / 'signals' / signal)!r}, or read the signal again with the same "
+                    "--layers."
                 )
         for baseline in {*into.asked.names(scope)} & {*other.asked.names(scope)}:
             if (settings := other.asked.settings(baseline, scope)) is not None:

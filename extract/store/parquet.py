@@ -7,6 +7,7 @@ import pyarrow.parquet as pq
 
 from extract.errors import Damaged
 from extract.store.files import check_file, write_file
+from extract.store.shards import Scope
 from extract.text import one_line
 
 
@@ -39,6 +40,18 @@ ASKED_SCHEMAS = {
     ),
     "sample": _schema("question_id:string sample:int32 value:float64 prompt_tokens:int64 completion_tokens:int64"),
 }
+#: Additional columns of single baselines: the continuations of a question, their log-probabilities in nats given the
+#: prompt and without a prompt, their lengths, and the index of the right one (null if unknown).
+_ADDED_COLUMNS = {
+    "likelihood": _schema(
+        "continuations:strings logprobs:float64s unconditional:float64s n_tokens:int32s n_bytes:int32s target:int32"
+    )
+}
+
+
+def asked_schema(baseline: str, scope: Scope) -> pa.Schema:
+    """Return the schema of a model-based baseline's tables."""
+    return pa.schema([*ASKED_SCHEMAS[scope], *_ADDED_COLUMNS.get(baseline, ())])
 
 
 def write_table(path: Path, table: pa.Table, row_group_size: int | None = None) -> None:

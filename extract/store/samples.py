@@ -17,10 +17,13 @@ from extract.store.shards import SampleRange, missing_ranges
 
 #: `finish_reason` of a sample whose request the server rejected. The text is empty, and the grade is always unknown.
 REJECTED = "rejected"
-#: `finish_reason` of a sample that was not drawn, because sampling stopped early. The text is empty, the grade unknown.
+#: `finish_reason` of a sample that was not drawn, because sampling stopped early. The text is empty, and the grade is
+#: always unknown.
 SKIPPED = "skipped"
+#: `finish_reason` of a sample that an imported log does not contain. The text is empty, and the grade is unknown.
+MISSING = "missing"
 #: Finish reasons of samples without an answer.
-WITHOUT_ANSWER = (REJECTED, SKIPPED)
+WITHOUT_ANSWER = (REJECTED, SKIPPED, MISSING)
 #: Key of the Parquet metadata with the record of early stopping.
 _STOPPING = "stopping"
 
@@ -81,7 +84,7 @@ class Samples:
         write_table(self.file(samples), pa.Table.from_pylist(rows, self._schema.with_metadata(metadata or None)))
 
     def absent(self, question_id: str, sample: int, reason: str) -> dict[str, Any]:
-        """Return the row of a sample that does not exist, with the finish reason `REJECTED` or `SKIPPED`."""
+        """Return the row of a sample that does not exist, with a finish reason from `WITHOUT_ANSWER`."""
         tokens: dict[str, Any] = {"token_ids": [], "logprobs": []}
         if self.provides.nullable:
             tokens = dict.fromkeys(("token_ids", "logprobs", "reasoning", "n_tokens"))
@@ -93,9 +96,12 @@ class Samples:
 
         The record contains the `rule`, its `threshold`, the `temperatures`, the `budget` (samples per question and
         temperature), the `grader` that parsed the answers, the SHA-256 of the `priors`, and the number of `skipped`
-        samples in the range. `evidence` is null if it is not finite. `questions` is a
-        dict from each question id to the `reason` why sampling stopped (rule, budget or rejected), the number of
-        answers `n_answers` on which the decision is based, the `evidence` of the rule, and the leading `answer`.
+        samples in the range. Its entry `questions` maps each question id to a dict with the following keys:
+
+        - ``reason``: why sampling stopped (rule, budget or rejected).
+        - ``n_answers``: number of answers on which the decision is based.
+        - ``evidence``: number that the rule compared with the threshold; null if it is not finite.
+        - ``answer``: leading answer; null if the grader could not parse it.
 
         Raises:
             Damaged: If the metadata of the file is invalid.

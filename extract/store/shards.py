@@ -54,7 +54,7 @@ Shard = Block | SampleRange
 
 
 def shard_of(path: Path, n_blocks: int) -> Shard:
-    """Return the shard that a file name stands for.
+    """Parse the shard from a file name.
 
     Raises:
         Damaged: If the file name is not valid in a store with `n_blocks` blocks.
@@ -70,7 +70,7 @@ def shard_of(path: Path, n_blocks: int) -> Shard:
 
 
 def range_of(path: Path, n_blocks: int) -> SampleRange:
-    """Return the range of samples that a file name stands for.
+    """Parse the range of samples from a file name.
 
     Raises:
         Damaged: If the file name is not a valid range in a store with `n_blocks` blocks.
@@ -84,7 +84,7 @@ def range_of(path: Path, n_blocks: int) -> SampleRange:
 
 
 def overlap(ranges: Iterable[SampleRange]) -> tuple[SampleRange, SampleRange] | None:
-    """Return the first two different ranges that overlap, or None if there are none."""
+    """Return the first two different ranges that overlap, or None if no ranges overlap."""
     pairs = pairwise(sorted(set(ranges)))
     return next(((a, b) for a, b in pairs if a.block == b.block and b.start < a.stop), None)
 

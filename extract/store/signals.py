@@ -126,7 +126,7 @@ class Signals(ShardFiles):
         """Return the keys of a signal's tensors, for example ``["0/last_prompt", …]``, sorted by position and layer.
 
         Raises:
-            InputError: If the file of a shard is missing or damaged, or the layouts of the files differ.
+            InputError: If the file of a shard is missing or damaged, or two files have different layouts.
         """
         if (signal, scope) not in self._keys:
             path, option = self._folder.path, " --scope sample" if scope == "sample" else ""
@@ -170,7 +170,7 @@ class Signals(ShardFiles):
         """Return the dtypes and shapes of a signal's tensors by key, or an empty dict if there are no files.
 
         Raises:
-            Damaged: If a file is damaged, or files differ in their layout or settings.
+            Damaged: If a file is damaged, or two files have different layouts or settings.
         """
         shards = self.finished(signal, scope)
         headers = {self.file(signal, shard): self._header(signal, shard) for shard in shards}

@@ -21,7 +21,7 @@ _OTHER_SCRIPTS = (
 
 
 def entropy_curve(answer: ShownAnswer, model: str, influence: str | None = None) -> Any:
-    """Plot the entropy of each token of an answer in nats, with its 1 − p_max and share of influence below.
+    """Plot each token's entropy in nats, and below it 1 − p_max and the token's fraction of the total influence.
 
     Args:
         answer: The answer.

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from extract.grading import GRADER_OF_KIND
 from extract.models.store_model import prompt_of
-from extract.store.samples import REJECTED
+from extract.store.samples import MISSING, REJECTED
 from extract.store.shards import Scope
 from extract.store.store import Store
-from extract.text import one_line
+from extract.text import aligned, one_line
 from extract.viewing.stopping import describe_stopping
 from extract.viewing.summary import MARKS, GradeCounts, interval, summarize
 
@@ -31,8 +31,8 @@ def describe(store: Store, grader: str | None = None, n_answers: int = 10) -> st
 
     Args:
         store: The store.
-        grader: Grader for the detailed tables. By default, the grader that `grade` would choose, if it has graded
-            the store, and otherwise the store's first grader.
+        grader: Grader for the detailed tables. By default, the default grader for the kind of the questions. If it has
+            no grades in the store, the first grader with grades.
         n_answers: Number of example answers, evenly divided into right, wrong and unknown answers if possible.
 
     Raises:
@@ -45,9 +45,10 @@ def describe(store: Store, grader: str | None = None, n_answers: int = 10) -> st
     numbers = ", ".join(f"{k} to each of {n_questions:,} questions" for k, n_questions in balance[:4])
     endings = {
         "stop": "ended on their own",
-        "length": f"cut at {policy['decoding']['max_new_tokens']} tokens",
+        "length": f"cut at {policy['decoding']['max_new_tokens'] or 'an unknown number of'} tokens",
         "content_filter": "filtered by the server",
         REJECTED: "rejected by the server",
+        MISSING: "not in the log",
     }
     ended = ((summary.finish_reasons[reason], ending) for reason, ending in endings.items())
     n_missing = {name: n - int((counts.n_known + counts.unknown).sum()) for name, counts in summary.grades.items()}
@@ -56,12 +57,13 @@ def describe(store: Store, grader: str | None = None, n_answers: int = 10) -> st
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined, trim_blocks=True
     )
-    environment.filters |= {"line": _line, "plural": _plural}
+    environment.filters |= {"known": _known, "line": _line, "plural": _plural}
     page = environment.get_template("inspection.txt.j2").render(
         store=store,
         model=policy["model"],
         decoding=policy["decoding"],
         deterministic=deterministic(policy["decoding"]),
+        imported=None if store.samples.provides.complete_policy else policy["request"],
         prompt=prompt_of(store),
         computed=_computed(store),
         stopped=describe_stopping([store], name),
@@ -96,12 +98,16 @@ def _line(text: str, longest: int = 240) -> str:
     return one_line(text, longest, keep_end=True)
 
 
+def _known(value: object) -> object:
+    return "unknown" if value is None else value
+
+
 def _plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 def compared(stores: Sequence[Store], grader: str | None = None) -> str:
-    """Format a table of a grid's stores: temperature, accuracy, distinct texts and share of truncated answers.
+    """Format a table of a grid's stores: temperature, accuracy, distinct texts and percentage of truncated answers.
 
     Temperatures with a deterministic policy are marked.
 
@@ -116,13 +122,14 @@ def compared(stores: Sequence[Store], grader: str | None = None) -> str:
         accuracy = _accuracy(summary.grades[name].accuracy) if name in summary.grades else "no grades"
         cut = f"{summary.finish_reasons['length'] / n:.0%}" if n else "–"
         decoding = store.identity["policy"]["decoding"]
-        temperature = f"{decoding['temperature']:g}{' (deterministic)' * bool(deterministic(decoding))}"
+        temperature = "unknown" if decoding["temperature"] is None else f"{decoding['temperature']:g}"
+        temperature += " (deterministic)" * bool(deterministic(decoding))
         rows.append([temperature, f"{n:,}", name or "–", accuracy, different, cut])
-    return "\n".join([*_aligned(rows), *describe_stopping(stores, grader or _usual_grader(stores[0]))])
+    return "\n".join([*aligned(rows), *describe_stopping(stores, grader or _usual_grader(stores[0]))])
 
 
 def _usual_grader(store: Store) -> str | None:
-    """Return the grader that `grade` would choose if it has graded the store, else the store's first grader."""
+    """Return the default grader for the kind of the questions, or the first grader if that one has no grades."""
     names = store.grades.names()
     usual = (GRADER_OF_KIND[question.kind] for question in store.questions)
     return next((name for name in usual if name in names), next(iter(names), None))
@@ -153,7 +160,7 @@ def _graders(grades: dict[str, GradeCounts]) -> list[str]:
         marks = [int(count.sum()) for count in (counts.right, counts.wrong, counts.unknown)]
         numbers = [sum(marks), *marks, int(counts.no_answer.sum()), int((counts.n_known > 0).sum())]
         rows.append([name, *(f"{number:,}" for number in numbers), _accuracy(counts.accuracy)])
-    return _aligned(rows)
+    return aligned(rows)
 
 
 def _accuracy(of_questions: NDArray[np.float64]) -> str:
@@ -181,7 +188,7 @@ def _groups(store: Store, name: str, accuracy: NDArray[np.float64]) -> list[str]
         n_questions, never, always = (f"{count:,}" for count in counts)
         rows.append([_line(group, 40), n_questions, _accuracy(values), never, always])
     left_out = len(members) - len(shown)
-    return _aligned(rows) + [f"({_plural(left_out, 'smaller group')} left out)"] * (left_out > 0)
+    return aligned(rows) + [f"({_plural(left_out, 'smaller group')} left out)"] * (left_out > 0)
 
 
 def _spread(name: str, counts: GradeCounts) -> list[str]:
@@ -210,14 +217,4 @@ def _asked(store: Store) -> list[str]:
     if len(lines) > _MOST_LINES:
         half = _MOST_LINES // 2
         lines[half:-half] = [f"  … {len(lines) - _MOST_LINES} lines …"]
-    return lines
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Format rows as a text table. The first column is left-aligned. The other columns are right-aligned."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for first, *others in rows:
-        cells = [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))]
-        lines.append("   ".join(cells).rstrip())
     return lines

@@ -1,4 +1,4 @@
-"""The command `show`, which writes a page of answers or a plot of the entropy along one answer."""
+"""The command `show`, which writes a page of answers or a plot of the token entropies of one answer."""
 
 import io
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ def show(
     influence: str | None = None,
     model: str | None = None,
 ) -> Path:
-    """Show answers token by token, either on a page with shaded tokens or as a plot of the entropy along one answer.
+    """Show answers token by token, on a page with shaded tokens or as a plot of the token entropies of one answer.
 
     Args:
         store: Folder of the store. The signal `tokens` must have been read for its answers.
@@ -37,14 +37,15 @@ def show(
         grader: Grader whose grades are shown. By default, the store's only grader.
         influence: Name of the token weights to show as influence. By default, norm_element_mean_token if the store
             has it, and otherwise none.
-        model: Path to the store's model, required unless the model came from the Hub. Only the tokenizer is loaded.
+        model: Hub id or folder of the store's model. Required for a model in a folder, because stores do not record
+            paths. Only the tokenizer is loaded.
 
     Returns:
         Path to the output file.
 
     Raises:
-        InputError: If an id, a sample or the file suffix is unknown, a signal was not read, or the tokenizer is not the
-            store's.
+        InputError: If an id, a sample or the file suffix is unknown, a signal was not read, or the tokenizer is not
+            that of the store's model.
     """
     path, opened = Path(out), Store.open(store)
     if path.suffix not in (".html", *_PICTURES):

@@ -12,10 +12,10 @@ from extract.viewing.summary import interval
 
 
 def describe_stopping(stores: Sequence[Store], grader: str | None) -> list[str]:
-    """Describe the decisions of a store, or of all stores of a temperature grid. The list is empty without a rule.
+    """Describe the decisions of a store, or of all stores of a temperature grid.
 
-    The accuracy of the decisions is the share of questions whose leading answer is right. Questions that a server
-    rejected are left out. An unparsed leading answer counts as wrong.
+    The list is empty if no stopping rule was used. The accuracy of the decisions is the proportion of questions whose
+    leading answer is right. Questions that a server rejected are left out. An unparsed leading answer counts as wrong.
 
     Args:
         stores: One store, or all stores of a grid.
@@ -44,11 +44,11 @@ def describe_stopping(stores: Sequence[Store], grader: str | None) -> list[str]:
     if len(first["temperatures"]) > len(stores):
         return [*lines, "the accuracy of the decisions is shown below the table of the temperatures"]
     if grader != first["grader"]:
-        return [*lines, f"the accuracy of the decisions needs grades by {first['grader']}, which parsed the answers"]
+        return [*lines, f"the accuracy of the decisions requires grades by {first['grader']}, which parsed the answers"]
     found = [False if one["answer"] is None else right.get((id_, one["answer"])) for id_, one in decided.items()]
     known = np.array([value for value in found if value is not None], dtype=float)
     estimate = interval(known)
     if estimate is None:
-        return [*lines, "the accuracy of the decisions needs at least two known grades"]
+        return [*lines, "the accuracy of the decisions requires at least two known grades"]
     mean, low, high = estimate
     return [*lines, f"accuracy of the decisions: {mean:.3f} [{low:.3f}, {high:.3f}] over {len(known):,} questions"]

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-from extract.store.samples import SKIPPED
+from extract.store.samples import SKIPPED, WITHOUT_ANSWER
 from extract.store.shards import Block, SampleRange
 from extract.store.store import Store
 
@@ -46,7 +46,7 @@ class GradeCounts:
 
     @property
     def accuracy(self) -> NDArray[np.float64]:
-        """[question] share of right answers among answers with a known grade; NaN without known grades."""
+        """[question] fraction of right answers among answers with a known grade; NaN without known grades."""
         return np.divide(self.right, self.n_known, out=np.full(len(self.right), np.nan), where=self.n_known > 0)
 
     def add(self, places: pa.ChunkedArray, grades: pa.Table) -> None:
@@ -82,6 +82,7 @@ class Summary:
         n_distinct: [question] int64 number of distinct texts among these answers.
         finish_reasons: Number of answers for each finish reason.
         n_tokens: [sample] int32 number of tokens in each answer whose length is known.
+        n_without_ids: Number of answers whose token ids are unknown.
         grades: Counts for each grader.
         n_logs: Number of unfinished sample ranges.
         n_logged: Number of answers in the logs of unfinished ranges.
@@ -92,6 +93,7 @@ class Summary:
     n_distinct: Counts
     finish_reasons: Counter[str]
     n_tokens: NDArray[np.int32]
+    n_without_ids: int
     grades: dict[str, GradeCounts]
     n_logs: int
     n_logged: int
@@ -114,6 +116,7 @@ def summarize(store: Store, show_of: str | None, n_shown: int) -> Summary:
     counts = {name: GradeCounts(*np.zeros((4, n), dtype=np.int64)) for name in store.grades.names()}
     graded = {name: set(store.grades.ranges(name)) for name in counts}
     reasons: Counter[str] = Counter()
+    n_without_ids = 0
     tokens = [np.empty(0, dtype=np.int32)]
     drawn: dict[bool | None, list[tuple[float, Shown]]] = {mark: [] for mark in MARKS}
     for number, parts in groupby(store.samples.ranges(), key=lambda part: part.block):
@@ -127,6 +130,8 @@ def summarize(store: Store, show_of: str | None, n_shown: int) -> Summary:
             texts.append(pa.table({"question": places, "text": answers["text"]}))
             reasons.update(answers["finish_reason"].to_pylist())
             tokens.append(answers["n_tokens"].drop_null().to_numpy())
+            has_answer = pc.invert(pc.is_in(answers["finish_reason"], pa.array(WITHOUT_ANSWER)))
+            n_without_ids += answers["token_ids"].filter(has_answer).null_count
             for name in (name for name in counts if part in graded[name]):
                 grades = _without(skipped, store.grades.read(name, part))
                 counts[name].add(pc.add(pc.index_in(grades["question_id"], ids), number * block_size), grades)
@@ -135,7 +140,9 @@ def summarize(store: Store, show_of: str | None, n_shown: int) -> Summary:
         distinct = pa.concat_tables(texts).group_by("question").aggregate([("text", "count_distinct")])
         n_distinct[distinct["question"].to_numpy()] = distinct["text_count_distinct"].to_numpy()
     shown = _spread({mark: [answer for _, answer in of_mark] for mark, of_mark in drawn.items()}, n_shown)
-    return Summary(n_samples, n_distinct, reasons, np.concatenate(tokens), counts, *_logged(store), shown)
+    return Summary(
+        n_samples, n_distinct, reasons, np.concatenate(tokens), n_without_ids, counts, *_logged(store), shown
+    )
 
 
 def _keys(table: pa.Table) -> list[tuple[str, int]]:

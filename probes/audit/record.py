@@ -29,19 +29,19 @@ LEAST_QUESTIONS, LEAST_PER_FOLD = 20, 4
 def audit_record(
     store: Store, table: QuestionTable, n_folds: int = 5, n_resamples: int = 2000, seed: int = 0
 ) -> dict[str, Any]:
-    """Compute how well each source predicts the measured accuracies.
+    """Compute how well each source of information about the questions predicts the measured accuracies.
 
     Args:
         store: The store.
-        table: Its question table.
+        table: Question table of the store.
         n_folds: Number of folds.
         n_resamples: Number of resamples for each interval, and of permutations for each p-value.
         seed: Seed for the folds, resamples and permutations.
 
     Returns:
-        The content of audit.json. `sources` and `masked` come from `read_sources` and `audit_sources`: `sources` has
-        the results of each audited source, and `masked` maps every other source to the reason why it is missing.
-        `leaks` lists the sources that can be leaks and whose `p_holm` is below 0.05.
+        The content of audit.json. `sources` contains the results of each audited source (see `audit_sources`), and
+        `masked` maps every other source to the reason why it was not audited. `leaks` lists the potential leaks whose
+        `p_holm` is below 0.05.
 
     Raises:
         InputError: If there are too few folds or questions, or if all questions have the same accuracy.
@@ -77,20 +77,20 @@ def audit_record(
 def audit_sources(
     features: Mapping[str, NDArray[np.float64]], grades: Scored, n_resamples: int, seed: int
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Compute how well each source predicts the accuracies.
+    """Compute how well each source of information about the questions predicts the accuracies.
 
-    Holm's correction is applied separately to the sources that can be leaks and to the others.
+    Holm's correction is applied separately to potential leaks and to all other sources.
 
     Args:
-        features: Dict from source to features [question, feature]; NaN for questions without the source.
-        grades: Answer counts and folds of all questions. Excluded questions have the fold −1.
-        n_resamples: Number of resamples, and of permutations.
-        seed: Seed for both.
+        features: Dict from source to features [question, feature]; NaN if a question lacks the features.
+        grades: Answer counts and folds of all questions. Excluded questions have fold −1.
+        n_resamples: Number of resamples, and number of permutations.
+        seed: Seed for the resamples and permutations.
 
     Returns:
         A dict from source to the result of `audit_source` with the keys `leak` and `p_holm` added, and a dict from
-        each excluded source to the reason. A source is excluded if the questions that have it are too few, or if their
-        accuracies are all equal.
+        each excluded source to the reason. A source is excluded if too few questions have its features, or if all
+        these questions have the same accuracy.
     """
     assert grades.fold is not None
     sources, masked = dict[str, Any](), dict[str, str]()
@@ -108,7 +108,7 @@ def audit_sources(
 
 
 def leaks(sources: Mapping[str, Any]) -> list[str]:
-    """Return the sources that can be leaks and whose corrected p-value is below 0.05."""
+    """Return the potential leaks whose corrected p-value is below 0.05."""
     return [name for name, found in sources.items() if found["leak"] and found["p_holm"] < LEVEL]
 
 
@@ -124,22 +124,23 @@ def _too_few(accuracy: NDArray[np.float64], n_folds: int) -> str:
 
 
 def audit_source(features: Tensor, grades: Scored, n_resamples: int, seed: int) -> dict[str, Any]:
-    r"""Compute the out-of-fold AUROC of features, with a 95 % interval and a one-sided p-value.
+    r"""Predict accuracies from features, and compute the out-of-fold AUROC with a 95 % interval and one-sided p-value.
 
-    The p-value is the share of permutations whose AUROC is at least the observed AUROC A. The observed order counts as
-    a permutation. The bootstrap treats the predictions as fixed, although they depend on the accuracies in other folds.
-    If the features are uninformative, the AUROC is close to a quadratic form of the accuracies, and its variance is
-    twice the bootstrap estimate. The distance of each bound from A is therefore multiplied by
+    The p-value is the fraction of permutations of the accuracies whose AUROC is at least the observed AUROC A. The
+    observed order counts as a permutation. The bootstrap treats the predictions as fixed, although they depend on the
+    accuracies in other folds. If the features are uninformative, the AUROC is close to a quadratic form of the
+    accuracies, and its variance is twice the bootstrap estimate. The distance of each bound from A is therefore
+    multiplied by
 
     .. math:: \sqrt{1 + \min\{1, (2 s / (A - \tfrac12))^2\}}
 
-    where s is the standard deviation of the AUROC in the permutations. Far from ½, the factor is close to 1.
+    where s is the standard deviation of the AUROC over the permutations. If A is far from ½, this factor is close to 1.
 
     Args:
         features: [question, feature] float64.
         grades: Answer counts and folds of these questions. The confidences are ignored.
-        n_resamples: Number of resamples, and of permutations.
-        seed: Seed for both.
+        n_resamples: Number of resamples, and number of permutations.
+        seed: Seed for the resamples and permutations.
 
     Returns:
         A dict with `auroc` (`value`, `low`, `high`), `p`, `n_questions` and `n_features`. `low` and `high` are None if

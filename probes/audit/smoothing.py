@@ -18,7 +18,7 @@ def out_of_fold(features: Tensor, accuracy: Tensor, fold: Tensor) -> Tensor:
 
     Args:
         features: [question, feature] float64.
-        accuracy: [draw, question] float64 accuracies, for example permuted in each draw.
+        accuracy: [draw, question] float64 accuracies, for example a different permutation in each draw.
         fold: [question] int64 fold of each question.
 
     Returns:

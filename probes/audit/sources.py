@@ -1,4 +1,4 @@
-"""Properties of questions that might predict the accuracy on them, as features for ridge regression."""
+"""Properties of questions that might predict accuracy, as features for ridge regression."""
 
 import math
 from collections.abc import Sequence
@@ -13,9 +13,9 @@ from extract.questions.question import Question
 from extract.store.store import Store
 
 Features = NDArray[np.float64]
-#: Maximum number of n-gram features, and maximum number of values with an indicator, such as groups.
+#: Maximum number of n-gram features, and of indicator features.
 _MOST_FEATURES = 128
-#: Number of cosines for each numeric property. The last one has four full periods.
+#: Number of cosines for each numeric property. The cosine with the highest frequency has four periods.
 _N_COSINES = 8
 
 
@@ -25,7 +25,7 @@ class Source(NamedTuple):
     Attributes:
         label: Name for display.
         description: Description for display.
-        leak: Whether the source, if it predicts the accuracy, counts as a leak rather than as a legitimate predictor.
+        leak: Whether a source that predicts the accuracy counts as a leak rather than a legitimate predictor.
     """
 
     label: str
@@ -49,7 +49,7 @@ def read_sources(store: Store) -> tuple[dict[str, Features], dict[str, str]]:
 
     Returns:
         A dict from source to features [question, feature], in the order of `SOURCES`, and a dict from each missing
-        source to the reason why it is missing. A question without the source has NaN features.
+        source to the reason why it is missing. Features that a question lacks are NaN.
     """
     found, masked = question_sources(store.questions)
     if "text_embedding" not in store.signals.names() or store.signals.missing("text_embedding"):
@@ -61,7 +61,7 @@ def read_sources(store: Store) -> tuple[dict[str, Features], dict[str, str]]:
 
 
 def question_sources(questions: Sequence[Question]) -> tuple[dict[str, Features], dict[str, str]]:
-    """Compute the features of the sources that need only the questions. See `read_sources`."""
+    """Compute the features of all sources except the text embeddings. See `read_sources`."""
     texts = [question.text or "\n".join(turn["content"] for turn in question.messages) for question in questions]
     lengths = np.array([(len(text), len(text.split())) for text in texts], dtype=np.float64)
     found = {"text": ngrams(texts), "length": cosines(lengths), "group": _indicators([q.group for q in questions])}

@@ -143,7 +143,7 @@ def needed_commands(name: str) -> str:
 def cost_of(name: str, data: FeatureDataModule) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return the numbers of prompt tokens and generated tokens that a question-level baseline needs, each [question].
 
-    For a baseline that uses half of the answers, the prompt and these answers are counted. For a baseline that uses
+    For a baseline that uses half of the answers, the prompt and this half are counted. For a baseline that uses
     signals of the prompt, the prompt is counted. For a model-based baseline, its prompts and replies are counted.
     All other counts are 0. Tokens read by text encoders and entailment classifiers are not counted. Counts that a
     server did not report are NaN.
@@ -186,8 +186,8 @@ def confidence(name: str, data: FeatureDataModule, rows: Rows, scope: Scope = "q
     fitted = fitted[(known[fitted] > 0) & score[fitted].isfinite()]
     if not len(fitted):
         raise InputError(
-            f"Expected the baseline {name!r} to have scores outside the test split, but got none. They are needed to "
-            "calibrate it. Use more questions."
+            f"Expected the baseline {name!r} to have scores outside the test split, but got none. These scores are "
+            "needed for calibration. Use more questions."
         )
     return fit_calibrator(baseline.calibrator, score[fitted], right[fitted], known[fitted])(score)
 
@@ -195,7 +195,7 @@ def confidence(name: str, data: FeatureDataModule, rows: Rows, scope: Scope = "q
 def counts(table: QuestionTable, half: bool) -> tuple[Tensor, Tensor]:
     """Return the numbers of right and of graded answers to each question.
 
-    If `half` is true, only the held-out half of the answers is counted.
+    If `half` is true, only answers with odd indices are counted.
     """
     right, known = (table.held_right, table.held_known) if half else (table.right, table.known)
     return torch.from_numpy(right), torch.from_numpy(known)

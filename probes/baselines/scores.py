@@ -67,13 +67,13 @@ def length(data: FeatureDataModule, rows: Rows) -> Tensor:
     """Score questions by logistic regression on the prompt length in tokens, fitted outside the test split.
 
     Raises:
-        InputError: If a server did not report some of the prompt lengths.
+        InputError: If some of the prompt lengths are unknown.
     """
     tokens, train = torch.from_numpy(data.table.prompt_tokens), outside_test(rows)
     if tokens.isnan().any():
         raise InputError(
-            f"Expected the prompt lengths of all {len(tokens)} questions to be known, but the server did not report "
-            f"{int(tokens.isnan().sum())} of them. Use other baselines."
+            f"Expected the prompt lengths of all {len(tokens)} questions to be known, but "
+            f"{int(tokens.isnan().sum())} of them are unknown. Use other baselines."
         )
     right, known = torch.from_numpy(data.table.right)[train], torch.from_numpy(data.table.known)[train]
     falling, rising = fit_platt(-tokens[train], right, known), fit_platt(tokens[train], right, known)
@@ -192,7 +192,7 @@ def dispersed(
 def hidden_eigenscore(data: FeatureDataModule) -> JointUncertainty:
     """Return a function that computes the EigenScore of the hidden states at the answers' last content tokens.
 
-    The middle layer is used, which is the stored layer whose index is closest to half the index of the last one.
+    The middle layer is used: the stored layer whose index is closest to half the index of the last stored layer.
     """
     keys = choose_keys(data.store, "hidden", "sample", ["last_answer"], layers=None)
     layer_of = {key: int(key.partition("/")[0]) for key in keys}

@@ -40,7 +40,7 @@ def rouge_l(texts: Sequence[str]) -> NDArray[np.float64]:
 
 
 def cosine(embeddings: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Compute cosine similarities of embeddings [sample, d] with norm 1. Negative values become 0. Ignores NaN rows."""
+    """Compute cosine similarities of embeddings [sample, d] with norm 1, clipped at 0. NaN rows are left out."""
     rows = embeddings[~np.isnan(embeddings).any(1)].astype(np.float64)
     similarity = (rows @ rows.T).clip(0, 1)
     np.fill_diagonal(similarity, 1.0)

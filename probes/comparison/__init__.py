@@ -1,1 +1,1 @@
-"""Compare probes and baselines out of fold on the same questions, with confidence intervals and corrected tests."""
+"""Out-of-fold comparison of probes and baselines on the same questions, with intervals and significance tests."""

@@ -74,7 +74,7 @@ def _label(name: str, figures: dict[str, Any]) -> str:
 
 @styled
 def risk_coverage(methods: dict[str, Scored]) -> Figure:
-    """Plot the risk (share of wrong answers) against the coverage (share of questions answered).
+    """Plot the risk (fraction of wrong answers) against the coverage (fraction of questions answered).
 
     The most confident questions are answered first. Questions with identical confidences are answered together.
     """

@@ -1,4 +1,4 @@
-"""Record and Markdown page of a comparison: metrics and costs of all methods, and corrected tests."""
+"""Record and Markdown page of a comparison: metrics and costs of all methods, and significance tests."""
 
 import math
 from collections import Counter
@@ -31,10 +31,10 @@ def comparison_record(out: OutOfFold, n_folds: int, n_resamples: int, seed: int)
         seed: Seed of the resampling.
 
     Returns:
-        The content of comparison.json. `methods` contains the metrics of each method. Methods that use half of the
-        answers are scored on the held-out half, and all others on all answers. `on_half` contains the metrics of the
-        best probe on the held-out half. `answers` contains metrics on individual answers. `tests` comes from
-        `paired_tests`. `chosen`, `masked` and `notes` come from `OutOfFold`.
+        The content of comparison.json. `methods` contains the metrics of each method. Methods computed from answers
+        with even indices are scored on answers with odd indices, and all other methods on all answers. `on_half`
+        contains the metrics of the best probe on answers with odd indices. `answers` contains metrics on individual
+        answers. `tests` is the result of `paired_tests`. `chosen`, `masked` and `notes` come from `OutOfFold`.
     """
     table, names = out.data.table, list(out.confidence)
     answer_names = [*out.of_answers, *(name for name in ("constant", "base_rate", BEST) if name in names)]
@@ -105,7 +105,10 @@ def predictions(out: OutOfFold) -> pa.Table:
 
 
 def scored(out: OutOfFold, name: str, half: bool) -> Scored:
-    """Return a method's confidences for the tested questions, with grades of all answers or of the held-out half."""
+    """Return a method's confidences and the grades for the tested questions.
+
+    If `half` is true, only the grades of answers with odd indices are included.
+    """
     right, known = counts(out.data.table, half)
     rows = out.questions
     return Scored(out.confidence[name][rows], right[rows], known[rows], fold=out.fold[rows])

@@ -40,8 +40,8 @@ def transfer_record(
 ) -> dict[str, Any]:
     """Train a probe on each question set and test it on every set.
 
-    With several stores, each store is a set. With a single store, each of its question groups is a set. Each group is
-    then also tested with a probe trained on all other groups. On its own training set, a probe is tested out of fold.
+    With several stores, each store is a set. With a single store, each of its question groups is a set, and is also
+    tested with a probe trained on all other groups. A probe is tested out of fold on its own training set.
 
     Args:
         stores: Folders of the stores.

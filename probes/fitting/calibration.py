@@ -165,9 +165,9 @@ def base_rate_calibrator(right: Tensor, known: Tensor) -> Platt:
 def cross_fitted_losses(kind: str | None, scores: Tensor, right: Tensor, known: Tensor, question: Tensor) -> Tensor:
     """Compute each row's cross-entropy between its cross-fitted confidence and its accuracy `right` / `known`.
 
-    The questions are divided into five folds. The calibrator for each fold is fitted on the other four. `kind` is None
-    for the base rate, which is also used where a calibrator cannot be fitted. `question` [row] int64 is the question of
-    each row. See `fit_calibrator` for the other arguments.
+    The questions are divided into five folds. The calibrator for each fold is fitted on the other four folds. If `kind`
+    is None or a calibrator cannot be fitted, the base rate is used. `question` [row] int64 is the question of each row.
+    See `fit_calibrator` for the other arguments.
 
     Returns:
         [row] float64 in nats.

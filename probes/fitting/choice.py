@@ -10,11 +10,11 @@ class Choice:
     """Candidate that was chosen on the validation rows.
 
     Attributes:
-        features: Indices of the features that it reads.
+        features: Indices of the features that the candidate reads.
         names: Names of these features.
-        candidate: Index of its penalty or number of neighbours.
-        value: Its penalty or number of neighbours.
-        calibrator: Calibrator for its scores.
+        candidate: Index of the penalty, or of the number of neighbours.
+        value: The penalty, or the number of neighbours.
+        calibrator: Calibrator for the scores of the candidate.
     """
 
     features: tuple[int, ...]

@@ -35,8 +35,8 @@ class ProbeModule(L.LightningModule, ABC):
     """Base class of all probes. Each combination of penalty and input is a candidate.
 
     An input is a feature (layer and position) or several features. The candidate with the lowest validation loss is
-    chosen, and its calibrator is fitted to its validation scores. If its confidences predict the validation answers no
-    better than the base rate, the probe returns the base rate for every question.
+    chosen, and its calibrator is fitted to its validation scores. If the calibrated confidences predict the validation
+    answers no better than the base rate, the probe returns the base rate for every question.
 
     Subclasses implement `make_candidates`, `candidate_scores`, `candidate_head` and `training_step`.
 
@@ -190,7 +190,7 @@ class ProbeModule(L.LightningModule, ABC):
     def on_train_end(self) -> None:
         """After training, choose and calibrate a candidate, and set `val/loss` to its cross-fitted loss.
 
-        If this loss is not below that of the base rate, the calibrator is replaced by one that returns the base rate.
+        If this loss is not below the loss of the base rate, the calibrator is replaced by the base rate.
         """
         choice = self._choose(*self._score_validation())
         scores, batch = self._validation

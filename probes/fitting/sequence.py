@@ -55,7 +55,7 @@ class SequenceProbe(Descent):
         return features[:, chosen[0]]
 
     def standardised(self, features: TokenStates) -> TokenStates:
-        """Return the raw states. `candidate_scores` standardises some of them at a time, to save memory."""
+        """Return the raw states. To save memory, `candidate_scores` standardises them in chunks."""
         return features
 
     def candidate_scores(self, features: TokenStates) -> Tensor:

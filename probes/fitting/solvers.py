@@ -120,7 +120,7 @@ def _check(target: Tensor, penalties: Sequence[float] = (), both: bool = False) 
     if both and not 0 < mean_target < 1:
         raise InputError(
             f"Expected `target` to contain right and wrong answers, but all {len(target)} rows are {mean_target:g}. "
-            "Use more questions or different ones."
+            "Use more or different questions."
         )
     return torch.full_like(target, 1 / len(target), dtype=torch.float64)
 
@@ -205,7 +205,7 @@ def _minimise(rows: Tensor, target: Tensor, share: Tensor, l2: Tensor, dual: boo
 def _newton_step(
     coordinates: Tensor, mean_squares: Tensor, curvature: Tensor, penalty: Tensor, gradient: Tensor, active: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Approximate the Newton step −H⁻¹g by preconditioned conjugate gradients. Returns the step and the logit changes.
+    """Approximate the Newton step −H⁻¹g by preconditioned conjugate gradients. Returns changes of weights and logits.
 
     The Hessian is H = ZᵀDZ + diag(`penalty`), where Z are the `coordinates` of the rows, D = diag(`curvature`) and g is
     the `gradient`. If all entries of `curvature` were equal, H would be diagonal. This diagonal is the preconditioner.

@@ -124,7 +124,7 @@ class Directions(ProbeModule):
         return torch.einsum("rfd,pfd->prf", features, self.weight) + self.bias[:, None]
 
     def candidate_head(self, penalty: int, feature: int) -> Head:
-        """See `ProbeModule.candidate_head`. The score of several features is the mean of their scores."""
+        """See `ProbeModule.candidate_head`. The score of an input with several features is the mean of their scores."""
         features = list(self.inputs[feature])
         weight = self.weight[penalty, features] / len(features)
         head = LinearHead(weight.numel())
@@ -135,9 +135,9 @@ class Directions(ProbeModule):
 class ClosedForm(Directions, AtOnce):
     """Base class of linear probes whose solver fits all layers and penalties at once.
 
-    These probes are cross-fitted, because solving is fast. The questions of the training and validation splits are
-    divided into five folds. The validation scores of each fold come from a probe that was fitted on the other folds, so
-    all these questions are used to choose and calibrate a candidate. The final probe is fitted on all of them.
+    These probes are cross-fitted. The questions of the training and validation splits are divided into five folds, and
+    each fold is scored by probes that were fitted on the other four folds. These out-of-fold scores are used to choose
+    and calibrate a candidate. The final probe is fitted on all folds.
     """
 
     cross_fitted = True

@@ -81,7 +81,7 @@ class LearningCurve:
 
     A subset consists of n questions, each with k graded answers (or all its graded answers, if it has fewer). Smaller
     subsets are contained in larger ones, because the random orders depend only on `seed` and the subset number. Probes
-    are fitted, chosen and calibrated on the grades of the subset. Test questions are scored with all their grades.
+    are fitted, chosen and calibrated on the grades of the subset. They are evaluated on all grades of the test fold.
 
     Args:
         store: Folder of the store.
@@ -98,8 +98,8 @@ class LearningCurve:
         table: Question table with all grades.
         questions: [question] int64 rows of the question table that are tested.
         folds: Test rows of each fold.
-        cells: A dict from (n, k) to the results, without cells in `masked`.
-        masked: A dict from (n, k) to the reason why a fit failed.
+        cells: A dict from (n, k) to the cell, if all its fits succeeded.
+        masked: A dict from (n, k) to the reason why fits failed.
     """
 
     store: str
@@ -146,7 +146,7 @@ class LearningCurve:
                 self._fill(n, k, progress)
         if not self.cells:
             raise InputError(
-                f"Expected the probe to be fitted on {self.store!r} for at least one `n` and `k`, but got no fit. "
+                f"Expected all fits on {self.store!r} to succeed for at least one `n` and `k`, but they did not. "
                 f"{next(iter(self.masked.values()))}"
             )
         return self

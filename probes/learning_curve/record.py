@@ -104,9 +104,9 @@ class _Measured:
 def splits_of_budgets(splits: Sequence[Split]) -> dict[int, list[Split]]:
     """Return the splits of each labelling budget, ordered from the most to the fewest questions.
 
-    A budget is the number n · k of graded answers in a cell of the grid. Its splits use more than half and at most
-    all of it. For each k, only the split with the highest n is kept. Budgets with a single split are left out, and so
-    are budgets that are at most 5 % below a larger budget.
+    The budgets are the numbers n · k of graded answers in the cells of the grid. A split belongs to a budget if it uses
+    more than half of the budget and does not exceed it. For each k, only the split with the highest n is kept. Budgets
+    with a single split are left out, and so are budgets that are at most 5 % below a larger budget.
 
     >>> splits_of_budgets([(48, 1), (96, 1), (48, 2), (96, 2), (48, 5), (96, 5)])
     {96: [(96, 1), (48, 2)], 240: [(96, 2), (48, 5)]}

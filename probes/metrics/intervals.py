@@ -90,7 +90,7 @@ def _bca_levels(value: float, influence: Tensor, resampled: Tensor) -> Tensor:
         \Phi\Big(z_0 + \frac{z_0 \pm t}{1 - a (z_0 \pm t)}\Big), \quad
         a = \tfrac16 \sum U_i^3 \Big/ \Big(\sum U_i^2\Big)^{3/2}
 
-    where Φ is the standard normal distribution function, z₀ is the normal quantile of the share of resampled values
+    where Φ is the standard normal distribution function, z₀ is the normal quantile of the fraction of resampled values
     below `value` (ties count as ½), U_i is the influence of question i, and a measures the skewness of the influences.
     t is the 97.5 % quantile of Student's t distribution with N − 1 degrees of freedom for N questions, times
     √(N/(N − 1)). The factor √(N/(N − 1)) is needed because the standard deviation of the resampled values is too small.

@@ -20,9 +20,9 @@ _CHUNK = 2**22
 def sign_flip(differences: Tensor, n_flips: int = 10_000, seed: int = 0) -> float:
     """Compute the p-value of the sign-flip test.
 
-    Each sign pattern flips the signs of some differences. The p-value is the share of patterns for which the mean
-    difference is at least as far from 0 as observed. With up to 20 questions, all patterns are enumerated. With more
-    questions, `n_flips` random patterns are drawn, and the observed pattern is added.
+    Each sign pattern flips the signs of some differences. The p-value is the fraction of patterns for which the mean
+    difference is at least as far from 0 as the observed mean. With up to 20 questions, all patterns are enumerated.
+    With more questions, `n_flips` random patterns are drawn, and the observed pattern is added.
 
     Args:
         differences: [question] finite differences between two methods, for example in `functional.brier_terms`. If a

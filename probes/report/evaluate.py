@@ -68,7 +68,7 @@ class Scored(NamedTuple):
 
     @property
     def accuracy(self) -> Tensor:
-        """[row] float64 share of right answers."""
+        """[row] float64 fraction of right answers."""
         return self.right.double() / self.known.double()
 
     @property
@@ -119,7 +119,7 @@ def evaluate(
     Args:
         scored: Confidences and grades.
         n_unknown: Number of answers that the caller left out because their grades are unknown.
-        reference: Mean accuracy on the training split, for the Brier skill: a number, or one value per row.
+        reference: Reference confidence for the Brier skill: a number, or a tensor [row].
         n_resamples: Number of bootstrap resamples of the questions.
         seed: Seed of the resampling.
 
@@ -182,7 +182,7 @@ def compare(
         ValueError: If the two methods are scored on different answers.
     """
     if not (torch.equal(scored_a.right, scored_b.right) and torch.equal(scored_a.known, scored_b.known)):
-        raise ValueError(f"Expected {a!r} and {b!r} to be scored on the same answers. Score both on held-out answers.")
+        raise ValueError(f"Expected {a!r} and {b!r} to be scored on the same answers, but their grades differ.")
     first, second = common_rows(scored_a, scored_b)
     found = {name: difference(first, second, name, n_resamples, seed) for name in ("auroc", "brier")}
     names = {"a": a, "b": b, "split": split, "target": scored_a.target}

@@ -1,7 +1,7 @@
 """Compute and plot layer maps: the out-of-fold AUROC of a probe at every layer and position of the hidden states.
 
 Every cell of the map uses the same closed-form probe, so the cells differ only in their features. The AUROC of the best
-cell is biased upwards. Therefore, `train.py` and `compare` choose the layer on validation questions instead.
+cell is biased upwards. Therefore, `train.py` and `compare` choose the layer on validation questions.
 """
 
 from collections.abc import Callable, Mapping
@@ -60,7 +60,7 @@ def layer_map(
 
     Returns:
         A dict with `auroc` [position][layer], where None marks a missing cell. `best` describes the cell with the
-        highest AUROC, and its entry `of` is the number of cells. Its 95 % interval is not corrected for the choice.
+        highest AUROC, and its entry `of` is the number of cells. The 95 % interval is not corrected for this choice.
         `n_questions` is the number of tested questions, and `n_rows` the number of tested rows (questions or answers).
         `n_missing` is the number of graded rows that are left out because a hidden state is missing.
 
@@ -120,7 +120,7 @@ def out_of_fold(features: Tensor, accuracy: Tensor, fold: Tensor, solver: Solver
 
     Args:
         features: [row, d_model] float32 features; NaN if missing.
-        accuracy: [row] share of right answers.
+        accuracy: [row] fraction of right answers.
         fold: [row] int64 test fold of each row; −1 for unused rows.
         solver: Function that fits the probe.
     """

@@ -42,7 +42,7 @@ def new_figure(width: float, height: float, **grid: Any) -> tuple[Figure, Any]:
 def annotate_cells(
     axes: Axes, image: AxesImage, values: NDArray[np.float64], fontsize: float, bold: NDArray[np.bool_] | None = None
 ) -> None:
-    """Write the values [row, column] of a heat map into its cells, in bold where `bold` is true. Leave out NaN."""
+    """Write the values [row, column] of a heat map into its cells, in bold where `bold` is true. NaN is left out."""
     rgb = image.to_rgba(values)[..., :3]
     linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
     dark = linear @ (0.2126, 0.7152, 0.0722) < 0.213  # below this luminance, white text has more contrast (WCAG 2)
@@ -96,7 +96,7 @@ def reliability(
 def roc(methods: dict[str, Scored], figures: dict[str, Any], target: str = "capability") -> Figure:
     """Plot the ROC curves of the methods, with their AUROCs from `figures` in the legend.
 
-    Each question contributes its shares of right and wrong answers.
+    Each question contributes its fractions of right and wrong answers.
     """
     figure, axes = new_figure(4.6, 4.6)
     axes.plot([0, 1], [0, 1], color=GREY, lw=1, ls="--")

@@ -24,7 +24,7 @@ _PACKAGES = "confidence-probes lightning torch transformers torchmetrics numpy s
 
 @contextmanager
 def result_folder(
-    command: str, stores: Sequence[str], out: str | None, seed: int, n_resamples: int
+    command: str, stores: Sequence[str], out: str | None, seed: int, n_resamples: int = 2000
 ) -> Iterator[tuple[Path, Path]]:
     """Context manager that atomically creates the result folder `out`, by default runs/COMMAND-STORE.
 
@@ -68,8 +68,11 @@ def write_files(
             (folder / name).write_text(text, encoding="utf-8")
 
 
-def record_header(store: Store, table: QuestionTable, seed: int, n_resamples: int) -> dict[str, Any]:
-    """Return the header of a command's record, including the format version, store identity, grader and seed."""
+def record_header(store: Store, table: QuestionTable, seed: int, n_resamples: int = 0) -> dict[str, Any]:
+    """Return the header of a command's record, including the format version, store identity, grader and seed.
+
+    `n_resamples` is 0 if the command does not resample questions.
+    """
     return {
         "format_version": FORMAT_VERSION,
         "identity": store.sha256,

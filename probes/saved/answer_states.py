@@ -26,12 +26,12 @@ class AnswerStates:
     def of(self, drawn: Tensor, mask: Tensor, cache: Any, lengths: Sequence[int]) -> Ragged | None:
         """Return the states of the answers' content tokens, [row, token, d_model] on the CPU.
 
-        The model has not read the last tokens that it drew. If they are needed, it reads them now with its cache.
+        The model has not yet read the last token of each row. If this token is needed, it is read with the cache.
 
         Args:
             drawn: [row, token] int64 drawn tokens, with padding.
             mask: [row, token] int64 attention mask of the prompts.
-            cache: Key/value cache at the end of the generation; None if there is none.
+            cache: Key/value cache at the end of the generation, or None.
             lengths: Number of content tokens in each answer.
 
         Returns:

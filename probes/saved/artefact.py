@@ -66,8 +66,8 @@ class ConfidenceProbe:
         def tensor(signal: str, key: str) -> Tensor | Ragged:
             if key not in read[signal]:
                 raise InputError(
-                    f"Expected the signal {signal!r} of {self.config['model']['id']!r} to have {key!r}, but it has "
-                    f"only {', '.join(sorted(read[signal]))}. The probe needs {key!r}. Restore its config.json."
+                    f"Expected the signal {signal!r} of {self.config['model']['id']!r} to contain {key!r}, but it "
+                    f"contains only {', '.join(sorted(read[signal]))}. Restore the probe's config.json."
                 )
             return read[signal][key]
 
@@ -83,7 +83,7 @@ class ConfidenceProbe:
     def confidence(self, features: Tensor | Ragged) -> Tensor:
         """Compute confidences [...] float32 from features [..., d_model], as returned by `features`.
 
-        From ragged features [row, token, d_model], the result is [row], with NaN for rows without tokens.
+        For ragged features [row, token, d_model], the result is [row], with NaN for rows without tokens.
         """
         values = features.values if isinstance(features, Ragged) else features
         if values.shape[-1] != self.config["d_model"]:

@@ -46,7 +46,7 @@ class Answers:
 
 
 class ConfidentModel:
-    """A model with an attached probe. The model is not changed: forward hooks exist only while `generate` runs.
+    """A model with an attached probe. The model is not changed: forward hooks exist only during `generate` and `score`.
 
     Args:
         probe: Trained probe.
@@ -120,7 +120,7 @@ class ConfidentModel:
         prompts = self._encode(inputs, mask)
         probe, model, pad = self.probe, self._model, self._pad_token()
         ids, mask = left_padded(prompts, pad=pad, device=model.device)
-        n_prompt, stop = ids.shape[1], list(probe.config.get("decoding", {}).get("stop", []))
+        n_prompt, stop = ids.shape[1], list(probe.config.get("decoding", {}).get("stop") or [])
         if stop:
             options = {"stop_strings": stop, "tokenizer": self.tokenizer, **options}
         capturing: AbstractContextManager[Any] = nullcontext()

@@ -92,7 +92,7 @@ class LinearHead(VectorHead):
 
 
 class CountsHead(VectorHead):
-    """Classifier of the number of right answers. Its score is the log-odds of the expected share of right answers.
+    """Classifier of the number of right answers. Its score is the log-odds of the expected fraction of right answers.
 
     Args:
         d_model: Width of the features.

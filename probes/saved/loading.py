@@ -42,7 +42,7 @@ _CONFIG: Schema = {
     # descriptive
     "name": Maybe(schemas.TEXT),
     "taught": Maybe(schemas.TEXT_OR_NULL),
-    "decoding": Maybe(schemas.DECODING),
+    "decoding": Maybe(schemas.KNOWN_DECODING),
     "training": Maybe(schemas.OBJECT),
     "test": Maybe(schemas.OBJECT),
     "versions": Maybe(schemas.OBJECT),

@@ -14,12 +14,12 @@ from probes.saved.artefact import load_probe
 def priors(probe: str, recipe: StoreRecipe, out: str = "priors.parquet") -> Path:
     """Write the priors of questions for `python -m extract sample --stop prior`.
 
-    The prior of a question is a beta distribution of the share of right answers. Its mean is the probe's confidence,
-    which takes one forward pass over the prompt. Its concentration was fitted when the probe was trained.
+    The prior of a question is a beta distribution of the fraction of right answers. Its mean is the probe's confidence,
+    which requires one forward pass over the prompt. Its concentration was fitted when the probe was trained.
 
     Args:
-        probe: Folder or Hub id of a saved probe with the target capability. The questions must not be among its
-            training questions, for which its confidences are too extreme.
+        probe: Folder or Hub id of a saved probe with the target capability. It must have been trained on other
+            questions, because its confidences for training questions are too extreme.
         recipe: Questions, prompt and model, as for `python -m extract sample`. For a served model, pass a local copy
             as `model`.
         out: Parquet file to write.
@@ -43,14 +43,14 @@ def priors(probe: str, recipe: StoreRecipe, out: str = "priors.parquet") -> Path
     questions, decoding = recipe.load()
     if loaded.config["training"].get("questions") == questions_hash(questions):
         raise InputError(
-            f"Expected `questions` to differ from the training questions of {probe!r}, but they are the same. Its "
-            "confidences for them are too extreme. Use other questions, or train the probe on other ones."
+            f"Expected `questions` to differ from the training questions of {probe!r}, but they are the same. The "
+            "confidences of a probe for its training questions are too extreme. Use other questions or another probe."
         )
     prompt = json.loads(json.dumps(decoding.record()["prompt"]))
     if different := "; ".join(differences(prompt, loaded.config["prompt"])):
         raise InputError(
-            f"Expected the prompt of the probe {probe!r}, but the prompt of this run differs in {different}. Pass the "
-            "options that the training answers were sampled with, such as --config configs/sets/facts.yaml."
+            f"Expected the same prompt as for the probe {probe!r}, but the prompt of this run differs in {different}. "
+            "Pass the options used to sample the training answers, such as --config configs/sets/facts.yaml."
         )
     dtype = loaded.config["model"]["dtype"] if recipe.dtype == "auto" else recipe.dtype
     model, tokenizer = load_model(recipe.model, recipe.revision, dtype, recipe.device, recipe.device_map)

@@ -1,4 +1,4 @@
-"""Heads that read the hidden states of all tokens of an answer. Each pools a few numbers per token into one score.
+"""Heads that read the hidden states of all tokens of an answer and pool a few numbers per token into one score.
 
 Training uses the same pooling functions, with additional axes for the candidates. The functions take
 
@@ -26,7 +26,7 @@ def attention_pool(numbers: Tensor, there: Tensor, slope: Tensor) -> Tensor:
 
     Args:
         numbers: Attention logits q of the H heads, followed by their values v, [row, token, ..., 2 H].
-        there: See the module.
+        there: See the module docstring.
         slope: Position bias s of each head per token, [..., H].
     """
     logits, values = numbers.chunk(2, dim=-1)
@@ -41,7 +41,7 @@ def multimax_pool(numbers: Tensor, there: Tensor) -> Tensor:
 
     .. math:: \sum_h \pm \max_t (\pm v_{ht})
 
-    The smallest values let a single token lower the score. See the module for the arguments.
+    Because of the smallest values, a single token can also lower the score. See the module for the arguments.
     """
     sign = torch.ones_like(numbers[0, 0, ...])
     sign[..., 1::2] = -1

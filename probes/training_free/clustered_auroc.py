@@ -1,9 +1,9 @@
 """AUROCs of thousands of scores at once, with corrected p-values and standard errors clustered by question.
 
-The placement of a right answer is the share of wrong answers with a lower score. The placement of a wrong answer is the
-share of right answers with a higher score. Ties count ½. The mean placement is the AUROC (DeLong et al. 1988). The
-placements also give the derivatives of the AUROC with respect to the question weights. The standard error is computed
-from these derivatives (Obuchowski, Nonparametric Analysis of Clustered ROC Curve Data, Biometrics 53, 1997).
+The placement of a right answer is the fraction of wrong answers with a lower score. The placement of a wrong answer is
+the fraction of right answers with a higher score. Ties count ½. The mean placement is the AUROC (DeLong et al. 1988).
+The placements also give the derivatives of the AUROC with respect to the question weights. The standard error is
+computed from these derivatives (Obuchowski, Nonparametric Analysis of Clustered ROC Curve Data, Biometrics 53, 1997).
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from probes.metrics.functional.inputs import by_group
 
-#: A standard error needs at least this many questions with right answers, and as many with wrong answers.
+#: Minimum number of questions with right answers, and of questions with wrong answers, for a standard error.
 LEAST_OF_A_CLASS = 5
 #: Maximum number of elements (draws × scores) in memory at once.
 _CHUNK = 2**24
@@ -105,7 +105,7 @@ def clustered_auroc(scores: Tensor, right: Tensor, question: Tensor, n_questions
 
 
 def placements(scores: Tensor, others: Tensor) -> Tensor:
-    """Return the share of `others` below each score, counting ties as ½, [score, answer] float64; NaN if missing."""
+    """Return the fraction of `others` below each score, counting ties as ½, [score, answer] float64; NaN if missing."""
     present, others_present = scores.isfinite(), others.isfinite()
     ordered = torch.where(others_present, others, torch.inf).sort(1).values.contiguous()  # missing scores come last
     values = torch.where(present, scores, 0.0).contiguous()
@@ -126,7 +126,7 @@ def max_t(
 
     Each draw permutes the grades between questions (Westfall and Young, Resampling-Based Multiple Testing, 1993). All
     answers to a question get the grades of the answers to another question, matched by sample number. The statistic of
-    a score is |AUROC − ½|, divided by its root mean square over a separate set of draws. The p-value is the share of
+    a score is |AUROC − ½|, divided by its root mean square over a separate set of draws. The p-value is the fraction of
     draws in which the largest statistic of all scores is at least as large as the observed statistic. Holm's correction
     would have less power, because the scores are correlated.
 

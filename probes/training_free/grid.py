@@ -1,4 +1,4 @@
-"""Grid of all scores for a store's answers, with their AUROCs on validation and test questions."""
+"""Grid of all scores of a store's answers, with their AUROCs on validation and test questions."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -42,7 +42,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Grid:
-    """All scores for a store's answers, with their AUROCs on the validation and test questions.
+    """All scores of a store's answers, with their AUROCs on the validation and test questions.
 
     Attributes:
         store: Store that contains the answers.
@@ -71,8 +71,8 @@ class Grid:
     def choose(self, rows: list[int]) -> int | None:
         """Return the first row with the highest validation AUROC among `rows`, or None if no row qualifies.
 
-        A row qualifies if its score has an AUROC, is not constant, and exists for at least 95 % of the largest number
-        of answers for which any score exists.
+        A row qualifies if its score has an AUROC, is not constant, and is defined for at least 95 % as many answers as
+        the score that is defined for the most answers.
         """
         if not rows:
             return None
@@ -97,7 +97,7 @@ class Grid:
         return best
 
     def of_families(self) -> dict[str, int]:
-        """Return a dict from each family to the row of its best score, in the order of the scores.
+        """Return a dict from each family of scores to the row of its best score, in the order of the scores.
 
         A weighted score is excluded if an unweighted score with the same signal and key is equivalent to it on the
         validation answers. For example, the maximum does not depend on the weights.

@@ -31,9 +31,9 @@ def grid_record(grid: Grid, n_resamples: int, seed: int) -> dict[str, Any]:
 
     Returns:
         A record. ``chosen`` is the name of the chosen score. ``rows`` contains the metrics of all reported scores.
-        ``tests`` compares the chosen score with others. ``groups`` contains its metrics for each group of questions.
-        ``grid`` and ``parts`` contain the numbers of scores, questions and answers. ``masked`` contains the reasons why
-        signals are missing or have no chosen score.
+        ``tests`` compares the chosen score with other scores. ``groups`` contains the metrics of the chosen score for
+        each group of questions. ``grid`` and ``parts`` contain the numbers of scores, questions and answers. ``masked``
+        contains the reasons why signals are missing or have no chosen score.
     """
     tested = _Tested(grid, n_resamples, seed)
     p, auroc = grid.p, grid.aurocs["test"].auroc
@@ -178,7 +178,7 @@ class _Tested:
 
 
 def _share_of_pairs(scored: Scored, stratum: Tensor) -> float | None:
-    """Return the share of (right, wrong) answer pairs that are in the same stratum, or None if there are no pairs."""
+    """Return the fraction of pairs of a right and a wrong answer that share a stratum, or None without pairs."""
     members = (stratum[scored.usable & (scored.right == grade)] for grade in (0, 1))
     wrong, right = (torch.bincount(strata, minlength=int(stratum.max()) + 1) for strata in members)
     n_pairs = int(wrong.sum()) * int(right.sum())

@@ -152,8 +152,8 @@ class Scores:
     def _likelihoods(self, key: str) -> Tensor:
         """Compute three scores [3, answer] from the log-probabilities of the tokens.
 
-        The first is the negative log-likelihood of the answer. The second is its mean over half of the answers to the
-        question. The third is the negative log-likelihood per token, averaged over the same half.
+        The first is the negative log-likelihood of the answer. The second is the mean of this value over half of the
+        answers to the question. The third is the negative log-likelihood per token, averaged over the same half.
         """
         nll = self._store.signals.read_ragged(TOKENS, key)
         mean = pool_each(nll, ["mean"])["mean"]

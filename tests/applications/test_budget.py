@@ -18,10 +18,10 @@ from scipy.special import beta
 from applications.beta_priors import base_rates, beta_priors, concentration
 from applications.budget import evaluation
 from applications.budget.allocation import allocate, beta_gains, hazards, plug_in_gains, rank, uniform_gains
+from applications.budget.command import budget
 from applications.budget.evaluation import equal_budget, mean_cost, success
 from applications.budget.methods import read_questions
 from applications.budget.record import budget_record
-from applications.budget.command import budget
 from datamodules.table import QuestionTable, load_table
 from extract import Store
 from extract.errors import InputError
@@ -108,7 +108,7 @@ def test_ties_are_in_the_order_of_the_answers_and_then_of_the_questions() -> Non
 
 @pytest.mark.parametrize("total", [-1, 7])
 def test_a_total_that_cannot_be_spent_is_refused(total: int) -> None:
-    with pytest.raises(InputError, match="between 0 and the 6 available answers, but got"):
+    with pytest.raises(InputError, match="between 0 and 6, the number of available answers, but got"):
         allocate(uniform_gains(2, 3), np.array([3, 3]), [2, total])
 
 
@@ -362,7 +362,7 @@ def test_two_confidences_with_the_same_name_are_refused(store: Store, confidence
 def test_too_few_questions_and_stores_without_right_answers_are_refused(tmp_path: Path) -> None:
     for n, accuracy, message in (
         (19, 0.5, "at least 20 questions .* but got 19"),
-        (20, 0.0, "held-out half, but got none"),
+        (20, 0.0, "right answer with an odd index, but all such answers are wrong"),
     ):
         store = make_store(tmp_path / str(n), np.zeros((n, 1, 2), np.float32), np.full(n, accuracy), k=2)
         with pytest.raises(InputError, match=message):

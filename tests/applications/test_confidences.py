@@ -68,14 +68,14 @@ def test_ids_that_look_like_numbers_are_read_from_csv(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"question_id": ["q0"], "min": [0.5]}, "have a column 'mine', but it has question_id, min.*`min`"),
-        ({"mine": [0.5]}, "have a column 'question_id', but it has mine"),
+        ({"question_id": ["q0"], "min": [0.5]}, "have a column 'mine', but its columns are question_id, min.*`min`"),
+        ({"mine": [0.5]}, "have a column 'question_id', but its columns are mine"),
         ({"question_id": ["q0", "p9"], "mine": [0.5, 0.5]}, "'p9' is not"),
         ({"question_id": ["q0", "q1", "q0"], "mine": [0.5, 0.5, 0.5]}, "'q0' has several"),
         ({"question_id": ["q0"], "mine": ["high"]}, "contain numbers, but it has the type string"),
         ({"question_id": ["q0", "q1"], "mine": [0.5, 1.5]}, "between 0 and 1, but got 1.5"),
         ({"question_id": ["q0"], "mine": [-0.1]}, "between 0 and 1, but got -0.1"),
-        ({"question_id": ["q0"], "mine": pa.nulls(1, pa.float64())}, "at least one question of .*, but it has none"),
+        ({"question_id": ["q0"], "mine": pa.nulls(1, pa.float64())}, "one question of .*, but all are missing"),
     ],
 )
 def test_a_table_that_does_not_fit_is_refused(
@@ -118,8 +118,8 @@ def test_a_probe_that_does_not_fit_is_refused(tmp_path: Path, store: Store) -> N
     cases = [
         ({"target": "response", "position": "last_answer"}, "reads questions, but .* reads answers"),
         ({"model": store.model | {"fingerprint": "e" * 64}}, "differs in fingerprint"),
-        ({"training": {"store": store.sha256}}, "trained on other questions, but .* pass the out-of-fold predictions"),
-        ({"layers": [5]}, "to have '5/last_prompt'"),
+        ({"training": {"store": store.sha256}}, "not trained on the questions of .* pass the out-of-fold predictions"),
+        ({"layers": [5]}, "to contain '5/last_prompt'"),
     ]
     for number, (changes, message) in enumerate(cases):
         probe = write_probe(tmp_path / str(number), store, **changes)

@@ -376,7 +376,7 @@ def test_a_layer_that_the_model_lacks_is_named(read_store: Path, tiny_folder: Pa
     config = json.loads((probe / "config.json").read_text())
     config["pooled"]["keys"][-1] = "entropy_profile/7/entropy"
     (probe / "config.json").write_text(json.dumps(config))
-    with pytest.raises(InputError, match="the signal 'entropy_profile' of .* to have '7/entropy'"):
+    with pytest.raises(InputError, match="the signal 'entropy_profile' of .* to contain '7/entropy'"):
         load_probe(probe).score(*load_model(str(tiny_folder)), "Why?")
 
 

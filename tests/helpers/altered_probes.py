@@ -46,7 +46,7 @@ _CONFIG = {
 
 
 def make_probe(folder: Path, rng: random.Random) -> Path:
-    """Return a probe of width 8 that ignores one coordinate, with one of the heads and one of the calibrators."""
+    """Save a probe of width 8 with a random head and a random calibrator. The probe ignores one coordinate."""
     generator = torch.Generator().manual_seed(0)
     heads: list[Head] = [
         LinearHead(8),
@@ -107,7 +107,7 @@ def only_a_pickle(probe: Path, rng: random.Random) -> str:
 
 
 def link_outside(probe: Path, rng: random.Random) -> str:
-    """Replace the file by a link to a copy outside the folder."""
+    """Replace a file with a link to a copy outside the folder."""
     name = some_file(rng)
     shutil.move(probe / name, probe.parent / "elsewhere")
     (probe / name).symlink_to(rng.choice([probe.parent / "elsewhere", Path("../elsewhere")]))

@@ -110,7 +110,7 @@ def copy(source: str, target: str) -> Alteration:
 
 
 def replace_by_other_store(*names: str) -> Alteration:
-    """Replace files by those of a store with a different seed."""
+    """Replace files with those of a store that was made with a different seed."""
 
     def alter(store: Path) -> None:
         other = make_store(store.parent / "other", seed=1)
@@ -137,7 +137,7 @@ def draw_again(store: Path) -> None:
 
 
 def link_outside(name: str) -> Alteration:
-    """Replace the file by a link to a copy outside the folder."""
+    """Replace a file with a link to a copy outside the folder."""
 
     def alter(store: Path) -> None:
         shutil.move(store / name, store.parent / "elsewhere")
@@ -158,7 +158,7 @@ def identity(change: Callable[[dict[str, Any]], object], sealed: bool = True) ->
     return alter
 
 
-#: The text that an error message must contain, and the alteration.
+#: Alterations by name, each with a text that the error message must contain.
 ALTERATIONS: dict[str, tuple[str, Alteration]] = {
     **{f"{kind}: a flipped bit": (Path(file).name, content(file, flip)) for kind, file in FILES.items()},
     **{f"{kind}: truncated": (Path(file).name, content(file, lambda data: data[:-9])) for kind, file in FILES.items()},
@@ -257,7 +257,7 @@ def forge_value(file: str, column: str, value: Any) -> Alteration:
 
 
 def forge_questions(column: str, value: Any) -> Alteration:
-    """Set one value in the questions, and update the identity to match."""
+    """Set a column of the questions to one value, and update the store's identity to match."""
 
     def alter(store: Path) -> None:
         forge_value(QUESTIONS, column, value)(store)
@@ -287,7 +287,7 @@ def forge_signal(pattern: str, change: Callable[[dict[str, Any]], object], **pro
 
 
 def forge_metadata(text: str) -> Alteration:
-    """Replace the provenance record of the hidden states by a text."""
+    """Replace the provenance record of the hidden states with a text."""
 
     def alter(store: Path) -> None:
         for file in store.glob(HIDDEN):
@@ -298,7 +298,7 @@ def forge_metadata(text: str) -> Alteration:
 
 
 def forge_hidden(key: str, make: Callable[[int], torch.Tensor]) -> Alteration:
-    """Replace the tensor in all files of hidden states by one made for the number of rows."""
+    """Set the tensor `key` in all files of hidden states to the result of `make` for the number of rows."""
     return forge_signal(HIDDEN, lambda tensors: tensors.update({key: make(len(tensors["2/last_prompt"]))}))
 
 

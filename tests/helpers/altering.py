@@ -82,6 +82,6 @@ def bad_json_contents() -> dict[str, bytes]:
 
 
 def bad_json(folder: Path, name: str, rng: random.Random) -> str:
-    """Replace a JSON file by contents that are not a single JSON object."""
+    """Replace the content of a JSON file with something that is not a single JSON object."""
     (folder / name).write_bytes(rng.choice([*bad_json_contents().values(), bomb(folder)]))
     return name

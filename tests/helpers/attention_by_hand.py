@@ -1,4 +1,4 @@
-"""Definitions of all attention signals, with whole T × T matrices in numpy and float64, from eager attention."""
+"""Reference implementations of all attention signals, from eager attention with full T × T matrices in float64."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.helpers.tiny import tiny_model
 
 Array = np.ndarray
 
-#: For model families with sliding windows, windows shorter than the texts in some or all layers.
+#: Config changes for each model family. Sliding windows are shorter than the texts.
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
     "gpt2": {},
@@ -26,7 +26,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma3": {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
 }
 
-#: Two answers to a prompt, an answer of one token, a prompt of one token, and one that is much longer.
+#: Two answers to the same prompt, an answer of one token, a prompt of one token, and a long prompt with a long answer.
 ANSWERS = [
     Answer((5, 6, 7), (40, 41, 42, 43)),
     Answer((8, 9, 10, 11, 12), (50,)),
@@ -97,7 +97,7 @@ def spread(weights: Array) -> float:
 
 
 def shares_by_hand(h: Array, o: Array) -> dict[str, Array]:
-    """Return attention's share of each token as a dict from mix to [token]."""
+    """Return the share of the attention update in each token's residual, as a dict from mix to [token]."""
     s = h + o
 
     def length(x: Array) -> Array:
@@ -170,7 +170,7 @@ def macs_by_hand(model: Any, answer: Answer) -> dict[str, Array]:
 
 
 def read_rows(model: Any, answers: list[Answer], signal: str, **options: Any) -> list[dict[str, np.ndarray]]:
-    """Return a signal's values for each answer by key."""
+    """Return a dict from each key of a signal to its values, for each answer."""
     read = read_answers(model, answers, [signal], **options)[signal]
     rows = {key: [one.numpy() for one in ragged.rows()] for key, ragged in read.items()}
     return [{key: of_rows[i] for key, of_rows in rows.items()} for i in range(len(answers))]

@@ -16,7 +16,7 @@ from probes.linear import Linear
 def descend(
     module: ProbeModule, data: FeatureDataModule, epochs: int, every: int, folder: Path | None = None
 ) -> ProbeModule:
-    """Fit a probe with validation at regular epochs, and save checkpoints if a folder is given."""
+    """Fit a probe, validate it in every `every`-th epoch, and save checkpoints if a folder is given."""
     trainer = L.Trainer(
         max_epochs=epochs,
         check_val_every_n_epoch=every,

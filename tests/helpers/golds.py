@@ -24,7 +24,7 @@ class Written(NamedTuple):
 
 
 def written_numbers(gold: str, others: list[str]) -> Iterator[Written]:
-    """Return other forms of a number, and other numbers."""
+    """Yield other forms of the same number, and different numbers."""
     value = Fraction(gold.replace(",", ""))
     plain = str(value) if value.denominator == 1 else str(float(value))
     grouped = f"{int(value):,}" if value.denominator == 1 else f"{float(value):,}"
@@ -58,7 +58,7 @@ def written_numbers(gold: str, others: list[str]) -> Iterator[Written]:
 
 
 def written_latex(gold: str, others: list[str]) -> Iterator[Written]:
-    """Return other forms of a LaTeX expression, and other expressions."""
+    """Yield other forms of the same LaTeX expression, and expressions with a different value."""
     worth = values(gold)
     number = worth[0].real if worth and len(worth) == 1 and re.fullmatch(r"[-\d.,\\!]+", gold) else None
     for how, latex in {
@@ -121,9 +121,9 @@ def _with_digits(gold: str, change: Callable[[str], str]) -> list[str]:
 
 
 def _differ(gold: str, other: str) -> bool:
-    """Whether two references differ in every reading (x = 5 can mean 5).
+    """Return whether two references differ in every reading. For example, x = 5 can also be read as 5.
 
-    Words, and numerals in a base, differ if their letters differ.
+    Words and numerals with a base differ if their letters differ.
     """
     if any(re.fullmatch(r"[a-z]\s*=.*", one) for one in (gold, other)):
         return values(gold.split("=")[-1]) != values(other.split("=")[-1]) and values(other.split("=")[-1]) is not None
@@ -153,7 +153,7 @@ def golds() -> dict[str, tuple[str, list[str], Callable[[str, list[str]], Iterat
 def cases_of(
     name: str, references: list[str], written: Callable[[str, list[str]], Iterator[Written]], every: int = 1
 ) -> list[tuple[Question, Written]]:
-    """Return each question with every form of its reference answer, or only every n-th question."""
+    """Return pairs of a question and a form of its reference answer, for every `every`-th question."""
     return [
         (Question(str(number), name, "?", references=(gold,)), one)
         for number, gold in list(enumerate(references))[::every]

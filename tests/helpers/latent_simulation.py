@@ -41,7 +41,7 @@ class Simulated(NamedTuple):
 
 
 def simulate(told: bool, seed: int, d_model: int = 576, d: int = 64, n: int = 700, k: int = 10) -> Simulated:
-    """Draw questions.
+    """Draw simulated questions.
 
     Args:
         told: Whether the hidden state determines the direction of the answers.
@@ -66,7 +66,7 @@ def simulate(told: bool, seed: int, d_model: int = 576, d: int = 64, n: int = 70
 
 
 class Fitted(NamedTuple):
-    """An encoder's outputs for every question: μ and σ, Σ τ², scores [question], and a report of collapses."""
+    """Outputs of an encoder for every question: μ and σ, Σ τ², scores [question], and the warning about a collapse."""
 
     predicted: Gaussian
     shared: Tensor

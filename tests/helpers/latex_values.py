@@ -17,7 +17,7 @@ _FUNCTIONS = {r"\cot": lambda x: 1 / cmath.tan(x), r"\sqrt": cmath.sqrt}
 
 
 def values(latex: str) -> list[complex] | None:
-    r"""Sorted values of the parts of an expression; None where it is none.
+    r"""Return the sorted values of the parts of an expression, or None if it has no numeric value.
 
     >>> values(r"1 \pm \sqrt{4}"), values(r"\left[ \frac12, 3 \right)"), values(r"\text{east}")
     ([(-1+0j), (3+0j)], [(0.5+0j), (3+0j)], None)
@@ -43,7 +43,7 @@ def _bare(latex: str) -> str:
 
 
 def _parts(latex: str) -> Iterator[str]:
-    r"""Return entries, interval ends and elements. An equation becomes the difference of its sides, \pm both signs."""
+    r"""Yield entries, interval ends and elements. Equations become differences, and \pm is replaced by both signs."""
     matrix = re.fullmatch(r"\s*\\begin\{pmatrix\}(.*)\\end\{pmatrix\}\s*", latex)
     if matrix:
         pieces = re.split(r"\\\\|&", matrix[1])

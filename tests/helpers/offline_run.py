@@ -11,7 +11,7 @@ from typing import Any
 
 from wandb.proto.wandb_internal_pb2 import Record
 
-BLOCK = 32768  # of a LevelDB log, which a .wandb file is after its 7 bytes of magic
+BLOCK = 32768  # block size of a LevelDB log, the format of a .wandb file after its 7 magic bytes
 
 
 def records(data: bytes) -> Iterator[Record]:

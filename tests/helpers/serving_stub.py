@@ -39,7 +39,7 @@ class Options:
         key: Key that requests must contain, or None to accept any.
         answers: Texts from which answers are drawn, or None to make each answer unique.
         length: Number of characters per answer if `answers` is None.
-        ignores: Options without effect and missing fields: n, logprobs, temperature, max_tokens, usage, finish_reason.
+        ignores: Options to ignore and fields to omit: n, logprobs, temperature, max_tokens, usage, finish_reason.
         copies: Whether all answers to one request are identical.
         refuses: Fields that are refused with 422.
         rejects: Text in a prompt that is rejected with 400.
@@ -62,8 +62,8 @@ class Options:
 def answer_text(options: Options, prompt: Any, seed: int | None, temperature: float, index: int) -> str:
     """Return the stub's answer `index` to a prompt.
 
-    It depends only on the prompt at temperature 0, and otherwise on the seed and index too. If there is no seed, the
-    number of the request is used.
+    At temperature 0, it depends only on the prompt. At other temperatures, it also depends on the seed and the index.
+    If there is no seed, the number of the request is used.
     """
     drawn = [] if temperature == 0 else [temperature, seed, index]
     number = int.from_bytes(blake2b(json.dumps([prompt, *drawn]).encode(), digest_size=8).digest())
@@ -101,7 +101,7 @@ def stub(**options: Any) -> Iterator[Running]:
 
 @contextmanager
 def faults(url: str, share: float = 0.3, seed: int = 0, stall: float = 30.0) -> Iterator[Running]:
-    """Run a proxy in front of `url` that breaks a share of the replies. Stalled ones are cut after `stall` seconds."""
+    """Run a proxy in front of `url` that breaks a fraction of the replies. Stalled replies end after `stall` seconds."""
     with _running("proxy", {"url": url, "share": share, "seed": seed, "stall": stall}) as running:
         yield running
 

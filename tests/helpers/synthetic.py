@@ -38,8 +38,9 @@ def make_store(
 ) -> Store:
     """Make a store of questions whose answers are right with the given probabilities.
 
-    A right answer is "right". A wrong answer is one of several other words, and its tokens are less likely. If answers
-    have several tokens, wrong answers are longer, those of `longest` tokens are truncated, and one in fifty is empty.
+    The text of a right answer is "right". A wrong answer is one of several other words, and its tokens are less likely.
+    If answers have several tokens, wrong answers are longer, answers of `longest` tokens are truncated, and one answer
+    in fifty is empty.
 
     Args:
         folder: Folder of the store.
@@ -51,7 +52,7 @@ def make_store(
         block_size: Number of questions per block.
         name: Prefix of the question ids.
         longest: Maximum number of content tokens per answer. If it is 1, all answers have one token.
-        questions: The questions, by default made ones.
+        questions: The questions. By default, they are generated.
         temperature: Temperature of the policy. It does not affect the answers.
     """
     rng, of_lengths = np.random.default_rng(seed), np.random.default_rng([seed, 1])
@@ -91,7 +92,7 @@ def make_grid(folder: Path, accuracy: NDArray[np.float64], temperatures: Sequenc
 
 
 def add_answer_signals(store: Store, seed: int = 0, width: int = 8) -> None:
-    """Add hidden states, token signals and embeddings of the answers, and asked confidences.
+    """Add hidden states, token signals and embeddings of the answers, and model-based baselines.
 
     The first coordinate of `last_answer` is higher for right answers, and identical texts have similar embeddings.
     """
@@ -151,7 +152,7 @@ def _token_signals(
 
 
 def _first_token(entropy: NDArray[np.float64], rng: np.random.Generator) -> dict[str, dict[str, NDArray[np.float64]]]:
-    """Return signals of first tokens with the given entropies, about which the first layer contains no information."""
+    """Return first-token signals with the given entropies. The first layer contains no information about them."""
     weight = np.arange(LAST)[:, None] / (LAST - 1)
     profile = weight * entropy + (1 - weight) * rng.gamma(9, 1 / 2, size=(LAST, len(entropy)))
     rest = 1 - np.exp(-entropy)

@@ -15,9 +15,9 @@ LAYERS, WIDTH = 3, 8
 
 
 def token_store(folder: Path, n: int = 120, k: int = 4, longest: int = 12, seed: int = 0, size: float = 5.0) -> Store:
-    """Make a store in which layer 1 tells right from wrong answers, but not on average over their tokens.
+    """Make a store in which single tokens of layer 1 reveal wrong answers, but means over tokens do not.
 
-    If an answer is wrong, coordinate 0 is higher by `size` at one of its tokens, and lower by `size` at another one.
+    If an answer is wrong, coordinate 0 is higher by `size` at one of its tokens, and lower by `size` at another token.
     Answers have from 2 to `longest` tokens.
     """
     rng = np.random.default_rng([seed, 2])

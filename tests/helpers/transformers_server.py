@@ -27,7 +27,7 @@ def transformers_serve(model: Path, seconds: float = 120.0) -> Iterator[str]:
         seconds: Maximum time to start.
 
     Raises:
-        RuntimeError: The server did not start.
+        RuntimeError: If the server does not start.
     """
     with tempfile.TemporaryDirectory() as folder:
         said = Path(folder) / "said.txt"

@@ -60,7 +60,7 @@ class AnswerLayer(DynamicLayer):
         return sum(part[0].shape[2] for part in parts if part is not None and part[0].numel())
 
     def start_answers(self, n_samples: int, shared: bool) -> None:
-        """Create `n_samples` rows per question, one per answer. If `shared`, they use the same copy of the prompt."""
+        """Create `n_samples` rows per question, one per answer. If `shared`, they use one copy of its prompt."""
         self.handed_out = None
         if shared:
             self.prompts = (self.keys, self.values)
@@ -165,7 +165,7 @@ class AnswerCache(DynamicCache):
         return other
 
     def take(self, questions: Tensor) -> Self:
-        """Copy the cache of the questions with the given indices [question], before answers to them are drawn."""
+        """Return a cache for the questions with the given indices [question]. Call this before answers are drawn."""
         other = self.copy()
         for layer in other.layers:
             layer.keys, layer.values = layer.keys[questions], layer.values[questions]

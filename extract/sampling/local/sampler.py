@@ -124,7 +124,7 @@ class LocalSampler(Sampler):
         progress: Progress,
         keep: bool,
     ) -> dict[float, list[Row]]:
-        """Draw samples of some questions of a block. If `keep`, later calls do not read the prompts again."""
+        """Draw samples for some questions of a block. If `keep` is True, later calls do not read the prompts again."""
         from extract.running.memory import retry_with_smaller_batch
 
         sampler, ids = self._sampler, [question.id for question in block if question.id in question_ids]

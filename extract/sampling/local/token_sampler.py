@@ -16,7 +16,7 @@ from extract.sampling.local.batching import Row, batches, common_prefix, left_pa
 from extract.sampling.local.cache import AnswerCache, smallest_window
 from extract.sampling.local.draws import draw, keyed_uniforms, question_key
 
-#: Share of rows that must have finished before they are removed from the batch. Each removal copies the cache.
+#: Fraction of rows that must have finished before they are removed from the batch. Each removal copies the cache.
 _COMPACT_SHARE = 0.2
 
 
@@ -86,8 +86,9 @@ class TokenSampler:
             samples: Indices of the answers to draw, for example ``range(0, 10)``.
             temperatures: Distinct temperatures, used instead of the policy's temperature.
             progress: Called after each step with the numbers of newly finished answers and newly drawn tokens.
-            block: All prompts that are sampled in rounds, if there are several calls for different ones. If they fit
-                into one batch, they are read only once. Otherwise, only their common prefix is.
+            block: All prompts of a block, if several calls draw answers to different prompts of the same block. If the
+                block fits into one batch, its prompts are read only in the first call. Otherwise, only their common
+                prefix is kept between calls.
 
         Returns:
             Dict from temperature to answers, ordered by question and then sample.
@@ -183,7 +184,10 @@ class TokenSampler:
         return AnswerCache(self.model, mask, read), ids, positions
 
     def _read_prefix(self, prefix: Sequence[int]) -> AnswerCache | None:
-        """Return a one-row cache of the prefix, reused until the prefix changes, or None if the model can't use one."""
+        """Return a one-row cache of the prefix, or None if the model can't use one.
+
+        The cache is kept until the prefix changes.
+        """
         if self._prefix[0] != tuple(prefix):
             ids = torch.tensor([prefix], device=self.model.device)
             cache, positions = AnswerCache(self.model, torch.ones_like(ids)), torch.arange(len(prefix))[None]

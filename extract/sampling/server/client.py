@@ -64,7 +64,8 @@ class Spending:
     async def reserved(self, request: Request) -> AsyncIterator[None]:
         """Reserve the maximum number of tokens for an attempt. Call `count` with its reply inside the with block.
 
-        If attempts in flight leave too little of the budget, wait until they end. Most use less than they reserve.
+        If attempts in flight leave too little of the budget, wait until they end. Most attempts use fewer tokens
+        than they reserve.
 
         Raises:
             BudgetSpent: If the attempt could exceed a budget even after all other attempts have ended.
@@ -212,7 +213,7 @@ def _prompt_bytes(request: Request) -> int:
 def retry_wait(state: Any) -> float:
     """Seconds to wait before the next attempt, given a `tenacity.RetryCallState`.
 
-    This is the wait that the server requests, if any, plus full jitter. Full jitter is uniform between 0 and a limit
+    This is the time that the server requests, if any, plus full jitter. Full jitter is uniform between 0 and a limit
     that doubles with each attempt. It spreads out requests that failed together (Brooker, Exponential Backoff and
     Jitter, AWS Architecture Blog, 2015).
     """

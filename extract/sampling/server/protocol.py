@@ -5,13 +5,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from extract.text import one_line
+from extract.text import one_line, valid_text
 
 #: Types of the parts into which some servers split an answer.
 _TEXT_PARTS = ("text", "output_text")
 _REASONING_PARTS = ("thinking", "reasoning", "reasoning_text")
 #: Map from a server's finish reasons to stored finish reasons. Tool calls count as "stop", as no tools are offered.
-_FINISH_REASONS: dict[str, Literal["stop", "length", "content_filter"]] = {
+FINISH_REASONS: dict[str, Literal["stop", "length", "content_filter"]] = {
     **dict.fromkeys(("stop", "eos", "eos_token", "stop_sequence", "end_turn", "tool_calls", "function_call"), "stop"),
     **dict.fromkeys(("length", "max_tokens"), "length"),
     "content_filter": "content_filter",
@@ -191,27 +191,31 @@ def read_reply(body: bytes, request: Request) -> Reply:
 
 def _read_choice(choice: dict[str, Any], stop: tuple[str, ...]) -> Choice:
     end = choice.get("finish_reason")
-    finish_reason = _FINISH_REASONS.get(end) if isinstance(end, str) else None
+    finish_reason = FINISH_REASONS.get(end) if isinstance(end, str) else None
     if finish_reason is None:
         raise BrokenReply(f"an answer with the unknown finish reason {_repr(end)}")
     message = choice.get("message", choice)
     if not isinstance(message, dict) or not {"message", "text"} & choice.keys():
         raise BrokenReply(f"an answer without text: {_repr(choice)}")
-    text, thought = _texts(message.get("content") if "message" in choice else choice["text"])
+    text, thought = split_content(message.get("content") if "message" in choice else choice["text"])
     reasoning = message.get("reasoning_content") or message.get("reasoning") or thought
-    reasoning = _valid_text(reasoning) if isinstance(reasoning, str) and reasoning else None
+    reasoning = valid_text(reasoning) if isinstance(reasoning, str) and reasoning else None
     if cuts := [text.index(end) for end in stop if end in text]:
-        return Choice(_valid_text(text[: min(cuts)]), reasoning, "stop", None, None, cut=True)
+        return Choice(valid_text(text[: min(cuts)]), reasoning, "stop", None, None, cut=True)
     given = _dict(choice.get("logprobs"))
     content, logprobs = given.get("content"), given.get("token_logprobs")  # for chats and for completions
     if isinstance(content, list):
         logprobs = [_dict(token).get("logprob") for token in content]
     token_ids = _numbers(choice.get("token_ids"), int)
-    return Choice(_valid_text(text), reasoning, finish_reason, _numbers(logprobs, float), token_ids)
+    return Choice(valid_text(text), reasoning, finish_reason, _numbers(logprobs, float), token_ids)
 
 
-def _texts(content: Any) -> tuple[str, str]:
-    """Split content into answer and reasoning. The content is a string, null, or a list of typed parts."""
+def split_content(content: Any) -> tuple[str, str]:
+    """Split content into answer and reasoning. The content is a string, null, or a list of typed parts.
+
+    Raises:
+        BrokenReply: If a part is not text.
+    """
     if content is None or isinstance(content, str):
         return content or "", ""
     text = reasoning = ""
@@ -223,7 +227,7 @@ def _texts(content: Any) -> tuple[str, str]:
             text += part["text"]
         elif kind in _REASONING_PARTS:
             thought = part.get("thinking") or part.get("reasoning") or part.get("text") or ""
-            reasoning += thought if isinstance(thought, str) else _texts(thought)[0]
+            reasoning += thought if isinstance(thought, str) else split_content(thought)[0]
         else:
             raise BrokenReply(f"an answer that is not text: {_repr(content)}")
     return text, reasoning
@@ -250,11 +254,6 @@ def server_words(content: Any) -> str | None:
     error = _dict(content).get("error") or _dict(content).get("detail") or _dict(content).get("message")
     words = _dict(error).get("message", error)
     return words if words is None or isinstance(words, str) else _repr(words)
-
-
-def _valid_text(text: str) -> str:
-    """Replace unpaired surrogates with U+FFFD, because they can't be written to a file."""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _repr(value: Any) -> str:

@@ -71,7 +71,7 @@ class OpenRange:
             rejected: Ids of questions whose missing answers are recorded as rejected.
 
         Returns:
-            Whether all samples that were wanted have been answered or rejected.
+            Whether all requested samples have been answered or rejected.
 
         Raises:
             InputError: If the table can't be written. In this case, the log is kept.

@@ -44,7 +44,7 @@ class ServerSampler(Sampler):
         if new:
             size, n_tries = self.options.block_size, TRIES * len(self.server.urls)
             first = questions[self.worker.rank * size :][: min(n_tries, size)]
-            asks = [Ask(question, list(range(min(self.server.n, self.options.k)))) for question in first]
+            asks = [Ask(question, list(range(min(self.server.n, self.options.k) or 1))) for question in first]
             self._preflights[float(new[0].temperature)] = run_preflight(asks, self.options.model, new[0], self.server)
 
     def fill(self, stores: Mapping[float, Store], k: int) -> None:
@@ -117,7 +117,7 @@ class ServerSampler(Sampler):
 
 
 def check_variation(answers: Iterable[Collection[str]], path: Path, has_varied: bool) -> None:
-    """Warn if no question has two different answers. The check needs at least 30 questions with several answers.
+    """Warn if no question has two different answers. The check requires at least 30 questions with several answers.
 
     Args:
         answers: For each question, the texts of its answers.

@@ -5,7 +5,7 @@ The functions share these arguments:
 - `preds` [question]: confidences or scores. Higher means that an answer is more likely to be right.
 - `right` [question]: number c of right answers to each question.
 - `known` [question]: number n ≥ 1 of graded answers to each question. The measured accuracy is p̂ = c/n.
-- `weights` [..., question]: how often each question counts, 1 by default. The leading axes are resamples.
+- `weights` [..., question]: number of copies of each question, 1 by default. The leading axes are resamples.
 
 The results are [...] float64. Unbiased estimates require that `preds` do not depend on the answers counted in `right`.
 To evaluate confidences in individual answers, pass one row per answer with `known` = 1.

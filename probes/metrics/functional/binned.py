@@ -44,12 +44,12 @@ def squared_calibration_error(
 
     .. math:: \sum_b w_b \Big[\bar d_b^2 - \frac{s_b^2}{n_b}\Big], \qquad d_i = f_i - \hat p_i
 
-    where question i has confidence f_i and measured accuracy p̂_i. Bin b contains n_b questions, a share w_b of all
-    questions. d̄_b and s_b² are the mean and sample variance of d in the bin. The estimate refers to the population of
-    questions, because s_b² includes the spread of their true accuracies.
+    where question i has confidence f_i and measured accuracy p̂_i. Bin b contains n_b questions, which is a fraction w_b
+    of all questions. d̄_b and s_b² are the mean and sample variance of d in the bin. The estimate refers to the
+    population of questions, because s_b² includes the spread of their true accuracies.
 
-    A bin with a single question is merged with its neighbour. The result can be negative and is 0 on average for
-    calibrated confidences. It is NaN for a single question, and too large if a question has several rows.
+    A bin with a single question is merged with a neighbouring bin. The result can be negative, and is 0 on average for
+    calibrated confidences. It is NaN if there is only one question, and too large if a question has several rows.
     """
     preds, right, known, weights = prepare(preds, right, known, weights, probabilities=True)
     bins = bin_index(preds, n_bins, "mass", weights).expand(weights.shape)
@@ -78,7 +78,7 @@ def rmsce(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None = 
     """Compute the root mean squared calibration error, the square root of `squared_calibration_error`.
 
     Noise in the measured accuracies is subtracted. The result is in [0, 1]. It is 0 if the squared error is negative
-    and NaN for a single question. Do not average it over splits, because the root is biased. Average
+    and NaN if there is only one question. Do not average it over splits, because the root is biased. Average
     `squared_calibration_error` instead.
     """
     squared = squared_calibration_error(preds, right, known, weights, n_bins)

@@ -32,7 +32,7 @@ def e_aurc(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None =
     """Compute the excess AURC, which is `aurc` minus the AURC of an oracle. It is at least 0, and lower is better.
 
     The oracle ranks the questions by their measured accuracies (Geifman, Uziel and El-Yaniv, Bias-Reduced Uncertainty
-    Estimation for Deep Neural Classifiers, 2019). Its AURC is exact, not the approximation in the paper.
+    Estimation for Deep Neural Classifiers, 2019). Its AURC is computed exactly, not approximated as in the paper.
     """
     preds, right, known, weights = prepare(preds, right, known, weights)
     accuracy = right / known
@@ -63,7 +63,7 @@ def prediction_rejection_ratio(
 def _mean_risk(scores: Tensor, risk: Tensor, weights: Tensor, max_rejection: float = 1.0) -> Tensor:
     """Return the mean risk of the questions with the highest scores, averaged over the allowed numbers of rejections.
 
-    See `aurc` for the formula. `max_rejection` is the largest share of questions that are rejected.
+    See `aurc` for the formula. `max_rejection` is the largest fraction of questions that can be rejected.
     """
     distinct, group = (-scores).unique(sorted=True, return_inverse=True)
     mass, tie_risk = (by_group(values, group, len(distinct)) for values in (weights, weights * risk))
@@ -81,7 +81,8 @@ def auprc(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None = 
     Wrong answers are the positive class. A question counts as p̂ right and 1 − p̂ wrong answers with the same score,
     where p̂ is its measured accuracy. The area is the average precision, as in scikit-learn's
     `average_precision_score`: tied answers are detected together, and the curve is not interpolated. For an
-    uninformative score, the expected area is about the share of wrong answers. NaN if there are no wrong answers.
+    uninformative score, the expected area is about the fraction of wrong answers. If there are no wrong answers, the
+    result is NaN.
     """
     wrong, right = _by_score(*prepare(preds, right, known, weights))
     detected, flagged = wrong.cumsum(-1), (wrong + right).cumsum(-1)
@@ -93,12 +94,12 @@ def auprc(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None = 
 def recall_at_fpr(
     preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None = None, max_fpr: float = 0.05
 ) -> Tensor:
-    """Compute the share of wrong answers that are detected by their low scores, at a given false positive rate.
+    """Compute the fraction of wrong answers that are detected by their low scores, at a given false positive rate.
 
-    Wrong answers are the positive class, and the false positive rate is the share of right answers that are flagged as
-    wrong. Questions count as in `auprc`. The result is the height of the ROC curve at `max_fpr`. The curve is linear
-    between its points: a random share of the tied answers is flagged, so that the rate is exactly `max_fpr`.
-    The result is NaN unless there are both right and wrong answers.
+    Wrong answers are the positive class. The false positive rate is the fraction of right answers that are flagged as
+    wrong. Each question counts as in `auprc`. The result is the height of the ROC curve at `max_fpr`. The curve is
+    interpolated linearly, as if a random fraction of tied answers were flagged. The result is NaN unless there are both
+    right and wrong answers.
     """
     wrong, right = _by_score(*prepare(preds, right, known, weights))
     n_wrong, n_right = wrong.sum(-1), right.sum(-1)

@@ -187,7 +187,7 @@ def test_another_rule_or_budget_continues_where_sampling_stopped(
     (store,) = sample_family(path, recipe, stop="early_stopping", threshold=2)
     before = rows_of(store)
     sample_family(path, recipe, stop="early_stopping", threshold=2)
-    assert "sampling has already stopped for them by this rule" in capsys.readouterr().err
+    assert "were stopped by this rule" in capsys.readouterr().err
     (more,) = sample_family(path, replace(recipe, k=2 * K), stop="adaptive_consistency", threshold=0.95)
     assert rows_of(more).items() >= before.items()
     (direct,) = sample_family(
@@ -238,7 +238,9 @@ def test_the_accuracy_of_the_decisions_is_that_of_their_answers(
     inspect(path)
     assert f"accuracy of the decisions: {expected:.3f} [" in capsys.readouterr().out
     assert 0 < expected < 1
-    assert describe_stopping([store], "contains")[-1].startswith("the accuracy of the decisions needs grades by short")
+    assert describe_stopping([store], "contains")[-1].startswith(
+        "the accuracy of the decisions requires grades by short"
+    )
 
 
 def plant_right_answers(store: Store) -> None:

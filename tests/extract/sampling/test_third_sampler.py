@@ -74,5 +74,5 @@ def test_a_sampler_is_a_class_and_an_entry(
     opened = Store.open(store)
     assert (opened.identity["sampler"], opened.samples.provides) == ("replay-1", REPLAY)
     assert opened.samples.read().num_rows == 480
-    with pytest.raises(InputError, match="`sampler` to be one of local, server, replay, but got 'replai'"):
+    with pytest.raises(InputError, match="`sampler` to be one of local, server, imported, replay, but got 'replai'"):
         StoreRecipe(sampler="replai")

@@ -222,8 +222,8 @@ def test_a_probe_of_a_served_store_attaches_to_the_local_copy_and_baselines_with
     methods = report["splits"]["test"]["capability"]
     assert {"length", "mean_nll", "max_nll"}.isdisjoint(methods)
     assert {"constant", "base_rate", "consistency", "semantic_entropy"} <= set(methods)
-    assert "the server did not report 100 of them" in report["masked"]["length"]
-    assert f"`{MODEL}` (behind a server) answered" in words
+    assert "100 of them are unknown" in report["masked"]["length"]
+    assert f"`{MODEL}` (known by name only) answered" in words
 
 
 def test_a_comparison_has_no_cost_where_the_server_told_none(readable: Store) -> None:

@@ -135,4 +135,4 @@ def test_a_single_answer_has_no_dispersion(data: FeatureDataModule, monkeypatch:
 
 def test_baselines_without_inputs_are_available(data: FeatureDataModule) -> None:
     missing = [name for name in BASELINES if not available(name, data)]
-    assert missing == ["p_true_answer", "semantic_entropy_nli"]
+    assert missing == ["p_true_answer", "likelihood", "likelihood_isotonic", "semantic_entropy_nli"]

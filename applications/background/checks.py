@@ -1,0 +1,89 @@
+"""Check that a tested system and its references can be compared."""
+
+from collections.abc import Sequence
+
+from applications.background.outputs import Source, Unit
+from extract.errors import InputError
+from extract.hashing import differences
+from extract.store.store import Store
+
+#: Decoding options that must be the same in all systems.
+_FIXED = ("max_new_tokens", "stop", "prompt")
+
+
+def choose_unit(unit: Unit | None, sources: Sequence[Source]) -> Unit:
+    """Return the unit in which all outputs are available, by default tokens if all tokenizers are known to be equal.
+
+    Raises:
+        InputError: If outputs are not available in the unit, or tokenizers are known to differ.
+    """
+    known = {source.tokenizer for source in sources}
+    if unit is None:
+        unit = "tokens" if len(known) == 1 and None not in known else "words"
+    if unit == "tokens" and len(known - {None}) > 1:
+        first, *others = (source for source in sources if source.tokenizer)
+        other = next(source for source in others if source.tokenizer != first.tokenizer)
+        raise InputError(
+            f"Expected all systems to have the same tokenizer, but {first.name!r} and {other.name!r} have different "
+            "ones. Pass --unit words."
+        )
+    if without := next((source for source in sources if unit not in source.units), None):
+        raise InputError(
+            f"Expected the outputs as {unit}, but {without.name!r} has only {without.units[0]}. "
+            + (
+                "To compare token ids without checking that they are of the same tokenizer, pass --unit tokens."
+                if unit == "words"
+                else "Pass --unit words, or use a file with token ids of the same tokenizer."
+            )
+        )
+    return unit
+
+
+def check_policies(stores: Sequence[Store]) -> None:
+    """Check that all stores have the same prompt template, token limit and stop strings, as far as they are known.
+
+    Raises:
+        InputError: If they differ.
+    """
+    for store in stores[1:]:
+        first, second = (one.identity["policy"]["decoding"] for one in (stores[0], store))
+        known = {name for name in _FIXED if first[name] is not None and second[name] is not None}
+        found, wanted = ({name: one[name] for name in known} for one in (second, first))
+        if different := "; ".join(differences(found, wanted)):
+            raise InputError(
+                f"Expected all systems to have the same prompt and token limit, but '{store.path}' differs from "
+                f"'{stores[0].path}' in {different}. Sample one of them again."
+            )
+
+
+def check_random_numbers(tested: Store, references: Sequence[Store]) -> None:
+    """Check that the outputs of the tested store are independent of those of the references.
+
+    Raises:
+        InputError: If the tested system samples from the same model with the same seed as a reference.
+    """
+    policy = tested.identity["policy"]
+    seed, model = policy["decoding"]["seed"], policy["model"]["fingerprint"]
+    for store in references:
+        other = store.identity["policy"]
+        same = (other["decoding"]["seed"], other["model"]["fingerprint"]) == (seed, model)
+        if same and model is not None and policy["decoding"]["temperature"] > 0:
+            raise InputError(
+                f"Expected the tested store to have another seed than the reference '{store.path}' of the same model, "
+                f"but both have seed {seed} and thus the same random numbers. Sample it with another --policy.seed."
+            )
+
+
+def check_full_distribution(store: Store) -> None:
+    """Check that a reference samples from the model's full distribution.
+
+    Raises:
+        InputError: If it samples only the most likely tokens.
+    """
+    decoding = store.identity["policy"]["decoding"]
+    if decoding["top_p"] != 1 or decoding["top_k"] != 0:
+        raise InputError(
+            f"Expected the reference '{store.path}' to be sampled with top_p 1 and top_k 0, but got top_p "
+            f"{decoding['top_p']} and top_k {decoding['top_k']}. A truncated distribution varies less at the same "
+            "temperature. Sample the grid again."
+        )

@@ -1,0 +1,66 @@
+"""The command ``python -m applications background-temperature``."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from applications.background.estimation import estimate_temperature
+from applications.background.outputs import Unit, read_source
+from applications.background.pictures import background_pictures
+from applications.background.record import (
+    authors_csv,
+    background_page,
+    background_record,
+    background_verdict,
+    prompt_table,
+)
+from applications.background.systems import open_references, read_systems
+from probes.report.results import result_folder, write_files
+
+
+def background_temperature(
+    tested: str,
+    references: Sequence[str],
+    unit: Unit | None = None,
+    shared: bool = False,
+    out: str | None = None,
+    seed: int = 0,
+    n_resamples: int = 2000,
+) -> Path:
+    """Estimate the temperature at which reference models vary as much as a system does at temperature 0.
+
+    The method is the background temperature of Messina and Scotta (arXiv 2604.22411), with intervals.
+
+    Args:
+        tested: Outputs of the tested system: a store, or a JSON or CSV file. A JSON file is an object from each prompt
+            to a list of outputs, either texts or lists of token ids. A CSV file has the columns prompt and output.
+        references: Folders of temperature grids, one for each reference model. They are sampled with the same prompts,
+            prompt template and token limit, for example with `--policy.temperature 0:1:0.05`.
+        unit: Whether to compare outputs as tokens or as words and punctuation marks. The default is tokens if all
+            tokenizers are known to be equal, otherwise words.
+        shared: Whether to use only the prompts that all systems have. Otherwise, the prompts must be equal.
+        out: Folder to create for the page, record, tables and pictures. The default is
+            runs/background-temperature-TESTED.
+        seed: Seed for resampling.
+        n_resamples: Number of bootstrap resamples of the prompts for each interval.
+
+    Returns:
+        Path to the new folder.
+
+    Raises:
+        InputError: If an option is invalid, or the systems cannot be compared.
+    """
+    with result_folder("background-temperature", [tested], out, seed, n_resamples) as (folder, final):
+        source, grids = read_source(tested), open_references(references)
+        systems = read_systems(source, grids, unit, shared)
+        estimate = estimate_temperature(systems, n_resamples, seed)
+        record = background_record(source, grids, systems, estimate, n_resamples, seed)
+        plots = background_pictures(record)
+        files = {
+            "background-temperature.md": background_page(record, [*plots]),
+            "background-temperature.json": record,
+            "prompts.parquet": prompt_table(systems, estimate),
+            "results_Tbg.csv": authors_csv(record),
+        }
+        write_files(folder, files, plots)
+    print(f"{background_verdict(record)}Background temperature: {final / 'background-temperature.md'}")
+    return final

@@ -1,0 +1,199 @@
+"""Estimate the background temperature: match all metrics with all references, and test the method on the references."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import ndtr, stdtrit
+
+from applications.background.matching import (
+    Array,
+    highest_mismatch_rate,
+    invert,
+    ks_distances,
+    ks_p_values,
+    ks_temperatures,
+    monotone_curves,
+    temperature_limit,
+)
+from applications.background.systems import Systems
+from applications.background.variability import METRICS, Counted, measure
+from extract.errors import InputError
+from probes.metrics.intervals import Interval, resample_weights
+
+#: Significance level of the Kolmogorov–Smirnov tests.
+LEVEL = 0.05
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Match of one metric with one reference. The first resample of each array contains every prompt once.
+
+    Attributes:
+        means: [resample, temperature] mean of the metric for the reference, as 1 − mean if the metric falls with
+            temperature.
+        tested: [resample] the same for the tested system.
+        temperature: [resample] temperatures at which the monotone curve reaches the value of the tested system.
+        ks_temperature: [resample] temperatures by the authors' rule.
+        ks_distance: [temperature] Kolmogorov–Smirnov distances.
+        ks_p: [temperature] their p-values.
+        outside: ``above`` or ``below`` if the tested system varies more than the reference at its highest temperature,
+            or less than at its lowest one, else empty.
+    """
+
+    means: Array
+    tested: Array
+    temperature: Array
+    ks_temperature: Array
+    ks_distance: Array
+    ks_p: Array
+    outside: str
+
+    @property
+    def fits(self) -> bool:
+        """Whether the distributions are compatible at one temperature at least."""
+        return bool(self.ks_p.max() >= LEVEL)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Background temperature of a system.
+
+    Attributes:
+        cells: Matches, by reference and metric.
+        tested: Values [prompt] of each metric for the tested system.
+        references: Values [prompt] of each metric for the references, by name and temperature.
+        mismatch_rate: 95 % upper limit of the mismatch rate if all outputs to each prompt are identical, else None.
+        limits: Highest temperature of each reference with at most this mismatch rate. See `temperature_limit`.
+        recovery: [resample, temperature] estimates for held-out outputs of each reference at each of its temperatures,
+            by name. Empty if there are fewer than four outputs to a prompt.
+    """
+
+    cells: dict[str, dict[str, Cell]]
+    tested: dict[str, Array]
+    references: dict[str, dict[float, dict[str, Array]]]
+    mismatch_rate: float | None
+    limits: dict[str, float | None]
+    recovery: dict[str, Array]
+
+    def mean_temperature(self, metrics: Sequence[str] = tuple(METRICS), rule: str = "temperature") -> Array:
+        """Return the mean temperature [resample] over the references and these metrics, by a `rule` of `Cell`."""
+        return np.mean([getattr(grid[name], rule) for grid in self.cells.values() for name in metrics], axis=0)
+
+
+def estimate_temperature(systems: Systems, n_resamples: int, seed: int) -> Estimate:
+    """Match the tested system with all references.
+
+    Raises:
+        InputError: If the outputs of a reference do not vary more at its highest than at its lowest temperature.
+    """
+    counts = resample_weights(len(systems.prompts), n_resamples, seed).double().numpy()
+    weights = np.vstack([np.ones(len(systems.prompts)), counts]) / len(systems.prompts)
+    tested = measure(systems.tested, systems.limit, systems.n)
+    references = {
+        name: {t: measure(outputs, systems.limit, systems.n) for t, outputs in grid.items()}
+        for name, grid in systems.references.items()
+    }
+    for name, grid in references.items():
+        _check_variation(name, grid)
+    rate = None
+    if all(len(one.texts) == 1 for one in systems.tested):
+        rate = highest_mismatch_rate(np.array([one.n for one in systems.tested]))
+    return Estimate(
+        cells={name: match_reference(tested, grid, weights) for name, grid in references.items()},
+        tested=tested,
+        references=references,
+        mismatch_rate=rate,
+        limits={name: _limit(grid, rate, weights[:1]) for name, grid in references.items()} if rate else {},
+        recovery={
+            name: recover(grid, systems.limit, systems.n // 2, weights)
+            for name, grid in systems.references.items()
+            if systems.n >= 4
+        },
+    )
+
+
+def match_reference(
+    tested: Mapping[str, Array], grid: Mapping[float, Mapping[str, Array]], weights: Array
+) -> dict[str, Cell]:
+    """Match all metrics of the tested system with those of a reference.
+
+    Args:
+        tested: Values [prompt] of each metric.
+        grid: Values [prompt] of each metric, by temperature.
+        weights: [resample, prompt] weights of the prompts, which sum to 1. The first row is uniform.
+    """
+    temperatures, cells = np.array([*grid]), {}
+    for name in METRICS:
+        values, reference = rising(name, [tested])[0], rising(name, [*grid.values()])
+        curves, wanted = monotone_curves(reference, weights), weights @ values
+        distances = ks_distances(values, reference, weights)
+        cells[name] = Cell(
+            means=weights @ reference.T,
+            tested=wanted,
+            temperature=invert(curves, wanted[:, None], temperatures)[:, 0],
+            ks_temperature=ks_temperatures(distances, temperatures),
+            ks_distance=distances[0],
+            ks_p=ks_p_values(values, reference),
+            outside="above" if wanted[0] > curves[0, -1] else "below" if wanted[0] < curves[0, 0] else "",
+        )
+    return cells
+
+
+def recover(grid: Mapping[float, Sequence[Counted]], limit: int, n: int, weights: Array) -> Array:
+    """Estimate the temperatures of a reference at which half of its outputs were sampled, from the other half.
+
+    Args:
+        grid: Outputs [prompt] of the reference, by temperature.
+        limit: Maximum number of tokens per output.
+        n: Number of outputs for which MEMF is computed.
+        weights: [resample, prompt] weights of the prompts, which sum to 1.
+
+    Returns:
+        [resample, temperature] means over the metrics.
+    """
+    temperatures = np.array([*grid])
+    known, held_out = (
+        [measure([one.every_second(start) for one in outputs], limit, n) for outputs in grid.values()]
+        for start in (0, 1)
+    )
+    found = []
+    for name in METRICS:
+        curves = monotone_curves(rising(name, known), weights)
+        found.append(invert(curves, weights @ rising(name, held_out).T, temperatures))
+    return np.mean(found, axis=0)
+
+
+def rising(name: str, values: Sequence[Mapping[str, Array]]) -> Array:
+    """Stack the values [temperature, prompt] of a metric, as 1 − value if the metric falls with temperature."""
+    stacked = np.stack([one[name] for one in values])
+    return stacked if METRICS[name].rises else 1 - stacked
+
+
+def _limit(grid: Mapping[float, Mapping[str, Array]], rate: float, weights: Array) -> float | None:
+    """Return the highest temperature at which a reference has at most this mismatch rate, see `temperature_limit`."""
+    (curve,) = monotone_curves(rising("memf", [*grid.values()]), weights)
+    return temperature_limit(curve, rate, np.array([*grid]))
+
+
+def _check_variation(name: str, grid: Mapping[float, Mapping[str, Array]]) -> None:
+    """Check that the outputs of a reference vary more at its highest than at its lowest temperature."""
+    (low, first), *_, (high, last) = ((t, float(values["memf"].mean())) for t, values in grid.items())
+    if last >= first:
+        raise InputError(
+            f"Expected the MEMF of the reference {name!r} to fall with temperature, but it is {first:.3f} at {low:g} "
+            f"and {last:.3f} at {high:g}. Check that the reference really samples: a sampler that ignores the "
+            "temperature is greedy at all temperatures."
+        )
+
+
+def interval(values: Array, n_prompts: int) -> Interval:
+    """Return the first of the values [resample] with their 95 % expanded percentile interval.
+
+    The levels of its quantiles are Φ(± √(n/(n − 1)) t), where t is the 97.5 % quantile of Student's t distribution with
+    n − 1 degrees of freedom for n prompts. With few prompts, the quantiles at 2.5 % and 97.5 % would be too narrow
+    (Hesterberg, The American Statistician 69, 2015).
+    """
+    reach = (n_prompts / (n_prompts - 1)) ** 0.5 * stdtrit(n_prompts - 1, 0.975)
+    low, high = np.quantile(values[1:], ndtr([-reach, reach]))
+    return {"value": float(values[0]), "low": float(low), "high": float(high)}

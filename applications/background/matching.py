@@ -1,0 +1,104 @@
+"""Find the temperature of a reference at which its outputs vary as much as those of the tested system.
+
+A metric has one value per prompt for the tested system, and one per temperature and prompt for the reference. All
+functions take resampling weights [resample, prompt] that sum to 1, which are the same for both systems.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import isotonic_regression
+from scipy.stats import ks_2samp
+
+Array = NDArray[np.float64]
+
+
+def ks_distances(tested: Array, reference: Array, weights: Array) -> Array:
+    """Compute the Kolmogorov–Smirnov distances between the values of the tested system and of the reference.
+
+    Args:
+        tested: [prompt] values of the metric.
+        reference: [temperature, prompt] values of the metric.
+        weights: [resample, prompt] weights of the prompts in both systems.
+
+    Returns:
+        [resample, temperature] largest absolute differences between the two distribution functions.
+    """
+    signed, columns = np.hstack([weights, -weights]), []
+    for values in reference:
+        pooled = np.concatenate([tested, values])
+        order = np.argsort(pooled)
+        last = np.flatnonzero(np.diff(pooled[order], append=np.inf))  # last position of each distinct value
+        columns.append(np.abs(signed[:, order].cumsum(axis=1)[:, last]).max(axis=1))
+    return np.stack(columns, axis=1)
+
+
+def ks_temperatures(distances: Array, temperatures: Array) -> Array:
+    """Return the mean of all temperatures with the smallest distance, for each row of `distances`.
+
+    This is the authors' rule. `distances` is [resample, temperature], `temperatures` is [temperature].
+    """
+    smallest = distances <= distances.min(axis=1, keepdims=True) + 1e-9
+    return np.asarray(smallest @ temperatures / smallest.sum(axis=1))
+
+
+def ks_p_values(tested: Array, reference: Array) -> Array:
+    """Compute the p-values [temperature] of the two-sample Kolmogorov–Smirnov tests.
+
+    The test assumes independent samples. Both systems answer the same prompts, so it is conservative. The p-values are
+    asymptotic, because the exact ones do not apply to values with ties.
+    """
+    return np.array([ks_2samp(tested, values, method="asymp").pvalue for values in reference])
+
+
+def monotone_curves(reference: Array, weights: Array) -> Array:
+    """Fit a curve of the mean metric that never decreases with temperature (isotonic regression).
+
+    Args:
+        reference: [temperature, prompt] values of a metric that increases with temperature, in ascending order.
+        weights: [resample, prompt] weights of the prompts.
+
+    Returns:
+        [resample, temperature] values of the curves.
+    """
+    return np.stack([isotonic_regression(means).x for means in weights @ reference.T])
+
+
+def invert(curves: Array, values: Array, temperatures: Array) -> Array:
+    """Return the temperatures at which curves reach values.
+
+    Each flat part of a curve counts as one point at its mean temperature, and the points are joined by straight lines.
+    This is centred isotonic regression (Oron and Flournoy, Stat. Biopharm. Res. 9, 2017). Values outside the range of
+    the curve give the temperature of its lowest or highest part, and the value 0 gives the lowest temperature.
+
+    Args:
+        curves: [resample, temperature] non-decreasing curves.
+        values: [resample, system] values of the metric.
+        temperatures: [temperature] in ascending order.
+
+    Returns:
+        [resample, system] temperatures.
+    """
+    found = []
+    for curve, wanted in zip(curves, values, strict=True):
+        levels, level, sizes = np.unique(curve, return_inverse=True, return_counts=True)
+        found.append(np.interp(wanted, levels, np.bincount(level, temperatures) / sizes))
+    return np.where(values > 0, np.stack(found), temperatures[0])
+
+
+def highest_mismatch_rate(n_outputs: NDArray[np.int64]) -> float:
+    """Return the 95 % upper limit of the mean mismatch rate 1 − MEMF if all outputs to each prompt are identical.
+
+    The limit is 1 − 0.05^(1 / Σ (N − 1)) for N outputs per prompt, `n_outputs` [prompt]. One output of each prompt is
+    not counted, because it defines the most frequent output. The limit also holds if the rates differ between prompts.
+    """
+    return float(1 - 0.05 ** (1 / (n_outputs - 1).sum()))
+
+
+def temperature_limit(curve: Array, rate: float, temperatures: Array) -> float | None:
+    """Return the highest temperature above 0 at which the mismatch rate of the reference is at most `rate`.
+
+    `curve` [temperature] is non-decreasing. Returns None if there is no such temperature, which means that the limit is
+    below the first step of the grid.
+    """
+    within = temperatures[(curve <= rate) & (temperatures > 0)]
+    return float(within[-1]) if len(within) else None

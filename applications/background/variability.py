@@ -1,0 +1,149 @@
+"""Variability of the outputs of a system to one prompt (Messina and Scotta, arXiv 2604.22411, section 4).
+
+An output is a sequence of tokens or words. All metrics are unbiased by the number of outputs, except the maximum exact
+match fraction, which is computed for a given number of outputs.
+"""
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from os.path import commonprefix
+
+import numpy as np
+from numpy.typing import NDArray
+from rapidfuzz.distance import LCSseq, Levenshtein
+from rapidfuzz.process import cdist
+
+#: One output, as a sequence of tokens or words.
+Output = Sequence[Hashable]
+#: Number of random subsets over which the maximum exact match fraction is averaged.
+N_SUBSETS = 1000
+
+
+@dataclass(frozen=True)
+class Counted:
+    """The outputs to one prompt, by distinct output.
+
+    Attributes:
+        texts: Distinct outputs. Each token is encoded as one character, so that string functions can be used.
+        index: [output] int64 position of each output in `texts`.
+    """
+
+    texts: list[str]
+    index: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, outputs: Iterable[Output]) -> "Counted":
+        """Count the outputs to a prompt."""
+        code: dict[Hashable, str] = {}
+        encoded = ["".join(code.setdefault(token, chr(len(code))) for token in one) for one in outputs]
+        position = {text: i for i, text in enumerate(dict.fromkeys(encoded))}
+        return cls([*position], np.array([position[text] for text in encoded]))
+
+    @property
+    def n(self) -> int:
+        """Number of outputs."""
+        return len(self.index)
+
+    @cached_property
+    def counts(self) -> NDArray[np.int64]:
+        """[distinct] how often each distinct output occurs."""
+        return np.bincount(self.index)
+
+    @property
+    def first_divergence(self) -> int | None:
+        """Index of the first token at which two outputs differ; None if all outputs are identical."""
+        return len(commonprefix(self.texts)) if len(self.texts) > 1 else None  # noqa: RUF071, they are no paths
+
+    def every_second(self, start: int) -> "Counted":
+        """Return the outputs with indices `start`, `start` + 2, … in their order."""
+        return Counted.of(self.texts[i] for i in self.index[start::2])
+
+    def mean_over_pairs(self, distances: NDArray[np.float64]) -> float:
+        """Average distances [distinct, distinct] with diagonal 0 over all pairs of outputs."""
+        return float(self.counts @ distances @ self.counts) / (self.n * (self.n - 1))
+
+
+def max_exact_match(outputs: Counted, n: int, seed: int = 0) -> float:
+    """Compute the maximum exact match fraction (MEMF), the share of the most frequent output among `n` outputs.
+
+    The expectation of MEMF depends on the number of outputs. If there are more than `n` outputs, the result is
+    therefore the mean over `N_SUBSETS` random subsets of `n` outputs.
+    """
+    if n == outputs.n:
+        return float(outputs.counts.max()) / n
+    subsets = np.random.default_rng(seed).multivariate_hypergeometric(outputs.counts, n, size=N_SUBSETS)
+    return float(subsets.max(axis=1).mean()) / n
+
+
+def collision_rate(outputs: Counted) -> float:
+    """Compute the share of pairs of outputs that are identical, Σ m (m − 1) / (N (N − 1)) for counts m.
+
+    This is the unbiased estimate of the probability that two new outputs are identical.
+
+    >>> collision_rate(Counted.of(["Lima", "Lima", "Rome"]))
+    0.3333333333333333
+    """
+    return float((outputs.counts * (outputs.counts - 1)).sum()) / (outputs.n * (outputs.n - 1))
+
+
+def mean_levenshtein(outputs: Counted, limit: int) -> float:
+    """Compute the mean edit distance between two outputs (AvgLev), divided by the token limit `limit`."""
+    distances = cdist(outputs.texts, outputs.texts, scorer=Levenshtein.distance, dtype=np.int32)
+    return outputs.mean_over_pairs(distances / limit)
+
+
+def mean_lcs_distance(outputs: Counted) -> float:
+    """Compute the mean of 1 − LCS(a, b) / min(|a|, |b|) over pairs of outputs (AvgLCS).
+
+    LCS is the length of the longest common subsequence. The distance between an empty output and any other output is 1.
+    """
+    common = cdist(outputs.texts, outputs.texts, scorer=LCSseq.similarity, dtype=np.int32)
+    lengths = np.array([len(text) for text in outputs.texts])
+    distances = 1 - common / np.minimum.outer(lengths, lengths).clip(min=1)
+    np.fill_diagonal(distances, 0)
+    return outputs.mean_over_pairs(distances)
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A variability metric.
+
+    Attributes:
+        label: Name in tables and pictures.
+        compute: Function of the outputs to a prompt, the token limit and the common number of outputs.
+        rises: Whether the metric increases with temperature. Otherwise it is 1 if all outputs are identical.
+        authors: Name in the table of the authors, or None if they do not use the metric.
+    """
+
+    label: str
+    compute: Callable[[Counted, int, int], float]
+    rises: bool = True
+    authors: str | None = None
+
+
+#: Metrics by name.
+METRICS = {
+    "memf": Metric("MEMF", lambda outputs, limit, n: max_exact_match(outputs, n), False, "max_exact_match"),
+    "avg_lev": Metric("AvgLev", lambda outputs, limit, n: mean_levenshtein(outputs, limit), True, "Levenshtein_lists"),
+    "avg_lcs": Metric("AvgLCS", lambda outputs, limit, n: mean_lcs_distance(outputs), True, "average_lcs_distance"),
+    "collision": Metric("collision rate", lambda outputs, limit, n: collision_rate(outputs), False),
+}
+
+
+def measure(outputs: Sequence[Counted], limit: int, n: int) -> dict[str, NDArray[np.float64]]:
+    """Compute all metrics for each prompt.
+
+    The values are rounded to 12 digits, so that equal values stay equal in comparisons of distributions.
+
+    Args:
+        outputs: [prompt] outputs, at least two for each prompt.
+        limit: Maximum number of tokens per output.
+        n: Number of outputs for which MEMF is computed, the same for all systems in a comparison.
+
+    Returns:
+        Dict from the names in `METRICS` to values [prompt] float64.
+    """
+    return {
+        name: np.array([metric.compute(one, limit, n) for one in outputs]).round(12) for name, metric in METRICS.items()
+    }

@@ -1,0 +1,1 @@
+"""Domains: clusters of questions with their accuracy and calibration."""

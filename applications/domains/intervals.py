@@ -1,0 +1,99 @@
+"""Simultaneous confidence intervals of the means of all clusters, and of their differences from the other questions."""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import stdtrit
+
+Values = NDArray[np.float64]
+#: Minimum number of questions of a cluster with an interval.
+LEAST_SIZE = 10
+#: Probability that at least one of the intervals misses its true value.
+ALPHA = 0.05
+
+
+class Estimates(NamedTuple):
+    """Values of the clusters with simultaneous 95 % intervals, each [cluster] float64.
+
+    The ends are NaN where there is no interval, and the value is NaN where there are no questions.
+    """
+
+    value: Values
+    low: Values
+    high: Values
+
+
+def cluster_means(values: Values, cluster: NDArray[np.int64], n_clusters: int) -> Estimates:
+    r"""Compute the mean of each cluster with simultaneous intervals.
+
+    The interval of a cluster c with n questions is the wider one of two t intervals. The first one uses the variance of
+    the cluster and n − 1 degrees of freedom. The second one uses the pooled variance within the K clusters:
+
+    .. math::
+        s^2 = \frac{\sum_c \sum_{i \in c} (x_i - \bar x_c)^2}{N - K}, \quad
+        \bar x_c \pm t_{N-K,\, 1 - \alpha/(2K)} \, s / \sqrt n
+
+    The first interval alone is too narrow if all values of a small cluster happen to be similar, for example all 0. The
+    second one alone is too narrow if the cluster varies more than the others. Bonferroni's correction for K clusters
+    makes the intervals simultaneous. Clusters with fewer than 10 questions have no interval and are not counted in K
+    and N. There are no intervals if the pooled variance is 0.
+
+    Args:
+        values: [question] finite values.
+        cluster: [question] index of the cluster.
+        n_clusters: Number of clusters.
+    """
+    inside = _moments(values, _members(cluster, n_clusters))
+    return _estimates(inside.mean, inside, inside.variance / inside.size, inside.size - 1, 1 / inside.size)
+
+
+def minus_the_rest(values: Values, cluster: NDArray[np.int64], n_clusters: int) -> Estimates:
+    """Compute the mean of each cluster minus that of all other questions, with simultaneous intervals.
+
+    As in `cluster_means`, the interval is the wider one of two: Welch's interval, and the one with the pooled variance.
+    There is none if the other questions are fewer than 10. See `cluster_means` for the arguments.
+    """
+    members = _members(cluster, n_clusters)
+    inside, rest = _moments(values, members), _moments(values, ~members)
+    a, b = inside.variance / inside.size, rest.variance / rest.size
+    with np.errstate(invalid="ignore"):
+        freedom = (a + b) ** 2 / (a**2 / (inside.size - 1) + b**2 / (rest.size - 1))
+    return _estimates(inside.mean - rest.mean, inside, a + b, freedom, 1 / inside.size + 1 / rest.size)
+
+
+class _Moments(NamedTuple):
+    """Mean, variance and size of each set of questions, [set]. The latter two are NaN for fewer than 10 questions."""
+
+    mean: Values
+    variance: Values
+    size: Values
+
+
+def _members(cluster: NDArray[np.int64], n_clusters: int) -> NDArray[np.bool_]:
+    """Return whether each question is in each cluster, [cluster, question]."""
+    return cluster == np.arange(n_clusters)[:, None]
+
+
+def _moments(values: Values, members: NDArray[np.bool_]) -> _Moments:
+    """Compute the moments of the sets `members` [set, question] of the values [question]."""
+    count = members.sum(1)
+    with np.errstate(invalid="ignore"):
+        mean = np.where(members, values, 0).sum(1) / count
+    size = np.where(count < LEAST_SIZE, np.nan, count)
+    return _Moments(mean, (members * (values - mean[:, None]) ** 2).sum(1) / (size - 1), size)
+
+
+def _estimates(value: Values, inside: _Moments, square: Values, freedom: Values, share: Values) -> Estimates:
+    """Return the wider one of two intervals for each value [cluster].
+
+    The squared standard errors are `square` with `freedom` degrees of freedom, and `share` times the pooled variance.
+    """
+    within = inside.size - 1
+    n_free, tested = np.nansum(within), np.isfinite(share).sum()
+    if not tested:
+        return Estimates(value, np.full_like(value, np.nan), np.full_like(value, np.nan))
+    pooled, level = np.nansum(within * inside.variance) / n_free, 1 - ALPHA / (2 * tested)
+    own_half, pooled_half = stdtrit(freedom, level) * np.sqrt(square), stdtrit(n_free, level) * np.sqrt(pooled * share)
+    half = np.where(pooled > 0, np.fmax(own_half, pooled_half), np.nan)  # without variance, own_half can be NaN
+    return Estimates(value, value - half, value + half)

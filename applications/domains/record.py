@@ -1,0 +1,201 @@
+"""Record, Markdown page and table of the clusters of questions."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from applications.confidences import ID, named_confidences
+from applications.domains.clustering import (
+    LEAST_MEAN_SIZE,
+    N_COMPONENTS,
+    N_SPLITS,
+    SHARE_OF_BEST,
+    Clustering,
+    cluster_questions,
+)
+from applications.domains.intervals import LEAST_SIZE, Estimates, Values, cluster_means, minus_the_rest
+from applications.domains.words import characteristic_words
+from datamodules.table import QuestionTable, load_table
+from extract.asking.registry import ask_command
+from extract.errors import InputError
+from extract.store.store import Store
+from extract.text import one_line
+from probes.baselines.registry import is_half
+from probes.report.results import record_header
+from probes.report.templates import render
+
+#: Number of questions shown for each cluster, and maximum length of their texts in characters.
+N_SHOWN, _LONGEST = 10, 300
+#: Mean adjusted Rand index below which the page warns that the clusters are not stable.
+UNSTABLE = 0.5
+#: First columns of domains.parquet.
+COLUMNS = (ID, "cluster", "distance", "right", "known")
+_EMBEDDING = "text_embedding"
+
+
+class Domains(NamedTuple):
+    """A store with its question table, the clusters of its questions, and confidences [question] by name."""
+
+    store: Store
+    table: QuestionTable
+    clustering: Clustering
+    confidences: dict[str, Values]
+
+
+def load_domains(
+    store: Store, sources: Sequence[str], n_clusters: int | None, grader: str | None, seed: int
+) -> Domains:
+    """Load the grades, confidences and embeddings of a store's questions, and cluster the questions.
+
+    Args:
+        store: The store.
+        sources: Confidences (see `read_confidence`).
+        n_clusters: Number of clusters. None means that it is chosen by stability.
+        grader: Name of the grader. None means the store's only grader.
+        seed: Seed of the clustering.
+
+    Raises:
+        InputError: If grades or embeddings are missing, a source cannot be read, or there are too few questions.
+    """
+    table = load_table(store, grader)
+    if _EMBEDDING not in store.signals.names() or store.signals.missing(_EMBEDDING):
+        raise InputError(
+            f"Expected '{store.path}' to contain an embedding of each question, but some are missing. Run "
+            f"`{ask_command(_EMBEDDING, store.path)}`."
+        )
+    confidences = named_confidences(sources, store, reserved=COLUMNS)
+    embeddings = store.signals.read(_EMBEDDING, "0/question").double().numpy()
+    return Domains(store, table, cluster_questions(embeddings, n_clusters, seed), confidences)
+
+
+def domains_record(domains: Domains, seed: int) -> dict[str, Any]:
+    """Compute the content of domains.json.
+
+    Returns:
+        A dict with the figures of `all` questions and of each of the `clusters`. The figures are the numbers of
+        questions and of graded questions, the `accuracy`, and for each confidence the number of questions that have it,
+        its `mean` and its `gap`, the mean confidence minus the accuracy. Clusters also have `minus_rest`, the accuracy
+        minus that of all other questions, the characteristic `words`, and the `questions` nearest to the centre.
+        Differences have a `decision`: the sign of the value if the interval excludes 0, or 0. It is None if there is
+        no interval.
+    """
+    store, table, clustering, confidences = domains
+    n_clusters = int(clustering.cluster.max()) + 1
+    texts = ["" if question.private else text for question, text in zip(store.questions, table.texts, strict=True)]
+    words = characteristic_words(texts, clustering.cluster, n_clusters)
+    return {
+        **record_header(store, table, seed),
+        "confidences": list(confidences),
+        "n_distinct": clustering.n_distinct,
+        "n_answers": int(table.known.sum()),
+        "n_unknown": int(table.unknown.sum()),
+        "stability": [
+            {"clusters": n, "value": float(found.mean()), "low": float(found.min()), "high": float(found.max())}
+            for n, found in clustering.stability.items()
+        ],
+        "all": _figures(domains, np.zeros_like(clustering.cluster), 1)[0],
+        "clusters": [
+            {"words": words[one], **figures, "questions": _nearest_questions(domains, one)}
+            for one, figures in enumerate(_figures(domains, clustering.cluster, n_clusters))
+        ],
+    }
+
+
+def _figures(domains: Domains, cluster: NDArray[np.int64], n_clusters: int) -> list[dict[str, Any]]:
+    """Compute the figures of each cluster."""
+    accuracy = domains.table.accuracy
+    graded = np.isfinite(accuracy)
+    of_graded = accuracy[graded], cluster[graded], n_clusters
+    columns: dict[str, list[Any]] = {
+        "n_questions": np.bincount(cluster, minlength=n_clusters).tolist(),
+        "n_graded": np.bincount(cluster[graded], minlength=n_clusters).tolist(),
+        "accuracy": _records(cluster_means(*of_graded)),
+        "minus_rest": _records(minus_the_rest(*of_graded)),
+    }
+    confidences: dict[str, list[dict[str, Any]]] = {}
+    for name, values in domains.confidences.items():
+        gap = values - _accuracy_for(name, domains.table)
+        rows = np.isfinite(gap)
+        found = {
+            "n_questions": np.bincount(cluster[rows], minlength=n_clusters).tolist(),
+            "mean": _records(cluster_means(values[rows], cluster[rows], n_clusters)),
+            "gap": _records(cluster_means(gap[rows], cluster[rows], n_clusters)),
+        }
+        confidences[name] = _rows(found)
+    columns["confidences"] = _rows(confidences) if confidences else [{}] * n_clusters
+    return _rows(columns)
+
+
+def _accuracy_for(confidence: str, table: QuestionTable) -> Values:
+    """Return the accuracy [question] to compare a confidence with; NaN without known grades.
+
+    A confidence that is computed from half of the answers is compared with the accuracy on the held-out half.
+    """
+    if not is_half(confidence):
+        return table.accuracy
+    with np.errstate(invalid="ignore"):
+        accuracy: Values = table.held_right / table.held_known
+    return accuracy
+
+
+def _records(found: Estimates) -> list[dict[str, Any]]:
+    """Convert estimates to a dict for each cluster, with a `decision` (see `domains_record`). NaN becomes None."""
+    records = _rows({name: _without_nan(values) for name, values in found._asdict().items()})
+    for record in records:
+        low, high = record["low"], record["high"]
+        record["decision"] = None if low is None else int(low > 0) - int(high < 0)
+    return records
+
+
+def _without_nan(values: Values) -> list[float | None]:
+    """Convert values to a list with None for NaN."""
+    return [None if value != value else value for value in values.tolist()]
+
+
+def _rows(columns: dict[str, list[Any]]) -> list[dict[str, Any]]:
+    """Convert a dict of columns to a list of rows."""
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def _nearest_questions(domains: Domains, one: int) -> list[dict[str, Any]]:
+    """Return the distinct questions nearest to the centre of a cluster, the nearest one first."""
+    _, table, clustering, confidences = domains
+    rows = np.flatnonzero(clustering.cluster == one)
+    rows = rows[np.argsort(clustering.distance[rows], kind="stable")]
+    nearest = list({domains.store.questions[row].prompt: row for row in rows[::-1].tolist()}.values())[::-1][:N_SHOWN]
+    values = {"accuracy": table.accuracy, **confidences}
+    columns: dict[str, list[Any]] = {
+        ID: [table.ids[row] for row in nearest],
+        "text": [one_line(table.texts[row], _LONGEST) for row in nearest],
+        **{name: _without_nan(found[nearest]) for name, found in values.items()},
+    }
+    return _rows(columns)
+
+
+def domains_table(domains: Domains) -> pa.Table:
+    """Return one row per question with its cluster, distance to the centre, numbers of answers, and confidences."""
+    _, table, clustering, confidences = domains
+    columns = (table.ids, clustering.cluster, clustering.distance, table.right, table.known)
+    return pa.table({**dict(zip(COLUMNS, columns, strict=True)), **confidences})
+
+
+def domains_page(record: dict[str, Any], plots: Sequence[str]) -> str:
+    """Render the Markdown page with the pictures `plots`."""
+    settings = {
+        "least_size": LEAST_SIZE,
+        "least_mean_size": LEAST_MEAN_SIZE,
+        "n_components": N_COMPONENTS,
+        "n_splits": N_SPLITS,
+        "share_of_best": SHARE_OF_BEST,
+        "unstable": UNSTABLE,
+    }
+    summary = domains_summary(record)
+    return render("domains/domains.md.j2", record=record, summary=summary, plots=plots, is_half=is_half, **settings)
+
+
+def domains_summary(record: dict[str, Any]) -> str:
+    """Name the clusters whose accuracy differs from the rest, and those with a calibration gap."""
+    return render("domains/summary.md.j2", record=record)

@@ -1,0 +1,56 @@
+"""Words that are characteristic of a cluster of texts."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+#: Minimum z score of a characteristic word, the 99 % quantile of the standard normal distribution.
+LEAST_Z = 2.326
+
+
+def characteristic_words(
+    texts: Sequence[str], cluster: NDArray[np.int64], n_clusters: int, n_words: int = 8
+) -> list[list[str]]:
+    r"""Return the words with the highest log-odds ratio between the texts of a cluster and all other texts.
+
+    The log-odds ratios have a Dirichlet prior that is proportional to the frequency of the words in all texts, and are
+    divided by their standard deviations (Monroe, Colaresi and Quinn, Fightin' Words, Political Analysis 16, 2008):
+
+    .. math::
+        z_w = \frac{\log\frac{y_w + a_w}{n + a - y_w - a_w} - \log\frac{y'_w + a_w}{n' + a - y'_w - a_w}}
+            {\sqrt{1/(y_w + a_w) + 1/(y'_w + a_w)}}
+
+    where :math:`y_w` of the n words in the cluster and :math:`y'_w` of the n' words in the other texts are the word w.
+    A word counts once per text. The prior has one pseudo-count per distinct word, :math:`a` in total, of which
+    :math:`a_w` are the word w.
+
+    Args:
+        texts: Texts.
+        cluster: [text] index of the cluster.
+        n_clusters: Number of clusters.
+        n_words: Maximum number of words per cluster.
+
+    Returns:
+        The words of each cluster by decreasing z score. Words with z scores below 2.326 are left out.
+    """
+    from sklearn.feature_extraction.text import CountVectorizer  # takes a second to import
+
+    vectorizer = CountVectorizer(binary=True, token_pattern=r"\w[\w'’-]+")
+    try:
+        counts = vectorizer.fit_transform(texts)
+    except ValueError:  # there are no words
+        return [[] for _ in range(n_clusters)]
+    words = vectorizer.get_feature_names_out()
+    of_all = np.asarray(counts.sum(0), dtype=np.float64).ravel()
+    prior = of_all * len(words) / of_all.sum()
+    found = []
+    for one in range(n_clusters):
+        inside = np.asarray(counts[cluster == one].sum(0), dtype=np.float64).ravel()
+        here, elsewhere = inside + prior, of_all - inside + prior
+        with np.errstate(divide="ignore", invalid="ignore"):  # if there is only one word
+            log_odds = np.log(here / (here.sum() - here)) - np.log(elsewhere / (elsewhere.sum() - elsewhere))
+        z = log_odds / np.sqrt(1 / here + 1 / elsewhere)
+        order = np.argsort(-z, kind="stable")[:n_words]
+        found.append([str(words[i]) for i in order if z[i] >= LEAST_Z])
+    return found

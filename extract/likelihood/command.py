@@ -1,0 +1,93 @@
+"""The command ``python -m extract likelihood``."""
+
+from functools import cache, partial
+
+from pyarrow import parquet
+
+from extract.asking.base import AskContext, fill_asked
+from extract.asking.registry import ASKED
+from extract.errors import InputError
+from extract.likelihood.next_tokens import next_tokens
+from extract.likelihood.options import Continuations
+from extract.likelihood.perplexity import measure_texts, read_texts
+from extract.likelihood.report import describe_options, describe_texts, describe_tokens
+from extract.models.embedded import EMBEDDED_MODEL
+from extract.models.loading import load_model
+from extract.models.store_model import load_store_model
+from extract.running.worker import Worker
+from extract.sampling.temperature_grid import each_store
+from extract.store.fill import extended
+from extract.store.store import Store
+
+
+def likelihood(
+    store: str | None = None,
+    prompt: str | None = None,
+    texts: str | None = None,
+    continuations: Continuations = "letters",
+    top_k: int = 10,
+    window: int | None = None,
+    stride: int | None = None,
+    out: str | None = None,
+    model: str | None = None,
+    device: str = "auto",
+    device_map: str | None = None,
+) -> None:
+    """Compute log-probabilities: of the options in a store, of the next tokens of a prompt, or of whole texts.
+
+    Pass one of `store`, `prompt` and `texts`. The log-probabilities of options are added to the store and graded.
+
+    Args:
+        store: Folder of a store, or of a temperature grid. Options are scored after the store's own prompt.
+        prompt: Plain text whose next tokens are listed.
+        texts: File with texts whose perplexity is computed: .txt (one text), or .jsonl, .json, .csv or .parquet with a
+            column `text`.
+        continuations: For a store, whether to score the letters or the texts of the options of `choice` questions.
+        top_k: For a prompt, number of tokens to list.
+        window: For texts, number of tokens that are read together. By default, the context length of the model.
+        stride: For texts longer than the window, number of tokens by which the window moves. By default, half of it.
+        out: For texts, Parquet file to write, with the log-likelihood and the lengths of each text.
+        model: Hub id or folder. By default, the store's model or the embedded model.
+        device: auto, cpu, cuda or cuda:N.
+        device_map: How to distribute a large model over several devices, as in transformers (auto, balanced, …).
+
+    Raises:
+        InputError: If not exactly one of `store`, `prompt` and `texts` is passed, or they can't be read or scored.
+    """
+    given = [name for name, value in (("store", store), ("prompt", prompt), ("texts", texts)) if value is not None]
+    if len(given) != 1:
+        raise InputError(
+            "Expected exactly one of `store`, `prompt` and `texts`, but got "
+            f"{' and '.join(given) or 'none of them'}. Pass --store STORE, for example."
+        )
+    if store is not None:
+        options = {"continuations": continuations, "model": model, "device": device, "device_map": device_map}
+        each_store(score_store)(store=store, **options)
+        return
+    documents = [] if texts is None else read_texts(texts)
+    loaded, tokenizer = load_model(model or EMBEDDED_MODEL, device=device, device_map=device_map)
+    if prompt is not None:
+        print("\n".join(describe_tokens(next_tokens(loaded, tokenizer, prompt, top_k))))
+        return
+    table = measure_texts(loaded, tokenizer, documents, window, stride)
+    if out is not None:
+        parquet.write_table(table, out)
+    print("\n".join(describe_texts(table)))
+
+
+def score_store(
+    store: str,
+    continuations: Continuations = "letters",
+    model: str | None = None,
+    device: str = "auto",
+    device_map: str | None = None,
+    worker: Worker | None = None,
+) -> Store:
+    """Score the options of a store's questions, and print the accuracy of the most likely ones. See `likelihood`."""
+    with extended(store, worker) as (opened, worker):
+        load = cache(partial(load_store_model, opened, model, device, device_map))
+        baseline = ASKED["likelihood"].load()("likelihood", opened, AskContext(load, continuations=continuations))
+        fill_asked(opened, [baseline], worker)
+    if not opened.asked.missing("likelihood"):  # other workers may still be running
+        print("\n".join(describe_options(opened)))
+    return opened

@@ -1,0 +1,88 @@
+"""Continuations of a question, and accuracies of the most likely ones under several normalisations."""
+
+from collections.abc import Callable, Mapping, Sequence
+from string import ascii_uppercase
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import softmax
+
+from extract.questions.question import Question
+
+#: Whether the continuations of a `choice` question are the letters of its options or their texts.
+Continuations = Literal["letters", "texts"]
+Values = NDArray[np.float64]
+
+
+class Normalisation(NamedTuple):
+    """Score of a continuation, computed from its log-probability.
+
+    Attributes:
+        label: Name in tables.
+        metric: Accuracy metric of lm-evaluation-harness that ranks continuations by this score, or "".
+        score: Function from a row of the table to the scores [continuation] float64.
+    """
+
+    label: str
+    metric: str
+    score: Callable[[Mapping[str, Any]], Values]
+
+
+def _per(length: Callable[[Mapping[str, Any]], Sequence[int]]) -> Callable[[Mapping[str, Any]], Values]:
+    return lambda row: np.divide(row["logprobs"], length(row))
+
+
+#: The lengths in characters and bytes exclude the space before a continuation, as in lm-evaluation-harness.
+NORMALISATIONS = {
+    "sum": Normalisation("whole continuation", "acc", lambda row: np.array(row["logprobs"])),
+    "token": Normalisation("per token", "", _per(lambda row: row["n_tokens"])),
+    "character": Normalisation("per character", "acc_norm", _per(lambda row: [*map(len, row["continuations"])])),
+    "byte": Normalisation("per byte", "acc_bytes", _per(lambda row: row["n_bytes"])),
+    "pmi": Normalisation(
+        "relative to unconditional", "acc_mutual_info", lambda row: np.subtract(row["logprobs"], row["unconditional"])
+    ),
+}
+
+
+def continuations_of(question: Question, form: Continuations) -> tuple[list[str], int | None]:
+    """Return the continuations of a question, and the index of the right one (None if it is unknown).
+
+    The continuations are the question's `choices`. For kind `choice`, `form` selects their letters or their texts.
+    A question without `choices` has a single continuation, its first reference.
+
+    >>> question = Question("1", "mine", "Which is odd?", references=("B", "3"), kind="choice", choices=("2", "3"))
+    >>> continuations_of(question, "letters"), continuations_of(question, "texts")
+    ((['A', 'B'], 1), (['2', '3'], 1))
+    """
+    choices, letters = list(question.choices), list(ascii_uppercase[: len(question.choices)])
+    if not choices:
+        return [question.references[0]], 0
+    if question.kind == "choice":
+        return letters if form == "letters" else choices, letters.index(question.references[0])
+    return choices, next((i for i, choice in enumerate(choices) if choice in question.references), None)
+
+
+def probability(logprobs: Sequence[float]) -> float | None:
+    """Return the probability of the most likely continuation, relative to all continuations. None if there is one.
+
+    >>> round(probability([-1.0, -2.0]), 4), probability([-1.0])
+    (0.7311, None)
+    """
+    return float(softmax(logprobs).max()) if len(logprobs) > 1 else None
+
+
+def right(rows: Sequence[Mapping[str, Any]], normalisation: str) -> Values:
+    """Return whether the continuation with the largest score is the right one, for each question.
+
+    Args:
+        rows: Rows of the table `likelihood` of a store.
+        normalisation: Name in `NORMALISATIONS`.
+
+    Returns:
+        [question] float64: 1 (right), 0 (wrong), or NaN if there is one continuation or the right one is unknown.
+    """
+    score = NORMALISATIONS[normalisation].score
+    graded = [len(row["continuations"]) > 1 and row["target"] is not None for row in rows]
+    hits = (score(row).argmax() == row["target"] if known else np.nan for row, known in zip(rows, graded, strict=True))
+    return np.array([*hits], dtype=np.float64)

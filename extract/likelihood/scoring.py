@@ -1,0 +1,210 @@
+"""Log-probabilities of continuations, from one teacher-forced pass over a prompt and all its continuations.
+
+The continuations follow the prompt in one sequence. A tree-shaped attention mask hides them from each other, and each
+continuation has the position ids that it would have directly after the prompt.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from extract.errors import InputError
+from extract.models.loading import check_prompts
+from extract.prompts import PromptTemplate
+from extract.sampling.local.batching import common_prefix
+from extract.signals.lens import LOGITS_AT_ONCE
+from extract.signals.model_parts import ModelHead, decoder_of
+from extract.signals.reader import SharedPrompt, by_length, can_share, right_padded
+
+#: Maximum number of tokens in a batch. Batches shrink if memory runs out.
+BATCH_TOKENS = 2048
+#: Largest relative difference between two hidden states that are equal up to rounding, also in bfloat16.
+_ROUNDING = 0.05
+
+
+class Item(NamedTuple):
+    """Token ids of a prompt and of its continuations. None of them may be empty."""
+
+    prompt: Sequence[int]
+    continuations: Sequence[Sequence[int]]
+
+    @property
+    def branches(self) -> bool:
+        """Whether the sequence needs a tree mask. The last token of a continuation is predicted, but not read."""
+        return sum(len(continuation) > 1 for continuation in self.continuations) > 1
+
+
+def encode_item(
+    template: PromptTemplate, tokenizer: Any, prompt: str | Sequence[dict[str, str]], continuations: Sequence[str]
+) -> tuple[Item, Item]:
+    """Tokenize a question's prompt and its continuations in the same way as lm-evaluation-harness.
+
+    A prompt and a continuation are tokenized together and split after the tokens of the prompt. Whitespace at the end
+    of the prompt is moved to the continuation. Otherwise, a space separates them, except in a chat.
+
+    Args:
+        template: Prompt template of the policy.
+        tokenizer: The model's tokenizer.
+        prompt: Text or messages of the question.
+        continuations: Texts of the continuations.
+
+    Returns:
+        The item, and its unconditional counterpart. The prompt of the latter is only the beginning-of-sequence token,
+        or the end-of-sequence token if there is none.
+    """
+    text = template.rendered(tokenizer, prompt)
+    context = text.rstrip()
+    spaces = text[len(context) :]
+    delimiter = "" if spaces or template.is_chat(prompt) else " "
+    ids = template.tokenize(tokenizer, context, prompt)
+    wholes = [template.tokenize(tokenizer, f"{context}{spaces}{delimiter}{one}", prompt) for one in continuations]
+    alone = [tokenizer(f"{delimiter}{one}", add_special_tokens=False)["input_ids"] for one in continuations]
+    return Item(ids, [whole[len(ids) :] for whole in wholes]), Item(first_token(tokenizer), alone)
+
+
+def first_token(tokenizer: Any) -> list[int]:
+    """Return the token before a text without a prompt: beginning of sequence or, if there is none, end of sequence."""
+    return [tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id]
+
+
+@torch.inference_mode()
+def score(
+    model: Any,
+    items: Sequence[Item],
+    batch_tokens: int = BATCH_TOKENS,
+    progress: Callable[[int, int], object] = lambda n_items, n_tokens: None,
+) -> list[list[float]]:
+    """Compute the log-probability of each continuation, given its prompt.
+
+    Each prompt is read once for all its continuations, if the model supports tree masks. If the common prefix of all
+    prompts is long, it is read only once.
+
+    Args:
+        model: Causal language model in evaluation mode.
+        items: Prompts and continuations.
+        batch_tokens: Maximum number of tokens in a batch, including padding. Longer sequences are read alone.
+        progress: Callback that receives the numbers of finished items and of tokens in each batch.
+
+    Returns:
+        For each item, the log-probability of each continuation in nats: the sum over its tokens.
+
+    Raises:
+        InputError: If a prompt or a continuation is empty, the model can't read them, or a logit is NaN.
+    """
+    if not all(item.prompt and all(item.continuations) for item in items):
+        raise InputError("Expected prompts and continuations with at least one token, but got an empty one. Remove it.")
+    check_prompts(model, [[*item.prompt, *continuation] for item in items for continuation in item.continuations])
+    rows = [(i, item) for i, item in enumerate(items)]
+    if any(item.branches for item in items) and not supports_trees(model):
+        rows = [(i, Item(item.prompt, [one])) for i, item in rows for one in item.continuations]
+    prefix = common_prefix([item.prompt for item in items])
+    fills = len(prefix) * len(rows) > batch_tokens and can_share(model)
+    shared = SharedPrompt(model).then(prefix) if fills else None
+    lengths = [len(item.prompt) + sum(len(one) - 1 for one in item.continuations) for _, item in rows]
+    head, n_done = ModelHead(model), 0
+    found: dict[int, list[float]] = {}
+    for batch in by_length(lengths, batch_tokens):
+        scored = _score_batch(model, head, [rows[row][1] for row in batch], shared)
+        found |= zip(batch, scored, strict=True)
+        progress(len(found) * len(items) // len(rows) - n_done, sum(lengths[row] for row in batch))
+        n_done = len(found) * len(items) // len(rows)
+    scores: list[list[float]] = [[] for _ in items]
+    for row, (i, _) in enumerate(rows):
+        scores[i] += found[row]
+    if any(math.isnan(value) for of_item in scores for value in of_item):
+        raise InputError(
+            f"Expected finite logits, but the model returns NaN in {str(model.dtype).removeprefix('torch.')}. "
+            "Load it in float32 or bfloat16."
+        )
+    return scores
+
+
+def _score_batch(model: Any, head: ModelHead, items: Sequence[Item], shared: SharedPrompt | None) -> list[list[float]]:
+    """Return the log-probability of each continuation of each item, from a single pass."""
+    n_before = 0 if shared is None else len(shared.tokens)
+    ids = right_padded([_inputs(item)[n_before:] for item in items], model.device)
+    options: dict[str, Any] = {}
+    if any(item.branches for item in items):
+        branches, positions = zip(*map(_branches_and_positions, items), strict=True)
+        branch = right_padded([of_item[n_before:] for of_item in branches], model.device)
+        options["attention_mask"] = tree_mask(branch, n_before, model.dtype)
+        options["position_ids"] = right_padded([of_item[n_before:] for of_item in positions], model.device)
+    cache = None if shared is None else shared.cache(len(items))
+    output = decoder_of(model)(input_ids=ids, past_key_values=cache, use_cache=cache is not None, **options)
+    places = [(row, place - n_before) for row, item in enumerate(items) for place in _sources(item)]
+    row, place = torch.tensor(places, device=model.device).T
+    targets = [token for item in items for one in item.continuations for token in one]
+    logprobs = token_logprobs(head, output.last_hidden_state[row, place], torch.tensor(targets, device=model.device))
+    of_continuation = iter(logprobs.split([len(one) for item in items for one in item.continuations]))
+    return [[float(next(of_continuation).sum()) for _ in item.continuations] for item in items]
+
+
+def token_logprobs(head: ModelHead, states: Tensor, targets: Tensor) -> Tensor:
+    """Compute the log-probability [token] float64, on the CPU, of each target token.
+
+    Args:
+        head: Language-model head.
+        states: Hidden states from which the tokens are predicted, [token, d_model].
+        targets: Token ids, [token] int64.
+    """
+    size = head.chunk_size(LOGITS_AT_ONCE)
+    chunks = zip(states.split(size), targets.split(size), strict=True)
+    return torch.cat([head(h).float().log_softmax(-1).gather(-1, y[:, None])[:, 0].double().cpu() for h, y in chunks])
+
+
+def tree_mask(branch: Tensor, n_before: int, dtype: torch.dtype) -> Tensor:
+    """Return an additive attention mask for prompts that are followed by several branches.
+
+    A token attends to the cached tokens, to earlier tokens of branch 0 and to earlier tokens of its own branch.
+
+    Args:
+        branch: Branch of each token, [row, token] int64. The prompt and the padding at the end are branch 0.
+        n_before: Number of cached tokens.
+        dtype: Dtype of the mask.
+
+    Returns:
+        [row, 1, token, n_before + token], 0 where a token attends and the smallest number of the dtype elsewhere.
+    """
+    token = torch.arange(branch.shape[1], device=branch.device)
+    visible = (branch[:, None] == 0) | (branch[:, None] == branch[:, :, None])
+    hidden = ~(visible & (token <= token[:, None]))
+    mask = torch.zeros(hidden.shape, dtype=dtype, device=branch.device).masked_fill_(hidden, torch.finfo(dtype).min)
+    return torch.nn.functional.pad(mask, (n_before, 0))[:, None]
+
+
+@torch.inference_mode()
+def supports_trees(model: Any) -> bool:
+    """Whether a model obeys tree masks and position ids, tested with two branches after a short prompt."""
+    if not can_share(model):
+        return False
+    branch = torch.tensor([[0, 0, 1, 1, 1, 2, 2]], device=model.device)
+    positions = torch.tensor([[0, 1, 2, 3, 4, 2, 3]], device=model.device)
+    ids, decoder = torch.arange(7, device=model.device)[None], decoder_of(model)
+    tree = decoder(input_ids=ids, attention_mask=tree_mask(branch, 0, model.dtype), position_ids=positions)
+    plain = decoder(input_ids=ids[branch != 1][None])
+    after_tree, after_plain = (output.last_hidden_state[0, -1].float() for output in (tree, plain))
+    return bool((after_tree - after_plain).norm() < _ROUNDING * after_plain.norm())
+
+
+def _inputs(item: Item) -> list[int]:
+    """Return the tokens that are read: the prompt, and all continuations without their last tokens."""
+    return [*item.prompt, *(token for one in item.continuations for token in one[:-1])]
+
+
+def _branches_and_positions(item: Item) -> tuple[list[int], list[int]]:
+    """Return the branch and the position id of each token of `_inputs`."""
+    n, lengths = len(item.prompt), [len(one) - 1 for one in item.continuations]
+    branches = [number for number, length in enumerate(lengths, 1) for _ in range(length)]
+    return [0] * n + branches, [*range(n), *(n + step for length in lengths for step in range(length))]
+
+
+def _sources(item: Item) -> Iterator[int]:
+    """Yield the index among `_inputs` from which each token of each continuation is predicted."""
+    start = len(item.prompt)
+    for one in item.continuations:
+        yield len(item.prompt) - 1
+        yield from range(start, start + len(one) - 1)
+        start += len(one) - 1

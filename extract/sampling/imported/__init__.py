@@ -1,0 +1,1 @@
+"""Stores of answers that were sampled by other tools."""

@@ -1,0 +1,66 @@
+"""`python -m extract import`: make a store from the log of another tool."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from extract.errors import InputError
+from extract.questions.question import Kind
+from extract.registry import Registry, fill_names
+from extract.running.progress import say
+from extract.sampling.imported.inspect_log import read_inspect
+from extract.sampling.imported.json_lines import read_json_lines
+from extract.sampling.imported.lm_eval import read_lm_eval
+from extract.sampling.imported.log import Log
+from extract.sampling.imported.store import write_log
+from extract.store.store import Store
+
+#: Readers of logs, by source.
+SOURCES: Registry[Callable[[Path, Kind | None], Log]] = Registry(
+    "source", {"lm-eval": read_lm_eval, "inspect": read_inspect, "jsonl": read_json_lines}
+)
+
+
+@fill_names(sources=SOURCES)
+def import_log(store: str, path: str, source: str, kind: Kind | None = None) -> Store:
+    """Make a store from answers and scores in the log of lm-evaluation-harness or Inspect, or in a JSON Lines file.
+
+    The scores become graders: 1 is right, 0 is wrong, and all other scores are unknown. If the log contains references,
+    you can also use `grade`. Settings that the log does not state are unknown.
+
+    Args:
+        store: Folder of the store.
+        path: Log file: samples_TASK_DATE.jsonl of lm-evaluation-harness (with results_DATE.json in the same folder), an
+            .eval or .json file of Inspect, or a .jsonl file with one answer per line.
+        source: Format of the file: one of {sources}.
+        kind: Kind of the questions: short, number, math or cloze. It determines how references are read and the default
+            grader. By default, short, or choice if the log contains the options of a question.
+
+    Returns:
+        The store.
+
+    Raises:
+        InputError: If the file is missing, damaged or from an unknown version, an answer occurs twice, or the folder
+            contains another store.
+    """
+    read, file = SOURCES[source], Path(path)
+    if not file.is_file():
+        problem = "is a folder" if file.is_dir() else "does not exist"
+        raise InputError(f"Expected `path` to be a log file, but {path!r} {problem}. Pass the path of one file.")
+    log = read(file, kind)
+    n_known = {
+        name: sum(answer.grades[name].right is not None for answer in log.answers.values() if name in answer.grades)
+        for name in log.rules
+    }
+    log = replace(log, rules={name: log.rules[name] for name, n in n_known.items() if n})
+    made = write_log(log, Path(store))
+    n_questions, n_answers = len(log.questions), len(log.answers)
+    n_missing = n_questions * log.k - n_answers
+    say(
+        f"import: {n_answers:,} answers to {n_questions:,} questions"
+        f"{f' ({n_missing:,} answers are not in the log)' if n_missing else ''}"
+    )
+    for name, n in n_known.items():
+        unknown = f", {n_answers - n:,} unknown" if n < n_answers else ""
+        say(f"import: {n:,} grades by {name}{unknown}{'' if n else '. This score is left out'}")
+    return made

@@ -1,0 +1,96 @@
+"""Reader of JSON Lines files with one answer per line."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from extract.errors import InputError
+from extract.hashing import sha256_json
+from extract.policy import KnownDecoding
+from extract.questions.fields import Row, own_form
+from extract.questions.loaders import Record, numbered_lines
+from extract.questions.question import Kind, Question
+from extract.sampling.imported.log import Answer, Log, check_new, check_same, checked_questions, grade_of, model_name
+from extract.schemas import KNOWN_DECODING, TEXT, TEXT_OR_NULL, number, or_null, whole
+from extract.text import shown
+
+GRADER = "score"
+#: Default of the column `dataset`. It does not depend on the file, so that stores of several files can be compared.
+DATASET = "imported"
+#: Columns of the policy. They have the same values in all lines.
+_POLICY = {"model": TEXT_OR_NULL, **KNOWN_DECODING}
+#: All columns besides those of a question.
+COLUMNS = {
+    "answer": TEXT,
+    "dataset": TEXT_OR_NULL,
+    "sample": or_null(whole(0, 999_999)),
+    "score": or_null(number("a number from 0 to 1", lambda score: 0 <= score <= 1)),
+    **_POLICY,
+}
+
+
+def read_json_lines(path: Path, kind: Kind | None) -> Log:
+    """Read a file in which each line is an object with a question, an answer and possibly a score.
+
+    Raises:
+        InputError: If a line is not valid. The message contains the number of the line.
+    """
+    questions: dict[str, Question] = {}
+    answers: dict[tuple[str, int], Answer] = {}
+    n_answers: Counter[str] = Counter()
+    first: dict[str, Any] = {}
+    for where, record in numbered_lines(path):
+        values = _values(record, where)
+        first = first or values
+        _check_alike(first, values, where)
+        question = _question(record, values["dataset"] or DATASET, where)
+        questions[question.id] = check_same(questions.get(question.id), question, where)
+        key = (question.id, n_answers[question.id] if values["sample"] is None else values["sample"])
+        check_new(key, answers, where)
+        n_answers[question.id] += 1
+        score = values["score"]
+        answers[key] = Answer(
+            values["answer"], grades={} if score is None else {GRADER: grade_of(score, values["answer"])}
+        )
+    checked = checked_questions(questions.values(), kind, path)
+    return Log(
+        {"tool": "jsonl", "version": None, "task": None},
+        model_name(first["model"]),
+        KnownDecoding.of(first, chat=all(question.messages for question in checked)),
+        checked,
+        answers,
+        1 + max(sample for _, sample in answers),
+        {GRADER: "column `score` of a JSON Lines file (1: right, 0: wrong, others: unknown)"},
+    )
+
+
+def _values(record: Record, where: str) -> dict[str, Any]:
+    """Return the values of all columns in `COLUMNS`. Missing columns are None."""
+    for name, field in COLUMNS.items():
+        if not field.holds(record.get(name)):
+            raise InputError(
+                f"Expected `{name}` in {where} to be {field.expected}, but got {shown(record.get(name))}. Correct it."
+            )
+    return {name: record.get(name) for name in COLUMNS}
+
+
+def _check_alike(first: dict[str, Any], values: dict[str, Any], where: str) -> None:
+    """Check that a line has the policy of the first line, and a sample index only if the first line has one."""
+    for name in _POLICY:
+        if values[name] != first[name]:
+            raise InputError(
+                f"Expected `{name}` to be the same in all lines, but it is {shown(first[name])} in the first line and "
+                f"{shown(values[name])} in {where}. Import answers with different policies into different stores."
+            )
+    if (values["sample"] is None) != (first["sample"] is None):
+        raise InputError(
+            f"Expected `sample` to be in all lines or in none, but {where} and the first line differ. Add it to all "
+            "lines, or remove it."
+        )
+
+
+def _question(record: Record, dataset: str, where: str) -> Question:
+    """Return the question of a line. Without an id, its id is a hash of its prompt."""
+    draft = own_form(Row({name: value for name, value in record.items() if name not in COLUMNS}, where))
+    id_ = draft["id"] or sha256_json([draft.get("text"), draft.get("messages"), draft["choices"]])[:16]
+    return Question(**{**draft, "id": id_, "dataset": dataset})

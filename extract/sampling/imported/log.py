@@ -1,0 +1,171 @@
+"""`Log`: the questions, answers and scores that a reader finds in the log of another tool."""
+
+import re
+from collections.abc import Container, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from extract.errors import InputError
+from extract.grading.base import Grade
+from extract.policy import KnownDecoding
+from extract.questions.numbers import gold_number
+from extract.questions.question import Kind, Question
+from extract.questions.source import check_questions, says_anything
+from extract.text import one_line, valid_text
+
+#: Name of a model that the log does not state.
+UNKNOWN_MODEL = "unknown"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer in a log.
+
+    Attributes:
+        text: Text of the answer, without reasoning.
+        reasoning: Reasoning before the answer, if the log contains it separately.
+        finish_reason: ``stop``, ``length`` or ``content_filter``; None if unknown.
+        grades: Grades by name of the grader. For graders without an entry, the grade is unknown.
+    """
+
+    text: str
+    reasoning: str | None = None
+    finish_reason: str | None = None
+    grades: dict[str, Grade] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Log:
+    """Content of a log. Readers take only these fields from it, because logs can contain API keys and paths.
+
+    Attributes:
+        origin: Name and version of the tool, and name of the task; None if unknown.
+        model: Name of the model.
+        decoding: Decoding options, as far as the log states them.
+        questions: Questions, in order.
+        answers: Answers by question id and sample index. Answers that are not in the log have no entry.
+        k: Number of answers to each question, including those that are not in the log.
+        rules: Descriptions of the graders, by name.
+    """
+
+    origin: dict[str, str | None]
+    model: str
+    decoding: KnownDecoding
+    questions: list[Question]
+    answers: dict[tuple[str, int], Answer]
+    k: int
+    rules: dict[str, str]
+
+
+def grade_of(score: object, answer: str | None) -> Grade:
+    """Convert a score to a grade. The score 1 means right and 0 means wrong. Grades of all other scores are unknown.
+
+    Args:
+        score: A number, a truth value, or a letter of Inspect: C (correct), I (incorrect), N (no answer), P (partial).
+        answer: Answer that was scored.
+
+    >>> [grade_of(score, "4").right for score in (1.0, False, "C", 0.5, None)]
+    [True, False, True, None, None]
+    """
+    if isinstance(score, str):
+        right = {"C": True, "I": False, "N": False}.get(score)
+    else:
+        right = {0.0: False, 1.0: True}.get(score) if isinstance(score, bool | int | float) else None
+    return Grade(right, None if answer is None or score == "N" else valid_text(answer))
+
+
+def grader_name(*parts: str) -> str:
+    """Join the names of a tool and a score to the name of a grader.
+
+    >>> grader_name("inspect", "my scorer/accuracy")
+    'inspect_my-scorer-accuracy'
+    """
+    return re.sub(r"[^A-Za-z0-9_.-]", "-", "_".join(parts))[:100]
+
+
+def model_name(name: object) -> str:
+    """Return the name of a model. Only the last part of a path is kept.
+
+    >>> model_name("org/model"), model_name("/home/me/models/tiny/"), model_name(None)
+    ('org/model', 'tiny', 'unknown')
+    """
+    text = str(name or "").rstrip("/")
+    is_path = text.startswith((".", "/", "~")) or text.count("/") > 1
+    return (text.rpartition("/")[2] if is_path else text) or UNKNOWN_MODEL
+
+
+def checked_questions(questions: Iterable[Question], kind: Kind | None, path: Path) -> list[Question]:
+    """Check the questions of a log. Unlike other questions, they may have no references.
+
+    Args:
+        questions: Questions.
+        kind: Kind of the questions that are not of kind `choice`. By default, it stays the same.
+        path: Path of the log, for error messages.
+
+    Raises:
+        InputError: If there are no questions, or a question has no text or is invalid for its kind.
+    """
+    found = []
+    for question in questions:
+        if kind is not None and question.kind != "choice":
+            question = replace(question, kind=kind)
+        references = question.references
+        if question.kind == "number":
+            references = tuple(gold_number(text, f"question {question.id!r}") for text in references)
+        found.append(
+            replace(question, references=tuple(text for text in references if says_anything(question.kind, text)))
+        )
+    return check_questions(found, repr(path.name), need_references=False)
+
+
+def check_same(earlier: Question | None, question: Question, where: str) -> Question:
+    """Check that two answers with the same question id have the same question, and return the question.
+
+    Raises:
+        InputError: If the questions differ. In logs of agents, for example, each answer has its own prompt.
+    """
+    if earlier is not None and earlier != question:
+        names = ("text", "messages", "references", "kind", "choices", "group", "meta")
+        different = ", ".join(name for name in names if getattr(earlier, name) != getattr(question, name))
+        raise InputError(
+            f"Expected all answers to question {question.id!r} to have the same prompt and references, but {where} "
+            f"differs from an earlier answer in {different}. Logs of agents and of changing prompts can't be imported."
+        )
+    return question
+
+
+def check_new(key: tuple[str, object], earlier: Container[tuple[str, object]], where: str) -> None:
+    """Check that a part of a log does not occur twice.
+
+    Args:
+        key: Question id, and the index of an answer or the name of a score.
+        earlier: Keys that have been read.
+        where: Location, for error messages.
+
+    Raises:
+        InputError: If it does.
+    """
+    if key in earlier:
+        raise InputError(
+            f"Expected ids to be unique, but {where} repeats {key[1]!r} of question {key[0]!r}. Remove one of them."
+        )
+
+
+@contextmanager
+def readable(path: Path, form: str) -> Iterator[None]:
+    """Convert exceptions that a damaged file or an unknown format raises to an `InputError`.
+
+    Args:
+        path: The file.
+        form: What the file should contain, for example ``"a log of Inspect with version 2"``.
+    """
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:  # besides our own look-ups, zipfile, zlib, struct and pyarrow raise many types
+        raise InputError(
+            f"Expected {str(path)!r} to be {form}, but it can't be read "
+            f"({type(error).__name__}: {one_line(error, 200)}). It may be truncated or from an unknown version."
+        ) from None

@@ -1,0 +1,20 @@
+"""`ImportedSampler`, the sampler of stores that `python -m extract import` makes. It can't draw answers."""
+
+from extract.errors import InputError
+from extract.policy import Decoding
+from extract.running.worker import Worker
+from extract.sampling.base import Sampler, SamplingOptions
+
+
+class ImportedSampler(Sampler):
+    """Refuses to draw answers, because another tool has drawn them.
+
+    Raises:
+        InputError: Always.
+    """
+
+    def __init__(self, options: SamplingOptions, decoding: Decoding, worker: Worker) -> None:
+        raise InputError(
+            "Expected `sampler` to draw answers, but got 'imported', the sampler of stores that were imported from a "
+            "log. Make such a store with `python -m extract import`, or use the sampler local or server."
+        )

@@ -1,0 +1,109 @@
+"""Write the answers and grades of a log to a store."""
+
+import shutil
+import uuid
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from extract.grading.base import Grade
+from extract.hashing import sha256_json
+from extract.policy import Identity, ModelIdentity, Policy
+from extract.questions.question import questions_hash
+from extract.running.progress import Progress
+from extract.running.worker import Worker
+from extract.samplers import SAMPLERS
+from extract.sampling.imported.log import Log
+from extract.store.fill import fill, missing_shards
+from extract.store.identity import check_folder
+from extract.store.samples import MISSING
+from extract.store.shards import SampleRange, missing_ranges
+from extract.store.store import Store
+from extract.store.verify import write_manifest
+
+
+def write_log(log: Log, folder: Path) -> Store:
+    """Create the store of a log. If it already exists, only its missing and damaged files are written.
+
+    A new store is written under a temporary name and then renamed, so that a killed run leaves no partial store.
+
+    Raises:
+        InputError: If the folder contains other files, or the store of another log.
+    """
+    check_folder(folder)
+    identity = _identity(log)
+    if (folder / "identity.json").is_file():
+        _fill(folder, log, identity)
+        return Store.open(folder)
+    unfinished = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.tmp")
+    try:
+        _fill(unfinished, log, identity)
+        unfinished.rename(folder)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return Store.open(folder)
+
+
+def _identity(log: Log) -> Identity:
+    """Return the identity of a log's store, which includes the origin of the answers and a hash of their content."""
+    answers = [
+        [*key, answer.text, answer.reasoning, answer.finish_reason, sorted(answer.grades.items())]
+        for key, answer in sorted(log.answers.items())
+    ]
+    request = {**log.origin, "k": log.k, "answers": sha256_json(answers)}
+    policy = Policy(ModelIdentity(log.model), log.decoding, request)
+    return Identity(policy, questions_hash(log.questions), sampler=SAMPLERS["imported"].version)
+
+
+def _fill(folder: Path, log: Log, identity: Identity) -> None:
+    """Write all missing and damaged files of a store, first all samples and then the grades."""
+    worker = Worker()
+    with worker.writing(folder):
+        store = Store.create(folder, identity, log.questions)
+        ranges, n_rows = missing_ranges([], store.questions.n_blocks, log.k), store.questions.n_rows
+
+        def write_samples(part: SampleRange, progress: Progress) -> None:
+            store.samples.write(part, [_sample(store, log, *key) for key in _keys(store, part)])
+            progress(n_rows(part), 0)
+
+        def write_grades(part: tuple[str, SampleRange], progress: Progress) -> None:
+            name, samples = part
+            rows = [_grade(log, name, *key) for key in _keys(store, samples)]
+            store.grades.write(name, samples, rows, log.rules[name])
+            progress(n_rows(samples), 0)
+
+        fill(
+            "import",
+            "answers",
+            missing_shards(store, ranges, worker, store.samples.file),
+            n_rows,
+            write_samples,
+            worker,
+        )
+        missing = [
+            (name, part)
+            for name in log.rules
+            for part in missing_shards(
+                store, ranges, worker, partial(store.grades.file, name), partial(store.grades.read, name)
+            )
+        ]
+        fill("import", "grades", missing, lambda part: n_rows(part[1]), write_grades, worker)
+        write_manifest(store)
+
+
+def _keys(store: Store, part: SampleRange) -> list[tuple[str, int]]:
+    return [(id_, sample) for id_ in store.questions.ids(part) for sample in range(part.start, part.stop)]
+
+
+def _sample(store: Store, log: Log, id_: str, sample: int) -> dict[str, Any]:
+    """Return the row of an answer. Tokens are null, so that `read` tokenizes the text again."""
+    row, answer = store.samples.absent(id_, sample, MISSING), log.answers.get((id_, sample))
+    if answer is None:
+        return row
+    return {**row, "text": answer.text, "reasoning": answer.reasoning, "finish_reason": answer.finish_reason}
+
+
+def _grade(log: Log, name: str, id_: str, sample: int) -> dict[str, Any]:
+    answer = log.answers.get((id_, sample))
+    grade = Grade(None, None) if answer is None else answer.grades.get(name, Grade(None, answer.text))
+    return {"question_id": id_, "sample": sample, **grade._asdict()}

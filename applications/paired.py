@@ -15,6 +15,7 @@ from scipy.special import stdtrit
 
 from applications.passk.intervals import Estimate, estimate, mean_of
 from extract.errors import InputError
+from extract.viewing.summary import interval
 from probes.metrics.significance import sign_flip
 
 Values = NDArray[np.float64]
@@ -56,6 +57,18 @@ def mean_interval(values: Values, cluster: Labels | None = None) -> Estimate:
     n_clusters = len(values) if cluster is None else int(cluster.max()) + 1
     reach = float(stdtrit(n_clusters - 1, 0.975)) * error
     return {"value": mean, "low": mean - reach, "high": mean + reach}
+
+
+def share_interval(shares: Values) -> Estimate:
+    """Compute the mean of shares with its 95 % interval, as in `python -m extract inspect`.
+
+    It is the t interval, clipped to [0, 1]. If all shares are the same, it is an exact binomial bound.
+
+    Args:
+        shares: [unit] values in [0, 1]. If there is only one, there is no interval.
+    """
+    mean, low, high = interval(shares) or (float(shares.mean()), None, None)
+    return {"value": mean, "low": low, "high": high}
 
 
 def mcnemar(differences: Values) -> dict[str, float]:

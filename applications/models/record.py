@@ -10,10 +10,9 @@ import pyarrow as pa
 from applications.models.auroc import auroc_difference, auroc_estimate, auroc_of_counts
 from applications.models.classes import answer_shares, class_record, find_classes
 from applications.models.panel import Labels, Panel, Values
-from applications.paired import mean_interval, n_needed, paired_record
+from applications.paired import mean_interval, n_needed, paired_record, share_interval
 from applications.passk.intervals import estimate, mean_of
 from extract.hashing import differences
-from extract.viewing.summary import interval
 from probes.metrics.significance import add_holm
 from probes.report.results import record_header
 from probes.report.templates import LEVEL, render
@@ -89,9 +88,8 @@ def models_record(
 
 def accuracy_record(values: Values, clusters: Labels | None, n_resamples: int, seed: int) -> dict[str, Any]:
     """Compute the mean of accuracies [question] with its intervals `t`, `bootstrap` and `clustered`, as in a pair."""
-    mean, low, high = interval(values) or (float(values.mean()),) * 3
     return {
-        "t": {"value": mean, "low": low, "high": high},
+        "t": share_interval(values),
         "bootstrap": estimate(mean_of(values), len(values), n_resamples, seed),
         "clustered": None if clusters is None else mean_interval(values, clusters),
     }

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from applications.paired import mean_interval, paired_record
+from applications.paired import mean_interval, paired_record, share_interval
 from applications.phrasing.pairs import LIKELIHOOD, Cells, Values
 from datamodules.table import QuestionTable
 from extract.store.store import Store
@@ -59,7 +59,7 @@ def phrasing_record(store: Store, table: QuestionTable, cells: Cells, n_resample
                 "n_questions": int(cells.n_questions[row].sum()),
                 "n_pairs": int((cells.n_questions[row] > 0).sum()),
                 "n_answers": int(cells.n_answers[row].sum()),
-                **{name: _mean(of_figure[row]) for name, of_figure in values.items()},
+                **{name: _mean(name, of_figure[row]) for name, of_figure in values.items()},
             }
             for row, form in enumerate(cells.forms)
         ],
@@ -68,16 +68,17 @@ def phrasing_record(store: Store, table: QuestionTable, cells: Cells, n_resample
     }
 
 
-def _mean(values: Values) -> dict[str, Any] | None:
+def _mean(figure: str, values: Values) -> dict[str, Any] | None:
     """Return the mean of the finite values [pair] with its interval, or None if there are fewer than two."""
     finite = values[np.isfinite(values)]
-    return mean_interval(finite) if len(finite) > 1 else None
+    mean = share_interval if figure == ACCURACY else mean_interval
+    return mean(finite) if len(finite) > 1 else None
 
 
 def _joint(a: Values, b: Values) -> dict[str, dict[str, Any]]:
     """Return the shares of the four outcomes of one answer to each form, from the accuracies a and b [pair]."""
     shares = {"both": a * b, "only_a": a * (1 - b), "only_b": (1 - a) * b, "neither": (1 - a) * (1 - b)}
-    return {name: mean_interval(share) for name, share in shares.items()}
+    return {name: share_interval(share) for name, share in shares.items()}
 
 
 def phrasing_table(cells: Cells) -> pa.Table:

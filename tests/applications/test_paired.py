@@ -23,6 +23,7 @@ from applications.paired import (
     mean_interval,
     n_needed,
     paired_record,
+    share_interval,
     standard_error,
 )
 from extract.errors import InputError
@@ -34,6 +35,11 @@ def test_the_t_interval_is_that_of_scipy(n: int) -> None:
     values = np.random.default_rng(n).normal(size=n)
     found, expected = mean_interval(values), stats.ttest_1samp(values, 0).confidence_interval()
     assert (found["low"], found["high"]) == pytest.approx(tuple(expected), rel=1e-8, abs=1e-8)
+
+
+def test_the_interval_of_shares_is_clipped_and_exists_even_if_all_are_the_same() -> None:
+    assert share_interval(np.array([0.0, 0, 0, 0.5]))["low"] == 0
+    assert share_interval(np.ones(20)) == {"value": 1, "low": pytest.approx(0.025 ** (1 / 20)), "high": 1}
 
 
 def test_the_clustered_standard_error_is_that_of_statsmodels() -> None:

@@ -25,8 +25,12 @@ AUTHORS = [name for name, metric in METRICS.items() if metric.authors]
 def background_record(
     tested: Source, references: References, systems: Systems, estimate: Estimate, n_resamples: int, seed: int
 ) -> dict[str, Any]:
-    """Compute the content of background-temperature.json, with 95 % intervals."""
-    n = len(systems.prompts)
+    """Compute the content of background-temperature.json, with 95 % intervals.
+
+    If all outputs to each prompt are identical, resampling shows no variation, and the interval of the temperature ends
+    at the upper limit instead.
+    """
+    n, limit = len(systems.prompts), _upper_limit(estimate, references)
     sources = [tested, *(source for grid in references.values() for source in grid.values())]
     return {
         "format_version": FORMAT_VERSION,
@@ -47,9 +51,12 @@ def background_record(
         "n_common": systems.n,
         "unit": systems.unit,
         "token_limit": systems.limit,
-        "temperature": interval(estimate.mean_temperature(), n),
+        "temperature": {
+            **interval(estimate.mean_temperature(), n),
+            **({"high": limit["temperature"]} if limit else {}),
+        },
         "authors_temperature": interval(estimate.mean_temperature(AUTHORS, "ks_temperature"), n),
-        "upper_limit": _upper_limit(estimate, references),
+        "upper_limit": limit,
         "cells": [
             {"reference": name, "metric": metric, **_cell(cell, METRICS[metric].rises, n)}
             for name, cells in estimate.cells.items()

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from scipy.stats import t as student_t
 
 from applications.__main__ import COMMANDS
 from applications.background.command import background_temperature
@@ -61,6 +62,14 @@ def test_the_temperature_of_a_system_is_recovered_within_one_grid_step(temperatu
     assert found.mean_temperature(rule="ks_temperature")[0] == pytest.approx(temperature, abs=0.1)
 
 
+def test_an_interval_reaches_as_far_as_that_of_a_mean_by_students_t() -> None:
+    values, n = np.random.default_rng(0).normal(size=200_001), 10
+    reach = student_t.ppf(0.975, n - 1) * (n / (n - 1)) ** 0.5
+    found = interval(values, n)
+    assert found["value"] == values[0]
+    np.testing.assert_allclose([found["low"], found["high"]], [-reach, reach], atol=0.03)
+
+
 @pytest.mark.slow
 def test_the_interval_covers_the_temperature_with_the_stated_probability() -> None:
     hits = 0
@@ -92,7 +101,7 @@ def test_held_out_outputs_of_a_reference_recover_its_temperatures(tested: Path, 
 def test_identical_outputs_give_zero_with_an_upper_limit(system: SoftmaxSystem, grid: Path, tmp_path: Path) -> None:
     same = {prompt: [[1, 2]] * 100 for prompt in system.prompts}
     record = estimate(tmp_path, write_json(tmp_path / "same.json", same), grid, unit="tokens")
-    assert record["temperature"] == {"value": 0, "low": 0, "high": 0}
+    assert record["temperature"] == {"value": 0, "low": 0, "high": 0.05}
     limit = record["upper_limit"]
     assert limit["mismatch_rate"] == pytest.approx(1 - 0.05 ** (1 / (12 * 99)))
     assert (limit["temperature"], limit["inclusive"]) == (0.05, False)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy import stats
 from scipy.special import stdtrit
 
-from applications.passk.intervals import Estimate, estimate, mean_of
+from applications.intervals import Estimate, estimate, mean_of
 from extract.errors import InputError
 from extract.viewing.summary import interval
 from probes.metrics.significance import sign_flip

@@ -22,9 +22,9 @@ import numpy as np
 import torch
 from numpy.random import Generator
 
+from applications.intervals import estimate, mean_of
 from applications.models.auroc import Auroc, auroc_difference, auroc_estimate, auroc_of_counts
 from applications.paired import mean_interval, paired_test
-from applications.passk.intervals import estimate, mean_of
 from benchmarks.result import report
 from extract.viewing.summary import interval
 from probes.metrics.significance import add_holm

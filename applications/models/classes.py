@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from applications.passk.intervals import estimate
+from applications.intervals import estimate
 from datamodules.table import QuestionTable
 from extract.questions.question import Question
 from extract.text import contains_answer

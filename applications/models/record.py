@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from applications.intervals import estimate, mean_of
 from applications.models.auroc import auroc_difference, auroc_estimate, auroc_of_counts
 from applications.models.classes import answer_shares, class_record, find_classes
 from applications.models.panel import Labels, Panel, Values
 from applications.paired import mean_interval, n_needed, paired_record, share_interval
-from applications.passk.intervals import estimate, mean_of
 from extract.hashing import differences
 from probes.metrics.significance import add_holm
 from probes.report.results import record_header

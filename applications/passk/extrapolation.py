@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from applications.intervals import estimate, mean_of
 from applications.passk.beta_binomial import (
     LEAST,
     MOST,
@@ -18,7 +19,6 @@ from applications.passk.beta_binomial import (
     profile_interval,
 )
 from applications.passk.estimators import Counts, Values, distinct
-from applications.passk.intervals import estimate, mean_of
 
 #: Names of the models, and whether π₀ is fitted.
 MODELS = {"beta_binomial": False, "zero_inflated": True}

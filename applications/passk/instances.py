@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from applications.beta_priors import beta_priors
+from applications.intervals import estimate, mean_of
 from applications.passk.estimators import (
     Counts,
     Values,
@@ -15,7 +16,6 @@ from applications.passk.estimators import (
     predict_from_prior,
     squared_errors,
 )
-from applications.passk.intervals import estimate, mean_of
 from probes.baselines.registry import is_half
 
 #: Number of folds. For each fold, the concentration of the priors is estimated on the other folds.

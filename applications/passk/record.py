@@ -8,10 +8,10 @@ import pyarrow as pa
 import torch
 
 from applications.confidences import ID, named_confidences
+from applications.intervals import estimate, mean_of, mean_over_groups
 from applications.passk.estimators import Counts, Values, pass_at_k, predict, predictive_band
 from applications.passk.extrapolation import Extrapolation, extrapolate, why_not
 from applications.passk.instances import error_records
-from applications.passk.intervals import estimate, mean_of, mean_over_groups
 from applications.passk.temperatures import as_drawn, temperature_record
 from applications.stores import known_temperature, load_tables
 from datamodules.table import QuestionTable

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from applications.intervals import estimate, mean_of
 from applications.passk.estimators import Counts, Values, pass_at_k, pass_of_split
-from applications.passk.intervals import estimate, mean_of
 from extract.hashing import hash_order
 from probes.metrics.intervals import WeightedMetric, minus
 

@@ -15,10 +15,10 @@ from scipy.integrate import quad
 from scipy.stats import beta
 
 from applications.__main__ import COMMANDS
+from applications.intervals import mean_over_groups
 from applications.passk.command import passk
 from applications.passk.estimators import pass_at_k, predict_from_prior
 from applications.passk.instances import error_records
-from applications.passk.intervals import mean_over_groups
 from applications.passk.record import load_graded, passk_record
 from applications.stores import open_stores
 from datamodules.table import load_table

@@ -88,10 +88,10 @@ def invert(curves: Array, values: Array, temperatures: Array) -> Array:
 def highest_mismatch_rate(n_outputs: NDArray[np.int64]) -> float:
     """Return the 95 % upper limit of the mean mismatch rate 1 − MEMF if all outputs to each prompt are identical.
 
-    The limit is 1 − 0.05^(1 / Σ (N − 1)) for N outputs per prompt, `n_outputs` [prompt]. One output of each prompt is
-    not counted, because it defines the most frequent output. The limit also holds if the rates differ between prompts.
+    The limit is 1 − 0.05^(1 / (M (N − 1))) for M prompts with at least N outputs each, `n_outputs` [prompt]. One output
+    of each prompt is not counted, because it defines the most frequent output. Prompts can have different rates.
     """
-    return float(1 - 0.05 ** (1 / (n_outputs - 1).sum()))
+    return float(1 - 0.05 ** (1 / (len(n_outputs) * (n_outputs.min() - 1))))
 
 
 def temperature_limit(curve: Array, rate: float, temperatures: Array) -> float | None:

@@ -112,30 +112,38 @@ def read_source(path: str) -> Source:
         InputError: If there is no such store or file, or the file has another format.
     """
     file = Path(path)
-    if file.suffix == ".json":
+    suffix = file.suffix.lower()
+    if suffix == ".json":
         return of_lists(path, read_json(file))
-    return of_lists(path, _read_csv(file)) if file.suffix == ".csv" else of_store(Store.open(file))
+    return of_lists(path, _read_csv(file)) if suffix == ".csv" else of_store(Store.open(file))
 
 
 def read_json(file: Path) -> Any:
     """Read a JSON file.
 
     Raises:
-        InputError: If the file does not exist or is not JSON.
+        InputError: If the file does not exist, is not JSON, or repeats a key.
     """
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
+        return json.loads(file.read_text(encoding="utf-8-sig"), object_pairs_hook=_without_repeated_keys)
     except (OSError, ValueError) as error:
         raise InputError(
             f"Expected {str(file)!r} to be a JSON file, but reading it failed: {error}. {_FORMAT}"
         ) from error
 
 
+def _without_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key occurs twice in the same object")
+    return found
+
+
 def _read_csv(file: Path) -> dict[str, list[str]]:
     """Read a CSV file with one row per output."""
     outputs: dict[str, list[str]] = {}
     try:
-        with file.open(encoding="utf-8", newline="") as lines:
+        with file.open(encoding="utf-8-sig", newline="") as lines:
             for row in csv.DictReader(lines, strict=True):
                 outputs.setdefault(row["prompt"], []).append(row["output"])
     except (OSError, ValueError, csv.Error) as error:

@@ -1,5 +1,6 @@
 """Open the tested system and the references, and check that they can be compared."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,11 +90,13 @@ def _read_references(path: str) -> Iterator[tuple[str, dict[float, Source]]]:
     try:
         for name, grid in content.items():
             read = {float(t): of_lists(f"{path}, {name} at {t}", one) for t, one in grid.items()}
+            if len(read) < len(grid) or not all(0 <= t < math.inf for t in read):
+                raise ValueError
             yield name, dict(sorted(read.items()))
     except (AttributeError, ValueError) as error:
         raise InputError(
-            f"Expected {path!r} to contain outputs by model, temperature and prompt, but it has another format. Pass "
-            "the folder of a temperature grid."
+            f"Expected {path!r} to contain outputs by model, distinct temperature and prompt, but it has another "
+            "format. Pass the folder of a temperature grid."
         ) from error
 
 
@@ -126,7 +129,8 @@ def read_systems(tested: Source, references: References, unit: Unit | None, shar
                 "have fewer. Sample more outputs."
             )
     longest = max(len(text) for outputs in counted for one in outputs for text in one.texts)
-    limit = stores[-1].identity["policy"]["decoding"]["max_new_tokens"] if stores else longest
+    limits = (store.identity["policy"]["decoding"]["max_new_tokens"] for store in stores)
+    limit = next((one for one in limits if one is not None), longest)  # imported logs may not state it
     if unit == "tokens" and longest > limit:
         raise InputError(
             f"Expected outputs of at most {limit} tokens, the token limit of the stores, but one has {longest}. Use "

@@ -20,6 +20,7 @@ from applications.background.systems import open_references, read_systems
 from applications.background.variability import measure
 from extract.errors import InputError
 from extract.running.cli import run
+from extract.sampling.imported.command import import_log
 from tests.helpers.softmax_systems import GRID, MODEL, SoftmaxSystem, make_output_store
 
 COARSE = (0.0, 0.05, 0.2, 0.4, 0.8)
@@ -172,12 +173,12 @@ def test_json_csv_and_store_give_the_same_values(
 ) -> None:
     ids = dict(zip(system.prompts, system.draw(0.3, 6).tolist(), strict=True))
     texts = {p: [" ".join(f"w{token}" for token in one) for one in rows] for p, rows in ids.items()}
-    with (tmp_path / "texts.csv").open("w", newline="") as stream:
+    with (tmp_path / "texts.CSV").open("w", newline="", encoding="utf-8-sig") as stream:  # as Excel writes it
         writer = csv.writer(stream)
         writer.writerow(["prompt", "output"])
         writer.writerows([prompt, one] for prompt, rows in texts.items() for one in rows)
     store = make_output_store(tmp_path / "store", ids, 0.3, seed=1)
-    sources = [tmp_path / "texts.csv", write_json(tmp_path / "texts.json", texts), store.path]
+    sources = [tmp_path / "texts.CSV", write_json(tmp_path / "texts.json", texts), store.path]
     sources += [write_json(tmp_path / "ids.json", ids)]
     found = []
     for source, unit in zip(sources, ["words", "words", "tokens", "tokens"], strict=True):
@@ -190,6 +191,19 @@ def test_json_csv_and_store_give_the_same_values(
         assert systems.unit == unit
         found.append({name: values.tolist() for name, values in measure(systems.tested, 8, systems.n).items()})
     assert found[0] == found[1] == found[2] == found[3]
+
+
+def test_an_imported_log_without_a_token_limit_can_be_tested(system: SoftmaxSystem, tmp_path: Path) -> None:
+    def drawn(temperature: float) -> dict[str, list[str]]:
+        ids = zip(system.prompts, system.draw(temperature, 10).tolist(), strict=True)
+        return {prompt: [" ".join(f"w{token}" for token in one) for one in rows] for prompt, rows in ids}
+
+    lines = [json.dumps({"text": text, "answer": one}) for text, rows in drawn(0.3).items() for one in rows]
+    (tmp_path / "log.jsonl").write_text("\n".join(lines))
+    import_log(str(tmp_path / "imported"), str(tmp_path / "log.jsonl"), "jsonl")
+    references = write_json(tmp_path / "references.json", {"made": {str(t): drawn(t) for t in COARSE}})
+    record = estimate(tmp_path, tmp_path / "imported", references)
+    assert 0.1 < record["temperature"]["value"] < 0.6
 
 
 def test_references_in_the_format_of_the_authors_are_averaged(system: SoftmaxSystem, tmp_path: Path) -> None:
@@ -331,8 +345,11 @@ def test_token_ids_of_an_unknown_tokenizer_need_a_decision(system: SoftmaxSystem
         ("missing.json", None, "reading it failed"),
         ("bad.json", "{", "to be a JSON file"),
         ("bad.csv", "question,output\na,b\n", "to have a column 'prompt'"),
-        ("references.json", '{"a": {"hot": {}}}', "outputs by model, temperature and prompt"),
-        ("references.json", "[1]", "outputs by model, temperature and prompt"),
+        ("references.json", '{"a": {"hot": {}}}', "outputs by model, distinct temperature and prompt"),
+        ("repeated.json", '{"a": ["x"], "a": ["y"]}', "a key occurs twice"),
+        ("references.json", '{"a": {"nan": {"p": ["x"]}}}', "outputs by model, distinct temperature and prompt"),
+        ("references.json", '{"a": {"0.6": {"p": ["x"]}, "0.60": {"p": ["x"]}}}', "distinct temperature"),
+        ("references.json", "[1]", "outputs by model, distinct temperature and prompt"),
     ],
 )
 def test_unreadable_files_are_refused(

@@ -63,7 +63,7 @@ def minus_the_rest(values: Values, cluster: NDArray[np.int64], n_clusters: int) 
 
 
 class _Moments(NamedTuple):
-    """Mean, variance and size of each set of questions, [set]. The latter two are NaN for fewer than 10 questions."""
+    """Moments of sets of questions, each [set]. Variance and size are NaN for sets with fewer than 10 questions."""
 
     mean: Values
     variance: Values

@@ -28,7 +28,7 @@ def pass_at_k(right: Counts, known: Counts, k: Sequence[int]) -> Values:
 
     .. math:: 1 - \binom{n-c}{k} \Big/ \binom{n}{k}
 
-    Average the values over questions. A pooled estimate from the sums of c and n would be wrong.
+    For the Pass@k of a set, average the returned values over its questions. A pooled estimate from the sums of c and n would be wrong.
 
     Returns:
         [k, question] estimates.

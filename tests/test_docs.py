@@ -206,7 +206,7 @@ OPTIONS = sorted({span for page in PAGES for span in spans(text_of(page)) if re.
 @pytest.fixture(scope="module")
 def known() -> set[str]:
     """Return the options of all commands and benchmarks."""
-    lists = [PARSED_ONLY, "extract"], [PARSED_ONLY_PROBES, "probes"]
+    lists = [PARSED_ONLY, "extract"], [PARSED_ONLY_PROBES, "probes"], [PARSED_ONLY_APPLICATIONS, "applications"]
     entries = [(partial(run, *of), [name]) for of in lists for name in of[0]]
     with redirect_stdout(StringIO()) as printed:
         for entry, command in [*entries, (train.run, [])]:

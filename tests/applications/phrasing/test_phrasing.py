@@ -78,6 +78,15 @@ def test_questions_without_a_fact_a_form_or_a_grade_are_left_out(make: Make) -> 
     assert np.isnan(cells.accuracy[0, 1])
 
 
+@pytest.mark.parametrize(("key", "value"), [("pair", None), ("form", None), ("pair", ["fact 0"])])
+def test_facts_and_forms_that_are_no_strings_or_numbers_are_left_out(make: Make, key: str, value: Any) -> None:
+    questions = ask(n=5)
+    questions[:3] = [replace(question, meta=question.meta | {key: value}) for question in questions[:3]]
+    cells = read_cells(load_table(make(questions, {})), questions)
+    assert (cells.n_left_out, cells.forms) == (3, ["exact", "paraphrased"])
+    assert cells.n_questions.sum() == 7
+
+
 def test_likelihoods_are_those_of_the_right_continuation_per_token() -> None:
     table = pa.table(
         {

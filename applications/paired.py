@@ -46,6 +46,18 @@ def standard_error(values: Values, cluster: Labels | None = None) -> float:
     return float(np.sqrt(len(sums) / (len(sums) - 1) * (sums**2).sum()) / len(values))
 
 
+def effective_clusters(cluster: Labels) -> float:
+    """Return the effective number of clusters, (Σ n_g)² / Σ n_g² for clusters of n_g units.
+
+    It is the number of clusters if they have the same size. Clustered intervals are unreliable if it is small.
+
+    >>> effective_clusters(np.repeat([0, 1, 2], 4)), effective_clusters(np.repeat([0, 1, 2], [6, 1, 1]))
+    (3.0, 1.6842105263157894)
+    """
+    sizes = np.bincount(cluster)
+    return float(sizes.sum() ** 2 / (sizes**2).sum())
+
+
 def mean_interval(values: Values, cluster: Labels | None = None) -> Estimate:
     """Compute the mean with its 95 % interval, from Student's t with G − 1 degrees of freedom for G clusters.
 

@@ -106,7 +106,8 @@ def class_record(classes: Classes, shares: Values, n_resamples: int, seed: int) 
 
     Returns:
         A dict with `classes`, a list with the name, the number of questions and the figures of each class, `macro`, the
-        mean figures, and `confusion` [class, class + 1], the sums of the shares by right class and answered class.
+        mean figures, `n_averaged`, the numbers of classes in these means, and `confusion` [class, class + 1], the sums
+        of the shares by right class and answered class.
     """
     n, n_classes = len(shares), len(classes.names)
     actual = np.eye(n_classes)[:, classes.truth]
@@ -121,12 +122,14 @@ def class_record(classes: Classes, shares: Values, n_resamples: int, seed: int) 
             return None
         return estimate(_mean_ratio(above, below), n, n_resamples, seed)
 
+    members = np.flatnonzero(sizes)
     return {
         "classes": [
             {"name": name, "n_questions": int(sizes[i]), **{figure: found(figure, [i]) for figure in FIGURES}}
             for i, name in enumerate(classes.names)
         ],
-        "macro": {figure: found(figure, np.flatnonzero(sizes).tolist()) for figure in FIGURES},
+        "macro": {figure: found(figure, members.tolist()) for figure in FIGURES},
+        "n_averaged": {figure: int((parts[figure][1][members].sum(1) > 0).sum()) for figure in FIGURES},
         "confusion": (actual @ shares).tolist(),
     }
 

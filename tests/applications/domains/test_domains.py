@@ -175,7 +175,7 @@ def test_questions_without_a_known_grade_are_clustered_but_not_scored(store: Pat
 
 def test_a_store_without_embeddings_is_refused_with_the_command_that_computes_them(tmp_path: Path) -> None:
     path = make_store(tmp_path / "s", np.zeros((N, 1, 2), np.float32), ACCURACY, k=2).path
-    with pytest.raises(InputError, match=r"ask --store .*s --baselines \[text_embedding\]"):
+    with pytest.raises(InputError, match=r"ask --store .*s --baselines '\[text_embedding\]'"):
         domains(str(path), out=str(tmp_path / "out"))
 
 

@@ -68,6 +68,7 @@ def test_a_class_that_never_occurs_has_no_recall_and_is_not_averaged() -> None:
     third = record["classes"][2]
     assert (third["n_questions"], third["recall"], third["f1"], third["precision"]["value"]) == (0, None, None, 0)
     recalls = [found["recall"]["value"] for found in record["classes"][:2]]
+    assert record["n_averaged"] == {"precision": 2, "recall": 2, "f1": 2}
     assert record["macro"]["recall"]["value"] == pytest.approx(np.mean(recalls))
 
 

@@ -217,6 +217,23 @@ def test_clusters_widen_the_intervals_of_correlated_questions(make: Make, tmp_pa
     assert "With only 10 clusters" in page
 
 
+def test_clusters_of_very_different_sizes_are_warned_about(make: Make, tmp_path: Path) -> None:
+    books = [*range(20), *[20] * 20]
+    questions = [replace(question, meta={"book": book}) for question, book in zip(QUESTIONS, books, strict=True)]
+    stores = [str(make(name, t, questions=questions)) for name, t in (("a", 0.5), ("b", 1.0))]
+    record, page = result(models(stores, clusters="meta.book", n_resamples=100, out=str(tmp_path / "out")))
+    assert record["n_clusters"] == 21
+    assert record["n_effective_clusters"] == pytest.approx(40**2 / (20 + 20**2))
+    assert "With only 21 clusters of very different sizes, which count as 3.8 of equal size, they are" in page
+
+
+def test_names_are_escaped_in_tables(make: Make, tmp_path: Path) -> None:
+    stores = [str(make("a|`", 0.5)), str(make("b", 1.0))]
+    page = result(models(stores, n_resamples=100, out=str(tmp_path / "out")))[1]
+    assert "| `a\\|'` − `b` | 40 |" in page
+    assert "| field | `a\\|'` | `b` |" in page
+
+
 def test_aurocs_of_confidences_are_compared(make: Make, tmp_path: Path) -> None:
     stores = [str(make(name, t)) for name, t in (("a", 0.5), ("b", 1.0))]
     noise = np.random.default_rng(0).random(N)
@@ -256,6 +273,7 @@ def test_choice_questions_have_class_figures(make: Make, tmp_path: Path) -> None
     assert [(found["name"], found["n_questions"]) for found in classes] == [("A", 20), ("B", 20), ("C", 0)]
     assert classes[2]["recall"] is None
     assert "| C | 0 | – | – | – |" in page
+    assert page.count("(2) |") > 2
     mean = (classes[0]["recall"]["value"] + classes[1]["recall"]["value"]) / 2
     assert mean == pytest.approx(record["stores"][0]["accuracy"]["t"]["value"])  # all classes have the same size
 

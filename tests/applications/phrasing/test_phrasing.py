@@ -141,6 +141,15 @@ def test_likelihoods_are_compared_and_corrected_with_the_accuracies(make: Make) 
     assert "nats per token" in page
 
 
+def test_names_are_escaped_and_a_form_with_one_fact_is_not_in_the_summary(make: Make) -> None:
+    questions = [*ask(("a|b", "c")), *ask(("once",), n=1)]
+    table = load_table(store := make(questions, {}))
+    page = phrasing_page(phrasing_record(store, table, read_cells(table, questions), 100, 0), [])
+    assert "| `a\\|b` | 30 |" in page
+    assert "`once`" not in page.split("\n\n")[1]
+    assert "| `once` | 1 | 1 | 4 | – |" in page
+
+
 def test_three_forms_give_three_tests_on_the_facts_that_both_forms_have(make: Make) -> None:
     questions = [*ask(), *ask(("rare",), n=10)]
     table = load_table(store := make(questions, {}))

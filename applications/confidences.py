@@ -1,6 +1,6 @@
 """Read confidences for the questions of a store, from a saved probe or from a column of a table."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -21,7 +21,7 @@ ID = "question_id"
 HIDDEN = "hidden"
 
 
-def read_confidence(source: str, store: Store) -> NDArray[np.float64]:
+def read_confidence(source: str, store: Store, ignored: Collection[str] = ()) -> NDArray[np.float64]:
     """Read a confidence for each question of a store.
 
     Args:
@@ -29,6 +29,7 @@ def read_confidence(source: str, store: Store) -> NDArray[np.float64]:
             column of a Parquet or CSV file that also has the column ``question_id``, for example
             ``runs/compare-facts/predictions.parquet:layer_average``.
         store: The store.
+        ignored: Ids of questions outside the store whose confidences are ignored.
 
     Returns:
         [question] float64 probabilities in the order of `store.questions`; NaN if a question has none.
@@ -37,7 +38,7 @@ def read_confidence(source: str, store: Store) -> NDArray[np.float64]:
         InputError: If the source does not exist or is invalid, or if the probe belongs to another model or was trained
             on the same questions.
     """
-    values = _of_probe(Path(source), store) if Path(source).is_dir() else _of_table(source, store)
+    values = _of_probe(Path(source), store) if Path(source).is_dir() else _of_table(source, store, ignored)
     wrong = values[(values < 0) | (values > 1)]
     if len(wrong):
         raise InputError(
@@ -110,7 +111,7 @@ def _of_probe(folder: Path, store: Store) -> NDArray[np.float64]:
     return probe.confidence(probe.features(read)).double().numpy()
 
 
-def _of_table(source: str, store: Store) -> NDArray[np.float64]:
+def _of_table(source: str, store: Store, ignored: Collection[str]) -> NDArray[np.float64]:
     """Read a column of a Parquet or CSV file."""
     path, _, column = source.rpartition(":")
     if not path:
@@ -133,7 +134,7 @@ def _of_table(source: str, store: Store) -> NDArray[np.float64]:
             )
     row_of = {question.id: row for row, question in enumerate(store.questions)}
     ids = [str(id_) for id_ in table[ID].to_pylist()]
-    if strange := next((id_ for id_ in ids if id_ not in row_of), None):
+    if strange := next((id_ for id_ in ids if id_ not in row_of and id_ not in ignored), None):
         raise InputError(
             f"Expected the questions of {path!r} to be in the store '{store.path}', but {strange!r} is not. "
             "Use a table of this store's questions."
@@ -147,9 +148,8 @@ def _of_table(source: str, store: Store) -> NDArray[np.float64]:
         raise InputError(
             f"Expected the column {column!r} of {path!r} to contain numbers, but it has the type {table[column].type}."
         ) from error
-    values = np.full(len(row_of), np.nan)
-    values[[row_of[id_] for id_ in ids]] = numbers.to_numpy(zero_copy_only=False)
-    return values
+    values = dict(zip(ids, numbers.to_numpy(zero_copy_only=False), strict=True))
+    return np.array([values.get(id_, np.nan) for id_ in row_of])
 
 
 def _read_table(path: Path, source: str) -> pa.Table:

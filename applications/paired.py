@@ -46,16 +46,30 @@ def standard_error(values: Values, cluster: Labels | None = None) -> float:
     return float(np.sqrt(len(sums) / (len(sums) - 1) * (sums**2).sum()) / len(values))
 
 
-def mean_interval(values: Values, cluster: Labels | None = None) -> Estimate:
-    """Compute the mean with its 95 % interval, from Student's t with G − 1 degrees of freedom for G clusters.
+def effective_clusters(cluster: Labels) -> float:
+    """Return the effective number of clusters, (Σ n_g)² / Σ n_g² for clusters of n_g units.
 
-    See `standard_error` for the arguments. If the standard error is 0, there is no interval.
+    It is the number of clusters if they have the same size. Clustered intervals are unreliable if it is small, even
+    with many clusters.
+
+    >>> effective_clusters(np.repeat([0, 1, 2], 4)), effective_clusters(np.repeat([0, 1, 2], [6, 1, 1]))
+    (3.0, 1.6842105263157894)
+    """
+    sizes = np.bincount(cluster)
+    return float(sizes.sum() ** 2 / (sizes**2).sum())
+
+
+def mean_interval(values: Values, cluster: Labels | None = None) -> Estimate:
+    """Compute the mean with its 95 % interval, from Student's t.
+
+    The degrees of freedom are the number of `effective_clusters` minus 1, and at least 1. For G clusters of the same
+    size, they are G − 1. See `standard_error` for the arguments. If the standard error is 0, there is no interval.
     """
     mean, error = float(values.mean()), standard_error(values, cluster)
     if error < _LEAST_ERROR:
         return {"value": mean, "low": None, "high": None}
-    n_clusters = len(values) if cluster is None else int(cluster.max()) + 1
-    reach = float(stdtrit(n_clusters - 1, 0.975)) * error
+    n_clusters = len(values) if cluster is None else effective_clusters(cluster)
+    reach = float(stdtrit(max(1, n_clusters - 1), 0.975)) * error
     return {"value": mean, "low": mean - reach, "high": mean + reach}
 
 
@@ -81,7 +95,7 @@ def mcnemar(differences: Values) -> dict[str, float]:
         The exact two-sided p-value `p` from the binomial distribution, and the mid-p value `p_mid`, which counts the
         observed outcome only half (Fagerland et al. 2013). `p_mid` has more power but can exceed its level slightly.
 
-    >>> mcnemar(np.array([1.0, 1, 1, 1, 1, 0, -1]))
+    >>> {name: round(p, 5) for name, p in mcnemar(np.array([1.0, 1, 1, 1, 1, 0, -1])).items()}
     {'p': 0.21875, 'p_mid': 0.125}
     """
     n_above, n_below = int((differences > 0).sum()), int((differences < 0).sum())

@@ -166,11 +166,12 @@ def _nearest_questions(domains: Domains, one: int) -> list[dict[str, Any]]:
     rows = np.flatnonzero(clustering.cluster == one)
     rows = rows[np.argsort(clustering.distance[rows], kind="stable")]
     nearest = list({domains.store.questions[row].prompt: row for row in rows[::-1].tolist()}.values())[::-1][:N_SHOWN]
-    values = {"accuracy": table.accuracy, **confidences}
+    of_confidences = {name: _without_nan(values[nearest]) for name, values in confidences.items()}
     columns: dict[str, list[Any]] = {
         ID: [table.ids[row] for row in nearest],
         "text": [one_line(table.texts[row], _LONGEST) for row in nearest],
-        **{name: _without_nan(found[nearest]) for name, found in values.items()},
+        "accuracy": _without_nan(table.accuracy[nearest]),
+        "confidences": _rows(of_confidences) if confidences else [{}] * len(nearest),
     }
     return _rows(columns)
 
@@ -198,4 +199,8 @@ def domains_page(record: dict[str, Any], plots: Sequence[str]) -> str:
 
 def domains_summary(record: dict[str, Any]) -> str:
     """Name the clusters whose accuracy differs from the rest, and those with a calibration gap."""
-    return render("domains/summary.md.j2", record=record)
+    gaps = {name: {1: [], -1: []} for name in record["confidences"]}
+    for cluster in record["clusters"]:
+        for name, found in cluster["confidences"].items():
+            gaps[name].get(found["gap"]["decision"], []).append(cluster)
+    return render("domains/summary.md.j2", record=record, gaps=gaps)

@@ -55,8 +55,9 @@ def find_classes(questions: Sequence[Question]) -> Classes | None:
 def answer_shares(table: QuestionTable, rows: Labels, questions: Sequence[Question], classes: Classes) -> Values:
     """Return the share of each question's graded answers in each class, [question, class + 1] float64.
 
-    A right answer is in the class of its question. A wrong answer is in the only class whose name or alias it contains
-    as whole words. The last column is the share of all other answers.
+    A right answer is in the class of its question. A wrong answer is in the only class that it names, unless that is
+    the class of its question. An answer names a class if it contains its name or an alias as whole words. A single
+    letter must be the whole answer, and its case must match. The last column is the share of all other answers.
 
     Args:
         table: Question table of a store.
@@ -72,16 +73,23 @@ def answer_shares(table: QuestionTable, rows: Labels, questions: Sequence[Questi
 
     @cache
     def named_class(answer: str) -> int:
-        found = [i for i, names in enumerate(aliases) if contains_answer(answer, names)]
+        found = [i for i, names in enumerate(aliases) if _names(answer, names)]
         return found[0] if len(found) == 1 else n_classes
 
     members_of = answers.rows_by_question(len(table.ids), answers.known > 0)
     shares = np.zeros((len(rows), n_classes + 1))
     for number, row in enumerate(rows):
         for member in members_of[row]:
-            found = classes.truth[number] if answers.right[member] else named_class(answers.answer[member] or "")
-            shares[number, found] += 1 / len(members_of[row])
+            truth, right = classes.truth[number], answers.right[member]
+            found = truth if right else named_class(answers.answer[member] or "")
+            shares[number, n_classes if found == truth and not right else found] += 1 / len(members_of[row])
     return shares
+
+
+def _names(answer: str, names: set[str]) -> bool:
+    """Whether an answer is one of the names that are a single letter, or contains another name as whole words."""
+    letters = {name for name in names if len(name) == 1 and name.isalpha()}
+    return answer.strip(" .():") in letters or contains_answer(answer, names - letters)
 
 
 def class_record(classes: Classes, shares: Values, n_resamples: int, seed: int) -> dict[str, Any]:
@@ -98,7 +106,8 @@ def class_record(classes: Classes, shares: Values, n_resamples: int, seed: int) 
 
     Returns:
         A dict with `classes`, a list with the name, the number of questions and the figures of each class, `macro`, the
-        mean figures, and `confusion` [class, class + 1], the sums of the shares by right class and answered class.
+        mean figures, `n_averaged`, the numbers of classes in these means, and `confusion` [class, class + 1], the sums
+        of the shares by right class and answered class.
     """
     n, n_classes = len(shares), len(classes.names)
     actual = np.eye(n_classes)[:, classes.truth]
@@ -113,12 +122,14 @@ def class_record(classes: Classes, shares: Values, n_resamples: int, seed: int) 
             return None
         return estimate(_mean_ratio(above, below), n, n_resamples, seed)
 
+    members = np.flatnonzero(sizes)
     return {
         "classes": [
             {"name": name, "n_questions": int(sizes[i]), **{figure: found(figure, [i]) for figure in FIGURES}}
             for i, name in enumerate(classes.names)
         ],
-        "macro": {figure: found(figure, np.flatnonzero(sizes).tolist()) for figure in FIGURES},
+        "macro": {figure: found(figure, members.tolist()) for figure in FIGURES},
+        "n_averaged": {figure: int((parts[figure][1][members].sum(1) > 0).sum()) for figure in FIGURES},
         "confusion": (actual @ shares).tolist(),
     }
 

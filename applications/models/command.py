@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from applications.forest import paired_picture
-from applications.models.panel import clusters_of, read_confidences, read_panel
+from applications.models.panel import check_stores, clusters_of, read_confidences, read_panel
 from applications.models.record import main_interval, models_page, models_record, models_table, models_verdict
 from applications.paired import check_difference
 from probes.report.results import result_folder, write_files
@@ -43,6 +43,7 @@ def models(
     Raises:
         InputError: If an option is invalid, required data are missing, or the questions of the stores differ.
     """
+    check_stores(stores)
     with result_folder("models", stores, out, seed, n_resamples) as (folder, final):
         check_difference(difference)
         panel = read_panel(stores, shared, grader)

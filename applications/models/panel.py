@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,9 +12,10 @@ from applications.confidences import read_confidence
 from applications.stores import open_stores
 from datamodules.table import QuestionTable, load_table
 from extract.errors import InputError, nearest
-from extract.hashing import sha256_json
+from extract.hashing import differences, sha256_json
 from extract.questions.question import Question
 from extract.store.store import Store
+from extract.text import one_line
 
 Values = NDArray[np.float64]
 Labels = NDArray[np.int64]
@@ -58,6 +61,24 @@ class Panel:
         return [questions[row] for row in self.rows[0]]
 
 
+def check_stores(paths: Sequence[str]) -> None:
+    """Check the option `stores`.
+
+    Raises:
+        InputError: If it is not a list, or empty.
+    """
+    if isinstance(paths, str) or not paths:
+        raise too_few_stores(repr(paths))
+
+
+def too_few_stores(got: str) -> InputError:
+    """Return the error for fewer than two stores."""
+    return InputError(
+        f"Expected `stores` to contain at least two different stores, but got {got}. Pass stores with different "
+        "models, prompts or temperatures."
+    )
+
+
 def read_panel(paths: Sequence[str], shared: bool, grader: str | None) -> Panel:
     """Open two or more stores, and align their questions by content.
 
@@ -68,24 +89,22 @@ def read_panel(paths: Sequence[str], shared: bool, grader: str | None) -> Panel:
 
     Raises:
         InputError: If there are fewer than two stores, two stores have the same identity, their questions differ and
-            `shared` is False, they share no questions, grades are missing, or fewer than two questions have a known
-            grade in every store.
+            `shared` is False, they share no questions, grades are missing or follow different rules, or fewer than two
+            questions have a known grade in every store.
     """
     stores = [store for path in paths for store in open_stores(path).values()]
     grader = stores[0].grades.choose(grader)
     tables = [load_table(store, grader) for store in stores]
     if len({store.sha256 for store in stores}) < max(2, len(stores)):
-        raise InputError(
-            f"Expected `stores` to contain at least two different stores, but got {', '.join(map(str, paths))}. Pass "
-            "stores with different models, prompts or temperatures."
-        )
+        raise too_few_stores(", ".join(map(str, paths)))
+    _check_rules(stores, grader)
     rows = shared_rows(stores)
     if not rows.size or (not shared and rows.shape[1] < max(len(table.ids) for table in tables)):
         sizes = " and ".join(f"{len(table.ids)} of '{store.path}'" for table, store in zip(tables, stores, strict=True))
         hint = "Pass --shared true to compare them on the shared questions." if rows.size else "Pass other stores."
         raise InputError(
             f"Expected the stores to have the same questions, but {rows.shape[1]} questions are shared, out of "
-            f"{sizes}. {hint}"
+            f"{sizes}.{'' if rows.size else _first_difference(stores)} {hint}"
         )
     known = np.stack([table.known[of_store] for table, of_store in zip(tables, rows, strict=True)]).min(0) > 0
     if known.sum() < 2:
@@ -102,13 +121,43 @@ def read_panel(paths: Sequence[str], shared: bool, grader: str | None) -> Panel:
 def shared_rows(stores: Sequence[Store]) -> Labels:
     """Return the rows [store, question] of the questions that all stores have, in the order of the first store.
 
-    Questions are the same if all their fields are the same, as in a store's identity.
+    Questions are the same if all their fields except `dataset` are the same.
     """
     if len({store.identity["questions"] for store in stores}) == 1:
         return np.tile(np.arange(len(stores[0].questions)), (len(stores), 1))
-    rows_of = [{sha256_json(question.record()): row for row, question in enumerate(s.questions)} for s in stores]
+    rows_of = [{sha256_json(_content(question)): row for row, question in enumerate(s.questions)} for s in stores]
     keys = [key for key in rows_of[0] if all(key in rows for rows in rows_of)]
     return np.array([[rows[key] for key in keys] for rows in rows_of], dtype=np.int64)
+
+
+def _content(question: Question) -> dict[str, Any]:
+    """Return the fields that are compared. The dataset of an imported question is the name of its file."""
+    return question.record() | {"dataset": ""}
+
+
+def _first_difference(stores: Sequence[Store]) -> str:
+    """Name the first field in which a question differs from one with the same id in the first store."""
+    of_first = {question.id: _content(question) for question in stores[0].questions}
+    for question in (question for store in stores[1:] for question in store.questions if question.id in of_first):
+        if line := next(differences(_content(question), of_first[question.id]), ""):
+            return f" Questions with the id {question.id!r} differ in `{line.partition(':')[0]}`."
+    return ""
+
+
+def _check_rules(stores: Sequence[Store], grader: str) -> None:
+    """Check that the grades of all stores follow the same rule. Early versions did not record rules.
+
+    Raises:
+        InputError: If there are several rules.
+    """
+    store_of = {store.grades.rule(grader, part): store for store in stores for part in store.grades.ranges(grader)}
+    store_of.pop("", None)
+    if len(store_of) > 1:
+        rules = "; ".join(f"'{store.path}': {rule}" for rule, store in store_of.items())
+        raise InputError(
+            f"Expected the grades by {grader!r} to follow the same rule in every store, but got "
+            f"{one_line(rules, 1000)}. Grade the answers with the same grader again."
+        )
 
 
 def clusters_of(questions: Sequence[Question], column: str) -> Labels:
@@ -116,7 +165,7 @@ def clusters_of(questions: Sequence[Question], column: str) -> Labels:
 
     Args:
         questions: The questions.
-        column: ``group``, ``dataset``, or ``meta.KEY`` for a key of `meta`.
+        column: ``group``, ``dataset``, or ``meta.KEY`` for a key of `meta` whose values are strings or numbers.
 
     Raises:
         InputError: If a question has no such field, or all questions are in the same cluster.
@@ -140,7 +189,7 @@ def clusters_of(questions: Sequence[Question], column: str) -> Labels:
 def _field(question: Question, column: str) -> str:
     """Return the value of a field, or an empty string if the question does not have it."""
     fields = {"group": question.group, "dataset": question.dataset}
-    fields |= {f"meta.{key}": str(value) for key, value in question.meta.items()}
+    fields |= {f"meta.{key}": question.meta_label(key) for key in question.meta}
     return fields.get(column, "")
 
 
@@ -148,11 +197,13 @@ def read_confidences(sources: Sequence[str], panel: Panel) -> Values:
     """Read the confidences [store, question] of the questions, NaN if there is none.
 
     Args:
-        sources: One source for each store, or a single one for all stores (see `read_confidence`). May be empty.
+        sources: One source for each store, or a single one for all stores (see `read_confidence`). May be empty. A
+            single table is matched with the question ids of the first store.
         panel: The stores.
 
     Raises:
-        InputError: If the number of sources is wrong, or a source cannot be read.
+        InputError: If the number of sources is wrong, a source cannot be read, or fewer than two questions have a
+            confidence in every store.
     """
     n = len(panel.stores)
     if len(sources) not in (0, 1, n):
@@ -162,6 +213,16 @@ def read_confidences(sources: Sequence[str], panel: Panel) -> Values:
         )
     if not sources:
         return np.empty((0, panel.rows.shape[1]))
-    of_stores = [*sources] * n if len(sources) == 1 else sources
-    columns = zip(of_stores, panel.stores, panel.rows, strict=True)
-    return np.array([read_confidence(source, store)[rows] for source, store, rows in columns])
+    if len(sources) == 1 and not Path(sources[0]).is_dir():  # a table does not depend on the store
+        others = {question.id for store in panel.stores[1:] for question in store.questions}
+        values = np.tile(read_confidence(sources[0], panel.stores[0], others)[panel.rows[0]], (n, 1))
+    else:
+        of_stores = [*sources] * n if len(sources) == 1 else sources
+        columns = zip(of_stores, panel.stores, panel.rows, strict=True)
+        values = np.array([read_confidence(source, store)[rows] for source, store, rows in columns])
+    if (n_found := np.isfinite(values).all(0).sum()) < 2:
+        raise InputError(
+            f"Expected `confidences` to contain a confidence in every store for at least two of the {values.shape[1]} "
+            f"compared questions, but got {n_found}. Pass confidences for the questions that the stores share."
+        )
+    return values

@@ -11,13 +11,13 @@ from applications.intervals import estimate, mean_of
 from applications.models.auroc import auroc_difference, auroc_estimate, auroc_of_counts
 from applications.models.classes import answer_shares, class_record, find_classes
 from applications.models.panel import Labels, Panel, Values
-from applications.paired import mean_interval, n_needed, paired_record, share_interval
+from applications.paired import effective_clusters, mean_interval, n_needed, paired_record, share_interval
 from extract.hashing import differences
 from probes.metrics.significance import add_holm
 from probes.report.results import record_header
 from probes.report.templates import LEVEL, render
 
-#: Fewer clusters make the clustered interval unreliable.
+#: A smaller effective number of clusters makes the clustered interval unreliable.
 FEW_CLUSTERS = 20
 
 
@@ -77,6 +77,7 @@ def models_record(
         "n_questions_left_out": panel.n_shared - n,
         "cluster_field": cluster_field,
         "n_clusters": None if clusters is None else int(clusters.max()) + 1,
+        "n_effective_clusters": None if clusters is None else effective_clusters(clusters),
         "difference": difference,
         "policy_differences": policy_differences(panel),
         "stores": stores,

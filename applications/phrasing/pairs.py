@@ -42,10 +42,12 @@ class Cells(NamedTuple):
 def read_cells(table: QuestionTable, questions: Sequence[Question]) -> Cells:
     """Average the accuracies and likelihoods of the questions with the same pair and form.
 
+    Pairs and forms are strings or numbers. Questions with other values, such as null, are left out.
+
     Raises:
         InputError: If there are fewer than two forms, or no two forms share at least two pairs.
     """
-    labels = [(str(question.meta.get("pair", "")), str(question.meta.get("form", ""))) for question in questions]
+    labels = [(question.meta_label("pair"), question.meta_label("form")) for question in questions]
     rows = [row for row, (pair, form) in enumerate(labels) if pair and form and table.known[row]]
     pairs, pair = np.unique([labels[row][0] for row in rows], return_inverse=True)
     forms, form = np.unique([labels[row][1] for row in rows], return_inverse=True)

@@ -78,6 +78,6 @@ def ask_command(name: str, store: object = "STORE") -> str:
     """Return the command that adds a model-based baseline to a store.
 
     >>> ask_command("p_true")
-    'python -m extract ask --store STORE --baselines [p_true]'
+    "python -m extract ask --store STORE --baselines '[p_true]'"
     """
-    return f"python -m extract ask --store {store} --baselines [{name}]{ASKED[name].options}"
+    return f"python -m extract ask --store {store} --baselines '[{name}]'{ASKED[name].options}"

@@ -67,6 +67,11 @@ class Question:
         """Return `text`, or a placeholder if the question is private."""
         return HIDDEN if self.private else text
 
+    def meta_label(self, key: str) -> str:
+        """Return a string or number in `meta` as text. It is empty if the value is missing or of another type."""
+        value = self.meta.get(key)
+        return str(value) if isinstance(value, str | int | float) else ""
+
     @property
     def public_prompt(self) -> str:
         """Prompt for display: the text with its options, or the last message. For a private question, a placeholder."""

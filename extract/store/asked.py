@@ -50,7 +50,7 @@ class Asked(ShardFiles):
         Raises:
             InputError: If a table is missing or damaged, or two tables were written with different settings.
         """
-        self.check_complete(baseline, scope, f"ask --store {self._folder.path} --baselines [{baseline}]")
+        self.check_complete(baseline, scope, f"ask --store {self._folder.path} --baselines '[{baseline}]'")
         return pa.concat_tables([self.read_shard(baseline, shard) for shard in self._folder.shards(scope)])
 
     def read_shard(self, baseline: str, shard: Shard) -> pa.Table:

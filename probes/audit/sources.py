@@ -53,7 +53,7 @@ def read_sources(store: Store) -> tuple[dict[str, Features], dict[str, str]]:
     """
     found, masked = question_sources(store.questions)
     if "text_embedding" not in store.signals.names() or store.signals.missing("text_embedding"):
-        command = f"python -m extract ask --store {store.path} --baselines [text_embedding]"
+        command = f"python -m extract ask --store {store.path} --baselines '[text_embedding]'"
         masked["text_embedding"] = f"the store has no embeddings of the questions; run `{command}`"
     else:
         found["text_embedding"] = store.signals.read("text_embedding", "0/question").double().numpy()

@@ -40,7 +40,7 @@ def _environment() -> Environment:
     options: Any = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
     loader = FileSystemLoader([packages / "probes", packages / "applications"])
     environment = Environment(loader=loader, undefined=StrictUndefined, **options)
-    filters = (interval, p_equation, relation, number, inline, spans)
+    filters = (interval, p_equation, relation, number, inline, cell, spans)
     environment.filters |= {function.__name__: function for function in filters}
     environment.filters |= {"p": p_value, "difference": partial(interval, sign="+")}  # +0.051 [+0.026, +0.073]
     return environment
@@ -79,6 +79,15 @@ def relation(test: dict[str, Any], higher_is_better: bool = True) -> str:
 def inline(text: str) -> str:
     """Replace line breaks and backticks in a text so that it can be shown as inline code."""
     return text.replace("`", "'").replace("\n", "⏎")
+
+
+def cell(text: str) -> str:
+    r"""Escape a text so that it can be shown as inline code in a cell of a table.
+
+    >>> print(cell("a|b"))
+    a\|b
+    """
+    return inline(text).replace("|", "\\|")
 
 
 def spans(layers: Sequence[int]) -> str:

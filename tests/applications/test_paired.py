@@ -42,6 +42,13 @@ def test_the_interval_of_shares_is_clipped_and_exists_even_if_all_are_the_same()
     assert share_interval(np.ones(20)) == {"value": 1, "low": pytest.approx(0.025 ** (1 / 20)), "high": 1}
 
 
+def test_intervals_cover_the_mean_with_one_very_large_cluster() -> None:
+    rng, cluster = np.random.default_rng(0), np.repeat(np.arange(25), [8] * 24 + [200])
+    draws = [0.5 * rng.normal(size=25)[cluster] + rng.normal(size=len(cluster)) for _ in range(1000)]
+    found = [mean_interval(draw, cluster) for draw in draws]
+    assert np.mean([one["low"] <= 0 <= one["high"] for one in found]) > 0.93
+
+
 def test_the_clustered_standard_error_is_that_of_statsmodels() -> None:
     rng = np.random.default_rng(0)
     cluster = rng.integers(0, 12, 90)
@@ -49,7 +56,8 @@ def test_the_clustered_standard_error_is_that_of_statsmodels() -> None:
     fitted = sm.OLS(values, np.ones(90)).fit(cov_type="cluster", cov_kwds={"groups": cluster})
     expected = float(fitted.bse[0])
     assert standard_error(values, cluster) == pytest.approx(expected, rel=1e-8)
-    found, reach = mean_interval(values, cluster), stats.t.ppf(0.975, 11) * expected
+    degrees = 90**2 / sum((cluster == i).sum() ** 2 for i in range(12)) - 1
+    found, reach = mean_interval(values, cluster), stats.t.ppf(0.975, degrees) * expected
     assert (found["low"], found["high"]) == pytest.approx((values.mean() - reach, values.mean() + reach), rel=1e-8)
 
 

@@ -216,7 +216,7 @@ def test_what_is_asked_in_part_is_as_if_it_was_not_asked(tmp_path: Path) -> None
     data = data_of(tmp_path / "store", "capability")
     assert set(data.table.asked) == {"p_true"}
     masked = Comparison(str(tmp_path / "store"), probes=["logistic"], n_folds=2).run().masked
-    assert "--baselines [verbalized]" in masked["verbalized"]
+    assert "--baselines '[verbalized]'" in masked["verbalized"]
 
 
 def test_a_probe_that_can_not_be_fitted_is_in_no_table(tmp_path: Path) -> None:

@@ -345,7 +345,7 @@ def test_single_answers_have_no_scatter_to_predict(store: Path) -> None:
 def test_a_store_without_embeddings_is_told_how_to_get_them(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     make_store(tmp_path / "store", rng.normal(size=(60, 1, 4)).astype(np.float32), rng.random(60))
-    with pytest.raises(InputError, match=r"ask --store .* --baselines \[text_embedding\]"):
+    with pytest.raises(InputError, match=r"ask --store .* --baselines '\[text_embedding\]'"):
         trained(FeatureDataModule(str(tmp_path / "store")))
 
 

@@ -119,6 +119,18 @@ def test_questions_without_a_confidence_are_left_out_of_its_gap(store: Path, tmp
     assert [one["gap"]["low"] is None for one in found] == [True, False, False]
 
 
+@pytest.mark.parametrize("name", ["probe_v1.0", "0", "accuracy", "text"])
+def test_any_name_of_a_confidence_leaves_the_figures_as_they_are(store: Path, tmp_path: Path, name: str) -> None:
+    columns = {name: np.full(N, 0.67)}
+    out = domains(str(store), confidences(tmp_path, **columns), clusters=3, out=str(tmp_path / "out"))
+    question = record_of(out)["clusters"][2]["questions"][0]
+    assert question["confidences"] == {name: 0.67}
+    assert question["text"].startswith("Which planet")
+    assert question["accuracy"] in {j / 8 for j in range(9)}
+    page = (out / "domains.md").read_text()
+    assert f"The confidence `{name}` is significantly higher than the accuracy in 1 of 3 clusters" in page
+
+
 def test_confidences_from_half_of_the_answers_are_compared_with_the_other_half(store: Path, tmp_path: Path) -> None:
     sources = confidences(tmp_path, consistency=np.full(N, 0.5), other=np.full(N, 0.5))
     out = domains(str(store), sources, clusters=3, out=str(tmp_path / "out"))
@@ -163,7 +175,7 @@ def test_questions_without_a_known_grade_are_clustered_but_not_scored(store: Pat
 
 def test_a_store_without_embeddings_is_refused_with_the_command_that_computes_them(tmp_path: Path) -> None:
     path = make_store(tmp_path / "s", np.zeros((N, 1, 2), np.float32), ACCURACY, k=2).path
-    with pytest.raises(InputError, match=r"ask --store .*s --baselines \[text_embedding\]"):
+    with pytest.raises(InputError, match=r"ask --store .*s --baselines '\[text_embedding\]'"):
         domains(str(path), out=str(tmp_path / "out"))
 
 

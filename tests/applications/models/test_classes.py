@@ -10,7 +10,7 @@ import pytest
 from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
 from applications.models.classes import Classes, answer_shares, class_record, find_classes
-from datamodules.table import load_table
+from datamodules.table import QuestionTable, load_table
 from extract import Question
 from extract.store.shards import SampleRange
 from tests.helpers.synthetic import make_store
@@ -68,6 +68,7 @@ def test_a_class_that_never_occurs_has_no_recall_and_is_not_averaged() -> None:
     third = record["classes"][2]
     assert (third["n_questions"], third["recall"], third["f1"], third["precision"]["value"]) == (0, None, None, 0)
     recalls = [found["recall"]["value"] for found in record["classes"][:2]]
+    assert record["n_averaged"] == {"precision": 2, "recall": 2, "f1": 2}
     assert record["macro"]["recall"]["value"] == pytest.approx(np.mean(recalls))
 
 
@@ -98,6 +99,38 @@ def test_answers_are_assigned_to_the_class_that_they_name(tmp_path: Path) -> Non
     assert classes.names == ["no", "yes"]
     shares = answer_shares(load_table(store, "said"), np.arange(4), questions, classes)
     np.testing.assert_allclose(shares, np.tile([0.2, 0.4, 0.4], (4, 1)))
+
+
+def graded(folder: Path, questions: list[Question], said: list[tuple[str, bool]]) -> QuestionTable:
+    """Make a store in which every question has the same answers, each with its grade."""
+    n = len(questions)
+    made = make_store(folder, np.zeros((n, 1, 2), np.float32), np.full(n, 0.5), k=len(said), questions=questions)
+    rows = [
+        {"question_id": q.id, "sample": j, "answer": answer, "right": right}
+        for q in questions
+        for j, (answer, right) in enumerate(said)
+    ]
+    made.grades.write("said", SampleRange(0, 0, len(said)), rows, "as it was said")
+    return load_table(made, "said")
+
+
+def test_a_wrong_answer_that_names_its_own_class_is_not_a_hit(tmp_path: Path) -> None:
+    questions = [Question(f"q{i}", "made", f"{i}?", references=(("yes", "no")[i % 3 > 0],)) for i in range(9)]
+    table = graded(tmp_path / "s", questions, [("yes", False), ("yes, of course", True), ("no", False)])
+    classes = find_classes(questions)
+    assert classes is not None
+    shares = answer_shares(table, np.arange(9), questions, classes)
+    recalls = [found["recall"]["value"] for found in class_record(classes, shares, 100, 0)["classes"]]
+    assert np.bincount(classes.truth) @ recalls / 9 == pytest.approx(table.accuracy.mean())
+    np.testing.assert_allclose(shares[:, 2], 1 / 3)
+
+
+def test_letters_are_whole_answers_in_upper_case(tmp_path: Path) -> None:
+    said = ["(A)", "B.", "C", "a", "It is a mistake", "A or B"]
+    questions = [replace(question, references=("C", "right")) for question in choices(6)]
+    table = graded(tmp_path / "s", questions, [(answer, answer == "C") for answer in said])
+    shares = answer_shares(table, np.arange(6), questions, Classes(NAMES, np.full(6, 2)))
+    np.testing.assert_allclose(shares, np.tile([1 / 6, 1 / 6, 1 / 6, 3 / 6], (6, 1)))
 
 
 def test_options_that_are_never_right_are_classes() -> None:

@@ -16,7 +16,7 @@ from scipy import stats
 
 from applications.__main__ import COMMANDS
 from applications.models.command import models
-from applications.models.panel import clusters_of, read_panel, shared_rows
+from applications.models.panel import clusters_of, read_confidences, read_panel, shared_rows
 from extract import Question, Store
 from extract.errors import InputError
 from extract.running.cli import run
@@ -97,6 +97,32 @@ def test_stores_without_shared_questions_are_refused(make: Make) -> None:
             read_panel(stores, shared, None)
 
 
+def test_questions_from_two_files_are_the_same(make: Make) -> None:
+    other = [replace(question, dataset="second") for question in QUESTIONS]
+    panel = read_panel([str(make("a", 0.5)), str(make("b", 1.0, questions=other))], shared=False, grader=None)
+    assert panel.rows.tolist() == [[*range(N)]] * 2
+
+
+@pytest.mark.parametrize(
+    ("change", "field"), [({"kind": "number"}, "kind"), ({"meta": {"book": -1}, "text": "x"}, r"meta\.book")]
+)
+def test_without_shared_questions_a_field_that_differs_is_named(make: Make, change: dict[str, Any], field: str) -> None:
+    other = [replace(question, **change) for question in QUESTIONS]
+    stores = [str(make("a", 0.5)), str(make("b", 1.0, questions=other))]
+    with pytest.raises(InputError, match=f"Questions with the id 'q0' differ in `{field}`. Pass other stores"):
+        read_panel(stores, shared=True, grader=None)
+
+
+def test_grades_by_different_rules_are_refused(make: Make) -> None:
+    stores = [make("a", 0.5), make("b", 1.0)]
+    for path, rule in zip(stores, ("exact match", "contains"), strict=True):
+        store = Store.open(path)
+        part = store.samples.ranges()[0]
+        store.grades.write("other", part, store.grades.read("made", part).to_pylist(), rule)
+    with pytest.raises(InputError, match=r"the same rule in every store, .*a': exact match; .*b': contains"):
+        read_panel([*map(str, stores)], shared=False, grader="other")
+
+
 def test_questions_without_a_known_grade_in_a_store_are_left_out_of_both(make: Make) -> None:
     stores = [make("a", 0.5), make("b", 1.0)]
     for path, unknown in zip(stores, (3, 7), strict=True):
@@ -125,6 +151,12 @@ def test_clusters_are_the_values_of_a_field(column: str, n: int) -> None:
 def test_clusters_that_do_not_exist_are_refused(column: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         clusters_of(QUESTIONS, column)
+
+
+def test_missing_values_are_no_cluster() -> None:
+    questions = [replace(QUESTIONS[0], meta={"book": None}), *QUESTIONS[1:]]
+    with pytest.raises(InputError, match=r"'meta.book', which 1 of 40 questions lack"):
+        clusters_of(questions, "meta.book")
 
 
 # The command
@@ -185,6 +217,23 @@ def test_clusters_widen_the_intervals_of_correlated_questions(make: Make, tmp_pa
     assert "With only 10 clusters" in page
 
 
+def test_clusters_of_very_different_sizes_are_warned_about(make: Make, tmp_path: Path) -> None:
+    books = [*range(20), *[20] * 20]
+    questions = [replace(question, meta={"book": book}) for question, book in zip(QUESTIONS, books, strict=True)]
+    stores = [str(make(name, t, questions=questions)) for name, t in (("a", 0.5), ("b", 1.0))]
+    record, page = result(models(stores, clusters="meta.book", n_resamples=100, out=str(tmp_path / "out")))
+    assert record["n_clusters"] == 21
+    assert record["n_effective_clusters"] == pytest.approx(40**2 / (20 + 20**2))
+    assert "With only 21 clusters of very different sizes, which count as 3.8 of equal size, they are" in page
+
+
+def test_names_are_escaped_in_tables(make: Make, tmp_path: Path) -> None:
+    stores = [str(make("a|`", 0.5)), str(make("b", 1.0))]
+    page = result(models(stores, n_resamples=100, out=str(tmp_path / "out")))[1]
+    assert "| `a\\|'` − `b` | 40 |" in page
+    assert "| field | `a\\|'` | `b` |" in page
+
+
 def test_aurocs_of_confidences_are_compared(make: Make, tmp_path: Path) -> None:
     stores = [str(make(name, t)) for name, t in (("a", 0.5), ("b", 1.0))]
     noise = np.random.default_rng(0).random(N)
@@ -201,6 +250,18 @@ def test_aurocs_of_confidences_are_compared(make: Make, tmp_path: Path) -> None:
     assert [store["auroc"] is not None for store in one["auroc"]["stores"]] == [True, True]
 
 
+def test_a_single_table_may_have_other_questions_of_any_store(make: Make, tmp_path: Path) -> None:
+    stores = [str(make(n, t, questions=qs)) for n, t, qs in (("a", 0.5, QUESTIONS[9:]), ("b", 1.0, QUESTIONS[:30]))]
+    panel = read_panel(stores, shared=True, grader=None)
+    table = pa.table({"question_id": [question.id for question in QUESTIONS], "mine": np.arange(N) / N})
+    pq.write_table(table, tmp_path / "f.parquet")
+    found = read_confidences([f"{tmp_path / 'f.parquet'}:mine"], panel)
+    np.testing.assert_array_equal(found, [np.arange(9, 30) / N] * 2)
+    pq.write_table(table.take([0, 9, 35]), tmp_path / "f.parquet")
+    with pytest.raises(InputError, match="every store for at least two of the 21 compared questions, but got 1"):
+        read_confidences([f"{tmp_path / 'f.parquet'}:mine"], panel)
+
+
 def test_choice_questions_have_class_figures(make: Make, tmp_path: Path) -> None:
     questions = [
         Question(f"q{i}", "made", f"{i}?", references=("AB"[i % 2], "x"), kind="choice", choices=("x", "y", "z"))
@@ -212,6 +273,7 @@ def test_choice_questions_have_class_figures(make: Make, tmp_path: Path) -> None
     assert [(found["name"], found["n_questions"]) for found in classes] == [("A", 20), ("B", 20), ("C", 0)]
     assert classes[2]["recall"] is None
     assert "| C | 0 | – | – | – |" in page
+    assert page.count("(2) |") > 2
     mean = (classes[0]["recall"]["value"] + classes[1]["recall"]["value"]) / 2
     assert mean == pytest.approx(record["stores"][0]["accuracy"]["t"]["value"])  # all classes have the same size
 
@@ -248,6 +310,12 @@ def test_one_store_or_the_same_store_twice_is_refused(make: Make) -> None:
     for paths in ([path], [path, path]):
         with pytest.raises(InputError, match="at least two different stores"):
             read_panel(paths, shared=False, grader=None)
+
+
+@pytest.mark.parametrize("stores", [[], "stores/a"])
+def test_stores_that_are_no_list_are_refused(stores: Any) -> None:
+    with pytest.raises(InputError, match="at least two different stores, but got"):
+        models(stores)
 
 
 def test_one_graded_question_is_refused(make: Make) -> None:

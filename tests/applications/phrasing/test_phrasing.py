@@ -78,6 +78,15 @@ def test_questions_without_a_fact_a_form_or_a_grade_are_left_out(make: Make) -> 
     assert np.isnan(cells.accuracy[0, 1])
 
 
+@pytest.mark.parametrize(("key", "value"), [("pair", None), ("form", None), ("pair", ["fact 0"])])
+def test_facts_and_forms_that_are_no_strings_or_numbers_are_left_out(make: Make, key: str, value: Any) -> None:
+    questions = ask(n=5)
+    questions[:3] = [replace(question, meta=question.meta | {key: value}) for question in questions[:3]]
+    cells = read_cells(load_table(make(questions, {})), questions)
+    assert (cells.n_left_out, cells.forms) == (3, ["exact", "paraphrased"])
+    assert cells.n_questions.sum() == 7
+
+
 def test_likelihoods_are_those_of_the_right_continuation_per_token() -> None:
     table = pa.table(
         {
@@ -130,6 +139,15 @@ def test_likelihoods_are_compared_and_corrected_with_the_accuracies(make: Make) 
     page = phrasing_page(record, [])
     assert "significantly higher likelihood than `paraphrased` questions about the same facts: +" in page
     assert "nats per token" in page
+
+
+def test_names_are_escaped_and_a_form_with_one_fact_is_not_in_the_summary(make: Make) -> None:
+    questions = [*ask(("a|b", "c")), *ask(("once",), n=1)]
+    table = load_table(store := make(questions, {}))
+    page = phrasing_page(phrasing_record(store, table, read_cells(table, questions), 100, 0), [])
+    assert "| `a\\|b` | 30 |" in page
+    assert "`once`" not in page.split("\n\n")[1]
+    assert "| `once` | 1 | 1 | 4 | – |" in page
 
 
 def test_three_forms_give_three_tests_on_the_facts_that_both_forms_have(make: Make) -> None:

@@ -8,6 +8,7 @@ from extract.asking.base import AskedTable, Done
 from extract.errors import InputError
 from extract.likelihood.options import continuations_of, probability
 from extract.likelihood.scoring import BATCH_TOKENS, Item, encode_item, score
+from extract.models.loading import check_prompts
 from extract.models.store_model import prompt_of
 from extract.running.memory import retry_with_smaller_batch
 from extract.store.shards import Scope, Shard
@@ -46,6 +47,9 @@ class Likelihood(AskedTable):
             encode_item(prompt, self._tokenizer, question.prompt, texts)
             for question, (texts, _) in zip(questions, options, strict=True)
         ]
+        for question, (item, _) in zip(questions, pairs, strict=True):
+            wholes = [[*item.prompt, *continuation] for continuation in item.continuations]
+            check_prompts(self._model, wholes, name=f"question {question.id!r} with continuation")
         logprobs = self._score([item for item, _ in pairs], progress)
         unconditional = self._score_alone([alone for _, alone in pairs])
         return [

@@ -1,6 +1,9 @@
 """The command ``python -m extract likelihood``."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache, partial
+from pathlib import Path
 
 from pyarrow import parquet
 
@@ -8,7 +11,7 @@ from extract.asking.base import AskContext, fill_asked
 from extract.asking.registry import ASKED
 from extract.errors import InputError
 from extract.likelihood.next_tokens import next_tokens
-from extract.likelihood.options import Continuations
+from extract.likelihood.options import Continuations, continuations_of
 from extract.likelihood.perplexity import measure_texts, read_texts
 from extract.likelihood.report import describe_options, describe_texts, describe_tokens
 from extract.models.embedded import EMBEDDED_MODEL
@@ -24,8 +27,8 @@ def likelihood(
     store: str | None = None,
     prompt: str | None = None,
     texts: str | None = None,
-    continuations: Continuations = "letters",
-    top_k: int = 10,
+    continuations: Continuations | None = None,
+    top_k: int | None = None,
     window: int | None = None,
     stride: int | None = None,
     out: str | None = None,
@@ -42,8 +45,9 @@ def likelihood(
         prompt: Plain text whose next tokens are listed.
         texts: File with texts whose perplexity is computed: .txt (one text), or .jsonl, .json, .csv or .parquet with a
             column `text`.
-        continuations: For a store, whether to score the letters or the texts of the options of `choice` questions.
-        top_k: For a prompt, number of tokens to list.
+        continuations: For a store, whether to score the letters or the texts of the options of `choice` questions. By
+            default, the letters.
+        top_k: For a prompt, number of tokens to list. By default, 10.
         window: For texts, number of tokens that are read together. By default, the context length of the model.
         stride: For texts longer than the window, number of tokens by which the window moves. By default, half of it.
         out: For texts, Parquet file to write, with the log-likelihood and the lengths of each text.
@@ -52,7 +56,8 @@ def likelihood(
         device_map: How to distribute a large model over several devices, as in transformers (auto, balanced, …).
 
     Raises:
-        InputError: If not exactly one of `store`, `prompt` and `texts` is passed, or they can't be read or scored.
+        InputError: If not exactly one of `store`, `prompt` and `texts` is passed, they can't be read or scored, or an
+            option belongs to another of them.
     """
     given = [name for name, value in (("store", store), ("prompt", prompt), ("texts", texts)) if value is not None]
     if len(given) != 1:
@@ -60,19 +65,47 @@ def likelihood(
             "Expected exactly one of `store`, `prompt` and `texts`, but got "
             f"{' and '.join(given) or 'none of them'}. Pass --store STORE, for example."
         )
+    of_mode: dict[str, dict[str, object]] = {
+        "store": {"continuations": continuations},
+        "prompt": {"top_k": top_k},
+        "texts": {"window": window, "stride": stride, "out": out},
+    }
+    for mode, values in of_mode.items():
+        if mode != given[0] and (unused := [name for name, value in values.items() if value is not None]):
+            raise InputError(f"Expected `{unused[0]}` only with --{mode}, but got --{given[0]}. Leave it out.")
     if store is not None:
-        options = {"continuations": continuations, "model": model, "device": device, "device_map": device_map}
+        options = {
+            "continuations": continuations or "letters",
+            "model": model,
+            "device": device,
+            "device_map": device_map,
+        }
         each_store(score_store)(store=store, **options)
         return
     documents = [] if texts is None else read_texts(texts)
+    if out is not None:
+        with _writing(out):  # before anything is computed
+            Path(out).parent.mkdir(parents=True, exist_ok=True)
+            Path(out).open("ab").close()
     loaded, tokenizer = load_model(model or EMBEDDED_MODEL, device=device, device_map=device_map)
     if prompt is not None:
-        print("\n".join(describe_tokens(next_tokens(loaded, tokenizer, prompt, top_k))))
+        print("\n".join(describe_tokens(next_tokens(loaded, tokenizer, prompt, 10 if top_k is None else top_k))))
         return
     table = measure_texts(loaded, tokenizer, documents, window, stride)
-    if out is not None:
-        parquet.write_table(table, out)
     print("\n".join(describe_texts(table)))
+    if out is not None:
+        with _writing(out):
+            parquet.write_table(table, out)
+
+
+@contextmanager
+def _writing(out: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise InputError(
+            f"Expected `out` to be a writable file, but got {out!r}: {error}. Pass another --out."
+        ) from None
 
 
 def score_store(
@@ -85,6 +118,8 @@ def score_store(
 ) -> Store:
     """Score the options of a store's questions, and print the accuracy of the most likely ones. See `likelihood`."""
     with extended(store, worker) as (opened, worker):
+        for question in opened.questions:  # raises an InputError before the model is loaded
+            continuations_of(question, continuations)
         load = cache(partial(load_store_model, opened, model, device, device_map))
         baseline = ASKED["likelihood"].load()("likelihood", opened, AskContext(load, continuations=continuations))
         fill_asked(opened, [baseline], worker)

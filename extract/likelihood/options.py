@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import softmax
 
+from extract.errors import InputError
 from extract.questions.question import Question
 
 #: Whether the continuations of a `choice` question are the letters of its options or their texts.
@@ -51,15 +52,24 @@ def continuations_of(question: Question, form: Continuations) -> tuple[list[str]
     The continuations are the question's `choices`. For kind `choice`, `form` selects their letters or their texts.
     A question without `choices` has a single continuation, its first reference.
 
+    Raises:
+        InputError: If the question has neither `choices` nor references.
+
     >>> question = Question("1", "mine", "Which is odd?", references=("B", "3"), kind="choice", choices=("2", "3"))
     >>> continuations_of(question, "letters"), continuations_of(question, "texts")
     ((['A', 'B'], 1), (['2', '3'], 1))
     """
     choices, letters = list(question.choices), list(ascii_uppercase[: len(question.choices)])
+    if not (choices or question.references):
+        raise InputError(
+            f"Expected every question to have `choices` or references, but question {question.id!r} has neither. "
+            "Import or sample questions that have them."
+        )
     if not choices:
         return [question.references[0]], 0
     if question.kind == "choice":
-        return letters if form == "letters" else choices, letters.index(question.references[0])
+        target = letters.index(question.references[0]) if question.references else None
+        return letters if form == "letters" else choices, target
     return choices, next((i for i, choice in enumerate(choices) if choice in question.references), None)
 
 

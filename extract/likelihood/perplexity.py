@@ -1,5 +1,6 @@
 """Perplexity of texts under a causal language model, with overlapping windows for texts longer than the context."""
 
+import csv
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,8 @@ from extract.likelihood.scoring import BATCH_TOKENS, Item, first_token, score
 from extract.questions.loaders import LOADERS
 from extract.running.memory import retry_with_smaller_batch
 from extract.running.progress import Progress
+from extract.schemas import TEXT
+from extract.text import one_line
 
 #: Context length, in tokens, of models that state none.
 _DEFAULT_CONTEXT = 2048
@@ -31,19 +34,28 @@ def read_texts(path: str) -> list[str]:
     """Read the texts of a .txt file (one text) or of a .jsonl, .json, .csv or .parquet file (column ``text``).
 
     Raises:
-        InputError: If the file does not exist, has another suffix, or a row has no text.
+        InputError: If the file does not exist, has another suffix or is damaged, or a row has no valid text.
     """
     file, suffixes = Path(path), (".txt", *LOADERS)
-    if not file.is_file() or file.suffix not in suffixes:
+    suffix = file.suffix.lower()
+    if not file.is_file() or suffix not in suffixes:
         problem = "has a different suffix" if file.is_file() else "does not exist"
         raise InputError(f"Expected `texts` to be a file ({', '.join(suffixes)}), but {path!r} {problem}.")
-    if file.suffix == ".txt":
-        texts: list[Any] = [file.read_text(encoding="utf-8")]
-    else:
-        texts = [row.get("text") for row in LOADERS[file.suffix](file, ())]
-    empty = [number for number, text in enumerate(texts, 1) if not (isinstance(text, str) and text.strip())]
+    try:
+        if suffix == ".txt":
+            texts: list[Any] = [file.read_text(encoding="utf-8")]
+        else:
+            texts = [row.get("text") for row in LOADERS[suffix](file, ())]
+    except InputError:
+        raise
+    except (OSError, ValueError, RecursionError, csv.Error, pa.ArrowException) as error:
+        raise InputError(
+            f"Expected {path!r} to be a valid {suffix} file, with text in UTF-8, but reading it failed: "
+            f"{one_line(error, 200).rstrip('.')}."
+        ) from None
+    empty = [number for number, text in enumerate(texts, 1) if not (TEXT.holds(text) and text.strip())]
     if empty or not texts:
-        problem = f"row {empty[0]} has none" if empty else "the file has no rows"
+        problem = f"row {empty[0]} has none that is valid" if empty else "the file has no rows"
         raise InputError(f"Expected a text in every row of {path!r}, but {problem}. Use the column name `text`.")
     return texts
 
@@ -123,7 +135,7 @@ def measure_texts(
 
 
 def perplexity(nll: NDArray[np.float64], lengths: NDArray[np.int64]) -> Estimate:
-    """Compute exp(Σ nll / Σ length) over texts, with a 95 % interval.
+    """Compute exp(Σ nll / Σ length) over texts, with a 95 % interval. Values beyond float64 are infinite.
 
     The interval is exp(r ± t s / Σ length), where r is the ratio of the sums, s² = n/(n − 1) Σ (nll − r length)², and t
     is the 97.5 % quantile of Student's t distribution with n − 1 degrees of freedom (delta method for a ratio).
@@ -134,7 +146,12 @@ def perplexity(nll: NDArray[np.float64], lengths: NDArray[np.int64]) -> Estimate
     """
     n, ratio = len(nll), nll.sum() / lengths.sum()
     if n == 1:
-        return Estimate(float(np.exp(ratio)), None)
+        return Estimate(_exp(ratio), None)
     error = np.sqrt(n / (n - 1) * ((nll - ratio * lengths) ** 2).sum()) / lengths.sum()
     half = stdtrit(n - 1, 0.975) * error
-    return Estimate(float(np.exp(ratio)), (float(np.exp(ratio - half)), float(np.exp(ratio + half))))
+    return Estimate(_exp(ratio), (_exp(ratio - half), _exp(ratio + half)))
+
+
+def _exp(value: float) -> float:
+    with np.errstate(over="ignore"):
+        return float(np.exp(value))

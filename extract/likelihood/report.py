@@ -18,11 +18,13 @@ def describe_options(store: Store) -> list[str]:
     rows = store.asked.read("likelihood").to_pylist()
     hits = {name: right(rows, name) for name in NORMALISATIONS}
     known = ~np.isnan(hits["sum"])
-    n_left_out = len(rows) - known.sum()
-    left_out = f"{n_left_out} questions have only one continuation, or none is known to be right." if n_left_out else ""
+    left_out = ""
+    if n_left_out := len(rows) - known.sum():
+        having = "1 question has" if n_left_out == 1 else f"{n_left_out} questions have"
+        left_out = f" {having} only one continuation, or none is known to be right."
     estimates = {name: interval(values) for name, values in hits.items()}
     if (found := estimates["sum"]) is None:
-        return [f"likelihood: {len(rows)} questions scored, without an accuracy. {left_out}"]
+        return [f"likelihood: {len(rows)} questions scored, without an accuracy.{left_out}"]
     chance = np.mean([1 / len(row["continuations"]) for row, is_known in zip(rows, known, strict=True) if is_known])
     table = [
         (normalisation.label, normalisation.metric or "–", "{:.3f} [{:.3f}, {:.3f}]".format(*(estimates[name] or ())))
@@ -30,7 +32,7 @@ def describe_options(store: Store) -> list[str]:
     ]
     return [
         f"{store.model_id}: the most likely option is right with probability {found[0]:.3f} "
-        f"[{found[1]:.3f}, {found[2]:.3f}] (95 % interval, {known.sum()} questions, chance {chance:.3f}). {left_out}",
+        f"[{found[1]:.3f}, {found[2]:.3f}] (95 % interval, {known.sum()} questions, chance {chance:.3f}).{left_out}",
         *aligned([("log-probability", "lm-evaluation-harness", "accuracy"), *table]),
     ]
 
@@ -48,11 +50,13 @@ def describe_tokens(tokens: Sequence[NextToken]) -> list[str]:
 def describe_texts(table: pa.Table) -> list[str]:
     """Return the perplexity per token, byte and word, as lines of text. The table is that of `measure_texts`."""
     rows = [("unit", "number", "perplexity", "bits per unit")]
+    nll = table["nll"].to_numpy()
     for unit in ("token", "byte", "word"):
         lengths = table[f"n_{unit}s"].to_numpy()
-        value, between = perplexity(table["nll"].to_numpy(), lengths)
+        value, between = perplexity(nll, lengths)
         shown = f"{value:.4g}" if between is None else f"{value:.4g} [{between[0]:.4g}, {between[1]:.4g}]"
-        rows.append((unit, f"{lengths.sum():,}", shown, f"{np.log2(value):.3f}"))
+        rows.append((unit, f"{lengths.sum():,}", shown, f"{nll.sum() / np.log(2) / lengths.sum():.3f}"))
     n = len(table)
     note = "95 % intervals over texts" if n > 1 else "no interval, because there is only one text"
-    return [f"Perplexity {rows[1][2]} per token over {n} texts ({note}).".replace("1 texts", "1 text"), *aligned(rows)]
+    texts = "1 text" if n == 1 else f"{n} texts"
+    return [f"Perplexity {rows[1][2]} per token over {texts} ({note}).", *aligned(rows)]

@@ -66,8 +66,18 @@ def encode_item(
 
 
 def first_token(tokenizer: Any) -> list[int]:
-    """Return the token before a text without a prompt: beginning of sequence or, if there is none, end of sequence."""
-    return [tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id]
+    """Return the token before a text without a prompt: beginning of sequence or, if there is none, end of sequence.
+
+    Raises:
+        InputError: If the tokenizer has neither.
+    """
+    token = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+    if token is None:
+        raise InputError(
+            "Expected a tokenizer with a beginning-of-sequence or end-of-sequence token, but it has neither. Set "
+            "`eos_token` in tokenizer_config.json, or pass a different --model."
+        )
+    return [token]
 
 
 @torch.inference_mode()
@@ -183,7 +193,10 @@ def supports_trees(model: Any) -> bool:
     branch = torch.tensor([[0, 0, 1, 1, 1, 2, 2]], device=model.device)
     positions = torch.tensor([[0, 1, 2, 3, 4, 2, 3]], device=model.device)
     ids, decoder = torch.arange(7, device=model.device)[None], decoder_of(model)
-    tree = decoder(input_ids=ids, attention_mask=tree_mask(branch, 0, model.dtype), position_ids=positions)
+    try:
+        tree = decoder(input_ids=ids, attention_mask=tree_mask(branch, 0, model.dtype), position_ids=positions)
+    except (TypeError, ValueError, RuntimeError):  # for example, ALiBi needs a mask with two dimensions
+        return False
     plain = decoder(input_ids=ids[branch != 1][None])
     after_tree, after_plain = (output.last_hidden_state[0, -1].float() for output in (tree, plain))
     return bool((after_tree - after_plain).norm() < _ROUNDING * after_plain.norm())

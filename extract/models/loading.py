@@ -176,12 +176,13 @@ def end_tokens(model: Any, tokenizer: Any) -> list[int]:
     return sorted({token for token in (*ids, tokenizer.eos_token_id) if token is not None})
 
 
-def check_prompts(model: Any, prompts: Sequence[Sequence[int]], n_further: int = 0) -> None:
+def check_prompts(model: Any, prompts: Sequence[Sequence[int]], n_further: int = 0, name: str = "prompt") -> None:
     """Check that a model can process the given prompts.
 
     Args:
         prompts: Token ids of each prompt.
         n_further: Maximum number of tokens after each prompt.
+        name: Name of a prompt in messages. The index follows it.
 
     Raises:
         InputError: If a prompt is empty, contains a token outside the vocabulary, or is too long for the model.
@@ -190,14 +191,14 @@ def check_prompts(model: Any, prompts: Sequence[Sequence[int]], n_further: int =
     longest = getattr(model.config.get_text_config(), "max_position_embeddings", None) or math.inf
     for i, prompt in enumerate(prompts):
         if not prompt:
-            raise InputError(f"Expected prompts with at least one token, but prompt {i} is empty. Pass a question.")
+            raise InputError(f"Expected prompts with at least one token, but {name} {i} is empty. Pass a question.")
         if outside := [token for token in prompt if not 0 <= token < n_vocab]:
             raise InputError(
-                f"Expected token ids from 0 to {n_vocab - 1}, but prompt {i} contains {outside[0]}. Encode it with "
+                f"Expected token ids from 0 to {n_vocab - 1}, but {name} {i} contains {outside[0]}. Encode it with "
                 "the model's own tokenizer."
             )
         if len(prompt) + n_further > longest:
             raise InputError(
-                f"Expected at most {longest} tokens, the limit of {model.name_or_path!r}, but prompt {i} has "
+                f"Expected at most {longest} tokens, the limit of {model.name_or_path!r}, but {name} {i} has "
                 f"{len(prompt)} and its answer can have up to {n_further}. Shorten the prompt or the answers."
             )

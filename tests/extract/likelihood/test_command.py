@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pyarrow import parquet
 
 from datamodules import FeatureDataModule
 from extract import Decoding, InputError, Store, StoreRecipe, read, sample
@@ -20,6 +21,7 @@ from extract.likelihood.options import right
 from extract.prompts import PromptTemplate
 from extract.running.cli import run
 from extract.running.worker import Worker
+from extract.sampling.imported.command import import_log
 from extract.store.shards import Block
 from probes.baselines.registry import available, confidence, cost_of
 from tests.helpers.continuations import by_hand
@@ -174,11 +176,58 @@ def test_a_damaged_table_is_written_again(store: str, tiny_folder: Path) -> None
         ({"prompt": "a", "texts": "b.txt"}, "but got prompt and texts"),
         ({"store": "nowhere"}, "nowhere"),
         ({"texts": "nowhere.txt"}, "does not exist"),
+        ({"store": "nowhere", "top_k": 3}, "`top_k` only with --prompt, but got --store"),
+        ({"prompt": "a", "window": 8}, "`window` only with --texts, but got --prompt"),
+        ({"texts": "nowhere.txt", "continuations": "letters"}, "`continuations` only with --store, but got --texts"),
     ],
 )
 def test_what_cannot_be_computed_is_refused(options: dict[str, Any], message: str, tiny_folder: Path) -> None:
     with pytest.raises(InputError, match=message):
         likelihood(**options, model=str(tiny_folder))
+
+
+@pytest.mark.parametrize("target", ["", "/dev/null/folder/values.parquet"])
+def test_a_file_that_cannot_be_written_is_refused_before_the_model_is_loaded(tmp_path: Path, target: str) -> None:
+    (tmp_path / "texts.txt").write_text("one two")
+    with pytest.raises(InputError, match="`out` to be a writable file"):
+        likelihood(texts=str(tmp_path / "texts.txt"), out=target or str(tmp_path), model="/nowhere")
+
+
+def test_the_folder_of_the_output_file_is_created(tmp_path: Path, tiny_folder: Path) -> None:
+    (tmp_path / "texts.txt").write_text("one two")
+    out = tmp_path / "missing" / "values.parquet"
+    likelihood(texts=str(tmp_path / "texts.txt"), out=str(out), model=str(tiny_folder))
+    assert parquet.read_table(out).num_rows == 1
+
+
+def import_questions(folder: Path, *rows: dict[str, Any]) -> str:
+    (folder / "log.jsonl").write_text("\n".join(json.dumps({"answer": "a", **row}) for row in rows))
+    import_log(str(folder / "imported"), str(folder / "log.jsonl"), "jsonl")
+    return str(folder / "imported")
+
+
+def test_questions_with_neither_options_nor_references_are_refused(tmp_path: Path) -> None:
+    store = import_questions(tmp_path, {"id": "x", "text": "Which tree?"})
+    with pytest.raises(InputError, match="question 'x' has neither"):
+        score_store(store, model="/nowhere")
+
+
+@pytest.mark.parametrize("form", ["letters", "texts"])
+def test_options_without_a_reference_have_no_target(
+    tmp_path: Path, tiny_folder: Path, capsys: pytest.CaptureFixture[str], form: Any
+) -> None:
+    store = import_questions(tmp_path, {"text": "Which tree?", "choices": ["ash", "birch"], "kind": "choice"})
+    score_store(store, form, str(tiny_folder))
+    (row,) = Store.open(store).asked.read("likelihood").to_pylist()
+    assert (len(row["logprobs"]), row["target"]) == (2, None)
+    printed = capsys.readouterr().out
+    assert "without an accuracy. 1 question has only one continuation, or none is known to be right.\n" in printed
+
+
+def test_a_question_that_is_too_long_is_named(make_choices: Callable[..., Path], tiny_folder: Path) -> None:
+    store = make_choices(text="tree " * 200)
+    with pytest.raises(InputError, match=r"at most 512 tokens.*question 'q\d+' with continuation 0 has"):
+        score_store(str(store), model=str(tiny_folder))
 
 
 def test_the_name_of_a_model_is_not_enough(store: str) -> None:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from extract import InputError
 from extract.likelihood.next_tokens import next_tokens
 from extract.likelihood.perplexity import measure_texts, perplexity, read_texts, windows
+from extract.likelihood.report import describe_texts
 from tests.helpers.tiny import byte_tokenizer, tiny_model
 
 
@@ -127,6 +128,41 @@ def test_files_without_texts_are_refused(tmp_path: Path, name: str, content: str
         (tmp_path / name).write_text(content)
     with pytest.raises(InputError, match=message):
         read_texts(str(tmp_path / name))
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("bytes.txt", b"\xff"),
+        ("bytes.json", b'[{"text": "\xff"}]'),
+        ("bytes.csv", b"text\n\xff\n"),
+        ("quote.csv", b'text\n"a\n'),
+        ("half.json", b"[{"),
+        ("deep.json", b"[" * 100_000),
+        ("table.parquet", b"PAR1 no table PAR1"),
+        ("half.jsonl", b'{"text": '),
+        ("surrogate.jsonl", b'{"text": "\\ud800"}'),
+    ],
+)
+def test_damaged_files_are_refused_in_one_line(tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError, match="^Expected .*$"):
+        read_texts(str(tmp_path / name))
+
+
+def test_the_suffix_may_be_in_upper_case(tmp_path: Path) -> None:
+    (tmp_path / "TEXT.TXT").write_text("one")
+    assert read_texts(str(tmp_path / "TEXT.TXT")) == ["one"]
+
+
+@pytest.mark.parametrize("n", [1, 21])
+def test_a_perplexity_beyond_float64_has_finite_bits(n: int) -> None:
+    table = pa.table({"nll": [1000.0] * n, "n_tokens": [300] * n, "n_bytes": [900] * n, "n_words": [1] * n})
+    first, *_, words = describe_texts(table)
+    assert first.startswith("Perplexity 28.03")
+    assert f"over {n} text{'s' * (n > 1)} (" in first
+    assert "inf" in words
+    assert words.endswith("1442.695")
 
 
 @pytest.mark.slow

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from extract import InputError
 from extract.likelihood.options import NORMALISATIONS, continuations_of, probability, right
-from extract.likelihood.scoring import Item, encode_item, score, supports_trees, tree_mask
+from extract.likelihood.scoring import Item, encode_item, first_token, score, supports_trees, tree_mask
 from extract.prompts import PromptTemplate
 from extract.questions.question import Question
 from tests.helpers.continuations import by_hand
@@ -49,6 +51,50 @@ def test_a_sliding_window_is_read_without_a_tree() -> None:
     model = tiny_model("mistral", sliding_window=8)
     assert not supports_trees(model)
     assert_equal(score(model, ITEMS), [by_hand(model, *item) for item in ITEMS])
+
+
+def gpt_neo() -> Any:
+    config = transformers.GPTNeoConfig(
+        **{"vocab_size": 258, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "intermediate_size": 48},
+        **{"attention_types": [[["global", "local"], 1]], "window_size": 8, "max_position_embeddings": 512},
+        **{"bos_token_id": 0, "eos_token_id": 0},
+    )
+    return transformers.GPTNeoForCausalLM(config)
+
+
+def bloom() -> Any:
+    return transformers.BloomForCausalLM(
+        transformers.BloomConfig(vocab_size=258, hidden_size=32, n_layer=2, n_head=4, bos_token_id=0, eos_token_id=0)
+    )
+
+
+def falcon() -> Any:
+    return transformers.FalconForCausalLM(
+        transformers.FalconConfig(
+            **{"vocab_size": 258, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4},
+            **{"alibi": True, "bos_token_id": 0, "eos_token_id": 0},
+        )
+    )
+
+
+@pytest.mark.parametrize("make", [gpt_neo, bloom, falcon])
+@pytest.mark.parametrize("batch_tokens", [10_000, 1])
+def test_local_attention_and_alibi_are_read_without_a_tree(make: Callable[[], Any], batch_tokens: int) -> None:
+    torch.manual_seed(0)
+    model = make().eval()
+    for parameter in model.parameters():  # wider than the default, so that logits differ clearly
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.25)
+    model.requires_grad_(False)
+    assert not supports_trees(model)
+    assert_equal(score(model, ITEMS, batch_tokens), [by_hand(model, *item) for item in ITEMS])
+
+
+def test_a_tokenizer_without_a_first_token_is_refused() -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.eos_token = None
+    with pytest.raises(InputError, match="a beginning-of-sequence or end-of-sequence token"):
+        first_token(tokenizer)
 
 
 def test_a_model_that_ignores_the_mask_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -202,6 +202,6 @@ def gold_number(text: str, where: str) -> str:
     if not is_number or max(len(value.as_tuple().digits), abs(value.adjusted())) > _MOST_DIGITS:
         raise InputError(
             f"Expected the answer in {where} to be a number with at most {_MOST_DIGITS} digits, but got "
-            f"{plain[:40]!r}. The kind is `number`. Correct or remove the row, or set another `kind` in --fields."
+            f"{plain[:40]!r}. The kind is `number`. Correct or remove the row, or set another `kind`."
         )
     return str(int(value)) if value == value.to_integral_value() else format(value, "f").rstrip("0")

@@ -31,10 +31,13 @@ _LARGEST = 2**20  # bytes
 
 
 def member_stores(folder: Path) -> list[Path]:
-    """Return the stores in the folder of a temperature grid, sorted by name. For other folders, the list is empty."""
+    """Return the stores in the folder of a temperature grid, sorted by name. For other folders, the list is empty.
+
+    Hidden folders are left out, because they can be unfinished stores of killed imports.
+    """
     if os.path.isfile(folder / _IDENTITY) or not os.path.isdir(folder):  # Path.is_file raises for overlong names
         return []
-    return sorted(file.parent for file in folder.glob(f"*/{_IDENTITY}"))
+    return sorted(file.parent for file in folder.glob(f"*/{_IDENTITY}") if not file.parent.name.startswith("."))
 
 
 def check_folder(folder: Path) -> None:

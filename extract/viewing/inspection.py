@@ -40,7 +40,7 @@ def describe(store: Store, grader: str | None = None, n_answers: int = 10) -> st
     """
     name = store.grades.choose(grader) if grader is not None else _usual_grader(store)
     summary, policy = summarize(store, name, n_answers), store.identity["policy"]
-    n, several = int(summary.n_samples.sum()), summary.n_samples > 1
+    n, several = int(summary.n_samples.sum()), summary.n_texts > 1
     balance = Counter(sorted(summary.n_samples.tolist())).most_common()
     numbers = ", ".join(f"{k} to each of {n_questions:,} questions" for k, n_questions in balance[:4])
     endings = {
@@ -74,7 +74,7 @@ def describe(store: Store, grader: str | None = None, n_answers: int = 10) -> st
         endings=[f"{_share(count, n)} {ending}" for count, ending in ended if count],
         percentile=np.percentile,
         distinct=summary.n_distinct[several],
-        mean_samples=summary.n_samples[several].mean() if several.any() else 0,
+        mean_texts=summary.n_texts[several].mean() if several.any() else 0,
         n_same=int((summary.n_distinct[several] == 1).sum()),
         grader=name,
         accuracy=_accuracy(summary.grades[name].accuracy) if name else "",
@@ -117,7 +117,7 @@ def compared(stores: Sequence[Store], grader: str | None = None) -> str:
     for store in stores:
         name = grader or _usual_grader(store)
         summary = summarize(store, None, 0)
-        n, several = int(summary.n_samples.sum()), summary.n_samples > 1
+        n, several = int(summary.n_samples.sum()), summary.n_texts > 1
         different = f"{summary.n_distinct[several].mean():.2f}" if several.any() else "–"
         accuracy = _accuracy(summary.grades[name].accuracy) if name in summary.grades else "no grades"
         cut = f"{summary.finish_reasons['length'] / n:.0%}" if n else "–"

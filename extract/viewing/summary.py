@@ -79,7 +79,8 @@ class Summary:
 
     Attributes:
         n_samples: [question] int64 number of answers in finished sample ranges. Skipped samples are not counted.
-        n_distinct: [question] int64 number of distinct texts among these answers.
+        n_texts: [question] int64 number of these answers that have a text: not rejected, and not missing from the log.
+        n_distinct: [question] int64 number of distinct texts.
         finish_reasons: Number of answers for each finish reason.
         n_tokens: [sample] int32 number of tokens in each answer whose length is known.
         n_without_ids: Number of answers whose token ids are unknown.
@@ -90,6 +91,7 @@ class Summary:
     """
 
     n_samples: Counts
+    n_texts: Counts
     n_distinct: Counts
     finish_reasons: Counter[str]
     n_tokens: NDArray[np.int32]
@@ -112,7 +114,7 @@ def summarize(store: Store, show_of: str | None, n_shown: int) -> Summary:
         Damaged: If a file is damaged.
     """
     n, block_size = len(store.questions), store.identity["block_size"]
-    n_samples, n_distinct = np.zeros((2, n), dtype=np.int64)
+    n_samples, n_texts, n_distinct = np.zeros((3, n), dtype=np.int64)
     counts = {name: GradeCounts(*np.zeros((4, n), dtype=np.int64)) for name in store.grades.names()}
     graded = {name: set(store.grades.ranges(name)) for name in counts}
     reasons: Counter[str] = Counter()
@@ -127,10 +129,11 @@ def summarize(store: Store, show_of: str | None, n_shown: int) -> Summary:
             answers = _without(skipped, answers)
             places = pc.add(pc.index_in(answers["question_id"], ids), number * block_size)
             np.add.at(n_samples, places.to_numpy(), 1)
-            texts.append(pa.table({"question": places, "text": answers["text"]}))
             reasons.update(answers["finish_reason"].to_pylist())
             tokens.append(answers["n_tokens"].drop_null().to_numpy())
             has_answer = pc.invert(pc.is_in(answers["finish_reason"], pa.array(WITHOUT_ANSWER)))
+            np.add.at(n_texts, places.filter(has_answer).to_numpy(), 1)
+            texts.append(pa.table({"question": places, "text": answers["text"]}).filter(has_answer))
             n_without_ids += answers["token_ids"].filter(has_answer).null_count
             for name in (name for name in counts if part in graded[name]):
                 grades = _without(skipped, store.grades.read(name, part))
@@ -141,7 +144,7 @@ def summarize(store: Store, show_of: str | None, n_shown: int) -> Summary:
         n_distinct[distinct["question"].to_numpy()] = distinct["text_count_distinct"].to_numpy()
     shown = _spread({mark: [answer for _, answer in of_mark] for mark, of_mark in drawn.items()}, n_shown)
     return Summary(
-        n_samples, n_distinct, reasons, np.concatenate(tokens), n_without_ids, counts, *_logged(store), shown
+        n_samples, n_texts, n_distinct, reasons, np.concatenate(tokens), n_without_ids, counts, *_logged(store), shown
     )
 
 

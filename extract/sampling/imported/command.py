@@ -33,8 +33,8 @@ def import_log(store: str, path: str, source: str, kind: Kind | None = None) -> 
         path: Log file: samples_TASK_DATE.jsonl of lm-evaluation-harness (with results_DATE.json in the same folder), an
             .eval or .json file of Inspect, or a .jsonl file with one answer per line.
         source: Format of the file: one of {sources}.
-        kind: Kind of the questions: short, number, math or cloze. It determines how references are read and the default
-            grader. By default, short, or choice if the log contains the options of a question.
+        kind: Kind of the questions: short, number, math, choice or cloze. It determines how references are read and
+            the default grader. By default, short, or choice if the log contains the options of a question.
 
     Returns:
         The store.
@@ -48,6 +48,8 @@ def import_log(store: str, path: str, source: str, kind: Kind | None = None) -> 
         problem = "is a folder" if file.is_dir() else "does not exist"
         raise InputError(f"Expected `path` to be a log file, but {path!r} {problem}. Pass the path of one file.")
     log = read(file, kind)
+    if not log.answers:
+        raise InputError(f"Expected {path!r} to contain answers, but every sample failed. Pass another log.")
     n_known = {
         name: sum(answer.grades[name].right is not None for answer in log.answers.values() if name in answer.grades)
         for name in log.rules

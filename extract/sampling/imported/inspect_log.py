@@ -18,18 +18,21 @@ from extract.questions.question import Kind, Question
 from extract.sampling.imported.log import (
     Answer,
     Log,
+    add_grade,
     check_new,
     check_same,
     checked_questions,
     grade_of,
     grader_name,
-    model_name,
     readable,
+    safe_name,
 )
 from extract.sampling.server.protocol import FINISH_REASONS, split_content
+from extract.schemas import whole
 from extract.text import shown, valid_text
 
 VERSION = 2
+_EPOCH = whole(1, 10_000)
 _ZSTD = 93  # compression method that the module zipfile supports only since Python 3.14
 _FINISH_REASONS = {**FINISH_REASONS, "model_length": "length"}
 _ROLES = ("system", "user", "assistant")
@@ -60,8 +63,12 @@ def _read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     with zipfile.ZipFile(path) as archive:
         finished = "header.json" in archive.namelist()
         header = archive.getinfo("header.json" if finished else "_journal/start.json")
-        members = [member for member in archive.infolist() if member.filename.startswith("samples/")]
+        members = [member for member in archive.infolist() if _is_sample(member)]
         return json.loads(_content(archive, header)), [json.loads(_content(archive, member)) for member in members]
+
+
+def _is_sample(member: zipfile.ZipInfo) -> bool:
+    return member.filename.startswith("samples/") and not member.is_dir()
 
 
 def _content(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
@@ -81,16 +88,20 @@ def _content(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
 def _log(
     path: Path, kind: Kind | None, run: Mapping[str, Any], plan: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]
 ) -> Log:
-    options = {**run["model_generate_config"], **plan["config"]}
+    options, task = {**run["model_generate_config"], **plan["config"]}, safe_name(run["task"])
     questions: dict[str, Question] = {}
     answers: dict[tuple[str, int], Answer] = {}
     epochs: set[tuple[str, object]] = set()
     for sample in sorted(samples, key=_has_failed):  # failed ones last, because their messages can be incomplete
         key = (str(sample["id"]), sample["epoch"])
         where = f"epoch {sample['epoch']} of sample {key[0]!r}"
+        if not _EPOCH.holds(sample["epoch"]):
+            raise InputError(
+                f"Expected `epoch` of sample {key[0]!r} to be {_EPOCH.expected}, but got {shown(key[1])}. Correct it."
+            )
         check_new(key, epochs, where)
         epochs.add(key)
-        question = _question(sample, options.get("system_message"), run["task"], where)
+        question = _question(sample, options.get("system_message"), task, where)
         if _has_failed(sample):
             questions.setdefault(question.id, question)
         else:
@@ -102,8 +113,8 @@ def _log(
     version = run["packages"].get("inspect_ai")
     rule = f"score by Inspect {version} (C or 1: right, I, N or 0: wrong, others: unknown)"
     return Log(
-        {"tool": "inspect_ai", "version": version, "task": run["task"]},
-        model_name(run["model_args"].get("model_path") or run["model"]),
+        {"tool": "inspect_ai", "version": version, "task": task},
+        safe_name(run["model_args"].get("model_path") or run["model"]),
         KnownDecoding.of(decoding, chat=True),
         checked_questions(ordered, kind, path),
         answers,
@@ -155,5 +166,5 @@ def _answer(sample: Mapping[str, Any]) -> Answer:
     for name, score in (sample.get("scores") or {}).items():
         value, answer = score["value"], score.get("answer") or text
         for part, of_part in value.items() if isinstance(value, dict) else [("", value)]:
-            grades[grader_name("inspect", name, *filter(None, [part]))] = grade_of(of_part, answer)
+            add_grade(grades, grader_name("inspect", name, *filter(None, [part])), grade_of(of_part, answer))
     return Answer(text, reasoning or None, _FINISH_REASONS.get(choice["stop_reason"]), grades)

@@ -4,17 +4,18 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from extract.errors import InputError
+from extract.errors import InputError, nearest
 from extract.hashing import sha256_json
 from extract.policy import KnownDecoding
-from extract.questions.fields import Row, own_form
+from extract.questions.fields import FIELDS, Row, own_form
 from extract.questions.loaders import Record, numbered_lines
 from extract.questions.question import Kind, Question
-from extract.sampling.imported.log import Answer, Log, check_new, check_same, checked_questions, grade_of, model_name
+from extract.sampling.imported.log import Answer, Log, check_new, check_same, checked_questions, grade_of, safe_name
 from extract.schemas import KNOWN_DECODING, TEXT, TEXT_OR_NULL, number, or_null, whole
 from extract.text import shown
 
 GRADER = "score"
+_RULE = "column `score` of a JSON Lines file (1: right, 0: wrong, others: unknown)"
 #: Default of the column `dataset`. It does not depend on the file, so that stores of several files can be compared.
 DATASET = "imported"
 #: Columns of the policy. They have the same values in all lines.
@@ -55,12 +56,12 @@ def read_json_lines(path: Path, kind: Kind | None) -> Log:
     checked = checked_questions(questions.values(), kind, path)
     return Log(
         {"tool": "jsonl", "version": None, "task": None},
-        model_name(first["model"]),
+        safe_name(first["model"]),
         KnownDecoding.of(first, chat=all(question.messages for question in checked)),
         checked,
         answers,
         1 + max(sample for _, sample in answers),
-        {GRADER: "column `score` of a JSON Lines file (1: right, 0: wrong, others: unknown)"},
+        {name: _RULE for answer in answers.values() for name in answer.grades},
     )
 
 
@@ -91,6 +92,14 @@ def _check_alike(first: dict[str, Any], values: dict[str, Any], where: str) -> N
 
 def _question(record: Record, dataset: str, where: str) -> Question:
     """Return the question of a line. Without an id, its id is a hash of its prompt."""
+    if unknown := [name for name in record if name not in (*FIELDS, *COLUMNS)]:
+        raise InputError(
+            f"Expected the fields of {where} to be among {', '.join((*FIELDS, *COLUMNS))}, but got {unknown[0]!r}."
+            f"{nearest(unknown[0], (*FIELDS, *COLUMNS))} Rename or remove it."
+        )
     draft = own_form(Row({name: value for name, value in record.items() if name not in COLUMNS}, where))
-    id_ = draft["id"] or sha256_json([draft.get("text"), draft.get("messages"), draft["choices"]])[:16]
+    try:
+        id_ = draft["id"] or sha256_json([draft.get("text"), draft.get("messages"), draft["choices"]])[:16]
+    except ValueError as error:
+        raise InputError(f"Expected {where} to contain text, but it does not: {error}. Correct it.") from None
     return Question(**{**draft, "id": id_, "dataset": dataset})

@@ -15,13 +15,14 @@ from extract.questions.question import Kind, Question
 from extract.sampling.imported.log import (
     Answer,
     Log,
+    add_grade,
     check_new,
     check_same,
     checked_questions,
     grade_of,
     grader_name,
-    model_name,
     readable,
+    safe_name,
 )
 from extract.text import shown, valid_text
 
@@ -63,17 +64,18 @@ def _log(path: Path, kind: Kind | None, task: str, results: Mapping[str, Any]) -
         id_, key = str(row["doc_id"]), (str(row["doc_id"]), row["filter"])
         check_new(key, lines, where)
         lines.add(key)
-        question = _question(row, prompt, task, has_choices=config.get("doc_to_choice") is not None)
+        question = _question(row, prompt, safe_name(task), has_choices=config.get("doc_to_choice") is not None)
         questions[id_] = check_same(questions.get(id_), question, where)
         for sample, text in enumerate(row["resps"][0]):
             answers.setdefault((id_, sample), Answer(valid_text(text)))
-        answers[id_, 0].grades.update(_grades(row, config, rising))
+        for name, grade in _grades(row, config, rising):
+            add_grade(answers[id_, 0].grades, name, grade)
     version = results.get("lm_eval_version")
     rule = f"score by lm-evaluation-harness {version or ''} (1: right, 0: wrong, others: unknown)"
     checked = checked_questions(questions.values(), kind, path)
     return Log(
-        {"tool": "lm_eval", "version": version, "task": task},
-        model_name(results.get("model_name")),
+        {"tool": "lm_eval", "version": version, "task": safe_name(task)},
+        safe_name(results.get("model_name")),
         _decoding(options, results.get("config", {}), chat=all(question.messages for question in checked)),
         checked,
         answers,
@@ -82,14 +84,14 @@ def _log(path: Path, kind: Kind | None, task: str, results: Mapping[str, Any]) -
     )
 
 
-def _grades(row: Record, config: Mapping[str, Any], rising: Mapping[str, bool]) -> dict[str, Grade]:
-    """Return the grades of the first answer, by grader. Scores of several answers and of errors are left out."""
+def _grades(row: Record, config: Mapping[str, Any], rising: Mapping[str, bool]) -> list[tuple[str, Grade]]:
+    """Return the grades of the first answer and their graders. Scores of several answers and of errors are left out."""
     if len(row["resps"][0]) > 1 and not _takes_first(config, row["filter"]):
-        return {}
+        return []
     found, suffix = row["filtered_resps"][0], [] if row["filter"] == "none" else [row["filter"]]
     answer = found if isinstance(found, str) else None
     metrics = [metric for metric in row["metrics"] if rising.get(metric) is not False]
-    return {grader_name("lm_eval", metric, *suffix): grade_of(row[metric], answer) for metric in metrics}
+    return [(grader_name("lm_eval", metric, *suffix), grade_of(row[metric], answer)) for metric in metrics]
 
 
 def _request(row: Record, where: str) -> tuple[str, dict[str, Any]]:

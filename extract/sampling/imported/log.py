@@ -14,8 +14,8 @@ from extract.questions.question import Kind, Question
 from extract.questions.source import check_questions, says_anything
 from extract.text import one_line, valid_text
 
-#: Name of a model that the log does not state.
-UNKNOWN_MODEL = "unknown"
+#: Name of a model or a task that the log does not state.
+UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True)
@@ -84,15 +84,34 @@ def grader_name(*parts: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]", "-", "_".join(parts))[:100]
 
 
-def model_name(name: object) -> str:
-    """Return the name of a model. Only the last part of a path is kept.
+def add_grade(grades: dict[str, Grade], name: str, grade: Grade) -> None:
+    """Add the grade of an answer.
 
-    >>> model_name("org/model"), model_name("/home/me/models/tiny/"), model_name(None)
-    ('org/model', 'tiny', 'unknown')
+    Raises:
+        InputError: If two scores of the answer have the same grader name, such as the scorers "a b" and "a/b".
     """
-    text = str(name or "").rstrip("/")
-    is_path = text.startswith((".", "/", "~")) or text.count("/") > 1
-    return (text.rpartition("/")[2] if is_path else text) or UNKNOWN_MODEL
+    if name in grades:
+        raise InputError(
+            f"Expected scores to have different names, but two scores have the name {name!r} in a store. Rename one of "
+            "them, or remove it."
+        )
+    grades[name] = grade
+
+
+def safe_name(name: object) -> str:
+    r"""Return the name of a model or a task without folders and other options, which can contain keys.
+
+    Only the last part of a path is kept, and only the text before the first comma or line break.
+
+    >>> safe_name("org/model"), safe_name("/home/me/models/tiny/"), safe_name(r"C:\models\tiny"), safe_name(None)
+    ('org/model', 'tiny', 'tiny', 'unknown')
+    >>> safe_name("pretrained=/home/me/tiny,api_key=secret")
+    'tiny'
+    """
+    text = re.split(r"[,\r\n]", str(name or ""))[0].strip().rstrip("/\\")
+    parts = re.split(r"[\\/]", text)
+    is_path = text.startswith((".", "/", "~")) or len(parts) > 2 or "\\" in text
+    return (parts[-1] if is_path else text) or UNKNOWN
 
 
 def checked_questions(questions: Iterable[Question], kind: Kind | None, path: Path) -> list[Question]:

@@ -1,7 +1,6 @@
 """Write the answers and grades of a log to a store."""
 
 import shutil
-import uuid
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,17 +24,19 @@ from extract.store.verify import write_manifest
 def write_log(log: Log, folder: Path) -> Store:
     """Create the store of a log. If it already exists, only its missing and damaged files are written.
 
-    A new store is written under a temporary name and then renamed, so that a killed run leaves no partial store.
+    A new store is written to a hidden folder and then renamed. A killed run leaves the hidden folder, and the next
+    import of the same log completes it.
 
     Raises:
         InputError: If the folder contains other files, or the store of another log.
     """
+    assert all(sample in range(log.k) for _, sample in log.answers), "a reader found an answer outside range(k)"
     check_folder(folder)
     identity = _identity(log)
     if (folder / "identity.json").is_file():
         _fill(folder, log, identity)
         return Store.open(folder)
-    unfinished = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.tmp")
+    unfinished = folder.with_name(f".{folder.name}.{sha256_json(identity.as_dict())[:8]}.tmp")
     try:
         _fill(unfinished, log, identity)
         unfinished.rename(folder)
@@ -87,7 +88,8 @@ def _fill(folder: Path, log: Log, identity: Identity) -> None:
                 store, ranges, worker, partial(store.grades.file, name), partial(store.grades.read, name)
             )
         ]
-        fill("import", "grades", missing, lambda part: n_rows(part[1]), write_grades, worker)
+        if missing:
+            fill("import", "grades", missing, lambda part: n_rows(part[1]), write_grades, worker)
         write_manifest(store)
 
 

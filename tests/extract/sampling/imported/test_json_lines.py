@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from datamodules.table import load_table
+from extract.commands import inspect
 from extract.errors import InputError
 from extract.sampling.imported.command import import_log
 from extract.store.samples import MISSING
@@ -61,8 +62,12 @@ def test_answers_are_counted_unless_they_have_an_index(tmp_path: Path) -> None:
     assert load_table(indexed, "score").unknown.tolist() == [2]
 
 
-def test_a_file_without_scores_has_no_grades(tmp_path: Path) -> None:
-    assert imported(tmp_path, [LINE]).grades.names() == []
+def test_a_file_without_scores_has_no_grades(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = imported(tmp_path, [LINE])
+    assert store.grades.names() == []
+    assert "grades" not in capsys.readouterr().err
+    inspect(str(store.path))
+    assert "imported   from jsonl\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -80,7 +85,8 @@ def test_a_file_without_scores_has_no_grades(tmp_path: Path) -> None:
             "`model` to be the same in all lines, but it is None in the first line and 'other' in",
         ),
         ({**LINE, "references": 2}, "`references` in line 2"),
-        ({**LINE, "refrences": ["2"]}, "fields of line 2 .* but got 'refrences'. Did you mean `references`"),
+        ({**LINE, "refrences": ["2"]}, "fields of line 2 .* but got 'refrences'. Did you mean `references`\\? Rename"),
+        ({"text": "a\ud800", "answer": "x"}, "line 2 of 'answers.jsonl' to contain text, but it does not"),
         ({**LINE, "text": "1 + 2?"}, "answers to question 'a' .* but line 2 .* differs from an earlier answer in text"),
         ({"id": "b", "answer": "2"}, "question 'b' .* exactly one of `text` and `messages`"),
         ({**LINE, "id": "b", "kind": "poem"}, "`kind` of question 'b'"),

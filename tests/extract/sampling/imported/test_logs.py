@@ -17,7 +17,7 @@ from extract.commands import grade, inspect, verify
 from extract.errors import InputError
 from extract.sampling.imported.command import import_log
 from extract.sampling.imported.lm_eval import read_lm_eval
-from extract.sampling.imported.log import Answer, grade_of
+from extract.sampling.imported.log import Answer, grade_of, safe_name
 from extract.store.store import Store
 from tests.helpers.logs import INSPECT, LM_EVAL, LM_EVAL_RESULTS, altered_inspect, altered_lm_eval, as_archive, lines_of
 
@@ -119,6 +119,21 @@ def test_no_other_fields_of_a_log_are_stored(tmp_path: Path) -> None:
         assert "SECRET" not in json.dumps(store.identity) + json.dumps(store.questions.table.to_pylist())
 
 
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [
+        *(("org/model", "org/model"), ("Llama 3 8B", "Llama 3 8B"), (5, "5"), (None, "unknown"), ("", "unknown")),
+        *((r"C:\Users\SECRET\tiny", "tiny"), ("/home/SECRET/my model/", "my model"), ("file:///home/SECRET/m", "m")),
+        *(("m,api_key=SECRET", "m"), ("pretrained=/SECRET/m,token=SEC/RET", "m"), ("m\ntoken: SECRET", "m")),
+    ],
+)
+def test_names_are_kept_without_folders_and_keys(tmp_path: Path, name: object, kept: str) -> None:
+    assert safe_name(name) == kept
+    path = altered_inspect(tmp_path, lambda log: log["eval"].update(task=name))
+    store = import_log(str(tmp_path / "store"), str(path), "inspect")
+    assert (store.identity["policy"]["request"]["task"], store.questions[0].dataset) == (kept, kept)
+
+
 def test_missing_epochs_have_no_answer_and_an_unknown_grade(
     tmp_path: Path, log: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -212,6 +227,35 @@ def test_references_are_read_as_the_kind_of_the_questions(tmp_path: Path) -> Non
     assert load_table(store, "number").accuracy.tolist() == [1.0] * 12
 
 
+def test_a_failed_epoch_is_no_answer_that_differs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def change(log: dict[str, Any]) -> None:
+        log["plan"]["config"]["temperature"] = 0
+        for sample in log["samples"]:
+            sample["output"]["choices"][0]["message"]["content"] = "Lima"
+        log["samples"][0]["output"]["choices"] = []
+
+    store = import_log(str(tmp_path / "store"), str(altered_inspect(tmp_path, change)), "inspect")
+    inspect(str(store.path))
+    page = capsys.readouterr().out
+    assert "6 questions always got the same text" in page
+    assert "warning" not in page
+
+
+def test_folders_in_an_archive_are_ignored(tmp_path: Path, log: dict[str, Any]) -> None:
+    path = as_archive(log, tmp_path / "log.eval")
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("samples/", "")
+    assert len(import_log(str(tmp_path / "store"), str(path), "inspect").samples.read()) == 18
+
+
+def set_epoch(epoch: object) -> Callable[[dict[str, Any]], object]:
+    return lambda log: log["samples"][0].update(epoch=epoch)
+
+
+def alike_scorers(log: dict[str, Any]) -> None:
+    log["samples"][0]["scores"] = {"a b": {"value": "C"}, "a/b": {"value": "I"}}
+
+
 def tool_call(log: dict[str, Any]) -> None:
     log["samples"][0]["messages"].insert(1, {"role": "tool", "content": "4"})
 
@@ -226,6 +270,9 @@ def other_prompt(log: dict[str, Any]) -> None:
         (lambda log: log.update(version=3), "log of Inspect with version 2, but it has version 3"),
         (lambda log: log.pop("version"), "KeyError: 'version'"),
         (lambda log: log["samples"].append(log["samples"][0]), "ids to be unique, but epoch 1 of sample"),
+        *((set_epoch(n), "`epoch` of sample .* to be a whole number from 1") for n in (0, -3, 1.5, "1", 3_000_000)),
+        (alike_scorers, "two scores have the name 'inspect_a-b'"),
+        (lambda log: [s["output"].update(choices=[]) for s in log["samples"]], "but every sample failed"),
         (lambda log: log["samples"].clear(), "at least one question"),
         (tool_call, "but it has a tool call. Logs of agents can't be imported"),
         (other_prompt, "to have the same prompt and references, but epoch 3 of sample .* in messages"),
@@ -243,6 +290,11 @@ def likelihoods(rows: list[dict[str, Any]], results: dict[str, Any]) -> None:
     rows[0]["arguments"]["gen_args_0"]["arg_1"] = " Moroni"
 
 
+def alike_metrics(rows: list[dict[str, Any]], results: dict[str, Any]) -> None:
+    for row in rows:
+        row |= {"metrics": ["acc", "acc_short"], "acc": 1, "acc_short": 0}
+
+
 def no_text(rows: list[dict[str, Any]], results: dict[str, Any]) -> None:
     for row in rows:
         row["arguments"]["gen_args_0"]["arg_0"] = " "
@@ -255,6 +307,7 @@ def no_text(rows: list[dict[str, Any]], results: dict[str, Any]) -> None:
         (lambda rows, results: rows.append(rows[0]), "ids to be unique, but line 37 .* repeats 'none' of question '0'"),
         (lambda rows, results: rows.clear(), "at least one question"),
         (likelihoods, "compares log-probabilities of given texts. .* `python -m extract likelihood`"),
+        (alike_metrics, "two scores have the name 'lm_eval_acc_short'"),
         (no_text, "exactly one of `text` and `messages`"),
         (
             lambda rows, results: rows[3]["arguments"]["gen_args_0"]["arg_1"].update(temperature=1),

@@ -20,6 +20,7 @@ from extract.recipe import StoreRecipe
 from extract.running.cli import run
 from extract.sampling.imported.command import import_log
 from extract.store.grades import Grades
+from extract.store.identity import member_stores
 from extract.store.store import Store
 from probes import load_probe
 from tests.helpers.logs import INSPECT, LM_EVAL, write_lines
@@ -84,9 +85,12 @@ def test_an_interrupted_import_leaves_no_store(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(shutil, "rmtree", lambda *args, **options: None)  # as after a kill
     with pytest.raises(KeyboardInterrupt):
         import_log(str(tmp_path / "store"), str(INSPECT), "inspect")
-    assert not (tmp_path / "store").exists()
+    (unfinished,) = tmp_path.iterdir()
+    assert unfinished.name.startswith(".store.")
+    assert member_stores(tmp_path) == []
     monkeypatch.setattr(Grades, "write", written)
     store = import_log(str(tmp_path / "store"), str(INSPECT), "inspect")
+    assert not unfinished.exists()
     verify(str(store.path))
     assert store.grades.missing("inspect_match") == []
 

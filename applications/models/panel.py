@@ -67,9 +67,9 @@ def read_panel(paths: Sequence[str], shared: bool, grader: str | None) -> Panel:
         grader: Name of the grader; None for the only grader of the first store.
 
     Raises:
-        InputError: If there are fewer than two stores, two stores have the same identity, their questions differ and
-            `shared` is False, they share no questions, grades are missing, or fewer than two questions have a known
-            grade in every store.
+        InputError: If there are fewer than two stores, two stores have the same identity, the questions differ and
+            `shared` is False, the stores share no questions, grades are missing, or fewer than two questions have a
+            known grade in every store.
     """
     stores = [store for path in paths for store in open_stores(path).values()]
     grader = stores[0].grades.choose(grader)
@@ -145,7 +145,7 @@ def _field(question: Question, column: str) -> str:
 
 
 def read_confidences(sources: Sequence[str], panel: Panel) -> Values:
-    """Read the confidences [store, question] of the questions, NaN if there is none.
+    """Read the confidences [store, question], NaN where missing.
 
     Args:
         sources: One source for each store, or a single one for all stores (see `read_confidence`). May be empty.

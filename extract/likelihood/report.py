@@ -19,7 +19,7 @@ def describe_options(store: Store) -> list[str]:
     hits = {name: right(rows, name) for name in NORMALISATIONS}
     known = ~np.isnan(hits["sum"])
     n_left_out = len(rows) - known.sum()
-    left_out = f"{n_left_out} questions have only one continuation, or none is known to be right." if n_left_out else ""
+    left_out = f"{n_left_out} questions have only one continuation, or no known right one." if n_left_out else ""
     estimates = {name: interval(values) for name, values in hits.items()}
     if (found := estimates["sum"]) is None:
         return [f"likelihood: {len(rows)} questions scored, without an accuracy. {left_out}"]
@@ -46,7 +46,7 @@ def describe_tokens(tokens: Sequence[NextToken]) -> list[str]:
 
 
 def describe_texts(table: pa.Table) -> list[str]:
-    """Return the perplexity per token, byte and word, as lines of text. The table is that of `measure_texts`."""
+    """Return the perplexity per token, byte and word, as lines of text. `table` is the result of `measure_texts`."""
     rows = [("unit", "number", "perplexity", "bits per unit")]
     for unit in ("token", "byte", "word"):
         lengths = table[f"n_{unit}s"].to_numpy()

@@ -1,6 +1,6 @@
 """Paired comparison of two systems on the same units: intervals of the mean difference, tests and sample sizes.
 
-A unit is a question, or a pair of questions about the same fact. Its difference is a − b, where a and b are the
+A unit is a question, or a fact that several questions ask about. Its difference is a − b, where a and b are the
 accuracies of the two systems on the unit.
 """
 
@@ -22,7 +22,7 @@ Values = NDArray[np.float64]
 Labels = NDArray[np.int64]
 #: Names of the tests.
 MCNEMAR, SIGN_FLIP, CLUSTERED_SIGN_FLIP = "McNemar's test", "sign-flip test", "sign-flip test of clusters"
-#: Smaller standard errors are rounding errors.
+#: Smaller standard errors are treated as 0.
 _LEAST_ERROR = 1e-12
 #: Sum of the normal quantiles for a two-sided test at 5 % with a power of 80 %.
 _REACH = float(stats.norm.ppf(0.975) + stats.norm.ppf(0.8))
@@ -34,12 +34,12 @@ def standard_error(values: Values, cluster: Labels | None = None) -> float:
     .. math::
         \mathrm{SE}^2 = \frac{G}{G-1} \sum_{g=1}^G \Big(\frac1N \sum_{i \in g} (x_i - \bar x)\Big)^2
 
-    for N values in G clusters (Miller, Adding Error Bars to Evals, arXiv 2411.00640). If every value is a cluster, it
-    is the standard deviation divided by √N.
+    for N values in G clusters (Miller, Adding Error Bars to Evals, arXiv 2411.00640). If every value is a separate
+    cluster, it is the standard deviation divided by √N.
 
     Args:
         values: [unit] values.
-        cluster: [unit] cluster of each value, numbered from 0. By default, every value is a cluster.
+        cluster: [unit] cluster of each value, numbered from 0. By default, every value is a separate cluster.
     """
     centred = values - values.mean()
     sums = centred if cluster is None else np.bincount(cluster, centred)
@@ -74,9 +74,9 @@ def mean_interval(values: Values, cluster: Labels | None = None) -> Estimate:
 
 
 def share_interval(shares: Values) -> Estimate:
-    """Compute the mean of shares with its 95 % interval, as in `python -m extract inspect`.
+    """Compute the mean of fractions with its 95 % interval, as in `python -m extract inspect`.
 
-    It is the t interval, clipped to [0, 1]. If all shares are the same, it is an exact binomial bound.
+    The interval is the t interval, clipped to [0, 1]. If all values are the same, it is an exact binomial bound.
 
     Args:
         shares: [unit] values in [0, 1]. If there is only one, there is no interval.
@@ -86,14 +86,15 @@ def share_interval(shares: Values) -> Estimate:
 
 
 def mcnemar(differences: Values) -> dict[str, float]:
-    """Compute McNemar's test (McNemar 1947) for units that are right or wrong on each side.
+    """Compute McNemar's test (McNemar 1947) for two systems that are each right or wrong on every unit.
 
     Args:
         differences: [unit] differences, each −1, 0 or 1.
 
     Returns:
-        The exact two-sided p-value `p` from the binomial distribution, and the mid-p value `p_mid`, which counts the
-        observed outcome only half (Fagerland et al. 2013). `p_mid` has more power but can exceed its level slightly.
+        The exact two-sided p-value `p` from the binomial distribution, and the mid-p value `p_mid`, which gives half
+        weight to the observed outcome (Fagerland et al. 2013). `p_mid` has more power but can slightly exceed
+        its level.
 
     >>> {name: round(p, 5) for name, p in mcnemar(np.array([1.0, 1, 1, 1, 1, 0, -1])).items()}
     {'p': 0.21875, 'p_mid': 0.125}
@@ -133,8 +134,8 @@ def check_difference(difference: float) -> None:
 def paired_test(differences: Values, n_flips: int, seed: int, cluster: Labels | None = None) -> dict[str, Any]:
     """Test whether the mean difference is 0, with a two-sided test.
 
-    If all differences are −1, 0 or 1, as with one answer per unit, the test is McNemar's test. It equals the sign-flip
-    test, which is used for other differences. If clusters are passed, the signs of whole clusters are flipped.
+    If all differences are −1, 0 or 1, as with one answer per unit, McNemar's test is used. Otherwise, the sign-flip
+    test is used. If clusters are passed, the sign-flip test is always used, and flips the signs of whole clusters.
 
     Args:
         differences: [unit] differences.
@@ -163,11 +164,11 @@ def paired_record(differences: Values, n_resamples: int, seed: int, cluster: Lab
         cluster: [unit] cluster of each unit, numbered from 0.
 
     Returns:
-        The result of `paired_test`, the number of units `n`, the mean difference `value`, the bounds `low` and `high`
-        of its t interval (of the clustered one, if there are clusters), the intervals `t`, `bootstrap` and `clustered`
-        (None without clusters), the numbers of units with a positive difference, `n_above`, and with a negative one,
-        `n_below`, the standard error `error` of the value, and the smallest `detectable` difference (None if the
-        standard error is 0).
+        The result of `paired_test`, and in addition: `n` (number of units), `value` (mean difference), `low` and `high`
+        (bounds of the clustered interval if there are clusters, otherwise of the t interval), the intervals `t`,
+        `bootstrap` and `clustered` (None without clusters), `n_above` and `n_below` (numbers of units with a positive
+        and a negative difference), `error` (standard error of the mean difference), and `detectable` (smallest
+        detectable difference, None if the standard error is 0).
     """
     n = len(differences)
     clustered = None if cluster is None else mean_interval(differences, cluster)

@@ -12,10 +12,10 @@ _FIXED = ("max_new_tokens", "stop", "prompt")
 
 
 def choose_unit(unit: Unit | None, sources: Sequence[Source]) -> Unit:
-    """Return the unit in which all outputs are available, by default tokens if all tokenizers are known to be equal.
+    """Return the unit for comparisons. The default is tokens if all tokenizers are known to be equal, otherwise words.
 
     Raises:
-        InputError: If outputs are not available in the unit, or tokenizers are known to differ.
+        InputError: If outputs are not available in the unit, or the unit is tokens and the tokenizers differ.
     """
     known = {source.tokenizer for source in sources}
     if unit is None:
@@ -43,7 +43,7 @@ def check_policies(stores: Sequence[Store]) -> None:
     """Check that all stores have the same prompt template, token limit and stop strings, as far as they are known.
 
     Raises:
-        InputError: If they differ.
+        InputError: If one of these settings differs.
     """
     for store in stores[1:]:
         first, second = (one.identity["policy"]["decoding"] for one in (stores[0], store))
@@ -69,8 +69,9 @@ def check_random_numbers(tested: Store, references: Sequence[Store]) -> None:
         same = (other["decoding"]["seed"], other["model"]["fingerprint"]) == (seed, model)
         if same and model is not None and policy["decoding"]["temperature"] > 0:
             raise InputError(
-                f"Expected the tested store to have another seed than the reference '{store.path}' of the same model, "
-                f"but both have seed {seed} and thus the same random numbers. Sample it with another --policy.seed."
+                f"Expected the tested store to have a different seed from the reference '{store.path}' of the same "
+                f"model, but both have seed {seed} and thus the same random numbers. Sample it with another "
+                "--policy.seed."
             )
 
 
@@ -78,7 +79,7 @@ def check_full_distribution(store: Store) -> None:
     """Check that a reference samples from the model's full distribution.
 
     Raises:
-        InputError: If it samples only the most likely tokens.
+        InputError: If `top_p` or `top_k` truncates the distribution.
     """
     decoding = store.identity["policy"]["decoding"]
     if decoding["top_p"] != 1 or decoding["top_k"] != 0:

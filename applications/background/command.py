@@ -31,9 +31,10 @@ def background_temperature(
     The method is the background temperature of Messina and Scotta (arXiv 2604.22411), with intervals.
 
     Args:
-        tested: Outputs of the tested system: a store, or a JSON or CSV file. A JSON file is an object from each prompt
-            to a list of outputs, either texts or lists of token ids. A CSV file has the columns prompt and output.
-        references: Folders of temperature grids, one for each reference model. They are sampled with the same prompts,
+        tested: Outputs of the tested system: a store, or a JSON or CSV file. A JSON file contains an object that
+            maps each prompt to a list of outputs (texts or lists of token ids). A CSV file has the columns prompt and
+            output.
+        references: Folders of temperature grids, one for each reference model. Sample them with the same prompts,
             prompt template and token limit, for example with `--policy.temperature 0:1:0.05`.
         unit: Whether to compare outputs as tokens or as words and punctuation marks. The default is tokens if all
             tokenizers are known to be equal, otherwise words.

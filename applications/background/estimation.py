@@ -32,13 +32,13 @@ class Cell:
     Attributes:
         means: [resample, temperature] mean of the metric for the reference, as 1 − mean if the metric falls with
             temperature.
-        tested: [resample] the same for the tested system.
+        tested: [resample] mean of the metric for the tested system, converted in the same way.
         temperature: [resample] temperatures at which the monotone curve reaches the value of the tested system.
-        ks_temperature: [resample] temperatures by the authors' rule.
+        ks_temperature: [resample] temperatures from `ks_temperatures`.
         ks_distance: [temperature] Kolmogorov–Smirnov distances.
-        ks_p: [temperature] their p-values.
-        outside: ``above`` or ``below`` if the tested system varies more than the reference at its highest temperature,
-            or less than at its lowest one, else empty.
+        ks_p: [temperature] p-values of the Kolmogorov–Smirnov tests.
+        outside: ``above`` if the tested system varies more than the reference at its highest temperature, ``below`` if
+            it varies less than the reference at its lowest temperature, else empty.
     """
 
     means: Array
@@ -51,7 +51,7 @@ class Cell:
 
     @property
     def fits(self) -> bool:
-        """Whether the distributions are compatible at one temperature at least."""
+        """Whether at least one temperature has a p-value of `LEVEL` or more."""
         return bool(self.ks_p.max() >= LEVEL)
 
 
@@ -64,9 +64,9 @@ class Estimate:
         tested: Values [prompt] of each metric for the tested system.
         references: Values [prompt] of each metric for the references, by name and temperature.
         mismatch_rate: 95 % upper limit of the mismatch rate if all outputs to each prompt are identical, else None.
-        limits: Highest temperature of each reference with at most this mismatch rate. See `temperature_limit`.
+        limits: Highest temperature at which each reference has at most this mismatch rate. See `temperature_limit`.
         recovery: [resample, temperature] estimates for held-out outputs of each reference at each of its temperatures,
-            by name. Empty if there are fewer than four outputs to a prompt.
+            by name. Empty if a prompt has fewer than four outputs.
     """
 
     cells: dict[str, dict[str, Cell]]
@@ -77,7 +77,7 @@ class Estimate:
     recovery: dict[str, Array]
 
     def mean_temperature(self, metrics: Sequence[str] = tuple(METRICS), rule: str = "temperature") -> Array:
-        """Return the mean temperature [resample] over the references and these metrics, by a `rule` of `Cell`."""
+        """Return the mean over the references and metrics of the attribute `rule` of `Cell`, [resample]."""
         return np.mean([getattr(grid[name], rule) for grid in self.cells.values() for name in metrics], axis=0)
 
 
@@ -141,7 +141,7 @@ def match_reference(
 
 
 def recover(grid: Mapping[float, Sequence[Counted]], limit: int, n: int, weights: Array) -> Array:
-    """Estimate the temperatures of a reference at which half of its outputs were sampled, from the other half.
+    """Estimate the temperatures at which half of a reference's outputs were sampled, from the other half.
 
     Args:
         grid: Outputs [prompt] of the reference, by temperature.
@@ -188,7 +188,7 @@ def _check_variation(name: str, grid: Mapping[float, Mapping[str, Array]]) -> No
 
 
 def interval(values: Array, n_prompts: int) -> Interval:
-    """Return the first of the values [resample] with their 95 % expanded percentile interval.
+    """Return the first of the values [resample], and the 95 % expanded percentile interval of the others.
 
     The levels of its quantiles are Φ(± √(n/(n − 1)) t), where t is the 97.5 % quantile of Student's t distribution with
     n − 1 degrees of freedom for n prompts. With few prompts, the quantiles at 2.5 % and 97.5 % would be too narrow

@@ -1,7 +1,7 @@
 """Find the temperature of a reference at which its outputs vary as much as those of the tested system.
 
-A metric has one value per prompt for the tested system, and one per temperature and prompt for the reference. All
-functions take resampling weights [resample, prompt] that sum to 1, which are the same for both systems.
+A metric has one value per prompt for the tested system, and one per temperature and prompt for the reference. The
+resampling weights [resample, prompt] sum to 1 and are the same for both systems.
 """
 
 import numpy as np
@@ -35,7 +35,7 @@ def ks_distances(tested: Array, reference: Array, weights: Array) -> Array:
 def ks_temperatures(distances: Array, temperatures: Array) -> Array:
     """Return the mean of all temperatures with the smallest distance, for each row of `distances`.
 
-    This is the authors' rule. `distances` is [resample, temperature], `temperatures` is [temperature].
+    This is the rule of Messina and Scotta. `distances` is [resample, temperature], `temperatures` is [temperature].
     """
     smallest = distances <= distances.min(axis=1, keepdims=True) + 1e-9
     return np.asarray(smallest @ temperatures / smallest.sum(axis=1))
@@ -54,7 +54,8 @@ def monotone_curves(reference: Array, weights: Array) -> Array:
     """Fit a curve of the mean metric that never decreases with temperature (isotonic regression).
 
     Args:
-        reference: [temperature, prompt] values of a metric that increases with temperature, in ascending order.
+        reference: [temperature, prompt] values of a metric that increases with temperature. Temperatures are in
+            ascending order.
         weights: [resample, prompt] weights of the prompts.
 
     Returns:
@@ -64,7 +65,7 @@ def monotone_curves(reference: Array, weights: Array) -> Array:
 
 
 def invert(curves: Array, values: Array, temperatures: Array) -> Array:
-    """Return the temperatures at which curves reach values.
+    """Return the temperatures at which `curves` reach `values`.
 
     Each flat part of a curve counts as one point at its mean temperature, and the points are joined by straight lines.
     This is centred isotonic regression (Oron and Flournoy, Stat. Biopharm. Res. 9, 2017). Values outside the range of
@@ -88,8 +89,8 @@ def invert(curves: Array, values: Array, temperatures: Array) -> Array:
 def highest_mismatch_rate(n_outputs: NDArray[np.int64]) -> float:
     """Return the 95 % upper limit of the mean mismatch rate 1 − MEMF if all outputs to each prompt are identical.
 
-    The limit is 1 − 0.05^(1 / (M (N − 1))) for M prompts with at least N outputs each, `n_outputs` [prompt]. One output
-    of each prompt is not counted, because it defines the most frequent output. Prompts can have different rates.
+    The limit is 1 − 0.05^(1 / (M (N − 1))) for M prompts, where N is the minimum of `n_outputs` [prompt]. One output of
+    each prompt is not counted, because it defines the most frequent output. Prompts can have different mismatch rates.
     """
     return float(1 - 0.05 ** (1 / (len(n_outputs) * (n_outputs.min() - 1))))
 

@@ -18,7 +18,7 @@ Unit = Literal["tokens", "words"]
 #: A word, or a single punctuation mark.
 _WORD = re.compile(r"\w+|[^\w\s]")
 _FORMAT = (
-    "Use a JSON object from each prompt to a list of outputs, either texts or lists of token ids, or a CSV file with "
+    "Use a JSON object that maps each prompt to a list of outputs (texts or lists of token ids), or a CSV file with "
     "the columns prompt and output."
 )
 
@@ -55,7 +55,7 @@ def split_words(text: str) -> list[str]:
 
 
 def of_store(store: Store) -> Source:
-    """Return the outputs in a store, without those of rejected requests. See `prompts_of` for the prompts."""
+    """Return a source of the outputs in a store. Rejected, skipped and missing samples have no output."""
 
     def read(unit: Unit) -> dict[str, list[Output]]:
         outputs: dict[str, list[Output]] = {}
@@ -80,14 +80,14 @@ def prompts_of(store: Store) -> dict[str, str]:
 
 
 def of_lists(name: str, listed: Any) -> Source:
-    """Return outputs that are listed in a file.
+    """Return a source of the outputs that a file lists.
 
     Args:
         name: Name in messages.
         listed: Dict from prompts to lists of texts, or to lists of lists of token ids.
 
     Raises:
-        InputError: If `listed` is something else.
+        InputError: If `listed` has a different type.
     """
     found = [*listed.values()] if isinstance(listed, dict) else []
     outputs = [one for of_prompt in found if isinstance(of_prompt, list) for one in of_prompt]

@@ -18,7 +18,7 @@ from probes.metrics.intervals import Interval
 from probes.report.results import FORMAT_VERSION, versions
 from probes.report.templates import render
 
-#: Metrics of the authors.
+#: Metrics that Messina and Scotta use.
 AUTHORS = [name for name, metric in METRICS.items() if metric.authors]
 
 
@@ -120,7 +120,7 @@ def _recovery(temperatures: Sequence[float], found: Array, n: int) -> dict[str, 
 def _upper_limit(estimate: Estimate, references: References) -> dict[str, Any] | None:
     """Return the largest upper limit over the references if all outputs are identical, else None.
 
-    If `inclusive` is false, the background temperature is below the limit, the first step of a grid.
+    If `inclusive` is false, the background temperature is below the limit, which is then the first step of a grid.
     """
     if estimate.mismatch_rate is None:
         return None
@@ -148,9 +148,9 @@ def prompt_table(systems: Systems, estimate: Estimate) -> pa.Table:
 
 
 def authors_csv(record: Mapping[str, Any]) -> str:
-    """Return the table of the authors' notebook, with their names of the metrics, as one CSV row.
+    """Return the results as one CSV row, with the column and metric names of Messina and Scotta's notebook.
 
-    The columns ``REFERENCE_METRIC_Tn`` contain the full names of the references.
+    In the columns ``REFERENCE_METRIC_Tn``, ``REFERENCE`` is the full name of a reference.
     """
     cells = [cell for cell in record["cells"] if cell["metric"] in AUTHORS]
     row = {"Tested": record["tested"]["name"], "Tbg estimate": record["authors_temperature"]["value"]}
@@ -174,5 +174,5 @@ def background_page(record: dict[str, Any], plots: Sequence[str]) -> str:
 
 
 def background_verdict(record: dict[str, Any]) -> str:
-    """State the background temperature in one sentence."""
+    """Return a summary of the background temperature."""
     return render("background/verdict.md.j2", record=record, metrics=METRICS)

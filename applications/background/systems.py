@@ -16,7 +16,7 @@ from applications.background.variability import Counted
 from applications.stores import open_stores
 from extract.errors import InputError
 
-#: Minimum number of prompts, because intervals resample them.
+#: Minimum number of prompts. Intervals resample the prompts.
 LEAST_PROMPTS = 5
 
 
@@ -51,15 +51,15 @@ References = Mapping[str, Mapping[float, Source]]
 
 
 def open_references(paths: Sequence[str]) -> dict[str, dict[float, Source]]:
-    """Open references, by name and temperature in ascending order.
+    """Open references, and return their sources by name and temperature in ascending order.
 
     Args:
         paths: Folders of temperature grids. Alternatively, JSON files in the format of the authors, with token ids by
             model, temperature and prompt.
 
     Raises:
-        InputError: If a reference has fewer than two temperatures, two have the same name, or a store samples from a
-            truncated distribution.
+        InputError: If a reference has fewer than two temperatures, two references have the same name, or a store
+            samples from a truncated distribution.
     """
     named: list[tuple[str, dict[float, Source]]] = []
     for path in paths:
@@ -107,7 +107,7 @@ def read_systems(tested: Source, references: References, unit: Unit | None, shar
         tested: The tested system.
         references: The references, from `open_references`.
         unit: Unit of the outputs. See `choose_unit` for the default.
-        shared: Whether to leave out the prompts that not all systems have. Otherwise, the prompts must be equal.
+        shared: Whether to use only the prompts that all systems have. Otherwise, the prompts must be equal.
 
     Raises:
         InputError: If the systems have different prompts, prompt templates, tokenizers or token limits, there are too

@@ -1,7 +1,7 @@
 """Variability of the outputs of a system to one prompt (Messina and Scotta, arXiv 2604.22411, section 4).
 
-An output is a sequence of tokens or words. All metrics are unbiased by the number of outputs, except the maximum exact
-match fraction, which is computed for a given number of outputs.
+An output is a sequence of tokens or words. Only the maximum exact match fraction depends on the number of
+outputs, so it is computed for a given number of outputs.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -22,7 +22,7 @@ N_SUBSETS = 1000
 
 @dataclass(frozen=True)
 class Counted:
-    """The outputs to one prompt, by distinct output.
+    """Outputs to one prompt, as distinct outputs and an index.
 
     Attributes:
         texts: Distinct outputs. Each token is encoded as one character, so that string functions can be used.
@@ -53,10 +53,10 @@ class Counted:
     @property
     def first_divergence(self) -> int | None:
         """Index of the first token at which two outputs differ; None if all outputs are identical."""
-        return len(commonprefix(self.texts)) if len(self.texts) > 1 else None  # noqa: RUF071, they are no paths
+        return len(commonprefix(self.texts)) if len(self.texts) > 1 else None  # noqa: RUF071, they are not paths
 
     def every_second(self, start: int) -> "Counted":
-        """Return the outputs with indices `start`, `start` + 2, … in their order."""
+        """Return the outputs with indices `start`, `start` + 2, …."""
         return Counted.of(self.texts[i] for i in self.index[start::2])
 
     def mean_over_pairs(self, distances: NDArray[np.float64]) -> float:
@@ -65,7 +65,7 @@ class Counted:
 
 
 def max_exact_match(outputs: Counted, n: int, seed: int = 0) -> float:
-    """Compute the maximum exact match fraction (MEMF), the share of the most frequent output among `n` outputs.
+    """Compute the maximum exact match fraction (MEMF), the fraction of the most frequent output among `n` outputs.
 
     The expectation of MEMF depends on the number of outputs. If there are more than `n` outputs, the result is
     therefore the mean over `N_SUBSETS` random subsets of `n` outputs.
@@ -77,7 +77,7 @@ def max_exact_match(outputs: Counted, n: int, seed: int = 0) -> float:
 
 
 def collision_rate(outputs: Counted) -> float:
-    """Compute the share of pairs of outputs that are identical, Σ m (m − 1) / (N (N − 1)) for counts m.
+    """Compute the fraction of pairs of outputs that are identical, Σ m (m − 1) / (N (N − 1)) for counts m.
 
     This is the unbiased estimate of the probability that two new outputs are identical.
 
@@ -112,8 +112,8 @@ class Metric:
     Attributes:
         label: Name in tables and pictures.
         compute: Function of the outputs to a prompt, the token limit and the common number of outputs.
-        rises: Whether the metric increases with temperature. Otherwise it is 1 if all outputs are identical.
-        authors: Name in the table of the authors, or None if they do not use the metric.
+        rises: Whether the metric increases with temperature. A decreasing metric is 1 if all outputs are identical.
+        authors: Name in the table of Messina and Scotta, or None if they do not use the metric.
     """
 
     label: str

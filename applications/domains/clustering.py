@@ -9,9 +9,9 @@ from extract.errors import InputError
 
 #: Numbers of clusters to choose from.
 CANDIDATES = (2, 3, 4, 5, 6, 7, 8, 10, 12, 15, 20)
-#: Minimum mean number of distinct questions per cluster, for the choice.
+#: Minimum mean number of distinct questions per cluster for a candidate number.
 LEAST_MEAN_SIZE = 20
-#: Share of the highest stability that the chosen number must reach.
+#: Fraction of the highest stability that the chosen number must reach.
 SHARE_OF_BEST = 0.9
 #: Number of random splits into halves. Each one gives two clusterings of all questions.
 N_SPLITS = 10
@@ -55,7 +55,7 @@ def cluster_questions(embeddings: Vectors, n_clusters: int | None = None, seed: 
     """
     from sklearn.decomposition import PCA  # takes a second to import
 
-    distinct, row = np.unique(embeddings.round(4), axis=0, return_inverse=True)  # batches change the last digits
+    distinct, row = np.unique(embeddings.round(4), axis=0, return_inverse=True)  # batching changes the last digits
     n = len(distinct)
     if n_clusters is None and n < 2 * LEAST_MEAN_SIZE:
         raise InputError(
@@ -88,7 +88,8 @@ def stability(points: Vectors, seed: int = 0) -> dict[int, NDArray[np.float64]]:
         seed: Seed of the splits.
 
     Returns:
-        Dict from each number in `CANDIDATES` with a mean size of at least 20 points to the index of each split.
+        Dict from numbers of clusters to the adjusted Rand index of each split, [split]. The numbers are those in
+        `CANDIDATES` with at least 20 points per cluster on average.
     """
     from sklearn.metrics import adjusted_rand_score
 

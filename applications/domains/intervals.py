@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 Values = NDArray[np.float64]
-#: Minimum number of questions of a cluster with an interval.
+#: Minimum number of questions that a cluster needs for an interval.
 LEAST_SIZE = 10
 #: Probability that at least one of the intervals misses its true value.
 ALPHA = 0.05
@@ -52,7 +52,7 @@ def minus_the_rest(values: Values, cluster: NDArray[np.int64], n_clusters: int) 
     """Compute the mean of each cluster minus that of all other questions, with simultaneous intervals.
 
     As in `cluster_means`, the interval is the wider one of two: Welch's interval, and the one with the pooled variance.
-    There is none if the other questions are fewer than 10. See `cluster_means` for the arguments.
+    There is no interval if there are fewer than 10 other questions. See `cluster_means` for the arguments.
     """
     members = _members(cluster, n_clusters)
     inside, rest = _moments(values, members), _moments(values, ~members)
@@ -87,7 +87,8 @@ def _moments(values: Values, members: NDArray[np.bool_]) -> _Moments:
 def _estimates(value: Values, inside: _Moments, square: Values, freedom: Values, share: Values) -> Estimates:
     """Return the wider one of two intervals for each value [cluster].
 
-    The squared standard errors are `square` with `freedom` degrees of freedom, and `share` times the pooled variance.
+    The squared standard error of the first interval is `square`, with `freedom` degrees of freedom. That of the second
+    interval is `share` times the pooled variance.
     """
     within = inside.size - 1
     n_free, tested = np.nansum(within), np.isfinite(share).sum()

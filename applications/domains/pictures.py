@@ -14,7 +14,7 @@ _N_WORDS = 3
 
 @styled
 def domains_picture(record: dict[str, Any]) -> Figure:
-    """Draw a forest plot with one row per cluster, the most accurate one at the bottom, and simultaneous intervals.
+    """Draw a forest plot with simultaneous intervals and one row per cluster, the most accurate cluster at the bottom.
 
     Clusters whose difference or gap is significant are blue (positive) or red (negative).
     """

@@ -76,11 +76,11 @@ def domains_record(domains: Domains, seed: int) -> dict[str, Any]:
 
     Returns:
         A dict with the figures of `all` questions and of each of the `clusters`. The figures are the numbers of
-        questions and of graded questions, the `accuracy`, and for each confidence the number of questions that have it,
-        its `mean` and its `gap`, the mean confidence minus the accuracy. Clusters also have `minus_rest`, the accuracy
-        minus that of all other questions, the characteristic `words`, and the `questions` nearest to the centre.
-        Differences have a `decision`: the sign of the value if the interval excludes 0, or 0. It is None if there is
-        no interval.
+        questions and of graded questions, the `accuracy` and the `confidences`. Each confidence has the number of
+        questions, the `mean`, and the `gap` (mean confidence minus accuracy). Clusters also have `minus_rest` (accuracy
+        minus that of all other questions), the characteristic `words`, and the `questions` nearest to the centre.
+        Each difference has a `decision`: the sign of the value if the interval excludes 0, otherwise 0. It is None
+        if there is no interval.
     """
     store, table, clustering, confidences = domains
     n_clusters = int(clustering.cluster.max()) + 1
@@ -132,7 +132,7 @@ def _figures(domains: Domains, cluster: NDArray[np.int64], n_clusters: int) -> l
 def _accuracy_for(confidence: str, table: QuestionTable) -> Values:
     """Return the accuracy [question] to compare a confidence with; NaN without known grades.
 
-    A confidence that is computed from half of the answers is compared with the accuracy on the held-out half.
+    A confidence that is computed from half of the answers is compared with the accuracy on the other half.
     """
     if not is_half(confidence):
         return table.accuracy
@@ -198,7 +198,7 @@ def domains_page(record: dict[str, Any], plots: Sequence[str]) -> str:
 
 
 def domains_summary(record: dict[str, Any]) -> str:
-    """Name the clusters whose accuracy differs from the rest, and those with a calibration gap."""
+    """Return a summary of the clusters with a significant difference in accuracy or a significant calibration gap."""
     gaps = {name: {1: [], -1: []} for name in record["confidences"]}
     for cluster in record["clusters"]:
         for name, found in cluster["confidences"].items():

@@ -21,13 +21,13 @@ def characteristic_words(
         z_w = \frac{\log\frac{y_w + a_w}{n + a - y_w - a_w} - \log\frac{y'_w + a_w}{n' + a - y'_w - a_w}}
             {\sqrt{1/(y_w + a_w) + 1/(y'_w + a_w)}}
 
-    where :math:`y_w` of the n words in the cluster and :math:`y'_w` of the n' words in the other texts are the word w.
-    A word counts once per text. The prior has one pseudo-count per distinct word, :math:`a` in total, of which
-    :math:`a_w` are the word w.
+    where :math:`y_w` and :math:`y'_w` are the counts of the word w in the cluster and in the other texts, and n and n'
+    are the total counts of all words. A word counts once per text. The prior has :math:`a` pseudo-counts, one per
+    distinct word, and :math:`a_w` of them belong to the word w.
 
     Args:
         texts: Texts.
-        cluster: [text] index of the cluster.
+        cluster: [text] index of each text's cluster.
         n_clusters: Number of clusters.
         n_words: Maximum number of words per cluster.
 

@@ -2,7 +2,7 @@
 
 DeLong, DeLong and Clarke-Pearson, Comparing the Areas under Two or More Correlated Receiver Operating Characteristic
 Curves, Biometrics 44, 1988; Obuchowski, Nonparametric Analysis of Clustered ROC Curve Data, Biometrics 53, 1997. With
-one answer per question, both are the same.
+one answer per question, both tests are the same.
 """
 
 from typing import Any, NamedTuple
@@ -22,8 +22,8 @@ class Auroc(NamedTuple):
 
     Attributes:
         value: The AUROC.
-        parts: [2, question] float64 contributions of the question's right answers and of its wrong answers to the error
-            of the AUROC. Each row sums to 0.
+        parts: [2, question] float64 contributions of each question to the error of the AUROC, through its right answers
+            (first row) and its wrong answers (second row). Each row sums to 0.
         n_questions: [2] int64, numbers of questions with right answers and with wrong answers.
     """
 
@@ -72,13 +72,13 @@ def auroc_of_counts(
 
 
 def covariance(a: Auroc, b: Auroc) -> float:
-    r"""Estimate the covariance of two AUROCs on the same questions. With `a` as `b`, it is the variance.
+    r"""Estimate the covariance of two AUROCs on the same questions. If `a` is `b`, the result is the variance.
 
     .. math::
         \sum_{x,y} F_{xy} \sum_i a_{xi} b_{yi}, \quad F_{xx} = \frac{I_x}{I_x - 1}, \quad F_{xy} = \frac{I}{I - 1}
 
     where a and b are the parts, x and y are right or wrong, I_x is the number of questions with such answers, and I is
-    the number of questions. If the two scores belong to different answers, F_xx is the geometric mean of both factors.
+    the number of questions. If I_x differs between `a` and `b`, F_xx is the geometric mean of the two factors.
     """
     n = a.parts.shape[1]
     n_a, n_b = a.n_questions.double(), b.n_questions.double()
@@ -88,7 +88,7 @@ def covariance(a: Auroc, b: Auroc) -> float:
 
 
 def auroc_estimate(auroc: Auroc | None) -> dict[str, Any] | None:
-    """Return the AUROC as `value` with its 95 % interval, symmetric on the log-odds scale. None if it is undefined.
+    """Return the AUROC as `value` with its 95 % interval, symmetric on the log-odds scale, or None if `auroc` is None.
 
     There is no interval if the confidences separate right from wrong answers perfectly, or are constant.
     """
@@ -105,7 +105,8 @@ def auroc_estimate(auroc: Auroc | None) -> dict[str, Any] | None:
 def auroc_difference(a: Auroc | None, b: Auroc | None) -> dict[str, Any] | None:
     """Compute the difference a − b of two AUROCs on the same questions with its 95 % interval and p-value.
 
-    Both come from Student's t with N − 1 degrees of freedom for N questions. Returns None if an AUROC is undefined.
+    The interval and the p-value come from Student's t with N − 1 degrees of freedom for N questions. Returns
+    None if an AUROC is undefined.
     """
     if a is None or b is None:
         return None

@@ -38,8 +38,8 @@ def find_classes(questions: Sequence[Question]) -> Classes | None:
     """Return the classes of the questions, or None if their answers are not classes.
 
     The class of a question is its first reference: the letter of the right option for a choice question. Answers are
-    classes if there are 2 to 20 of them, and on average at least two questions per class. The answers to private
-    questions are not classes, because the names of classes are displayed. The letters of options are.
+    treated as classes if there are 2 to 20 distinct ones and, on average, at least two questions per class. Answers to
+    private questions are not, because class names are displayed. Option letters are allowed.
     """
     if any(question.private and question.kind != "choice" for question in questions):
         return None
@@ -53,17 +53,17 @@ def find_classes(questions: Sequence[Question]) -> Classes | None:
 
 
 def answer_shares(table: QuestionTable, rows: Labels, questions: Sequence[Question], classes: Classes) -> Values:
-    """Return the share of each question's graded answers in each class, [question, class + 1] float64.
+    """Return the fraction of each question's graded answers in each class, [question, class + 1] float64.
 
     A right answer is in the class of its question. A wrong answer is in the only class that it names, unless that is
     the class of its question. An answer names a class if it contains its name or an alias as whole words. A single
-    letter must be the whole answer, and its case must match. The last column is the share of all other answers.
+    letter must be the whole answer, and its case must match. The last column is the fraction of all other answers.
 
     Args:
         table: Question table of a store.
         rows: [question] rows of the questions in the table.
         questions: The questions.
-        classes: Their classes.
+        classes: Classes of the questions.
     """
     n_classes, answers = len(classes.names), table.answers
     aliases: list[set[str]] = [{name} for name in classes.names]
@@ -95,19 +95,19 @@ def _names(answer: str, names: set[str]) -> bool:
 def class_record(classes: Classes, shares: Values, n_resamples: int, seed: int) -> dict[str, Any]:
     """Compute the figures of each class and their macro averages, with bootstrap intervals over questions.
 
-    Precision is undefined for a class that is never answered, recall and F1 for one that is never right. Undefined
-    figures are None. Macro averages leave them out, and classes without questions.
+    Precision is undefined for a class without answers. Recall and F1 are undefined for a class without questions.
+    Undefined figures are None. Macro averages leave out undefined figures and classes without questions.
 
     Args:
         classes: The classes.
-        shares: [question, class + 1] shares of the answers in each class and outside of all classes.
+        shares: [question, class + 1] fractions of the answers in each class, from `answer_shares`.
         n_resamples: Number of resamples for each interval.
         seed: Seed of the resampling.
 
     Returns:
-        A dict with `classes`, a list with the name, the number of questions and the figures of each class, `macro`, the
-        mean figures, `n_averaged`, the numbers of classes in these means, and `confusion` [class, class + 1], the sums
-        of the shares by right class and answered class.
+        A dict. `classes` contains the name, the number of questions and the figures of each class. `macro` contains the
+        mean figures, and `n_averaged` the number of classes in each mean. `confusion` [class, class + 1] contains the
+        sums of `shares` by right class and answered class.
     """
     n, n_classes = len(shares), len(classes.names)
     actual = np.eye(n_classes)[:, classes.truth]
@@ -135,7 +135,7 @@ def class_record(classes: Classes, shares: Values, n_resamples: int, seed: int) 
 
 
 def _mean_ratio(above: Values, below: Values) -> WeightedMetric:
-    """Return the mean over classes of ratios of sums, each [class, question]. Classes with a sum of 0 are left out."""
+    """Return the mean over classes of Σ above / Σ below, both [class, question]. Ignores classes with Σ below = 0."""
     numerators, denominators = torch.from_numpy(above), torch.from_numpy(below)
 
     def metric(weights: torch.Tensor) -> torch.Tensor:

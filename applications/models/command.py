@@ -26,10 +26,11 @@ def models(
     Args:
         stores: Folders of two or more stores, which must contain samples and grades. The stores of a temperature grid
             are compared with each other.
-        confidences: Confidences whose AUROCs are compared: one source for each store in the same order, or one for
-            all. A source is the folder of a saved probe, or FILE:COLUMN for a column of a Parquet or CSV file.
+        confidences: Confidences whose AUROCs are compared: one source for each store in the same order, or a single
+            source for all stores. A source is the folder of a saved probe, or FILE:COLUMN for a column of a Parquet or
+            CSV file.
         clusters: Field of the questions whose values are clusters of correlated questions: group, dataset or
-            meta.KEY. The default is that questions are independent.
+            meta.KEY. By default, questions are treated as independent.
         shared: If the stores have different questions, compare them on the shared questions.
         difference: Difference of accuracies for which the required number of questions is computed.
         grader: Grader whose grades are used. Required if the stores have several graders.

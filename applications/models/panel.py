@@ -194,7 +194,7 @@ def _field(question: Question, column: str) -> str:
 
 
 def read_confidences(sources: Sequence[str], panel: Panel) -> Values:
-    """Read the confidences [store, question] of the questions, NaN if there is none.
+    """Read the confidences [store, question], NaN where missing.
 
     Args:
         sources: One source for each store, or a single one for all stores (see `read_confidence`). May be empty. A

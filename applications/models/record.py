@@ -17,7 +17,7 @@ from probes.metrics.significance import add_holm
 from probes.report.results import record_header
 from probes.report.templates import LEVEL, render
 
-#: A smaller effective number of clusters makes the clustered interval unreliable.
+#: Minimum effective number of clusters for a reliable clustered interval.
 FEW_CLUSTERS = 20
 
 
@@ -42,10 +42,10 @@ def models_record(
         seed: Seed of the resampling.
 
     Returns:
-        The content of models.json. `stores` contains the accuracy and counts of each store, `pairs` the results of
-        `paired_record` for each pair of stores, with Holm's correction, and `policy_differences` the fields in which
-        the policies differ. `auroc` contains the AUROCs and their paired differences, and `classes` the result of
-        `class_record` for each store. Either is None if it does not apply.
+        The content of models.json. `stores` contains the accuracy and counts of each store. `pairs` contains the
+        results of `paired_record` for each pair of stores, with Holm's correction. `policy_differences` contains the
+        fields in which the policies differ. `auroc` contains the AUROCs and their paired differences; None without
+        confidences. `classes` contains the result of `class_record` for each store; None without classes.
     """
     accuracy = panel.accuracy
     n = accuracy.shape[1]
@@ -88,7 +88,7 @@ def models_record(
 
 
 def accuracy_record(values: Values, clusters: Labels | None, n_resamples: int, seed: int) -> dict[str, Any]:
-    """Compute the mean of accuracies [question] with its intervals `t`, `bootstrap` and `clustered`, as in a pair."""
+    """Compute the mean of accuracies [question] with the intervals of `paired_record`."""
     return {
         "t": share_interval(values),
         "bootstrap": estimate(mean_of(values), len(values), n_resamples, seed),
@@ -105,7 +105,7 @@ def policy_differences(panel: Panel) -> list[dict[str, Any]]:
 
 
 def _value_at(record: Mapping[str, Any], field: str) -> Any:
-    """Return the value of a nested dict at a dotted name; None if there is none."""
+    """Return the value of a nested dict at a dotted name, or None if the name does not exist."""
     value: Any = record
     for key in field.split("."):
         value = (value or {}).get(key)
@@ -178,7 +178,7 @@ def models_page(record: dict[str, Any], plots: Sequence[str]) -> str:
 
 
 def models_verdict(record: dict[str, Any]) -> str:
-    """State the accuracies, and which of the differences are significant."""
+    """Return a summary of the accuracies and the significant differences."""
     accuracies = [main_interval(store["accuracy"]) for store in record["stores"]]
     significant = [pair for pair in record["pairs"] if pair["p_holm"] < LEVEL]
     return render("models/verdict.md.j2", record=record, accuracies=accuracies, significant=significant).strip()

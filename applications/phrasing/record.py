@@ -19,20 +19,20 @@ ACCURACY = "accuracy"
 
 
 def phrasing_record(store: Store, table: QuestionTable, cells: Cells, n_resamples: int, seed: int) -> dict[str, Any]:
-    """Compare the accuracies and likelihoods of all pairs of forms.
+    """Compare the accuracies and likelihoods of each pair of forms.
 
     Args:
         store: The store.
-        table: Its question table.
+        table: Question table of the store.
         cells: The results by form and pair.
         n_resamples: Number of resamples for each interval. Sign-flip tests use five times as many sign patterns.
         seed: Seed of the resampling.
 
     Returns:
-        The content of phrasing.json. `forms` contains the counts and mean figures of each form, `tests` the results of
-        `paired_record` for each figure and pair of forms, with Holm's correction over all tests, and `joint`, for each
-        pair of forms, the shares of facts that are answered correctly in `both` forms, only in `a`, only in `b`, and in
-        `neither`, if the answers to the two forms are drawn independently.
+        The content of phrasing.json. `forms` contains the counts and mean figures of each form. `tests` contains the
+        results of `paired_record` for each figure and pair of forms, with Holm's correction over all tests. `joint`
+        contains, for each pair of forms `a` and `b`, the probabilities that the answers to `both`, `only_a`,
+        `only_b` or `neither` are right. It assumes that the answers to the two forms are independent.
     """
     values = {ACCURACY: cells.accuracy}
     if np.isfinite(cells.likelihood).any():
@@ -76,7 +76,7 @@ def _mean(figure: str, values: Values) -> dict[str, Any] | None:
 
 
 def _joint(a: Values, b: Values) -> dict[str, dict[str, Any]]:
-    """Return the shares of the four outcomes of one answer to each form, from the accuracies a and b [pair]."""
+    """Return the mean probability of each outcome of one answer to each form, from the accuracies a and b [pair]."""
     shares = {"both": a * b, "only_a": a * (1 - b), "only_b": (1 - a) * b, "neither": (1 - a) * (1 - b)}
     return {name: share_interval(share) for name, share in shares.items()}
 
@@ -97,6 +97,6 @@ def phrasing_page(record: dict[str, Any], plots: Sequence[str]) -> str:
 
 
 def phrasing_verdict(record: dict[str, Any]) -> str:
-    """State the accuracy of each form, and which of the differences are significant."""
+    """Return a summary of the accuracies and the significant differences."""
     significant = [test for test in record["tests"] if test["p_holm"] < LEVEL]
     return render("phrasing/verdict.md.j2", record=record, significant=significant).strip()

@@ -38,10 +38,10 @@ def likelihood(
 ) -> None:
     """Compute log-probabilities: of the options in a store, of the next tokens of a prompt, or of whole texts.
 
-    Pass one of `store`, `prompt` and `texts`. The log-probabilities of options are added to the store and graded.
+    Pass one of `store`, `prompt` and `texts`. The log-probabilities of options are added to the store.
 
     Args:
-        store: Folder of a store, or of a temperature grid. Options are scored after the store's own prompt.
+        store: Folder of a store, or of a temperature grid. Options are scored after the store's prompt.
         prompt: Plain text whose next tokens are listed.
         texts: File with texts whose perplexity is computed: .txt (one text), or .jsonl, .json, .csv or .parquet with a
             column `text`.

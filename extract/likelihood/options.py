@@ -21,7 +21,7 @@ class Normalisation(NamedTuple):
 
     Attributes:
         label: Name in tables.
-        metric: Accuracy metric of lm-evaluation-harness that ranks continuations by this score, or "".
+        metric: Accuracy metric of lm-evaluation-harness that ranks continuations by this score, or "" if there is none.
         score: Function from a row of the table to the scores [continuation] float64.
     """
 
@@ -74,7 +74,7 @@ def continuations_of(question: Question, form: Continuations) -> tuple[list[str]
 
 
 def probability(logprobs: Sequence[float]) -> float | None:
-    """Return the probability of the most likely continuation, relative to all continuations. None if there is one.
+    """Return the probability of the most likely continuation, relative to all continuations. None if there is only one.
 
     >>> round(probability([-1.0, -2.0]), 4), probability([-1.0])
     (0.7311, None)
@@ -90,7 +90,7 @@ def right(rows: Sequence[Mapping[str, Any]], normalisation: str) -> Values:
         normalisation: Name in `NORMALISATIONS`.
 
     Returns:
-        [question] float64: 1 (right), 0 (wrong), or NaN if there is one continuation or the right one is unknown.
+        [question] float64: 1 (right), 0 (wrong), or NaN if there is only one continuation or no right one is known.
     """
     score = NORMALISATIONS[normalisation].score
     graded = [len(row["continuations"]) > 1 and row["target"] is not None for row in rows]

@@ -63,8 +63,8 @@ def read_texts(path: str) -> list[str]:
 def windows(n_tokens: int, window: int, stride: int) -> Iterator[tuple[int, int, int]]:
     """Yield the begin and end of each window, and the index of the first token that it scores.
 
-    Every token except the first one is scored exactly once, with at least ``window - stride`` tokens before it, or all
-    of them if there are fewer.
+    Every token except the first one is scored exactly once, with at least ``window - stride`` tokens of
+    context, or all tokens before it if there are fewer.
 
     >>> list(windows(10, window=6, stride=3))
     [(0, 6, 1), (3, 9, 6), (6, 10, 9)]
@@ -90,7 +90,9 @@ def measure_texts(
     window: int | None = None,
     stride: int | None = None,
 ) -> pa.Table:
-    """Compute the negative log-likelihood of each text. It includes the first token, which follows `first_token`.
+    """Compute the negative log-likelihood of each text.
+
+    The first token of a text is scored, too, after the token from `first_token` (BOS or EOS).
 
     Args:
         model: Causal language model in evaluation mode.

@@ -21,7 +21,7 @@ def describe_options(store: Store) -> list[str]:
     left_out = ""
     if n_left_out := len(rows) - known.sum():
         having = "1 question has" if n_left_out == 1 else f"{n_left_out} questions have"
-        left_out = f" {having} only one continuation, or none is known to be right."
+        left_out = f" {having} only one continuation, or no known right one."
     estimates = {name: interval(values) for name, values in hits.items()}
     if (found := estimates["sum"]) is None:
         return [f"likelihood: {len(rows)} questions scored, without an accuracy.{left_out}"]
@@ -48,7 +48,7 @@ def describe_tokens(tokens: Sequence[NextToken]) -> list[str]:
 
 
 def describe_texts(table: pa.Table) -> list[str]:
-    """Return the perplexity per token, byte and word, as lines of text. The table is that of `measure_texts`."""
+    """Return the perplexity per token, byte and word, as lines of text. `table` is the result of `measure_texts`."""
     rows = [("unit", "number", "perplexity", "bits per unit")]
     nll = table["nll"].to_numpy()
     for unit in ("token", "byte", "word"):

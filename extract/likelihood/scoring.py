@@ -21,12 +21,12 @@ from extract.signals.reader import SharedPrompt, by_length, can_share, right_pad
 
 #: Maximum number of tokens in a batch. Batches shrink if memory runs out.
 BATCH_TOKENS = 2048
-#: Largest relative difference between two hidden states that are equal up to rounding, also in bfloat16.
+#: Maximum relative difference of hidden states that are equal up to rounding, including rounding in bfloat16.
 _ROUNDING = 0.05
 
 
 class Item(NamedTuple):
-    """Token ids of a prompt and of its continuations. None of them may be empty."""
+    """Token ids of a prompt and of its continuations, each with at least one token."""
 
     prompt: Sequence[int]
     continuations: Sequence[Sequence[int]]
@@ -43,7 +43,7 @@ def encode_item(
     """Tokenize a question's prompt and its continuations in the same way as lm-evaluation-harness.
 
     A prompt and a continuation are tokenized together and split after the tokens of the prompt. Whitespace at the end
-    of the prompt is moved to the continuation. Otherwise, a space separates them, except in a chat.
+    of the prompt is moved to the continuation. If there is none, a space is inserted, except in a chat.
 
     Args:
         template: Prompt template of the policy.
@@ -52,8 +52,8 @@ def encode_item(
         continuations: Texts of the continuations.
 
     Returns:
-        The item, and its unconditional counterpart. The prompt of the latter is only the beginning-of-sequence token,
-        or the end-of-sequence token if there is none.
+        The item, and an item for the unconditional log-probabilities. The prompt of the second item is only the
+        beginning-of-sequence token, or the end-of-sequence token if there is none.
     """
     text = template.rendered(tokenizer, prompt)
     context = text.rstrip()
@@ -153,7 +153,7 @@ def _score_batch(model: Any, head: ModelHead, items: Sequence[Item], shared: Sha
 
 
 def token_logprobs(head: ModelHead, states: Tensor, targets: Tensor) -> Tensor:
-    """Compute the log-probability [token] float64, on the CPU, of each target token.
+    """Compute the log-probability of each target token, [token] float64 on the CPU.
 
     Args:
         head: Language-model head.
@@ -187,7 +187,7 @@ def tree_mask(branch: Tensor, n_before: int, dtype: torch.dtype) -> Tensor:
 
 @torch.inference_mode()
 def supports_trees(model: Any) -> bool:
-    """Whether a model obeys tree masks and position ids, tested with two branches after a short prompt."""
+    """Whether a model applies tree masks and position ids, tested with two branches after a short prompt."""
     if not can_share(model):
         return False
     branch = torch.tensor([[0, 0, 1, 1, 1, 2, 2]], device=model.device)
@@ -215,7 +215,7 @@ def _branches_and_positions(item: Item) -> tuple[list[int], list[int]]:
 
 
 def _sources(item: Item) -> Iterator[int]:
-    """Yield the index among `_inputs` from which each token of each continuation is predicted."""
+    """Yield, for each token of each continuation, the index in `_inputs` of the token that predicts it."""
     start = len(item.prompt)
     for one in item.continuations:
         yield len(item.prompt) - 1

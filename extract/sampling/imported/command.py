@@ -25,16 +25,16 @@ SOURCES: Registry[Callable[[Path, Kind | None], Log]] = Registry(
 def import_log(store: str, path: str, source: str, kind: Kind | None = None) -> Store:
     """Make a store from answers and scores in the log of lm-evaluation-harness or Inspect, or in a JSON Lines file.
 
-    The scores become graders: 1 is right, 0 is wrong, and all other scores are unknown. If the log contains references,
-    you can also use `grade`. Settings that the log does not state are unknown.
+    Each score becomes a grader: 1 means right, 0 means wrong, and all other values mean unknown. If the log contains
+    references, you can also use `grade`. Settings that the log does not contain are stored as unknown.
 
     Args:
         store: Folder of the store.
         path: Log file: samples_TASK_DATE.jsonl of lm-evaluation-harness (with results_DATE.json in the same folder), an
             .eval or .json file of Inspect, or a .jsonl file with one answer per line.
         source: Format of the file: one of {sources}.
-        kind: Kind of the questions: short, number, math, choice or cloze. It determines how references are read and
-            the default grader. By default, short, or choice if the log contains the options of a question.
+        kind: Kind of the questions: short, number, math, choice or cloze. It determines the default
+            grader and how references are read. By default, short, or choice if the log contains the options of a question.
 
     Returns:
         The store.

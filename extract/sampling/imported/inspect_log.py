@@ -43,7 +43,7 @@ def read_inspect(path: Path, kind: Kind | None) -> Log:
 
     Raises:
         InputError: If the file is damaged or has another version, an epoch occurs twice, or the epochs of a sample have
-            different prompts or prompts that are not chats of texts.
+            different prompts, or a prompt is not a chat of text messages.
     """
     with readable(path, f"a log of Inspect with version {VERSION}"):
         header, samples = _read(path)

@@ -32,8 +32,8 @@ _KEYS = ("doc_id", "doc", "target", "arguments", "resps", "filtered_resps", "fil
 def read_lm_eval(path: Path, kind: Kind | None) -> Log:
     """Read a file samples_TASK_DATE.jsonl, and results_DATE.json if it is in the same folder.
 
-    The file has one line for each question and filter. A score is the grade of the first answer, unless the filter
-    combines several answers.
+    The file has one line for each question and filter. Scores become grades of the first answer to the question. Scores
+    of filters that combine several answers are left out.
 
     Raises:
         InputError: If a line is damaged or from an unknown version, a line occurs twice, or the answers were not
@@ -85,7 +85,7 @@ def _log(path: Path, kind: Kind | None, task: str, results: Mapping[str, Any]) -
 
 
 def _grades(row: Record, config: Mapping[str, Any], rising: Mapping[str, bool]) -> list[tuple[str, Grade]]:
-    """Return the grades of the first answer and their graders. Scores of several answers and of errors are left out."""
+    """Return the grades of the first answer and their graders. Scores of several answers and error metrics are left out."""
     if len(row["resps"][0]) > 1 and not _takes_first(config, row["filter"]):
         return []
     found, suffix = row["filtered_resps"][0], [] if row["filter"] == "none" else [row["filter"]]
@@ -115,7 +115,7 @@ def _request(row: Record, where: str) -> tuple[str, dict[str, Any]]:
 
 
 def _question(row: Record, prompt: str, task: str, has_choices: bool) -> Question:
-    """Return the question of a line. The prompt for a server with a chat API is the JSON of its messages."""
+    """Return the question of a line. Prompts for chat APIs are logged as the JSON of their messages."""
     messages = _literal(json.loads, prompt)
     is_chat = isinstance(messages, list) and all(isinstance(turn, dict) for turn in messages)
     references = _literal(ast.literal_eval, row["target"])  # a list is logged as the text of a Python list
@@ -133,13 +133,13 @@ def _question(row: Record, prompt: str, task: str, has_choices: bool) -> Questio
 
 
 def _literal(parse: Callable[[str], Any], text: str) -> Any:
-    """Parse a text that may be a list. Other texts return None."""
+    """Parse a text that contains a list. Return None for other texts."""
     with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
         return parse(text) if text.startswith("[") else None
 
 
 def _takes_first(config: Mapping[str, Any], name: str) -> bool:
-    """Whether a filter selects the first of several answers. If the task's configuration is unknown, it is False."""
+    """Whether a filter selects the first of several answers. False if the task's configuration is unknown."""
     default = {"name": "none", "filter": [{"function": "take_first"}]}
     filters = (config.get("filter_list") or [default]) if config else []
     functions = {step["function"] for one in filters if one["name"] == name for step in one["filter"]}

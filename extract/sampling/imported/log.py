@@ -76,7 +76,7 @@ def grade_of(score: object, answer: str | None) -> Grade:
 
 
 def grader_name(*parts: str) -> str:
-    """Join the names of a tool and a score to the name of a grader.
+    """Join the names of a tool and a score into the name of a grader.
 
     >>> grader_name("inspect", "my scorer/accuracy")
     'inspect_my-scorer-accuracy'
@@ -119,7 +119,7 @@ def checked_questions(questions: Iterable[Question], kind: Kind | None, path: Pa
 
     Args:
         questions: Questions.
-        kind: Kind of the questions that are not of kind `choice`. By default, it stays the same.
+        kind: Kind of the questions that are not of kind `choice`. By default, it does not change.
         path: Path of the log, for error messages.
 
     Raises:
@@ -163,7 +163,7 @@ def check_new(key: tuple[str, object], earlier: Container[tuple[str, object]], w
         where: Location, for error messages.
 
     Raises:
-        InputError: If it does.
+        InputError: If `key` is in `earlier`.
     """
     if key in earlier:
         raise InputError(

@@ -98,7 +98,7 @@ def _keys(store: Store, part: SampleRange) -> list[tuple[str, int]]:
 
 
 def _sample(store: Store, log: Log, id_: str, sample: int) -> dict[str, Any]:
-    """Return the row of an answer. Tokens are null, so that `read` tokenizes the text again."""
+    """Return the row of an answer. Token ids are null: the command `read` tokenizes the text."""
     row, answer = store.samples.absent(id_, sample, MISSING), log.answers.get((id_, sample))
     if answer is None:
         return row

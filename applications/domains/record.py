@@ -199,7 +199,7 @@ def domains_page(record: dict[str, Any], plots: Sequence[str]) -> str:
 
 def domains_summary(record: dict[str, Any]) -> str:
     """Return a summary of the clusters with a significant difference in accuracy or a significant calibration gap."""
-    gaps = {name: {1: [], -1: []} for name in record["confidences"]}
+    gaps: dict[str, dict[int, list[Any]]] = {name: {1: [], -1: []} for name in record["confidences"]}
     for cluster in record["clusters"]:
         for name, found in cluster["confidences"].items():
             gaps[name].get(found["gap"]["decision"], []).append(cluster)

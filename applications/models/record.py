@@ -61,6 +61,7 @@ def models_record(
             "n_questions_of_store": len(table.ids),
             "n_answers": int(table.known[rows].sum()),
             "n_unknown": int(table.unknown[rows].sum()),
+            "truncated": float(table.answers.truncated[np.isin(table.answers.question, rows)].mean()),
             "accuracy": accuracy_record(values, clusters, **options),
         }
         stores.append(found)

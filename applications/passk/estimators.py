@@ -28,7 +28,8 @@ def pass_at_k(right: Counts, known: Counts, k: Sequence[int]) -> Values:
 
     .. math:: 1 - \binom{n-c}{k} \Big/ \binom{n}{k}
 
-    For the Pass@k of a set, average the returned values over its questions. A pooled estimate from the sums of c and n would be wrong.
+    For the Pass@k of a set, average the returned values over its questions. An estimate from the sums of c and n would
+    be wrong.
 
     Returns:
         [k, question] estimates.

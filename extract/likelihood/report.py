@@ -33,6 +33,7 @@ def describe_options(store: Store) -> list[str]:
     return [
         f"{store.model_id}: the most likely option is right with probability {found[0]:.3f} "
         f"[{found[1]:.3f}, {found[2]:.3f}] (95 % interval, {known.sum()} questions, chance {chance:.3f}).{left_out}",
+        f"The options have a mean total probability of {np.mean([row['mass'] for row in rows]):.3f}.",
         *aligned([("log-probability", "lm-evaluation-harness", "accuracy"), *table]),
     ]
 

@@ -34,7 +34,8 @@ def import_log(store: str, path: str, source: str, kind: Kind | None = None) -> 
             .eval or .json file of Inspect, or a .jsonl file with one answer per line.
         source: Format of the file: one of {sources}.
         kind: Kind of the questions: short, number, math, choice or cloze. It determines the default
-            grader and how references are read. By default, short, or choice if the log contains the options of a question.
+            grader and how references are read. By default, short, or choice if the log contains the options of a
+            question.
 
     Returns:
         The store.

@@ -85,7 +85,7 @@ def _log(path: Path, kind: Kind | None, task: str, results: Mapping[str, Any]) -
 
 
 def _grades(row: Record, config: Mapping[str, Any], rising: Mapping[str, bool]) -> list[tuple[str, Grade]]:
-    """Return the grades of the first answer and their graders. Scores of several answers and error metrics are left out."""
+    """Return the grades of the first answer, with their graders. Scores of several answers and errors are left out."""
     if len(row["resps"][0]) > 1 and not _takes_first(config, row["filter"]):
         return []
     found, suffix = row["filtered_resps"][0], [] if row["filter"] == "none" else [row["filter"]]

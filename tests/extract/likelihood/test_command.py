@@ -221,7 +221,7 @@ def test_options_without_a_reference_have_no_target(
     (row,) = Store.open(store).asked.read("likelihood").to_pylist()
     assert (len(row["logprobs"]), row["target"]) == (2, None)
     printed = capsys.readouterr().out
-    assert "without an accuracy. 1 question has only one continuation, or none is known to be right.\n" in printed
+    assert "without an accuracy. 1 question has only one continuation, or no known right one.\n" in printed
 
 
 def test_a_question_that_is_too_long_is_named(make_choices: Callable[..., Path], tiny_folder: Path) -> None:

@@ -21,7 +21,8 @@ def domains_picture(record: dict[str, Any]) -> Figure:
     clusters, names = record["clusters"], record["confidences"]
     order = sorted(range(len(clusters)), key=lambda one: -(clusters[one]["accuracy"]["value"] or 0))
     rows = [clusters[one] for one in order]
-    titles = ["accuracy", "minus the other questions", *[f"gap of {name}" for name in names]]
+    titles = ["accuracy (dashed: all questions)", "difference from the other questions"]
+    titles += [f"gap of {name}" for name in names]
     figure, axes = new_figure(3 + 2.4 * len(titles), 1.1 + 0.36 * len(rows), ncols=len(titles), sharey=True)
     columns = [[row["accuracy"] for row in rows], [row["minus_rest"] for row in rows]]
     columns += [[row["confidences"][name]["gap"] for row in rows] for name in names]
@@ -33,12 +34,13 @@ def domains_picture(record: dict[str, Any]) -> Figure:
         means = [row["confidences"][name]["mean"]["value"] for row in rows]
         style: Any = {"marker": "D", "ms": 4, "ls": "", "mfc": "none", "color": colour}
         axes[0].plot(np.array(means, dtype=float), range(len(rows)), label=f"mean confidence {name}", **style)
+    for colour, label in ((RED, "significantly lower"), (BLUE, "significantly higher")):
+        axes[0].plot([], [], color=colour, marker="o", ms=5, label=label)
     labels = [f"{one + 1}: " + ", ".join(clusters[one]["words"][:_N_WORDS]) for one in order]
     sizes = [f"{label} ({row['n_graded']})" for label, row in zip(labels, rows, strict=True)]
     axes[0].set_yticks(range(len(rows)), sizes, fontsize=8)
     axes[0].set_ylim(-0.6, len(rows) - 0.4)
-    if names:
-        figure.legend(loc="outside upper center", fontsize=8)
+    figure.legend(loc="outside upper center", fontsize=8, ncols=3)
     return figure
 
 

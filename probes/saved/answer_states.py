@@ -35,7 +35,7 @@ class AnswerStates:
             lengths: Number of content tokens in each answer.
 
         Returns:
-            The states. None if the model did not read each answer token by token, as in a beam search.
+            The states. None if not every token of the answers was recorded in order, for example in a beam search.
         """
         read = torch.cat(self.tokens, 1)
         n = read.shape[1]

@@ -149,7 +149,8 @@ def check_same(earlier: Question | None, question: Question, where: str) -> Ques
         different = ", ".join(name for name in names if getattr(earlier, name) != getattr(question, name))
         raise InputError(
             f"Expected all answers to question {question.id!r} to have the same prompt and references, but {where} "
-            f"differs from an earlier answer in {different}. Logs of agents and of changing prompts can't be imported."
+            f"differs from an earlier answer in {different}. Logs of agents, or with prompts that change, can't be "
+            "imported."
         )
     return question
 

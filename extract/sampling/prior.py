@@ -224,7 +224,7 @@ def lead_probabilities(prior: Prior, budget: int) -> Iterator[tuple[int, NDArray
 
 
 def expected_gain(prior: Prior, counts: NDArray[np.integer], budget: int) -> NDArray[np.float64]:
-    r"""Compute by how much a vote with the whole budget is expected to be more accurate than the leading answer.
+    r"""Compute the expected gain in accuracy from a vote with the whole budget, compared with the leading answer.
 
     .. math:: \sum_c P(c) \, P(c \text{ ahead of its largest rival at the end} \mid c) - P(\text{leading answer})
 

@@ -133,7 +133,7 @@ class LearningCurve:
         return fold_of_questions(self.folds, len(self.table.ids))
 
     def run(self) -> "LearningCurve":
-        """Fit the probe for all numbers of questions and answers, and fill `cells` and `masked`.
+        """Fit the probe for every pair of numbers of questions and answers, and fill `cells` and `masked`.
 
         Raises:
             InputError: If every cell is masked.

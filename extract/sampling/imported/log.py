@@ -92,8 +92,8 @@ def add_grade(grades: dict[str, Grade], name: str, grade: Grade) -> None:
     """
     if name in grades:
         raise InputError(
-            f"Expected scores to have different names, but two scores have the name {name!r} in a store. Rename one of "
-            "them, or remove it."
+            f"Expected scores to have different names, but two of them would be stored as {name!r}. Rename or "
+            "remove one of them."
         )
     grades[name] = grade
 

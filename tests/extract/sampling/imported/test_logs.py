@@ -271,7 +271,7 @@ def other_prompt(log: dict[str, Any]) -> None:
         (lambda log: log.pop("version"), "KeyError: 'version'"),
         (lambda log: log["samples"].append(log["samples"][0]), "ids to be unique, but epoch 1 of sample"),
         *((set_epoch(n), "`epoch` of sample .* to be a whole number from 1") for n in (0, -3, 1.5, "1", 3_000_000)),
-        (alike_scorers, "two scores have the name 'inspect_a-b'"),
+        (alike_scorers, "would be stored as 'inspect_a-b'"),
         (lambda log: [s["output"].update(choices=[]) for s in log["samples"]], "but every sample failed"),
         (lambda log: log["samples"].clear(), "at least one question"),
         (tool_call, "but it has a tool call. Logs of agents can't be imported"),
@@ -307,7 +307,7 @@ def no_text(rows: list[dict[str, Any]], results: dict[str, Any]) -> None:
         (lambda rows, results: rows.append(rows[0]), "ids to be unique, but line 37 .* repeats 'none' of question '0'"),
         (lambda rows, results: rows.clear(), "at least one question"),
         (likelihoods, "compares log-probabilities of given texts. .* `python -m extract likelihood`"),
-        (alike_metrics, "two scores have the name 'lm_eval_acc_short'"),
+        (alike_metrics, "would be stored as 'lm_eval_acc_short'"),
         (no_text, "exactly one of `text` and `messages`"),
         (
             lambda rows, results: rows[3]["arguments"]["gen_args_0"]["arg_1"].update(temperature=1),

@@ -101,7 +101,7 @@ class Server:
         if conflict := next(filter(_SET_BY_OPTIONS.__contains__, given), None):
             raise InputError(
                 f"Expected `server.extra_body` to contain no field that another option sets, but got {conflict!r}. Use "
-                "`model`, a `server` option or a `policy` option instead. To omit a field from requests, set it to null."
+                "`model`, a `server` option or a `policy` option instead. To omit a field, set it to null."
             )
 
 

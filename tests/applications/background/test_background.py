@@ -74,12 +74,12 @@ def test_an_interval_reaches_as_far_as_that_of_a_mean_by_students_t() -> None:
 @pytest.mark.slow
 def test_the_interval_covers_the_temperature_with_the_stated_probability() -> None:
     hits = 0
-    for seed in range(40):
+    for seed in range(24):
         temperature = float(np.random.default_rng(seed).uniform(0.05, 0.95))
         systems = SoftmaxSystem(seed, n_tokens=4, n_vocab=12).systems(temperature, 12, 12, GRID[::2])
-        found = interval(estimate_temperature(systems, 300, 0).mean_temperature(), 30)
+        found = interval(estimate_temperature(systems, 200, 0).mean_temperature(), 30)
         hits += found["low"] <= temperature <= found["high"]
-    assert hits >= 34  # by chance, it is lower with a probability of 1 % if the coverage is 94 %
+    assert hits >= 20  # by chance, it is lower with a probability of 1 % if the coverage is 94 %
 
 
 @pytest.mark.slow

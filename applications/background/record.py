@@ -27,8 +27,8 @@ def background_record(
 ) -> dict[str, Any]:
     """Compute the content of background-temperature.json, with 95 % intervals.
 
-    If all outputs to each prompt are identical, resampling shows no variation, and the interval of the temperature ends
-    at the upper limit instead.
+    If all outputs to each prompt are identical, resampling shows no variation. The interval of the temperature then
+    ends at the limit from `temperature_limit`.
     """
     n, limit = len(systems.prompts), _upper_limit(estimate, references)
     sources = [tested, *(source for grid in references.values() for source in grid.values())]

@@ -81,8 +81,9 @@ def temperature_record(
         - `solved`: [temperature] fraction of questions with a right answer at each temperature.
         - `n_answers`: Mean number of answers per question, over all temperatures.
         - `budgets`: For each budget, the number `k` of answers, the `split` over the temperatures, the pass rates
-          `of_split`, `of_single` [temperature] and `of_best` (see `best_single`), the two `chosen` temperatures, and
-          the paired difference `split_minus_best`. Empty if there are fewer than two questions.
+          `of_split`, `of_single` [temperature] and `of_best` (see `best_single`), the temperatures `chosen` on each
+          half of the questions, and the paired difference `split_minus_best`. Empty if there are fewer than two
+          questions.
     """
     n = len(ids)
     options: Any = {"n_questions": n, "n_resamples": n_resamples, "seed": seed}

@@ -228,7 +228,7 @@ def _match_text(text: str, options: Mapping[str, str]) -> set[str]:
 
 
 def _places(words: str, form: str) -> list[tuple[int, int]]:
-    """Return the spans of an option's words, except next to signs that change their meaning. Skips single letters."""
+    """Return the spans in `words` of an option's words. Spans next to signs that change their meaning are left out."""
     if not form or (len(form) == 1 and form.isalpha()):
         return []
     places = []

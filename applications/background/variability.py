@@ -7,7 +7,6 @@ outputs, so it is computed for a given number of outputs.
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from os.path import commonprefix
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,7 +52,11 @@ class Counted:
     @property
     def first_divergence(self) -> int | None:
         """Index of the first token at which two outputs differ; None if all outputs are identical."""
-        return len(commonprefix(self.texts)) if len(self.texts) > 1 else None  # noqa: RUF071, they are not paths
+        if len(self.texts) < 2:
+            return None
+        shortest = min(map(len, self.texts))
+        columns = zip(*self.texts, strict=False)
+        return next((i for i, tokens in enumerate(columns) if len(set(tokens)) > 1), shortest)
 
     def every_second(self, start: int) -> "Counted":
         """Return the outputs with indices `start`, `start` + 2, …."""

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from inspect_ai import Task, eval
+from inspect_ai import Task
+from inspect_ai import eval as evaluate
 from inspect_ai.dataset import Sample
 from inspect_ai.log import write_eval_log
 from inspect_ai.scorer import includes, match
@@ -34,7 +35,7 @@ def main() -> None:
     )
     options = {"model": "hf/local", "model_args": {"model_path": model, "device": "cpu"}, "display": "plain"}
     with TemporaryDirectory() as logs:
-        log = eval(task, temperature=0.7, max_tokens=16, seed=1, log_dir=logs, **options)[0]
+        log = evaluate(task, temperature=0.7, max_tokens=16, seed=1, log_dir=logs, **options)[0]
         for sample in log.samples:
             sample.events = []
         log.location = ""

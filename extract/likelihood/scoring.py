@@ -66,7 +66,7 @@ def encode_item(
 
 
 def first_token(tokenizer: Any) -> list[int]:
-    """Return the token before a text without a prompt: beginning of sequence or, if there is none, end of sequence.
+    """Return the token that precedes a text without a prompt: the BOS token or, without one, the EOS token.
 
     Raises:
         InputError: If the tokenizer has neither.

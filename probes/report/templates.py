@@ -31,7 +31,8 @@ def render(template: str, **context: Any) -> str:
 
 def method_label(name: str) -> str:
     """Return the label of a method in tables, for example ``layer-average probe`` for ``layer_average``."""
-    return str(_environment().get_template("report/macros.md.j2").module.label(name)).strip()  # type: ignore[attr-defined]
+    source = '{% from "report/macros.md.j2" import label %}{{ label(name) }}'
+    return _environment().from_string(source).render(name=name).strip()
 
 
 @cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,10 +50,10 @@ class SoftmaxSystem:
         tested = [Counted.of(one) for one in self.draw(temperature, n).tolist()]
         return Systems(self.prompts, tested, {"same": reference}, "tokens", self.logits.shape[1], 0)
 
-    def make_store(self, folder: Path, temperature: float, n: int = 8, **options: object) -> Store:
+    def make_store(self, folder: Path, temperature: float, n: int = 8, **options: Any) -> Store:
         """Make a store of drawn outputs. See `make_output_store` for the options."""
         outputs = dict(zip(self.prompts, self.draw(temperature, n).tolist(), strict=True))
-        return make_output_store(folder, outputs, temperature, **options)  # type: ignore[arg-type]
+        return make_output_store(folder, outputs, temperature, **options)
 
     def make_grid(self, folder: Path, grid: Sequence[float], n: int = 8, **options: object) -> Path:
         """Make a temperature grid of drawn outputs."""

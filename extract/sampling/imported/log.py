@@ -103,9 +103,9 @@ def safe_name(name: object) -> str:
 
     Only the last part of a path is kept, and only the text before the first comma or line break.
 
-    >>> safe_name("org/model"), safe_name("/home/me/models/tiny/"), safe_name(r"C:\models\tiny"), safe_name(None)
+    >>> safe_name("org/model"), safe_name("./models/tiny/"), safe_name(r".\models\tiny"), safe_name(None)
     ('org/model', 'tiny', 'tiny', 'unknown')
-    >>> safe_name("pretrained=/home/me/tiny,api_key=secret")
+    >>> safe_name("pretrained=./models/tiny,api_key=secret")
     'tiny'
     """
     text = re.split(r"[,\r\n]", str(name or ""))[0].strip().rstrip("/\\")
@@ -184,7 +184,7 @@ def readable(path: Path, form: str) -> Iterator[None]:
         yield
     except InputError:
         raise
-    except Exception as error:  # besides our own look-ups, zipfile, zlib, struct and pyarrow raise many types
+    except Exception as error:  # zipfile, zlib, struct, pyarrow and look-ups in unknown records raise many types
         raise InputError(
             f"Expected {str(path)!r} to be {form}, but it can't be read "
             f"({type(error).__name__}: {one_line(error, 200)}). It may be truncated or from an unknown version."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from fractions import Fraction
 from itertools import combinations
 
@@ -45,9 +46,9 @@ def lcs_distance(a: list[int], b: list[int]) -> Fraction:
     return 1 - Fraction(common_length(a, b), min(len(a), len(b)))
 
 
-def mean_of_pairs(outputs: list[list[int]], distance: object) -> float:
+def mean_of_pairs(outputs: list[list[int]], distance: Callable[[list[int], list[int]], Fraction | float]) -> float:
     pairs = [*combinations(outputs, 2)]
-    return float(sum(Fraction(distance(a, b)) for a, b in pairs) / len(pairs))  # type: ignore[operator]
+    return float(sum(Fraction(distance(a, b)) for a, b in pairs) / len(pairs))
 
 
 def random_outputs(seed: int) -> list[list[int]]:

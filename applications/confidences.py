@@ -108,7 +108,7 @@ def _of_probe(folder: Path, store: Store) -> NDArray[np.float64]:
         signal: {key: store.signals.read(signal, key) for key in of_signal if key in wanted or signal != HIDDEN}
         for signal, of_signal in keys.items()
     }
-    return probe.confidence(probe.features(read)).double().numpy()
+    return probe.confidences(probe.features(read)).confidence.double().numpy()
 
 
 def _of_table(source: str, store: Store, ignored: Collection[str]) -> NDArray[np.float64]:

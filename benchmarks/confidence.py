@@ -30,10 +30,12 @@ def main() -> None:
     probe = load_probe(run / "probe")
     attached = probe.attach(model, tokenizer)
     ways = {
-        "score": probe.score(model, tokenizer, questions).tolist(),
-        "score, reversed": probe.score(model, tokenizer, questions[::-1]).tolist()[::-1],
+        "score": probe.score(model, tokenizer, questions).confidence.tolist(),
+        "score, reversed": probe.score(model, tokenizer, questions[::-1]).confidence.tolist()[::-1],
     }
-    ways["score, one by one"] = [float(probe.score(model, tokenizer, question)) for question in questions[:20]]
+    ways["score, one by one"] = [
+        float(probe.score(model, tokenizer, question).confidence) for question in questions[:20]
+    ]
     for size in (1, 7, 60):
         batches = [questions[i : i + size] for i in range(0, 20 if size == 1 else 60, size)]
         ways[f"attached, batches of {size}"] = [

@@ -272,7 +272,7 @@ def test_the_python_of_the_readme_gives_every_answer_with_its_confidence(
     exec(compile(code, "README.md", "exec"), names)
     assert len(re.findall(r"^[01]\.\d\d  ", capsys.readouterr().out, re.MULTILINE)) >= 2
     alone = names["probe"].score(names["hf_model"], names["tokenizer"], ["What is the capital of Peru?"])
-    assert torch.allclose(alone, names["answers"].confidence[:1], atol=1e-5)
+    assert torch.allclose(alone.confidence, names["answers"].confidence[:1], atol=1e-5)
 
 
 @pytest.mark.parametrize("page", ["docs/measure.md", "docs/inference.md"])

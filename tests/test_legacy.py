@@ -98,7 +98,7 @@ def scores(probe: Any, features: torch.Tensor) -> list[float]:
 
 
 def confidences(probe: Any, features: torch.Tensor) -> list[float]:
-    return [float(confidence) for confidence in probe.confidence(features)]
+    return [float(confidence) for confidence in probe.confidences(features).confidence]
 
 
 # Stores

@@ -438,7 +438,7 @@ def test_the_whole_way_on_the_embedded_model(tmp_path: Path) -> None:
     probe = load_probe(folder / "probe")
     questions = [texts[row["question_id"]] for row in rows]
     expected = [row["layer_average"] for row in rows]
-    assert probe.score(hf_model, tokenizer, questions).tolist() == pytest.approx(expected, abs=1e-4)
+    assert probe.score(hf_model, tokenizer, questions).confidence.tolist() == pytest.approx(expected, abs=1e-4)
     answers = probe.attach(hf_model, tokenizer).generate(questions[:6], max_new_tokens=4, do_sample=False)
     assert answers.confidence.tolist() == pytest.approx(expected[:6], abs=1e-4)
 

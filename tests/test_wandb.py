@@ -59,7 +59,7 @@ def test_the_summary_holds_the_validation_figures_of_the_saved_probe(
     data.setup()
     probe, batch = load_probe(folder / "probe"), data.batch("val")
     hidden = batch.features[:, data.feature_names.index(f"{probe.layers[0]}/{probe.position}")]
-    confidence = probe.confidence(hidden)
+    confidence = probe.confidences(hidden).confidence
     assert logged.summary["best/val_auroc"] == pytest.approx(
         float(capability_auroc(confidence, batch.right, batch.known))
     )

@@ -20,6 +20,7 @@ from probes.saved.calibrators import Calibrator
 from probes.saved.confidence import ConfidentModel
 from probes.saved.head import Head
 from probes.saved.loading import FORMAT_VERSION, find_probe, probe_tensors, read_config, read_weights
+from probes.saved.novelty import Confidences
 
 if TYPE_CHECKING:
     from probes.saved.confidence import Prompts
@@ -80,10 +81,14 @@ class ConfidenceProbe:
             parts += [hidden.float(), *pooled]
         return torch.cat(parts, 1)
 
-    def confidence(self, features: Tensor | Ragged) -> Tensor:
-        """Compute confidences [...] float32 from features [..., d_model], as returned by `features`.
+    def confidences(self, features: Tensor | Ragged, backoff: bool = True) -> Confidences:
+        """Compute confidences and novelties [row] from features [row, d_model], as returned by `features`.
 
-        For ragged features [row, token, d_model], the result is [row], with NaN for rows without tokens.
+        For ragged features [row, token, d_model], the results are NaN for rows without tokens.
+
+        Args:
+            features: Features of questions or answers.
+            backoff: Whether to shrink the confidences of novel rows. See `Confidences`.
         """
         values = features.values if isinstance(features, Ragged) else features
         if values.shape[-1] != self.config["d_model"]:
@@ -93,7 +98,8 @@ class ConfidenceProbe:
             )
         score = self.head.to(values.device)(features)
         where = torch.device("cpu") if values.device.type == "mps" else values.device  # MPS has no float64
-        return self.calibrator.to(where)(score.to(where)).to(values.device)
+        confidence = self.calibrator.to(where)(score.to(where)).to(values.device)
+        return Confidences(confidence, torch.full_like(confidence, torch.nan), torch.zeros_like(confidence).bool())
 
     def score(
         self,
@@ -102,7 +108,8 @@ class ConfidenceProbe:
         prompts: Prompts,
         answers: str | Sequence[str] | None = None,
         attention_mask: Tensor | None = None,
-    ) -> Tensor:
+        backoff: bool = True,
+    ) -> Confidences:
         """Compute confidences for questions, or for given answers, with one forward pass each. Nothing is generated.
 
         Args:
@@ -111,14 +118,15 @@ class ConfidenceProbe:
             prompts: One or more texts, chats or lists of token ids.
             answers: One answer per question. Required if the probe's target is `response`, and not accepted otherwise.
             attention_mask: [question, token] mask that is 0 at padding. Required if `prompts` is a padded tensor.
+            backoff: Whether to shrink the confidences of novel questions. See `Confidences`.
 
         Returns:
-            [question] float32 confidences in [0, 1] on the CPU; NaN for an empty answer.
+            The confidences and novelties [question] on the CPU; NaN for an empty answer.
 
         Raises:
             InputError: If `hf_model` is the wrong model, a prompt is empty, or `answers` is missing or not accepted.
         """
-        return self.attach(hf_model, tokenizer).score(prompts, answers, attention_mask)
+        return self.attach(hf_model, tokenizer).score(prompts, answers, attention_mask, backoff)
 
     def attach(self, hf_model: Any, tokenizer: Any) -> ConfidentModel:
         """Attach the probe to its model. The returned object can generate answers with confidences.

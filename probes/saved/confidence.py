@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from extract.prompts import Prompt
     from extract.signals.hidden import HiddenCapture
     from probes.saved.artefact import ConfidenceProbe
+    from probes.saved.novelty import Confidences
 
     Prompts = Prompt | Sequence[Prompt] | Tensor
 
@@ -28,12 +29,16 @@ class Answers:
         text: The answers, without special tokens.
         confidence: [answer] float32 probability that the model answers the question correctly. If the probe reads
             answers, it is the probability that this answer is right, or NaN for an empty answer.
+        novelty: [answer] float32 novelty of the question or answer. See `Confidences`.
+        is_novel: [answer] bool. Whether the question or answer is so novel that its confidence is shrunk.
         sequences: [answer, token] int64 token ids of the padded prompts and answers, as returned by transformers.
         question: Index of each answer's question.
     """
 
     text: list[str]
     confidence: Tensor
+    novelty: Tensor
+    is_novel: Tensor
     sequences: Tensor
     question: list[int]
 
@@ -70,8 +75,12 @@ class ConfidentModel:
         return model
 
     def score(
-        self, prompts: Prompts, answers: str | Sequence[str] | None = None, attention_mask: Tensor | None = None
-    ) -> Tensor:
+        self,
+        prompts: Prompts,
+        answers: str | Sequence[str] | None = None,
+        attention_mask: Tensor | None = None,
+        backoff: bool = True,
+    ) -> Confidences:
         """See `ConfidenceProbe.score`."""
         ids = self._encode(prompts, attention_mask)
         if not self.probe.reads_answers:
@@ -80,17 +89,18 @@ class ConfidentModel:
                     "Expected no `answers`, but got some. This probe reads only questions. Omit `answers`, or train a "
                     "probe with --data.target=response."
                 )
-            return self._read(ids)
+            return self._read(ids, None, backoff)
         texts = [answers] if isinstance(answers, str) else list(answers or ())
         if len(texts) != len(ids):
             raise InputError(
                 f"Expected `answers` to contain one answer per question, but got {len(texts)} for {len(ids)} questions."
                 " This probe reads answers. Pass the model's own answers."
             )
-        return self._read(ids, [self.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts])
+        contents = [self.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+        return self._read(ids, contents, backoff)
 
     @torch.inference_mode()
-    def generate(self, inputs: Prompts, **options: Any) -> Answers:
+    def generate(self, inputs: Prompts, backoff: bool = True, **options: Any) -> Answers:
         """Generate answers with confidences.
 
         If the probe reads only hidden states of the prompt, or the states of all tokens of an answer, these states are
@@ -100,6 +110,7 @@ class ConfidentModel:
         Args:
             inputs: One or more texts, chats or lists of token ids. Alternatively, a left-padded tensor of token ids
                 [question, token], whose `attention_mask` is passed as an option.
+            backoff: Whether to shrink the confidences of novel questions. See `Confidences`.
             **options: Options of transformers' `generate`, such as `num_return_sequences` (answers per question).
 
         Returns:
@@ -141,16 +152,17 @@ class ConfidentModel:
         question = [row // per_question for row in range(len(sequences))]
         if probe.reads_answers:
             rows = [prompts[i] for i in question], contents
-            confidence = self._read(*rows) if states is None else probe.confidence(states)
-            return Answers(texts, confidence, sequences, question)
+            found = self._read(*rows, backoff) if states is None else probe.confidences(states, backoff)
+            return Answers(texts, *found, sequences, question)
         if captured is None:
-            confidence = self._read(prompts)
+            found = self._read(prompts, None, backoff)
         else:
             of_layers = [captured.states[layer][:, 0].float().cpu() for layer in probe.layers]  # may be on several GPUs
-            of_rows = probe.confidence(torch.cat(of_layers, 1))
-            confidence = of_rows[:: len(of_rows) // len(ids)]
+            features = torch.cat(of_layers, 1)
+            found = probe.confidences(features[:: len(features) // len(ids)], backoff)
         texts = [_until(stop, text) for text in self.tokenizer.batch_decode(drawn, skip_special_tokens=True)]
-        return Answers(texts, confidence.repeat_interleave(per_question), sequences, question)
+        confidence, novelty, is_novel = (values.repeat_interleave(per_question) for values in found)
+        return Answers(texts, confidence, novelty, is_novel, sequences, question)
 
     def _encode(self, prompts: Any, mask: Tensor | None) -> list[list[int]]:
         """Convert one or more prompts to token ids without padding, using the probe's prompt template."""
@@ -190,16 +202,20 @@ class ConfidentModel:
         candidates = (of_model, tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
         return int(next(token for token in candidates if token is not None))
 
-    def _read(self, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]] | None = None) -> Tensor:
+    def _read(
+        self, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]] | None, backoff: bool
+    ) -> Confidences:
         """Compute confidences [row] with one forward pass per prompt, or per prompt and answer."""
         from extract.signals.base import Answer
         from extract.signals.reading import read_answers, read_questions
 
         probe, layers = self.probe, self.probe.layers
         if answers is None:
-            return probe.confidence(probe.features(read_questions(self._model, prompts, probe.signals, layers=layers)))
+            read: Any = read_questions(self._model, prompts, probe.signals, layers=layers)
+            return probe.confidences(probe.features(read), backoff)
         pairs = [Answer(tuple(prompt), tuple(answer)) for prompt, answer in zip(prompts, answers, strict=True)]
-        return probe.confidence(probe.features(read_answers(self._model, pairs, probe.signals, layers=layers)))
+        read = read_answers(self._model, pairs, probe.signals, layers=layers)
+        return probe.confidences(probe.features(read), backoff)
 
     def _contents(self, drawn: list[list[int]], stop: Sequence[str]) -> tuple[list[str], list[list[int]]]:
         """Truncate answers at stop strings, as in the training data, and return their texts and content tokens."""

@@ -54,7 +54,8 @@ def priors(probe: str, recipe: StoreRecipe, out: str = "priors.parquet") -> Path
         )
     dtype = loaded.config["model"]["dtype"] if recipe.dtype == "auto" else recipe.dtype
     model, tokenizer = load_model(recipe.model, recipe.revision, dtype, recipe.device, recipe.device_map)
-    confidence = loaded.score(model, tokenizer, encode_questions(tokenizer, decoding.prompt, questions)).double()
+    prompts = encode_questions(tokenizer, decoding.prompt, questions)
+    confidence = loaded.score(model, tokenizer, prompts).confidence.double()
     write_priors(out, [question.id for question in questions], confidence.numpy(), **fitted, prompt=sha256_json(prompt))
     print(f"Priors of {len(questions)} questions, mean confidence {confidence.mean():.2f}: {out}")
     return Path(out)

@@ -289,7 +289,7 @@ def test_a_saved_probe_gives_an_answer_the_confidence_of_its_run(
             answers.append(drawn["text"])
             expected.append(row[probe.config["name"]])
     assert len(expected) >= 15
-    found = probe.score(model, tokenizer, asked, answers)
+    found = probe.score(model, tokenizer, asked, answers).confidence
     assert found.tolist() == pytest.approx(expected, abs=1e-4)
     assert max(expected) - min(expected) > 1e-3
     assert probe.score(model, tokenizer, asked[:2], ["", answers[1]]).isnan().tolist() == [True, False]

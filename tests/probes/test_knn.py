@@ -169,7 +169,7 @@ def test_entropy_profiles_tell_right_answers_from_wrong_ones_and_the_saved_probe
     assert config["sizes"] == {"n_rows": len(train.row), "n_neighbors": report.choice.value}
     probe = load_probe(tmp_path / "probe")
     batch = data.batch("test")
-    assert torch.equal(probe.confidence(batch.features[:, 0]), report.module.predict(batch.features))
+    assert torch.equal(probe.confidences(batch.features[:, 0]).confidence, report.module.predict(batch.features))
     torch.testing.assert_close(probe.head(train.features[:, 0]), train.target)
 
 

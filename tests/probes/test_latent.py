@@ -291,7 +291,7 @@ def test_a_saved_probe_gives_the_confidences_of_the_fitted_one(
     loaded = load_probe(tmp_path / "probe")
     assert loaded.config["sizes"] == {"hidden": 16, "components": 8}
     features = data.batch("test").features
-    torch.testing.assert_close(loaded.confidence(features[:, 2]), fitted.predict(features))
+    torch.testing.assert_close(loaded.confidences(features[:, 2]).confidence, fitted.predict(features))
 
 
 @pytest.mark.filterwarnings("ignore:The latent spread has collapsed")  # five epochs are few

@@ -114,7 +114,9 @@ def test_a_saved_probe_gives_the_confidences_of_predict(
     features = probe.features({"hidden": states})
     assert features.shape == (120, 32)
     every = data.every()
-    torch.testing.assert_close(probe.confidence(features)[every.row], module.predict(every.features), atol=1e-6, rtol=0)
+    torch.testing.assert_close(
+        probe.confidences(features).confidence[every.row], module.predict(every.features), atol=1e-6, rtol=0
+    )
 
 
 def test_the_report_and_the_card_name_the_layers_and_how_the_questions_were_used(

@@ -196,7 +196,7 @@ def test_the_predictions_are_those_of_the_saved_probe(data: FeatureDataModule, f
     probe = report.probe()
     (layer,) = probe.layers
     hidden = data.store.signals.read("hidden", f"{layer}/{probe.position}")
-    expected = dict(zip(data.table.ids, probe.confidence(hidden).tolist(), strict=True))
+    expected = dict(zip(data.table.ids, probe.confidences(hidden).confidence.tolist(), strict=True))
     assert len(rows) == 120
     for row in rows:
         assert row["linear"] == pytest.approx(expected[row["question_id"]], abs=1e-6)

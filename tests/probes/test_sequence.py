@@ -247,7 +247,7 @@ def test_a_run_trains_saves_and_attaches_a_probe(
     predictions = pq.read_table(folder / "predictions.parquet")
     values = predictions[probe_class.lower()].to_numpy()
     rows = [i for i, n in enumerate(hidden.lengths.tolist()) if n]
-    np.testing.assert_allclose(probe.confidence(hidden).numpy()[rows], values, atol=1e-6)
+    np.testing.assert_allclose(probe.confidences(hidden).confidence.numpy()[rows], values, atol=1e-6)
     hf_model, tokenizer = load_model(str(tiny_folder), dtype="float32")
     texts = [question.text for question in opened.questions][:3]
-    assert probe.score(hf_model, tokenizer, texts, ["a", "bc", ""]).isnan().tolist() == [False, False, True]
+    assert probe.score(hf_model, tokenizer, texts, ["a", "bc", ""]).confidence.isnan().tolist() == [False, False, True]

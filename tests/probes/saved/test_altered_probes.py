@@ -17,7 +17,7 @@ from tests.helpers.altered_probes import ALTERATIONS, make_probe
 def test_whole_probes_are_read(tmp_path: Path) -> None:
     for seed in range(12):
         probe = load_probe(make_probe(tmp_path / str(seed), random.Random(seed)))
-        assert 0 < float(probe.confidence(torch.zeros(8))) < 1
+        assert 0 < float(probe.confidences(torch.zeros(8)).confidence) < 1
 
 
 @pytest.mark.slow

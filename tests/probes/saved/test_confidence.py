@@ -77,10 +77,12 @@ def test_score_equals_plain_arithmetic_whatever_the_order(
     saved: Path, model: Any, tokenizer: Any, expected: torch.Tensor
 ) -> None:
     probe = load_probe(saved)
-    torch.testing.assert_close(probe.score(model, tokenizer, QUESTIONS), expected, atol=1e-5, rtol=0)
-    torch.testing.assert_close(probe.score(model, tokenizer, QUESTIONS[::-1]), expected.flip(0), atol=1e-5, rtol=0)
+    torch.testing.assert_close(probe.score(model, tokenizer, QUESTIONS).confidence, expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        probe.score(model, tokenizer, QUESTIONS[::-1]).confidence, expected.flip(0), atol=1e-5, rtol=0
+    )
     for i, question in enumerate(QUESTIONS):
-        assert float(probe.score(model, tokenizer, question)) == pytest.approx(float(expected[i]), abs=1e-5)
+        assert float(probe.score(model, tokenizer, question).confidence) == pytest.approx(float(expected[i]), abs=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +128,7 @@ def test_a_probe_of_several_layers_reads_the_states_of_transformers(
     for options in ({"do_sample": False}, {"do_sample": False, "prefill_chunk_size": 7}):
         found = attached.generate(QUESTIONS, max_new_tokens=3, **options).confidence
         torch.testing.assert_close(found, torch.stack(expected), atol=1e-5, rtol=0)
-    torch.testing.assert_close(attached.score(QUESTIONS), torch.stack(expected), atol=1e-5, rtol=0)
+    torch.testing.assert_close(attached.score(QUESTIONS).confidence, torch.stack(expected), atol=1e-5, rtol=0)
 
 
 def test_strings_chats_and_token_ids_are_the_same_question(
@@ -140,7 +142,7 @@ def test_strings_chats_and_token_ids_are_the_same_question(
     mask = torch.tensor([[0, 0, 0, *[1] * len(ids)]])
     given: list[Any] = [QUESTIONS[1], [QUESTIONS[1]], chat, [chat], ids, [ids], torch.tensor([ids])]
     for prompt in given:
-        assert float(probe.score(model, tokenizer, prompt)) == pytest.approx(float(expected[1]), abs=1e-5)
+        assert float(probe.score(model, tokenizer, prompt).confidence) == pytest.approx(float(expected[1]), abs=1e-5)
         assert float(attached.generate(prompt, max_new_tokens=2).confidence) == pytest.approx(
             float(expected[1]), abs=1e-5
         )
@@ -273,7 +275,7 @@ for name in ("lightning", "transformers", "torchmetrics", "datasets", "sklearn",
     sys.modules[name] = None
 from probes import load_probe
 import torch
-print(float(load_probe({str(saved)!r}).confidence(torch.zeros(32))))
+print(float(load_probe({str(saved)!r}).confidences(torch.zeros(32)).confidence))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -282,7 +284,7 @@ print(float(load_probe({str(saved)!r}).confidence(torch.zeros(32))))
 
 def test_a_model_from_a_folder_is_the_same_model(saved: Path, tiny_folder: Path) -> None:
     loaded, tokenizer = load_model(str(tiny_folder))
-    assert 0 <= float(load_probe(saved).score(loaded, tokenizer, "Why?")) <= 1
+    assert 0 <= float(load_probe(saved).score(loaded, tokenizer, "Why?").confidence) <= 1
     assert read_hidden(loaded, [[3, 4]]).shape == (1, 4, 32)
 
 
@@ -314,7 +316,7 @@ def test_what_is_no_prompt_is_refused_and_a_mask_is_heeded(
     ids = PromptTemplate("Q: {question} A:").encode(tokenizer, QUESTIONS[1])
     padded = torch.tensor([[1, 1, *ids], [*ids, 7, 8]])
     mask = torch.tensor([[0, 0, *[1] * len(ids)], [1] * (len(ids) + 2)])
-    assert float(probe.score(model, tokenizer, padded, attention_mask=mask)[0]) == pytest.approx(
+    assert float(probe.score(model, tokenizer, padded, attention_mask=mask).confidence[0]) == pytest.approx(
         float(expected[1]), abs=1e-5
     )
     for ask in (lambda p: probe.score(model, tokenizer, p), attached.generate):
@@ -381,7 +383,7 @@ def test_a_probe_that_reads_answers_scores_them_with_their_questions(
     reads_answers: ConfidenceProbe, model: Any, tokenizer: Any
 ) -> None:
     answers = ["Because.", "It is not", "me", "There, where it was.", "As much as it could"]
-    found = reads_answers.score(model, tokenizer, QUESTIONS, answers)
+    found = reads_answers.score(model, tokenizer, QUESTIONS, answers).confidence
     template = PromptTemplate("Q: {question} A:")
     for question, answer, confidence in zip(QUESTIONS, answers, found.tolist(), strict=True):
         ids = tokenizer(answer, add_special_tokens=False)["input_ids"]
@@ -389,7 +391,7 @@ def test_a_probe_that_reads_answers_scores_them_with_their_questions(
             by_hand(reads_answers, model, template.encode(tokenizer, question), ids), abs=1e-5
         )
     assert len({round(one, 4) for one in found.tolist()}) > 2
-    empty = reads_answers.score(model, tokenizer, QUESTIONS[:2], ["", "me"])
+    empty = reads_answers.score(model, tokenizer, QUESTIONS[:2], ["", "me"]).confidence
     assert empty.isnan().tolist() == [True, False]
 
 
@@ -435,7 +437,7 @@ def test_a_probe_that_reads_answers_ends_them_where_the_policy_did(
     assert any(stop in text for text in free.text)
     for text, whole in zip(answers.text, free.text, strict=True):
         assert text == whole.split(stop)[0]
-    given = stopping.score(model, tokenizer, QUESTIONS, answers.text)
+    given = stopping.score(model, tokenizer, QUESTIONS, answers.text).confidence
     torch.testing.assert_close(answers.confidence, given, atol=1e-5, rtol=0, equal_nan=True)
 
 

@@ -42,7 +42,9 @@ def test_the_priors_are_the_confidences_of_the_probe(trained: Path, recipe: Stor
     probe, (model, tokenizer) = load_probe(trained / "probe"), load_model(recipe.model)
     questions = find_source(recipe.questions).questions(seed=0)
     prompts = [recipe.policy.prompt.encode(tokenizer, question.prompt) for question in questions]
-    expected = dict(zip([question.id for question in questions], probe.score(model, tokenizer, prompts), strict=True))
+    expected = dict(
+        zip([question.id for question in questions], probe.score(model, tokenizer, prompts).confidence, strict=True)
+    )
     assert {row["question_id"]: row["confidence"] for row in rows} == pytest.approx(
         {id_: float(value) for id_, value in expected.items()}, abs=1e-6
     )

@@ -54,8 +54,8 @@ def test_a_saved_probe_gives_the_same_confidence(kind: str, model: Any, tokenize
     answers = [Answer((5, 6), (40, 41, 42)), Answer((7,), ()), Answer((8, 9), (50,))]
     features = probe.features(read_answers(model, answers, ["hidden_tokens"], [2]))
     loaded = load_probe(probe.save(tmp_path / "probe", "card"))
-    expected = probe.confidence(features)
-    torch.testing.assert_close(loaded.confidence(features), expected, rtol=0, atol=0, equal_nan=True)
+    expected = probe.confidences(features).confidence
+    torch.testing.assert_close(loaded.confidences(features).confidence, expected, rtol=0, atol=0, equal_nan=True)
     assert expected.isnan().tolist() == [False, True, False]
     assert abs(expected[0] - expected[2]) > 1e-3
 
@@ -93,7 +93,9 @@ def test_the_states_of_an_answer_are_collected_while_it_is_generated(
     prompts = [PromptTemplate("Q: {question} A:").encode(tokenizer, question) for question in asked]
     n_prompt = max(map(len, prompts))
     contents = attached._contents(answers.sequences[:, n_prompt:].tolist(), ["\n"])[1]
-    torch.testing.assert_close(answers.confidence, attached._read(prompts, contents), atol=1e-5, rtol=0, equal_nan=True)
+    torch.testing.assert_close(
+        answers.confidence, attached._read(prompts, contents, True).confidence, atol=1e-5, rtol=0, equal_nan=True
+    )
 
 
 def test_an_answer_that_was_cut_at_the_token_limit_includes_its_last_token(model: Any, tokenizer: Any) -> None:
@@ -105,7 +107,8 @@ def test_an_answer_that_was_cut_at_the_token_limit_includes_its_last_token(model
             attached._read(
                 [PromptTemplate("Q: {question} A:").encode(tokenizer, QUESTIONS[0])],
                 [answers.sequences[0, -limit:].tolist()],
-            ),
+                True,
+            ).confidence,
             atol=1e-5,
             rtol=0,
         )
@@ -138,4 +141,4 @@ def test_states_of_another_width_are_refused(tokenizer: Any) -> None:
     model = tiny_model()
     probe = make_probe("rolling", model, tokenizer)
     with pytest.raises(InputError, match="width 32, but got 8"):
-        probe.confidence(Ragged.of([torch.zeros(2, 8)]))
+        probe.confidences(Ragged.of([torch.zeros(2, 8)]))

@@ -13,6 +13,8 @@ from extract.signals.pooling import PEAKS, POOLINGS, WEIGHTS, peak_features, poo
 from extract.signals.registry import SIGNALS, signals_of
 from extract.store.shards import Scope
 
+#: Prefixes of answers: the fraction q of each. It has the first ⌈q n⌉ content tokens of an answer with n tokens.
+PREFIXES = {"prefix_25": 0.25, "prefix_50": 0.5, "prefix_75": 0.75}
 #: Default poolings of answers.
 DEFAULT_POOLING = ("mean", "std", "max")
 #: Pooling that supports only token entropies. See `peak_features`.

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from threading import get_ident
 from typing import Any, Self
 
 import torch
@@ -85,7 +86,7 @@ def _mean_over(rows: Sequence[range], device: torch.device) -> Callable[[Tensor]
 
 
 class HiddenCapture(Hooks):
-    """Context manager whose hooks keep hidden states of chosen layers and tokens during forward passes.
+    """Context manager whose hooks keep hidden states of chosen layers and tokens during the thread's forward passes.
 
     Layers are numbered as in transformers' `output_hidden_states`. Layer 0 is the embeddings, and layer l is the
     residual stream after block l. For the last block, the states are taken after the final norm.
@@ -128,6 +129,7 @@ class HiddenCapture(Hooks):
         return states
 
     def __enter__(self) -> Self:
+        self._thread = get_ident()
         for layer in self.layers:
             keep, blocks = partial(self._keep, layer), decoder_blocks(self._model)
             if layer == 0:
@@ -137,5 +139,5 @@ class HiddenCapture(Hooks):
         return self
 
     def _keep(self, layer: int, hidden: Tensor) -> None:
-        if self.select is not None:
+        if self.select is not None and get_ident() == self._thread:
             self.states[layer] = self.select(hidden)

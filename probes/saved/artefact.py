@@ -21,6 +21,7 @@ from probes.saved.confidence import ConfidentModel
 from probes.saved.head import Head
 from probes.saved.loading import FORMAT_VERSION, find_probe, probe_tensors, read_config, read_weights
 from probes.saved.novelty import Confidences
+from probes.saved.prefixes import PrefixCalibrator
 
 if TYPE_CHECKING:
     from probes.saved.confidence import Prompts
@@ -33,10 +34,13 @@ class ConfidenceProbe:
         head: Maps features to scores. Features are hidden states, pooled token signals, or both.
         calibrator: Maps scores to confidences.
         config: Content of config.json (model identity, features, prompt, target, training set and test metrics).
+        prefixes: Calibrators for prefixes of answers, if the probe was trained on them.
     """
 
-    def __init__(self, head: Head, calibrator: Calibrator, config: dict[str, Any]) -> None:
-        self.head, self.calibrator = head.eval(), calibrator.eval()
+    def __init__(
+        self, head: Head, calibrator: Calibrator, config: dict[str, Any], prefixes: PrefixCalibrator | None = None
+    ) -> None:
+        self.head, self.calibrator, self.prefixes = head.eval(), calibrator.eval(), prefixes
         self.config = config
         #: Layers of the hidden states, 0 for the embeddings; empty if the probe reads only token signals.
         self.layers: list[int] = config["layers"]
@@ -96,9 +100,22 @@ class ConfidenceProbe:
                 f"Expected {'hidden states' if self.pooled is None else 'features'} of width {self.config['d_model']}, "
                 f"but got {values.shape[-1]}. Read them from {self.config['model']['id']!r}."
             )
-        score = self.head.to(values.device)(features)
-        where = torch.device("cpu") if values.device.type == "mps" else values.device  # MPS has no float64
-        confidence = self.calibrator.to(where)(score.to(where)).to(values.device)
+        return self.of_scores(self.head.to(values.device)(features), backoff)
+
+    def of_scores(self, score: Tensor, backoff: bool = True, fraction: float = 1.0) -> Confidences:
+        """Compute confidences and novelties [row] from scores [row].
+
+        Args:
+            score: Scores of the head.
+            backoff: Whether to shrink the confidences of novel rows. See `Confidences`.
+            fraction: Fraction of the answer that the scores cover. It has no effect without prefix calibrators.
+        """
+        where = torch.device("cpu") if score.device.type == "mps" else score.device  # MPS has no float64
+        calibrator, score_there = self.calibrator.to(where), score.to(where)
+        if self.prefixes is None or fraction == 1:
+            confidence = calibrator(score_there).to(score.device)
+        else:
+            confidence = self.prefixes.to(where)(score_there, fraction, calibrator).to(score.device)
         return Confidences(confidence, torch.full_like(confidence, torch.nan), torch.zeros_like(confidence).bool())
 
     def score(
@@ -140,7 +157,7 @@ class ConfidenceProbe:
         """Write the probe to a folder, with `card` as its README.md, and return the folder."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        tensors = probe_tensors(self.head, self.calibrator)
+        tensors = probe_tensors(self.head, self.calibrator, self.prefixes)
         weights = save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, metadata={"format": "pt"})
         stated = {"format_version": FORMAT_VERSION, "weights": hashlib.sha256(weights).hexdigest()}
         config = json.dumps({**self.config, **stated}, indent=1, sort_keys=True) + "\n"
@@ -162,4 +179,5 @@ def load_probe(probe: str | Path, revision: str | None = None) -> ConfidenceProb
     """
     config_file, weights_file = find_probe(probe, revision)
     config = read_config(config_file)
-    return ConfidenceProbe(*read_weights(weights_file, config), config)
+    head, calibrator, prefixes = read_weights(weights_file, config)
+    return ConfidenceProbe(head, calibrator, config, prefixes)

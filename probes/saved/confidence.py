@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from extract.signals.hidden import HiddenCapture
     from probes.saved.artefact import ConfidenceProbe
     from probes.saved.novelty import Confidences
+    from probes.saved.streaming import Step
 
     Prompts = Prompt | Sequence[Prompt] | Tensor
 
@@ -68,6 +69,7 @@ class ConfidentModel:
         check_model(hf_model, tokenizer, probe.config["model"], "the probe")
         self.probe, self.tokenizer = probe, tokenizer
         self._model: Any = hf_model
+        self._stop: list[str] = list(probe.config.get("decoding", {}).get("stop") or [])
 
     def detach(self) -> Any:
         """Detach the probe and return the unchanged model."""
@@ -119,33 +121,23 @@ class ConfidentModel:
         Raises:
             InputError: If the inputs are empty or right-padded, or the probe was detached.
         """
-        from extract.sampling.local.batching import left_padded
         from probes.saved.answer_states import captured_answers
 
-        mask = options.pop("attention_mask", None)
-        if mask is not None and not bool(torch.atleast_2d(mask)[:, -1].all()):
-            raise InputError(
-                "Expected `inputs` to be padded on the left, but `attention_mask` ends in padding. Set "
-                "`tokenizer.padding_side = 'left'`."
-            )
-        prompts = self._encode(inputs, mask)
-        probe, model, pad = self.probe, self._model, self._pad_token()
-        ids, mask = left_padded(prompts, pad=pad, device=model.device)
-        n_prompt, stop = ids.shape[1], list(probe.config.get("decoding", {}).get("stop") or [])
-        if stop:
-            options = {"stop_strings": stop, "tokenizer": self.tokenizer, **options}
+        prompts, arguments = self._arguments(inputs, options)
+        probe, model, mask = self.probe, self._model, arguments["attention_mask"]
+        n_prompt = mask.shape[1]
         capturing: AbstractContextManager[Any] = nullcontext()
         if probe.reads_tokens:
             capturing = captured_answers(model, probe.layers[0], n_prompt)
-            options["return_dict_in_generate"] = True
+            arguments["return_dict_in_generate"] = True
         elif probe.layers and probe.pooled is None and not probe.reads_answers:
             capturing = _captured_prompt(model, probe.layers, n_prompt)
         with capturing as captured:
-            output = model.generate(**{"input_ids": ids, "attention_mask": mask, "pad_token_id": pad, **options})
+            output = model.generate(**arguments)
             sequences = output if isinstance(output, Tensor) else output.sequences
-            per_question, drawn, states = len(sequences) // len(ids), sequences[:, n_prompt:], None
+            per_question, drawn, states = len(sequences) // len(mask), sequences[:, n_prompt:], None
             if probe.reads_answers:
-                texts, contents = self._contents(drawn.tolist(), stop)
+                texts, contents = self._contents(drawn.tolist())
             if probe.reads_tokens:
                 repeated = mask.repeat_interleave(per_question, 0)
                 states = captured.of(drawn, repeated, output.past_key_values, [len(content) for content in contents])
@@ -159,10 +151,52 @@ class ConfidentModel:
         else:
             of_layers = [captured.states[layer][:, 0].float().cpu() for layer in probe.layers]  # may be on several GPUs
             features = torch.cat(of_layers, 1)
-            found = probe.confidences(features[:: len(features) // len(ids)], backoff)
-        texts = [_until(stop, text) for text in self.tokenizer.batch_decode(drawn, skip_special_tokens=True)]
+            found = probe.confidences(features[:: len(features) // len(mask)], backoff)
+        texts = [until(self._stop, text) for text in self.tokenizer.batch_decode(drawn, skip_special_tokens=True)]
         confidence, novelty, is_novel = (values.repeat_interleave(per_question) for values in found)
         return Answers(texts, confidence, novelty, is_novel, sequences, question)
+
+    def stream(self, question: Prompts, backoff: bool = True, **options: Any) -> Iterator[Step]:
+        """Generate one answer, and return an iterator over its steps, with the text and the confidence so far.
+
+        The tokens are the same as those of `generate`, and no additional pass is needed, unless the probe reads token
+        signals of the prompt. The confidence of a question is known with the first token, and that of an answer covers
+        all tokens that the model has read. See `Step`. The model runs only while the next step is awaited. To stop the
+        generation, close the iterator or stop iterating over it.
+
+        Args:
+            question: One text, one chat, or the token ids of one prompt.
+            backoff: Whether to shrink the confidences of novel questions. See `Confidences`.
+            **options: Options of transformers' `generate` for greedy search or sampling.
+
+        Raises:
+            InputError: If there is more than one question or answer, the prompt is empty or too long, or the probe
+                reads pooled token signals of answers.
+        """
+        from probes.saved.streaming import stream
+
+        return stream(self, question, backoff, options)
+
+    def _arguments(self, inputs: Prompts, options: Mapping[str, Any]) -> tuple[list[list[int]], dict[str, Any]]:
+        """Encode the inputs of `generate`. Returns their token ids and the arguments of transformers' `generate`.
+
+        Raises:
+            InputError: If the inputs are empty or right-padded, or the probe was detached.
+        """
+        from extract.sampling.local.batching import left_padded
+
+        mask = options.get("attention_mask")
+        if mask is not None and not bool(torch.atleast_2d(mask)[:, -1].all()):
+            raise InputError(
+                "Expected `inputs` to be padded on the left, but `attention_mask` ends in padding. Set "
+                "`tokenizer.padding_side = 'left'`."
+            )
+        prompts = self._encode(inputs, mask)
+        pad = self._pad_token()
+        ids, mask = left_padded(prompts, pad=pad, device=self._model.device)
+        stopping = {"stop_strings": self._stop, "tokenizer": self.tokenizer} if self._stop else {}
+        own = {"input_ids": ids, "attention_mask": mask}
+        return prompts, {"pad_token_id": pad, **stopping, **options, **own}
 
     def _encode(self, prompts: Any, mask: Tensor | None) -> list[list[int]]:
         """Convert one or more prompts to token ids without padding, using the probe's prompt template."""
@@ -217,7 +251,7 @@ class ConfidentModel:
         read = read_answers(self._model, pairs, probe.signals, layers=layers)
         return probe.confidences(probe.features(read), backoff)
 
-    def _contents(self, drawn: list[list[int]], stop: Sequence[str]) -> tuple[list[str], list[list[int]]]:
+    def _contents(self, drawn: list[list[int]]) -> tuple[list[str], list[list[int]]]:
         """Truncate answers at stop strings, as in the training data, and return their texts and content tokens."""
         from extract.models.loading import end_tokens
         from extract.signals.reading import content_tokens
@@ -225,12 +259,12 @@ class ConfidentModel:
         ends, texts, contents = end_tokens(self._model, self.tokenizer), [], []
         for tokens in drawn:
             until_end = tokens[: next((i + 1 for i, token in enumerate(tokens) if token in ends), len(tokens))]
-            texts.append(_until(stop, self.tokenizer.decode(until_end, skip_special_tokens=True)))
+            texts.append(until(self._stop, self.tokenizer.decode(until_end, skip_special_tokens=True)))
             contents.append(content_tokens(self.tokenizer, ends, until_end, texts[-1]))
         return texts, contents
 
 
-def _until(stop: Sequence[str], text: str) -> str:
+def until(stop: Sequence[str], text: str) -> str:
     """Truncate a text at the first stop string."""
     return text[: min((text.index(end) for end in stop if end in text), default=len(text))]
 

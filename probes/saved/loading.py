@@ -14,19 +14,32 @@ from extract import schemas
 from extract.errors import InputError
 from extract.hashing import sha256_file
 from extract.schemas import Field, Maybe, Schema, check_record, number, one_of, whole
-from extract.signals.features import TokenFeatures, is_key, is_pooling, is_weights, token_signals
+from extract.signals.features import PREFIXES, TokenFeatures, is_key, is_pooling, is_weights, token_signals
 from extract.store.files import is_inside, read_json
 from extract.store.shards import Scope
 from extract.text import one_line, shown
 from probes.saved.calibrators import CALIBRATORS, Calibrator
 from probes.saved.head import Head
 from probes.saved.heads import HEADS, OF_TOKENS, OF_VECTORS
+from probes.saved.prefixes import N_LENGTHS, PrefixCalibrator
 
-FORMAT_VERSION = 4
-_READ_VERSIONS = (2, 3, 4)  # version 2 had no token signals, and versions 2 and 3 had a single `layer`
+FORMAT_VERSION = 5
+_READ_VERSIONS = (2, 3, 4, 5)  # version 2 had no token signals, 2 and 3 had a single `layer`, and 5 added `prefixes`
 _FILES = ["config.json", "model.safetensors", "README.md"]
 _LARGEST_CONFIG, _LARGEST_HEADER, _LARGEST_CALIBRATOR = 2**20, 2**16, 2**22  # bytes
-_CALIBRATOR = "calibrator."  # prefix of the calibrator's tensors
+_CALIBRATOR, _PREFIXES = "calibrator.", "prefixes."  # beginnings of the names of the calibrators' tensors
+#: Fields of `prefixes`, which only probes of hidden states of answers have.
+_OF_PREFIXES: Schema = {
+    "lengths": Field(
+        f"a list of 1 to {N_LENGTHS} positive whole numbers in ascending order",
+        lambda value: (
+            isinstance(value, list)
+            and 1 <= len(value) <= N_LENGTHS
+            and all(type(n) is int and 1 <= n < 2**31 for n in value)
+            and value == sorted(value)
+        ),
+    )
+}
 
 #: Fields of config.json, except those that `_reading` adds for the head and its features.
 _CONFIG: Schema = {
@@ -162,7 +175,7 @@ def _reading(target: Any, signal: Any) -> Schema:
     if signal == "hidden_tokens":
         one_layer = Field("a list of one layer number", lambda value: _is_list(value, layer.holds) and len(value) == 1)
         of_tokens = {"signal": one_of([signal]), "layers": one_layer, "position": one_of([ANSWER_TOKENS])}
-        return {**of_tokens, "head": one_of(OF_TOKENS), "target": one_of(["response"])}
+        return {**of_tokens, "head": one_of(OF_TOKENS), "target": one_of(["response"]), "prefixes": Maybe(_OF_PREFIXES)}
     head = one_of(OF_VECTORS)
     if signal in token_signals("sample"):
         null = Field(f"null for the signal {signal!r}", lambda value: value is None)
@@ -171,7 +184,8 @@ def _reading(target: Any, signal: Any) -> Schema:
         return {"head": head, "signal": numbers, "layers": none, "position": null, "pooled": pooled}
     layers = Field("a list of distinct layer numbers", lambda value: _is_list(value, layer.holds) and len(value) > 0)
     of_hidden: Schema = {"signal": one_of(SIGNALS), "layers": layers, "position": one_of(POSITIONS[scope])}
-    return {**of_hidden, "head": head, "pooled": Maybe(pooled)}
+    prefixes = {"prefixes": Maybe(_OF_PREFIXES)} if scope == "sample" else {}
+    return {**of_hidden, "head": head, "pooled": Maybe(pooled), **prefixes}
 
 
 def _is_list(value: Any, holds: Callable[[Any], bool]) -> bool:
@@ -179,8 +193,8 @@ def _is_list(value: Any, holds: Callable[[Any], bool]) -> bool:
     return isinstance(value, list) and all(map(holds, value)) and len(set(value)) == len(value)
 
 
-def read_weights(path: Path, config: dict[str, Any]) -> tuple[Head, Calibrator]:
-    """Load the head and calibrator that a config describes.
+def read_weights(path: Path, config: dict[str, Any]) -> tuple[Head, Calibrator, PrefixCalibrator | None]:
+    """Load the head and the calibrators that a config describes.
 
     Raises:
         InputError: If the file is damaged, or its tensors are missing, unexpected or invalid.
@@ -189,15 +203,19 @@ def read_weights(path: Path, config: dict[str, Any]) -> tuple[Head, Calibrator]:
         head = HEADS[config["head"]](config["d_model"], **config["sizes"])
     try:
         size = path.stat().st_size
-        largest = sum(tensor.nbytes for tensor in head.state_dict().values()) + _LARGEST_CALIBRATOR + _LARGEST_HEADER
+        n_calibrators = 1 + len(PREFIXES) * ("prefixes" in config)
+        largest = _LARGEST_HEADER + n_calibrators * _LARGEST_CALIBRATOR
+        largest += sum(tensor.nbytes for tensor in head.state_dict().values())
         if size > largest:
             raise ValueError(f"it has {size} bytes, more than the {largest} needed")
         if sha256_file(path) != config["weights"]:
             raise ValueError("its checksum differs from the one in config.json")
         tensors = load_file(path)
-        n_knots = tensors[f"{_CALIBRATOR}x"].numel() if f"{_CALIBRATOR}x" in tensors else 0
-        calibrator = CALIBRATORS[config["calibrator"]].of_zeros(n_knots)
-        declared = probe_tensors(head, calibrator)
+        calibrator, prefixes = _unfilled(config, tensors, _CALIBRATOR), None
+        if "prefixes" in config:
+            of_prefixes = {name: _unfilled(config, tensors, f"{_PREFIXES}{name}.") for name in PREFIXES}
+            prefixes = PrefixCalibrator(of_prefixes, config["prefixes"]["lengths"])
+        declared = probe_tensors(head, calibrator, prefixes)
         for name in sorted(declared.keys() ^ tensors.keys()):
             raise ValueError(f"{shown(name)} is {'missing' if name in declared else 'unexpected'}")
         for name, tensor in declared.items():
@@ -207,16 +225,25 @@ def read_weights(path: Path, config: dict[str, Any]) -> tuple[Head, Calibrator]:
                 raise ValueError(f"`{name}` is {dtype} of shape {shape}, not {expected}")
         head.load_state_dict({name: tensors[name].clone() for name in head.state_dict()}, assign=True)
         calibrator.load_state_dict({name: tensors[_CALIBRATOR + name] for name in calibrator.values})
-        if problem := head.problem() or calibrator.problem():
+        if prefixes is not None:
+            prefixes.load_state_dict({name: tensors[_PREFIXES + name] for name in prefixes.state_dict()})
+        if problem := head.problem() or calibrator.problem() or (prefixes and prefixes.problem()):
             raise ValueError(problem)
     except (OSError, ValueError, SafetensorError) as error:
         raise InputError(
             f"Expected {str(path)!r} to contain the tensors of a {config['head']!r} head of width {config['d_model']} "
             f"and a {config['calibrator']!r} calibrator, but {one_line(error)}. Restore the file, or train a new probe."
         ) from None
-    return head, calibrator
+    return head, calibrator, prefixes
 
 
-def probe_tensors(head: Head, calibrator: Calibrator) -> dict[str, Tensor]:
+def _unfilled(config: dict[str, Any], tensors: dict[str, Tensor], start: str) -> Calibrator:
+    """Create the calibrator whose tensors' names begin with `start`, filled with zeros."""
+    n_knots = tensors[f"{start}x"].numel() if f"{start}x" in tensors else 0
+    return CALIBRATORS[config["calibrator"]].of_zeros(n_knots)
+
+
+def probe_tensors(head: Head, calibrator: Calibrator, prefixes: PrefixCalibrator | None) -> dict[str, Tensor]:
     """Return the tensors of a saved probe by their names in model.safetensors."""
-    return {**head.state_dict(), **calibrator.state_dict(prefix=_CALIBRATOR)}
+    of_prefixes = {} if prefixes is None else prefixes.state_dict(prefix=_PREFIXES)
+    return {**head.state_dict(), **calibrator.state_dict(prefix=_CALIBRATOR), **of_prefixes}

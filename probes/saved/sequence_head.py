@@ -88,9 +88,12 @@ class SequenceHead(Head):
 
     def forward(self, hidden: Ragged) -> Tensor:
         """Compute scores [row] float32 from hidden states [row, token, d_model]; NaN for rows without tokens."""
-        standardised = (hidden.values.float() - self.mean) / self.scale
-        scores = self.pooled(Ragged(standardised @ self.weight.T, hidden.offsets))
+        scores = self.pooled(Ragged(self.numbers(hidden.values), hidden.offsets))
         return scores.where(hidden.lengths.to(scores.device) > 0, torch.nan)
+
+    def numbers(self, states: Tensor) -> Tensor:
+        """Compute the numbers W (h − mean) / scale [token, number] float32 from raw states h [token, d_model]."""
+        return (states.float() - self.mean) / self.scale @ self.weight.T
 
     def pooled(self, numbers: Ragged) -> Tensor:
         """Compute scores [row, ...] from numbers [row, token, ..., number], without checking for empty rows."""

@@ -92,7 +92,7 @@ def test_the_states_of_an_answer_are_collected_while_it_is_generated(
     assert answers.question == [i for i in range(3) for _ in range(copies)]
     prompts = [PromptTemplate("Q: {question} A:").encode(tokenizer, question) for question in asked]
     n_prompt = max(map(len, prompts))
-    contents = attached._contents(answers.sequences[:, n_prompt:].tolist(), ["\n"])[1]
+    contents = attached._contents(answers.sequences[:, n_prompt:].tolist())[1]
     torch.testing.assert_close(
         answers.confidence, attached._read(prompts, contents, True).confidence, atol=1e-5, rtol=0, equal_nan=True
     )

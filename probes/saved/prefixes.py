@@ -1,0 +1,66 @@
+"""Calibrators for prefixes of answers, and the fraction of an answer that a prefix is expected to be."""
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+
+import torch
+from torch import Tensor, nn
+
+from extract.signals.features import PREFIXES
+from probes.saved.calibrators import Calibrator
+
+#: Number of quantiles that summarise the lengths of the training answers.
+N_LENGTHS = 101
+
+
+class PrefixCalibrator(nn.ModuleDict):
+    """Calibrators for prefixes of answers. Between their fractions, confidences are interpolated linearly.
+
+    The confidence increases with the score at every fraction, because it does so for each calibrator.
+
+    Args:
+        calibrators: Calibrator of each prefix, by the names in `PREFIXES`.
+        lengths: Quantiles of the numbers of content tokens of the training answers, in ascending order.
+    """
+
+    def __init__(self, calibrators: Mapping[str, Calibrator], lengths: Sequence[int]) -> None:
+        super().__init__({name: calibrators[name] for name in PREFIXES})
+        self.lengths = list(lengths)
+
+    def forward(self, score: Tensor, fraction: float, whole: Calibrator) -> Tensor:
+        """Map scores to confidences in [0, 1] with the shape and dtype of `score`.
+
+        Args:
+            score: Scores of prefixes.
+            fraction: Fraction of the answer in the prefixes, in [0, 1]. Below that of the shortest prefix in
+                `PREFIXES`, the calibrator of this prefix is used.
+            whole: Calibrator of whole answers.
+        """
+        calibrators: list[nn.Module] = [*self.values(), whole]
+        fractions = [*PREFIXES.values(), 1.0]
+        above = bisect_left(fractions, fraction)
+        upper: Tensor = calibrators[above](score)
+        if above == 0:
+            return upper
+        low, high = fractions[above - 1 : above + 1]
+        return torch.lerp(calibrators[above - 1](score), upper, (fraction - low) / (high - low))
+
+    def expected_fraction(self, n_tokens: int) -> float:
+        r"""Estimate the fraction of an answer that its first t = `n_tokens` tokens are, :math:`E[t/n \mid n \ge t]`.
+
+        The expectation is over the lengths n of the training answers. It is 1 if t exceeds all of them.
+        """
+        longer = self.lengths[bisect_left(self.lengths, n_tokens) :]
+        return n_tokens * fmean(1 / n for n in longer) if longer else 1.0
+
+    def problem(self) -> str | None:
+        """Describe the first invalid value in a few words, or return None. See `Calibrator.problem`."""
+        problems = ((name, calibrator.problem()) for name, calibrator in self.items())
+        return next((f"in {name}, {problem}" for name, problem in problems if problem), None)
+
+
+def length_quantiles(n_tokens: Tensor) -> list[int]:
+    """Return the quantiles of answer lengths `n_tokens` [row] for `PrefixCalibrator`."""
+    levels = torch.linspace(0, 1, N_LENGTHS, dtype=torch.float64)
+    return [int(n) for n in n_tokens.double().quantile(levels, interpolation="nearest")]

@@ -1,0 +1,318 @@
+"""Stream an answer with the confidence after each token, without another pass and without waiting for the device again.
+
+transformers' `generate` runs in a thread and passes each token to a streamer, which pauses the thread until the next
+token is requested. The model therefore runs only while the caller waits, and stops as soon as the stream is closed.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+import warnings
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from extract.errors import InputError
+from probes.saved.confidence import until
+from probes.saved.novelty import Confidences
+from probes.saved.sequence_head import SequenceHead
+
+if TYPE_CHECKING:
+    from probes.saved.artefact import ConfidenceProbe
+    from probes.saved.confidence import ConfidentModel, Prompts
+
+#: Modes of transformers' `generate` in which each pass after the prompt reads the token that was drawn last.
+_MODES = ("greedy_search", "sample")
+#: What decoders return for the bytes of an incomplete character.
+_INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
+
+
+@dataclass(frozen=True)
+class Step:
+    """State of an answer after a token was drawn. The last step of a stream repeats the complete answer.
+
+    The hidden state of a token exists once the model has read the token, which is in the pass that draws the next one.
+    The confidence after the tth token thus covers the first t − 1 tokens. In the last step, it covers the whole answer
+    if the answer ended with an end token or a stop string. If it ended at the token limit, its last token is unread.
+
+    Attributes:
+        text: The answer so far, without special tokens. The bytes of an incomplete character, and characters that may
+            begin a stop string, are withheld until it is clear that they belong to the answer.
+        piece: The part of `text` that is new in this step; possibly empty.
+        confidence: Probability that the model answers the question correctly. If the probe reads answers, it is the
+            probability that this answer is right, judged by its first `n_read` tokens; NaN if `n_read` is 0.
+        novelty: Novelty of the question or of the answer so far. See `Confidences`.
+        is_novel: Whether the question or answer is so novel that the confidence is shrunk.
+        n_read: Number of tokens of the answer that the confidence covers; 0 if the probe reads only the question.
+        n_tokens: Number of tokens in the answer so far, without the end token. In the last step, tokens that belong to
+            the stop string are not counted either.
+    """
+
+    text: str
+    piece: str
+    confidence: float
+    novelty: float
+    is_novel: bool
+    n_read: int
+    n_tokens: int
+
+
+def stream(model: ConfidentModel, question: Prompts, backoff: bool, options: dict[str, Any]) -> Iterator[Step]:
+    """Check the arguments of `ConfidentModel.stream`, and return its iterator."""
+    from extract.models.loading import check_prompts
+
+    probe, hf_model = model.probe, model._model
+    if probe.reads_answers and probe.pooled is not None:
+        raise InputError(
+            "Expected a probe that can be streamed, but this one reads pooled token signals of complete answers. Use "
+            "`generate`, or train a probe without token signals."
+        )
+    prompts, arguments = model._arguments(question, options)
+    if len(prompts) != 1:
+        raise InputError(
+            f"Expected `question` to be a single question, but got {len(prompts)}. Call `stream` for each of them, or "
+            "use `generate`."
+        )
+    check_prompts(hf_model, prompts, n_further=1)
+    config = copy.deepcopy(options.get("generation_config") or hf_model.generation_config)
+    config.update(**{name: value for name, value in options.items() if value is not None})
+    mode, n_answers = config.get_generation_mode(options.get("assistant_model")).value, config.num_return_sequences or 1
+    if mode not in _MODES or n_answers > 1:
+        raise InputError(
+            f"Expected options for greedy search or sampling of one answer, but got {mode.replace('_', ' ')} with "
+            f"`num_return_sequences` {n_answers}. Use `generate` instead of `stream`."
+        )
+    if probe.reads_answers and probe.prefixes is None:
+        warnings.warn(
+            "The probe was calibrated only on complete answers. Until an answer is complete, its confidences are not "
+            "calibrated. Train the probe with --data.prefixes=true.",
+            stacklevel=3,
+        )
+    return _steps(model, prompts[0], backoff, arguments)
+
+
+def _steps(model: ConfidentModel, prompt: list[int], backoff: bool, arguments: dict[str, Any]) -> Iterator[Step]:
+    """Generate an answer and yield its steps."""
+    from extract.models.loading import end_tokens
+
+    hf_model, drawn, text = model._model, list[int](), _Text(model.tokenizer, model._stop)
+    ends, reader = end_tokens(hf_model, model.tokenizer), _Reader(model, prompt, backoff)
+
+    def generate(streamer: _Streamer) -> None:
+        with torch.inference_mode(), reader.capturing():
+            hf_model.generate(**arguments, streamer=streamer)
+
+    with closing(_tokens(generate)) as tokens:
+        for token in tokens:
+            drawn.append(token)
+            text.ended |= token in ends
+            if not text.ended:
+                piece = text.add(token)
+                yield Step(text.shown, piece, *reader.after(len(drawn)), len(drawn))
+    (complete,), (content,) = model._contents([drawn])
+    yield Step(complete, complete[len(text.shown) :], *reader.at_end(len(content)), len(content))
+
+
+class _Reader:
+    """Confidences of a question, or of the answer so far, computed in the passes that generate the answer.
+
+    Args:
+        model: Model with an attached probe.
+        prompt: Token ids of the prompt.
+        backoff: See `ConfidentModel.stream`.
+    """
+
+    def __init__(self, model: ConfidentModel, prompt: list[int], backoff: bool) -> None:
+        self._model, self._probe, self._backoff, self._n_left = model._model, model.probe, backoff, len(prompt)
+        self._running = RunningScore(model.probe)
+        #: Scores [1] of the first t tokens of the answer, for t = 1, 2, …
+        self._scores = list[Tensor]()
+        #: Confidence, novelty and `is_novel` of the first t tokens, t = 0, 1, …; those of the question are at t = 0.
+        self._found = list[Tensor]()
+        if model.probe.pooled is not None:
+            self._add(model._read([prompt], None, backoff))
+
+    @contextmanager
+    def capturing(self) -> Iterator[None]:
+        """Read the state of the last token in every pass of the current thread, from the end of the prompt on."""
+        from extract.signals.hidden import HiddenCapture
+        from extract.signals.model_parts import decoder_of
+
+        thread, layers = threading.get_ident(), self._probe.layers
+
+        def act(hidden: Tensor) -> None:
+            if threading.get_ident() == thread:
+                self._n_left -= hidden.shape[1]
+                if self._n_left <= 0:  # the prompt can be read in several passes
+                    self._read(torch.cat([capture.states[layer].to(hidden.device) for layer in layers], 1))
+
+        with HiddenCapture(self._model, layers) as capture:
+            capture.select = lambda hidden: hidden[:, -1]
+            if self._probe.pooled is None:
+                capture.after(decoder_of(self._model), act)  # runs after the hooks of `capture`
+            yield
+
+    def _read(self, state: Tensor) -> None:
+        """Add the confidence for the state of the token that was read last, [1, d_model]."""
+        if self._probe.reads_answers and not self._found:
+            self._found.append(torch.full((3,), torch.nan))
+        elif self._probe.reads_answers:
+            self._scores.append(self._running.update(state))
+            prefixes, n = self._probe.prefixes, len(self._scores)
+            fraction = 1.0 if prefixes is None else prefixes.expected_fraction(n)
+            self._add(self._probe.of_scores(self._scores[-1], self._backoff, fraction))
+        elif not self._found:
+            self._add(self._probe.confidences(state, self._backoff))
+
+    def _add(self, found: Confidences) -> None:
+        """Copy the numbers to the CPU. The copy is complete when a token that is drawn later arrives there."""
+        self._found.append(torch.cat([values.float() for values in found]).to("cpu", non_blocking=True))
+
+    def after(self, n_drawn: int) -> tuple[float, float, bool, int]:
+        """Return the numbers of a step, from `confidence` to `n_read`, after `n_drawn` tokens were drawn."""
+        n_read = n_drawn - 1 if self._probe.reads_answers else 0
+        confidence, novelty, is_novel = self._found[n_read].tolist()
+        return confidence, novelty, is_novel == 1, n_read
+
+    def at_end(self, n_tokens: int) -> tuple[float, float, bool, int]:
+        """Return the numbers of the last step for a complete answer of `n_tokens` tokens."""
+        n_read = min(n_tokens, len(self._scores))
+        if n_read:
+            self._found[n_read:] = []
+            self._add(self._probe.of_scores(self._scores[n_read - 1], self._backoff))
+        return self.after(n_read + 1)
+
+
+class RunningScore:
+    """Score of an answer so far, updated with the state of each token without reading earlier states again.
+
+    Args:
+        probe: Probe that reads answers.
+    """
+
+    def __init__(self, probe: ConfidenceProbe) -> None:
+        self._head, self._position = probe.head, probe.position
+        self._kept: Tensor | None = None
+        self._n_tokens = 0
+
+    def update(self, state: Tensor) -> Tensor:
+        """Add a token with the state [1, d_model], and return the score [1] float32 of all tokens so far."""
+        head, kept = self._head.to(state.device), self._kept
+        self._n_tokens += 1
+        if isinstance(head, SequenceHead):
+            numbers = head.numbers(state)[None]
+            self._kept = numbers if kept is None else torch.cat([kept, numbers], 1)
+            return head.pool(self._kept, torch.ones_like(self._kept[..., 0], dtype=torch.bool)) + head.bias
+        if self._position == "mean_answer":
+            self._kept = state.float() if kept is None else kept + state
+            state = (self._kept / self._n_tokens).to(state.dtype)  # rounded as in the signal `hidden`
+        elif self._position == "first_answer":
+            self._kept = state = state if kept is None else kept
+        return torch.as_tensor(head(state))
+
+
+class _Text:
+    """Text of an answer, decoded token by token.
+
+    Attributes:
+        shown: The text that certainly belongs to the answer. See `Step.text`.
+        ended: Whether the answer has ended.
+    """
+
+    def __init__(self, tokenizer: Any, stop: Sequence[str]) -> None:
+        self._tokenizer, self._stop = tokenizer, stop
+        self.shown, self.ended, self._text = "", False, ""
+        self._recent, self._n_decoded = list[int](), 0
+
+    def add(self, token: int) -> str:
+        """Add a token and return the new part of `shown`.
+
+        Only the last few tokens are decoded. Some tokens are decoded differently at the beginning of a text, so the
+        tokens that gave the previous piece are decoded again.
+        """
+        self._recent.append(token)
+        before, now = (
+            self._tokenizer.decode(tokens, skip_special_tokens=True)
+            for tokens in (self._recent[: self._n_decoded], self._recent)
+        )
+        if not now.endswith(_INCOMPLETE):
+            self._text += now[len(before) :]
+            self._recent = self._recent[self._n_decoded :]
+            self._n_decoded = len(self._recent)
+        shown, text = self.shown, self._text
+        self.ended = any(end in text for end in self._stop)
+        self.shown = until(self._stop, text)
+        if not self.ended:
+            n_held = max((n for end in self._stop for n in range(len(end)) if text.endswith(end[:n])), default=0)
+            self.shown = text[: len(text) - n_held]
+        return self.shown[len(shown) :]
+
+
+class _Closed(BaseException):
+    """Ends `generate` after the stream was closed."""
+
+
+class _Streamer:
+    """Streamer for transformers' `generate` that pauses the thread of `generate` after each token.
+
+    Attributes:
+        token: The token that was drawn last.
+        is_finished: Whether `generate` has returned or raised an exception.
+        is_closed: Whether `generate` should end when it is resumed.
+        error: Exception raised by `generate`.
+        paused, resume: Semaphores that are released when the thread pauses, and in order to resume it.
+    """
+
+    def __init__(self) -> None:
+        self.token, self.is_finished, self.is_closed = -1, False, False
+        self.error: BaseException | None = None
+        self.paused, self.resume = threading.Semaphore(0), threading.Semaphore(0)
+
+    def run(self, generate: Callable[[_Streamer], None]) -> None:
+        """Call `generate` with this streamer."""
+        try:
+            generate(self)
+        except _Closed:
+            pass
+        except BaseException as error:  # raised again in the caller's thread
+            self.error = error
+        finally:
+            self.is_finished = True
+            self.paused.release()
+
+    def put(self, tokens: Tensor) -> None:
+        """Accept the prompt [1, token], or a drawn token [1]."""
+        if tokens.dim() == 1:
+            self.token = int(tokens)
+            self.paused.release()
+            self.resume.acquire()
+            if self.is_closed:
+                raise _Closed
+
+    def end(self) -> None:
+        """Accept the end of the answer."""
+
+
+def _tokens(generate: Callable[[_Streamer], None]) -> Generator[int]:
+    """Yield the tokens that `generate` draws. It runs in a thread, but only while the next token is awaited."""
+    streamer = _Streamer()
+    thread = threading.Thread(target=streamer.run, args=(generate,), daemon=True)
+    thread.start()
+    try:
+        while True:
+            streamer.paused.acquire()
+            if streamer.is_finished:
+                break
+            yield streamer.token
+            streamer.resume.release()
+    finally:  # also if the stream is closed or interrupted
+        streamer.is_closed = True
+        streamer.resume.release()
+        thread.join()
+    if streamer.error is not None:
+        raise streamer.error

@@ -19,6 +19,7 @@ class Batch(NamedTuple):
         known: [row] float32 number of answers graded right or wrong.
         row: [row] int64 index in the question table or answer table.
         question: [row] int64 index in the question table.
+        fraction: [row] float32 fraction of the answer that the features cover; 1 for questions and whole answers.
     """
 
     features: Any
@@ -27,6 +28,7 @@ class Batch(NamedTuple):
     known: Tensor
     row: Tensor
     question: Tensor
+    fraction: Tensor
 
     def to(self, device: torch.device) -> "Batch":
         """Move the batch to a device."""

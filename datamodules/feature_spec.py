@@ -1,19 +1,24 @@
 """Specify the features of a datamodule and read them from a store."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from datamodules.token_states import TokenStates
 from extract.errors import InputError, nearest
-from extract.signals.features import DEFAULT_POOLING, TokenFeatures, check_pooling, token_signals
+from extract.signals.features import DEFAULT_POOLING, PREFIXES, TokenFeatures, check_pooling, token_signals
 from extract.signals.pooling import weight_of
 from extract.signals.registry import SIGNALS
 from extract.store.ragged import Ragged
 from extract.store.shards import Scope
 from extract.store.store import Store
+
+#: Signal with the hidden states of all tokens, from which those of prefixes are computed.
+TOKENS = "hidden_tokens"
+#: Positions of the signal `hidden` that prefixes have, too.
+OF_ANSWERS = ("first_answer", "last_answer", "mean_answer")
 
 
 @dataclass
@@ -26,11 +31,14 @@ class FeatureSpec:
 
     Args:
         scope: Whether a row is a question or an answer.
-        signal, positions, layers, join, pooling, weights: See `FeatureDataModule`.
+        signal, positions, layers, join, pooling, weights, prefixes: See `FeatureDataModule`.
+
+    Attributes:
+        n_tokens: [row] int64 number of content tokens of each answer. `read` sets it if `prefixes` is true.
 
     Raises:
-        InputError: If a signal cannot be joined or pooled, or if `pooling` or `weights` is passed without a token
-            signal.
+        InputError: If a signal cannot be joined or pooled, if `pooling` or `weights` is passed without a token signal,
+            or if `prefixes` is true for features that are not hidden states of answers.
     """
 
     scope: Scope
@@ -40,6 +48,8 @@ class FeatureSpec:
     join: Sequence[str] | None
     pooling: Sequence[str] | None
     weights: str | None
+    prefixes: bool = False
+    n_tokens: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
         available, signal = token_signals(self.scope), self.signal
@@ -54,6 +64,11 @@ class FeatureSpec:
             raise InputError(
                 f"Expected `join` to be omitted for the signal {signal!r}, but got {list(self.join)}. Token signals "
                 "cannot be joined to a signal with one vector per token. Omit `join`."
+            )
+        if self.prefixes and (self.scope == "question" or self.signal not in ("hidden", TOKENS) or self.join):
+            raise InputError(
+                "Expected `prefixes` to be false, but it is true. It requires hidden states of answers without joined "
+                "signals. Pass --data.target=response --data.signal=hidden_tokens, or omit it."
             )
         tokens = [] if self._of_vectors else [(signal, self.positions or None, self.layers, "positions")]
         for joined in self.join or []:
@@ -80,10 +95,37 @@ class FeatureSpec:
     def signals(self) -> list[str]:
         """Names of all required signals, without duplicates."""
         weights = [] if self._weight is None else [self._weight[0]]
-        return list(dict.fromkeys([self.signal, *(name for name, *_ in self._tokens), *weights]))
+        return list(
+            dict.fromkeys([TOKENS if self.prefixes else self.signal, *(name for name, *_ in self._tokens), *weights])
+        )
+
+    @property
+    def fractions(self) -> list[float]:
+        """Fractions of the answers that are read, in the order of the rows. The last one is 1, for whole answers."""
+        return [*(PREFIXES.values() if self.prefixes else ()), 1.0]
+
+    def _read_prefixes(self, store: Store) -> tuple[Tensor | TokenStates, list[str]]:
+        """Read the hidden states of the prefixes, and name the features. See `read`."""
+        positions = ["answer_tokens"] if self._of_tokens else self.positions or ["last_answer"]
+        known = ["answer_tokens"] if self._of_tokens else OF_ANSWERS
+        if unknown := [position for position in positions if position not in known]:
+            raise InputError(
+                f"Expected `positions` to be among {', '.join(known)} for prefixes of answers, but got {unknown[0]!r}."
+                f"{nearest(unknown[0], known)}"
+            )
+        keys = choose_keys(store, TOKENS, self.scope, None, self.layers)
+        whole = TokenStates.of([store.signals.read_ragged(TOKENS, key, self.scope) for key in keys])
+        self.n_tokens = whole.n_tokens
+        states, layers = whole.prefixes(self.fractions), [key.split("/")[0] for key in keys]
+        names = [f"{layer}/{position}" for layer in layers for position in positions]
+        if self._of_tokens:
+            return states, names
+        return torch.stack([states.at(position) for position in positions], 2).flatten(1, 2), names
 
     def read(self, store: Store, n_rows: int) -> tuple[Tensor | TokenStates, list[str], TokenFeatures | None]:
         """Read the features of `n_rows` rows from a store into one tensor.
+
+        With `prefixes`, all rows are repeated for each of `fractions`.
 
         Returns:
             - [row, feature, width] float32 features, with NaN for missing values; `TokenStates` for `hidden_tokens`.
@@ -93,6 +135,8 @@ class FeatureSpec:
         Raises:
             InputError: If the store lacks a signal, a position or a layer, or its tensors have inconsistent shapes.
         """
+        if self.prefixes:
+            return (*self._read_prefixes(store), None)
         signals, scope = store.signals, self.scope
 
         def values(signal: str, key: str) -> Tensor | Ragged:

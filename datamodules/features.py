@@ -50,10 +50,12 @@ class FeatureDataModule(L.LightningDataModule):
             only). If null, mean, std and max are used.
         weights: Weights of the pooled tokens: entropy, prob (1 − p_max), or SIGNAL/POSITION, such as
             rollout/norm_element_mean_token.
+        prefixes: Whether to train on prefixes of answers, too, for streaming. The prefixes are the first 25, 50 and
+            75 % of an answer's tokens, and have the target of the answer. Requires the signal `hidden_tokens`.
         val_fraction: Fraction of the questions in the validation split.
         test_fraction: Fraction of the questions in the test split.
         split_seed: Seed of the split.
-        batch_size: Number of questions per batch, or of answers for the target `response`.
+        batch_size: Number of questions per batch, or of answers and prefixes for the target `response`.
 
     Attributes:
         table: Table of the questions and answers.
@@ -76,6 +78,7 @@ class FeatureDataModule(L.LightningDataModule):
         join: list[str] | None = None,
         pooling: list[str] | None = None,
         weights: str | None = None,
+        prefixes: bool = False,
         val_fraction: float = 0.2,
         test_fraction: float = 0.2,
         split_seed: int = 0,
@@ -87,7 +90,7 @@ class FeatureDataModule(L.LightningDataModule):
             raise InputError("Expected `layers` to contain at least one layer, but it is empty. Omit it to use all.")
         self.store_path, self.recipe, self.grader, self.signal = store, recipe, grader, signal
         self.target, self.scope = target, TARGETS[target]
-        self.feature_spec = FeatureSpec(self.scope, signal, positions, layers, join, pooling, weights)
+        self.feature_spec = FeatureSpec(self.scope, signal, positions, layers, join, pooling, weights, prefixes)
         #: Signals from `extract ask` that training needs. A probe can add more.
         self.needs = {"text_embedding"} if target == "seu" else set()
         self.fractions = (1 - val_fraction - test_fraction, val_fraction, test_fraction)
@@ -150,19 +153,22 @@ class FeatureDataModule(L.LightningDataModule):
         right, known = (count.float() for count in self._counts())
         enough = (torch.from_numpy(self.table.known) >= 2)[question_of]
         finite = features.finite() if isinstance(features, TokenStates) else features.isfinite().flatten(1).all(1)
-        usable = (known > 0) & enough & finite
+        usable = (known > 0) & enough
         if self.target == "seu":
             usable &= self._target().isfinite()
-        rows = usable.nonzero()[:, 0]
-        self.n_unusable = len(usable) - len(rows)
+        fractions = self.feature_spec.fractions
+        places = (usable.repeat(len(fractions)) & finite).nonzero()[:, 0]  # with prefixes, the rows are repeated
+        rows, fraction = places % len(usable), torch.tensor(fractions)[places // len(usable)]
+        self.n_unusable = len(usable) - len(rows.unique())
         if not len(rows):
             raise InputError(
                 f"Expected questions with at least two known grades and finite features, but {self.store_path!r} has "
                 "none. Inspect the store with `python -m extract inspect`."
             )
-        question = question_of[rows]
-        self.question_rows, self.split_rows = {"train": question.unique()}, {"train": rows}
-        self._batches = {"train": Batch(features[rows], self._target()[rows], right[rows], known[rows], rows, question)}
+        question, right, known = question_of[rows], right[rows], known[rows]
+        self.question_rows, self.split_rows = {"train": question.unique()}, {"train": rows[fraction == 1]}
+        target = self._target()[rows]
+        self._batches = {"train": Batch(features[places], target, right, known, rows, question, fraction)}
 
     @property
     def question_of(self) -> Tensor:
@@ -191,14 +197,15 @@ class FeatureDataModule(L.LightningDataModule):
         right, known = self._counts()
         return right / known
 
-    def batch(self, *splits: str) -> Batch:
-        """Return all rows of one or more splits."""
+    def batch(self, *splits: str, prefixes: bool = False) -> Batch:
+        """Return all rows of one or more splits. If `prefixes` is true, prefixes of answers are included."""
         first, *more = (self._batches[split] for split in splits)
-        return Batch.cat([first, *more]) if more else first
+        batch = Batch.cat([first, *more]) if more else first
+        return batch if prefixes or not self.feature_spec.prefixes else batch.take(batch.fraction == 1)
 
-    def every(self) -> Batch:
-        """Return the rows of all splits, in the order of the table."""
-        every = self.batch(*self._batches)
+    def every(self, prefixes: bool = False) -> Batch:
+        """Return the rows of all splits, in the order of the table. See `batch`."""
+        every = self.batch(*self._batches, prefixes=prefixes)
         return every.take(every.row.argsort())
 
     def inner_folds(self, question: Tensor, n_folds: int) -> Tensor:
@@ -215,14 +222,14 @@ class FeatureDataModule(L.LightningDataModule):
 
     def use_split(self, questions: Mapping[str, Sequence[int]]) -> None:
         """Replace the splits (for cross-validation). `questions` maps each split to rows of the question table."""
-        every = self.every()
+        every = self.every(prefixes=True)
         self.question_rows = {split: torch.tensor(list(rows), dtype=torch.int64) for split, rows in questions.items()}
         every = every._replace(target=self._target()[every.row])
         self._batches = {
             split: every.take(torch.isin(every.question, rows).nonzero()[:, 0])
             for split, rows in self.question_rows.items()
         }
-        self.split_rows = {split: batch.row for split, batch in self._batches.items()}
+        self.split_rows = {split: self.batch(split).row for split in self._batches}
 
     def use_grades(self, table: QuestionTable) -> None:
         """Replace the grades with those of another table of the same questions and answers.
@@ -253,7 +260,7 @@ class FeatureDataModule(L.LightningDataModule):
     def _loader(self, split: str, shuffle: bool = False) -> TensorBatches:
         """Move a whole split to the training device and return its batches."""
         device = self.trainer.strategy.root_device if self.trainer is not None else torch.device("cpu")
-        return TensorBatches(self._batches[split].to(device), self.batch_size, shuffle)
+        return TensorBatches(self.batch(split, prefixes=split != "test").to(device), self.batch_size, shuffle)
 
     def train_dataloader(self) -> TensorBatches:
         """Return the shuffled training batches."""

@@ -62,6 +62,28 @@ class TokenStates:
             return replace(self, first=self.first[index], n_tokens=self.n_tokens[index])
         return Ragged(self.values[index[1]][self._places()].float(), self.offsets)
 
+    def prefixes(self, fractions: Sequence[float]) -> Self:
+        """Return the first ⌈q n⌉ of the n tokens of every row, for one fraction q after the other. Copies no states."""
+        n_tokens = [(fraction * self.n_tokens.double()).ceil().long() for fraction in fractions]
+        return replace(self, first=self.first.repeat(len(fractions)), n_tokens=torch.cat(n_tokens))
+
+    def at(self, position: str) -> Tensor:
+        """Return the states of the signal `hidden` at a position of answers, [row, feature, d_model] float32.
+
+        `position` is `first_answer`, `last_answer` or `mean_answer`. Rows without tokens are NaN.
+        """
+        stop, there = self.first + self.n_tokens, (self.n_tokens > 0)[:, None]
+        columns = []
+        for states in self.values:
+            if position == "mean_answer":
+                total = torch.nn.functional.pad(states.double().cumsum(0), (0, 0, 1, 0))
+                column = (total[stop] - total[self.first]) / self.n_tokens[:, None]
+            else:
+                place = self.first if position == "first_answer" else stop - 1
+                column = states[place.clamp(0, len(states) - 1)]
+            columns.append(column.float().where(there, torch.nan))
+        return torch.stack(columns, 1)
+
     def tokens(self) -> Tensor:
         """Copy the states of all rows, one after the other, [feature, token, d_model] float32."""
         return self.values[:, self._places()].float()

@@ -15,6 +15,7 @@ class Choice:
         candidate: Index of the penalty, or of the number of neighbours.
         value: The penalty, or the number of neighbours.
         calibrator: Calibrator for the scores of the candidate.
+        prefixes: Calibrators for its scores of prefixes, in the order of `PREFIXES`; empty without prefix training.
     """
 
     features: tuple[int, ...]
@@ -22,6 +23,7 @@ class Choice:
     candidate: int
     value: float
     calibrator: Calibrator
+    prefixes: tuple[Calibrator, ...] = ()
 
     @property
     def layers(self) -> list[int]:

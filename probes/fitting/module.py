@@ -83,7 +83,7 @@ class ProbeModule(L.LightningModule, ABC):
         #: Validation loss of each candidate in nats, [penalty, input] float64.
         self.val_loss: Tensor | None = None
         #: Loss of each validation row in nats with cross-fitted calibrators, [row] float64, and the index of each row,
-        #: [row] int64. `val_confidence` [row] float64 is set after training.
+        #: [row] int64. `val_confidence` [row] float64 is set after training. Prefixes of answers are left out.
         self.val_losses, self.val_rows = torch.empty(0), torch.empty(0)
         self.val_figures: dict[str, float] = {}
 
@@ -114,7 +114,7 @@ class ProbeModule(L.LightningModule, ABC):
 
     def fitted_rows(self) -> Batch:
         """Return the rows to which the probe is fitted."""
-        return self.data.batch("train")
+        return self.data.batch("train", prefixes=True)
 
     @property
     def data(self) -> FeatureDataModule:
@@ -183,7 +183,7 @@ class ProbeModule(L.LightningModule, ABC):
 
     def _score_validation(self) -> tuple[Tensor, Batch]:
         """Return the validation scores [penalty, row, input] and their rows."""
-        batch = self.data.batch("val").to(self.device)
+        batch = self.data.batch("val", prefixes=True).to(self.device)
         return self.candidate_scores(self.standardised(batch.features)), batch
 
     @torch.no_grad()
@@ -193,22 +193,24 @@ class ProbeModule(L.LightningModule, ABC):
         If this loss is not below the loss of the base rate, the calibrator is replaced by the base rate.
         """
         choice = self._choose(*self._score_validation())
-        scores, batch = self._validation
-        chosen = scores[choice.candidate, :, self.inputs.index(choice.features)]
-        self.val_rows, counts = batch.row, (batch.right, batch.known)
-        self.val_losses = cross_fitted_losses(self.calibrator, chosen, *counts, batch.question)
-        base_rate = cross_fitted_losses(None, chosen, *counts, batch.question)
+        chosen = choice.candidate, self.inputs.index(choice.features)
+        scores, right, known, self.val_rows, question = self._validated(*chosen)
+        prefixes = tuple(self._calibrator(*chosen, fraction) for fraction in self.data.feature_spec.fractions[:-1])
+        self.val_losses = cross_fitted_losses(self.calibrator, scores, right, known, question)
+        base_rate = cross_fitted_losses(None, scores, right, known, question)
         if self.val_losses.mean() >= base_rate.mean() - 1e-9:  # equal up to rounding if calibrators ignore the scores
-            self.choice = choice = replace(choice, calibrator=base_rate_calibrator(*counts))
+            constant = base_rate_calibrator(right, known)
+            choice, prefixes = replace(choice, calibrator=constant), (constant,) * len(prefixes)
             self.val_losses = base_rate
-            self.val_figures |= self._figures(choice.calibrator(chosen))
             rows = "answers" if self.data.scope == "sample" else "questions"
             self.warning = (
-                f"The probe's cross-fitted confidences predict the grades of {len(batch.row)} {rows} no better than "
+                f"The probe's cross-fitted confidences predict the grades of {len(scores)} {rows} no better than "
                 f"the base rate does. Therefore, the probe returns the base rate for all {rows}."
             )
-        self.val_figures["val/loss"] = float(self.val_losses.mean())
-        self.val_confidence = choice.calibrator(chosen)
+        self.choice = replace(choice, prefixes=prefixes)
+        self.val_confidence = choice.calibrator(scores)
+        figures = self._figures(self.val_confidence, right, known)
+        self.val_figures = {"val/loss": float(self.val_losses.mean()), **figures}
 
     def _choose(self, scores: Tensor, batch: Batch) -> Choice:
         """Choose the candidate with the lowest validation loss and calibrate it."""
@@ -226,16 +228,23 @@ class ProbeModule(L.LightningModule, ABC):
         calibrator, features = self._calibrator(candidate, place), self.inputs[place]
         names = tuple(self.feature_names[feature] for feature in features)
         self.choice = Choice(features, names, candidate, self.penalties[candidate], calibrator)
-        confidence = calibrator(scores[candidate, :, place])
-        self.val_figures = {"val/loss": float(eligible.min()), **self._figures(confidence)}
+        chosen, right, known, *_ = self._validated(candidate, place)
+        self.val_figures = {"val/loss": float(eligible.min()), **self._figures(calibrator(chosen), right, known)}
         return self.choice
 
-    def _figures(self, confidence: Tensor) -> dict[str, float]:
-        """Compute the AUROC and the Brier score of the confidences [row] on the validation rows."""
-        _, batch = self._validation
-        brier = debiased_brier if batch.known.min() > 1 else response_brier  # one answer per row cannot be debiased
-        metrics = {"val/auroc": capability_auroc, "val/brier": brier}
-        return {name: float(metric(confidence, batch.right, batch.known)) for name, metric in metrics.items()}
+    def _validated(self, candidate: int, place: int, fraction: float = 1.0) -> tuple[Tensor, ...]:
+        """Return scores, `right`, `known`, `row` and `question` [row] of the validation rows with a fraction.
+
+        `place` is the index of the candidate's input.
+        """
+        scores, batch = self._validation
+        rows = batch.fraction == fraction
+        return scores[candidate, rows, place], *(column[rows] for column in batch[2:6])
+
+    def _figures(self, confidence: Tensor, right: Tensor, known: Tensor) -> dict[str, float]:
+        """Compute AUROC and Brier score (debiased if rows have several answers) of confidences [row]."""
+        metrics = {"val/auroc": capability_auroc, "val/brier": debiased_brier if known.min() > 1 else response_brier}
+        return {name: float(metric(confidence, right, known)) for name, metric in metrics.items()}
 
     def validation_loss(self, scores: Tensor, batch: Batch) -> Tensor:
         """Compute each candidate's mean cross-entropy in nats, [penalty, input], from scores [penalty, row, input].
@@ -249,10 +258,9 @@ class ProbeModule(L.LightningModule, ABC):
         logits = (slope[:, None] * flat + intercept[:, None]).T[None]
         return soft_label_loss(logits, batch.target).reshape(len(scores), -1)
 
-    def _calibrator(self, candidate: int, place: int) -> Calibrator:
-        """Fit the calibrator of one candidate to its validation scores. `place` is the index of its input."""
-        scores, batch = self._validation
-        return fit_calibrator(self.calibrator, scores[candidate, :, place], batch.right, batch.known)
+    def _calibrator(self, candidate: int, place: int, fraction: float = 1.0) -> Calibrator:
+        """Fit the calibrator of one candidate to its validation scores. See `_validated` for the arguments."""
+        return fit_calibrator(self.calibrator, *self._validated(candidate, place, fraction)[:3])
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:
         """Update and log the test metrics of the chosen probe."""

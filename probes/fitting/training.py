@@ -106,7 +106,7 @@ class AtOnce(ProbeModule):
     @torch.no_grad()
     def on_train_epoch_end(self) -> None:
         """Fit all candidates on the whole training split and stop training."""
-        train = self.data.batch("train").to(self.device)
+        train = self.data.batch("train", prefixes=True).to(self.device)
         self.learn(self.standardised(train.features), train.target)
         self.trainer.should_stop = True
 
@@ -167,7 +167,7 @@ class ClosedForm(Directions, AtOnce):
 
     def fitted_rows(self) -> Batch:
         """Return the rows of the training and validation splits."""
-        return self.data.batch("train", "val")
+        return self.data.batch("train", "val", prefixes=True)
 
     @torch.no_grad()
     def on_train_epoch_end(self) -> None:

@@ -19,10 +19,12 @@ from probes.fitting.module import ProbeModule
 from probes.registry import chosen_option
 from probes.report import plots
 from probes.report.evaluate import Scored, compare, estimate, evaluate
+from probes.report.prefixes import by_fraction, length_quantiles, prefix_curves
 from probes.report.results import record_header, write_files
 from probes.report.templates import COLUMNS, interval, render
 from probes.saved.artefact import ConfidenceProbe
 from probes.saved.card import model_card, what_is_read
+from probes.saved.prefixes import PrefixCalibrator
 
 #: Dict from each target to the baselines whose ROC curves are drawn together with the probe's curve.
 _DRAWN = {
@@ -115,6 +117,7 @@ class Report:
             "tried": sorted(module.penalties),
             "n_questions": {split: len(rows) for split, rows in self.rows.items()},
             "n_unusable": data.n_unusable,
+            **({"prefixes": by_fraction(module, data, **self._resampling)} if choice.prefixes else {}),
             "splits": {"test": {self.target: figures}},
             "paired": paired,
         }
@@ -138,6 +141,8 @@ class Report:
                 torch.from_numpy(self.table.accuracy)[used], [self.table.groups[row] for row in used.tolist()]
             ),
         }
+        if "prefixes" in self.record:
+            pictures["prefixes"] = prefix_curves(self.record["prefixes"])
         return {**pictures, "layers": self._layers()} if self.choice.layers else pictures
 
     def _layers(self) -> Figure:
@@ -211,7 +216,11 @@ class Report:
             "test": self.figures_of[module.name],
             "versions": record["versions"],
         }
-        return ConfidenceProbe(head, self.choice.calibrator, config)
+        if not self.choice.prefixes:
+            return ConfidenceProbe(head, self.choice.calibrator, config)
+        lengths = length_quantiles(data)
+        config["prefixes"] = {"lengths": lengths}
+        return ConfidenceProbe(head, self.choice.calibrator, config, PrefixCalibrator(self.choice.prefixes, lengths))
 
     def _prior(self) -> dict[str, float]:
         """Fit the parameters of the prior in `extract.sampling.prior` to the validation scores and answers."""

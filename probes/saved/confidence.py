@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from extract.errors import InputError
+from probes.saved.streamed_text import until
 
 if TYPE_CHECKING:
     from extract.prompts import Prompt
@@ -262,11 +263,6 @@ class ConfidentModel:
             texts.append(until(self._stop, self.tokenizer.decode(until_end, skip_special_tokens=True)))
             contents.append(content_tokens(self.tokenizer, ends, until_end, texts[-1]))
         return texts, contents
-
-
-def until(stop: Sequence[str], text: str) -> str:
-    """Truncate a text at the first stop string."""
-    return text[: min((text.index(end) for end in stop if end in text), default=len(text))]
 
 
 @contextmanager

@@ -213,7 +213,7 @@ def read_weights(path: Path, config: dict[str, Any]) -> tuple[Head, Calibrator, 
         tensors = load_file(path)
         calibrator, prefixes = _unfilled(config, tensors, _CALIBRATOR), None
         if "prefixes" in config:
-            of_prefixes = {name: _unfilled(config, tensors, f"{_PREFIXES}{name}.") for name in PREFIXES}
+            of_prefixes = [_unfilled(config, tensors, f"{_PREFIXES}{name}.") for name in PREFIXES]
             prefixes = PrefixCalibrator(of_prefixes, config["prefixes"]["lengths"])
         declared = probe_tensors(head, calibrator, prefixes)
         for name in sorted(declared.keys() ^ tensors.keys()):

@@ -1,8 +1,9 @@
 """Calibrators for prefixes of answers, and the fraction of an answer that a prefix is expected to be."""
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import fmean
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,12 +21,12 @@ class PrefixCalibrator(nn.ModuleDict):
     The confidence increases with the score at every fraction, because it does so for each calibrator.
 
     Args:
-        calibrators: Calibrator of each prefix, by the names in `PREFIXES`.
+        calibrators: Calibrator of each prefix, in the order of `PREFIXES`.
         lengths: Quantiles of the numbers of content tokens of the training answers, in ascending order.
     """
 
-    def __init__(self, calibrators: Mapping[str, Calibrator], lengths: Sequence[int]) -> None:
-        super().__init__({name: calibrators[name] for name in PREFIXES})
+    def __init__(self, calibrators: Sequence[Calibrator], lengths: Sequence[int]) -> None:
+        super().__init__(dict(zip(PREFIXES, calibrators, strict=True)))
         self.lengths = list(lengths)
 
     def forward(self, score: Tensor, fraction: float, whole: Calibrator) -> Tensor:
@@ -56,11 +57,6 @@ class PrefixCalibrator(nn.ModuleDict):
 
     def problem(self) -> str | None:
         """Describe the first invalid value in a few words, or return None. See `Calibrator.problem`."""
-        problems = ((name, calibrator.problem()) for name, calibrator in self.items())
+        calibrators: Any = self.items()  # torch declares them as modules
+        problems = ((name, calibrator.problem()) for name, calibrator in calibrators)
         return next((f"in {name}, {problem}" for name, problem in problems if problem), None)
-
-
-def length_quantiles(n_tokens: Tensor) -> list[int]:
-    """Return the quantiles of answer lengths `n_tokens` [row] for `PrefixCalibrator`."""
-    levels = torch.linspace(0, 1, N_LENGTHS, dtype=torch.float64)
-    return [int(n) for n in n_tokens.double().quantile(levels, interpolation="nearest")]

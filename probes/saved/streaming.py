@@ -1,15 +1,11 @@
-"""Stream an answer with the confidence after each token, without another pass and without waiting for the device again.
-
-transformers' `generate` runs in a thread and passes each token to a streamer, which pauses the thread until the next
-token is requested. The model therefore runs only while the caller waits, and stops as soon as the stream is closed.
-"""
+"""Stream an answer with the confidence after each token, without an additional pass or synchronisation."""
 
 from __future__ import annotations
 
 import copy
 import threading
 import warnings
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,9 +14,10 @@ import torch
 from torch import Tensor
 
 from extract.errors import InputError
-from probes.saved.confidence import until
 from probes.saved.novelty import Confidences
+from probes.saved.paused_generation import Streamer, tokens_of
 from probes.saved.sequence_head import SequenceHead
+from probes.saved.streamed_text import StreamedText
 
 if TYPE_CHECKING:
     from probes.saved.artefact import ConfidenceProbe
@@ -28,8 +25,6 @@ if TYPE_CHECKING:
 
 #: Modes of transformers' `generate` in which each pass after the prompt reads the token that was drawn last.
 _MODES = ("greedy_search", "sample")
-#: What decoders return for the bytes of an incomplete character.
-_INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 
 
 @dataclass(frozen=True)
@@ -100,14 +95,14 @@ def _steps(model: ConfidentModel, prompt: list[int], backoff: bool, arguments: d
     """Generate an answer and yield its steps."""
     from extract.models.loading import end_tokens
 
-    hf_model, drawn, text = model._model, list[int](), _Text(model.tokenizer, model._stop)
+    hf_model, drawn, text = model._model, list[int](), StreamedText(model.tokenizer, model._stop)
     ends, reader = end_tokens(hf_model, model.tokenizer), _Reader(model, prompt, backoff)
 
-    def generate(streamer: _Streamer) -> None:
+    def generate(streamer: Streamer) -> None:
         with torch.inference_mode(), reader.capturing():
             hf_model.generate(**arguments, streamer=streamer)
 
-    with closing(_tokens(generate)) as tokens:
+    with closing(tokens_of(generate)) as tokens:
         for token in tokens:
             drawn.append(token)
             text.ended |= token in ends
@@ -214,105 +209,3 @@ class RunningScore:
         elif self._position == "first_answer":
             self._kept = state = state if kept is None else kept
         return torch.as_tensor(head(state))
-
-
-class _Text:
-    """Text of an answer, decoded token by token.
-
-    Attributes:
-        shown: The text that certainly belongs to the answer. See `Step.text`.
-        ended: Whether the answer has ended.
-    """
-
-    def __init__(self, tokenizer: Any, stop: Sequence[str]) -> None:
-        self._tokenizer, self._stop = tokenizer, stop
-        self.shown, self.ended, self._text = "", False, ""
-        self._recent, self._n_decoded = list[int](), 0
-
-    def add(self, token: int) -> str:
-        """Add a token and return the new part of `shown`.
-
-        Only the last few tokens are decoded. Some tokens are decoded differently at the beginning of a text, so the
-        tokens that gave the previous piece are decoded again.
-        """
-        self._recent.append(token)
-        before, now = (
-            self._tokenizer.decode(tokens, skip_special_tokens=True)
-            for tokens in (self._recent[: self._n_decoded], self._recent)
-        )
-        if not now.endswith(_INCOMPLETE):
-            self._text += now[len(before) :]
-            self._recent = self._recent[self._n_decoded :]
-            self._n_decoded = len(self._recent)
-        shown, text = self.shown, self._text
-        self.ended = any(end in text for end in self._stop)
-        self.shown = until(self._stop, text)
-        if not self.ended:
-            n_held = max((n for end in self._stop for n in range(len(end)) if text.endswith(end[:n])), default=0)
-            self.shown = text[: len(text) - n_held]
-        return self.shown[len(shown) :]
-
-
-class _Closed(BaseException):
-    """Ends `generate` after the stream was closed."""
-
-
-class _Streamer:
-    """Streamer for transformers' `generate` that pauses the thread of `generate` after each token.
-
-    Attributes:
-        token: The token that was drawn last.
-        is_finished: Whether `generate` has returned or raised an exception.
-        is_closed: Whether `generate` should end when it is resumed.
-        error: Exception raised by `generate`.
-        paused, resume: Semaphores that are released when the thread pauses, and in order to resume it.
-    """
-
-    def __init__(self) -> None:
-        self.token, self.is_finished, self.is_closed = -1, False, False
-        self.error: BaseException | None = None
-        self.paused, self.resume = threading.Semaphore(0), threading.Semaphore(0)
-
-    def run(self, generate: Callable[[_Streamer], None]) -> None:
-        """Call `generate` with this streamer."""
-        try:
-            generate(self)
-        except _Closed:
-            pass
-        except BaseException as error:  # raised again in the caller's thread
-            self.error = error
-        finally:
-            self.is_finished = True
-            self.paused.release()
-
-    def put(self, tokens: Tensor) -> None:
-        """Accept the prompt [1, token], or a drawn token [1]."""
-        if tokens.dim() == 1:
-            self.token = int(tokens)
-            self.paused.release()
-            self.resume.acquire()
-            if self.is_closed:
-                raise _Closed
-
-    def end(self) -> None:
-        """Accept the end of the answer."""
-
-
-def _tokens(generate: Callable[[_Streamer], None]) -> Generator[int]:
-    """Yield the tokens that `generate` draws. It runs in a thread, but only while the next token is awaited."""
-    streamer = _Streamer()
-    thread = threading.Thread(target=streamer.run, args=(generate,), daemon=True)
-    thread.start()
-    try:
-        while True:
-            streamer.paused.acquire()
-            if streamer.is_finished:
-                break
-            yield streamer.token
-            streamer.resume.release()
-    finally:  # also if the stream is closed or interrupted
-        streamer.is_closed = True
-        streamer.resume.release()
-        thread.join()
-    if streamer.error is not None:
-        raise streamer.error

@@ -20,7 +20,7 @@ from probes.saved.calibrators import Calibrator
 from probes.saved.confidence import ConfidentModel
 from probes.saved.head import Head
 from probes.saved.loading import FORMAT_VERSION, find_probe, probe_tensors, read_config, read_weights
-from probes.saved.novelty import Confidences
+from probes.saved.novelty import Confidences, Novelty, flat
 from probes.saved.prefixes import PrefixCalibrator
 
 if TYPE_CHECKING:
@@ -35,12 +35,18 @@ class ConfidenceProbe:
         calibrator: Maps scores to confidences.
         config: Content of config.json (model identity, features, prompt, target, training set and test metrics).
         prefixes: Calibrators for prefixes of answers, if the probe was trained on them.
+        novelty: Novelty and back-off. Probes saved by earlier versions have none.
     """
 
     def __init__(
-        self, head: Head, calibrator: Calibrator, config: dict[str, Any], prefixes: PrefixCalibrator | None = None
+        self,
+        head: Head,
+        calibrator: Calibrator,
+        config: dict[str, Any],
+        prefixes: PrefixCalibrator | None = None,
+        novelty: Novelty | None = None,
     ) -> None:
-        self.head, self.calibrator, self.prefixes = head.eval(), calibrator.eval(), prefixes
+        self.head, self.calibrator, self.prefixes, self.novelty = head.eval(), calibrator.eval(), prefixes, novelty
         self.config = config
         #: Layers of the hidden states, 0 for the embeddings; empty if the probe reads only token signals.
         self.layers: list[int] = config["layers"]
@@ -92,7 +98,7 @@ class ConfidenceProbe:
 
         Args:
             features: Features of questions or answers.
-            backoff: Whether to shrink the confidences of novel rows. See `Confidences`.
+            backoff: Whether to back off the confidences of novel rows. See `Confidences`.
         """
         values = features.values if isinstance(features, Ragged) else features
         if values.shape[-1] != self.config["d_model"]:
@@ -100,22 +106,23 @@ class ConfidenceProbe:
                 f"Expected {'hidden states' if self.pooled is None else 'features'} of width {self.config['d_model']}, "
                 f"but got {values.shape[-1]}. Read them from {self.config['model']['id']!r}."
             )
-        return self.of_scores(self.head.to(values.device)(features), backoff)
+        return self.with_novelty(flat(features), self.calibrated(self.head.to(values.device)(features)), backoff)
 
-    def of_scores(self, score: Tensor, backoff: bool = True, fraction: float = 1.0) -> Confidences:
-        """Compute confidences and novelties [row] from scores [row].
+    def calibrated(self, score: Tensor, fraction: float = 1.0) -> Tensor:
+        """Compute confidences [row] from the head's scores [row], without novelties and back-off.
 
-        Args:
-            score: Scores of the head.
-            backoff: Whether to shrink the confidences of novel rows. See `Confidences`.
-            fraction: Fraction of the answer that the scores cover. It has no effect without prefix calibrators.
+        `fraction` is the fraction of the answer that the scores cover. It has no effect without prefix calibrators.
         """
         where = torch.device("cpu") if score.device.type == "mps" else score.device  # MPS has no float64
         calibrator, score_there = self.calibrator.to(where), score.to(where)
         if self.prefixes is None or fraction == 1:
-            confidence = calibrator(score_there).to(score.device)
-        else:
-            confidence = self.prefixes.to(where)(score_there, fraction, calibrator).to(score.device)
+            return calibrator(score_there).to(score.device)
+        return self.prefixes.to(where)(score_there, fraction, calibrator).to(score.device)
+
+    def with_novelty(self, features: Tensor, confidence: Tensor, backoff: bool = True) -> Confidences:
+        """Add the novelties of features [row, d_model], and back off the confidences [row] of novel rows."""
+        if self.novelty is not None:
+            return self.novelty.to(features.device)(features, confidence, backoff)
         return Confidences(confidence, torch.full_like(confidence, torch.nan), torch.zeros_like(confidence).bool())
 
     def score(
@@ -135,7 +142,7 @@ class ConfidenceProbe:
             prompts: One or more texts, chats or lists of token ids.
             answers: One answer per question. Required if the probe's target is `response`, and not accepted otherwise.
             attention_mask: [question, token] mask that is 0 at padding. Required if `prompts` is a padded tensor.
-            backoff: Whether to shrink the confidences of novel questions. See `Confidences`.
+            backoff: Whether to back off the confidences of novel questions. See `Confidences`.
 
         Returns:
             The confidences and novelties [question] on the CPU; NaN for an empty answer.
@@ -157,7 +164,7 @@ class ConfidenceProbe:
         """Write the probe to a folder, with `card` as its README.md, and return the folder."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        tensors = probe_tensors(self.head, self.calibrator, self.prefixes)
+        tensors = probe_tensors(self.head, self.calibrator, self.prefixes, self.novelty)
         weights = save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, metadata={"format": "pt"})
         stated = {"format_version": FORMAT_VERSION, "weights": hashlib.sha256(weights).hexdigest()}
         config = json.dumps({**self.config, **stated}, indent=1, sort_keys=True) + "\n"
@@ -179,5 +186,5 @@ def load_probe(probe: str | Path, revision: str | None = None) -> ConfidenceProb
     """
     config_file, weights_file = find_probe(probe, revision)
     config = read_config(config_file)
-    head, calibrator, prefixes = read_weights(weights_file, config)
-    return ConfidenceProbe(head, calibrator, config, prefixes)
+    head, calibrator, prefixes, novelty = read_weights(weights_file, config)
+    return ConfidenceProbe(head, calibrator, config, prefixes, novelty)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,6 @@ from probes.saved.streamed_text import until
 
 if TYPE_CHECKING:
     from extract.prompts import Prompt
-    from extract.signals.hidden import HiddenCapture
     from probes.saved.artefact import ConfidenceProbe
     from probes.saved.novelty import Confidences
     from probes.saved.streaming import Step
@@ -32,7 +31,7 @@ class Answers:
         confidence: [answer] float32 probability that the model answers the question correctly. If the probe reads
             answers, it is the probability that this answer is right, or NaN for an empty answer.
         novelty: [answer] float32 novelty of the question or answer. See `Confidences`.
-        is_novel: [answer] bool. Whether the question or answer is so novel that its confidence is shrunk.
+        is_novel: [answer] bool. Whether the question or answer is so novel that its confidence is backed off.
         sequences: [answer, token] int64 token ids of the padded prompts and answers, as returned by transformers.
         question: Index of each answer's question.
     """
@@ -66,10 +65,12 @@ class ConfidentModel:
 
     def __init__(self, probe: ConfidenceProbe, hf_model: Any, tokenizer: Any) -> None:
         from extract.models.loading import check_model
+        from probes.saved.prompt_states import PromptFeatures, can_capture
 
         check_model(hf_model, tokenizer, probe.config["model"], "the probe")
         self.probe, self.tokenizer = probe, tokenizer
         self._model: Any = hf_model
+        self._prompt_features = PromptFeatures(probe, hf_model) if can_capture(probe) else None
         self._stop: list[str] = list(probe.config.get("decoding", {}).get("stop") or [])
 
     def detach(self) -> Any:
@@ -106,14 +107,14 @@ class ConfidentModel:
     def generate(self, inputs: Prompts, backoff: bool = True, **options: Any) -> Answers:
         """Generate answers with confidences.
 
-        If the probe reads only hidden states of the prompt, or the states of all tokens of an answer, these states are
+        If the probe reads hidden states and `tokens` of the prompt, or the states of all tokens of an answer, they are
         captured during generation. Otherwise, one more forward pass is needed. `text` is truncated at the stop strings
         in the probe's decoding settings. Generation also stops at these strings, unless `stop_strings` is passed.
 
         Args:
             inputs: One or more texts, chats or lists of token ids. Alternatively, a left-padded tensor of token ids
                 [question, token], whose `attention_mask` is passed as an option.
-            backoff: Whether to shrink the confidences of novel questions. See `Confidences`.
+            backoff: Whether to back off the confidences of novel questions. See `Confidences`.
             **options: Options of transformers' `generate`, such as `num_return_sequences` (answers per question).
 
         Returns:
@@ -123,6 +124,7 @@ class ConfidentModel:
             InputError: If the inputs are empty or right-padded, or the probe was detached.
         """
         from probes.saved.answer_states import captured_answers
+        from probes.saved.prompt_states import captured_prompt
 
         prompts, arguments = self._arguments(inputs, options)
         probe, model, mask = self.probe, self._model, arguments["attention_mask"]
@@ -131,8 +133,8 @@ class ConfidentModel:
         if probe.reads_tokens:
             capturing = captured_answers(model, probe.layers[0], n_prompt)
             arguments["return_dict_in_generate"] = True
-        elif probe.layers and probe.pooled is None and not probe.reads_answers:
-            capturing = _captured_prompt(model, probe.layers, n_prompt)
+        elif self._prompt_features is not None:
+            capturing = captured_prompt(model, self._prompt_features.layers, n_prompt)
         with capturing as captured:
             output = model.generate(**arguments)
             sequences = output if isinstance(output, Tensor) else output.sequences
@@ -147,12 +149,11 @@ class ConfidentModel:
             rows = [prompts[i] for i in question], contents
             found = self._read(*rows, backoff) if states is None else probe.confidences(states, backoff)
             return Answers(texts, *found, sequences, question)
-        if captured is None:
+        if self._prompt_features is None:
             found = self._read(prompts, None, backoff)
         else:
-            of_layers = [captured.states[layer][:, 0].float().cpu() for layer in probe.layers]  # may be on several GPUs
-            features = torch.cat(of_layers, 1)
-            found = probe.confidences(features[:: len(features) // len(mask)], backoff)
+            states = {layer: of_rows[:: len(of_rows) // len(mask), 0] for layer, of_rows in captured.states.items()}
+            found = probe.confidences(self._prompt_features(states), backoff)
         texts = [until(self._stop, text) for text in self.tokenizer.batch_decode(drawn, skip_special_tokens=True)]
         confidence, novelty, is_novel = (values.repeat_interleave(per_question) for values in found)
         return Answers(texts, confidence, novelty, is_novel, sequences, question)
@@ -167,7 +168,7 @@ class ConfidentModel:
 
         Args:
             question: One text, one chat, or the token ids of one prompt.
-            backoff: Whether to shrink the confidences of novel questions. See `Confidences`.
+            backoff: Whether to back off the confidences of novel questions. See `Confidences`.
             **options: Options of transformers' `generate` for greedy search or sampling.
 
         Raises:
@@ -263,27 +264,3 @@ class ConfidentModel:
             texts.append(until(self._stop, self.tokenizer.decode(until_end, skip_special_tokens=True)))
             contents.append(content_tokens(self.tokenizer, ends, until_end, texts[-1]))
         return texts, contents
-
-
-@contextmanager
-def _captured_prompt(model: Any, layers: Sequence[int], n_prompt: int) -> Iterator[HiddenCapture]:
-    """Capture hidden states at the last prompt token during generation, even with chunked prefill."""
-    from extract.signals.hidden import HiddenCapture
-    from extract.signals.model_parts import decoder_of
-
-    capture, n_seen = HiddenCapture(model, layers), 0
-
-    def before(decoder: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        nonlocal n_seen
-        given = args[0] if args else kwargs.get("input_ids")
-        n_rows, n_tokens = (kwargs["inputs_embeds"] if given is None else given).shape[:2]
-        last = n_prompt - 1 - n_seen
-        capture.start([[range(last, last + 1)] * n_rows] if 0 <= last < n_tokens else [])
-        n_seen += n_tokens
-
-    handle = decoder_of(model).register_forward_pre_hook(before, with_kwargs=True)
-    try:
-        with capture:
-            yield capture
-    finally:
-        handle.remove()

@@ -21,13 +21,19 @@ from extract.text import one_line, shown
 from probes.saved.calibrators import CALIBRATORS, Calibrator
 from probes.saved.head import Head
 from probes.saved.heads import HEADS, OF_TOKENS, OF_VECTORS
+from probes.saved.novelty import RANK, Novelty
 from probes.saved.prefixes import N_LENGTHS, PrefixCalibrator
 
 FORMAT_VERSION = 5
-_READ_VERSIONS = (2, 3, 4, 5)  # version 2 had no token signals, 2 and 3 had a single `layer`, and 5 added `prefixes`
+_READ_VERSIONS = (
+    2,
+    3,
+    4,
+    5,
+)  # version 2 had no token signals, 2 and 3 had a single `layer`, and 5 added `prefixes` and `novelty`
 _FILES = ["config.json", "model.safetensors", "README.md"]
 _LARGEST_CONFIG, _LARGEST_HEADER, _LARGEST_CALIBRATOR = 2**20, 2**16, 2**22  # bytes
-_CALIBRATOR, _PREFIXES = "calibrator.", "prefixes."  # beginnings of the names of the calibrators' tensors
+_CALIBRATOR, _PREFIXES, _NOVELTY = "calibrator.", "prefixes.", "novelty."  # beginnings of tensors' names
 #: Fields of `prefixes`, which only probes of hidden states of answers have.
 _OF_PREFIXES: Schema = {
     "lengths": Field(
@@ -51,6 +57,7 @@ _CONFIG: Schema = {
     "weights": schemas.SHA256,  # of model.safetensors
     "model": schemas.MODEL,
     "prompt": schemas.PROMPT,
+    "novelty": Maybe({"n_hidden": whole(1, 2**20, "a positive width below a million"), "rank": whole(0, RANK)}),
     "prior": Maybe(dict.fromkeys(("concentration", "diversity"), number("a positive number", lambda value: value > 0))),
     # descriptive
     "name": Maybe(schemas.TEXT),
@@ -132,6 +139,12 @@ def read_config(path: Path) -> dict[str, Any]:
             f"Expected `d_model` in {str(path)!r} to be a multiple of the {len(config['layers'])} layers, but got "
             f"{config['d_model']}. Restore the file."
         )
+    width = config["d_model"] // max(1, len(config["layers"]))
+    if "novelty" in config and config["novelty"]["n_hidden"] > width:
+        raise InputError(
+            f"Expected `novelty.n_hidden` in {str(path)!r} to be at most {width}, the width of the features of a "
+            f"layer, but got {config['novelty']['n_hidden']}. Restore the file."
+        )
     if "pooled" in config:
         try:
             n = len(TokenFeatures.from_json(config["pooled"]).names)
@@ -193,19 +206,23 @@ def _is_list(value: Any, holds: Callable[[Any], bool]) -> bool:
     return isinstance(value, list) and all(map(holds, value)) and len(set(value)) == len(value)
 
 
-def read_weights(path: Path, config: dict[str, Any]) -> tuple[Head, Calibrator, PrefixCalibrator | None]:
-    """Load the head and the calibrators that a config describes.
+def read_weights(
+    path: Path, config: dict[str, Any]
+) -> tuple[Head, Calibrator, PrefixCalibrator | None, Novelty | None]:
+    """Load the head, the calibrators and the novelty that a config describes.
 
     Raises:
         InputError: If the file is damaged, or its tensors are missing, unexpected or invalid.
     """
     with torch.device("meta"):  # allocates no memory, even if the sizes in the config are huge
         head = HEADS[config["head"]](config["d_model"], **config["sizes"])
+        novelty = Novelty(**config["novelty"]) if "novelty" in config else None
     try:
         size = path.stat().st_size
         n_calibrators = 1 + len(PREFIXES) * ("prefixes" in config)
         largest = _LARGEST_HEADER + n_calibrators * _LARGEST_CALIBRATOR
-        largest += sum(tensor.nbytes for tensor in head.state_dict().values())
+        of_modules = [*head.state_dict().values(), *(novelty.state_dict().values() if novelty is not None else ())]
+        largest += sum(tensor.nbytes for tensor in of_modules)
         if size > largest:
             raise ValueError(f"it has {size} bytes, more than the {largest} needed")
         if sha256_file(path) != config["weights"]:
@@ -215,7 +232,7 @@ def read_weights(path: Path, config: dict[str, Any]) -> tuple[Head, Calibrator, 
         if "prefixes" in config:
             of_prefixes = [_unfilled(config, tensors, f"{_PREFIXES}{name}.") for name in PREFIXES]
             prefixes = PrefixCalibrator(of_prefixes, config["prefixes"]["lengths"])
-        declared = probe_tensors(head, calibrator, prefixes)
+        declared = probe_tensors(head, calibrator, prefixes, novelty)
         for name in sorted(declared.keys() ^ tensors.keys()):
             raise ValueError(f"{shown(name)} is {'missing' if name in declared else 'unexpected'}")
         for name, tensor in declared.items():
@@ -227,14 +244,18 @@ def read_weights(path: Path, config: dict[str, Any]) -> tuple[Head, Calibrator, 
         calibrator.load_state_dict({name: tensors[_CALIBRATOR + name] for name in calibrator.values})
         if prefixes is not None:
             prefixes.load_state_dict({name: tensors[_PREFIXES + name] for name in prefixes.state_dict()})
-        if problem := head.problem() or calibrator.problem() or (prefixes and prefixes.problem()):
+        if novelty is not None:
+            values = {name: tensors[_NOVELTY + name].clone() for name in novelty.state_dict()}
+            novelty.load_state_dict(values, assign=True)
+        parts = [part for part in (head, calibrator, prefixes, novelty) if part is not None]
+        if problem := next(filter(None, (part.problem() for part in parts)), None):
             raise ValueError(problem)
     except (OSError, ValueError, SafetensorError) as error:
         raise InputError(
             f"Expected {str(path)!r} to contain the tensors of a {config['head']!r} head of width {config['d_model']} "
             f"and a {config['calibrator']!r} calibrator, but {one_line(error)}. Restore the file, or train a new probe."
         ) from None
-    return head, calibrator, prefixes
+    return head, calibrator, prefixes, novelty
 
 
 def _unfilled(config: dict[str, Any], tensors: dict[str, Tensor], start: str) -> Calibrator:
@@ -243,7 +264,14 @@ def _unfilled(config: dict[str, Any], tensors: dict[str, Tensor], start: str) ->
     return CALIBRATORS[config["calibrator"]].of_zeros(n_knots)
 
 
-def probe_tensors(head: Head, calibrator: Calibrator, prefixes: PrefixCalibrator | None) -> dict[str, Tensor]:
+def probe_tensors(
+    head: Head, calibrator: Calibrator, prefixes: PrefixCalibrator | None, novelty: Novelty | None
+) -> dict[str, Tensor]:
     """Return the tensors of a saved probe by their names in model.safetensors."""
-    of_prefixes = {} if prefixes is None else prefixes.state_dict(prefix=_PREFIXES)
-    return {**head.state_dict(), **calibrator.state_dict(prefix=_CALIBRATOR), **of_prefixes}
+    parts = {"": head, _CALIBRATOR: calibrator, _PREFIXES: prefixes, _NOVELTY: novelty}
+    return {
+        name: tensor
+        for prefix, part in parts.items()
+        if part is not None
+        for name, tensor in part.state_dict(prefix=prefix).items()
+    }

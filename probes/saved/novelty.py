@@ -1,20 +1,123 @@
-"""Novelty of questions and answers: how far their features are from those of the training questions."""
+"""Novelty of questions and answers: how far their hidden states are from those of the training questions.
+
+The distance of a standardised hidden state x with d coordinates is its Mahalanobis distance under probabilistic PCA
+(Tipping and Bishop, Probabilistic Principal Component Analysis, 1999), divided by √d:
+
+    D² = 1/d · [Σ_j (v_j · x)² / λ_j + (‖x‖² − Σ_j (v_j · x)²) / ρ]
+
+where v_j are the leading principal directions of the training rows, λ_j are their variances, and ρ is the mean variance
+in all other directions.
+
+Confidences are backed off for rows that are farther away than 99 % of the training rows: they are mixed with the base
+rate. The weight of the base rate increases linearly with the distance, up to a distance and a weight that
+`probes.fitting.backoff` fits to held-out groups of questions.
+"""
 
 from typing import NamedTuple
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+
+from extract.store.ragged import Ragged
+from probes.saved.head import zeros
+
+#: Numbers of principal directions and of quantiles of the distances.
+RANK, N_QUANTILES = 64, 101
+#: Index of the quantile at which the back-off starts. 1 % of the training rows are farther away.
+START = 99
 
 
 class Confidences(NamedTuple):
     """Confidences of questions or answers, with their novelties.
 
     Attributes:
-        confidence: [row] float32 probability of being right. The confidence of a novel row is shrunk towards the base
-            rate of the training questions, unless `backoff` is False.
-        novelty: [row] float32 fraction of the training questions that are less novel; NaN if the probe has no novelty.
-        is_novel: [row] bool. Whether a row is so novel that its confidence is shrunk.
+        confidence: [row] float32 probability of being right. The confidence of a novel row is backed off towards the
+            base rate of the training rows. See `Novelty`.
+        novelty: [row] float32 fraction of the training rows that are less novel. It is NaN if the probe has no novelty.
+        is_novel: [row] bool. Whether a row is so novel that its confidence is backed off.
     """
 
     confidence: Tensor
     novelty: Tensor
     is_novel: Tensor
+
+
+class Novelty(nn.Module):
+    """Novelty of rows, and the back-off of their confidences. See the module for the distance.
+
+    Args:
+        n_hidden: Width d of the hidden states. They are the first coordinates of a probe's features.
+        rank: Number of principal directions.
+
+    Attributes:
+        mean, scale: [d_model] mean and standard deviation of the training rows. `scale` is infinite for constants.
+        directions: [component, d_model] principal directions v.
+        variances: [component] variances λ in these directions.
+        rest: Mean variance ρ in all other directions.
+        quantiles: [101] percentiles of the distances of training rows, computed out of fold.
+        full: Distance from which on the back-off is complete. The back-off starts at the 99th percentile.
+        weight: Weight of the base rate when the back-off is complete, in [0, 1].
+        base_rate: Mean accuracy of the training rows.
+    """
+
+    def __init__(self, n_hidden: int, rank: int) -> None:
+        super().__init__()
+        self.n_hidden, self.rank = n_hidden, rank
+        self.mean, self.scale = zeros(n_hidden), nn.Buffer(torch.ones(n_hidden))
+        self.directions, self.variances, self.rest = zeros(rank, n_hidden), zeros(rank), zeros()
+        self.quantiles, self.full, self.weight, self.base_rate = zeros(N_QUANTILES), zeros(), zeros(), zeros()
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Arguments of the constructor."""
+        return {"n_hidden": self.n_hidden, "rank": self.rank}
+
+    def distance(self, features: Tensor) -> Tensor:
+        """Compute the distances [row] from features [row, width]."""
+        x = (features[:, : self.n_hidden] - self.mean) / self.scale
+        squares = (x @ self.directions.T).square()
+        away = (x.square().sum(1) - squares.sum(1)).clamp_min(0)
+        return (((squares / self.variances).sum(1) + away / self.rest) / self.n_hidden).sqrt()
+
+    def forward(self, features: Tensor, confidence: Tensor, backoff: bool = True) -> Confidences:
+        """Return the novelties of rows and, if `backoff` is True, their backed-off confidences.
+
+        Args:
+            features: [row, width] float32 features of the probe.
+            confidence: [row] float32 confidences of the probe.
+            backoff: Whether to back off the confidences of novel rows.
+        """
+        distance, tiny = self.distance(features), torch.finfo(torch.float32).tiny
+        above = torch.searchsorted(self.quantiles, distance.contiguous()).clamp(1, N_QUANTILES - 1)
+        low, high = self.quantiles[above - 1], self.quantiles[above]
+        step = ((distance - low) / (high - low).clamp_min(tiny)).clamp(0, 1)
+        start = self.quantiles[START]
+        if backoff:
+            share = self.weight * ((distance - start) / (self.full - start).clamp_min(tiny)).clamp(0, 1)
+            confidence = confidence.lerp(self.base_rate.to(confidence), share.to(confidence))
+        return Confidences(confidence, (above - 1 + step) / (N_QUANTILES - 1), distance > start)
+
+    def problem(self) -> str | None:
+        """Describe the first invalid value in a few words, or return None if the module is usable."""
+        positive = {"scale": self.scale, "variances": self.variances, "rest": self.rest}
+        for name, tensor in self.state_dict().items():
+            wrong = ~(tensor > 0) if name in positive else ~tensor.isfinite()
+            if wrong.any():
+                return f"`novelty.{name}` contains {float(tensor[wrong].flatten()[0])}"
+        if (self.quantiles.diff() < 0).any():
+            return "`novelty.quantiles` is decreasing"
+        for name, value in {"weight": self.weight, "base_rate": self.base_rate}.items():
+            if not 0 <= value <= 1:
+                return f"`novelty.{name}` is {float(value)}, outside [0, 1]"
+        return None
+
+
+def flat(features: Tensor | Ragged) -> Tensor:
+    """Return features [row, width]. Ragged features [row, token, width] are averaged over the tokens of each row.
+
+    Rows without tokens are NaN.
+    """
+    if isinstance(features, Ragged):
+        lengths = features.lengths.to(features.values.device)
+        return torch.segment_reduce(features.values.float(), "mean", lengths=lengths, axis=0)
+    return features.float()

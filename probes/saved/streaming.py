@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -125,11 +125,12 @@ class _Reader:
     def __init__(self, model: ConfidentModel, prompt: list[int], backoff: bool) -> None:
         self._model, self._probe, self._backoff, self._n_left = model._model, model.probe, backoff, len(prompt)
         self._running = RunningScore(model.probe)
-        #: Scores [1] of the first t tokens of the answer, for t = 1, 2, …
-        self._scores = list[Tensor]()
+        #: Scores [1] and features [1, d_model] of the first t tokens of the answer, for t = 1, 2, …
+        self._scores, self._features = list[Tensor](), list[Tensor]()
         #: Confidence, novelty and `is_novel` of the first t tokens, t = 0, 1, …; those of the question are at t = 0.
         self._found = list[Tensor]()
-        if model.probe.pooled is not None:
+        self._prompt_features = model._prompt_features
+        if self._prompt_features is None and not model.probe.reads_answers:  # needs signals that are not captured
             self._add(model._read([prompt], None, backoff))
 
     @contextmanager
@@ -138,31 +139,36 @@ class _Reader:
         from extract.signals.hidden import HiddenCapture
         from extract.signals.model_parts import decoder_of
 
-        thread, layers = threading.get_ident(), self._probe.layers
+        thread = threading.get_ident()
+        layers = self._probe.layers if self._prompt_features is None else self._prompt_features.layers
 
         def act(hidden: Tensor) -> None:
             if threading.get_ident() == thread:
                 self._n_left -= hidden.shape[1]
                 if self._n_left <= 0:  # the prompt can be read in several passes
-                    self._read(torch.cat([capture.states[layer].to(hidden.device) for layer in layers], 1))
+                    self._read(capture.states)
 
         with HiddenCapture(self._model, layers) as capture:
             capture.select = lambda hidden: hidden[:, -1]
-            if self._probe.pooled is None:
-                capture.after(decoder_of(self._model), act)  # runs after the hooks of `capture`
+            capture.after(decoder_of(self._model), act)  # runs after the hooks of `capture`
             yield
 
-    def _read(self, state: Tensor) -> None:
-        """Add the confidence for the state of the token that was read last, [1, d_model]."""
+    def _read(self, states: Mapping[int, Tensor]) -> None:
+        """Add the confidence for the states of the token that was read last, [1, d_model], given by layer."""
         if self._probe.reads_answers and not self._found:
             self._found.append(torch.full((3,), torch.nan))
         elif self._probe.reads_answers:
-            self._scores.append(self._running.update(state))
+            self._scores.append(self._running.update(torch.cat([states[layer] for layer in self._probe.layers], 1)))
+            self._features.append(self._running.features)
             prefixes, n = self._probe.prefixes, len(self._scores)
-            fraction = 1.0 if prefixes is None else prefixes.expected_fraction(n)
-            self._add(self._probe.of_scores(self._scores[-1], self._backoff, fraction))
-        elif not self._found:
-            self._add(self._probe.confidences(state, self._backoff))
+            self._add_answer(n, 1.0 if prefixes is None else prefixes.expected_fraction(n))
+        elif not self._found and self._prompt_features is not None:
+            self._add(self._probe.confidences(self._prompt_features(states), self._backoff))
+
+    def _add_answer(self, n_read: int, fraction: float) -> None:
+        """Add the numbers of the first `n_read` tokens, which are the given fraction of the answer."""
+        confidence = self._probe.calibrated(self._scores[n_read - 1], fraction)
+        self._add(self._probe.with_novelty(self._features[n_read - 1], confidence, self._backoff))
 
     def _add(self, found: Confidences) -> None:
         """Copy the numbers to the CPU. The copy is complete when a token that is drawn later arrives there."""
@@ -179,7 +185,7 @@ class _Reader:
         n_read = min(n_tokens, len(self._scores))
         if n_read:
             self._found[n_read:] = []
-            self._add(self._probe.of_scores(self._scores[n_read - 1], self._backoff))
+            self._add_answer(n_read, 1.0)
         return self.after(n_read + 1)
 
 
@@ -188,24 +194,32 @@ class RunningScore:
 
     Args:
         probe: Probe that reads answers.
+
+    Attributes:
+        features: [1, d_model] features of the tokens so far, from which the novelty is computed.
     """
+
+    features: Tensor
 
     def __init__(self, probe: ConfidenceProbe) -> None:
         self._head, self._position = probe.head, probe.position
         self._kept: Tensor | None = None
+        self._total: Tensor | None = None
         self._n_tokens = 0
 
     def update(self, state: Tensor) -> Tensor:
         """Add a token with the state [1, d_model], and return the score [1] float32 of all tokens so far."""
         head, kept = self._head.to(state.device), self._kept
         self._n_tokens += 1
+        self._total = state.float() if self._total is None else self._total + state
+        mean = (self._total / self._n_tokens).to(state.dtype)  # rounded as in the signal `hidden`
         if isinstance(head, SequenceHead):
             numbers = head.numbers(state)[None]
-            self._kept = numbers if kept is None else torch.cat([kept, numbers], 1)
+            self.features, self._kept = mean, numbers if kept is None else torch.cat([kept, numbers], 1)
             return head.pool(self._kept, torch.ones_like(self._kept[..., 0], dtype=torch.bool)) + head.bias
         if self._position == "mean_answer":
-            self._kept = state.float() if kept is None else kept + state
-            state = (self._kept / self._n_tokens).to(state.dtype)  # rounded as in the signal `hidden`
+            state = mean
         elif self._position == "first_answer":
             self._kept = state = state if kept is None else kept
+        self.features = state.float()
         return torch.as_tensor(head(state))

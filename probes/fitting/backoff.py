@@ -1,0 +1,158 @@
+"""Fit the novelty of a probe, and the back-off of its confidences for novel questions.
+
+Held-out groups of questions show how good the confidences are for questions unlike the training questions. A ridge
+regression on the chosen features is fitted to the other groups. It takes the place of the probe, which would be too
+slow to fit again for every group.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from datamodules.token_states import TokenStates
+from probes.fitting import solvers
+from probes.fitting.calibration import fit_platt
+from probes.fitting.module import ProbeModule
+from probes.fitting.standardiser import standardiser
+from probes.saved.novelty import N_QUANTILES, RANK, START, Novelty, flat
+
+#: Number of folds of questions, and maximum number of folds of groups.
+N_FOLDS, MOST_FOLDS = 5, 8
+#: If there are fewer than `LEAST_GROUPS` groups, `N_CLUSTERS` clusters of similar questions take their place.
+LEAST_GROUPS, N_CLUSTERS = 3, 5
+#: L2 penalty of the ridge regression, and the maximum number of layers that it averages.
+RIDGE, MOST_LAYERS = 1.0, 4
+#: Quantile of the distances of held-out questions at which the back-off is complete.
+FULL = 0.1
+#: Weight of the base rate without evidence, and the penalty on the squared distance from it. A few held-out groups are
+#: weak evidence of how a probe behaves on other kinds of questions.
+PRIOR, PENALTY = 0.1, 1.0
+
+
+def fit_novelty(module: ProbeModule) -> Novelty:
+    """Fit the novelty and the back-off of a fitted probe to the rows of the training and validation splits."""
+    assert module.choice is not None
+    data, rows = module.data, module.data.batch("train", "val")
+    features = chosen_features(rows.features, module.choice.features)
+    groups = [data.table.groups[row] for row in rows.question.tolist()]
+    groups = groups if len(set(groups)) >= LEAST_GROUPS else clusters(features[:, 0])
+    n_tokens = len(data.pooled.names) if data.pooled is not None and module.choice.layers else 0
+    n_hidden = features.shape[2] - n_tokens
+    random = data.inner_folds(rows.question, N_FOLDS)
+    return fit_backoff(features, n_hidden, rows.right, rows.known, random, whole_groups(groups))
+
+
+def chosen_features(features: Any, chosen: Sequence[int]) -> Tensor:
+    """Return the chosen features [row, layer, width]. The states of an answer's tokens are averaged."""
+    if isinstance(features, TokenStates):
+        return torch.stack([flat(features[:, feature]) for feature in chosen], 1)
+    return features[:, list(chosen)]
+
+
+def clusters(features: Tensor) -> list[int]:
+    """Divide rows into clusters of similar features [row, width] with k-means, and return the cluster of each row."""
+    from sklearn.cluster import KMeans  # takes a second to import
+
+    mean, scale = standardiser(features[:, None])
+    n_clusters = min(N_CLUSTERS, len(features))
+    found = KMeans(n_clusters, n_init=4, random_state=0).fit_predict(((features - mean) / scale).numpy())
+    return list(map(int, found))
+
+
+def whole_groups(groups: Sequence[Any]) -> Tensor:
+    """Divide rows into at most `MOST_FOLDS` folds of similar size, without dividing a group. Returns [row] int64."""
+    _, member, sizes = np.unique(groups, return_inverse=True, return_counts=True)
+    fold, filled = np.zeros(len(sizes), dtype=np.int64), np.zeros(min(MOST_FOLDS, len(sizes)), dtype=np.int64)
+    for group in np.argsort(-sizes, kind="stable"):  # the largest group goes into the emptiest fold
+        fold[group] = filled.argmin()
+        filled[fold[group]] += sizes[group]
+    return torch.from_numpy(fold[member])
+
+
+def fit_backoff(
+    features: Tensor, n_hidden: int, right: Tensor, known: Tensor, random: Tensor, groups: Tensor
+) -> Novelty:
+    """Fit a novelty and its back-off.
+
+    Args:
+        features: [row, layer, width] float32 features. The novelty reads the hidden states of the first layer.
+        n_hidden: Width of the hidden states, which are the first coordinates of the features.
+        right, known: [row] numbers of right answers and of graded answers.
+        random: [row] int64 folds of questions.
+        groups: [row] int64 folds of groups of questions.
+    """
+    hidden, few = features[:, 0, :n_hidden], features[:, :: -(-features.shape[1] // MOST_LAYERS)]
+    novelty, accuracy = principal(hidden), right / known
+    novelty.quantiles.copy_(_distances(hidden, random).quantile(torch.linspace(0, 1, N_QUANTILES)))
+    novelty.full.copy_(torch.maximum(_distances(hidden, groups).quantile(FULL), novelty.quantiles[START]))
+    novelty.base_rate.copy_(right.sum() / known.sum())
+    calibrator = fit_platt(_held_out_scores(few, accuracy, random), right, known)
+    confidence = calibrator(_held_out_scores(few, accuracy, groups))
+    base_rate = torch.zeros_like(confidence)
+    for held, others in _folds(groups):
+        base_rate[held] = (right[others].sum() / known[others].sum()).double()
+    share = 1 / groups.bincount()[groups]  # all folds have the same weight
+    novelty.weight.copy_(base_rate_weight(confidence, base_rate, accuracy.double(), share / share.sum()))
+    return novelty
+
+
+def principal(hidden: Tensor) -> Novelty:
+    """Return a novelty with the mean, scale and principal directions of hidden states [row, d_model]."""
+    mean, scale = (one[0] for one in standardiser(hidden[:, None]))
+    _, singular, directions = torch.linalg.svd((hidden - mean) / scale, full_matrices=False)
+    variances = singular.square() / len(hidden)
+    rank = min(RANK, int((variances > 1e-6 * variances[0]).sum()) - 1)
+    novelty = Novelty(hidden.shape[1], rank)
+    rest = variances[rank:].sum() / (hidden.shape[1] - rank)
+    values = {"mean": mean, "scale": scale, "directions": directions[:rank], "variances": variances[:rank]}
+    for name, value in {**values, "rest": rest}.items():
+        getattr(novelty, name).copy_(value)
+    return novelty
+
+
+def base_rate_weight(confidence: Tensor, base_rate: Tensor, accuracy: Tensor, share: Tensor) -> Tensor:
+    r"""Return the weight of the base rate with the lowest penalised squared error on held-out rows.
+
+    .. math:: \min_{0 \le w \le 1} \sum_i s_i [(1 - w) f_i + w r_i - \hat p_i]^2 + \rho (w - w_0)^2
+
+    where row i has the confidence f_i, the base rate r_i of the other groups, the measured accuracy p̂_i and the share
+    s_i of the rows. The prior weight w₀ is `PRIOR`, and the penalty ρ is `PENALTY`.
+
+    Args:
+        confidence, base_rate, accuracy, share: [row] float64. The shares sum to 1.
+
+    >>> ones = torch.ones(4, dtype=torch.float64)
+    >>> base_rate_weight(0.9 * ones, 0.4 * ones, 0.4 * ones, ones / 4)  # (0.5 · 0.5 + 1 · 0.1) / (0.5² + 1)
+    tensor(0.2800, dtype=torch.float64)
+    """
+    gap = confidence - base_rate
+    best = (share * (confidence - accuracy) * gap).sum() + PENALTY * PRIOR
+    return (best / ((share * gap.square()).sum() + PENALTY)).clamp(0, 1)
+
+
+def _folds(fold: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield masks [row] of the rows in each fold, and of all other rows."""
+    for number in fold.unique():
+        yield fold == number, fold != number
+
+
+def _distances(hidden: Tensor, fold: Tensor) -> Tensor:
+    """Return the distances [row] of rows from those in the other folds."""
+    distances = hidden.new_zeros(len(hidden))
+    for held, others in _folds(fold):
+        distances[held] = principal(hidden[others]).distance(hidden[held])
+    return distances
+
+
+def _held_out_scores(features: Tensor, target: Tensor, fold: Tensor) -> Tensor:
+    """Return the scores [row] float64 of ridge regressions fitted to the other folds, averaged over layers."""
+    scores = torch.zeros(len(features), dtype=torch.float64)
+    for held, others in _folds(fold):
+        mean, scale = standardiser(features[others])
+        standardised = ((features - mean) / scale).transpose(0, 1)
+        weight, bias = (one[0] for one in solvers.ridge(standardised[:, others], target[others], [RIDGE]))
+        scores[held] = (torch.einsum("lrd,ld->rl", standardised[:, held], weight) + bias).mean(1).double()
+    return scores

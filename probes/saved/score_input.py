@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from extract.errors import InputError
 from extract.hashing import canonical_json
@@ -52,11 +52,11 @@ def asked_batches(questions: str, size: int) -> tuple[Iterator[list[Asked]], int
     """
     path = Path(questions).expanduser()
     if questions == "-":
-        return _from_lines(sys.stdin.buffer, "standard input", None, size), None
+        return _from_lines(None, size), None
     if path.is_file() and path.suffix in _LINES:
         with path.open("rb") as file:
             total = sum(bool(line.strip()) for line in file)
-        return _from_lines(path.open("rb"), repr(path.name), path.suffix == ".jsonl", size), total
+        return _from_lines(path, size), total
     source = find_source(questions)
     if path.is_file():
         rows = source.rows(source.set.split)
@@ -73,22 +73,23 @@ def _batched(asked: Iterable[Asked], size: int) -> Iterator[list[Asked]]:
         yield batch
 
 
-def _from_lines(stream: BinaryIO, name: str, are_json: bool | None, size: int) -> Iterator[list[Asked]]:
-    """Read JSON objects (`are_json`), texts (not `are_json`), or both (None), one a line. Blank lines are skipped."""
+def _from_lines(path: Path | None, size: int) -> Iterator[list[Asked]]:
+    """Read the lines of a file, or of standard input, where they can be JSON objects or texts. Skip blank lines."""
+    name = "standard input" if path is None else repr(path.name)
 
     def parsed(line: bytes, i: int) -> Asked:
         where = f"line {i} of {name}"
-        if are_json or (are_json is None and line.lstrip().startswith(b"{")):
+        if line.lstrip().startswith(b"{") if path is None else path.suffix == ".jsonl":
             try:
                 return _from_row(json_object(line, where), i, where)
             except InputError as error:
                 return Asked(i, problem=str(error))
         return _from_row({"question": line.decode("utf-8-sig", "surrogateescape").strip()}, i, where)
 
-    with stream:
+    with sys.stdin.buffer if path is None else path.open("rb") as stream:
         n_lines = 0
         for lines in _available_lines(stream):
-            numbered = list(enumerate(lines, n_lines + 1))
+            numbered = enumerate(lines, n_lines + 1)
             n_lines += len(lines)
             yield from _batched((parsed(line, i) for i, line in numbered if line.strip()), size)
 

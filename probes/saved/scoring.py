@@ -184,5 +184,5 @@ def _check_same(batch: Sequence[Asked], finished: Sequence[Record], out: str, n_
         if expected != [record.get(name) for name in ("id", "question", "answer")]:
             raise InputError(
                 f"Expected `out` to be a new file, or one with results of the same questions, but line {i} of {out!r} "
-                f"belongs to {shown(record.get('id'))} instead of {shown(asked.id)}. Pass another --out."
+                f"is for {shown(record.get('question'))} instead of {shown(asked.question)}. Pass another --out."
             )

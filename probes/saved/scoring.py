@@ -14,7 +14,6 @@ from tqdm import tqdm
 
 from extract.errors import InputError, at_least_one
 from extract.hashing import differences, sha256_json
-from extract.models.embedded import EMBEDDED_MODEL
 from extract.running.progress import Progress
 from extract.store.files import read_json, replace_file
 from extract.text import shown
@@ -31,7 +30,7 @@ def score(
     out: str | None = None,
     abstain_below: float | None = None,
     backoff: bool = True,
-    model: str = EMBEDDED_MODEL,
+    model: str | None = None,
     revision: str | None = None,
     dtype: str = "auto",
     device: str = "auto",
@@ -55,7 +54,7 @@ def score(
         abstain_below: Threshold between 0 and 1. Each line gets `abstain`, which is true if the confidence is below the
             threshold or unknown.
         backoff: Whether to shrink the confidences of novel questions.
-        model: The probe's model: the name of the embedded model, a Hub id, or a folder.
+        model: Hub id or folder of the probe's model. By default, the embedded model.
         revision: Commit, branch or tag of a Hub model.
         dtype: auto (the dtype of the probe's model), float32, bfloat16 or float16.
         device: auto, cpu, cuda or cuda:N.
@@ -66,6 +65,7 @@ def score(
         InputError: If the probe, its model or the questions can't be loaded, `out` contains other results, or at least
             one question can't be scored.
     """
+    from extract.models.embedded import EMBEDDED_MODEL
     from extract.models.loading import load_model
 
     if abstain_below is not None and not 0 <= abstain_below <= 1:
@@ -75,7 +75,7 @@ def score(
     settings = {"probe": sha256_json(loaded.config), "backoff": backoff, "abstain_below": abstain_below}
     finished = [] if out is None else _finished(Path(out), settings)
     dtype = loaded.config["model"]["dtype"] if dtype == "auto" else dtype
-    confident = loaded.attach(*load_model(model, revision, dtype, device, device_map))
+    confident = loaded.attach(*load_model(model or EMBEDDED_MODEL, revision, dtype, device, device_map))
     n_asked, errors = 0, [record["error"] for record in finished if "error" in record]
     with Progress("score", total, "questions") as progress, _writer(out) as write:
         for batch in batches:

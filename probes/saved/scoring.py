@@ -87,9 +87,13 @@ def score(
                 errors += [record["error"]] if "error" in record else []
                 write(json.dumps(record, ensure_ascii=False, allow_nan=False))
             progress(len(batch), 0)
-    if len(finished) > n_asked or not n_asked:
-        problem = f"there are {n_asked}" if not n_asked else f"{out!r} has {len(finished)} results, for other questions"
-        raise InputError(f"Expected `questions` to contain at least one question, but {problem}. Pass another source.")
+    if len(finished) > n_asked:
+        raise InputError(
+            f"Expected `questions` to begin with the {len(finished)} questions in {out!r}, but it has only {n_asked}. "
+            "Pass another --out."
+        )
+    if not n_asked:
+        raise InputError("Expected `questions` to contain at least one question, but it is empty. Pass another source.")
     if errors:
         raise InputError(
             f"Expected all {n_asked} questions to be valid, but {len(errors)} could not be scored. Their lines have an "

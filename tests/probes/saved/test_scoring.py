@@ -111,6 +111,7 @@ def test_every_kind_of_file_gives_the_confidences_of_score_in_its_order(
     expected = load_probe(folders["capability"]).score(model, tokenizer, QUESTIONS)
     assert [record["confidence"] for record in found] == pytest.approx(expected.confidence.tolist(), abs=1e-5)
     assert [record["is_novel"] for record in found] == expected.is_novel.tolist()
+    assert {record["novelty"] for record in found} == {None}  # the probe has the format of earlier versions
     assert all(list(record) == ["id", "question", "confidence", "novelty", "is_novel"] for record in found)
 
 
@@ -193,7 +194,7 @@ def test_an_impossible_option_is_refused_before_the_model_is_loaded(
 
 def test_no_questions_and_another_model_are_refused(scored: Score, folders: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "empty.txt").write_text("\n\n")
-    with pytest.raises(InputError, match="at least one question, but there are 0"):
+    with pytest.raises(InputError, match="at least one question, but it is empty"):
         scored(tmp_path / "empty.txt")
     other = save_model(tiny_model(seed=1), tmp_path / "other")
     file = write(tmp_path / "questions.txt", [{"question": "Why?"}])
@@ -242,7 +243,7 @@ def test_an_interrupted_command_keeps_its_lines_and_goes_on_after_them(
     for changed, more, message in (
         (text, ["--backoff=false"], "its settings differ in backoff: found True, expected False"),
         (text.replace(b"Why", b"How"), [], "out.jsonl' is for 'Why?' instead of 'How?'"),
-        (b"Why?\n", [], "has 5 results, for other questions"),
+        (b"Why?\n", [], "to begin with the 5 questions in"),
         (text, ["--abstain_below=0.5"], "abstain_below: found None, expected 0.5"),
     ):
         piped(BytesIO(changed))

@@ -1,4 +1,4 @@
-"""Confidence and novelty of questions, and answers with their confidences: python examples/confidence.py [PROBE]."""
+"""Confidence and novelty of questions and of their answers, with streaming: python examples/confidence.py [PROBE]."""
 
 import sys
 
@@ -24,3 +24,7 @@ print("together with the answers:")
 answers = model.generate(QUESTIONS, max_new_tokens=16, do_sample=False)
 for text, confidence in answers:
     print(f"confidence {confidence:.2f}: {text.strip()}")
+
+print("while an answer is generated:")
+for step in model.stream(QUESTIONS[2], max_new_tokens=16, do_sample=False):
+    print(f"confidence {step.confidence:.2f}: {step.text.strip()}")

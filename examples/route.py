@@ -8,12 +8,7 @@ from probes import load_probe
 
 PROBE = sys.argv[1] if len(sys.argv) > 1 else "runs/NAME/probe"  # folder that `make train` prints, or a Hub id
 THRESHOLD = 0.5
-QUESTIONS = [
-    "What is the capital of Greece?",
-    "What is the capital of Costa Rica?",
-    "What is the capital of Australia?",
-    "What is the chemical symbol of chlorine?",
-]
+QUESTIONS = ["What is the capital of Greece?", "Which chemical element has the symbol Xe?", "What is 3 times 9?"]
 
 hf_model, tokenizer = load_model()
 model = load_probe(PROBE).attach(hf_model, tokenizer)

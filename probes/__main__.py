@@ -7,6 +7,7 @@ from extract.running.cli import run
 from extract.running.exit import end_process
 from probes import commands
 from probes.saved.priors import priors
+from probes.saved.scoring import score
 
 COMMANDS: dict[str, Callable[..., Any]] = {
     "compare": commands.compare,
@@ -16,6 +17,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "signals": commands.signals,
     "pictures": commands.pictures,
     "priors": priors,
+    "score": score,
 }
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import runpy
 import shlex
 import tomllib
 from collections.abc import Callable, Iterator
@@ -28,6 +29,7 @@ from extract.__main__ import COMMANDS
 from extract.running.cli import run
 from probes.__main__ import COMMANDS as PROBE_COMMANDS
 from tests.helpers.experiments import ROOT
+from tests.helpers.notebook import execute
 
 PAGES = [
     "README.md",
@@ -38,6 +40,7 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 #: Required options that commands in the running text may omit.
 REQUIRED = (
     "compare --store s",
+    "--probe p",
     "--store s",
     "--stores [s]",
     "--store s --others [o]",
@@ -245,6 +248,8 @@ def workplace(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> It
             match shlex.split(command, comments=True)[1:]:
                 case ["-m", "extract", *options]:
                     assert run(COMMANDS, "extract", options) == 0, command
+                case ["-m", "probes", *options]:
+                    assert run(PROBE_COMMANDS, "probes", options) == 0, command
                 case ["train.py", *options]:
                     named = any(option.startswith("--name") for option in options)
                     train.run(
@@ -281,6 +286,30 @@ def test_the_python_of_a_guide_runs(page: str, workplace: Path) -> None:
     for code in blocks(text_of(page), "python"):
         exec(compile(code, page, "exec"), names)
     assert len(names) > 3
+
+
+@pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)
+def test_every_example_runs(
+    example: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", [str(example)])
+    runpy.run_path(str(example))
+    assert len(re.findall(r"\b[01]\.\d\d\b", capsys.readouterr().out)) >= 3
+
+
+def test_the_notebook_runs_and_is_stored_with_the_outputs_of_every_cell(workplace: Path) -> None:
+    path = ROOT / "examples/quickstart.ipynb"
+    content = path.read_text(encoding="utf-8")
+    stored, run = json.loads(content), json.loads(content)
+    execute(run)
+    kinds = [
+        [(i, output["output_type"]) for i, cell in enumerate(nb["cells"]) for output in cell.get("outputs", [])]
+        for nb in (stored, run)
+    ]
+    assert kinds[0] == kinds[1]
+    assert [kind for _, kind in kinds[0]].count("display_data") == 1
+    assert path.stat().st_size < 300_000
+    assert not re.search(r"/(home|root|tmp|work|Users)/", content)
 
 
 def test_the_model_cards_python_runs_too(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:

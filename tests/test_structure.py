@@ -17,7 +17,11 @@ from scipy.sparse.csgraph import connected_components
 ROOT = Path(__file__).parents[1]
 FILES = [
     ROOT / "train.py",
-    *(path for name in ("extract", "datamodules", "probes", "applications") for path in (ROOT / name).rglob("*.py")),
+    *(
+        path
+        for name in ("extract", "datamodules", "probes", "applications", "examples")
+        for path in (ROOT / name).rglob("*.py")
+    ),
 ]
 #: Maximum number of modules on a path of module-level imports from train.py.
 CHAIN = 12
@@ -37,7 +41,7 @@ LAYERS = [
     ("datamodules",),
     ("probes",),
     ("applications",),
-    ("train",),
+    ("train", "examples"),
 ]
 #: Imports of a higher layer that are allowed.
 UPWARD: set[str] = set()

@@ -198,7 +198,8 @@ def check_prompts(model: Any, prompts: Sequence[Sequence[int]], n_further: int =
                 "the model's own tokenizer."
             )
         if len(prompt) + n_further > longest:
+            further = f" and its answer can have up to {n_further}" if n_further else ""
             raise InputError(
                 f"Expected at most {longest} tokens, the limit of {model.name_or_path!r}, but {name} {i} has "
-                f"{len(prompt)} and its answer can have up to {n_further}. Shorten the prompt or the answers."
+                f"{len(prompt)}{further}. Shorten the prompt or the answers."
             )

@@ -24,14 +24,19 @@ def numbered_lines(path: Path) -> Iterator[tuple[str, Record]]:
         for i, line in enumerate(file, 1):
             if line.strip():
                 where = f"line {i} of {path.name!r}"
-                yield where, _json_object(line, where)
+                yield where, json_object(line, where)
 
 
 def _from_jsonl(path: Path, columns: Sequence[str]) -> Sequence[Record]:
     return [record for _, record in numbered_lines(path)]
 
 
-def _json_object(line: bytes, where: str) -> Record:
+def json_object(line: bytes, where: str) -> Record:
+    """Parse a line of a JSON Lines file.
+
+    Raises:
+        InputError: If the line is not a JSON object, or not UTF-8.
+    """
     try:
         record = json.loads(line.decode("utf-8-sig"))
     except UnicodeDecodeError as error:

@@ -49,7 +49,7 @@ class Source:
         """
         if self.set.build is not None:
             return check_questions(self.set.build(), f"the set {self.dataset!r}")
-        drafts = self._drafts(enumerate(self._rows(self.set.split)), seed)
+        drafts = self._drafts(enumerate(self.rows(self.set.split)), seed)
         if self.set.read is own_form and self.path is not None and self.path.suffix == ".jsonl":  # not merged
             questions: Iterable[Question] = (Question(dataset=self.dataset, **draft) for draft, _ in drafts)
         else:
@@ -60,7 +60,7 @@ class Source:
         """Read the train split lazily, in a seeded random order. Returns None if there is no train split."""
         if self.set.train is None or (self.path is not None and not self.path.is_dir()):
             return None
-        rows = self._rows(self.set.train)
+        rows = self.rows(self.set.train)
         order = hash_order([str(i) for i in range(len(rows))], seed)
         return (question for i in order for question in _merged(self._drafts([(i, rows[i])], seed), self.dataset))
 
@@ -69,7 +69,7 @@ class Source:
             row = Row(values, f"row {i + 1} of {self.dataset!r}")
             yield self.set.read(row, seed), row.where
 
-    def _rows(self, split: str) -> Sequence[Record]:
+    def rows(self, split: str) -> Sequence[Record]:
         """Read all rows of a split. For a file, `split` has no effect."""
         path = self.path
         if path is not None and not path.is_dir() and not (path.suffix in LOADERS and path.is_file()):

@@ -21,11 +21,11 @@ class Progress:
 
     Args:
         label: Text before the bar.
-        total: Total number of items.
+        total: Total number of items. None if it is unknown.
         unit: Unit of the items, for example ``"answers"``.
     """
 
-    def __init__(self, label: str, total: int, unit: str) -> None:
+    def __init__(self, label: str, total: int | None, unit: str) -> None:
         interval = 0.5 if sys.stderr.isatty() else 10.0  # seconds, longer for a log file
         options: dict[str, Any] = {"mininterval": interval, "smoothing": 0, "dynamic_ncols": True}
         self._bar = tqdm(total=total, desc=label, unit=f" {unit}", bar_format=_BAR, **options)
@@ -34,8 +34,8 @@ class Progress:
     def __call__(self, items: int, tokens: int) -> None:
         """Advance the bar by newly finished items, and update the token rate."""
         self._tokens += tokens
-        rate = f"{self._tokens / (time.perf_counter() - self._start):,.0f} tokens/s"
-        self._bar.set_postfix_str(f"{rate}, {self._note}" if self._note else rate, refresh=False)
+        rate = f"{self._tokens / (time.perf_counter() - self._start):,.0f} tokens/s" if self._tokens else ""
+        self._bar.set_postfix_str(", ".join(filter(None, (rate, self._note))), refresh=False)
         self._bar.update(items)
 
     def note(self, text: str) -> None:

@@ -202,6 +202,7 @@ class ConfidentModel:
 
     def _encode(self, prompts: Any, mask: Tensor | None) -> list[list[int]]:
         """Convert one or more prompts to token ids without padding, using the probe's prompt template."""
+        from extract.models.loading import check_prompts
         from extract.prompts import PromptTemplate
 
         if self._model is None:
@@ -231,7 +232,9 @@ class ConfidentModel:
             raise InputError("Expected `prompts` to contain at least one question, but it is empty. Pass a text.")
         template = PromptTemplate(**self.probe.config["prompt"])
         several = [prompts] if isinstance(prompts[0], (dict, int)) else prompts
-        return [template.encode(self.tokenizer, prompt) for prompt in several]
+        encoded = [template.encode(self.tokenizer, prompt) for prompt in several]
+        check_prompts(self._model, encoded)
+        return encoded
 
     def _pad_token(self) -> int:
         of_model, tokenizer = self._model.generation_config.pad_token_id, self.tokenizer

@@ -182,6 +182,66 @@ def test_another_model_dtype_or_template_is_refused(saved: Path, model: Any, tok
         tokenizer.chat_template = template
 
 
+class Adapted(torch.nn.Module):
+    """A linear layer with a low-rank adapter, with the parameter names of PEFT. A new adapter has no effect."""
+
+    def __init__(self, base: torch.nn.Linear, rank: int = 2) -> None:
+        super().__init__()
+        self.base_layer = base
+        self.lora_A = torch.nn.ModuleDict({"default": torch.nn.Linear(base.in_features, rank, bias=False)})
+        self.lora_B = torch.nn.ModuleDict({"default": torch.nn.Linear(rank, base.out_features, bias=False)})
+        torch.nn.init.zeros_(self.lora_B["default"].weight)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.base_layer(x) + self.lora_B["default"](self.lora_A["default"](x))
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_a_model_with_an_adapter_is_refused(saved: Path, tokenizer: Any, merged: bool) -> None:
+    adapted, probe = tiny_model(), load_probe(saved)
+    probe.attach(adapted, tokenizer)
+    attention = adapted.model.layers[1].self_attn
+    if merged:
+        attention.q_proj.weight += 1e-3 * torch.randn(32, 2) @ torch.randn(2, 32)
+    else:
+        attention.q_proj = Adapted(attention.q_proj)
+    for use in (probe.attach, lambda *of: probe.score(*of, "Why?")):
+        with pytest.raises(InputError, match="which differs in fingerprint: .* Load the expected model") as raised:
+            use(adapted, tokenizer)
+        assert "\n" not in str(raised.value)
+
+
+def test_two_probes_on_the_same_or_on_different_models_do_not_disturb_each_other(
+    saved: Path, reads_answers: ConfidenceProbe, model: Any, tokenizer: Any, expected: torch.Tensor
+) -> None:
+    probe, other = load_probe(saved), tiny_model(seed=1)
+    config = {**probe.config, "layers": [3], "model": {**model_identity(other, tokenizer).__dict__}}
+    of_other = ConfidenceProbe(probe.head, probe.calibrator, config)
+    attached = [
+        probe.attach(model, tokenizer),
+        reads_answers.attach(model, tokenizer),
+        of_other.attach(other, tokenizer),
+    ]
+    options: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False}
+    alone = [one.generate(QUESTIONS, **options) for one in attached]
+    for _ in range(2):  # in turn, and with one detached
+        for one, answers in zip(attached, alone, strict=True):
+            again = one.generate(QUESTIONS, **options)
+            assert torch.equal(again.sequences, answers.sequences)
+            torch.testing.assert_close(again.confidence, answers.confidence, equal_nan=True)
+        torch.testing.assert_close(attached[0].score(QUESTIONS).confidence, expected, atol=1e-5, rtol=0)
+        assert not torch.allclose(alone[-1].confidence, expected, atol=1e-3)
+        attached[1].detach()
+        attached, alone = attached[::2], alone[::2]
+
+
+def test_a_prompt_longer_than_the_context_is_refused(saved: Path, model: Any, tokenizer: Any) -> None:
+    attached = load_probe(saved).attach(model, tokenizer)
+    for use in (attached.score, attached.generate):
+        with pytest.raises(InputError, match="Expected at most 512 tokens, .* prompt 1 has 624. Shorten the prompt"):
+            use(["Why?", "a" * 600])
+
+
 def test_empty_prompts_are_refused(saved: Path, model: Any, tokenizer: Any) -> None:
     probe = load_probe(saved)
     for prompts in ([], "", "  "):

@@ -1,0 +1,128 @@
+"""Questions, or questions with answers, from a file or from standard input. An invalid one does not end the input."""
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from extract.errors import InputError
+from extract.hashing import canonical_json
+from extract.questions.fields import Row, own_form
+from extract.questions.loaders import json_object
+from extract.questions.question import Question
+from extract.questions.source import check_questions, find_source
+
+#: Files that are read line by line, and `-` for standard input.
+_LINES = (".jsonl", ".txt")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question to score, or the reason why it is invalid.
+
+    Attributes:
+        id: The question's id. By default, its number, starting at 1.
+        question: Text or messages as shown in the output; None if they can't be read.
+        prompt: Text or messages for the probe.
+        answer: An answer to the question, or None.
+        problem: One line that says what is wrong with the question, or an empty string.
+    """
+
+    id: str | int
+    question: Any = None
+    prompt: Any = None
+    answer: str | None = None
+    problem: str = ""
+
+
+def asked_batches(questions: str, size: int) -> tuple[Iterator[list[Asked]], int | None]:
+    """Read questions in batches. A batch from standard input contains what can be read without waiting.
+
+    Args:
+        questions: See `probes.saved.scoring.score`.
+        size: Maximum number of questions in a batch.
+
+    Returns:
+        The batches, and the number of questions; None if it is unknown.
+
+    Raises:
+        InputError: If the source does not exist or can't be read.
+    """
+    path = Path(questions).expanduser()
+    if questions == "-":
+        return _from_lines(None, size), None
+    if path.is_file() and path.suffix in _LINES:
+        with path.open("rb") as file:
+            total = sum(bool(line.strip()) for line in file)
+        return _from_lines(path, size), total
+    source = find_source(questions)
+    if path.is_file():
+        rows = source.rows(source.set.split)
+        found = (_from_row(row, i, f"row {i} of {path.name!r}") for i, row in enumerate(rows, 1))
+        return _batched(found, size), len(rows)
+    loaded = source.questions(seed=0)
+    named = (Asked(one.id, one.public_prompt if one.private else one.prompt, one.prompt) for one in loaded)
+    return _batched(named, size), len(loaded)
+
+
+def _batched(asked: Iterable[Asked], size: int) -> Iterator[list[Asked]]:
+    rest = iter(asked)
+    while batch := list(islice(rest, size)):
+        yield batch
+
+
+def _from_lines(path: Path | None, size: int) -> Iterator[list[Asked]]:
+    """Read the lines of a file, or of standard input, where they can be JSON objects or texts. Skip blank lines."""
+    name = "standard input" if path is None else repr(path.name)
+
+    def parsed(line: bytes, i: int) -> Asked:
+        where = f"line {i} of {name}"
+        if line.lstrip().startswith(b"{") if path is None else path.suffix == ".jsonl":
+            try:
+                return _from_row(json_object(line, where), i, where)
+            except InputError as error:
+                return Asked(i, problem=str(error))
+        return _from_row({"question": line.decode("utf-8-sig", "surrogateescape").strip()}, i, where)
+
+    with sys.stdin.buffer if path is None else path.open("rb") as stream:
+        n_lines = 0
+        for lines in _available_lines(stream):
+            numbered = enumerate(lines, n_lines + 1)
+            n_lines += len(lines)
+            yield from _batched((parsed(line, i) for i, line in numbered if line.strip()), size)
+
+
+def _available_lines(stream: Any) -> Iterator[list[bytes]]:
+    """Yield lists of the lines that are available. Wait only if there is none."""
+    rest = b""
+    while chunk := stream.read1(2**16):
+        *lines, rest = (rest + chunk).split(b"\n")
+        yield lines
+    yield [rest]
+
+
+def _from_row(row: Mapping[str, Any], i: int, where: str) -> Asked:
+    """Convert a row with `question` (or `text` or `messages`), and optionally `answer`, `id`, `kind` and `choices`."""
+    given = row.get("id")
+    id_ = i if given is None else given if isinstance(given, str | int) else str(given)
+    try:
+        fields = {name: row[name] for name in ("text", "messages", "kind", "choices") if name in row}
+        if "question" in row:
+            fields["messages" if isinstance(row["question"], list) else "text"] = row["question"]
+        asked, answer = fields.get("messages") or fields.get("text"), row.get("answer")
+        if not asked or (isinstance(asked, str) and not asked.strip()):
+            problem = "it is empty" if fields else f"its fields are {', '.join(map(str, row)) or 'missing'}"
+            raise InputError(f"Expected {where} to have a `question`, but {problem}. Write a text or chat messages.")
+        if not (answer is None or isinstance(answer, str)):
+            raise InputError(f"Expected `answer` in {where} to be a text, but got {answer!r}. Put it in quotes.")
+        try:
+            canonical_json([id_, asked, answer]).encode()
+        except (TypeError, ValueError):
+            raise InputError(f"Expected {where} to be UTF-8 text, but it is not. Save it as UTF-8.") from None
+        draft = own_form(Row(fields, where))
+        (question,) = check_questions([Question(**{**draft, "id": where, "dataset": ""})], where, need_references=False)
+        return Asked(id_, question.prompt, question.prompt, answer)
+    except InputError as error:
+        return Asked(id_, problem=str(error))

@@ -1,0 +1,192 @@
+"""The command ``python -m probes score``: confidences of questions or answers as JSON Lines."""
+
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from extract.errors import InputError, at_least_one
+from extract.hashing import differences, sha256_json
+from extract.running.progress import Progress
+from extract.store.files import read_json, replace_file
+from extract.text import shown
+from probes.saved.artefact import load_probe
+from probes.saved.confidence import ConfidentModel
+from probes.saved.score_input import Asked, asked_batches
+
+Record = dict[str, Any]
+
+
+def score(
+    probe: str,
+    questions: str = "-",
+    out: str | None = None,
+    abstain_below: float | None = None,
+    backoff: bool = True,
+    model: str | None = None,
+    revision: str | None = None,
+    dtype: str = "auto",
+    device: str = "auto",
+    device_map: str | None = None,
+    batch_size: int = 32,
+) -> None:
+    """Write the confidences of questions, or of given answers, as JSON Lines. Nothing is generated.
+
+    Each line has `id`, `question`, `answer` (if given), `confidence`, `novelty` and `is_novel`, in the order of the
+    input. Values that do not exist are null. Lines are written as soon as their batch is finished. A question that
+    can't be scored, for example because it is too long for the model, gets a line with `error`, and the command goes on
+    and fails at the end.
+
+    Args:
+        probe: Folder or Hub id of a saved probe.
+        questions: File, set or Hub id (see docs/questions.md), a .txt file with one question per line, or - for
+            standard input, with one question or JSON object per line. A JSON object, or row of a table, has the field
+            `question` (text or chat messages), and optionally `id` and `answer`.
+        out: JSON Lines file to write. By default, standard output. If the file contains results of the same questions,
+            the command continues after them.
+        abstain_below: Threshold between 0 and 1. Each line gets `abstain`, which is true if the confidence is below the
+            threshold or unknown.
+        backoff: Whether to shrink the confidences of novel questions.
+        model: Hub id or folder of the probe's model. By default, the embedded model.
+        revision: Commit, branch or tag of a Hub model.
+        dtype: auto (the dtype of the probe's model), float32, bfloat16 or float16.
+        device: auto, cpu, cuda or cuda:N.
+        device_map: How to distribute a large model over several devices, as in transformers (auto, balanced, …).
+        batch_size: Maximum number of questions per batch.
+
+    Raises:
+        InputError: If the probe, its model or the questions can't be loaded, `out` contains other results, or at least
+            one question can't be scored.
+    """
+    from extract.models.embedded import EMBEDDED_MODEL
+    from extract.models.loading import load_model
+
+    if abstain_below is not None and not 0 <= abstain_below <= 1:
+        raise InputError(f"Expected `abstain_below` to be between 0 and 1, but got {abstain_below}. Pass 0.6, say.")
+    loaded = load_probe(probe)
+    batches, total = asked_batches(questions, at_least_one("batch_size", batch_size, 32))
+    settings = {"probe": sha256_json(loaded.config), "backoff": backoff, "abstain_below": abstain_below}
+    finished = [] if out is None else _finished(Path(out), settings)
+    dtype = loaded.config["model"]["dtype"] if dtype == "auto" else dtype
+    confident = loaded.attach(*load_model(model or EMBEDDED_MODEL, revision, dtype, device, device_map))
+    n_asked, errors = 0, [record["error"] for record in finished if "error" in record]
+    with Progress("score", total, "questions") as progress, _writer(out) as write:
+        for batch in batches:
+            known = finished[n_asked : n_asked + len(batch)]
+            _check_same(batch, known, str(out), n_asked)
+            n_asked += len(batch)
+            rest = batch[len(known) :]
+            for record in _records(confident, rest, backoff, abstain_below):
+                errors += [record["error"]] if "error" in record else []
+                write(json.dumps(record, ensure_ascii=False, allow_nan=False))
+            progress(len(batch), 0)
+    if len(finished) > n_asked:
+        raise InputError(
+            f"Expected `questions` to begin with the {len(finished)} questions in {out!r}, but it has only {n_asked}. "
+            "Pass another --out."
+        )
+    if not n_asked:
+        raise InputError("Expected `questions` to contain at least one question, but it is empty. Pass another source.")
+    if errors:
+        raise InputError(
+            f"Expected all {n_asked} questions to be valid, but {len(errors)} could not be scored. Their lines have an "
+            f"`error`. The first one is: {errors[0]}"
+        )
+
+
+def _records(
+    model: ConfidentModel, batch: Sequence[Asked], backoff: bool, abstain_below: float | None
+) -> Iterator[Record]:
+    """Yield the output line of each question in a batch."""
+    scored = _scored(model, [asked for asked in batch if not asked.problem], backoff)
+    for asked in batch:
+        record: Record = {"id": asked.id, "question": asked.question}
+        if asked.answer is not None:
+            record["answer"] = asked.answer
+        record |= {"error": asked.problem} if asked.problem else next(scored)
+        record = {**record, **{name: record.get(name) for name in ("confidence", "novelty", "is_novel")}}
+        if abstain_below is not None:
+            record["abstain"] = record["confidence"] is None or record["confidence"] < abstain_below
+        yield record
+
+
+def _scored(model: ConfidentModel, batch: Sequence[Asked], backoff: bool) -> Iterator[Record]:
+    """Yield the confidence and novelty of each question. If a batch is refused, find the questions with errors."""
+    if not batch:
+        return
+    answers = [asked.answer for asked in batch if asked.answer is not None]
+    try:
+        found = model.score([asked.prompt for asked in batch], answers or None, backoff=backoff)
+    except InputError as error:
+        if len(batch) == 1:
+            yield {"error": str(error)}
+            return
+        half = len(batch) // 2
+        yield from _scored(model, batch[:half], backoff)
+        yield from _scored(model, batch[half:], backoff)
+        return
+    for confidence, novelty, is_novel in zip(*(values.tolist() for values in found), strict=True):
+        yield {"confidence": _number(confidence), "novelty": _number(novelty), "is_novel": is_novel}
+
+
+def _number(value: float) -> float | None:
+    """Return a float32 number with its significant digits, or None for NaN."""
+    return None if math.isnan(value) else float(f"{value:.7g}")
+
+
+@contextmanager
+def _writer(out: str | None) -> Iterator[Callable[[str], object]]:
+    """Return a function that writes a line to a file or to standard output, without buffering."""
+    if out is None:  # `tqdm.write` keeps the progress bar and the lines apart on a terminal
+        yield tqdm.write if sys.stdout.isatty() else partial(print, flush=True)
+        return
+    with Path(out).open("a", encoding="utf-8", buffering=1) as file:
+        yield lambda line: file.write(f"{line}\n")
+
+
+def _finished(out: Path, settings: Record) -> list[Record]:
+    """Return the results in a file of an interrupted command, and delete an incomplete last line.
+
+    The settings are saved next to the file, because results with different settings must not be mixed.
+
+    Raises:
+        InputError: If the file was written with other settings, or by another program.
+    """
+    saved = out.with_name(f"{out.name}.settings.json")
+    try:
+        content = out.read_bytes() if out.exists() else b""
+        whole = content[: content.rfind(b"\n") + 1]
+        if content:
+            if different := list(differences(read_json(saved, 2**12), settings)):
+                raise ValueError(f"its settings differ in {'; '.join(different)}")
+            records = [json.loads(line) for line in whole.splitlines()]
+    except ValueError as error:
+        raise InputError(
+            f"Expected `out` to be a new file, or one that the same command wrote, but {str(out)!r} is not: {error}. "
+            "Pass another --out, or delete the file."
+        ) from None
+    if not content:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(saved, json.dumps(settings).encode())
+        return []
+    if whole != content:
+        os.truncate(out, len(whole))
+    return records
+
+
+def _check_same(batch: Sequence[Asked], finished: Sequence[Record], out: str, n_before: int) -> None:
+    """Check that finished results belong to the first questions of a batch."""
+    for i, (asked, record) in enumerate(zip(batch, finished, strict=False), n_before + 1):
+        expected = json.loads(json.dumps([asked.id, asked.question, asked.answer]))
+        if expected != [record.get(name) for name in ("id", "question", "answer")]:
+            raise InputError(
+                f"Expected `out` to be a new file, or one with results of the same questions, but line {i} of {out!r} "
+                f"is for {shown(record.get('question'))} instead of {shown(asked.question)}. Pass another --out."
+            )

@@ -17,7 +17,7 @@ from probes.fitting import solvers
 from probes.fitting.calibration import fit_platt
 from probes.fitting.module import ProbeModule
 from probes.fitting.standardiser import standardiser
-from probes.saved.novelty import N_QUANTILES, RANK, START, Novelty, flat
+from probes.saved.novelty import N_QUANTILES, RANK, START, Confidences, Novelty, flat
 
 #: Number of folds of questions, and maximum number of folds of groups.
 N_FOLDS, MOST_FOLDS = 5, 8
@@ -43,6 +43,13 @@ def fit_novelty(module: ProbeModule) -> Novelty:
     n_hidden = features.shape[2] - n_tokens
     random = data.inner_folds(rows.question, N_FOLDS)
     return fit_backoff(features, n_hidden, rows.right, rows.known, random, whole_groups(groups))
+
+
+@torch.no_grad()
+def backed_off(module: ProbeModule, novelty: Novelty, features: Any) -> Confidences:
+    """Return a probe's backed-off confidences and novelties [row] for features [row, feature, d_model]."""
+    assert module.choice is not None
+    return novelty(flat(module.selected(features, module.choice.features)), module.predict(features))
 
 
 def chosen_features(features: Any, chosen: Sequence[int]) -> Tensor:

@@ -15,6 +15,7 @@ from extract.errors import InputError
 from extract.sampling.prior import Prior, fit_prior
 from probes.baselines.registry import BASELINES, available, confidence, counts, is_half
 from probes.baselines.scores import mean_accuracy, outside_test
+from probes.fitting.backoff import backed_off, fit_novelty
 from probes.fitting.module import ProbeModule
 from probes.registry import chosen_option
 from probes.report import plots
@@ -24,6 +25,7 @@ from probes.report.results import record_header, write_files
 from probes.report.templates import COLUMNS, interval, render
 from probes.saved.artefact import ConfidenceProbe
 from probes.saved.card import model_card, what_is_read
+from probes.saved.novelty import N_QUANTILES, START
 from probes.saved.prefixes import PrefixCalibrator
 
 #: Dict from each target to the baselines whose ROC curves are drawn together with the probe's curve.
@@ -39,7 +41,10 @@ class Report:
     Attributes:
         target: `response` if the rows are answers, else `capability`. The metrics are computed for this target. The
             probe may have been trained on a different target.
-        confidences: A dict from methods to confidences [row] float64 for all rows of the table; NaN if missing.
+        confidences: A dict from methods to confidences [row] float64 for all rows of the table; NaN if missing. Those
+            of the probe are backed off.
+        novelty: Novelty and back-off of the probe.
+        novelties: [row] float64 novelties of all rows of the table; NaN for rows in no split.
         methods: A dict from methods to their confidences and grades on the test split.
         masked: A dict from missing baselines to the reasons why they are missing.
         record: Content of report.json.
@@ -51,19 +56,22 @@ class Report:
         self.table, self.rows = data.table, data.question_rows
         self.target = "response" if data.scope == "sample" else "capability"
         self.masked: dict[str, str] = {}
-        self.confidences = {module.name: self._probe_confidences(), **self._baseline_confidences()}
+        self.novelty = fit_novelty(module.cpu())
+        probe, self.novelties = self._probe_confidences()
+        self.confidences = {module.name: probe, **self._baseline_confidences()}
         self.methods = {name: self._scored(name, is_half(name)) for name in self.confidences}
         self._reference = mean_accuracy(self.table, outside_test(self.rows))
         self._resampling: dict[str, Any] = {"n_resamples": n_resamples, "seed": seed}
         self.record = self._record()
 
-    def _probe_confidences(self) -> Tensor:
-        """Return the probe's confidences [row] float64 for all rows of the table; NaN for rows in no split."""
-        confidences = torch.full((len(self.data.question_of),), torch.nan, dtype=torch.float64)
+    def _probe_confidences(self) -> tuple[Tensor, Tensor]:
+        """Return the probe's confidences and novelties [row] float64 for all rows of the table."""
+        confidences, novelties = torch.full((2, len(self.data.question_of)), torch.nan, dtype=torch.float64)
         for split in self.rows:
             batch = self.data.batch(split)
-            confidences[batch.row] = self.module.cpu().predict(batch.features).double()
-        return confidences
+            found = backed_off(self.module, self.novelty, batch.features)
+            confidences[batch.row], novelties[batch.row] = found.confidence.double(), found.novelty.double()
+        return confidences, novelties
 
     def _baseline_confidences(self) -> dict[str, Tensor]:
         """Return a dict from available baselines to their confidences [row] float64 for all rows of the table."""
@@ -117,9 +125,19 @@ class Report:
             "tried": sorted(module.penalties),
             "n_questions": {split: len(rows) for split, rows in self.rows.items()},
             "n_unusable": data.n_unusable,
+            "novelty": self._of_novelty(),
             **({"prefixes": by_fraction(module, data, **self._resampling)} if choice.prefixes else {}),
             "splits": {"test": {self.target: figures}},
             "paired": paired,
+        }
+
+    def _of_novelty(self) -> dict[str, float]:
+        """Summarise the back-off and the novelties of the test split for the record."""
+        test = self.novelties[self.data.split_rows["test"]]
+        return {
+            "base_rate_weight": float(self.novelty.weight),
+            "test_median": float(test.median()),
+            "test_novel": float((test >= START / (N_QUANTILES - 1)).double().mean()),
         }
 
     @property
@@ -182,6 +200,7 @@ class Report:
             columns |= {name: getattr(table, name)[rows] for name in ("right", "known", "unknown", "accuracy")}
         for name, confidences in self.confidences.items():
             columns[name] = pa.array(confidences.numpy()[rows], from_pandas=True)  # NaN becomes null
+        columns["novelty"] = self.novelties.numpy()[rows]
         return pa.table(columns)
 
     def probe(self) -> ConfidenceProbe:
@@ -214,13 +233,14 @@ class Report:
                 module.option: self.choice.value,
             },
             "test": self.figures_of[module.name],
+            "novelty": self.novelty.sizes,
             "versions": record["versions"],
         }
-        if not self.choice.prefixes:
-            return ConfidenceProbe(head, self.choice.calibrator, config)
-        lengths = length_quantiles(data)
-        config["prefixes"] = {"lengths": lengths}
-        return ConfidenceProbe(head, self.choice.calibrator, config, PrefixCalibrator(self.choice.prefixes, lengths))
+        prefixes = None
+        if self.choice.prefixes:
+            config["prefixes"] = {"lengths": length_quantiles(data)}
+            prefixes = PrefixCalibrator(self.choice.prefixes, config["prefixes"]["lengths"])
+        return ConfidenceProbe(head, self.choice.calibrator, config, prefixes, self.novelty)
 
     def _prior(self) -> dict[str, float]:
         """Fit the parameters of the prior in `extract.sampling.prior` to the validation scores and answers."""

@@ -12,6 +12,7 @@ from extract.registry import fill_names
 from extract.store.shards import Scope
 from extract.store.store import Store
 from probes.audit.record import audit_page, audit_picture, audit_record, audit_verdict
+from probes.comparison.left_out import left_out_picture
 from probes.comparison.out_of_fold import Comparison
 from probes.comparison.pictures import comparison_pictures, transfer_picture
 from probes.comparison.record import comparison_page, comparison_record, comparison_verdict, predictions
@@ -80,6 +81,8 @@ def transfer(
 ) -> Path:
     """Train a probe on each question set and test it on every set.
 
+    Each set is also tested with a probe that was trained on all other sets, with and without back-off.
+
     Args:
         stores: Folders of the stores, one per question set, all from the same model. If there is only one store, each
             of its question groups is treated as a question set.
@@ -98,8 +101,11 @@ def transfer(
     """
     with result_folder("transfer", stores, out, seed, n_resamples) as (folder, final):
         record = transfer_record(stores, grader, probe, folds, n_resamples, seed)
-        files = {"transfer.md": transfer_page(record), "transfer.json": record}
-        write_files(folder, files, {"transfer": transfer_picture(record)})
+        plots = {"transfer": transfer_picture(record)}
+        if record["left_out"]:
+            plots["left_out"] = left_out_picture(record["left_out"])
+        files = {"transfer.md": transfer_page(record, list(plots)), "transfer.json": record}
+        write_files(folder, files, plots)
     print(f"Transfer: {final / 'transfer.md'}")
     return final
 

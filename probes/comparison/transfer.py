@@ -1,7 +1,7 @@
 """Transfer between question sets: a probe is trained on each set and tested on every set."""
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,10 +10,15 @@ from torch import Tensor
 from tqdm import tqdm
 
 from datamodules import FeatureDataModule
+from datamodules.batches import Batch
 from datamodules.table import split_rows
+from datamodules.union import UnionDataModule
 from extract.errors import InputError
 from extract.hashing import differences
 from probes.comparison.folds import VAL_SHARE, data_of, fit, folds
+from probes.comparison.left_out import ALL_SETS, LeftOut, left_out_record
+from probes.fitting.backoff import backed_off, fit_novelty
+from probes.fitting.module import ProbeModule
 from probes.registry import PROBES, ProbeMethod
 from probes.report.evaluate import Scored, estimate
 from probes.report.results import FORMAT_VERSION, versions
@@ -40,8 +45,9 @@ def transfer_record(
 ) -> dict[str, Any]:
     """Train a probe on each question set and test it on every set.
 
-    With several stores, each store is a set. With a single store, each of its question groups is a set, and is also
-    tested with a probe trained on all other groups. A probe is tested out of fold on its own training set.
+    With several stores, each store is a set. With a single store, each of its question groups is a set. A probe is
+    tested out of fold on its own training set. Each set is also tested with a probe trained on all other sets, with and
+    without back-off.
 
     Args:
         stores: Folders of the stores.
@@ -54,6 +60,7 @@ def transfer_record(
     Returns:
         The content of transfer.json. `cells` contains a dict for each pair of a training set and a test set,
         with `n_questions`, `auroc` and `brier_skill`. The skill is relative to the mean accuracy on the test questions.
+        `left_out` contains the result of `left_out_record` for each set and for all sets together.
         `masked` contains the reasons why sets were left out.
 
     Raises:
@@ -75,6 +82,7 @@ def transfer_record(
     }
     data_of = {group.data.store_path: group.data for group in sets}
     cells: list[dict[str, Any]] = []
+    left_out: dict[str, LeftOut] = {}
 
     def cell(train: str, test: QuestionSet, scored: Scored) -> dict[str, Any]:
         scored = scored.take(scored.usable)
@@ -82,24 +90,24 @@ def transfer_record(
         metrics = {name: estimate(scored, name, n_resamples, seed, reference) for name in ("auroc", "brier_skill")}
         return {"train": train, "test": test.name, "n_questions": scored.n_questions, **metrics}
 
-    with tqdm(total=len(sets) * (2 if len(data_of) == 1 else 1), desc="transfer", unit=" sets") as progress:
+    with tqdm(total=2 * len(sets), desc="transfer", unit=" sets") as progress:
         for own in sets:
             others = [group for group in sets if group is not own]
             try:
                 _check_grades(own)
                 cells.append(cell(own.name, own, _out_of_fold(own, probe, n_folds, seed)))
-                scored = _train(probe, own.data, own.questions, seed)
-                cells += [cell(own.name, group, scored(group)) for group in others]
+                module = _train(probe, own.data, own.questions, seed)
+                cells += [cell(own.name, group, _scored(module, group)) for group in others]
             except InputError as error:
                 masked[f"trained on {own.name}"] = str(error)
             progress.update()
-            if len(data_of) == 1:
-                rest = torch.cat([group.questions for group in others]).sort().values
-                try:
-                    cells.append(cell(OTHERS, own, _train(probe, own.data, rest, seed)(own)))
-                except InputError as error:
-                    masked[f"trained on all but {own.name}"] = str(error)
-                progress.update()
+            try:
+                left_out[own.name] = _leave_out(own, others, probe, len(left_out), seed)
+                raw = left_out[own.name]
+                cells.append(cell(OTHERS, own, Scored(raw.raw, raw.right, raw.known)))
+            except InputError as error:
+                masked[f"trained on all but {own.name}"] = str(error)
+            progress.update()
     if not cells:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in masked.items())
         raise InputError(f"Expected to train a probe on at least one set, but training failed on all sets. {reasons}")
@@ -116,6 +124,12 @@ def transfer_record(
         "versions": versions(),
         "masked": masked,
         "cells": cells,
+        "left_out": [
+            left_out_record(name, scores, n_resamples, seed)
+            for name, scores in {**left_out, ALL_SETS: LeftOut.cat(list(left_out.values()))}.items()
+        ]
+        if left_out
+        else [],
     }
 
 
@@ -174,20 +188,39 @@ def _check_compatible(first: FeatureDataModule, other: FeatureDataModule) -> Non
         )
 
 
-def _train(probe: str, data: FeatureDataModule, questions: Tensor, seed: int) -> Callable[[QuestionSet], Scored]:
-    """Train and calibrate a probe on some questions of a store, and return a function that scores a question set."""
+def _train(probe: str, data: FeatureDataModule, questions: Tensor, seed: int) -> ProbeModule:
+    """Train and calibrate a probe on some questions of a datamodule."""
     train, val = split_rows(data.table, questions, [1 - VAL_SHARE, VAL_SHARE], seed + 1)  # same split as in `folds`
     every = data.every().question
     rest = every[~torch.isin(every, questions)]
     data.use_split({"train": train.tolist(), "val": val.tolist(), "test": rest.tolist()})
-    module = fit(PROBES[probe].load(), data, PROBES[probe].epochs, seed)
+    return fit(PROBES[probe].load(), data, PROBES[probe].epochs, seed)
 
-    def scored(group: QuestionSet) -> Scored:
-        every = group.data.every()
-        batch = every.take(torch.isin(every.question, group.questions).nonzero()[:, 0])
-        return Scored(module.predict(batch.features).double(), batch.right, batch.known)
 
-    return scored
+def _rows_of(group: QuestionSet) -> Batch:
+    """Return the rows of a question set."""
+    every = group.data.every()
+    return every.take(torch.isin(every.question, group.questions).nonzero()[:, 0])
+
+
+def _scored(module: ProbeModule, group: QuestionSet) -> Scored:
+    """Score a question set with a probe, without back-off."""
+    batch = _rows_of(group)
+    return Scored(module.predict(batch.features).double(), batch.right, batch.known)
+
+
+def _leave_out(own: QuestionSet, others: Sequence[QuestionSet], probe: str, number: int, seed: int) -> LeftOut:
+    """Train a probe and its back-off on the other sets, and score the set. `number` is the index of the set."""
+    if own.data is others[0].data:  # groups of a single store
+        data, questions = own.data, torch.cat([group.questions for group in others]).sort().values
+    else:
+        data = UnionDataModule([group.data for group in others])
+        questions = data.every().question
+    module, batch = _train(probe, data, questions, seed), _rows_of(own)
+    found, fitted = backed_off(module, fit_novelty(module), batch.features), data.batch("train", "val")
+    mean = torch.full((len(batch.row),), float((fitted.right / fitted.known).mean()), dtype=torch.float64)
+    raw = module.predict(batch.features).double()
+    return LeftOut(raw, found, batch.right, batch.known, mean, torch.full_like(batch.row, number))
 
 
 def _out_of_fold(own: QuestionSet, probe: str, n_folds: int, seed: int) -> Scored:
@@ -195,7 +228,7 @@ def _out_of_fold(own: QuestionSet, probe: str, n_folds: int, seed: int) -> Score
     parts = []
     for number, rows in enumerate(folds(own.data.table, own.questions, n_folds, seed, LEAST_VALIDATION)):
         train = torch.cat([rows["train"], rows["val"]]).sort().values
-        scored = _train(probe, own.data, train, seed)(own._replace(questions=rows["test"]))
+        scored = _scored(_train(probe, own.data, train, seed), own._replace(questions=rows["test"]))
         parts.append((scored.confidence, scored.right, scored.known, torch.full_like(scored.right, number)))
     confidence, right, known, fold = (torch.cat(columns) for columns in zip(*parts, strict=True))
     return Scored(confidence, right, known, fold=fold.long())
@@ -208,13 +241,14 @@ def sets_of(record: dict[str, Any]) -> tuple[list[str], list[str]]:
     return trains, sorted(tests, key=lambda name: trains.index(name) if name in trains else len(trains))
 
 
-def transfer_page(record: dict[str, Any]) -> str:
-    """Render the record of a transfer as a Markdown page."""
+def transfer_page(record: dict[str, Any], plots: Sequence[str]) -> str:
+    """Render the record of a transfer as a Markdown page. `plots` are the names of the pictures."""
     trains, tests = sets_of(record)
     cells = record["cells"]
     return render(
         "comparison/transfer.md.j2",
         record=record,
+        plots=plots,
         trains=trains,
         tests=tests,
         cells={(cell["train"], cell["test"]): cell for cell in cells},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from extract.errors import InputError
+from probes.saved.loading import FORMAT_VERSION
 from probes.saved.streamed_text import until
 
 if TYPE_CHECKING:
@@ -68,6 +70,12 @@ class ConfidentModel:
         from probes.saved.prompt_states import PromptFeatures, can_capture
 
         check_model(hf_model, tokenizer, probe.config["model"], "the probe")
+        if probe.novelty is None and probe.config.get("format_version", FORMAT_VERSION) < FORMAT_VERSION:
+            warnings.warn(
+                "The probe was saved by an earlier version and has no novelty. Its confidences for novel questions "
+                "are not backed off. Train it again.",
+                stacklevel=3,
+            )
         self.probe, self.tokenizer = probe, tokenizer
         self._model: Any = hf_model
         self._prompt_features = PromptFeatures(probe, hf_model) if can_capture(probe) else None

@@ -283,7 +283,17 @@ def test_transfer_shows_where_a_direction_holds(tmp_path: Path) -> None:
     record["cells"] = [cell for cell in record["cells"] if cell["train"] == "all others"]
     n_above = sum(cell["auroc"]["low"] > 0.5 for cell in record["cells"])
     shown = f"rank answers better than chance on {n_above} of {len(record['cells'])} sets."
-    assert shown in transfer_page(record)
+    assert shown in transfer_page(record, [])
+    left_out = {one["test"]: one for one in record["left_out"]}
+    assert list(left_out) == ["group 0", "group 1", "group 2", "group 3", "all sets"]
+    assert left_out["all sets"]["n_questions"] == 160
+    for cell in record["cells"]:
+        assert cell["auroc"] == left_out[cell["test"]]["raw"]["auroc"]
+    for one in left_out.values():
+        brier = [one[how]["brier"]["value"] for how in ("backed_off", "raw")]
+        assert one["difference"]["brier"]["value"] == pytest.approx(brier[0] - brier[1])
+        assert 0 <= one["novelty"]["low"] <= one["novelty"]["value"] <= one["novelty"]["high"] <= 1
+    assert (folder / "plots/left_out.png").is_file()
 
 
 def test_transfer_between_stores_wants_one_model(store: Path, tmp_path: Path) -> None:
@@ -295,9 +305,12 @@ def test_transfer_between_stores_wants_one_model(store: Path, tmp_path: Path) ->
     assert [(one["train"], one["test"]) for one in record["cells"]] == [
         ("planted", "planted"),
         ("planted", "other"),
+        ("all others", "planted"),
         ("other", "other"),
         ("other", "planted"),
+        ("all others", "other"),
     ]
+    assert [one["test"] for one in record["left_out"]] == ["planted", "other", "all sets"]
     assert len(record["stores"]) == 2
 
 

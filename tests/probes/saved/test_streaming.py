@@ -67,11 +67,10 @@ def hooks_of(model: Any) -> int:
 
 @pytest.fixture(autouse=True)
 def nothing_remains(model: Any) -> Iterator[None]:
-    """Check after each test that there are no hooks and no threads."""
-    threads = threading.active_count()
+    """Check after each test that there are no new hooks and threads. transformers also has hooks of its own."""
+    before = hooks_of(model), threading.active_count()
     yield
-    assert hooks_of(model) == 0
-    assert threading.active_count() == threads
+    assert (hooks_of(model), threading.active_count()) == before
 
 
 def logits_of(model: Any, act: Callable[[], Any]) -> tuple[list[Tensor], Any]:
@@ -164,7 +163,6 @@ def test_a_closed_stream_stops_the_model(n_steps: int, model: Any, tokenizer: An
 
     logits, _ = logits_of(model, few)
     assert len(logits) == n_steps
-    assert hooks_of(model) == 0
     after = list(attached.stream(QUESTION, max_new_tokens=5, do_sample=False))
     assert str(after) == str(before)  # NaN equals NaN
 
@@ -202,7 +200,6 @@ def test_an_exception_in_generate_is_raised_in_the_caller(model: Any, tokenizer:
     steps = attached.stream("?", max_new_tokens=30, logits_processor=[fail], eos_token_id=None)
     with pytest.raises(ZeroDivisionError, match="the third token"):
         list(steps)
-    assert hooks_of(model) == 0
     with pytest.raises(ValueError, match="not used by the model"):
         next(attached.stream("?", unknown_option=3))
 

@@ -74,9 +74,9 @@ def test_a_saved_probe_keeps_its_prefix_calibrators(kind: str, tmp_path: Path) -
     assert loaded.prefixes is not None
     assert loaded.prefixes.lengths == [1, 2, 2, 9]
     for fraction in (0.2, 0.4, 0.8, 1.0):
-        expected = probe.of_scores(SCORES, fraction=fraction).confidence
-        assert torch.equal(loaded.of_scores(SCORES, fraction=fraction).confidence, expected)
-    assert torch.equal(loaded.of_scores(SCORES).confidence, WHOLE[kind](SCORES))
+        expected = probe.calibrated(SCORES, fraction)
+        assert torch.equal(loaded.calibrated(SCORES, fraction), expected)
+    assert torch.equal(loaded.calibrated(SCORES), WHOLE[kind](SCORES))
     assert json.loads((tmp_path / "probe" / "config.json").read_text())["format_version"] == 5
 
 
@@ -133,4 +133,4 @@ def test_damaged_tensors_are_refused(
 
 def test_a_probe_without_prefixes_ignores_the_fraction() -> None:
     probe = ConfidenceProbe(LinearHead(8), WHOLE["platt"], _CONFIG)
-    assert torch.equal(probe.of_scores(SCORES, fraction=0.3).confidence, WHOLE["platt"](SCORES))
+    assert torch.equal(probe.calibrated(SCORES, 0.3), WHOLE["platt"](SCORES))

@@ -20,6 +20,7 @@ from probes.saved.artefact import ConfidenceProbe
 from probes.saved.calibrators import Platt
 from probes.saved.head import MLPHead
 from probes.saved.heads import OF_TOKENS
+from probes.saved.novelty import Novelty
 from probes.saved.prefixes import PrefixCalibrator
 from probes.saved.streamed_text import StreamedText, until
 from tests.helpers.tiny import tiny_model
@@ -50,6 +51,11 @@ def make_any_probe(kind: str, model: Any, tokenizer: Any, stop: list[str], prefi
     probe.config["decoding"]["stop"] = stop
     if prefixes and probe.reads_answers:
         probe.prefixes = PrefixCalibrator(PREFIXES, LENGTHS)
+    probe.novelty = Novelty(len(probe.head.mean), 2)
+    probe.novelty.directions.copy_(torch.linalg.qr(torch.randn(len(probe.head.mean), 2)).Q.T)
+    probe.novelty.quantiles.copy_(torch.linspace(0, 9, 101))
+    for values in (probe.novelty.variances, probe.novelty.rest, probe.novelty.full):
+        values.fill_(12)
     return probe
 
 
@@ -112,11 +118,25 @@ def test_each_step_has_the_confidence_of_the_tokens_that_were_read(
     assert [step.n_read for step in steps] == [0, 1, 2, 3, 4, 5, 5]
     assert steps[0].confidence != steps[0].confidence  # NaN: no token has been read
     for step in steps[1:]:
-        score = torch.logit(attached._read([prompt], [tokens[: step.n_read]], True).confidence.double())
-        score = (score + 0.2) / 0.7  # inverse of the calibrator of whole answers
+        expected = attached._read([prompt], [tokens[: step.n_read]], True)
+        assert step.novelty == pytest.approx(float(expected.novelty), abs=1e-5)
+        score = (torch.logit(expected.confidence.double()) + 0.2) / 0.7  # inverse of the calibrator of whole answers
         seen = [n for n in LENGTHS if n >= step.n_read]
         fraction = 1.0 if step is steps[-1] else sum(step.n_read / n for n in seen) / len(seen)
         assert step.confidence == pytest.approx(float(interpolated(score, fraction)), abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["last_prompt", "mean_answer", "attention"])
+def test_the_confidences_of_novel_steps_are_backed_off(kind: str, model: Any, tokenizer: Any) -> None:
+    probe = make_any_probe(kind, model, tokenizer, stop=[])
+    assert probe.novelty is not None
+    for name, value in {"quantiles": 0.0, "full": 1e-6, "weight": 1.0, "base_rate": 0.95}.items():
+        getattr(probe.novelty, name).fill_(value)
+    attached, options = probe.attach(model, tokenizer), {"max_new_tokens": 3, "do_sample": False}
+    steps, raw = (list(attached.stream(QUESTION, backoff, **options))[1:] for backoff in (True, False))
+    assert [step.confidence for step in steps] == pytest.approx([0.95] * len(steps))
+    assert all(step.is_novel for step in (*steps, *raw))
+    assert all(abs(step.confidence - 0.95) > 1e-3 for step in raw)
 
 
 def interpolated(score: Tensor, fraction: float) -> Tensor:

@@ -127,6 +127,28 @@ def test_each_step_has_the_confidence_of_the_tokens_that_were_read(
 
 
 @pytest.mark.parametrize("kind", ["last_prompt", "mean_answer", "attention"])
+def test_the_cpu_waits_for_the_device_only_to_receive_tokens(
+    kind: str, model: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attached = make_any_probe(kind, model, tokenizer, stop=[]).attach(model, tokenizer)
+    generate, counts = model.generate, []
+
+    def counted(**options: Any) -> Tensor:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            out: Tensor = generate(**options)
+        waits = ("aten::_local_scalar_dense", "aten::nonzero", "aten::equal")
+        counts.append(sum(event.count for event in profile.key_averages() if event.key in waits))
+        return out
+
+    monkeypatch.setattr(model, "generate", counted)
+    options = {"max_new_tokens": 7, "do_sample": False, "eos_token_id": None}
+    list(attached.stream(QUESTION, **options))
+    model.generate(input_ids=torch.tensor([[5, 6]]), attention_mask=torch.ones(1, 2).long(), **options)
+    streamed, plain = counts
+    assert streamed - plain == 7  # the tokens, which are on the CPU
+
+
+@pytest.mark.parametrize("kind", ["last_prompt", "mean_answer", "attention"])
 def test_the_confidences_of_novel_steps_are_backed_off(kind: str, model: Any, tokenizer: Any) -> None:
     probe = make_any_probe(kind, model, tokenizer, stop=[])
     assert probe.novelty is not None

@@ -54,9 +54,9 @@ def make(n_questions: int) -> None:
     read(STORE, ["hidden", "hidden_tokens"], "sample", LAYERS)
 
 
-def data_of(signal: str, positions: tuple[str, ...]) -> FeatureDataModule:
+def data_of(signal: str, positions: tuple[str, ...], prefixes: bool = False) -> FeatureDataModule:
     """Return a datamodule with all usable answers in one split."""
-    data = FeatureDataModule(STORE, target="response", signal=signal, positions=list(positions))
+    data = FeatureDataModule(STORE, target="response", signal=signal, positions=list(positions), prefixes=prefixes)
     data.load()
     return data
 

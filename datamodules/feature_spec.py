@@ -17,8 +17,8 @@ from extract.store.store import Store
 
 #: Signal with the hidden states of all tokens, from which those of prefixes are computed.
 TOKENS = "hidden_tokens"
-#: Positions of the signal `hidden` that prefixes have, too.
-OF_ANSWERS = ("first_answer", "last_answer", "mean_answer")
+#: Positions of the signal `hidden` in an answer and its prefixes. The first one is the default.
+OF_ANSWERS = ("last_answer", "mean_answer", "first_answer")
 
 
 @dataclass
@@ -106,8 +106,8 @@ class FeatureSpec:
 
     def _read_prefixes(self, store: Store) -> tuple[Tensor | TokenStates, list[str]]:
         """Read the hidden states of the prefixes, and name the features. See `read`."""
-        positions = ["answer_tokens"] if self._of_tokens else self.positions or ["last_answer"]
-        known = ["answer_tokens"] if self._of_tokens else OF_ANSWERS
+        known = ("answer_tokens",) if self._of_tokens else OF_ANSWERS
+        positions = self.positions or known[:1]
         if unknown := [position for position in positions if position not in known]:
             raise InputError(
                 f"Expected `positions` to be among {', '.join(known)} for prefixes of answers, but got {unknown[0]!r}."

@@ -26,7 +26,9 @@ FILES = [
 #: Maximum number of modules on a path of module-level imports from train.py.
 CHAIN = 12
 #: Modules that import each other in functions. One is a facade that loads the other on first use.
-FACADES = {frozenset({"probes.saved.artefact", "probes.saved.confidence", "probes.saved.streaming"})}
+FACADES = {
+    frozenset(f"probes.saved.{name}" for name in ("artefact", "confidence", "prompt_states", "streaming")),
+}
 #: Cycles that should be removed.
 CYCLES: set[frozenset[str]] = set()
 #: Layers from bottom to top. A module may import from its own layer and from lower ones.

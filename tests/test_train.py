@@ -105,6 +105,7 @@ def sampled(tmp_path_factory: pytest.TempPathFactory, recipe: list[str]) -> Path
 NAMED_OTHERWISE = {
     "default": "layer_average",
     "debug": "layer_average",
+    "streaming": "attention",
     "joined": "logistic",
     "entropy_features": "logistic",
     "entropy_profile": "logistic",

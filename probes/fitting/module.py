@@ -199,8 +199,8 @@ class ProbeModule(L.LightningModule, ABC):
         self.val_losses = cross_fitted_losses(self.calibrator, scores, right, known, question)
         base_rate = cross_fitted_losses(None, scores, right, known, question)
         if self.val_losses.mean() >= base_rate.mean() - 1e-9:  # equal up to rounding if calibrators ignore the scores
-            constant = base_rate_calibrator(right, known)
-            choice, prefixes = replace(choice, calibrator=constant), (constant,) * len(prefixes)
+            choice = replace(choice, calibrator=base_rate_calibrator(right, known))
+            prefixes = tuple(base_rate_calibrator(right, known) for _ in prefixes)
             self.val_losses = base_rate
             rows = "answers" if self.data.scope == "sample" else "questions"
             self.warning = (

@@ -229,18 +229,21 @@ def test_a_store_without_token_states_names_the_command(small_store: Path, tmp_p
         experiment(small_store, tmp_path, "--config", "configs/attention.yaml")
 
 
-@pytest.mark.parametrize("probe_class", ["Attention", "MultiMax"])
+@pytest.mark.parametrize(("preset", "probe_class"), [("streaming", "Attention"), ("attention", "MultiMax")])
 def test_a_run_trains_saves_and_attaches_a_probe(
-    probe_class: str, small_store: Path, tiny_folder: Path, tmp_path: Path
+    preset: str, probe_class: str, small_store: Path, tiny_folder: Path, tmp_path: Path
 ) -> None:
     from extract import load_model
 
     store = shutil.copytree(small_store, tmp_path / "store")
     opened = read(str(store), ["hidden_tokens"], "sample", [1, 2], str(tiny_folder), dtype="bfloat16")
     folder = experiment(
-        store, tmp_path, "--config", "configs/attention.yaml", f"--model={probe_class}", "--trainer.max_epochs=2"
+        store, tmp_path, "--config", f"configs/{preset}.yaml", f"--model={probe_class}", "--trainer.max_epochs=2"
     )
     probe = load_probe(folder / "probe")
+    assert (
+        ("by fraction" in (folder / "report.md").read_text()) == (probe.prefixes is not None) == (preset == "streaming")
+    )
     hidden = opened.signals.read_ragged("hidden_tokens", f"{probe.layers[0]}/answer_tokens")
     import pyarrow.parquet as pq
 

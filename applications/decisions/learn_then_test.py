@@ -5,6 +5,7 @@ observation in [0, 1]. A threshold λ keeps the questions whose confidence f is 
 E[ℓ | f ≥ λ], which is the expected fraction of wrong answers among the answers that are given.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -16,8 +17,15 @@ from applications.decisions.betting import betting_p_values, hoeffding_p_values
 Array = NDArray[np.float64]
 #: Candidate thresholds from strict to loose. They do not depend on any data: log-odds from 7 to −7, and 0.
 THRESHOLDS: Array = np.append(expit(np.arange(140, -141, -1) / 20), 0.0)
-#: The first tested threshold keeps this fraction of the questions, or twice as many as `n_needed`.
-_LEAST_FRACTION = 0.05
+#: Starts of the sequences of thresholds: the fraction of the questions that the first threshold keeps, and the
+#: fraction of the error probability 1 − level that is spent on the sequence. The last one only tests whether all
+#: questions can be answered. The others help if the most confident questions are not the most accurate ones.
+STARTS = ((0.05, 0.55), (0.25, 0.15), (0.5, 0.15), (1.0, 0.15))
+#: P-values [threshold] as functions of losses [question, threshold], the risk and the level.
+TESTS: dict[str, Callable[[Array, float, float], Array]] = {
+    "betting": betting_p_values,
+    "hoeffding": lambda losses, risk, level: hoeffding_p_values(losses, risk),
+}
 
 
 class Certified(NamedTuple):
@@ -26,25 +34,24 @@ class Certified(NamedTuple):
     Attributes:
         threshold: Smallest confidence of an answer that is given; None if no threshold is certified.
         n_kept: Number of questions at or above the threshold.
-        p_value: P-value of the threshold; that of the first tested threshold if none is certified.
-        first: The first tested threshold, and the strictest one that could be certified.
+        first: The strictest tested threshold.
     """
 
     threshold: float | None
     n_kept: int
-    p_value: float
     first: float
 
 
 def n_needed(risk: float, level: float) -> int:
     r"""Return the number of questions for which a loss of 0 on all of them certifies the risk.
 
-    It is the smallest n with (1 − risk)ⁿ ≤ 1 − level.
+    It is the smallest n with (1 − risk)ⁿ ≤ w (1 − level), where w is the largest fraction in `STARTS`.
 
     >>> n_needed(0.2, 0.9), n_needed(0.05, 0.9)
-    (11, 45)
+    (13, 55)
     """
-    return int(np.ceil(np.log(1 - level) / np.log(1 - risk) - 1e-9))
+    share = max(weight for _, weight in STARTS)
+    return int(np.ceil(np.log(share * (1 - level)) / np.log(1 - risk) - 1e-9))
 
 
 def necessary_abstention(base_risk: float, risk: float) -> float:
@@ -66,9 +73,10 @@ def certify(
 ) -> Certified:
     """Find the loosest threshold with E[ℓ | f ≥ λ] ≤ `risk` that is certified at `level`.
 
-    `THRESHOLDS` are tested from strict to loose, each at the level 1 − `level`, until the first one that is not
-    rejected (fixed-sequence testing). The probability that the returned threshold has a larger risk is therefore at
-    most 1 − `level`. The sequence starts where the confidences keep enough questions for a rejection to be possible.
+    Each sequence tests `THRESHOLDS` from strict to loose, at its fraction of 1 − `level`, until the first hypothesis
+    that is not rejected (fixed-sequence testing with several starts). The probability that the returned threshold has
+    a larger risk is therefore at most 1 − `level`. A sequence starts at the first threshold that keeps its fraction of
+    the questions in `STARTS`, and twice as many as `n_needed`. These starts depend only on the confidences.
 
     Args:
         confidence: [question] confidences f. A question with the confidence NaN is never answered.
@@ -76,26 +84,24 @@ def certify(
         risk: Requested risk, between 0 and 1.
         level: Requested probability, between 0 and 1.
         seed: Seed of the order in which the questions are tested.
-        test: ``betting``, or ``hoeffding`` as a baseline.
+        test: Name of the test, see `TESTS`.
     """
     order = np.random.default_rng(seed).permutation(len(confidence))
     confidence, losses = confidence[order], losses[order]
-    kept = np.array([(confidence >= threshold).sum() for threshold in THRESHOLDS])
-    least = min(max(2 * n_needed(risk, level), _LEAST_FRACTION * len(losses)), np.isfinite(confidence).sum())
-    tested = np.flatnonzero((kept >= least) & np.append(True, kept[1:] > kept[:-1]))  # distinct sets of questions
-    if not len(tested):
-        tested = np.array([kept.argmax()])
-    of_thresholds = np.where(confidence[:, None] >= THRESHOLDS[tested], losses[:, None], np.nan)
-    if test == "hoeffding":
-        p_values = hoeffding_p_values(of_thresholds, risk)
-    else:
-        p_values = betting_p_values(of_thresholds, risk, level)
-    n_rejected = n_certified(p_values, level)
-    first = float(THRESHOLDS[tested[0]])
-    if n_rejected == 0:
-        return Certified(None, 0, float(p_values[0]), first)
-    last = tested[n_rejected - 1]
-    return Certified(float(THRESHOLDS[last]), int(kept[last]), float(p_values[n_rejected - 1]), first)
+    kept = (confidence[:, None] >= THRESHOLDS).sum(0)
+    different = np.flatnonzero(np.append(kept[0] > 0, kept[1:] > kept[:-1]))  # thresholds that keep different questions
+    of_thresholds = np.where(confidence[:, None] >= THRESHOLDS[different], losses[:, None], np.nan)
+    counts, last, first = kept[different], -1, len(different)
+    for fraction, weight in STARTS:
+        least = min(max(fraction * len(losses), 2 * n_needed(risk, level)), counts[-1])
+        start = int(np.searchsorted(counts, least))
+        of_sequence = 1 - weight * (1 - level)
+        n = n_certified(TESTS[test](of_thresholds[:, start:], risk, of_sequence), of_sequence)
+        last, first = max(last, start + n - 1 if n else -1), min(first, start)
+    strictest = float(THRESHOLDS[different[first]])
+    if last < 0:
+        return Certified(None, 0, strictest)
+    return Certified(float(THRESHOLDS[different[last]]), int(counts[last]), strictest)
 
 
 def n_certified(p_values: Array, level: float) -> int:

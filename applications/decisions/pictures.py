@@ -34,3 +34,31 @@ def risk_coverage_picture(record: Mapping[str, Any]) -> Figure:
     axes.set_ylabel("risk (fraction of wrong answers)")
     axes.legend(fontsize=8, loc="lower right")
     return figure
+
+
+@styled
+def routing_picture(routing: Mapping[str, Any]) -> Figure:
+    """Plot the accuracy by the mean cost per question for several fractions of routed questions, with 95 % bands."""
+    figure, axes = new_figure(5.8, 4.0)
+    cheap, strong = routing["alone"]
+    ends = [cheap["cost"], strong["cost"]], [one["accuracy"]["value"] for one in (cheap, strong)]
+    axes.plot(*ends, color=GREY, lw=1, ls="--", marker="s", ms=5, label="random routing")
+    for one, place, side in ((cheap, (5, -12), "left"), (strong, (5, -12), "left")):
+        at = one["cost"], one["accuracy"]["value"]
+        axes.annotate(f"only {one['name']}", at, xytext=place, textcoords="offset points", fontsize=8, ha=side)
+    for (name, found), colour in zip(routing["confidences"].items(), METHOD_COLOURS * 9, strict=False):
+        cost = [point["cost"] for point in found["curve"]]
+        value, low, high = ([point["accuracy"][end] for point in found["curve"]] for end in ("value", "low", "high"))
+        axes.fill_between(cost, low, high, color=colour, alpha=0.15, lw=0)
+        axes.plot(cost, value, color=colour, lw=1.5, marker=".", ms=4, label=f"routing by {method_label(name)}")
+        for one in found["thresholds"]:
+            if one["certified"]:
+                axes.plot(
+                    one["certified"]["cost"], one["certified"]["accuracy"]["value"], color=colour, marker="o", ms=7
+                )
+    oracle = next(iter(routing["confidences"].values()))["oracle"]
+    line = [point["cost"] for point in oracle], [point["accuracy"]["value"] for point in oracle]
+    axes.plot(*line, color=INK, lw=1, ls=":", label="oracle")
+    axes.set(xlabel="mean cost per question (tokens)", ylabel="accuracy")
+    axes.legend(fontsize=8, loc="upper left")
+    return figure

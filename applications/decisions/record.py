@@ -93,7 +93,8 @@ def decide_record(
     """Compute the content of decide.json: the thresholds of each confidence for each requested risk.
 
     `requests` contains, for each risk, the quantities that do not depend on a confidence. `confidences` contains the
-    risk–coverage `curve` and the results of `threshold_record` of each confidence.
+    risk–coverage `curve` and the results of `threshold_record` of each confidence. `routing` is None; the command
+    replaces it if there is a strong store.
     """
     losses, options = decided.losses, {"n_resamples": n_resamples, "seed": seed}
     n, table = len(losses), decided.table
@@ -105,6 +106,7 @@ def decide_record(
         "n_without_grade": int((table.known == 0).sum()),
         "n_without_confidence": int((table.known > 0).sum()) - n,
         "level": level,
+        "routing": None,
         "base_risk": base,
         "requests": [
             {
@@ -132,7 +134,7 @@ def threshold_record(
 
     Returns:
         A dict with the requested `risk`, the `threshold` (None if none is certified), its `coverage` and measured
-        `measured_risk` with intervals, the `p_value`, `first` (the strictest tested threshold), the coverage that
+        `measured_risk` with intervals, `first` (the strictest tested threshold), the coverage that
         `hoeffding` certifies, `lowest` (the lowest measured risk of a tested threshold), and the results `splits` of
         `split_record`.
     """
@@ -145,7 +147,6 @@ def threshold_record(
         "coverage": share(is_kept, n_resamples, seed) if found.threshold is not None else None,
         "n_kept": found.n_kept,
         "measured_risk": estimate(mean_of(losses[is_kept]), int(is_kept.sum()), n_resamples, seed),
-        "p_value": found.p_value,
         "first": found.first,
         "hoeffding": certify(confidence, losses, risk, level, seed, test="hoeffding").n_kept / len(losses),
         "lowest": lowest_risk(confidence, losses, int((confidence >= found.first).sum())),

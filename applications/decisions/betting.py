@@ -5,9 +5,10 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 Array = NDArray[np.float64]
+Mask = NDArray[np.bool_]
 
 
-def hoeffding_p_values(losses: Array, risk: float) -> Array:
+def hoeffding_p_values(losses: Array, is_kept: Mask, risk: float) -> Array:
     r"""Compute p-values from Hoeffding's inequality.
 
     The test uses the mean over all N questions of (loss − risk) for answered and 0 for unanswered questions, whose
@@ -18,17 +19,19 @@ def hoeffding_p_values(losses: Array, risk: float) -> Array:
     It is the baseline of Learn then Test (Angelopoulos et al., arXiv 2110.01052).
 
     Args:
-        losses: [question, threshold] losses in [0, 1]; NaN if the question is not answered at this threshold.
+        losses: [question, threshold] or [question, 1] losses in [0, 1].
+        is_kept: [question, threshold] bool. Whether the question is answered at this threshold.
         risk: Largest mean loss under the alternative hypothesis.
 
     Returns:
         [threshold] p-values.
     """
-    margin = np.maximum(0, -np.nansum(losses - risk, axis=0) / len(losses))
+    total = np.einsum("qt,qt->t", np.broadcast_to(losses - risk, is_kept.shape), is_kept)
+    margin = np.maximum(0, -total / len(losses))
     return np.exp(-2 * len(losses) * margin**2)
 
 
-def betting_p_values(losses: Array, risk: float, level: float) -> Array:
+def betting_p_values(losses: Array, is_kept: Mask, risk: float, level: float | Array) -> Array:
     r"""Compute p-values from a betting martingale that aims at a rejection at `level` after the last question.
 
     A gambler starts with the wealth K = 1 and bets a fraction of it on each answered question, in the given order:
@@ -46,20 +49,20 @@ def betting_p_values(losses: Array, risk: float, level: float) -> Array:
     It stops at u = 1. The test then needs little more evidence than a one-sided z-test at the same level.
 
     Args:
-        losses: [question, threshold] losses in [0, 1]; NaN if the question is not answered at this threshold. The order
-            of the questions must not depend on their losses.
+        losses: [question, threshold] or [question, 1] losses in [0, 1]. The order of the questions must not depend on
+            their losses.
+        is_kept: [question, threshold] bool. Whether the question is answered at this threshold.
         risk: Largest mean loss under the alternative hypothesis.
-        level: Level of the test, such as 0.9. P-values above 1 − level may be far from the smallest possible ones.
+        level: Level of the test, such as 0.9, or one level for each threshold.
 
     Returns:
         [threshold] p-values, at least 1 − level.
     """
-    left = np.maximum(np.isfinite(losses).sum(0).astype(float), 1)
-    goal = np.full(losses.shape[1], 1 - level)  # wealth as a fraction of the target 1 / δ
+    left = np.maximum(is_kept.sum(0).astype(float), 1)
+    goal = np.broadcast_to(1 - np.asarray(level), left.shape).copy()  # wealth as a fraction of the target 1 / δ
     highest, seen = goal.copy(), np.zeros_like(goal)
     total, squares = np.full_like(goal, risk), np.full_like(goal, 0.25)  # of one imaginary loss
-    for row in losses:
-        is_answered = np.isfinite(row)
+    for row, is_answered in zip(losses, is_kept, strict=True):
         loss = np.where(is_answered, row, risk)  # a loss of `risk` leaves the wealth unchanged
         fraction = np.maximum(goal, 1e-100)
         density = np.exp(-(ndtri(fraction) ** 2) / 2) / np.sqrt(2 * np.pi)

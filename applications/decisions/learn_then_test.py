@@ -6,6 +6,7 @@ E[ℓ | f ≥ λ], which is the expected fraction of wrong answers among the ans
 """
 
 from collections.abc import Callable
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -21,10 +22,10 @@ THRESHOLDS: Array = np.append(expit(np.arange(140, -141, -1) / 20), 0.0)
 #: fraction of the error probability 1 − level that is spent on the sequence. The last one only tests whether all
 #: questions can be answered. The others help if the most confident questions are not the most accurate ones.
 STARTS = ((0.05, 0.55), (0.25, 0.15), (0.5, 0.15), (1.0, 0.15))
-#: P-values [threshold] as functions of losses [question, threshold], the risk and the level.
-TESTS: dict[str, Callable[[Array, float, float], Array]] = {
+#: P-values [threshold] as functions of losses [question, 1], kept questions [question, threshold], risk and levels.
+TESTS: dict[str, Callable[[Array, NDArray[np.bool_], float, Array], Array]] = {
     "betting": betting_p_values,
-    "hoeffding": lambda losses, risk, level: hoeffding_p_values(losses, risk),
+    "hoeffding": lambda losses, is_kept, risk, _: hoeffding_p_values(losses, is_kept, risk),
 }
 
 
@@ -42,16 +43,22 @@ class Certified(NamedTuple):
     first: float
 
 
+@cache
 def n_needed(risk: float, level: float) -> int:
-    r"""Return the number of questions for which a loss of 0 on all of them certifies the risk.
+    """Return the number of questions for which a loss of 0 on all of them certifies the risk.
 
-    It is the smallest n with (1 − risk)ⁿ ≤ w (1 − level), where w is the largest fraction in `STARTS`.
+    No valid test needs fewer than log(w (1 − level)) / log(1 − risk) questions, where w is the largest fraction of the
+    error probability in `STARTS`. The betting test needs a few more.
 
     >>> n_needed(0.2, 0.9), n_needed(0.05, 0.9)
-    (13, 55)
+    (14, 58)
     """
-    share = max(weight for _, weight in STARTS)
-    return int(np.ceil(np.log(share * (1 - level)) / np.log(1 - risk) - 1e-9))
+    of_sequence = 1 - max(weight for _, weight in STARTS) * (1 - level)
+    least = int(np.ceil(np.log(1 - of_sequence) / np.log(1 - risk)))
+    numbers = np.arange(least, 2 * least + 10)
+    is_kept = np.arange(numbers[-1])[:, None] < numbers
+    p_values = betting_p_values(np.zeros((len(is_kept), 1)), is_kept, risk, of_sequence)
+    return int(numbers[(p_values <= (1 - of_sequence) * (1 + 1e-9)).argmax()])
 
 
 def necessary_abstention(base_risk: float, risk: float) -> float:
@@ -90,20 +97,22 @@ def certify(
     confidence, losses = confidence[order], losses[order]
     kept = (confidence[:, None] >= THRESHOLDS).sum(0)
     different = np.flatnonzero(np.append(kept[0] > 0, kept[1:] > kept[:-1]))  # thresholds that keep different questions
-    of_thresholds = np.where(confidence[:, None] >= THRESHOLDS[different], losses[:, None], np.nan)
-    counts, last, first = kept[different], -1, len(different)
-    for fraction, weight in STARTS:
-        least = min(max(fraction * len(losses), 2 * n_needed(risk, level)), counts[-1])
-        start = int(np.searchsorted(counts, least))
-        of_sequence = 1 - weight * (1 - level)
-        n = n_certified(TESTS[test](of_thresholds[:, start:], risk, of_sequence), of_sequence)
-        last, first = max(last, start + n - 1 if n else -1), min(first, start)
-    strictest = float(THRESHOLDS[different[first]])
-    if last < 0:
+    counts = kept[different]
+    least = [min(max(fraction * len(losses), 2 * n_needed(risk, level)), counts[-1]) for fraction, _ in STARTS]
+    starts = np.searchsorted(counts, least)
+    tested = np.concatenate([np.arange(start, len(different)) for start in starts])
+    levels = np.repeat([1 - weight * (1 - level) for _, weight in STARTS], len(different) - starts)
+    is_kept = confidence[:, None] >= THRESHOLDS[different[tested]]
+    is_rejected = TESTS[test](losses[:, None], is_kept, risk, levels) <= (1 - levels) * (1 + 1e-9)
+    sequences = np.split(is_rejected, np.cumsum(len(different) - starts)[:-1])
+    ends = [start + n_rejected(of) for start, of in zip(starts, sequences, strict=True) if of[0]]
+    strictest = float(THRESHOLDS[different[starts[0]]])
+    if not ends:
         return Certified(None, 0, strictest)
+    last = max(ends) - 1
     return Certified(float(THRESHOLDS[different[last]]), int(counts[last]), strictest)
 
 
-def n_certified(p_values: Array, level: float) -> int:
-    """Return how many hypotheses fixed-sequence testing rejects: those before the first p-value above 1 − `level`."""
-    return int(np.cumprod(p_values <= (1 - level) * (1 + 1e-9)).sum())
+def n_rejected(is_rejected: NDArray[np.bool_]) -> int:
+    """Return how many hypotheses fixed-sequence testing rejects: those before the first one that is not rejected."""
+    return int(np.cumprod(is_rejected).sum())

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from applications.decisions.betting import betting_p_values
-from applications.decisions.learn_then_test import THRESHOLDS, n_certified
+from applications.decisions.learn_then_test import THRESHOLDS, n_rejected
 from applications.intervals import estimate, mean_of
 from applications.models.panel import Panel
 from datamodules.table import QuestionTable
@@ -98,7 +98,7 @@ def certify_routing(confidence: Array, pair: Pair, risk: float, level: float, se
     thresholds = np.append(np.inf, THRESHOLDS)
     is_routed = confidence[order, None] < thresholds
     losses = 1 - np.where(is_routed, pair.strong[order, None], pair.cheap[order, None])
-    n = n_certified(betting_p_values(losses, risk, level), level)
+    n = n_rejected(betting_p_values(losses, np.ones_like(losses, bool), risk, level) <= (1 - level) * (1 + 1e-9))
     return float(thresholds[n - 1]) if n else None
 
 

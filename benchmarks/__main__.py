@@ -50,6 +50,7 @@ NAMES = (
     "passk",
     "vote",
     "models",
+    "decisions",
     "likelihood",
     "domains",
     "background",

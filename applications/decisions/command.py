@@ -23,7 +23,7 @@ from probes.report.results import result_folder, write_files
 
 def decide(
     store: str,
-    confidences: Sequence[str],
+    confidences: Sequence[str] = (),
     risk: Sequence[float] = (0.2,),
     level: float = 0.9,
     probe: str | None = None,

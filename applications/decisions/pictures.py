@@ -43,9 +43,9 @@ def routing_picture(routing: Mapping[str, Any]) -> Figure:
     cheap, strong = routing["alone"]
     ends = [cheap["cost"], strong["cost"]], [one["accuracy"]["value"] for one in (cheap, strong)]
     axes.plot(*ends, color=GREY, lw=1, ls="--", marker="s", ms=5, label="random routing")
-    for one, place, side in ((cheap, (5, -12), "left"), (strong, (5, -12), "left")):
-        at = one["cost"], one["accuracy"]["value"]
-        axes.annotate(f"only {one['name']}", at, xytext=place, textcoords="offset points", fontsize=8, ha=side)
+    for one, offset in ((cheap, -13), (strong, 7)):
+        at, style = (one["cost"], one["accuracy"]["value"]), {"textcoords": "offset points", "fontsize": 8}
+        axes.annotate(f"only {one['name']}", at, xytext=(0, offset), ha="center", **style)
     for (name, found), colour in zip(routing["confidences"].items(), METHOD_COLOURS * 9, strict=False):
         cost = [point["cost"] for point in found["curve"]]
         value, low, high = ([point["accuracy"][end] for point in found["curve"]] for end in ("value", "low", "high"))

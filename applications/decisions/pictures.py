@@ -43,9 +43,9 @@ def routing_picture(routing: Mapping[str, Any]) -> Figure:
     cheap, strong = routing["alone"]
     ends = [cheap["cost"], strong["cost"]], [one["accuracy"]["value"] for one in (cheap, strong)]
     axes.plot(*ends, color=GREY, lw=1, ls="--", marker="s", ms=5, label="random routing")
-    for one, offset in ((cheap, -13), (strong, 7)):
+    for one, offset, side in ((cheap, (6, -11), "left"), (strong, (0, 7), "center")):
         at, style = (one["cost"], one["accuracy"]["value"]), {"textcoords": "offset points", "fontsize": 8}
-        axes.annotate(f"only {one['name']}", at, xytext=(0, offset), ha="center", **style)
+        axes.annotate(f"only {one['name']}", at, xytext=offset, ha=side, **style)
     for (name, found), colour in zip(routing["confidences"].items(), METHOD_COLOURS * 9, strict=False):
         cost = [point["cost"] for point in found["curve"]]
         value, low, high = ([point["accuracy"][end] for point in found["curve"]] for end in ("value", "low", "high"))
@@ -57,8 +57,9 @@ def routing_picture(routing: Mapping[str, Any]) -> Figure:
                     one["certified"]["cost"], one["certified"]["accuracy"]["value"], color=colour, marker="o", ms=7
                 )
     oracle = next(iter(routing["confidences"].values()))["oracle"]
-    line = [point["cost"] for point in oracle], [point["accuracy"]["value"] for point in oracle]
-    axes.plot(*line, color=INK, lw=1, ls=":", label="oracle")
+    value = [point["accuracy"]["value"] for point in oracle]
+    cost = [point["cost"] for point in oracle[: value.index(max(value)) + 1]]  # it routes no question in vain
+    axes.plot(cost, value[: len(cost)], color=INK, lw=1, ls=":", label="oracle")
     axes.set(xlabel="mean cost per question (tokens)", ylabel="accuracy")
-    axes.legend(fontsize=8, loc="upper left")
+    axes.legend(fontsize=8, loc="lower right")
     return figure

@@ -157,18 +157,23 @@ def figures(truth: Truth, thresholds: list[float | None], risk: float) -> dict[s
     }
 
 
-def ratio(truth: Truth, a: list[float | None], b: list[float | None]) -> float | None:
-    """Return the mean ratio of the coverages over the sets in which both are above 0 and the bar can be reached."""
-    pairs = [(truth.of(x)[0], truth.of(y)[0]) for x, y in zip(a, b, strict=True)]
-    ratios = [x / y for x, y in pairs if x > 0 and 0 < y <= 1 / RATIO]
-    return float(np.mean(ratios)) if ratios else None
+def ratios(truth: Truth, a: list[float | None], b: list[float | None]) -> dict[str, float | None]:
+    """Return the ratio of the mean coverages, and the mean ratio over the sets in which both are above 0.
+
+    The ratios are None if b never finds a threshold, or if its coverage is so large that `RATIO` cannot be reached.
+    """
+    x, y = np.array([[truth.of(one)[0], truth.of(other)[0]] for one, other in zip(a, b, strict=True)]).T
+    both = (x > 0) & (y > 0)
+    if not both.any() or y.mean() > 1 / RATIO:
+        return {"means": None, "sets": None}
+    return {"means": float(x.mean() / y.mean()), "sets": float((x[both] / y[both]).mean())}
 
 
 def main() -> None:
     """Print a table of all methods, and report whether the bars are met."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sets", type=int, default=300, help="number of simulated sets per distribution and risk")
-    parser.add_argument("--peer_sets", type=int, default=100, help="number of these sets that MAPIE gets, or 0")
+    parser.add_argument("--peer_sets", type=int, default=40, help="number of these sets that MAPIE gets, or 0")
     options = parser.parse_args()
     rows, holds = {}, True
     learn_then_test.TESTS["hoeffding_kept"] = hoeffding_kept
@@ -181,7 +186,7 @@ def main() -> None:
             for risk in RISKS:
                 found = {test: ours(given, risk, test) for test in ("betting", "hoeffding", "hoeffding_kept")}
                 oracle, row = truth.oracle(risk), {test: figures(truth, found[test], risk) for test in found}
-                ratios = {test: ratio(truth, found["betting"], found[test]) for test in found if test != "betting"}
+                gains = {test: ratios(truth, found["betting"], found[test]) for test in found if test != "betting"}
                 if options.peer_sets:
                     peers = mapie(given[: options.peer_sets], risk)
                     row |= {peer: figures(truth, thresholds, risk) for peer, thresholds in peers.items()}
@@ -191,8 +196,8 @@ def main() -> None:
                 own = row["betting"]
                 holds &= own["violations"] <= 1 - LEVEL + 2 * own["standard_error"]
                 holds &= oracle < ATTAINABLE or own["found"] >= FOUND
-                holds &= ratios["hoeffding"] is None or ratios["hoeffding"] >= RATIO
-                rows[f"{name}, risk {risk}"] = {"oracle": oracle, "ratios": ratios, **row}
+                holds &= (gains["hoeffding"]["means"] or RATIO) >= RATIO
+                rows[f"{name}, risk {risk}"] = {"oracle": oracle, "ratios": gains, **row}
     except InputError as error:
         sys.exit(f"error: {error}")
     own = [row["betting"] for row in rows.values()]
@@ -201,10 +206,12 @@ def main() -> None:
         "decisions",
         {
             "largest fraction of violations": max(one["violations"] for one in own),
-            "smallest fraction of sets with a threshold, where the oracle's coverage is at least 0.3": min(attainable),
-            "smallest ratio to Hoeffding's coverage": min(
-                (row["ratios"]["hoeffding"] for row in rows.values() if row["ratios"]["hoeffding"]), default=None
-            ),
+            "smallest fraction of sets with a threshold": min(attainable),
+            "ratios to Hoeffding's coverage": {
+                name: row["ratios"]["hoeffding"]["means"]
+                for name, row in rows.items()
+                if row["ratios"]["hoeffding"]["means"]
+            },
         },
         f"violations ≤ {1 - LEVEL:.1f} + 2 standard errors; a threshold in ≥ {FOUND:.0%}; ratio ≥ {RATIO}",
         holds,
